@@ -1,0 +1,1 @@
+"""ggraph: a tensor-graph runtime that proves its memory plans before it runs them."""

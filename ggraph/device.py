@@ -1,0 +1,57 @@
+"""What a device can do, as data. Floor 3: planning asks this record and never a device."""
+
+from dataclasses import dataclass
+
+from ggraph.errors import PlaceError
+from ggraph.tensor import Tensor
+
+HOST = "host"
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Capabilities and rough speeds of one device.
+
+    Bandwidths are bytes per second, `flops_per_s` is for float32 products, `launch_s` the fixed
+    cost of one command. `ops` lists what its kernels can run (None: everything); `weight_dtypes`
+    the types it can read weights in (None: all). A device with `host_visible` memory needs no
+    staging copies: the host writes inputs and reads outputs in place.
+    """
+
+    name: str  # "cpu", "cuda0", "sim1"
+    kind: str  # "cpu", "cuda" or "sim"
+    memory_bytes: int = 1 << 40
+    max_buffer_bytes: int = 1 << 40
+    alignment: int = 64
+    streams: int = 1  # compute streams that the order pass may use
+    copy_streams: int = 0  # further streams for transfers; 0: copies go on compute stream 0
+    host_visible: bool = False
+    ops: frozenset[str] | None = None
+    weight_dtypes: frozenset[str] | None = None
+    fused: frozenset[str] = frozenset()  # fused ops that `rewrite` may make for this device
+    flops_per_s: float = 1e11
+    bytes_per_s: float = 2e10
+    link_bytes_per_s: float = 1e10  # to and from the host
+    peer_bytes_per_s: float = 0.0  # to other devices of its kind; 0: through the host
+    launch_s: float = 2e-6
+    offload_rows: int = 0  # take work on host weights from this many rows on; 0: never
+
+    def __post_init__(self) -> None:
+        if self.alignment < 1 or self.alignment & (self.alignment - 1):
+            raise PlaceError(f"{self.name}: alignment {self.alignment} is not a power of two")
+        if self.name == HOST or not self.name:
+            raise PlaceError(f"a device cannot be called {self.name!r}")
+        if self.streams < 1 or self.copy_streams < 0:
+            raise PlaceError(
+                f"{self.name}: {self.streams} streams, {self.copy_streams} copy streams"
+            )
+
+    def supports(self, t: Tensor) -> bool:
+        """Whether this device can compute `t` (leaves and views: always)."""
+        if t.is_leaf or t.is_view:
+            return True
+        if self.ops is not None and t.op not in self.ops:
+            return False
+        if self.weight_dtypes is None:
+            return True
+        return all(s.dtype.name in self.weight_dtypes for s in t.sources)

@@ -1,0 +1,91 @@
+"""Data types: names, sizes and GGUF numbers. Floor 2.
+
+A type stores its elements in blocks along the last axis: plain types have blocks of one element,
+quantised types blocks of 32 or 256. The meaning of a block's bytes is in `ggraph.formats.quants`.
+Sizes and numbers are those of the GGUF specification (ggml `type_traits`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    `block` elements take `block_bytes` bytes; `numpy` is the matching NumPy type of a plain type
+    (None for block types; BF16 is held as uint16 bit patterns); `gguf` is its number in GGUF files.
+    """
+
+    name: str
+    gguf: int
+    block: int
+    block_bytes: int
+    numpy: str | None
+
+    @property
+    def is_block(self) -> bool:
+        """Whether elements are packed in blocks that only whole blocks can address."""
+        return self.block > 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the type stands for real numbers (quantised types do)."""
+        return not self.name.startswith("i") or self.name.startswith("iq")
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of `n` consecutive elements of one row; `n` must be whole blocks."""
+        if n % self.block:
+            raise ShapeError(
+                f"{self.name}: row of {n} elements is not whole blocks of {self.block}"
+            )
+        return n // self.block * self.block_bytes
+
+    @property
+    def np(self) -> np.dtype:
+        """NumPy type that carries the raw storage (uint8 for block types)."""
+        return np.dtype(self.numpy or "uint8")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+F32 = DType("f32", 0, 1, 4, "<f4")
+F16 = DType("f16", 1, 1, 2, "<f2")
+BF16 = DType("bf16", 30, 1, 2, "<u2")
+F64 = DType("f64", 28, 1, 8, "<f8")
+I8 = DType("i8", 24, 1, 1, "<i1")
+I16 = DType("i16", 25, 1, 2, "<i2")
+I32 = DType("i32", 26, 1, 4, "<i4")
+I64 = DType("i64", 27, 1, 8, "<i8")
+Q4_0 = DType("q4_0", 2, 32, 18, None)
+Q4_1 = DType("q4_1", 3, 32, 20, None)
+Q5_0 = DType("q5_0", 6, 32, 22, None)
+Q5_1 = DType("q5_1", 7, 32, 24, None)
+Q8_0 = DType("q8_0", 8, 32, 34, None)
+Q2_K = DType("q2_k", 10, 256, 84, None)
+Q3_K = DType("q3_k", 11, 256, 110, None)
+Q4_K = DType("q4_k", 12, 256, 144, None)
+Q5_K = DType("q5_k", 13, 256, 176, None)
+Q6_K = DType("q6_k", 14, 256, 210, None)
+IQ4_NL = DType("iq4_nl", 20, 32, 18, None)
+IQ4_XS = DType("iq4_xs", 23, 256, 136, None)
+MXFP4 = DType("mxfp4", 39, 32, 17, None)
+
+ALL: tuple[DType, ...] = (
+    F32, F16, BF16, F64, I8, I16, I32, I64,
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+)  # fmt: skip
+BY_NAME: dict[str, DType] = {t.name: t for t in ALL}
+BY_GGUF: dict[int, DType] = {t.gguf: t for t in ALL}
+
+
+def dtype(name: str) -> DType:
+    """The type called `name` (any case). Raises ShapeError for an unknown name."""
+    found = BY_NAME.get(name.lower())
+    if found is None:
+        raise ShapeError(f"unknown dtype {name!r}; known: {', '.join(BY_NAME)}")
+    return found

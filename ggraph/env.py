@@ -1,0 +1,47 @@
+"""The only reader of the process environment. Floor 1: imports nothing of ggraph.
+
+Each switch stands in `SWITCHES`, from which the table in the documentation is checked.
+"""
+
+import os
+from pathlib import Path
+
+from ggraph.errors import InputError
+
+SWITCHES: dict[str, str] = {
+    "GGRAPH_CACHE": "folder for downloaded models and compiled kernels (default: ~/.cache/ggraph)",
+    "GGRAPH_THREADS": "worker threads of the CPU backend (default: all cores)",
+    "GGRAPH_DEBUG": "0 quiet, 1 plans, 2 every pass, 3 every command (default: 0)",
+}
+
+
+def cache_dir() -> Path:
+    """Folder for downloads and compiled kernels; not created here."""
+    given = os.environ.get("GGRAPH_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "ggraph"
+
+
+def thread_count() -> int:
+    """Worker threads of the CPU backend: GGRAPH_THREADS, else the cores this process may use."""
+    return _integer("GGRAPH_THREADS", usable_cores(), low=1, high=1024)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on (containers and affinity masks respected)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def debug_level() -> int:
+    """How much the pipeline reports, 0 to 3."""
+    return _integer("GGRAPH_DEBUG", 0, low=0, high=3)
+
+
+def _integer(name: str, default: int, *, low: int, high: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise InputError(f"{name}: expected an integer from {low} to {high}, got {text!r}")
+    return int(text)

@@ -1,0 +1,166 @@
+"""Graph: a closed, ordered set of tensors with outputs and state updates. Floor 3.
+
+`Graph.of(outputs)` is the only way to make one: it orders the tensors, names the unnamed ones and
+checks that every state is overwritten in one chain. Passes make new graphs, they never change one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from ggraph.errors import GraphError
+from ggraph.tensor import Kind, Tensor, line
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A closed set of tensors in an order that runs, with its outputs and state updates.
+
+    `tensors` holds leaves, views and results, sources before users, and every reader of a value
+    before the op that overwrites it. `updates` maps each state to the tensor that holds its value
+    at the end of a run.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    updates: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(
+        outputs: Mapping[str, Tensor] | Sequence[Tensor],
+        *,
+        also: Iterable[Tensor] = (),
+        name: str = "graph",
+    ) -> "Graph":
+        """The graph that computes `outputs` (a mapping renames them).
+
+        `also` adds tensors that are wanted for their effect on a state only. Raises GraphError for
+        duplicate names, cycles, and states that are overwritten in two unrelated ways.
+        """
+        if isinstance(outputs, Mapping):
+            wanted = {id(t): t for t in outputs.values()}
+            titles = {id(t): title for title, t in outputs.items()}
+        else:
+            wanted, titles = {id(t): t for t in outputs}, {}
+        ordered = _order([*wanted.values(), *also])
+        return _rebuild(name, ordered, set(wanted), titles)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        for t in self.tensors:
+            if t.name == name:
+                return t
+        raise GraphError(f"graph {self.name!r} has no tensor {name!r}")
+
+    def leaves(self, kind: Kind) -> tuple[Tensor, ...]:
+        """All inputs, weights or states, in graph order."""
+        return tuple(t for t in self.tensors if t.is_leaf and t.kind is kind)
+
+    @property
+    def nodes(self) -> tuple[Tensor, ...]:
+        """The tensors that need work: results that are not views."""
+        return tuple(t for t in self.tensors if not t.is_leaf and not t.is_view)
+
+    def users(self) -> dict[str, list[Tensor]]:
+        """For each tensor's name, the tensors that take it as a source (once per slot)."""
+        found: dict[str, list[Tensor]] = {t.name: [] for t in self.tensors}
+        for t in self.tensors:
+            for s in t.sources:
+                found[s.name].append(t)
+        return found
+
+    def to_networkx(self) -> "nx.MultiDiGraph[str]":
+        """Nodes are names with attribute `tensor`; edges run from source to user, key = slot."""
+        g: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
+        for t in self.tensors:
+            g.add_node(t.name, tensor=t)
+            for slot, s in enumerate(t.sources):
+                g.add_edge(s.name, t.name, key=slot)
+        return g
+
+    def __repr__(self) -> str:
+        return "\n".join([f"graph {self.name}", *("  " + line(t) for t in self.tensors)])
+
+
+def _order(roots: list[Tensor]) -> list[Tensor]:
+    """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
+    seen = _walk(roots)
+    readers: dict[int, list[Tensor]] = {}
+    for t in seen:
+        for s in t.sources:
+            if not t.is_view:
+                readers.setdefault(id(s.root), []).append(t)
+    extra = {
+        id(t): [r for r in readers[id(t.overwritten.root)] if r is not t]
+        for t in seen
+        if t.overwritten is not None
+    }
+    return _walk(roots, extra) if any(extra.values()) else seen
+
+
+def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) -> list[Tensor]:
+    """Iterative post-order over sources and the `extra` predecessors; a cycle is an error."""
+    done: dict[int, Tensor] = {}
+    active: set[int] = set()
+    stack = [(t, False) for t in reversed(roots)]
+    while stack:
+        t, leaving = stack.pop()
+        if leaving:
+            done[id(t)] = t
+            active.discard(id(t))
+        elif id(t) in active:
+            raise GraphError(f"cycle through {line(t)}: a reader of the old value needs the new")
+        elif id(t) not in done:
+            active.add(id(t))
+            stack.append((t, True))
+            before = [*t.sources, *(extra or {}).get(id(t), ())]
+            stack.extend((s, False) for s in reversed(before) if id(s) not in done)
+    return list(done.values())
+
+
+def _rebuild(name: str, ordered: list[Tensor], wanted: set[int], titles: dict[int, str]) -> Graph:
+    """Copy the tensors with unique names and output flags, and find the state updates."""
+    taken: set[str] = set()
+    new: dict[int, Tensor] = {}
+    for i, t in enumerate(ordered):
+        title = titles.get(id(t)) or t.name or f"{t.op}_{i}"
+        if title in taken:
+            raise GraphError(f"two tensors are called {title!r}: {line(t)}")
+        taken.add(title)
+        new[id(t)] = replace(
+            t,
+            name=title,
+            sources=tuple(new[id(s)] for s in t.sources),
+            view_src=new[id(t.view_src)] if t.view_src is not None else None,
+            is_output=id(t) in wanted,
+        )
+    tensors = tuple(new.values())
+    outputs = tuple(t for t in tensors if t.is_output)
+    return Graph(name, tensors, outputs, _updates(tensors))
+
+
+def _updates(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Follow each state through its chain of overwrites to its last value."""
+    heir: dict[str, Tensor] = {}
+    for t in tensors:
+        if t.overwritten is None:
+            continue
+        old = t.overwritten.root
+        if old.kind is Kind.WEIGHT or old.kind is Kind.INPUT:
+            raise GraphError(f"{line(t)} overwrites the {old.kind.value} %{old.name}")
+        if old.name in heir:
+            raise GraphError(f"{line(t)} and %{heir[old.name].name} both overwrite %{old.name}")
+        heir[old.name] = t
+    last = {t.name: t for t in tensors if t.is_leaf and t.kind is Kind.STATE}
+    for title, t in last.items():
+        while t.name in heir:
+            t = heir[t.name]
+        last[title] = t
+    return last

@@ -1,0 +1,333 @@
+"""Tensor, the immutable value of the DSL, and OpSpec, the record that declares an op. Floor 3.
+
+Shapes are in NumPy order (last axis contiguous); ggml's `ne` is the reverse. Strides and offsets
+are in bytes; for block types the last stride is the size of one block. This file knows no
+particular op: `ggraph.ops` registers its records here, so that operators on tensors can find them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ggraph.dtype import F32, DType
+from ggraph.errors import GraphError, ShapeError
+
+Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
+Attrs = Mapping[str, Attr]
+Array = np.ndarray[Any, Any]
+
+MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
+
+
+class Kind(Enum):
+    """Where a tensor's bytes come from."""
+
+    INPUT = "input"  # written by the host before every run
+    WEIGHT = "weight"  # written once, read for ever
+    STATE = "state"  # survives from run to run, overwritten functionally (the KV cache)
+    COMPUTED = "computed"  # the result of an op
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What an op's rule says of its result.
+
+    `strides` (bytes) and `offset` (bytes, added to the source's) are given by view ops alone.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType = F32
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one op: floating-point operations, and bytes that must cross memory."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One source of an `Example`: shape, dtype, and how the test fills it.
+
+    `fill`: "normal", "positive", "mask" (0 or -inf), or "ids:N" (integers in [0, N)).
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType = F32
+    fill: str = "normal"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call of an op, used by tests on every backend, by benchmarks and by the documentation."""
+
+    args: tuple[Arg, ...]
+    attrs: Attrs = field(default_factory=dict)
+    tolerance: float = 1e-5  # relative to the largest magnitude of the reference's result
+
+
+Rule = Callable[[Sequence["Tensor"], Attrs], Meta]
+
+
+def elementwise_cost(t: "Tensor") -> Cost:
+    """One operation per element; every source read once, the result written once."""
+    return Cost(t.size, t.nbytes + sum(s.nbytes for s in t.sources))
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """Everything ggraph knows of one op.
+
+    `infer` gives shape and dtype or raises ShapeError. `reference(*arrays, **attrs)` is its
+    meaning in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded
+    when stored); the reference of an overwriting op writes into the array it is given for that
+    source and returns it. The result `view_of` source i is a window on its bytes and costs
+    nothing; one that `overwrites` source i leaves its result in that source's bytes. `inplace_ok`
+    lists the sources whose bytes the result may replace: a promise about every kernel, and tested.
+    """
+
+    name: str
+    infer: Rule
+    reference: Callable[..., Array]
+    ggml: str | None = None  # name of the ggml peer, None where there is none
+    cost: Callable[["Tensor"], Cost] = elementwise_cost
+    view_of: int | None = None
+    overwrites: int | None = None
+    inplace_ok: tuple[int, ...] = ()
+    scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
+    examples: tuple[Example, ...] = ()
+    doc: str = ""
+
+
+OPS: dict[str, OpSpec] = {}
+
+
+def register(spec: OpSpec) -> OpSpec:
+    """Add an op to the registry; a second one of the same name is refused."""
+    if spec.name in OPS:
+        raise GraphError(f"op {spec.name!r} is registered twice")
+    OPS[spec.name] = spec
+    return spec
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One immutable value: a leaf (input, weight, state) or the result of an op.
+
+    Tensors compare by identity. `view_src` is the non-view tensor whose bytes a view shows,
+    `offset` the distance in bytes from that tensor's first byte.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    kind: Kind
+    strides: tuple[int, ...]
+    spec: OpSpec | None = None
+    sources: tuple["Tensor", ...] = ()
+    attrs: Attrs = field(default_factory=lambda: MappingProxyType({}))
+    view_src: "Tensor | None" = None
+    offset: int = 0
+    is_output: bool = False
+
+    @property
+    def op(self) -> str:
+        """Name of the op, or of the kind for a leaf."""
+        return self.spec.name if self.spec else self.kind.value
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def root(self) -> "Tensor":
+        """The tensor that owns the value: itself, or what a view looks at."""
+        return self.view_src or self
+
+    @property
+    def is_view(self) -> bool:
+        """Whether this is a window on another tensor's bytes and needs no work."""
+        return self.view_src is not None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no op computes this tensor."""
+        return self.spec is None
+
+    @property
+    def overwritten(self) -> "Tensor | None":
+        """The source whose bytes this result replaces, if its op overwrites one."""
+        if self.spec is None or self.spec.overwrites is None:
+            return None
+        return self.sources[self.spec.overwrites]
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie without gaps in row-major order."""
+        return self.size == 0 or self.strides == contiguous(self.shape, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to the end of the last element (gaps of a view included)."""
+        if self.size == 0:
+            return 0
+        steps = [*self.shape[:-1], self.shape[-1] // self.dtype.block] if self.shape else []
+        reach = sum((n - 1) * s for n, s in zip(steps, self.strides, strict=True))
+        return reach + self.dtype.block_bytes
+
+    def byte_ranges(self, limit: int = 64) -> tuple[tuple[int, int], ...]:
+        """Half-open byte ranges within `root` that hold this tensor, merged and in order.
+
+        Where a strided view has more than `limit` separate runs, one covering range is returned.
+        """
+        if self.size == 0:
+            return ()
+        runs = _runs(self, limit)
+        return runs if runs is not None else ((self.offset, self.offset + self.nbytes),)
+
+    def named(self, name: str) -> "Tensor":
+        """The same tensor under another name; go on with the result, not with the original."""
+        return replace(self, name=name)
+
+    def __add__(self, other: "Tensor") -> "Tensor":
+        return apply("add", self, other)
+
+    def __sub__(self, other: "Tensor") -> "Tensor":
+        return apply("sub", self, other)
+
+    def __mul__(self, other: "Tensor | float") -> "Tensor":
+        if isinstance(other, Tensor):
+            return apply("mul", self, other)
+        return apply("scale", self, scale=float(other), bias=0.0)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: "Tensor | float") -> "Tensor":
+        return apply("div", self, other) if isinstance(other, Tensor) else self * (1.0 / other)
+
+    def __neg__(self) -> "Tensor":
+        return apply("neg", self)
+
+    def __matmul__(self, other: "Tensor") -> "Tensor":
+        """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
+        return apply("mul_mat", other.T, self)
+
+    @property
+    def T(self) -> "Tensor":
+        """View with the last two axes exchanged."""
+        return apply("transpose", self)
+
+    def reshape(self, *shape: int) -> "Tensor":
+        """View of another shape (contiguous tensors only); one size may be -1."""
+        return apply("reshape", self, shape=shape)
+
+    def permute(self, *axes: int) -> "Tensor":
+        """View with the axes in the given order, as in NumPy's transpose."""
+        return apply("permute", self, axes=axes)
+
+    def __repr__(self) -> str:
+        return line(self)
+
+
+def contiguous(shape: Sequence[int], dtype: DType) -> tuple[int, ...]:
+    """Row-major strides in bytes; the last is one element or one block."""
+    if not shape:
+        return ()
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"negative size in shape {tuple(shape)}")
+    strides = [dtype.block_bytes]
+    step = dtype.row_bytes(shape[-1])
+    for n in reversed(shape[1:-1] if len(shape) > 1 else []):
+        strides.append(step)
+        step *= n
+    if len(shape) > 1:
+        strides.append(step)
+    if step * shape[0] > MAX_BYTES:
+        raise ShapeError(f"{dtype}{list(shape)} needs more than {MAX_BYTES} bytes")
+    return tuple(reversed(strides))
+
+
+def _runs(t: Tensor, limit: int) -> tuple[tuple[int, int], ...] | None:
+    """Exact runs of a strided tensor, or None when there are more than `limit`."""
+    shape = (*t.shape[:-1], t.shape[-1] // t.dtype.block) if t.shape else ()
+    axes = sorted((s, n) for n, s in zip(shape, t.strides, strict=True) if n > 1)
+    length = t.dtype.block_bytes
+    rest: list[tuple[int, int]] = []
+    for stride, n in axes:
+        if stride <= length and not rest:
+            length = max(length, stride * (n - 1) + length)
+        else:
+            rest.append((stride, n))
+    if prod(n for _, n in rest) > limit:
+        return None
+    starts = [t.offset]
+    for stride, n in rest:
+        starts = [s + i * stride for s in starts for i in range(n)]
+    return _merge(sorted((s, s + length) for s in starts))
+
+
+def _merge(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    out = [runs[0]]
+    for start, stop in runs[1:]:
+        if start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(stop, out[-1][1]))
+        else:
+            out.append((start, stop))
+    return tuple(out)
+
+
+def line(t: Tensor) -> str:
+    """The one text form of a tensor: `%name: dtype[shape] = op(sources) {attributes}`."""
+    head = f"%{t.name or '?'}: {t.dtype}{list(t.shape)} = {t.op}"
+    if t.is_leaf:
+        return head
+    attrs = " ".join(f"{k}={v}" for k, v in sorted(t.attrs.items()) if v is not None)
+    args = ", ".join("%" + (s.name or s.op) for s in t.sources)
+    return f"{head}({args})" + (f" {{{attrs}}}" if attrs else "") + (" -> out" * t.is_output)
+
+
+def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DType) -> Tensor:
+    """An input, weight or state. Raises ShapeError for shapes that no buffer can hold."""
+    if not name:
+        raise GraphError(f"an {kind.value} needs a name")
+    return Tensor(name, tuple(shape), dtype, kind, contiguous(shape, dtype))
+
+
+def input(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    """A tensor that the host writes before every run."""
+    return leaf(Kind.INPUT, name, shape, dtype)
+
+
+def weight(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    """A constant that is loaded once."""
+    return leaf(Kind.WEIGHT, name, shape, dtype)
+
+
+def state(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+    """A tensor that keeps its value from run to run; it starts as zeros."""
+    return leaf(Kind.STATE, name, shape, dtype)
+
+
+def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
+    """The result of the registered op `op`. Raises GraphError, or ShapeError from the op's rule."""
+    spec = OPS.get(op)
+    if spec is None:
+        raise GraphError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
+    meta = spec.infer(sources, attrs)
+    strides = meta.strides or contiguous(meta.shape, meta.dtype)
+    given = MappingProxyType(dict(attrs))
+    base = Tensor(name, meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given)
+    if spec.view_of is None:
+        return base
+    viewed = sources[spec.view_of]
+    return replace(base, view_src=viewed.root, offset=viewed.offset + meta.offset)
