@@ -1,0 +1,118 @@
+"""The interface between the executor and a device. Read this page first. Floor 6.
+
+A backend owns memory, streams and events of one device. The executor calls it from one host
+thread, in the order of a verified plan; it never has to decide, reorder or wait on its own.
+
+Queues. A *stream* is a first-in first-out queue: what is submitted runs in order, each command
+after the one before it is complete. Different streams are unordered unless an event orders them.
+`submit`, `copy`, `record` and `wait` return at once ("enqueue"); the work happens later. A
+synchronous device (the CPU) may run each command before it returns: that is one legal execution.
+
+Events. `record` marks the present end of a stream. `wait` makes a stream go on only when the work
+before the *latest record enqueued so far* is complete; a wait on an event that was never recorded
+does nothing. `synchronise` blocks the host; nothing else does, except `read` and `write`, which
+are host accesses and complete when they return. They order nothing: the plan must have done so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ggraph.device import DeviceSpec
+from ggraph.plan import Buffer, Command
+from ggraph.tensor import Array, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """One allocated buffer. `handle` is the backend's own (a NumPy byte array, a device pointer)."""
+
+    buffer: Buffer
+    handle: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Ref:
+    """A tensor's bytes: `tensor` gives shape, strides and dtype; its first element is at `offset`."""
+
+    tensor: Tensor
+    memory: Memory
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One kernel call with its bytes resolved: the result, the sources, and scratch if any."""
+
+    command: Command
+    result: Ref
+    sources: tuple[Ref, ...]
+    scratch: tuple[Memory, int] | None = None
+
+
+class Program(Protocol):
+    """A run of launches of one stream, lowered once and submitted many times."""
+
+    launches: Sequence[Launch]
+
+
+class Backend(Protocol):
+    """What every device offers. Stream and event numbers are the plan's; 0 always exists."""
+
+    spec: DeviceSpec
+
+    def allocate(self, buffer: Buffer) -> Memory:
+        """Memory of `buffer.nbytes` at the buffer's alignment. BackendError when it does not fit."""
+        ...
+
+    def free(self, memory: Memory) -> None:
+        """Give memory back; the host has synchronised every stream that used it."""
+        ...
+
+    def pack_weight(self, tensor: Tensor, raw: Array) -> Array:
+        """Bytes of a weight as this device's kernels want them (optional; default: unchanged).
+
+        `raw` is the storage as the checkpoint has it; the result has `tensor.nbytes` bytes.
+        """
+        ...
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        """Host access: put `data`'s bytes at `offset`; complete on return."""
+        ...
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """Host access: `nbytes` bytes from `offset` as a new uint8 array; complete on return."""
+        ...
+
+    def lower(self, launches: Sequence[Launch]) -> Program:
+        """Prepare consecutive launches of one stream; all decisions about kernels fall here."""
+        ...
+
+    def submit(self, stream: int, program: Program) -> None:
+        """Enqueue a program on a stream."""
+        ...
+
+    def copy(
+        self, stream: int, target: tuple[Memory, int], source: tuple[Memory, int], nbytes: int
+    ) -> None:
+        """Enqueue a copy within the device, or between it and host or peer memory."""
+        ...
+
+    def record(self, stream: int, event: str) -> None:
+        """Enqueue a mark; later waits on `event` refer to it."""
+        ...
+
+    def wait(self, stream: int, event: str) -> None:
+        """Enqueue a wait for the latest record of `event`, which may be another backend's."""
+        ...
+
+    def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
+        """Block the host until an event, a stream, or everything (no argument) is complete."""
+        ...
+
+    def close(self) -> None:
+        """Free everything (optional; default: nothing). Further calls raise BackendError."""
+        ...
+
+
+Backends = Mapping[str, Backend]  # device name -> backend; the host's memory is under "host"
