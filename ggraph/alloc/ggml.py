@@ -1,0 +1,219 @@
+"""ggml's graph allocator on a neutral node list, offset for offset. Floor 6.
+
+It exists to compare with and to reproduce upstream's plans and their races: it trusts list order
+and knows no streams. `ggraph.alloc.listing` turns graphs and schedules into node lists. Rules A9
+to A23 are those of docs/ggml_allocator.md; the byte level (A1 to A8) is `ggraph.alloc.dyn`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from ggraph.alloc.dyn import ENDLESS, Address, DynAllocator, align_up, check_alignment
+from ggraph.errors import AllocError
+
+# A15: ops whose kernels promise to tolerate dst = src.
+_INPLACE = (
+    "FILL SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE "
+    "ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK SOFT_MAX SOFT_MAX_BACK"
+)
+INPLACE_OPS = frozenset(_INPLACE.split())
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ggml tensor as the allocator sees it.
+
+    `nbytes` is the buffer type's allocation size (padding included), `sources` index the same
+    list (a tensor once per slot), `view_of` is the root that owns a view's bytes, `layout` stands
+    for type, extents and strides: equal layouts compare equal. `external` tensors have data.
+    """
+
+    name: str
+    op: str
+    nbytes: int
+    sources: tuple[int, ...] = ()
+    view_of: int | None = None
+    layout: Hashable = None
+    is_input: bool = False
+    is_output: bool = False
+    external: bool = False
+    buffer: int = 0
+
+
+@dataclass(frozen=True)
+class NodeList:
+    """`tensors`, and which of them are graph nodes (in execution order) and which leafs."""
+
+    tensors: tuple[Node, ...]
+    nodes: tuple[int, ...]
+    leafs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """Where tensors may lie; two entries of the same name share one planner and buffer (A21)."""
+
+    name: str
+    alignment: int = 32
+    max_bytes: int = ENDLESS
+
+
+NOWHERE = Address(0, 0)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """The answer for one tensor (A20): buffer -1 and size 0 for views and external tensors."""
+
+    buffer: int = -1
+    at: Address = NOWHERE
+    size_max: int = 0
+    in_place_of: int | None = None
+
+
+@dataclass
+class _State:
+    """Per tensor (A9). `own` = a block of this planner belongs to it now."""
+
+    children: int = 0
+    views: int = 0
+    own: bool = False
+    buffer: int = -1
+    at: Address = NOWHERE
+    in_place_of: int | None = None
+
+
+@dataclass(frozen=True)
+class ListPlan:
+    """Offsets for one node list: a spot per tensor, and the chunk sizes of each planner."""
+
+    spots: tuple[Spot, ...]
+    chunk_sizes: tuple[tuple[int, ...], ...]  # per buffer index; () at repeated types (A21)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes per buffer index."""
+        return tuple(sum(c) for c in self.chunk_sizes)
+
+
+class _Planner:
+    """One run over a node list (A10 to A19)."""
+
+    def __init__(self, graph: NodeList, types: Sequence[BufferType]) -> None:
+        self.graph = graph
+        self.state = [_State() for _ in graph.tensors]
+        by_name = {t.name: DynAllocator(t.alignment, t.max_bytes) for t in reversed(types)}
+        self.dyn = [by_name[t.name] for t in types]
+
+    def run(self) -> None:
+        """A10: leafs; then count and place inputs; then place and release node by node."""
+        tensors = self.graph.tensors
+        for i in self.graph.leafs:
+            self._place(i, tensors[i].buffer)
+        for i in self.graph.nodes:
+            self._count(i)
+        for i in self.graph.nodes:
+            node = tensors[i]
+            for s in node.sources:
+                self._place(s, node.buffer)
+            self._place(i, node.buffer)
+            for s in node.sources:
+                self._release(s)
+
+    def _count(self, i: int) -> None:
+        node = self.graph.tensors[i]
+        # A23: a view whose op is NONE only stretches a lifetime, it does not count as a view.
+        if node.view_of is not None and node.op != "NONE":
+            self.state[node.view_of].views += 1
+        if node.is_input:
+            self._place(i, node.buffer)
+        for s in node.sources:
+            self.state[s].children += 1  # once per slot
+            if self.graph.tensors[s].is_input:
+                self._place(s, node.buffer)
+
+    def _place(self, i: int, buffer: int) -> None:
+        node, state = self.graph.tensors[i], self.state[i]
+        if node.external or state.own or node.view_of is not None:  # A11
+            return
+        state.own = True
+        if node.op in INPLACE_OPS and self._put_in_place(i):
+            return
+        state.buffer = buffer
+        state.at = self.dyn[buffer].alloc(node.nbytes, node.name)
+
+    def _put_in_place(self, i: int) -> bool:
+        """A16: over the first source, in slot order, that this node is the only user of."""
+        node, state = self.graph.tensors[i], self.state[i]
+        for s in node.sources:
+            parent, old = self.graph.tensors[s], self.state[s]
+            # A17: a view never owns bytes, so a view parent is refused here.
+            if not old.own or parent.is_output or parent.layout != node.layout:
+                continue
+            if old.children == 1 and old.views == 0:
+                # A19: the parent's buffer is kept even where the node asked for another.
+                state.buffer, state.at, state.in_place_of = old.buffer, old.at, s
+                old.own = False
+                self._free_tail(parent, node, state)
+                return True
+        return False
+
+    def _free_tail(self, parent: Node, node: Node, state: _State) -> None:
+        """A18: what the parent had beyond the child's aligned size is free at once."""
+        dyn = self.dyn[state.buffer]
+        kept, had = (align_up(n.nbytes, dyn.alignment) for n in (node, parent))
+        if kept > had:
+            raise AllocError(
+                f"%{node.name} ({kept} bytes) cannot be in place of %{parent.name} ({had} bytes)"
+            )
+        if kept < had:
+            tail = Address(state.at.chunk, state.at.offset + kept)
+            dyn.free(tail, had - kept, parent.name)
+
+    def _release(self, s: int) -> None:
+        """A12: after a use of tensor s."""
+        state, root = self.state[s], self.graph.tensors[s].view_of
+        state.children -= 1
+        if state.children or state.views:
+            return
+        if root is None:
+            self._free(s)
+            return
+        self.state[root].views -= 1
+        if not self.state[root].views and not self.state[root].children:
+            self._free(root)
+
+    def _free(self, i: int) -> None:
+        node, state = self.graph.tensors[i], self.state[i]
+        if state.own and not node.is_output:  # A13
+            self.dyn[state.buffer].free(state.at, node.nbytes, node.name)
+            state.own = False
+
+    def result(self) -> ListPlan:
+        """The spots, and each planner's chunks at its first index (A20, A21)."""
+        spots = [self._spot(n, s) for n, s in zip(self.graph.tensors, self.state, strict=True)]
+        chunks = [
+            () if any(d is e for e in self.dyn[:k]) else tuple(c.max_size for c in d.chunks)
+            for k, d in enumerate(self.dyn)
+        ]
+        return ListPlan(tuple(spots), tuple(chunks))
+
+    def _spot(self, node: Node, state: _State) -> Spot:
+        if node.external or node.view_of is not None:
+            return Spot()
+        return Spot(state.buffer, state.at, node.nbytes, state.in_place_of)
+
+
+def plan_list(graph: NodeList, types: Sequence[BufferType]) -> ListPlan:
+    """Offsets for one node list, without allocating (upstream's size estimate, A21).
+
+    Raises AllocError for a tensor that names a buffer beyond `types`, or a size out of range.
+    """
+    for t in types:
+        check_alignment(t.alignment, f"buffer {t.name!r}")
+    for node in graph.tensors:
+        if not 0 <= node.buffer < len(types):
+            raise AllocError(f"%{node.name}: buffer {node.buffer} of {len(types)}")
+    planner = _Planner(graph, types)
+    planner.run()
+    return planner.result()

@@ -1,0 +1,216 @@
+"""Graphs and schedules as ggml node lists. Floor 6; decides nothing about offsets.
+
+ggml plans from a list of nodes and leafs, so a schedule is flattened to the order in which the host
+enqueues its launches; streams and events are dropped, which is exactly what upstream does. Rule
+numbers (A, S) are those of docs/ggml_allocator.md.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+
+from ggraph.alloc.ggml import Node, NodeList
+from ggraph.device import HOST
+from ggraph.graph import Graph
+from ggraph.plan import Command, Do, Schedule, Value
+from ggraph.tensor import Kind, Tensor
+
+# ggml runs these as one op with a parameter; A15 lists UNARY, and not GLU.
+_UNARY = (
+    "ABS SGN NEG STEP TANH ELU RELU SIGMOID GELU GELU_QUICK GELU_ERF SILU HARDSWISH HARDSIGMOID "
+    "EXP EXPM1 SOFTPLUS"
+)
+_UNARY_OPS = frozenset(_UNARY.split())
+_VIEW_OPS = frozenset(("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"))
+
+
+def ggml_op(t: Tensor) -> str:
+    """The name under which ggml's allocator knows the op of `t`; NONE for leaves."""
+    if t.spec is None:
+        return "NONE"
+    name = (t.spec.ggml or t.spec.name).upper().removeprefix("GGML_OP_")
+    if t.is_view:
+        return name if name in _VIEW_OPS else "VIEW"  # never NONE, which A23 treats apart
+    return "UNARY" if name in _UNARY_OPS else name
+
+
+def layout(t: Tensor) -> Hashable:
+    """Equal for two tensors just when ggml finds type, extents and strides equal (A16)."""
+    pad = (1,) * (4 - len(t.shape))
+    return (t.dtype.name, (*pad, *t.shape), t.strides)
+
+
+def node_of(t: Tensor, at: dict[str, int]) -> Node:
+    """The list entry of a graph tensor whose sources stand at the indices `at`."""
+    shares = t.overwritten.root if t.overwritten is not None else t.view_src
+    sources = tuple(at[s.name] for s in t.sources)
+    return Node(
+        name=t.name,
+        op=ggml_op(t),
+        nbytes=t.nbytes,
+        sources=sources,
+        view_of=None if shares is None else at[_owner(shares).name],
+        layout=layout(t),
+        is_input=t.kind is Kind.INPUT,
+        is_output=t.is_output,
+        external=t.kind in (Kind.WEIGHT, Kind.STATE),
+    )
+
+
+def _owner(t: Tensor) -> Tensor:
+    """The tensor whose bytes `t` lies on, through views and overwrites."""
+    while t.root is not t or t.overwritten is not None:
+        t = t.root if t.root is not t else (t.overwritten or t).root
+    return t
+
+
+def list_graph(graph: Graph) -> NodeList:
+    """`graph` as ggml would build it: leaves first met first, weights and states with data."""
+    at: dict[str, int] = {}
+    tensors: list[Node] = []
+    for t in graph:
+        tensors.append(node_of(t, at))
+        at[t.name] = len(tensors) - 1
+    leafs = tuple(at[t.name] for t in graph if t.is_leaf)
+    return NodeList(tuple(tensors), tuple(at[t.name] for t in graph if not t.is_leaf), leafs)
+
+
+@dataclass
+class _Lister:
+    """Builds the list of one schedule; `at` maps tensor and value names to indices."""
+
+    schedule: Schedule
+    buffers: dict[str, int]
+    tensors: list[Node] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    leafs: list[int] = field(default_factory=list)
+    at: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = {t.name: t for t in self.schedule.graph}
+        commands = self.schedule.commands
+        self.by_host = _touched(c for c in commands if c.do is Do.HOST_WRITE)
+        self.to_host = {a.value for c in commands if c.do is Do.HOST_READ for a in c.reads}
+        self.made = _touched(c for c in commands if c.do in (Do.LAUNCH, Do.COPY))
+
+    def add(self, node: Node, key: str) -> int:
+        self.tensors.append(node)
+        self.at[key] = len(self.tensors) - 1
+        return self.at[key]
+
+    def leaf(self, v: Value) -> None:
+        """A value that no launch or copy makes; rotating ones get a leaf per copy (S8)."""
+        stays = v.initial or v.kept or v.slots > 1
+        node = self._plain(v, is_output=stays or v.name in self.to_host)
+        self.leafs.append(self.add(node, v.name))
+        for k in range(1, v.slots):
+            self.leafs.append(self.add(replace(node, name=f"{v.name}#{k}"), f"{v.name}#{k}"))
+
+    def _plain(self, v: Value, *, is_output: bool, sources: tuple[int, ...] = ()) -> Node:
+        t = self.graph.get(v.name)
+        root = self.root(v.name)
+        return Node(
+            name=v.name,
+            op="NONE" if t is None or t.is_view else ggml_op(t),
+            nbytes=v.nbytes,
+            sources=sources,
+            view_of=None if root == v.name else self.index(root),
+            layout=None if t is None else layout(t),
+            is_input=v.name in self.by_host,
+            is_output=is_output,
+            external=v.external,
+            buffer=self.buffers[v.device],
+        )
+
+    def root(self, name: str) -> str:
+        """The value on whose bytes `name` lies."""
+        while (over := self.schedule.values[name].same_as) is not None:
+            name = over
+        return name
+
+    def index(self, name: str) -> int:
+        """Where a value stands in the list; one not met yet is added (placed at first use)."""
+        if name not in self.at:
+            v = self.schedule.values[name]
+            self.add(self._plain(v, is_output=v.initial or v.kept), name)
+        return self.at[name]
+
+    def source(self, t: Tensor) -> int:
+        """Where a source tensor stands; views become nodes in front of their first user."""
+        if not t.is_view or t.name in self.schedule.values:
+            return self.index(t.name)
+        if t.name not in self.at:
+            sources = tuple(self.source(s) for s in t.sources)
+            root = self.index(self.root(t.root.name))
+            owner = self.tensors[root]
+            view = Node(
+                t.name, ggml_op(t), 0, sources, root, layout(t), False, False, buffer=owner.buffer
+            )
+            self.nodes.append(self.add(view, t.name))
+        return self.at[t.name]
+
+    def step(self, c: Command) -> None:
+        """A launch or copy: what it uses, then what it makes."""
+        made = [a.value for a in c.writes]
+        if not made:
+            return
+        main = c.node if c.node in made else made[0]
+        if c.do is Do.COPY:
+            for a in c.reads:
+                self.depend(a.value)
+            self.make(main, ())
+            return
+        t = self.graph.get(main)
+        slots = [] if t is None else [self.source(s) for s in t.sources]
+        covered = {*slots, *(self.tensors[s].view_of for s in slots)}
+        others = dict.fromkeys(a.value for a in (*c.reads, *c.writes) if a.value != main)
+        slots += [i for i in map(self.index, others) if i not in covered]  # scratch and the like
+        self.make(main, tuple(slots))
+
+    def depend(self, name: str) -> None:
+        """S9, A23: a NONE view keeps the source of a copy alive up to here."""
+        i = self.index(name)
+        root = self.tensors[i].view_of
+        keeper = Node(f"{name} (dep)", "NONE", 0, (i,), i if root is None else root)
+        self.nodes.append(self.add(keeper, f"{name} (dep {len(self.nodes)})"))
+
+    def make(self, name: str, sources: tuple[int, ...]) -> None:
+        """The node that makes value `name`."""
+        v = self.schedule.values[name]
+        stays = v.initial or v.kept or v.slots > 1 or name in self.to_host
+        t = self.graph.get(name)
+        node = self._plain(v, is_output=stays or (t is not None and t.is_output), sources=sources)
+        if name in self.at:  # a second write of one value, or a use that came first
+            self.tensors[self.at[name]] = node
+        else:
+            self.add(node, name)
+        self.nodes.append(self.at[name])
+
+
+def _touched(commands: Iterable[Command]) -> set[str]:
+    return {a.value for c in commands for a in c.writes}
+
+
+def list_schedule(schedule: Schedule, buffers: dict[str, int]) -> tuple[NodeList, dict[str, int]]:
+    """A schedule as a ggml node list, with the index of every value.
+
+    `buffers` gives each device's (and the host's) buffer index. Host writes make inputs (A14),
+    host reads outputs (A13), copies become S9's pair of a NONE view and a source-less node.
+    """
+    lister = _Lister(schedule, buffers)
+    for v in schedule.values.values():
+        if v.name not in lister.made:
+            lister.leaf(v)
+    for c in schedule.commands:
+        if c.do in (Do.LAUNCH, Do.COPY):
+            lister.step(c)
+    for name in schedule.values:
+        lister.index(name)
+    tensors = tuple(lister.tensors)
+    listing = NodeList(tensors, tuple(dict.fromkeys(lister.nodes)), tuple(lister.leafs))
+    return listing, {name: lister.at[name] for name in schedule.values}
+
+
+def buffer_order(schedule: Schedule) -> dict[str, int]:
+    """Buffer index of each device in order of the placement, and of the host, which is last."""
+    names = [d.name for d in schedule.splits.placement.devices]
+    return {name: k for k, name in enumerate([*names, HOST])}

@@ -1,0 +1,384 @@
+"""`ggml` mode against the real allocator's numbers: random graphs, G0 to G5, A21, A22, A26."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggraph.alloc.ggml import (
+    BufferType,
+    ListPlan,
+    Node,
+    NodeList,
+    plan_list,
+)
+from ggraph.alloc.reserve import GraphAllocator
+from ggraph.errors import AllocError
+
+GOLDEN = Path(__file__).parent / "golden" / "ggml_alloc_offsets.jsonl.gz"
+CPU = BufferType("cpu", 32)
+
+
+def golden() -> Iterator[dict[str, Any]]:
+    with gzip.open(GOLDEN, "rt") as lines:
+        yield from map(json.loads, lines)
+
+
+def listed(d: dict[str, Any]) -> NodeList:
+    tensors = tuple(
+        Node(
+            t["name"],
+            t["op"],
+            t["nbytes"],
+            tuple(t["src"]),
+            t["view_src"],
+            (t["type"], *t["ne"], *t["nb"]),
+            t["input"],
+            t["output"],
+            t["weight"],
+        )
+        for t in d["tensors"]
+    )
+    return NodeList(tensors, tuple(d["nodes"]), tuple(d["leafs"]))
+
+
+def test_random_graphs_have_the_real_allocators_offsets() -> None:
+    checked = 0
+    for d in golden():
+        plan = plan_list(listed(d), [replace(CPU, alignment=d["alignment"])])
+        got = [s.at.offset if s.buffer >= 0 else None for s in plan.spots]
+        assert got == [t["offset"] for t in d["tensors"]], d["seed"]
+        assert plan.sizes == (d["total"],), d["seed"]
+        checked += len(got)
+    assert checked == 8703
+
+
+class Lines:
+    """Writes a node list as one would write ggml calls; sizes in bytes."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Node] = []
+        self.nodes: list[int] = []
+        self.leafs: list[int] = []
+
+    def index(self, name: str) -> int:
+        return next(i for i, t in enumerate(self.tensors) if t.name == name)
+
+    def leaf(self, name: str, nbytes: int, **flags: bool) -> None:
+        self.leafs.append(len(self.tensors))
+        self.tensors.append(Node(name, "NONE", nbytes, layout=nbytes, is_input=True, **flags))
+
+    def op(self, name: str, op: str, nbytes: int, *sources: str, **more: Any) -> None:
+        self.nodes.append(len(self.tensors))
+        at = tuple(map(self.index, sources))
+        more.setdefault("layout", nbytes)
+        self.tensors.append(Node(name, op, nbytes, at, **more))
+
+    def view(self, name: str, source: str, nbytes: int) -> None:
+        root = self.tensors[self.index(source)].view_of
+        self.op(
+            name, "RESHAPE", nbytes, source, view_of=self.index(source) if root is None else root
+        )
+
+    def plan(self, *types: BufferType) -> tuple[ListPlan, dict[str, int]]:
+        plan = plan_list(self.list(), types or [CPU])
+        spots = zip(self.tensors, plan.spots, strict=True)
+        return plan, {t.name: s.at.offset for t, s in spots if s.buffer >= 0}
+
+    def list(self) -> NodeList:
+        return NodeList(tuple(self.tensors), tuple(self.nodes), tuple(self.leafs))
+
+
+def test_g0_eagle3_head() -> None:
+    g = Lines()
+    g.leaf("tokens", 16)
+    g.leaf("g", 1024)
+    g.op("embd", "GET_ROWS", 1024, "tokens")
+    for side, source in (("A", "embd"), ("B", "g")):
+        g.op(f"rms{side}", "RMS_NORM", 1024, source)
+        g.op(f"norm{side}", "MUL", 1024, f"rms{side}")
+    g.op("concat", "CONCAT", 2048, "normA", "normB")
+    g.op("Q", "MUL_MAT", 1024, "concat")
+    g.op("K", "MUL_MAT", 512, "concat")
+    g.op("V", "MUL_MAT", 512, "concat")
+    g.op("KV", "CONCAT", 1024, "K", "V")
+    g.op("attn", "MUL", 1024, "Q", "KV")
+    g.op("resid", "ADD", 1024, "attn", "g")
+    g.op("logits", "MUL_MAT", 2048, "resid", is_output=True)
+    plan, at = g.plan()
+    assert plan.sizes == (5152,)
+    assert at == {
+        "tokens": 0, "g": 32, "embd": 1056, "rmsA": 1056, "normA": 1056, "rmsB": 2080,
+        "normB": 2080, "concat": 3104, "Q": 1056, "K": 2080, "V": 2592, "KV": 3104,
+        "attn": 1056, "resid": 1056, "logits": 2080,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_g1_g2_two_chains(second: bool) -> None:
+    g = Lines()
+    g.leaf("x", 1024)
+    if second:
+        for c in "ab":
+            g.op(f"{c}0", "MUL_MAT", 1024, "x")
+            g.op(f"{c}_rms", "RMS_NORM", 1024, f"{c}0")
+            g.op(f"{c}_mul", "MUL", 1024, f"{c}_rms")
+            g.op(f"{c}1", "MUL_MAT", 1024, f"{c}_mul")
+        g.op("cat", "CONCAT", 2048, "a1", "b1")
+    else:
+        for c in "ab":
+            g.op(f"{c}0", "MUL_MAT", 1024, "x")
+        for c in "ab":
+            g.op(f"{c}_rms", "RMS_NORM", 1024, f"{c}0")
+            g.op(f"{c}_mul", "MUL", 1024, f"{c}_rms")
+        g.op("cat", "CONCAT", 2048, "a_mul", "b_mul")
+    g.op("out", "MUL_MAT", 1024, "cat", is_output=True)
+    plan, at = g.plan()
+    assert plan.sizes == (5120,)
+    if second:
+        assert (at["a0"], at["a_rms"], at["b0"], at["b_rms"], at["b1"]) == (1024,) * 4 + (0,)
+    else:
+        assert [at[n] for n in ("a0", "a_mul", "b0", "b_mul", "out")] == [1024, 1024, 2048, 2048, 0]
+
+
+def test_g3_the_second_branch_is_put_over_its_input() -> None:
+    g = Lines()
+    g.leaf("x", 1024)
+    for c in "ab":
+        g.op(f"{c}_rms", "RMS_NORM", 1024, "x")
+        g.op(f"{c}_mul", "MUL", 1024, f"{c}_rms")
+    g.op("sum", "ADD", 1024, "a_mul", "b_mul")
+    plan, at = g.plan()
+    assert plan.sizes == (2048,)
+    assert (at["a_rms"], at["b_rms"]) == (1024, 0)
+
+
+def test_g4_qwen3_fork_in_interleaved_order() -> None:
+    g = Lines()
+    g.leaf("x", 4096)
+    g.leaf("pos", 4)
+    g.leaf("idx", 8)
+    g.op("rms", "RMS_NORM", 4096, "x")
+    g.op("attn_norm", "MUL", 4096, "rms")
+    heads = {"Q": 4096, "K": 1024, "V": 1024}
+    for h, n in heads.items():
+        g.op(f"{h}mul", "MUL_MAT", n, "attn_norm")
+    for h in "QK":
+        g.view(f"{h}heads", f"{h}mul", heads[h])
+    for name, op, more in (
+        ("rms", "RMS_NORM", ()),
+        ("normW", "MUL", ()),
+        ("rope", "ROPE", ("pos",)),
+    ):
+        before = {"rms": "heads", "normW": "rms", "rope": "normW"}[name]
+        for h in "QK":
+            g.op(f"{h}{name}", op, heads[h], f"{h}{before}", *more)
+    g.op("store", "SET_ROWS", 0, "Krope", "idx", external=True)
+    g.op("store_v", "SET_ROWS", 0, "Vmul", "idx", external=True)
+    g.op("attn", "FLASH_ATTN_EXT", 4096, "Qrope")
+    g.op("o", "MUL_MAT", 4096, "attn")
+    g.op("res", "ADD", 4096, "o", "x", is_output=True)
+    plan, at = g.plan()
+    assert plan.sizes == (14400,)
+    assert (at["attn_norm"], at["Qmul"], at["Kmul"], at["Vmul"]) == (4160, 8256, 12352, 13376)
+    assert {at[f"Q{n}"] for n in ("rms", "normW", "rope")} == {4160}
+    assert {at[f"K{n}"] for n in ("rms", "normW", "rope")} == {8256}
+    assert at["attn"] == 8256
+
+
+def test_g5_a_packed_gate_is_copied_onto_the_norm() -> None:
+    g = Lines()
+    g.leaf("x", 4096)
+    g.op("rms", "RMS_NORM", 4096, "x")
+    g.op("attn_norm", "MUL", 4096, "rms")
+    for h, n in (("QG", 8192), ("K", 1024), ("V", 1024)):
+        g.op(h, "MUL_MAT", n, "attn_norm")
+    g.view("Q", "QG", 4096)
+    g.view("G", "QG", 4096)
+    g.op("gate", "CONT", 4096, "G")
+    g.op("attn", "FLASH_ATTN_EXT", 4096, "Q", "K", "V")
+    g.op("gated", "MUL", 4096, "attn", "gate")
+    g.op("res", "ADD", 4096, "gated", "x", is_output=True)
+    _, at = g.plan()
+    assert at["gate"] == at["attn_norm"] == 4096
+
+
+def test_a17_a_view_parent_is_never_replaced() -> None:
+    g = Lines()
+    g.leaf("x", 64)
+    g.op("s", "MUL_MAT", 64, "x")
+    g.view("r", "s", 64)
+    g.op("n", "RMS_NORM", 64, "r")
+    _, at = g.plan()
+    assert at == {"x": 0, "s": 64, "n": 0}  # not 64, where it could be in place
+
+
+def test_a18_the_tail_of_a_larger_parent_is_free_at_once() -> None:
+    g = Lines()
+    g.leaf("x", 32)
+    g.op("big", "MUL_MAT", 200, "x", layout="same")
+    g.op("small", "SCALE", 40, "big", layout="same")
+    g.op("next", "MUL_MAT", 128, "small")
+    plan, at = g.plan()
+    assert at == {"x": 0, "big": 32, "small": 32, "next": 96}  # 32 + align(40, 32)
+    assert plan.spots[2].in_place_of == 1
+    assert plan.sizes == (256,)
+
+
+def test_a18_a_larger_child_is_an_error() -> None:
+    g = Lines()
+    g.leaf("x", 32)
+    g.op("a", "MUL_MAT", 64, "x", layout="same")
+    g.op("b", "SCALE", 128, "a", layout="same")
+    with pytest.raises(AllocError, match=r"%b \(128 bytes\) cannot be in place of %a \(64 bytes\)"):
+        g.plan()
+
+
+def test_a13_outputs_and_unused_nodes_keep_their_bytes() -> None:
+    g = Lines()
+    g.leaf("x", 32)
+    g.op("out", "MUL_MAT", 32, "x", is_output=True)
+    g.op("dead", "MUL_MAT", 32, "out")
+    g.op("last", "SCALE", 32, "out")
+    plan, at = g.plan()
+    assert at == {"x": 0, "out": 32, "dead": 0, "last": 64}
+    assert plan.sizes == (96,)
+
+
+def test_a19_in_place_keeps_the_parents_buffer() -> None:
+    g = Lines()
+    g.leaf("x", 32)
+    g.op("a", "MUL_MAT", 32, "x")
+    g.op("b", "SCALE", 32, "a", buffer=1)
+    plan, _ = g.plan(CPU, BufferType("other"))
+    assert [s.buffer for s in plan.spots] == [0, 0, 0]
+    assert plan.sizes == (64, 0)
+
+
+def test_a23_a_none_view_stretches_a_lifetime() -> None:
+    def build(dep: bool) -> dict[str, int]:
+        g = Lines()
+        g.leaf("x", 32)
+        g.op("a", "MUL_MAT", 32, "x")
+        g.op("b", "MUL_MAT", 32, "a")
+        g.op("c", "MUL_MAT", 32, "b")
+        g.op("d", "MUL_MAT", 32, "c")
+        if dep:
+            g.op("keep", "NONE", 0, "a", view_of=1)
+        return g.plan()[1]
+
+    assert build(False)["c"] == 32
+    assert build(True)["c"] == 64
+
+
+def chain(*sizes: int, buffer: int = 0) -> NodeList:
+    g = Lines()
+    g.leaf("x", sizes[0])
+    for i, n in enumerate(sizes[1:]):
+        g.op(f"n{i}", "MUL_MAT", n, "x" if not i else f"n{i - 1}", buffer=buffer)
+    return g.list()
+
+
+def test_a21_buffers_grow_and_never_shrink() -> None:
+    a = GraphAllocator((CPU,))
+    assert a.needs_realloc(chain(32, 32))
+    assert a.buffer_size(0) == 0
+    assert a.estimate(chain(64, 64)) == (128,) and a.buffer_size(0) == 0
+    a.reserve(chain(64, 64))
+    assert (a.buffer_size(0), a.grown) == (128, 1)
+    a.reserve(chain(32, 32))
+    assert (a.buffer_size(0), a.grown) == (128, 1)
+    a.reserve(chain(96, 96))
+    assert (a.buffer_size(0), a.grown) == (192, 2)
+
+
+def test_a21_a_repeated_type_is_counted_once() -> None:
+    a = GraphAllocator((CPU, CPU))
+    a.reserve(chain(64, 64, buffer=1))
+    assert [a.buffer_size(k) for k in (0, 1)] == [128, 0]
+
+
+def test_a22_only_counts_and_sizes_are_compared() -> None:
+    a = GraphAllocator((CPU,))
+    a.reserve(chain(64, 64, 64))
+    assert not a.needs_realloc(chain(64, 32, 64))
+    assert a.needs_realloc(chain(64, 96, 64))
+    assert a.needs_realloc(chain(96, 64, 64))  # a source outgrew its spot
+    assert a.needs_realloc(chain(64, 64))
+    same = chain(64, 64, 64)
+    rewired = replace(same.tensors[2], sources=(0,))
+    wrong = NodeList((*same.tensors[:2], rewired), same.nodes, same.leafs)
+    plan = a.allocate(wrong)
+    assert plan is not None  # the gap R3: other wiring, old offsets: n1 now overwrites its source
+    assert plan.spots[2].at == plan.spots[0].at
+    more = replace(same.tensors[2], sources=(1, 0))
+    assert a.needs_realloc(NodeList((*same.tensors[:2], more), same.nodes, same.leafs))
+
+
+def test_a22_external_then_not() -> None:
+    g = Lines()
+    g.leaf("x", 32)
+    g.op("y", "MUL_MAT", 32, "x", external=True)
+    a = GraphAllocator((CPU,))
+    a.reserve(g.list())
+    assert not a.needs_realloc(g.list())
+    g.tensors[1] = replace(g.tensors[1], external=False)
+    assert a.needs_realloc(g.list())
+
+
+def test_a22_several_buffers_need_an_explicit_reserve() -> None:
+    several = GraphAllocator((CPU, BufferType("gpu", 128)))
+    assert several.allocate(chain(32, 32)) is None
+    several.reserve(chain(32, 32))
+    assert several.allocate(chain(32, 32)) is not None
+    assert GraphAllocator((CPU,)).allocate(chain(32, 32)) is not None
+
+
+# A26: the scenarios of upstream's own test, with its oracle (program order, no streams).
+
+
+def check_program_order(graph: NodeList, plan: ListPlan, max_bytes: int | None) -> None:
+    last = {i: k for k, n in enumerate(graph.nodes) for i in (n, *graph.tensors[n].sources)}
+    first = dict.fromkeys(graph.leafs, -1) | {n: k for k, n in enumerate(graph.nodes)}
+    for i, s in enumerate(plan.spots):
+        assert s.buffer >= 0, graph.tensors[i].name
+        if max_bytes is not None and s.size_max <= max_bytes:
+            assert s.at.offset + s.size_max <= max_bytes
+        for j in range(i):
+            t = plan.spots[j]
+            if (s.buffer, s.at.chunk) != (t.buffer, t.at.chunk) or s.in_place_of == j:
+                continue
+            apart = (
+                s.at.offset + s.size_max <= t.at.offset or t.at.offset + t.size_max <= s.at.offset
+            )
+            assert apart or last.get(j, -1) < first[i] or last.get(i, -1) < first[j], (i, j)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "sizes", "chunks"),
+    [
+        (16, (8, 8, 8, 8, 8, 8), 4),  # too many tensors for one chunk
+        (32, (16, 8, 24, 8), 2),  # one too large for the rest of a chunk
+        (16, (8, 24, 8), 3),  # one larger than the maximum
+        (16, (16,) * 20, 16),  # more than 16 chunks: the last is endless
+    ],
+)
+def test_a26_scenarios(max_bytes: int, sizes: tuple[int, ...], chunks: int) -> None:
+    g = Lines()
+    for k, n in enumerate(sizes):
+        g.leaf(f"t{k}", n)
+    g.op("use", "CONCAT", 8, *(f"t{k}" for k in range(len(sizes))))
+    plan, _ = g.plan(BufferType("dummy", 8, max_bytes))
+    check_program_order(g.list(), plan, max_bytes if chunks < 16 else None)
+    assert len(plan.chunk_sizes[0]) == chunks
+
+
+def test_a_tensor_that_names_no_buffer_is_refused() -> None:
+    with pytest.raises(AllocError, match=r"%n0: buffer 3 of 1"):
+        plan_list(chain(32, 32, buffer=3), [CPU])
+    with pytest.raises(AllocError, match="alignment 48"):
+        plan_list(chain(32, 32), [BufferType("odd", 48)])
