@@ -155,6 +155,14 @@ class Tensor:
         return self.view_src or self
 
     @property
+    def storage(self) -> "Tensor":
+        """The tensor whose bytes hold this one: through views, and back along overwrites."""
+        t = self.root
+        while t.overwritten is not None:
+            t = t.overwritten.root
+        return t
+
+    @property
     def is_view(self) -> bool:
         """Whether this is a window on another tensor's bytes and needs no work."""
         return self.view_src is not None

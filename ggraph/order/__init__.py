@@ -1,0 +1,62 @@
+"""Splits -> Schedule: what the host enqueues, on which stream, with the fewest events. Floor 6.
+
+The list keeps the graph's order. Each node gets a stream (`streams`), each command its accesses
+(`commands`), and what one actor needs of another becomes an event (`events`): only those that no
+other ordering implies. With one stream and host-visible memory there is no event at all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ggraph.order.commands import Draft, commands
+from ggraph.order.events import synchronised
+from ggraph.order.streams import assign
+from ggraph.order.timing import critical_path, speedup
+from ggraph.order.values import carried, values
+from ggraph.plan import Schedule, Split, Splits
+
+__all__ = ["critical_path", "order", "speedup"]
+
+
+def order(
+    splits: Splits,
+    *,
+    streams: int | Mapping[str, int] = 1,
+    n_copies: int = 1,
+    forced_sync: Iterable[str] = (),
+    overlap: bool = False,
+) -> Schedule:
+    """The schedule of one run.
+
+    `streams` bounds the compute streams (per device, if a mapping). Inputs rotate over `n_copies`
+    slots. `forced_sync` is upstream's flag: each named tensor begins a new split, and the host
+    waits for the device after it. With `overlap` the host may enqueue run k+1 while run k is still
+    computing; without it, a run ends with everything complete. Raises PlanError for outputs whose
+    bytes are overwritten before the host can read them.
+    """
+    marked = frozenset(forced_sync)
+    cut = _cut(splits, marked)
+    draft = Draft(cut, assign(cut.placement, streams), n_copies, overlap, marked)
+    steps = commands(draft)
+    held = values(draft.graph, cut.placement, n_copies, draft.staged)
+    return Schedule(cut, held, synchronised(steps, draft), carried(draft.graph))
+
+
+def _cut(splits: Splits, marked: frozenset[str]) -> Splits:
+    """Begin a new split at each marked tensor."""
+    if not marked:
+        return splits
+    order_of = {t.name: i for i, t in enumerate(splits.placement.graph.nodes)}
+    parts: list[Split] = []
+    for s in splits.splits:
+        copies = set(s.copies_in)
+        members: list[list[str]] = [[]]
+        for n in sorted((*s.copies_in, *s.nodes), key=order_of.__getitem__):
+            if n in marked and members[-1]:
+                members.append([])
+            members[-1].append(n)
+        for m in members:
+            nodes = tuple(n for n in m if n not in copies)
+            inside = tuple(n for n in m if n in copies)
+            parts.append(Split(len(parts), s.device, nodes, inside))
+    return replace(splits, splits=tuple(parts))

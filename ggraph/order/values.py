@@ -1,0 +1,129 @@
+"""The values of a schedule: one per leaf, result, staging copy and scratch. Floor 6.
+
+A value is called as its tensor is; `NAME@host` is the host's staging copy of an input or output,
+`NAME#scratch` what a kernel needs while it runs. Views have no value.
+"""
+
+from collections.abc import Mapping
+
+from ggraph.device import HOST
+from ggraph.errors import PlanError
+from ggraph.graph import Graph
+from ggraph.plan import Access, Placement, Value
+from ggraph.tensor import Kind, Tensor, line
+
+
+def staging(name: str) -> str:
+    """Name of the host's copy of value `name`."""
+    return f"{name}@{HOST}"
+
+
+def scratch(name: str) -> str:
+    """Name of the scratch value of node `name`."""
+    return f"{name}#scratch"
+
+
+def scratch_bytes(t: Tensor) -> int:
+    """Extra bytes that the kernel of `t` needs."""
+    return t.spec.scratch(t) if t.spec is not None and t.spec.scratch is not None else 0
+
+
+def reads_of(t: Tensor) -> tuple[Access, ...]:
+    """Every byte range that computing `t` reads. An overwriting op reads all it overwrites."""
+    found: dict[Access, None] = {}
+    for s in t.sources:
+        whole = t.overwritten is not None and s.root is t.overwritten.root
+        ranges = ((0, s.storage.nbytes),) if whole else s.byte_ranges()
+        found.update({Access(s.root.name, a, b): None for a, b in ranges if a < b})
+    return tuple(found)
+
+
+def writes_of(t: Tensor) -> tuple[Access, ...]:
+    """Every byte range that computing `t` writes, its scratch included."""
+    found = [Access(t.name, 0, t.storage.nbytes)] if t.storage.nbytes else []
+    if scratch_bytes(t):
+        found.append(Access(scratch(t.name), 0, scratch_bytes(t)))
+    return tuple(found)
+
+
+def carried(graph: Graph) -> dict[str, str]:
+    """For each state, the value that holds it at the end of a run."""
+    return {name: t.root.name for name, t in graph.updates.items()}
+
+
+def values(
+    graph: Graph, placement: Placement, n_copies: int, staged: Mapping[str, int]
+) -> dict[str, Value]:
+    """Every value of the schedule; `staged` gives the host's staging values and their slots."""
+    last = frozenset(carried(graph).values())
+    found: dict[str, Value] = {}
+    for t in graph:
+        if t.is_view:
+            continue
+        device = placement.of[t.name].device
+        found[t.name] = _value(t, device, n_copies, t.name in last)
+        if scratch_bytes(t):
+            found[scratch(t.name)] = Value(scratch(t.name), device, scratch_bytes(t))
+    sizes = {t.name: t.nbytes for t in graph}
+    for name, slots in staged.items():
+        found[staging(name)] = Value(staging(name), HOST, sizes[name], slots=slots)
+    return found
+
+
+def _value(t: Tensor, device: str, n_copies: int, is_last: bool) -> Value:
+    if t.is_leaf:
+        outer = t.kind is not Kind.INPUT
+        kept = t.kind is Kind.WEIGHT or is_last
+        slots = n_copies if t.kind is Kind.INPUT else 1
+        return Value(t.name, device, t.nbytes, None, (), outer, outer, kept, slots)
+    old = t.overwritten
+    if old is not None:
+        _check_whole(t, old)
+        return Value(t.name, device, t.storage.nbytes, same_as=old.root.name, kept=is_last)
+    return Value(t.name, device, t.nbytes, may_replace=_replaceable(t), slots=_slots(t, n_copies))
+
+
+def _slots(t: Tensor, n_copies: int) -> int:
+    """A device's copy of a rotating input rotates too."""
+    first = t.sources[0].root if t.sources else t
+    return n_copies if t.op == "copy" and first.is_leaf and first.kind is Kind.INPUT else 1
+
+
+def _check_whole(t: Tensor, old: Tensor) -> None:
+    if old.offset or old.nbytes != old.root.nbytes:
+        raise PlanError(
+            f"{line(t)} overwrites a part of %{old.root.name}: bytes {old.offset} to "
+            f"{old.offset + old.nbytes} of {old.root.nbytes}; overwrite the whole tensor"
+        )
+
+
+def _replaceable(t: Tensor) -> tuple[str, ...]:
+    """Values in whose bytes `t` may be put: the op allows it, and the layouts are the same.
+
+    A view counts when it shows all of its root in order (facts A17: ggml never takes those).
+    """
+    if t.spec is None:
+        return ()
+    chosen = [t.sources[i] for i in t.spec.inplace_ok if i < len(t.sources)]
+    return tuple(dict.fromkeys(s.root.name for s in chosen if _same_layout(t, s) and _ours(s)))
+
+
+def _same_layout(t: Tensor, s: Tensor) -> bool:
+    """Whether element i of `t` would lie on element i of `s`, and no other source sees it move."""
+    root = s.root
+    whole = s.is_contiguous and s.offset == 0 and s.nbytes == root.nbytes
+    same = s.shape == t.shape and s.dtype is t.dtype and t.is_contiguous
+    alike = all(
+        (o.strides, o.shape, o.offset) == (s.strides, s.shape, s.offset)
+        for o in t.sources
+        if o.root is root
+    )
+    return whole and same and alike
+
+
+def _ours(s: Tensor) -> bool:
+    """Whether the plan owns the bytes and nobody wants them after the run."""
+    root = s.root
+    if s.storage.kind in (Kind.WEIGHT, Kind.STATE):
+        return False
+    return not (s.is_output or root.is_output)

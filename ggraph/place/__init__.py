@@ -1,0 +1,43 @@
+"""Graph x devices x pins -> Placement: where each tensor lives, and the reason. Floor 6.
+
+The order of the reasons, first that applies: pins; the home of weights and states (layers, else the
+first device with room); an op whose largest weight or state decides; expansion from neighbours;
+fallback. Devices stand in priority order. The last host-visible one (else the last) is the
+fallback; it also holds the inputs. Nothing here knows an op's name: `DeviceSpec.supports` and the
+declared cost are asked. Source of the idea: ggml's scheduler passes 1-4.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ggraph.device import DeviceSpec
+from ggraph.graph import Graph
+from ggraph.place.homes import layer_table, leaves
+from ggraph.place.ops import decided, expand, follow, improve
+from ggraph.place.pins import Pin
+from ggraph.place.work import begin
+from ggraph.plan import Placement
+
+__all__ = ["Pin", "place"]
+
+
+def place(
+    graph: Graph,
+    devices: Sequence[DeviceSpec],
+    pins: Iterable[str | Pin] = (),
+    *,
+    layers: Mapping[str, int] | None = None,
+) -> Placement:
+    """A device and a cause for every tensor of `graph`.
+
+    `layers` gives the number of layers (tensors called `blk.N.*`) per device, in its order; the
+    rest goes to the fallback. Raises PlaceError for unknown devices, a pin whose pattern matches
+    nothing, contradictory pins, a pin to a device that cannot run the op, an op that no device
+    can run, and weights that do not fit.
+    """
+    work = begin(graph, tuple(devices), [Pin.parse(p) if isinstance(p, str) else p for p in pins])
+    leaves(work, layer_table(work, layers or {}))
+    decided(work)
+    expand(work)
+    improve(work)
+    follow(work)
+    return Placement(graph, work.devices, {t.name: work.of[t.name] for t in graph})

@@ -1,0 +1,80 @@
+"""Homes of inputs, weights and states, within the devices' capacity. Floor 6."""
+
+import re
+from collections.abc import Mapping
+
+from ggraph.errors import PlaceError
+from ggraph.place.work import Work
+from ggraph.tensor import Kind, Tensor
+
+_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)(?:\.|$)")
+
+
+def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
+    """The device of layer 0, 1, ... as `layers` says; empty when it says nothing."""
+    table: list[str] = []
+    known = [d.name for d in work.devices]
+    for device, count in layers.items():
+        if device not in known or count < 0:
+            raise PlaceError(f"layers {device}={count}: known devices are {', '.join(known)}")
+        table += [device] * count
+    if table:
+        found = [_LAYER.search(t.name) for t in work.graph]
+        last = max((int(m[1]) for m in found if m), default=-1)
+        table += [work.fallback.name] * (last + 1 - len(table))
+    return table
+
+
+def _layer(work: Work, leaf: Tensor) -> int | None:
+    """The layer of a leaf by its own name, else by those of its readers and their sources."""
+    nearby = [leaf, *(x for r in work.users[leaf.name] for x in (r, *r.sources))]
+    return next((int(m[1]) for x in nearby if (m := _LAYER.search(x.name))), None)
+
+
+def leaves(work: Work, table: list[str]) -> None:
+    """A home for every input, weight and state, within the devices' capacity."""
+    room = {d.name: d.memory_bytes for d in work.devices}
+    closed: set[str] = set()
+    layer = 0
+    for t in work.graph:
+        if not t.is_leaf:
+            continue
+        pin = work.pinned.get(t.name)
+        if pin:
+            device, cause = pin.device, f"pin {pin}"
+        elif t.kind is Kind.INPUT:
+            device, cause = work.fallback.name, "input, written by the host"
+        elif table:
+            found = _layer(work, t)
+            layer = layer if found is None else found
+            device, cause = table[min(layer, len(table) - 1)], f"{t.kind.value}'s home, layer split"
+        else:
+            device = _with_room(work, t, room, closed)
+            cause = f"{t.kind.value}'s home, first device with room"
+        room[device] -= t.nbytes
+        work.put(t, device, cause)
+        if room[device] < 0:
+            raise _full(work, t, device)
+
+
+def _with_room(work: Work, t: Tensor, room: Mapping[str, int], closed: set[str]) -> str:
+    """The first open device that can run all readers and has room. A full device is closed, so
+    that later small leaves do not tear the layers apart."""
+    readers = work.users[t.name]
+    able = [d.name for d in work.devices if all(d.supports(r) for r in readers)]
+    for name in [d for d in able if d not in closed]:
+        if room[name] >= t.nbytes:
+            return name
+        closed.add(name)
+    left = [d.name for d in work.devices if room[d.name] >= t.nbytes and d.name not in closed]
+    return left[-1] if left else work.fallback.name
+
+
+def _full(work: Work, t: Tensor, device: str) -> PlaceError:
+    there = [x for x in work.graph if x.name in work.of and work.of[x.name].device == device]
+    largest = sorted(there, key=lambda x: -x.nbytes)[:8]
+    rows = ", ".join(f"%{x.name} {x.nbytes}" for x in largest)
+    return PlaceError(
+        f"{device}: %{t.name} does not fit: capacity {work.spec(device).memory_bytes} bytes, "
+        f"{sum(x.nbytes for x in there)} asked for by {len(there)} tensors; largest: {rows}"
+    )

@@ -1,0 +1,144 @@
+"""Where ops run: drawn by what they read, then by their neighbours. Floor 6."""
+
+from math import prod
+
+from ggraph.device import DeviceSpec
+from ggraph.errors import PlaceError
+from ggraph.place.work import Work
+from ggraph.tensor import Kind, Tensor, line
+
+
+def decided(work: Work) -> None:
+    """Ops that are pinned, that overwrite, or that a weight or state draws to its home."""
+    for t in work.graph.nodes:
+        pin, old = work.pinned.get(t.name), t.overwritten
+        if old is not None and t.storage.is_leaf:
+            home = work.of[t.storage.name].device
+            work.require(t, home, f"it overwrites %{old.name} there")
+            work.put(t, home, f"overwrites %{old.name}")
+        elif pin:
+            work.require(t, pin.device, f"pin {pin}")
+            work.put(t, pin.device, f"pin {pin}")
+        else:
+            _drawn(work, t)
+
+
+def _drawn(work: Work, t: Tensor) -> None:
+    """Put `t` at the home of its largest weight or state, or offload it for a large batch."""
+    leaf = _deciding(work, t)
+    if leaf is None:
+        return
+    home = work.spec(work.of[leaf.name].device)
+    taker = _taker(work, t, leaf, home)
+    if taker is not None:
+        work.put(t, taker.name, f"offload of {_rows(t)} rows from {home.name}")
+    elif home.supports(t):
+        work.put(t, home.name, f"{leaf.kind.value}'s home of %{leaf.name}")
+
+
+def _deciding(work: Work, t: Tensor) -> Tensor | None:
+    """The largest weight or state that `t` reads, unless it is small and shared (such as rotary
+    frequencies, which would draw every layer to one device)."""
+    kept = [s for s in t.sources if s.storage.kind in (Kind.WEIGHT, Kind.STATE)]
+    if not kept:
+        return None
+    best = max(kept, key=lambda s: s.nbytes)
+    leaf = best.storage
+    others = max((s.nbytes for s in t.sources if s.storage is not leaf), default=0)
+    return None if len(work.users[leaf.name]) > 1 and best.nbytes < others else leaf
+
+
+def _rows(t: Tensor) -> int:
+    return prod(t.shape[:-1])
+
+
+def _taker(work: Work, t: Tensor, leaf: Tensor, home: DeviceSpec) -> DeviceSpec | None:
+    """A faster device that wants this much work on a host weight, which must be read whole."""
+    if leaf.kind is not Kind.WEIGHT or not home.host_visible or leaf.name in work.pinned:
+        return None
+    if t.spec is None or t.spec.cost(t).bytes < leaf.nbytes:
+        return None
+    higher = work.devices[: work.devices.index(home)]
+    fits = (d for d in higher if d.supports(t) and 0 < d.offload_rows <= _rows(t))
+    return next(fits, None)
+
+
+def expand(work: Work) -> None:
+    """Sweeps over the undecided ops: from sources, then from readers, first without the
+    fallback, so that work stays on the faster devices where it can."""
+    skip = work.fallback.name if len(work.devices) > 1 else None
+    nodes = work.graph.nodes
+    place_of = {t.name: i for i, t in enumerate(work.graph)}
+    for avoided in (skip, None):
+        for t in nodes:
+            near = sorted(t.sources, key=lambda s: place_of[s.root.name])
+            _take(work, t, near, avoided, "expansion from source")
+        for t in reversed(nodes):
+            _take(work, t, work.readers[t.name][::-1], avoided, "expansion from reader")
+    for t in nodes:
+        _fall_back(work, t)
+
+
+def _take(work: Work, t: Tensor, near: list[Tensor], avoided: str | None, cause: str) -> None:
+    """Give `t` the device of the largest neighbour that can run it; of equals, the last."""
+    if t.name in work.of:
+        return
+    best: tuple[int, str, str] | None = None
+    for n in near:
+        device = work.at(n)
+        if device in (None, avoided) or not work.spec(device or "").supports(t):
+            continue
+        if best is None or n.nbytes >= best[0]:
+            best = (n.nbytes, device or "", n.name)
+    if best:
+        work.put(t, best[1], f"{cause} %{best[2]}")
+
+
+def _fall_back(work: Work, t: Tensor) -> None:
+    if t.name in work.of:
+        return
+    able = [d for d in (work.fallback, *work.devices) if d.supports(t)]
+    if not able:
+        asked = ", ".join(d.name for d in work.devices)
+        raise PlaceError(f"no device can run {line(t)}; asked: {asked}")
+    work.put(t, able[0].name, "fallback, first device that can run it")
+
+
+def improve(work: Work) -> None:
+    """Move ops that only expansion placed, if fewer bytes then cross between devices."""
+    if len(work.devices) == 1:
+        return
+    loose = [
+        t
+        for t in work.graph.nodes
+        if work.of[t.name].cause.startswith(("expansion", "fallback")) and t.overwritten is None
+    ]
+    for t in (*loose, *reversed(loose)):
+        here = work.of[t.name].device
+        costs = {d.name: _crossing(work, t, d.name) for d in work.devices if d.supports(t)}
+        best = min(costs, key=lambda d: (costs[d], d != here))
+        if costs[best] < costs[here]:
+            saved = costs[here] - costs[best]
+            work.put(t, best, f"upgrade from {here}: {saved} fewer bytes cross")
+
+
+def _crossing(work: Work, t: Tensor, device: str) -> int:
+    """Bytes copied because `t` runs on `device`: sources that no other reader there needs
+    anyway, and the result, once per other device that reads it."""
+    into = 0
+    for name, s in {s.root.name: s for s in t.sources}.items():
+        shared = any(work.at(r) == device for r in work.readers[name] if r is not t)
+        into += 0 if work.at(s) == device or shared else s.nbytes
+    others = {work.at(r) for r in work.readers[t.name]} - {device, None}
+    return into + t.nbytes * len(others)
+
+
+def follow(work: Work) -> None:
+    """Views lie with what they look at; results that overwrite one lie with what they overwrite."""
+    for t in work.graph:
+        if t.is_view:
+            work.put(t, work.of[t.root.name].device, f"follows %{t.root.name}")
+        elif t.overwritten is not None and not t.storage.is_leaf:
+            home = work.of[t.storage.name].device
+            work.require(t, home, f"it overwrites %{t.overwritten.name} there")
+            work.put(t, home, f"overwrites %{t.overwritten.name}")

@@ -1,0 +1,68 @@
+"""Pins: the user's own placement, as regular expressions over names. Floor 6."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ggraph.errors import PlaceError
+from ggraph.graph import Graph
+from ggraph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Every tensor whose name holds a match of the regular expression `pattern` is on `device`."""
+
+    pattern: str
+    device: str
+
+    @staticmethod
+    def parse(text: str) -> "Pin":
+        """`REGEX=DEVICE`, as in llama.cpp's `-ot`. PlaceError when there is no `=`."""
+        pattern, equals, device = text.rpartition("=")
+        if not (pattern and equals and device):
+            raise PlaceError(f"pin {text!r}: expected REGEX=DEVICE, such as blk\\.1\\..*=cuda0")
+        return Pin(pattern, device)
+
+    def __str__(self) -> str:
+        return f"{self.pattern}={self.device}"
+
+
+def match(graph: Graph, names: Sequence[str], pins: Sequence[Pin]) -> dict[str, Pin]:
+    """Which pin holds which tensor. Views are not pinned: they follow what they look at."""
+    pinned: dict[str, Pin] = {}
+    for pin in pins:
+        if pin.device not in names:
+            raise PlaceError(f"pin {pin}: unknown device {pin.device!r}; known: {', '.join(names)}")
+        matched = list(_matches(graph, pin))
+        if not matched:
+            raise PlaceError(f"pin {pin}: the pattern matches none of {len(graph)} tensor names")
+        for t in matched:
+            other = pinned.setdefault(t.name, pin)
+            if other.device != pin.device:
+                raise PlaceError(f"contradictory pins for %{t.name}: {other} and {pin}")
+    return _with_storage(graph, pinned)
+
+
+def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
+    try:
+        pattern = re.compile(pin.pattern)
+    except re.error as error:
+        raise PlaceError(f"pin {pin}: not a regular expression: {error}") from None
+    found = [t for t in graph if pattern.search(t.name)]
+    return (t for t in ([t for t in found if not t.is_view] or [t.root for t in found]))
+
+
+def _with_storage(graph: Graph, pinned: dict[str, Pin]) -> dict[str, Pin]:
+    """A pin on an overwriting result holds its storage too, and the reverse: they share bytes."""
+    for t in graph.nodes:
+        if t.overwritten is None:
+            continue
+        home, mine = pinned.get(t.storage.name), pinned.get(t.name)
+        if home and mine and home.device != mine.device:
+            raise PlaceError(
+                f"contradictory pins: %{t.name} ({mine}) overwrites %{t.storage.name} ({home})"
+            )
+        if mine:
+            pinned[t.storage.name] = mine
+    return pinned

@@ -1,0 +1,62 @@
+"""What the passes of placement share. Floor 6."""
+
+from dataclasses import dataclass, field
+
+from ggraph.device import DeviceSpec
+from ggraph.errors import PlaceError
+from ggraph.graph import Graph
+from ggraph.place.pins import Pin, match
+from ggraph.plan import Placed
+from ggraph.tensor import Tensor, line
+
+
+@dataclass(eq=False)
+class Work:
+    """What `place` has decided so far.
+
+    `readers` maps a root to the ops that read it, directly or through views; `users` maps the
+    storage (a leaf, or a result that nothing overwrote) to all ops that read any of its values.
+    """
+
+    graph: Graph
+    devices: tuple[DeviceSpec, ...]
+    fallback: DeviceSpec
+    pinned: dict[str, Pin]
+    readers: dict[str, list[Tensor]]
+    users: dict[str, list[Tensor]]
+    of: dict[str, Placed] = field(default_factory=dict)
+
+    def spec(self, name: str) -> DeviceSpec:
+        """The spec of a device by name."""
+        return next(d for d in self.devices if d.name == name)
+
+    def at(self, t: Tensor) -> str | None:
+        """The device of `t`, None while undecided."""
+        found = self.of.get(t.root.name)
+        return found.device if found else None
+
+    def put(self, t: Tensor, device: str, cause: str) -> None:
+        """Decide where `t` is, and why."""
+        self.of[t.name] = Placed(device, cause)
+
+    def require(self, t: Tensor, device: str, why: str) -> None:
+        """PlaceError unless `device` can run `t`."""
+        if not self.spec(device).supports(t):
+            raise PlaceError(f"{device} cannot run {line(t)}, but must: {why}")
+
+
+def begin(graph: Graph, devices: tuple[DeviceSpec, ...], pins: list[Pin]) -> Work:
+    """Nothing decided yet. PlaceError for devices that are missing or called the same."""
+    names = [d.name for d in devices]
+    if not devices or len(set(names)) < len(names):
+        raise PlaceError(f"placement needs distinct devices, got {names or 'none'}")
+    visible = [d for d in devices if d.host_visible]
+    readers: dict[str, list[Tensor]] = {t.name: [] for t in graph}
+    users: dict[str, list[Tensor]] = {t.name: [] for t in graph}
+    for t in graph.nodes:
+        for name in {s.root.name: None for s in t.sources}:
+            readers[name].append(t)
+        for name in {s.storage.name: None for s in t.sources}:
+            users[name].append(t)
+    fallback = visible[-1] if visible else devices[-1]
+    return Work(graph, devices, fallback, match(graph, names, pins), readers, users)
