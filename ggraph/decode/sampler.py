@@ -1,0 +1,231 @@
+"""Choosing the next token from logits. Floor 9.
+
+The stages and their order are llama.cpp's: penalties, top-k, top-p, min-p, temperature, draw. A
+`Sampler` holds all state explicitly (the last tokens and the random stream), so that speculation
+can clone it, and draws exactly one uniform number per sampled token under every configuration, so
+that plain and speculative decoding read the same stream. Not here: grammars, logit bias.
+
+Legend: V tokens in the vocabulary, m candidates left, ids i64, laws f64.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggraph.errors import InputError
+
+Logits = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Law = npt.NDArray[np.float64]
+
+_HEAD = 256  # candidates that top-p sorts first
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How to choose. Defaults are llama.cpp's; InputError names the value that is out of range.
+
+    `temp` <= 0 takes the best token. `top_k` <= 0, `top_p` >= 1 and `min_p` = 0 switch their stage
+    off, as do `repeat_penalty` 1 and the other penalties at 0. `repeat_last_n` tokens are looked
+    at for penalties (0: none, -1: all). `seed` None: another stream each time.
+    """
+
+    temp: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_number(f.name, getattr(self, f.name))
+        _check(self.top_p >= 0, "top_p", ">= 0", self.top_p)
+        _check(0 <= self.min_p <= 1, "min_p", "0 to 1", self.min_p)
+        _check(self.repeat_penalty > 0, "repeat_penalty", "> 0", self.repeat_penalty)
+        _check(self.repeat_last_n >= -1, "repeat_last_n", ">= -1", self.repeat_last_n)
+        _check(self.seed is None or self.seed >= 0, "seed", ">= 0", self.seed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is always taken."""
+        return self.temp <= 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether earlier tokens change the law."""
+        active = self.repeat_penalty != 1 or self.frequency_penalty or self.presence_penalty
+        return bool(active) and self.repeat_last_n != 0
+
+
+class Sampler:
+    """Samples tokens for one text. `accept` every token that is kept, the prompt's included."""
+
+    def __init__(self, config: SamplerConfig, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise InputError(f"sampler: vocabulary of {vocab_size} tokens")
+        self.config = config
+        self.vocab_size = vocab_size
+        self._random = np.random.Generator(np.random.PCG64(config.seed))
+        last = None if config.repeat_last_n < 0 else config.repeat_last_n
+        self._window: deque[int] = deque(maxlen=last)
+        self._counts: Counter[int] = Counter()
+
+    def sample(self, logits: Logits) -> int:
+        """The next token for `logits` f32 [V]. State changes only by one uniform number.
+
+        The token is the first, in order of ids, at which the summed law exceeds that number.
+        InputError for logits of another shape, with NaN or +inf, or with nothing above -inf.
+        """
+        u = self.uniform()
+        logits = self._penalised(self._checked(logits))
+        if self.config.greedy:
+            return _best(logits)
+        ids, law = self._law(logits)
+        return int(ids[_inverse(law, u)])
+
+    def probabilities(self, logits: Logits) -> Law:
+        """The law f64 [V] that `sample` draws from: all stages applied, sums to 1."""
+        logits = self._penalised(self._checked(logits))
+        out = np.zeros(self.vocab_size)
+        if self.config.greedy:
+            out[_best(logits)] = 1.0
+            return out
+        ids, law = self._law(logits)
+        out[ids] = law
+        return out
+
+    def accept(self, token: int) -> None:
+        """Note that `token` stands in the text now. InputError when it is out of range."""
+        if not 0 <= token < self.vocab_size:
+            raise InputError(f"sampler: token {token}, expected 0 to {self.vocab_size - 1}")
+        if not self.config.penalises:
+            return
+        if len(self._window) == self._window.maxlen:
+            old = self._window[0]
+            self._counts[old] -= 1
+            if not self._counts[old]:
+                del self._counts[old]
+        self._window.append(token)
+        self._counts[token] += 1
+
+    def accept_all(self, tokens: Iterable[int]) -> None:
+        """`accept` each of `tokens` in order."""
+        for token in tokens:
+            self.accept(token)
+
+    def clone(self) -> "Sampler":
+        """An equal sampler with its own state: both go on alike from here."""
+        other = Sampler(self.config, self.vocab_size)
+        other._random.bit_generator.state = self._random.bit_generator.state
+        other._window = self._window.copy()
+        other._counts = self._counts.copy()
+        return other
+
+    def uniform(self) -> float:
+        """The next number of the stream, in [0, 1)."""
+        return float(self._random.random())
+
+    def _checked(self, logits: Logits) -> Logits:
+        if logits.shape != (self.vocab_size,):
+            raise InputError(f"logits: expected shape ({self.vocab_size},), got {logits.shape}")
+        return logits
+
+    def _penalised(self, logits: Logits) -> Logits:
+        """A copy with penalties, f32 [V]; the same array when there are none."""
+        if not self._counts:
+            return logits
+        c = self.config
+        ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))  # [n]
+        seen = np.fromiter(self._counts.values(), np.float32, len(self._counts))  # [n]
+        old = logits[ids]
+        # Dividing a negative logit would raise it, so the penalty multiplies there.
+        new = np.where(old <= 0, old * c.repeat_penalty, old / c.repeat_penalty)
+        out = logits.copy()
+        out[ids] = new - seen * c.frequency_penalty - c.presence_penalty
+        return out
+
+    def _law(self, logits: Logits) -> tuple[Ids, Law]:
+        """Candidates in order of ids [m] and their chances [m]."""
+        c = self.config
+        greatest = float(logits[_best(logits)])
+        ids = _top_k(logits, c.top_k)
+        scores = logits[ids].astype(np.float64)
+        if c.top_p < 1:
+            kept = _top_p(scores, c.top_p)
+            ids, scores = ids[kept], scores[kept]
+        if c.min_p > 0:
+            kept = scores >= greatest + math.log(c.min_p)
+            ids, scores = ids[kept], scores[kept]
+        return ids, _softmax(scores / c.temp)
+
+
+def _best(logits: Logits) -> int:
+    """The lowest id with the greatest logit. InputError when that is no number."""
+    best = int(np.argmax(logits))  # argmax stops at a NaN, so one look finds any
+    if not math.isfinite(logits[best]):
+        raise InputError(f"logits: greatest value is {logits[best]} at id {best}")
+    return best
+
+
+def _top_k(logits: Logits | Law, k: int) -> Ids:
+    """Ids of the k greatest, ascending; of equal logits at the border the lower ids stay."""
+    size = len(logits)
+    if k <= 0 or k >= size:
+        return np.arange(size, dtype=np.int64)
+    ids = np.argpartition(logits, size - k)[size - k :]
+    border = logits[ids].min()
+    above = ids[logits[ids] > border]
+    equal = np.flatnonzero(logits == border)[: k - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _top_p(scores: Law, p: float) -> npt.NDArray[np.bool_]:
+    """Mask [m] of the fewest best candidates whose chances sum to p or more; at least one."""
+    law = _softmax(scores)
+    mask = np.zeros(len(scores), np.bool_)
+    best = _HEAD
+    while True:  # sorting all of a large vocabulary is dear, and the head mostly suffices
+        ids = _top_k(scores, best)
+        order = ids[np.argsort(-scores[ids], kind="stable")]
+        total = np.cumsum(law[order])
+        if total[-1] >= p or len(ids) == len(scores):
+            mask[order[: int(np.searchsorted(total, p, side="left")) + 1]] = True
+            return mask
+        best *= 16
+
+
+def _softmax(scores: Law) -> Law:
+    weights: Law = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return weights
+
+
+def _inverse(law: Law, u: float) -> int:
+    """The first position where the summed law exceeds `u`; never one of chance 0."""
+    total = np.cumsum(law)
+    at = int(np.searchsorted(total, u * total[-1], side="right"))
+    # u * total may round up to the total itself; then the last possible position is meant.
+    return at if at < len(law) else int(np.flatnonzero(law)[-1])
+
+
+def _check_number(name: str, value: Any) -> None:
+    whole = name in ("top_k", "repeat_last_n", "seed")
+    if name == "seed" and value is None:
+        return
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    _check(isinstance(value, kinds) and not isinstance(value, bool), name, "a number", value)
+    _check(math.isfinite(value), name, "a finite number", value)
+
+
+def _check(ok: bool, name: str, expected: str, got: Any) -> None:
+    if not ok:
+        raise InputError(f"{name}: expected {expected}, got {got!r}")
