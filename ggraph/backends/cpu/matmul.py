@@ -1,0 +1,267 @@
+"""y[m, n] = x[m, k] . W[n, k]^T (+ residual), for every packed layout. Floor 6.
+
+A thread takes a share of the weight tiles and meets each tile with all rows of x, up to `ROWS` at a
+time, so that unpacking is shared. A row's sums are formed in the same order whatever m, the row's
+position or the thread count: bits never depend on the batch.
+
+Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z minimum.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.simd import (
+    F32X8,
+    I8X32,
+    I32,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+    Var,
+)  # fmt: skip
+from ggraph.backends.cpu.tiles import (
+    BLOCK,
+    GROUP,
+    HALF,
+    LAYOUTS,
+    TILE,
+    X_BLOCK,
+    X_SCALE,
+    X_SUM,
+    FloatLayout,
+    Layout,
+    Packed,
+)  # fmt: skip
+
+ROWS = 4  # rows of x per pass
+FLOAT_ROWS = 3
+IN_REGISTERS = 2  # up to so many rows keep their sums in registers
+AHEAD = 8192  # bytes between use and prefetch: the hardware alone reaches 2/3 of the bandwidth
+ARGS = "w x y n k m xs ys add adds"
+HALVES = range(TILE // HALF)
+Pass = Callable[[int, Val, Val], None]
+
+
+def _prefetch(k: Kernel, address: Val, nbytes: int) -> None:
+    """Ask for the cache lines that `nbytes` at `address` touch."""
+    for line in range(0, nbytes, 64):
+        at = k.pointer(address + line)
+        k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(3), I32(1))
+
+
+def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
+    """Weights of columns 4 * group .. + 3, one x32 vector for each half of the tile."""
+    stored = group % GROUP if layout.nibbles else group
+    at = [layout.codes_at + (stored * len(HALVES) + h) * 32 for h in HALVES]
+    raw = [k.load(block + a, I8X32) for a in at]
+    if not layout.nibbles:
+        return raw
+    if group < BLOCK // GROUP // 2:
+        return [words.low_nibbles(r) for r in raw]
+    return [words.high_nibbles(k, r) for r in raw]
+
+
+def load_scales(k: Kernel, layout: Layout, address: Val) -> Val:
+    """Eight scales or minimums as float32."""
+    if layout.scale_bytes == 2:
+        return words.load_f16x8(k, address)
+    return k.load(address, F32X8)
+
+
+def _integer_sums(k: Kernel, layout: Layout, block: Val, rows: list[Val], sub: int) -> list[Val]:
+    """For each (half, row) the int32 x8 sums of code products over one scale's columns."""
+    dots = [[words.Dot(k, layout.bits, layout.signed) for _ in rows] for _ in HALVES]
+    per_sub = BLOCK // GROUP // layout.subs
+    for group in range(sub * per_sub, (sub + 1) * per_sub):
+        weights = _codes(k, layout, block, group)
+        for r, x in enumerate(rows):
+            four = words.broadcast4(k, x + GROUP * group)
+            for h in HALVES:
+                dots[h][r].step(weights[h], four)
+        k.keep_order()
+    return [dots[h][r].result() for h in HALVES for r in range(len(rows))]
+
+
+def _minimums(k: Kernel, layout: Layout, block: Val, h: int) -> Val:
+    width = HALF * layout.scale_bytes
+    if layout.stored_minimum:
+        return load_scales(k, layout, block + (layout.minimum_at + h * width))
+    return load_scales(k, layout, block + h * width) * float(-layout.zero)
+
+
+def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list["Cell"]) -> None:
+    """Add one block's products to the sums of every (half, row)."""
+    width = HALF * layout.scale_bytes
+    for sub in range(layout.subs):
+        ints = _integer_sums(k, layout, block, rows, sub)
+        for h in HALVES:
+            d = load_scales(k, layout, block + (sub * len(HALVES) + h) * width)
+            z = _minimums(k, layout, block, h) if layout.has_minimum else None
+            for r, x in enumerate(rows):
+                cell = sums[h * len(rows) + r]
+                product = k.cast("sitofp", ints[h * len(rows) + r], F32X8)
+                total = words.fma(k, product, d * words.broadcast(k, x + X_SCALE), cell.get())
+                if z is not None:
+                    total = words.fma(k, z, words.broadcast(k, x + X_SUM), total)
+                cell.set(total)
+
+
+class Cell:
+    """One float32 x8 sum: in a register for few rows, else on the stack (registers hold codes)."""
+
+    def __init__(self, k: Kernel, home: Val, in_register: bool) -> None:
+        self.k = k
+        self.home = home
+        self.var: Var | None = k.var(k.const(0.0, F32X8)) if in_register else None
+        if self.var is None:
+            k.store(home, k.const(0.0, F32X8))
+
+    def get(self) -> Val:
+        """The sum."""
+        return self.var.value if self.var else self.k.load(self.home, F32X8)
+
+    def set(self, value: Val) -> None:
+        """Replace the sum."""
+        if self.var:
+            self.var.value = value
+        else:
+            self.k.store(self.home, value)
+
+    def spill(self) -> None:
+        """Make the sum's home hold it."""
+        if self.var:
+            self.k.store(self.home, self.var.value)
+
+
+def _cells(k: Kernel, home: Val, tile: int, count: int, in_register: bool) -> list[Cell]:
+    """Cells of (half, row), laid out so that a row's outputs are contiguous."""
+    at = [(i % count) * tile * 4 + i // count * HALF * 4 for i in range(tile // HALF * count)]
+    return [Cell(k, home + a, in_register) for a in at]
+
+
+def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
+    blocks = k.arg("k") // BLOCK
+    xs = k.arg("xs")
+
+    def run(count: int, tile: Val, x: Val) -> None:
+        """Sums of `count` rows from `x` with `tile`'s weights, left in `home`."""
+        cells = _cells(k, home, TILE, count, in_register=count <= IN_REGISTERS)
+        for b in k.loop(0, blocks):
+            block = tile + b * layout.block_bytes
+            _prefetch(k, block + AHEAD, layout.block_bytes)
+            rows = [x + xs * r + b * X_BLOCK for r in range(count)]
+            _block(k, layout, block, rows, cells)
+        for cell in cells:
+            cell.spill()
+
+    return run
+
+
+def _load_floats(k: Kernel, layout: FloatLayout, address: Val) -> Val:
+    if layout.element == "f16":
+        return words.load_f16x8(k, address)
+    if layout.element == "bf16":
+        return words.load_bf16x8(k, address)
+    return k.load(address, F32X8)
+
+
+def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
+    columns, xs = k.words("k xs")
+    step, halves = layout.element_bytes, range(layout.tile // HALF)
+
+    def run(count: int, tile: Val, x: Val) -> None:
+        """The same with float weights and float activations: one column at a time."""
+        cells = _cells(k, home, layout.tile, count, in_register=True)
+        for c in k.loop(0, columns):
+            at = tile + c * (layout.tile * step)
+            _prefetch(k, at + AHEAD, layout.tile * step)
+            w = [_load_floats(k, layout, at + h * HALF * step) for h in halves]
+            for r in range(count):
+                one = words.broadcast(k, x + xs * r + c * 4)
+                for h in halves:
+                    cell = cells[h * count + r]
+                    cell.set(words.fma(k, w[h], one, cell.get()))
+        for cell in cells:
+            cell.spill()
+
+    return run
+
+
+def _write_row(k: Kernel, tile: int, home: Val, y: Val, add: Val, left: Val) -> None:
+    """Store a row's outputs of a tile at `y`, adding the residual at `add` unless that is 0."""
+    for h in range(tile // HALF):
+        value = k.var(k.load(home + h * HALF * 4, F32X8))
+        at = h * HALF * 4
+        rest = left - h * HALF
+        with k.when(add.ne(0)):
+            value.value = value.value + words.load_tail(k, add + at, rest)
+        with k.if_else(rest >= HALF) as (whole, part):
+            with whole:
+                k.store(y + at, value.value)
+            with part:
+                words.store_tail(k, y + at, value.value, rest)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How a layout is walked: rows of a tile and of a pass, bytes of a tile, home of the sums."""
+
+    tile: int
+    rows: int
+    tile_bytes: Val
+    home: Val
+    run: Pass
+
+
+def _group(k: Kernel, walk: Walk, t: Val, first: Val, count: int) -> None:
+    """Rows first .. first + count - 1 of x with tile t."""
+    w, x, y, n, xs, ys, add, adds = k.words("w x y n xs ys add adds")
+    walk.run(count, w + t * walk.tile_bytes, x + xs * first)
+    column = t * (walk.tile * 4)
+    for r in k.loop(0, count):
+        row = first + r
+        residual = k.select(add.eq(0), add, add + adds * row + column)
+        home = walk.home + r * (walk.tile * 4)
+        _write_row(k, walk.tile, home, y + ys * row + column, residual, n - t * walk.tile)
+
+
+def _walk(k: Kernel, walk: Walk) -> None:
+    """Loops over this thread's tiles and, for each, over groups of rows."""
+    n, m = k.words("n m")
+    for t in k.share((n + (walk.tile - 1)) // walk.tile):
+        whole = m // walk.rows
+        for g in k.loop(0, whole):
+            _group(k, walk, t, g * walk.rows, walk.rows)
+        first = whole * walk.rows
+        for count in range(1, walk.rows):
+            with k.when((m - first).eq(count)):
+                _group(k, walk, t, first, count)
+
+
+def _build(k: Kernel, layout: Packed) -> None:
+    columns = k.arg("k")
+    rows = FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS
+    home = k.scratch(rows * layout.tile * 4)
+    if isinstance(layout, FloatLayout):
+        size = columns * (layout.tile * layout.element_bytes)
+        run = _float_pass(k, layout, home)
+    else:
+        size = columns // BLOCK * layout.block_bytes
+        run = _quantised_pass(k, layout, home)
+    _walk(k, Walk(layout.tile, rows, size, home, run))
+
+
+def _register(layout: Packed) -> KernelSpec:
+    def build(k: Kernel) -> None:
+        _build(k, layout)
+
+    spec = KernelSpec("matmul_" + layout.name, tuple(ARGS.split()), build)
+    KERNELS[spec.name] = spec
+    return spec
+
+
+MATMUL = {layout.name: _register(layout) for layout in LAYOUTS.values()}

@@ -1,0 +1,351 @@
+"""The language in which the CPU kernels are written: Python that emits LLVM IR. Floor 6.
+
+A kernel is a Python function that receives a `Kernel` and runs once, at compile time: arithmetic on
+`Val` emits instructions, Python loops unroll, `k.loop` and `k.when` emit real control flow. This
+file has the scalar and vector core; `words.py` has the words built on it (dot products, exp, half
+floats), and `jit.py` compiles. It is not numba: emitting IR directly gives the register tiling that
+these kernels live from, compiles in milliseconds, and needs no import of numba at start.
+
+Legend: addresses are plain i64 numbers, so address arithmetic is byte arithmetic.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from ggraph.backends.cpu.isa import Isa
+
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+PTR = ir.PointerType()
+FLOATS = (F16, F32, F64)
+
+
+def vec(element: ir.Type, lanes: int) -> ir.VectorType:
+    """The vector type of `lanes` elements."""
+    return ir.VectorType(element, lanes)
+
+
+F32X8, I32X8, I16X16, I8X32 = vec(F32, 8), vec(I32, 8), vec(I16, 16), vec(I8, 32)
+
+
+def element(t: ir.Type) -> ir.Type:
+    """The type of one lane (the type itself for a scalar)."""
+    return t.element if isinstance(t, ir.VectorType) else t
+
+
+class Val:
+    """One value of the kernel: a scalar or a vector. Operators emit instructions.
+
+    Integers are treated as unsigned by `//`, `%` and `>>`, as signed by comparisons.
+    """
+
+    __slots__ = ("k", "v")
+
+    def __init__(self, k: "Kernel", v: ir.Value) -> None:
+        self.k = k
+        self.v = v
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the lanes are floating-point numbers."""
+        return element(self.v.type) in FLOATS
+
+    def _emit(self, of_int: str, of_float: str | None, other: "Num", swap: bool = False) -> "Val":
+        name = of_float if self.is_float else of_int
+        if name is None:
+            raise TypeError(f"{of_int} is not defined on {self.v.type}")
+        pair = (self.v, self.k.same(other, self).v)
+        return Val(self.k, getattr(self.k.b, name)(*(pair[::-1] if swap else pair)))
+
+    def __add__(self, other: "Num") -> "Val":
+        return self._emit("add", "fadd", other)
+
+    def __radd__(self, other: "Num") -> "Val":
+        return self._emit("add", "fadd", other)
+
+    def __sub__(self, other: "Num") -> "Val":
+        return self._emit("sub", "fsub", other)
+
+    def __rsub__(self, other: "Num") -> "Val":
+        return self._emit("sub", "fsub", other, swap=True)
+
+    def __mul__(self, other: "Num") -> "Val":
+        return self._emit("mul", "fmul", other)
+
+    def __rmul__(self, other: "Num") -> "Val":
+        return self._emit("mul", "fmul", other)
+
+    def __truediv__(self, other: "Num") -> "Val":
+        return self._emit("udiv", "fdiv", other)
+
+    def __floordiv__(self, other: "Num") -> "Val":
+        return self._emit("udiv", None, other)
+
+    def __mod__(self, other: "Num") -> "Val":
+        return self._emit("urem", None, other)
+
+    def __and__(self, other: "Num") -> "Val":
+        return self._emit("and_", None, other)
+
+    def __or__(self, other: "Num") -> "Val":
+        return self._emit("or_", None, other)
+
+    def __xor__(self, other: "Num") -> "Val":
+        return self._emit("xor", None, other)
+
+    def __lshift__(self, other: "Num") -> "Val":
+        return self._emit("shl", None, other)
+
+    def __rshift__(self, other: "Num") -> "Val":
+        return self._emit("lshr", None, other)
+
+    def __neg__(self) -> "Val":
+        return Val(self.k, self.k.b.fneg(self.v) if self.is_float else self.k.b.neg(self.v))
+
+    def _compare(self, sign: str, other: "Num") -> "Val":
+        b = self.k.b
+        emit = b.fcmp_ordered if self.is_float else b.icmp_signed
+        return Val(self.k, emit(sign, self.v, self.k.same(other, self).v))
+
+    def __lt__(self, other: "Num") -> "Val":
+        return self._compare("<", other)
+
+    def __le__(self, other: "Num") -> "Val":
+        return self._compare("<=", other)
+
+    def __gt__(self, other: "Num") -> "Val":
+        return self._compare(">", other)
+
+    def __ge__(self, other: "Num") -> "Val":
+        return self._compare(">=", other)
+
+    def eq(self, other: "Num") -> "Val":
+        """Lane-wise equality (`==` keeps Python's meaning)."""
+        return self._compare("==", other)
+
+    def ne(self, other: "Num") -> "Val":
+        """Lane-wise inequality."""
+        return self._compare("!=", other)
+
+
+Num = Val | int | float
+Branch = AbstractContextManager[object]
+
+
+class Var:
+    """A value that loops may change; lives in registers once compiled."""
+
+    __slots__ = ("k", "slot", "type")
+
+    def __init__(self, k: "Kernel", first: Val) -> None:
+        self.k = k
+        self.type = first.v.type
+        with k.b.goto_entry_block():
+            self.slot = k.b.alloca(self.type)
+        self.value = first
+
+    @property
+    def value(self) -> Val:
+        """The present value."""
+        return Val(self.k, self.k.b.load(self.slot, typ=self.type))
+
+    @value.setter
+    def value(self, new: Num) -> None:
+        v = new if isinstance(new, Val) else self.k.const(new, self.type)
+        self.k.b.store(v.v, self.slot)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel: its name, the names of its arguments, and the function that emits its body.
+
+    Arguments are 64-bit words of an instruction; a name ending in ":f" is a float64 number.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    build: Callable[["Kernel"], None]
+
+
+KERNELS: dict[str, KernelSpec] = {}
+
+
+def kernel(args: str) -> Callable[[Callable[["Kernel"], None]], KernelSpec]:
+    """Register a kernel under its function's name; `args` names its words in order."""
+
+    def add(build: Callable[["Kernel"], None]) -> KernelSpec:
+        spec = KernelSpec(build.__name__, tuple(args.split()), build)
+        KERNELS[spec.name] = spec
+        return spec
+
+    return add
+
+
+HEADER_WORDS = 2  # an instruction starts with its kernel's address and its flags
+
+
+class Kernel:
+    """One function under construction: `void name(i64 instruction, i64 thread, i64 threads)`."""
+
+    def __init__(self, module: ir.Module, spec: KernelSpec, isa: Isa) -> None:
+        self.isa = isa
+        self.spec = spec
+        self.module = module
+        kind = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
+        self.function = ir.Function(module, kind, spec.name)
+        self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.instruction, self.thread, self.threads = (Val(self, a) for a in self.function.args)
+
+    def keep_order(self) -> None:
+        """A line that the compiler moves no memory access across (it costs no instruction).
+
+        Register tiles need it: without, LLVM's scheduler gathers all loads first and spills.
+        """
+        self.b.fence("acq_rel", "singlethread")
+
+    def const(self, value: float, t: ir.Type) -> Val:
+        """A constant of type `t` (the same in every lane)."""
+        one = float(value) if element(t) in FLOATS else int(value)
+        if isinstance(t, ir.VectorType):
+            return Val(self, ir.Constant(t, [one] * t.count))
+        return Val(self, ir.Constant(t, one))
+
+    def consts(self, values: Sequence[float], e: ir.Type) -> Val:
+        """A constant vector."""
+        return Val(self, ir.Constant(vec(e, len(values)), list(values)))
+
+    def same(self, value: Num, like: Val) -> Val:
+        """`value` as a `Val`: a Python number takes `like`'s type, a scalar fills its lanes."""
+        if not isinstance(value, Val):
+            return self.const(value, like.v.type)
+        if isinstance(like.v.type, ir.VectorType) and not isinstance(value.v.type, ir.VectorType):
+            return self.splat(value, like.v.type.count)
+        return value
+
+    def arg(self, name: str) -> Val:
+        """The instruction's word called `name`: i64, or f32 if it is declared with ":f"."""
+        is_float = name + ":f" in self.spec.args
+        index = HEADER_WORDS + self.spec.args.index(name + ":f" * is_float)
+        if not is_float:
+            return self.load(self.instruction + 8 * index, I64)
+        return Val(self, self.b.fptrunc(self.load(self.instruction + 8 * index, F64).v, F32))
+
+    def words(self, names: str) -> list[Val]:
+        """Several arguments at once, in the order asked for."""
+        return [self.arg(n) for n in names.split()]
+
+    def pointer(self, address: Val) -> ir.Value:
+        """The address as LLVM's pointer."""
+        return self.b.inttoptr(address.v, PTR)
+
+    def load(self, address: Val, t: ir.Type) -> Val:
+        """A value of type `t` at any address (no alignment assumed)."""
+        return Val(self, self.b.load(self.pointer(address), align=1, typ=t))
+
+    def store(self, address: Val, value: Val) -> None:
+        """Write a value at any address."""
+        self.b.store(value.v, self.pointer(address), align=1)
+
+    def splat(self, value: Val, lanes: int) -> Val:
+        """A vector with `value` in every lane."""
+        t = vec(value.v.type, lanes)
+        one = self.b.insert_element(ir.Constant(t, ir.Undefined), value.v, I32(0))
+        zeros = ir.Constant(vec(I32, lanes), [0] * lanes)
+        return Val(self, self.b.shuffle_vector(one, ir.Constant(t, ir.Undefined), zeros))
+
+    def shuffle(self, a: Val, b: Val, lanes: Sequence[int]) -> Val:
+        """Lanes picked from a (0 ..) and b (a's count ..)."""
+        mask = ir.Constant(vec(I32, len(lanes)), list(lanes))
+        return Val(self, self.b.shuffle_vector(a.v, b.v, mask))
+
+    def lane(self, value: Val, index: int | Val) -> Val:
+        """One lane as a scalar."""
+        at = index.v if isinstance(index, Val) else I32(index)
+        return Val(self, self.b.extract_element(value.v, at))
+
+    def cast(self, op: str, value: Val, t: ir.Type) -> Val:
+        """A conversion by its LLVM name: sext, zext, trunc, sitofp, fptosi, fpext, bitcast ..."""
+        return Val(self, getattr(self.b, op)(value.v, t))
+
+    def select(self, condition: Val, then: Val, other: Num) -> Val:
+        """`then` where the condition holds, else `other`."""
+        return Val(self, self.b.select(condition.v, then.v, self.same(other, then).v))
+
+    def minimum(self, a: Val, b: Num) -> Val:
+        """The smaller; b where either is not a number."""
+        return self.select(a < b, a, b)
+
+    def maximum(self, a: Val, b: Num) -> Val:
+        """The larger; b where either is not a number."""
+        return self.select(a > b, a, b)
+
+    def intrinsic(self, name: str, t: ir.Type, *values: Val | ir.Value) -> Val:
+        """A call of an LLVM intrinsic that returns `t`."""
+        args = [v.v if isinstance(v, Val) else v for v in values]
+        found = self.module.globals.get(name)
+        if found is None:
+            found = ir.Function(self.module, ir.FunctionType(t, [a.type for a in args]), name)
+        return Val(self, self.b.call(found, args))
+
+    def var(self, first: Num, t: ir.Type = I64) -> Var:
+        """A variable that starts as `first` (`t` is the type of a Python number)."""
+        return Var(self, first if isinstance(first, Val) else self.const(first, t))
+
+    def scratch(self, nbytes: int) -> Val:
+        """Address of `nbytes` of this thread's stack, aligned to 64."""
+        with self.b.goto_entry_block():
+            slot = self.b.alloca(ir.ArrayType(I8, nbytes))
+            slot.align = 64
+            return Val(self, self.b.ptrtoint(slot, I64))
+
+    def loop(self, start: Num, stop: Num, step: int = 1) -> Iterator[Val]:
+        """`for i in k.loop(a, b)`: a counted loop whose body is emitted once."""
+        first = start if isinstance(start, Val) else self.const(start, I64)
+        last = self.same(stop, first)
+        before = self.b.block
+        head, body, done = (self.function.append_basic_block() for _ in range(3))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        i = self.b.phi(first.v.type)
+        i.add_incoming(first.v, before)
+        self.b.cbranch((Val(self, i) < last).v, body, done)
+        self.b.position_at_end(body)
+        yield Val(self, i)
+        after = Val(self, i) + step
+        i.add_incoming(after.v, self.b.block)
+        self.b.branch(head)
+        self.b.position_at_end(done)
+
+    def share(self, count: Val, align: int = 1) -> Iterator[Val]:
+        """The part of range(count) that this thread does: contiguous, in units of `align`."""
+        units = (count + (align - 1)) // align
+        start = units * self.thread // self.threads * align
+        stop = self.minimum(units * (self.thread + 1) // self.threads * align, count)
+        yield from self.loop(start, stop)
+
+    @contextmanager
+    def when(self, condition: Val) -> Iterator[None]:
+        """The body runs only where the scalar condition holds."""
+        with self.b.if_then(condition.v):
+            yield
+
+    @contextmanager
+    def if_else(self, condition: Val) -> Iterator[tuple[Branch, Branch]]:
+        """Gives two contexts: `with k.if_else(c) as (then, other)`, then `with then: ...`."""
+        with self.b.if_else(condition.v) as branches:
+            yield branches
+
+    @contextmanager
+    def while_(self, condition: Callable[[], Val]) -> Iterator[None]:
+        """The body runs as long as the condition, emitted before each turn, holds."""
+        head, body, done = (self.function.append_basic_block() for _ in range(3))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        self.b.cbranch(condition().v, body, done)
+        self.b.position_at_end(body)
+        yield
+        self.b.branch(head)
+        self.b.position_at_end(done)

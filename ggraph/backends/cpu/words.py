@@ -1,0 +1,207 @@
+"""Vector words on top of `simd.py`: dot products, half floats, sums, exp. Floor 6.
+
+Every word has one meaning on every processor; `Dot` alone has variants, whose integer results are
+equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.
+"""
+
+from llvmlite import ir
+
+from ggraph.backends.cpu.simd import (
+    F16,
+    F32,
+    F32X8,
+    I1,
+    I8X32,
+    I16,
+    I16X16,
+    I32,
+    I32X8,
+    Kernel,
+    Val,
+    vec,
+)  # fmt: skip
+
+LOG2_E = 1.4426950408889634
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), first one exact
+EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
+             4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)  # fmt: skip  # Cephes expf
+EXP_LOW, EXP_HIGH = -87.3, 88.3  # beyond these exp is taken as exp(limit); below also as 0
+
+
+def fma(k: Kernel, a: Val, b: Val, c: Val) -> Val:
+    """a * b + c with one rounding."""
+    t = c.v.type
+    name = f"llvm.fma.v{t.count}f32" if isinstance(t, ir.VectorType) else "llvm.fma.f32"
+    return k.intrinsic(name, t, k.same(a, c), k.same(b, c), c)
+
+
+def load_f16x8(k: Kernel, address: Val) -> Val:
+    """Eight half floats as float32."""
+    return k.cast("fpext", k.load(address, vec(F16, 8)), F32X8)
+
+
+def load_bf16x8(k: Kernel, address: Val) -> Val:
+    """Eight bfloat16 numbers as float32: their bits are the upper half."""
+    wide = k.cast("zext", k.load(address, vec(I16, 8)), I32X8)
+    return k.cast("bitcast", wide << 16, F32X8)
+
+
+def broadcast4(k: Kernel, address: Val) -> Val:
+    """Four bytes at `address`, repeated in each of 8 lanes: int8 x32."""
+    return k.cast("bitcast", k.splat(k.load(address, I32), 8), I8X32)
+
+
+def broadcast(k: Kernel, address: Val) -> Val:
+    """One float32 at `address` in each of 8 lanes."""
+    return k.splat(k.load(address, F32), 8)
+
+
+def hsum(k: Kernel, x: Val) -> Val:
+    """Sum of 8 lanes, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
+    four = k.shuffle(x, x, (0, 1, 2, 3)) + k.shuffle(x, x, (4, 5, 6, 7))
+    two = k.shuffle(four, four, (0, 1)) + k.shuffle(four, four, (2, 3))
+    return k.lane(two, 0) + k.lane(two, 1)
+
+
+def hmax(k: Kernel, x: Val) -> Val:
+    """Largest of 8 lanes."""
+    four = k.maximum(k.shuffle(x, x, (0, 1, 2, 3)), k.shuffle(x, x, (4, 5, 6, 7)))
+    two = k.maximum(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
+    return k.maximum(k.lane(two, 0), k.lane(two, 1))
+
+
+def absolute(k: Kernel, x: Val) -> Val:
+    """|x| of float32 x8: the sign bit cleared."""
+    bits = k.cast("bitcast", x, I32X8) & 0x7FFFFFFF
+    return k.cast("bitcast", bits, F32X8)
+
+
+def round_even(k: Kernel, x: Val) -> Val:
+    """Nearest integer, ties to even, as a float32."""
+    t = x.v.type
+    name = f"llvm.rint.v{t.count}f32" if isinstance(t, ir.VectorType) else "llvm.rint.f32"
+    return k.intrinsic(name, t, x)
+
+
+def exp(k: Kernel, x: Val) -> Val:
+    """e to the x, float32 x8, within 2 ulp; 0 at and below -87.3 (-inf included)."""
+    inside = k.minimum(k.maximum(x, EXP_LOW), EXP_HIGH)
+    n = round_even(k, inside * LOG2_E)
+    r = fma(k, n, k.const(-LN2_HIGH, F32X8), inside)
+    r = fma(k, n, k.const(-LN2_LOW, F32X8), r)
+    p = k.const(EXP_TERMS[0], F32X8)
+    for term in EXP_TERMS[1:]:
+        p = fma(k, p, r, k.const(term, F32X8))
+    p = fma(k, p, r * r, r) + 1.0
+    power = k.cast("bitcast", (k.cast("fptosi", n, I32X8) + 127) << 23, F32X8)
+    return k.select(x > EXP_LOW, p * power, 0.0)
+
+
+def tail_mask(k: Kernel, left: Val) -> Val:
+    """Lanes 0 .. left - 1 of 8, as a condition."""
+    lanes = k.consts(range(8), I32)
+    return lanes < k.cast("trunc", left, I32)
+
+
+def load_tail(k: Kernel, address: Val, left: Val) -> Val:
+    """The first `left` of 8 float32 at `address`, zeros after; nothing beyond is touched."""
+    name = "llvm.masked.load.v8f32.p0"
+    return k.intrinsic(
+        name, F32X8, k.pointer(address), I32(1), tail_mask(k, left), k.const(0.0, F32X8)
+    )
+
+
+def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
+    """Write the first `left` of 8 float32."""
+    name = "llvm.masked.store.v8f32.p0"
+    k.intrinsic(name, ir.VoidType(), value, k.pointer(address), I32(1), tail_mask(k, left))
+
+
+class Dot:
+    """Sums, in each of 8 int32 lanes, products of four weights and four activations per step.
+
+    |weight| <= 2**bits; unsigned weights unless `signed`. Activations lie in [-127, 127].
+    pmaddubsw adds pairs of products in int16, so `room` steps fit before they must be widened:
+    a pair of 4-bit products is at most 15 x 127 x 2 = 3810, and eight of them 30480.
+    """
+
+    def __init__(self, k: Kernel, bits: int, signed: bool) -> None:
+        self.k = k
+        self.signed = signed
+        self.room = max(1, 128 >> bits) if bits < 8 else 1
+        self.steps = 0
+        self.pairs: Val | None = None  # int16 x16, not yet widened
+        self.total: Val | None = None  # int32 x8
+
+    def step(self, w: Val, x: Val) -> None:
+        """Add the products of x32 weights and x32 activations, four per lane."""
+        {"avx2": self._avx2, "vnni": self._vnni, "sdot": self._sdot}.get(
+            self.k.isa.dot, self._plain
+        )(w, x)
+
+    def result(self) -> Val:
+        """The sums so far, int32 x8."""
+        self._widen()
+        return self._sum()
+
+    def _sum(self) -> Val:
+        return self.total if self.total is not None else self.k.const(0, I32X8)
+
+    def _add(self, wide: Val) -> None:
+        self.total = wide if self.total is None else self.total + wide
+
+    def _widen(self) -> None:
+        if self.pairs is not None:
+            ones = self.k.const(1, I16X16)
+            self._add(self.k.intrinsic("llvm.x86.avx2.pmadd.wd", I32X8, self.pairs, ones))
+        self.pairs, self.steps = None, 0
+
+    def _magnitude(self, w: Val, x: Val) -> tuple[Val, Val]:
+        """|w| and x with w's sign: the same products with an unsigned left factor."""
+        if not self.signed:
+            return w, x
+        k = self.k
+        size = k.intrinsic("llvm.abs.v32i8", I8X32, w, ir.Constant(I1, 0))
+        return size, k.intrinsic("llvm.x86.avx2.psign.b", I8X32, x, w)
+
+    def _avx2(self, w: Val, x: Val) -> None:
+        pair = self.k.intrinsic("llvm.x86.avx2.pmadd.ub.sw", I16X16, *self._magnitude(w, x))
+        self.pairs = pair if self.pairs is None else self.pairs + pair
+        self.steps += 1
+        if self.steps == self.room:
+            self._widen()
+
+    def _vnni(self, w: Val, x: Val) -> None:
+        factors = [self.k.cast("bitcast", v, self._vnni_type()) for v in self._magnitude(w, x)]
+        name = "llvm.x86.avx512.vpdpbusd.256"
+        self.total = self.k.intrinsic(name, I32X8, self._sum(), *factors)
+
+    def _vnni_type(self) -> ir.Type:
+        return I8X32  # LLVM 20 and later take bytes
+
+    def _sdot(self, w: Val, x: Val) -> None:
+        k, halves = self.k, []
+        for at in (0, 4):
+            part = k.shuffle(self._sum(), self._sum(), range(at, at + 4))
+            pair = (k.shuffle(v, v, range(4 * at, 4 * at + 16)) for v in (w, x))
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            halves.append(k.intrinsic(name, vec(I32, 4), part, *pair))
+        self.total = k.shuffle(halves[0], halves[1], range(8))
+
+    def _plain(self, w: Val, x: Val) -> None:
+        k, wide = self.k, vec(I32, 32)
+        products = k.cast("sext", w, wide) * k.cast("sext", x, wide)
+        a, b, c, d = (k.shuffle(products, products, range(i, 32, 4)) for i in range(4))
+        self._add((a + b) + (c + d))
+
+
+def low_nibbles(packed: Val) -> Val:
+    """Low four bits of each byte."""
+    return packed & 15
+
+
+def high_nibbles(k: Kernel, packed: Val) -> Val:
+    """High four bits of each byte, as 0 .. 15 (shifted as int16: x86 has no shift of bytes)."""
+    lanes = packed.v.type.count // 2
+    shifted = k.cast("bitcast", packed, vec(I16, lanes)) >> 4
+    return k.cast("bitcast", shifted, packed.v.type) & 15
