@@ -256,6 +256,8 @@ def _issue_copies(graph: Graph, runs: list[list[str]]) -> list[list[str]]:
 
 def _reordered(graph: Graph, names: Sequence[str]) -> Graph:
     """The same graph with its nodes in the order of `names`; leaves and views as late as needed."""
+    if [t.name for t in graph.nodes] == list(names):
+        return graph
     by_name = {t.name: t for t in graph}
     done: dict[str, Tensor] = {}
 

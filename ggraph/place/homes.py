@@ -25,6 +25,16 @@ def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
     return table
 
 
+def _by_first_use(work: Work) -> list[Tensor]:
+    """The leaves in the order in which the graph's ops first read them."""
+    first = {t.name: i for i, t in reversed(list(enumerate(work.graph.nodes)))}
+    last = len(first)
+    leaves = [t for t in work.graph if t.is_leaf]
+    return sorted(
+        leaves, key=lambda t: min((first[r.name] for r in work.users[t.name]), default=last)
+    )
+
+
 def _layer(work: Work, leaf: Tensor) -> int | None:
     """The layer of a leaf by its own name, else by those of its readers and their sources."""
     nearby = [leaf, *(x for r in work.users[leaf.name] for x in (r, *r.sources))]
@@ -36,9 +46,7 @@ def leaves(work: Work, table: list[str]) -> None:
     room = {d.name: d.memory_bytes for d in work.devices}
     closed: set[str] = set()
     layer = 0
-    for t in work.graph:
-        if not t.is_leaf:
-            continue
+    for t in _by_first_use(work):
         pin = work.pinned.get(t.name)
         if pin:
             device, cause = pin.device, f"pin {pin}"

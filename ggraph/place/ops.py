@@ -64,32 +64,33 @@ def _taker(work: Work, t: Tensor, leaf: Tensor, home: DeviceSpec) -> DeviceSpec 
 
 
 def expand(work: Work) -> None:
-    """Sweeps over the undecided ops: from sources, then from readers, first without the
-    fallback, so that work stays on the faster devices where it can."""
-    skip = work.fallback.name if len(work.devices) > 1 else None
+    """Sweeps over the undecided ops: from sources, then from readers, first without the inputs,
+    which lie on the fallback only because the host writes there."""
+    inputs = {t.name for t in work.graph.leaves(Kind.INPUT) if t.name not in work.pinned}
     nodes = work.graph.nodes
     place_of = {t.name: i for i, t in enumerate(work.graph)}
-    for avoided in (skip, None):
+    for avoided in (inputs, set[str]()):
         for t in nodes:
-            near = sorted(t.sources, key=lambda s: place_of[s.root.name])
-            _take(work, t, near, avoided, "expansion from source")
+            near = [s for s in t.sources if s.root.name not in avoided]
+            near.sort(key=lambda s: place_of[s.root.name])
+            _take(work, t, near, "expansion from source")
         for t in reversed(nodes):
-            _take(work, t, work.readers[t.name][::-1], avoided, "expansion from reader")
+            _take(work, t, work.readers[t.name][::-1], "expansion from reader")
     for t in nodes:
         _fall_back(work, t)
 
 
-def _take(work: Work, t: Tensor, near: list[Tensor], avoided: str | None, cause: str) -> None:
+def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
     """Give `t` the device of the largest neighbour that can run it; of equals, the last."""
     if t.name in work.of:
         return
     best: tuple[int, str, str] | None = None
     for n in near:
         device = work.at(n)
-        if device in (None, avoided) or not work.spec(device or "").supports(t):
+        if device is None or not work.spec(device).supports(t):
             continue
         if best is None or n.nbytes >= best[0]:
-            best = (n.nbytes, device or "", n.name)
+            best = (n.nbytes, device, n.name)
     if best:
         work.put(t, best[1], f"{cause} %{best[2]}")
 

@@ -1,0 +1,257 @@
+"""Replay any plan, verified or not, and report what every read found. Floor 6.
+
+Each byte carries a tag: which value of which run was written there last. A read of value v that
+finds another tag is a fault, whether or not the numbers happen to agree: a stale value, a lost
+write, bytes that another value took, or bytes that nobody wrote. This is `verify`'s second property
+(provenance) seen from one execution; the code shares nothing with `verify`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+import numpy as np
+
+from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.backends.reference import run_reference
+from ggraph.backends.sim.machine import Machine, Span
+from ggraph.backends.sim.orders import InOrder, Order
+from ggraph.errors import InputError
+from ggraph.plan import HOST_STEPS, Access, Command, Do, Plan
+from ggraph.tensor import Array, Tensor
+
+POISON = 0xFF
+_RUNS = 1 << 20  # tags are value number * _RUNS + run + 1; 0: nobody wrote
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A read that did not find its producer's bytes."""
+
+    run: int
+    command: str
+    access: Access
+    byte: int  # first wrong byte, relative to the value
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run}: {self.command} reads {self.access}: byte {self.byte} holds "
+            f"{self.found}, not {self.expected}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """What one simulation gave: outputs per run, states at the end, faults, and the timeline."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    states: Mapping[str, Array]
+    faults: tuple[Fault, ...]
+    timeline: tuple[Span, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Virtual time at which everything was complete."""
+        return max((s.stop for s in self.timeline), default=0.0)
+
+
+@dataclass(eq=False)
+class _Tags:
+    """Numbers for (value, run) pairs, and back."""
+
+    plan: Plan
+    number: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.number = {name: i + 1 for i, name in enumerate(self.plan.schedule.values)}
+
+    def of(self, value: str, run: int) -> int:
+        return self.number[value] * _RUNS + run + 1
+
+    def expected(self, value: str, run: int) -> int:
+        """The tag that a read of `value` in `run` must find. Run -1 stands for "initial"."""
+        schedule = self.plan.schedule
+        held = schedule.values[value]
+        if value in schedule.carried:
+            last = schedule.carried[value]
+            return self.of(value, -1) if run == 0 or last == value else self.of(last, run - 1)
+        return self.of(value, -1 if held.initial else run)
+
+    def name(self, tag: int) -> str:
+        if not tag:
+            return "bytes that nobody wrote"
+        value = list(self.number)[tag // _RUNS - 1]
+        run = tag % _RUNS - 1
+        return f"%{value} of run {run}" if run >= 0 else f"%{value} as it was loaded"
+
+
+class Simulator:
+    """A plan bound to simulated memory; every call of `run` begins afresh.
+
+    `initial` gives the raw storage of weights and states by name; a state that is not given begins
+    as zeros. Raises InputError for a weight that is missing or has another size.
+    """
+
+    def __init__(self, plan: Plan, initial: Mapping[str, Array]) -> None:
+        self.plan = plan
+        self._tensors = {t.name: t for t in plan.graph}
+        self._initial = initial
+        self._tags = _Tags(plan)
+        self._memory = {
+            b.name: Memory(b, np.zeros(b.nbytes, np.uint8)) for b in plan.memory.buffers.values()
+        }
+        self._tag = {name: np.zeros(m.buffer.nbytes, np.int64) for name, m in self._memory.items()}
+        self._phases = lcm(*(len(r.offsets) for r in plan.memory.regions.values()))
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self._faults: list[Fault] = []
+
+    def run(self, feeds: Sequence[Mapping[str, Array]], order: Order | None = None) -> Simulated:
+        """Run the plan once per element of `feeds` (one array per input), in the given order."""
+        self._reset()
+        machine = Machine(order or InOrder())
+        outputs: list[Mapping[str, Array]] = []
+        for k, given in enumerate(feeds):
+            results: dict[str, Array] = {}
+            for i, c in enumerate(self.plan.schedule):
+                self._step(machine, i, c, k, given, results)
+            outputs.append(results)
+        machine.synchronise()
+        states = {s: self._bytes(s, 0) for s in self.plan.schedule.carried}
+        return Simulated(tuple(outputs), states, tuple(self._faults), tuple(machine.timeline))
+
+    def _reset(self) -> None:
+        self._faults = []
+        for name, memory in self._memory.items():
+            memory.handle[:] = POISON
+            self._tag[name][:] = 0
+        for v in self.plan.schedule.values.values():
+            if v.initial:
+                buffer, begin = self._at(v.name, 0)
+                buffer.handle[begin : begin + v.nbytes] = self._first(v.name, v.nbytes)
+                self._tag[buffer.buffer.name][begin : begin + v.nbytes] = self._tags.of(v.name, -1)
+
+    def _first(self, name: str, nbytes: int) -> Array:
+        given = self._initial.get(name)
+        if given is None and name in self.plan.schedule.carried:
+            return np.zeros(nbytes, np.uint8)
+        raw = None if given is None else np.ascontiguousarray(given).reshape(-1).view(np.uint8)
+        if raw is None or raw.size != nbytes:
+            got = "nothing" if raw is None else f"{raw.size} bytes"
+            raise InputError(f"initial value of {name!r}: expected {nbytes} bytes, got {got}")
+        return raw
+
+    def _at(self, value: str, run: int) -> tuple[Memory, int]:
+        region = self.plan.memory.regions[value]
+        return self._memory[region.buffer], region.offsets[run % len(region.offsets)]
+
+    def _bytes(self, value: str, run: int) -> Array:
+        memory, begin = self._at(value, run)
+        held: Array = memory.handle[begin : begin + self.plan.schedule.values[value].nbytes]
+        return held.copy()
+
+    def _step(
+        self,
+        machine: Machine,
+        index: int,
+        c: Command,
+        run: int,
+        given: Mapping[str, Array],
+        results: dict[str, Array],
+    ) -> None:
+        """Enqueue one command, or perform one host step."""
+        if c.do is Do.RECORD:
+            machine.record(c.actor, c.event or "")
+        elif c.do is Do.WAIT:
+            machine.wait(c.actor, c.event or "")
+        elif c.do is Do.HOST_SYNC:
+            who = c.waits_for
+            device, stream = (who.device, who.stream) if who else (None, None)
+            machine.synchronise(device, stream, c.event)
+        elif c.do in HOST_STEPS:
+            machine.host(c.label, self._host(c, run, given, results), c.seconds)
+        else:
+            work = self._kernel(index, c, run) if c.do is Do.LAUNCH else self._copy(c, run)
+            machine.enqueue(c.actor, c.label, c.seconds, work)
+
+    def _host(
+        self, c: Command, run: int, given: Mapping[str, Array], results: dict[str, Array]
+    ) -> Callable[[], None]:
+        def write() -> None:
+            for a in c.writes:
+                data = np.ascontiguousarray(given[c.node or ""]).reshape(-1).view(np.uint8)
+                memory, begin = self._at(a.value, run)
+                memory.handle[begin + a.start : begin + a.stop] = data
+            self._note(c, run)
+
+        def read() -> None:
+            self._check(c, run)
+            for a in c.reads:
+                memory, begin = self._at(a.value, run)
+                raw = memory.handle[begin + a.start : begin + a.stop].copy()
+                results[c.node or c.label] = _shaped(raw, self._tensors.get(c.node or ""))
+
+        def free() -> None:
+            for a in c.writes:
+                memory, begin = self._at(a.value, run)
+                memory.handle[begin + a.start : begin + a.stop] = POISON
+                self._tag[memory.buffer.name][begin + a.start : begin + a.stop] = 0
+
+        return {Do.HOST_WRITE: write, Do.HOST_READ: read, Do.HOST_FREE: free}[c.do]
+
+    def _kernel(self, index: int, c: Command, run: int) -> Callable[[], None]:
+        key = (index, run % self._phases)
+        if key not in self._launches:
+            t = self._tensors[c.node or c.label]
+            sources = tuple(self._ref(s, run) for s in t.sources)
+            self._launches[key] = Launch(c, self._ref(t, run), sources)
+
+        def work() -> None:
+            self._check(c, run)
+            with np.errstate(all="ignore"):  # poison and stale bytes make NaN on purpose
+                run_reference(self._launches[key])
+            self._note(c, run)
+
+        return work
+
+    def _ref(self, t: Tensor, run: int) -> Ref:
+        memory, begin = self._at(t.root.name, run)
+        return Ref(t, memory, begin + t.offset)
+
+    def _copy(self, c: Command, run: int) -> Callable[[], None]:
+        def work() -> None:
+            self._check(c, run)
+            for a, b in zip(c.reads, c.writes, strict=True):
+                (out, first), (into, begin) = self._at(a.value, run), self._at(b.value, run)
+                moved = out.handle[first + a.start : first + a.stop].copy()
+                into.handle[begin + b.start : begin + b.stop] = moved
+            self._note(c, run)
+
+        return work
+
+    def _note(self, c: Command, run: int) -> None:
+        """Tag what `c` wrote."""
+        for a in c.writes:
+            memory, begin = self._at(a.value, run)
+            tag = self._tags.of(a.value, run)
+            self._tag[memory.buffer.name][begin + a.start : begin + a.stop] = tag
+
+    def _check(self, c: Command, run: int) -> None:
+        """Compare the tags of what `c` reads with what it should find."""
+        for a in c.reads:
+            memory, begin = self._at(a.value, run)
+            seen = self._tag[memory.buffer.name][begin + a.start : begin + a.stop]
+            wanted = self._tags.expected(a.value, run)
+            wrong = seen != wanted
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                names = self._tags.name(wanted), self._tags.name(int(seen[at]))
+                self._faults.append(Fault(run, c.label, a, a.start + at, *names))
+
+
+def _shaped(raw: Array, t: Tensor | None) -> Array:
+    """Raw bytes as the tensor's storage type and shape; left as bytes where they do not fit."""
+    if t is None or raw.size != t.size * t.dtype.np.itemsize:
+        return raw
+    return raw.view(t.dtype.np).reshape(t.shape)
