@@ -1,5 +1,203 @@
 """The op set: one file per family, one record per op. Floor 4.
 
 Importing this package fills the registry of `ggraph.tensor`. Every function here builds a tensor;
-what an op means is its `reference`, kept beside it.
+what an op means is its `reference`, kept beside it. `rules.py` says how optional sources are
+marked. The promise of `inplace_ok` holds where the source has the result's shape, dtype and
+strides. `evaluate.py` runs whole graphs in NumPy.
 """
+
+from ggraph.ops.attention import (
+    diag_mask_inf,
+    diag_mask_zero,
+    flash_attn,
+    soft_max,
+)
+from ggraph.ops.copies import (
+    cast,
+    cont,
+    copy,
+    cpy,
+    dup,
+)
+from ggraph.ops.copies import (
+    set_ as set,
+)
+from ggraph.ops.create import (
+    arange,
+    fill,
+    tri,
+)
+from ggraph.ops.elementwise import (
+    add,
+    clamp,
+    div,
+    mul,
+    scale,
+    sub,
+)
+from ggraph.ops.glu import (
+    geglu,
+    geglu_erf,
+    geglu_quick,
+    reglu,
+    swiglu,
+)
+from ggraph.ops.join import (
+    concat,
+    pad,
+    repeat,
+    roll,
+)
+from ggraph.ops.matmul import (
+    mul_mat,
+    mul_mat_id,
+    out_prod,
+)
+from ggraph.ops.norm import (
+    group_norm,
+    l2_norm,
+    norm,
+    rms_norm,
+)
+from ggraph.ops.reduce import (
+    cumsum,
+    mean,
+    sum_rows,
+)
+from ggraph.ops.reduce import (
+    sum_ as sum,
+)
+from ggraph.ops.rope import (
+    rope,
+)
+from ggraph.ops.rows import (
+    get_rows,
+    set_rows,
+)
+from ggraph.ops.shape import (
+    columns,
+    narrow,
+    permute,
+    reshape,
+    rows,
+    transpose,
+    view,
+)
+from ggraph.ops.shape import (
+    slice_ as slice,
+)
+from ggraph.ops.sort import (
+    argmax,
+    argsort,
+    top_k,
+)
+from ggraph.ops.unary import (
+    abs,
+    ceil,
+    cos,
+    elu,
+    exp,
+    expm1,
+    floor,
+    gelu,
+    gelu_erf,
+    gelu_quick,
+    hardsigmoid,
+    hardswish,
+    log,
+    neg,
+    relu,
+    round,
+    sgn,
+    sigmoid,
+    silu,
+    sin,
+    softplus,
+    sqr,
+    sqrt,
+    step,
+    tanh,
+    trunc,
+)
+
+__all__ = [
+    "abs",
+    "add",
+    "arange",
+    "argmax",
+    "argsort",
+    "cast",
+    "ceil",
+    "clamp",
+    "columns",
+    "concat",
+    "cont",
+    "copy",
+    "cos",
+    "cpy",
+    "cumsum",
+    "diag_mask_inf",
+    "diag_mask_zero",
+    "div",
+    "dup",
+    "elu",
+    "exp",
+    "expm1",
+    "fill",
+    "flash_attn",
+    "floor",
+    "geglu",
+    "geglu_erf",
+    "geglu_quick",
+    "gelu",
+    "gelu_erf",
+    "gelu_quick",
+    "get_rows",
+    "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "l2_norm",
+    "log",
+    "mean",
+    "mul",
+    "mul_mat",
+    "mul_mat_id",
+    "narrow",
+    "neg",
+    "norm",
+    "out_prod",
+    "pad",
+    "permute",
+    "reglu",
+    "relu",
+    "repeat",
+    "reshape",
+    "rms_norm",
+    "roll",
+    "rope",
+    "round",
+    "rows",
+    "scale",
+    "set",
+    "set_rows",
+    "sgn",
+    "sigmoid",
+    "silu",
+    "sin",
+    "slice",
+    "soft_max",
+    "softplus",
+    "sqr",
+    "sqrt",
+    "step",
+    "sub",
+    "sum",
+    "sum_rows",
+    "swiglu",
+    "tanh",
+    "top_k",
+    "transpose",
+    "tri",
+    "trunc",
+    "view",
+]

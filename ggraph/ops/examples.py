@@ -1,0 +1,61 @@
+"""Examples of ops as tensors and arrays: for tests on every backend and for benchmarks. Floor 4."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ggraph.errors import GraphError
+from ggraph.ops.evaluate import to_logical, to_storage
+from ggraph.tensor import OPS, Arg, Array, Example, Kind, OpSpec, Tensor, apply, leaf
+
+
+def every() -> Iterator[tuple[OpSpec, int, Example]]:
+    """Every example of every registered op, with its number within the op."""
+    for name in sorted(OPS):
+        for i, example in enumerate(OPS[name].examples):
+            yield OPS[name], i, example
+
+
+def leaves(spec: OpSpec, example: Example) -> tuple[Tensor, ...]:
+    """One leaf per source: inputs a, b, .., and a state for what the op overwrites."""
+    kinds = [Kind.STATE if i == spec.overwrites else Kind.INPUT for i in range(len(example.args))]
+    return tuple(
+        leaf(kind, chr(ord("a") + i), arg.shape, arg.dtype)
+        for i, (kind, arg) in enumerate(zip(kinds, example.args, strict=True))
+    )
+
+
+def build(spec: OpSpec, example: Example) -> Tensor:
+    """The op applied to `leaves`; the result is called "y"."""
+    return apply(spec.name, *leaves(spec, example), name="y", **example.attrs)
+
+
+def values(arg: Arg, rng: np.random.Generator) -> Array:
+    """Logical values for one source, as its `fill` asks.
+
+    "normal", "positive" (0.1 to 2.1), "mask" (0 or -inf) or "ids:N" (integers in [0, N)).
+    """
+    word, _, count = arg.fill.partition(":")
+    if word == "ids":
+        drawn = rng.integers(0, max(int(count), 1), arg.shape)
+        return drawn.astype(np.float32) if arg.dtype.is_float else drawn.astype(arg.dtype.np)
+    if word == "mask":
+        return np.where(rng.random(arg.shape) < 0.5, 0, -np.inf).astype(np.float32)
+    if word == "positive":
+        return (rng.random(arg.shape) * 2 + 0.1).astype(np.float32)
+    if word != "normal":
+        raise GraphError(f"unknown fill {arg.fill!r} of {arg}")
+    return rng.standard_normal(arg.shape).astype(np.float32)
+
+
+def feeds(spec: OpSpec, example: Example, seed: int = 0) -> dict[str, Array]:
+    """Logical values for `leaves`, already rounded to each leaf's dtype."""
+    rng = np.random.default_rng(seed)
+    pairs = zip(leaves(spec, example), example.args, strict=True)
+    return {t.name: rounded(values(arg, rng), t) for t, arg in pairs}
+
+
+def rounded(logical: Array, t: Tensor) -> Array:
+    """The values that remain when `logical` is stored as `t` and read again."""
+    kept = to_logical(to_storage(logical, t), t)
+    return np.array(kept)

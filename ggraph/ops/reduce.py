@@ -1,0 +1,96 @@
+"""Sums, means and running sums. Floor 4. Sums in float64, as in ggml.
+
+Legend: n row length.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ggraph.dtype import F16, F32
+from ggraph.ops.rules import f32, f64, plain_float, rank, rule, same_row
+from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Rule, Tensor, apply, register
+
+
+def _total_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    plain_float(sources[0])
+    return Meta((1,), F32)
+
+
+def _row_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    rank(sources[0], 1)
+    plain_float(sources[0])
+    return Meta((*sources[0].shape[:-1], 1), F32)
+
+
+def _sum(x: Array) -> Array:
+    return f32(f64(x).sum().reshape(1))
+
+
+def _sum_rows(x: Array) -> Array:
+    return f32(f64(x).sum(-1, keepdims=True))
+
+
+def _mean(x: Array) -> Array:
+    return f32(f64(x).sum(-1, keepdims=True) / np.float64(x.shape[-1]))
+
+
+def _cumsum(x: Array) -> Array:
+    return f32(f64(x).cumsum(-1))
+
+
+EXAMPLES = (
+    Example((Arg((3, 5)),)),
+    Example((Arg((2, 3, 67)),)),
+    Example((Arg((1, 1)),)),
+    Example((Arg((0, 5)),)),
+    Example((Arg((3, 5), F16),), tolerance=2e-3),
+)
+SUM = register(
+    OpSpec(
+        "sum",
+        infer=rule("sum", "x", _total_rule),
+        reference=_sum,
+        ggml="SUM",
+        examples=(*EXAMPLES, Example((Arg(()),))),
+        doc="sum(x): the sum of all elements.",
+    )
+)
+
+
+def _by_row(name: str, body: Rule, reference: Callable[[Array], Array], meaning: str) -> OpSpec:
+    return register(
+        OpSpec(
+            name,
+            infer=rule(name, "x", body),
+            reference=reference,
+            ggml=name.upper(),
+            examples=(*EXAMPLES, Example((Arg((7,)),))),
+            doc=f"{name}(x): {meaning}.",
+        )
+    )
+
+
+SUM_ROWS = _by_row("sum_rows", _row_rule, _sum_rows, "the sum of each row")
+MEAN = _by_row("mean", _row_rule, _mean, "the mean of each row; NaN for rows of no element")
+CUMSUM = _by_row("cumsum", same_row, _cumsum, "the sum of each row up to and with each element")
+
+
+def sum_(x: Tensor, *, name: str = "") -> Tensor:
+    """Sum of all elements of x [...], plain float -> f32 [1]. ggml: GGML_OP_SUM."""
+    return apply("sum", x, name=name)
+
+
+def sum_rows(x: Tensor, *, name: str = "") -> Tensor:
+    """Sum of each row: x [..., n] plain float -> f32 [..., 1]. ggml: GGML_OP_SUM_ROWS."""
+    return apply("sum_rows", x, name=name)
+
+
+def mean(x: Tensor, *, name: str = "") -> Tensor:
+    """Mean of each row: x [..., n] plain float -> f32 [..., 1]. ggml: GGML_OP_MEAN."""
+    return apply("mean", x, name=name)
+
+
+def cumsum(x: Tensor, *, name: str = "") -> Tensor:
+    """Running sum along rows of x [..., n], plain float; same shape. ggml: GGML_OP_CUMSUM."""
+    return apply("cumsum", x, name=name)

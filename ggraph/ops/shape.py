@@ -1,0 +1,280 @@
+"""Views: other shapes and windows of the same bytes; they cost nothing. Floor 4.
+
+All but `view` say what they show by index, never by byte, so they can be applied again to a copy
+of their source that lies elsewhere or has other strides. Block types keep whole blocks: their
+last axis stays last and is cut at block borders only.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+
+from ggraph.dtype import F16, I32, Q8_0
+from ggraph.ops.rules import expect, free, integers, rank, rule
+from ggraph.tensor import (
+    Arg,
+    Array,
+    Attrs,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    contiguous,
+    register,
+)
+
+
+def _view(
+    name: str,
+    body: Callable[[Sequence[Tensor], Attrs], Meta],
+    reference: Callable[..., Array],
+    ggml: str | None,
+    examples: tuple[Example, ...],
+    doc: str,
+) -> OpSpec:
+    return register(
+        OpSpec(
+            name,
+            infer=rule(name, "x", body),
+            reference=reference,
+            ggml=ggml,
+            cost=free,
+            view_of=0,
+            examples=examples,
+            doc=doc,
+        )
+    )
+
+
+def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    x, shape = sources[0], list(integers(attrs, "shape"))
+    expect(x.is_contiguous, f"%{x.name} is not contiguous: use cont first")
+    free_axes = [i for i, n in enumerate(shape) if n == -1]
+    known = prod(n for n in shape if n != -1)
+    expect(len(free_axes) <= 1 and min(shape, default=0) >= -1, f"shape {shape} is not a shape")
+    if free_axes:
+        fits = known > 0 and x.size % known == 0
+        expect(fits, f"{x.size} elements do not fill shape {shape}")
+        shape[free_axes[0]] = x.size // known
+    expect(prod(shape) == x.size, f"{x.size} elements do not fill shape {shape}")
+    if x.dtype.is_block and x.size:
+        expect(shape[-1] % x.dtype.block == 0, f"rows of {shape[-1]} cut blocks of {x.dtype}")
+    return Meta(tuple(shape), x.dtype, contiguous(shape, x.dtype))
+
+
+def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:
+    return x.reshape(shape)
+
+
+RESHAPE = _view(
+    "reshape",
+    _reshape_rule,
+    _reshape,
+    "RESHAPE",
+    (
+        Example((Arg((3, 4)),), {"shape": (2, 6)}),
+        Example((Arg((2, 3, 4)),), {"shape": (-1, 4)}),
+        Example((Arg((1,)),), {"shape": (1, 1, 1)}),
+        Example((Arg((0, 4)),), {"shape": (2, 0, 2)}),
+        Example((Arg((2, 64), Q8_0),), {"shape": (4, 32)}),
+    ),
+    "reshape(x, shape): the same elements in row-major order; one size may be -1.",
+)
+
+
+def _permute_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    x, axes = sources[0], integers(attrs, "axes")
+    n = len(x.shape)
+    axes = tuple(a + n if a < 0 else a for a in axes)
+    expect(sorted(axes) == list(range(n)), f"axes {axes} are not an order of {n} axes")
+    fixed = not x.dtype.is_block or n == 0 or axes[-1] == n - 1
+    expect(fixed, f"the last axis of {x.dtype} must stay last, got axes {axes}")
+    return Meta(tuple(x.shape[a] for a in axes), x.dtype, tuple(x.strides[a] for a in axes))
+
+
+def _permute(x: Array, *, axes: tuple[int, ...]) -> Array:
+    return x.transpose(axes)
+
+
+PERMUTE = _view(
+    "permute",
+    _permute_rule,
+    _permute,
+    "PERMUTE",
+    (
+        Example((Arg((2, 3, 4)),), {"axes": (1, 0, 2)}),
+        Example((Arg((2, 3, 4), F16),), {"axes": (2, 0, 1)}),
+        Example((Arg((2, 3, 4, 5)),), {"axes": (0, -1, 1, 2)}),
+        Example((Arg((1, 1)),), {"axes": (1, 0)}),
+        Example((Arg((0, 4)),), {"axes": (1, 0)}),
+        Example((Arg((3, 2, 32), Q8_0),), {"axes": (1, 0, 2)}),
+    ),
+    "permute(x, axes): axis i of the result is axis axes[i] of x, as in NumPy's transpose.",
+)
+
+
+def _transpose_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    rank(sources[0], 2)
+    n = len(sources[0].shape)
+    return _permute_rule(sources, {"axes": (*range(n - 2), n - 1, n - 2)})
+
+
+def _transpose(x: Array) -> Array:
+    return x.swapaxes(-1, -2)
+
+
+TRANSPOSE = _view(
+    "transpose",
+    _transpose_rule,
+    _transpose,
+    "TRANSPOSE",
+    (
+        Example((Arg((3, 4)),)),
+        Example((Arg((2, 3, 4), I32, "ids:9"),)),
+        Example((Arg((1, 1)),)),
+        Example((Arg((0, 4)),)),
+    ),
+    "transpose(x): the last two axes exchanged.",
+)
+
+
+def _slice_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    x, n = sources[0], len(sources[0].shape)
+    starts, sizes = integers(attrs, "starts", n), integers(attrs, "sizes", n)
+    inside = all(a >= 0 and s >= 0 and a + s <= m for a, s, m in zip(starts, sizes, x.shape))  # noqa: B905
+    expect(inside, f"starts {list(starts)} and sizes {list(sizes)} leave {list(x.shape)}")
+    steps = list(starts)
+    if n and x.dtype.is_block:
+        whole = starts[-1] % x.dtype.block == 0 and sizes[-1] % x.dtype.block == 0
+        expect(whole, f"columns {starts[-1]} + {sizes[-1]} cut blocks of {x.dtype}")
+        steps[-1] //= x.dtype.block
+    offset = sum(a * s for a, s in zip(steps, x.strides, strict=True))
+    return Meta(sizes, x.dtype, x.strides, offset)
+
+
+def _slice(x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+    return x[tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))]
+
+
+SLICE = _view(
+    "slice",
+    _slice_rule,
+    _slice,
+    "VIEW",
+    (
+        Example((Arg((4, 5)),), {"starts": (1, 2), "sizes": (2, 3)}),
+        Example((Arg((4, 3, 5), F16),), {"starts": (1, 0, 4), "sizes": (3, 3, 1)}),
+        Example((Arg((1,)),), {"starts": (0,), "sizes": (1,)}),
+        Example((Arg((4, 5)),), {"starts": (4, 0), "sizes": (0, 5)}),
+        Example((Arg((3, 96), Q8_0),), {"starts": (1, 32), "sizes": (2, 64)}),
+    ),
+    "slice(x, starts, sizes): the box of x that begins at `starts`.",
+)
+
+
+def _flat_view_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    x, shape = sources[0], integers(attrs, "shape")
+    steps, start = integers(attrs, "steps", len(shape)), integers(attrs, "start", 1)[0]
+    expect(x.is_contiguous, f"%{x.name} is not contiguous: use slice, permute or cont")
+    expect(not x.dtype.is_block, f"%{x.name} is of {x.dtype}: use slice")
+    expect(min((*shape, *steps, start), default=0) >= 0, "sizes, steps and start must not be < 0")
+    last = start + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+    expect(prod(shape) == 0 or last < x.size, f"element {last} is outside %{x.name} ({x.size})")
+    size = x.dtype.block_bytes
+    return Meta(shape, x.dtype, tuple(s * size for s in steps), start * size)
+
+
+def _flat_view(
+    x: Array, *, shape: tuple[int, ...], steps: tuple[int, ...], start: tuple[int, ...]
+) -> Array:
+    if prod(shape) == 0:
+        return np.empty(shape, x.dtype)
+    flat = x.reshape(-1)[start[0] :]
+    strides = tuple(s * flat.itemsize for s in steps)
+    return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
+
+
+VIEW = _view(
+    "view",
+    _flat_view_rule,
+    _flat_view,
+    "VIEW",
+    (
+        Example((Arg((4, 6)),), {"shape": (4, 2, 2), "steps": (6, 2, 1), "start": (2,)}),
+        Example((Arg((10,), F16),), {"shape": (4, 3), "steps": (2, 1), "start": (1,)}),
+        Example((Arg((5, 5)),), {"shape": (5,), "steps": (6,), "start": (0,)}),
+        Example((Arg((1,)),), {"shape": (1, 1), "steps": (0, 0), "start": (0,)}),
+        Example((Arg((3, 2)),), {"shape": (0, 2), "steps": (2, 1), "start": (6,)}),
+    ),
+    "view(x, shape, steps, start): element i, j, .. is x.flat[start + i steps[0] + j steps[1] ..].",
+)
+
+
+def reshape(x: Tensor, *shape: int, name: str = "") -> Tensor:
+    """View of x's elements in another shape; one size may be -1. ggml: GGML_OP_RESHAPE.
+
+    x: contiguous, any dtype. Errors: ShapeError when elements or blocks do not fit.
+    """
+    return apply("reshape", x, name=name, shape=tuple(shape))
+
+
+def permute(x: Tensor, *axes: int, name: str = "") -> Tensor:
+    """View with axis i of the result taken from axis axes[i] of x, as NumPy's transpose.
+
+    ggml: GGML_OP_PERMUTE, which gives the inverse order. Errors: ShapeError.
+    """
+    return apply("permute", x, name=name, axes=tuple(axes))
+
+
+def transpose(x: Tensor, *, name: str = "") -> Tensor:
+    """View of x [.., m, n] as [.., n, m]. ggml: GGML_OP_TRANSPOSE. Errors: ShapeError."""
+    return apply("transpose", x, name=name)
+
+
+def view(
+    x: Tensor,
+    shape: Sequence[int],
+    steps: Sequence[int] | None = None,
+    start: int = 0,
+    *,
+    name: str = "",
+) -> Tensor:
+    """Any regular window on contiguous x: steps and start in elements. ggml: GGML_OP_VIEW.
+
+    steps default to row-major order without gaps. Errors: ShapeError for windows that leave x.
+    """
+    rows = tuple(steps) if steps is not None else _row_major(shape)
+    return apply("view", x, name=name, shape=tuple(shape), steps=rows, start=(start,))
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def slice_(x: Tensor, starts: Sequence[int], sizes: Sequence[int], *, name: str = "") -> Tensor:
+    """View of the box of x with `sizes` that begins at `starts`. ggml: GGML_OP_VIEW.
+
+    x of any dtype and layout; block types are cut at blocks. Errors: ShapeError.
+    """
+    return apply("slice", x, name=name, starts=tuple(starts), sizes=tuple(sizes))
+
+
+def narrow(x: Tensor, axis: int, start: int, count: int, *, name: str = "") -> Tensor:
+    """View of `count` places of one axis of x, from `start` on; see `slice_`."""
+    n = len(x.shape)
+    expect(-n <= axis < n, f"narrow: %{x.name} {list(x.shape)} has no axis {axis}")
+    starts, sizes = [0] * n, list(x.shape)
+    starts[axis], sizes[axis] = start, count
+    return slice_(x, starts, sizes, name=name)
+
+
+def rows(x: Tensor, start: int, count: int, *, name: str = "") -> Tensor:
+    """View of rows start .. start + count of x's first axis; see `slice_`."""
+    return narrow(x, 0, start, count, name=name)
+
+
+def columns(x: Tensor, start: int, count: int, *, name: str = "") -> Tensor:
+    """View of columns start .. start + count of x's last axis; see `slice_`."""
+    return narrow(x, -1, start, count, name=name)
