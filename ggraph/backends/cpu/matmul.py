@@ -9,6 +9,7 @@ Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z min
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from llvmlite import ir
 
@@ -21,7 +22,6 @@ from ggraph.backends.cpu.simd import (
     Kernel,
     KernelSpec,
     Val,
-    Var,
 )  # fmt: skip
 from ggraph.backends.cpu.tiles import (
     BLOCK,
@@ -37,9 +37,8 @@ from ggraph.backends.cpu.tiles import (
     Packed,
 )  # fmt: skip
 
-ROWS = 4  # rows of x per pass
+ROWS = 5  # rows of x per pass
 FLOAT_ROWS = 3
-IN_REGISTERS = 2  # up to so many rows keep their sums in registers
 AHEAD = 8192  # bytes between use and prefetch: the hardware alone reaches 2/3 of the bandwidth
 ARGS = "w x y n k m xs ys add adds"
 HALVES = range(TILE // HALF)
@@ -93,7 +92,7 @@ def _minimums(k: Kernel, layout: Layout, block: Val, h: int) -> Val:
     return load_scales(k, layout, block + h * width) * float(-layout.zero)
 
 
-def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list["Cell"]) -> None:
+def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list[Val]) -> None:
     """Add one block's products to the sums of every (half, row)."""
     width = HALF * layout.scale_bytes
     for sub in range(layout.subs):
@@ -102,61 +101,36 @@ def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list["C
             d = load_scales(k, layout, block + (sub * len(HALVES) + h) * width)
             z = _minimums(k, layout, block, h) if layout.has_minimum else None
             for r, x in enumerate(rows):
-                cell = sums[h * len(rows) + r]
+                home = sums[h * len(rows) + r]
                 product = k.cast("sitofp", ints[h * len(rows) + r], F32X8)
-                total = words.fma(k, product, d * words.broadcast(k, x + X_SCALE), cell.get())
+                total = words.fma(
+                    k, product, d * words.broadcast(k, x + X_SCALE), k.load(home, F32X8)
+                )
                 if z is not None:
                     total = words.fma(k, z, words.broadcast(k, x + X_SUM), total)
-                cell.set(total)
+                k.store(home, total)
 
 
-class Cell:
-    """One float32 x8 sum: in a register for few rows, else on the stack (registers hold codes)."""
-
-    def __init__(self, k: Kernel, home: Val, in_register: bool) -> None:
-        self.k = k
-        self.home = home
-        self.var: Var | None = k.var(k.const(0.0, F32X8)) if in_register else None
-        if self.var is None:
-            k.store(home, k.const(0.0, F32X8))
-
-    def get(self) -> Val:
-        """The sum."""
-        return self.var.value if self.var else self.k.load(self.home, F32X8)
-
-    def set(self, value: Val) -> None:
-        """Replace the sum."""
-        if self.var:
-            self.var.value = value
-        else:
-            self.k.store(self.home, value)
-
-    def spill(self) -> None:
-        """Make the sum's home hold it."""
-        if self.var:
-            self.k.store(self.home, self.var.value)
-
-
-def _cells(k: Kernel, home: Val, tile: int, count: int, in_register: bool) -> list[Cell]:
-    """Cells of (half, row), laid out so that a row's outputs are contiguous."""
-    at = [(i % count) * tile * 4 + i // count * HALF * 4 for i in range(tile // HALF * count)]
-    return [Cell(k, home + a, in_register) for a in at]
+def _homes(home: Val, tile: int, count: int) -> list[Val]:
+    """Addresses of the sums of each (half, row); a row's outputs are contiguous."""
+    return [home + (r * tile + h * HALF) * 4 for h in range(tile // HALF) for r in range(count)]
 
 
 def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
+    """The sums stay on the stack, one load and one store per block: registers hold codes."""
     blocks = k.arg("k") // BLOCK
     xs = k.arg("xs")
 
     def run(count: int, tile: Val, x: Val) -> None:
         """Sums of `count` rows from `x` with `tile`'s weights, left in `home`."""
-        cells = _cells(k, home, TILE, count, in_register=count <= IN_REGISTERS)
+        sums = _homes(home, TILE, count)
+        for at in sums:
+            k.store(at, k.const(0.0, F32X8))
         for b in k.loop(0, blocks):
             block = tile + b * layout.block_bytes
             _prefetch(k, block + AHEAD, layout.block_bytes)
             rows = [x + xs * r + b * X_BLOCK for r in range(count)]
-            _block(k, layout, block, rows, cells)
-        for cell in cells:
-            cell.spill()
+            _block(k, layout, block, rows, sums)
 
     return run
 
@@ -174,19 +148,19 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
     step, halves = layout.element_bytes, range(layout.tile // HALF)
 
     def run(count: int, tile: Val, x: Val) -> None:
-        """The same with float weights and float activations: one column at a time."""
-        cells = _cells(k, home, layout.tile, count, in_register=True)
+        """The same with float weights and float activations, sums in registers."""
+        sums = [[k.var(0, F32X8) for _ in range(count)] for _ in halves]
         for c in k.loop(0, columns):
             at = tile + c * (layout.tile * step)
             _prefetch(k, at + AHEAD, layout.tile * step)
-            w = [_load_floats(k, layout, at + h * HALF * step) for h in halves]
-            for r in range(count):
-                one = words.broadcast(k, x + xs * r + c * 4)
-                for h in halves:
-                    cell = cells[h * count + r]
-                    cell.set(words.fma(k, w[h], one, cell.get()))
-        for cell in cells:
-            cell.spill()
+            ones = [words.broadcast(k, x + xs * r + c * 4) for r in range(count)]
+            for h in halves:
+                w = _load_floats(k, layout, at + h * HALF * step)
+                for total, one in zip(sums[h], ones, strict=True):
+                    total.value = words.fma(k, w, one, total.value)
+                k.keep_order()
+        for at, total in zip(_homes(home, layout.tile, count), chain(*sums), strict=True):
+            k.store(at, total.value)
 
     return run
 

@@ -29,6 +29,7 @@ def vec(element: ir.Type, lanes: int) -> ir.VectorType:
 
 
 F32X8, I32X8, I16X16, I8X32 = vec(F32, 8), vec(I32, 8), vec(I16, 16), vec(I8, 32)
+F64X8 = vec(F64, 8)
 
 
 def element(t: ir.Type) -> ir.Type:

@@ -4,6 +4,8 @@ Every word has one meaning on every processor; `Dot` alone has variants, whose i
 equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.
 """
 
+import math
+
 from llvmlite import ir
 
 from ggraph.backends.cpu.simd import (
@@ -95,6 +97,51 @@ def exp(k: Kernel, x: Val) -> Val:
     p = fma(k, p, r * r, r) + 1.0
     power = k.cast("bitcast", (k.cast("fptosi", n, I32X8) + 127) << 23, F32X8)
     return k.select(x > EXP_LOW, p * power, 0.0)
+
+
+HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # pi / 2 in two parts (fdlibm)
+SIN_TERMS = (
+    1.58969099521155010221e-10,
+    -2.50507602534068634195e-08,
+    2.75573137070700676789e-06,
+    -1.98412698298579493134e-04,
+    8.33333333332248946124e-03,
+    -1.66666666666666324348e-01,
+)
+COS_TERMS = (
+    -1.13596475577881948265e-11,
+    2.08757232129817482790e-09,
+    -2.75573143513906633035e-07,
+    2.48015872894767294178e-05,
+    -1.38888888888741095749e-03,
+    4.16666666666666019037e-02,
+)
+
+
+def _polynomial(k: Kernel, x: Val, terms: tuple[float, ...]) -> Val:
+    total = k.const(terms[0], x.v.type)
+    for term in terms[1:]:
+        total = total * x + term
+    return total
+
+
+def sin_cos(k: Kernel, x: Val) -> tuple[Val, Val]:
+    """Sine and cosine of float64 x8, |x| < 2**30, within 1e-12 (coefficients: fdlibm)."""
+    n = k.intrinsic("llvm.rint.v8f64", x.v.type, x * (2.0 / math.pi))
+    r = (x - n * HALF_PI[0]) - n * HALF_PI[1]
+    z = r * r
+    sine = r + r * z * _polynomial(k, z, SIN_TERMS)
+    cosine = (1.0 - z * 0.5) + z * z * _polynomial(k, z, COS_TERMS)
+    quarter = k.cast("fptosi", n, I32X8) & 3
+    swapped = (quarter & 1).eq(1)
+    s, c = k.select(swapped, cosine, sine), k.select(swapped, sine, cosine)
+    negative_s, negative_c = (quarter & 2).eq(2), ((quarter + 1) & 2).eq(2)
+    return k.select(negative_s, -s, s), k.select(negative_c, -c, c)
+
+
+def sigmoid(k: Kernel, x: Val) -> Val:
+    """1 / (1 + exp(-x)), float32 x8."""
+    return k.const(1.0, F32X8) / (exp(k, -x) + 1.0)
 
 
 def tail_mask(k: Kernel, left: Val) -> Val:

@@ -1,0 +1,303 @@
+"""Attention over the cache with an online soft-max, for grouped queries. Floor 6.
+
+The cache is walked in chunks of `CHUNK` positions. A chunk gives, for each head, the largest
+score, the sum of exponentials and the weighted sum of values; chunks are merged in order. That
+order alone decides a row's bits: not the number of rows, the bucket or the threads. `attention_*`
+does whole rows; where rows are few, `attend_chunks_*` shares out single chunks and `merge_chunks`
+puts them together with the same arithmetic.
+
+Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
+n positions of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.simd import (
+    F16,
+    F32,
+    F32X8,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+    vec,
+)  # fmt: skip
+
+CHUNK = 128  # positions of a chunk
+HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
+MAX_HEAD = 256  # numbers per head
+MAX_QUERIES = 4  # queries handled together
+LOWEST = -3.0e38  # stands for -inf where a difference must stay a number
+ARGS = ("q", "k", "v", "mask", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
+        "vs", "vh", "ms", "ys", "part", "scale:f")  # fmt: skip
+ONE = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A group of queries of one row on one key head; addresses of everything it reads."""
+
+    kind: str
+    count: int
+    q: Val  # [count, hd]
+    keys: Val
+    values: Val
+    mask: Val  # 0: none
+    scores: Val  # [MAX_QUERIES, CHUNK]
+
+
+def state_bytes(hd: int) -> int:
+    """Bytes of one head's state."""
+    return HEAD + 4 * hd
+
+
+def _load8(k: Kernel, kind: str, at: Val) -> Val:
+    """Eight cache numbers as float32."""
+    if kind == "f16":
+        return k.cast("fpext", k.load(at, vec(F16, 8)), F32X8)
+    return k.load(at, F32X8)
+
+
+def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> None:
+    """Scores of `positions` keys for each query, scaled, into job.scores."""
+    hd, ks = k.words("hd ks")
+    keys = [job.keys + ks * (position + p) for p in range(positions)]
+    sums = [[k.var(0, F32X8) for _ in keys] for _ in range(job.count)]
+    for d in k.loop(0, hd, 8):
+        loaded = [_load8(k, job.kind, key + d * ONE[job.kind]) for key in keys]
+        for g in range(job.count):
+            query = k.load(job.q + (hd * g + d) * 4, F32X8)
+            for p, key in enumerate(loaded):
+                sums[g][p].value = words.fma(k, query, key, sums[g][p].value)
+    for g in range(job.count):
+        for p in range(positions):
+            dot = words.hsum(k, sums[g][p].value) * k.arg("scale")
+            k.store(job.scores + (g * CHUNK + p) * 4 + (position - first) * 4, dot)
+
+
+def _scores(k: Kernel, job: Job, first: Val, stop: Val) -> list[Val]:
+    """Masked scores of positions first .. stop; returns the largest for each query."""
+    pairs = first + (stop - first) // 2 * 2
+    for position in k.loop(first, pairs, 2):
+        _dots(k, job, position, 2, first)
+    with k.when(pairs < stop):
+        _dots(k, job, pairs, 1, first)
+    tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
+    for i in k.loop(0, stop - first, 8):
+        left = stop - first - i
+        shown = words.tail_mask(k, left)
+        bias = k.var(0.0, F32X8)
+        with k.when(job.mask.ne(0)):
+            bias.value = words.load_tail(k, job.mask + (first + i) * 4, left)
+        for g, top in enumerate(tops):
+            at = job.scores + g * (CHUNK * 4) + i * 4
+            value = k.select(shown, k.load(at, F32X8) + bias.value, float("-inf"))
+            k.store(at, value)
+            top.value = k.maximum(value, top.value)
+    return [words.hmax(k, top.value) for top in tops]
+
+
+def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
+    """Replace query g's scores by exp(score - top); returns their sum."""
+    total = k.var(0.0, F32X8)
+    for i in k.loop(0, length, 8):
+        at = job.scores + g * (CHUNK * 4) + i * 4
+        value = words.exp(k, k.load(at, F32X8) - k.splat(top, 8))
+        k.store(at, value)
+        total.value = total.value + value
+    return words.hsum(k, total.value)
+
+
+def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width: int) -> None:
+    """Sums of values weighted by job.scores, `width` vectors of 8 dimensions at a time."""
+    hd, vs = k.words("hd vs")
+
+    def dims(d: Val, count: int) -> None:
+        sums = [[k.var(0.0, F32X8) for _ in range(count)] for _ in out]
+        for position in k.loop(first, stop):
+            row = job.values + vs * position + d * ONE[job.kind]
+            weights = [
+                words.broadcast(k, job.scores + g * (CHUNK * 4) + (position - first) * 4)
+                for g in range(job.count)
+            ]
+            for i in range(count):
+                value = _load8(k, job.kind, row + i * 8 * ONE[job.kind])
+                for g, weight in enumerate(weights):
+                    sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
+        for g, at in enumerate(out):
+            for i in range(count):
+                k.store(at + (d + i * 8) * 4, sums[g][i].value)
+
+    whole = hd // (8 * width) * (8 * width)
+    for d in k.loop(0, whole, 8 * width):
+        dims(d, width)
+    if width > 1:
+        for d in k.loop(whole, hd, 8):
+            dims(d, 1)
+
+
+def _chunk(k: Kernel, job: Job, first: Val, stop: Val, states: list[Val]) -> None:
+    """State of one chunk for each query of the job, written to `states`."""
+    tops = _scores(k, job, first, stop)
+    for g, (top, state) in enumerate(zip(tops, states, strict=True)):
+        k.store(state, top)
+        k.store(state + 4, _exponentials(k, job, g, stop - first, top))
+    width = {1: 8, 2: 4, 3: 4}.get(job.count, 2)
+    _weighted(k, job, first, stop, [s + HEAD for s in states], width)
+
+
+def _merge(k: Kernel, state: Val, part: Val) -> None:
+    """state = state and part together, each scaled to the larger of the two largest scores."""
+    old, new = k.load(state, F32), k.load(part, F32)
+    top = k.maximum(old, new)
+    both = k.shuffle(k.splat(old - top, 8), k.splat(new - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
+    factors = words.exp(k, both)
+    keep, add = k.lane(factors, 0), k.lane(factors, 1)
+    k.store(state, top)
+    k.store(state + 4, k.load(state + 4, F32) * keep + k.load(part + 4, F32) * add)
+    for d in k.loop(0, k.arg("hd"), 8):
+        at = d * 4 + HEAD
+        scaled = k.load(part + at, F32X8) * k.splat(add, 8)
+        k.store(state + at, words.fma(k, k.load(state + at, F32X8), k.splat(keep, 8), scaled))
+
+
+def _clear(k: Kernel, state: Val) -> None:
+    k.store(state, k.const(LOWEST, F32))
+    k.store(state + 4, k.const(0.0, F32))
+    for d in k.loop(0, k.arg("hd"), 8):
+        k.store(state + d * 4 + HEAD, k.const(0.0, F32X8))
+
+
+def _finish(k: Kernel, state: Val, y: Val) -> None:
+    """y = out / sum (zeros where nothing was shown)."""
+    total = k.load(state + 4, F32)
+    share = k.splat(k.select(total > 0.0, k.const(1.0, F32) / total, 0.0), 8)
+    for d in k.loop(0, k.arg("hd"), 8):
+        k.store(y + d * 4, k.load(state + d * 4 + HEAD, F32X8) * share)
+
+
+def _groups(k: Kernel, each: Callable[[Val, int], None]) -> None:
+    """`each(first query, count)` over the queries of one key head, at most MAX_QUERIES at once."""
+    queries = k.arg("heads") // k.arg("kv_heads")
+    whole = queries // MAX_QUERIES * MAX_QUERIES
+    for g in k.loop(0, whole, MAX_QUERIES):
+        each(g, MAX_QUERIES)
+    for count in range(1, MAX_QUERIES):
+        with k.when((queries - whole).eq(count)):
+            each(whole, count)
+
+
+def _job(k: Kernel, kind: str, row: Val, kv: Val, first: Val, count: int, scores: Val) -> Job:
+    """The job of queries first .. first + count - 1 on key head kv."""
+    q, keys, values, mask, hd, qs, kh, vh, ms = k.words("q k v mask hd qs kh vh ms")
+    head = kv * (k.arg("heads") // k.arg("kv_heads")) + first
+    masked = k.select(mask.eq(0), mask, mask + ms * row)
+    query = q + qs * row + head * hd * 4
+    return Job(kind, count, query, keys + kh * kv, values + vh * kv, masked, scores)
+
+
+def _head(k: Kernel, kv: Val, first: Val) -> Val:
+    return kv * (k.arg("heads") // k.arg("kv_heads")) + first
+
+
+def _whole_rows(k: Kernel, kind: str) -> None:
+    y, m, kv_heads, hd, n, ys = k.words("y m kv_heads hd n ys")
+    scores = k.scratch(MAX_QUERIES * CHUNK * 4)
+    room = state_bytes(MAX_HEAD)
+    states = [k.scratch(room) for _ in range(MAX_QUERIES)]
+    parts = [k.scratch(room) for _ in range(MAX_QUERIES)]
+    for item in k.share(m * kv_heads):
+        row, kv = item // kv_heads, item % kv_heads
+
+        def queries(first: Val, count: int, row: Val = row, kv: Val = kv) -> None:
+            job = _job(k, kind, row, kv, first, count, scores)
+            for state in states[:count]:
+                _clear(k, state)
+            for start in k.loop(0, n, CHUNK):
+                stop = k.minimum(start + CHUNK, n)
+                stop = _last(k, job.mask, start, stop)
+                with k.when(start < stop):
+                    _chunk(k, job, start, stop, parts[:count])
+                    for state, part in zip(states[:count], parts[:count], strict=True):
+                        _merge(k, state, part)
+            for g, state in enumerate(states[:count]):
+                _finish(k, state, y + ys * row + (_head(k, kv, first) + g) * hd * 4)
+
+        _groups(k, queries)
+
+
+def _last(k: Kernel, mask: Val, start: Val, stop: Val) -> Val:
+    """End of what the mask shows of start .. stop, in units of 8; `start` where all is hidden."""
+    end = k.var(stop)
+    with k.when(mask.ne(0)):
+        end.value = start
+        for i in k.loop(start, stop, 8):
+            left = stop - i
+            bias = words.load_tail(k, mask + i * 4, left)
+            top = k.select(words.tail_mask(k, left), bias, float("-inf"))
+            with k.when(words.hmax(k, top) > LOWEST):
+                end.value = k.minimum(i + 8, stop)
+    return end.value
+
+
+def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
+    """Address of the state of (row, head, chunk) in the scratch."""
+    part, heads, hd, n = k.words("part heads hd n")
+    chunks = (n + (CHUNK - 1)) // CHUNK
+    return part + ((row * heads + head) * chunks + chunk) * (hd * 4 + HEAD)
+
+
+def _single_chunks(k: Kernel, kind: str) -> None:
+    m, kv_heads, n = k.words("m kv_heads n")
+    scores = k.scratch(MAX_QUERIES * CHUNK * 4)
+    chunks = (n + (CHUNK - 1)) // CHUNK
+    for item in k.share(m * kv_heads * chunks):
+        c, kv, row = item % chunks, item // chunks % kv_heads, item // chunks // kv_heads
+
+        def queries(first: Val, count: int, row: Val = row, kv: Val = kv, c: Val = c) -> None:
+            job = _job(k, kind, row, kv, first, count, scores)
+            start = c * CHUNK
+            stop = _last(k, job.mask, start, k.minimum(start + CHUNK, n))
+            states = [_part(k, row, _head(k, kv, first) + g, c) for g in range(count)]
+            with k.if_else(start < stop) as (some, none):
+                with some:
+                    _chunk(k, job, start, stop, states)
+                with none:
+                    for state in states:  # nothing shown: the merge skips it
+                        k.store(state, k.const(float("-inf"), F32))
+
+        _groups(k, queries)
+
+
+def _merge_chunks(k: Kernel) -> None:
+    y, m, heads, hd, n, ys = k.words("y m heads hd n ys")
+    state = k.scratch(state_bytes(MAX_HEAD))
+    for item in k.share(m * heads):
+        row, head = item // heads, item % heads
+        _clear(k, state)
+        for c in k.loop(0, (n + (CHUNK - 1)) // CHUNK):
+            part = _part(k, row, head, c)
+            with k.when(k.load(part, F32) > float("-inf")):
+                _merge(k, state, part)
+        _finish(k, state, y + ys * row + head * hd * 4)
+
+
+def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:
+    """Bytes of the scratch that `attend_chunks_*` and `merge_chunks` share."""
+    return m * heads * -(-n // CHUNK) * state_bytes(hd)
+
+
+def _register(name: str, build: Callable[[Kernel], None]) -> KernelSpec:
+    KERNELS[name] = KernelSpec(name, ARGS, build)
+    return KERNELS[name]
+
+
+def _of_kind(build: Callable[[Kernel, str], None], kind: str) -> Callable[[Kernel], None]:
+    return lambda k: build(k, kind)
+
+
+WHOLE = {kind: _register("attention_" + kind, _of_kind(_whole_rows, kind)) for kind in ONE}
+CHUNKS = {kind: _register("attend_chunks_" + kind, _of_kind(_single_chunks, kind)) for kind in ONE}
+MERGE = _register("merge_chunks", _merge_chunks)

@@ -1,0 +1,133 @@
+"""Rows written into a cache or another tensor, and rotary positions. Floor 6.
+
+Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
+"""
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.simd import (
+    F16,
+    F32,
+    F32X8,
+    F64,
+    F64X8,
+    I32,
+    I64,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+    vec,
+)  # fmt: skip
+
+MAX_ROTATED = 512  # dimensions of a head that can be rotated
+
+
+def _row_of(k: Kernel, index: Val, r: Val) -> Val:
+    """The target row of row r: index[r] (int64), or r itself where there is no index."""
+    row = k.var(r)
+    with k.when(index.ne(0)):
+        row.value = k.load(index + r * 8, I64)
+    return row.value
+
+
+def _store8(k: Kernel, kind: str, at: Val, value: Val) -> None:
+    k.store(at, k.cast("fptrunc", value, vec(F16, 8)) if kind == "f16" else value)
+
+
+def _store1(k: Kernel, kind: str, at: Val, value: Val) -> None:
+    k.store(at, k.cast("fptrunc", value, F16) if kind == "f16" else value)
+
+
+def _set_rows(kind: str) -> KernelSpec:
+    size = 2 if kind == "f16" else 4
+
+    def build(k: Kernel) -> None:
+        x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
+        for r in k.share(m):
+            source, target = x + xs * r, y + ys * _row_of(k, index, r)
+            whole = n // 8 * 8
+            for c in k.loop(0, whole, 8):
+                _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
+            for c in k.loop(whole, n):
+                _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
+
+    name = "set_rows_" + kind
+    KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys"), build)
+    return KERNELS[name]
+
+
+def _angles(k: Kernel, row: Val, table: Val) -> None:
+    """Cosines, then sines, of one row's position into `table` (float32)."""
+    positions, freqs, factors, nr, scale = k.words("pos freqs factors nr mscale")
+    position = k.splat(k.cast("sitofp", k.load(positions + row * 4, I32), F64), 8)
+    half = nr // 2
+    for i in k.loop(0, half, 8):
+        freq = k.var(k.load(freqs + i * 8, F64X8))
+        with k.when(factors.ne(0)):
+            inside = words.load_tail(k, factors + i * 4, half - i)
+            one = k.select(words.tail_mask(k, half - i), inside, 1.0)
+            freq.value = freq.value / k.cast("fpext", one, F64X8)
+        pair = words.sin_cos(k, position * freq.value)
+        sine, cosine = (k.cast("fptrunc", v, F32X8) * k.splat(scale, 8) for v in pair)
+        k.store(table + i * 4, cosine)
+        k.store(table + MAX_ROTATED * 4 + i * 4, sine)
+
+
+def _rotate_halves(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
+    """Pairs (i, i + nr/2): the form of Qwen and of HF checkpoints."""
+    half = k.arg("nr") // 2
+    size = 2 if kind == "f16" else 4
+    for i in k.loop(0, half):
+        a, b = k.load(x + i * 4, F32), k.load(x + (half + i) * 4, F32)
+        c, s = k.load(table + i * 4, F32), k.load(table + MAX_ROTATED * 4 + i * 4, F32)
+        _store1(k, kind, y + i * size, a * c - b * s)
+        _store1(k, kind, y + (half + i) * size, a * s + b * c)
+
+
+def _rotate_pairs(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
+    """Pairs (2i, 2i + 1): the form of llama-architecture GGUF files."""
+    size = 2 if kind == "f16" else 4
+    for i in k.loop(0, k.arg("nr") // 2):
+        a, b = k.load(x + i * 8, F32), k.load(x + i * 8 + 4, F32)
+        c, s = k.load(table + i * 4, F32), k.load(table + MAX_ROTATED * 4 + i * 4, F32)
+        _store1(k, kind, y + i * (2 * size), a * c - b * s)
+        _store1(k, kind, y + i * (2 * size) + size, a * s + b * c)
+
+
+def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
+    size = 2 if kind == "f16" else 4
+    with k.if_else(k.arg("halves").ne(0)) as (halves, pairs):
+        with halves:
+            _rotate_halves(k, kind, x, y, table)
+        with pairs:
+            _rotate_pairs(k, kind, x, y, table)
+    for i in k.loop(k.arg("nr"), k.arg("hd")):
+        _store1(k, kind, y + i * size, k.load(x + i * 4, F32))
+
+
+ROPE_ARGS = (
+    "x", "y", "pos", "index", "freqs", "factors", "m", "heads", "hd", "nr", "halves",
+    "xs", "xh", "ys", "yh", "mscale:f",
+)  # fmt: skip
+
+
+def _rope(kind: str) -> KernelSpec:
+    def build(k: Kernel) -> None:
+        x, y, index, m, heads, xs, xh, ys, yh = k.words("x y index m heads xs xh ys yh")
+        table = k.scratch(MAX_ROTATED * 8 + 64)
+        present = k.var(-1)
+        for item in k.share(m * heads):
+            r, h = item // heads, item % heads
+            with k.when(present.value.ne(r)):
+                _angles(k, r, table)
+                present.value = r
+            target = y + ys * _row_of(k, index, r) + yh * h
+            _rope_head(k, kind, x + xs * r + xh * h, target, table)
+
+    name = "rope_" + kind
+    KERNELS[name] = KernelSpec(name, ROPE_ARGS, build)
+    return KERNELS[name]
+
+
+SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}
+ROPE = {kind: _rope(kind) for kind in ("f32", "f16")}

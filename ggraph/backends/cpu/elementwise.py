@@ -1,0 +1,273 @@
+"""Element-wise kernels, norms and row kernels on float32 rows. Floor 6.
+
+Every kernel works on m rows of n numbers with row strides in bytes and shares rows, or pieces of
+rows, among threads; a row's sums have one fixed order. A stride of 0 repeats one row.
+
+Legend: m rows, n columns, xs / ys row strides in bytes.
+"""
+
+from collections.abc import Callable
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.quantise import load_block, quantise_block
+from ggraph.backends.cpu.simd import (
+    F32,
+    F32X8,
+    I32,
+    I32X8,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+    kernel,
+)  # fmt: skip
+from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK
+
+PIECE = 512  # columns that one thread takes at a time
+Emit1 = Callable[[Kernel, Val], Val]
+Emit2 = Callable[[Kernel, Val, Val], Val]
+
+
+def _map(k: Kernel, start: Val, stop: Val, body: Callable[[Val, Val | None], None]) -> None:
+    """`body(column, left)` for 8 columns at a time; `left` is given for the last, partial one."""
+    whole = start + (stop - start) // 8 * 8
+    for c in k.loop(start, whole, 8):
+        body(c, None)
+    with k.when(whole < stop):
+        body(whole, stop - whole)
+
+
+def _get(k: Kernel, at: Val, left: Val | None) -> Val:
+    return k.load(at, F32X8) if left is None else words.load_tail(k, at, left)
+
+
+def _put(k: Kernel, at: Val, value: Val, left: Val | None) -> None:
+    if left is None:
+        k.store(at, value)
+    else:
+        words.store_tail(k, at, value, left)
+
+
+def _pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
+    """`body(row, first column, end column)` for this thread's pieces of the m x n matrix."""
+    m, n = k.words("m n")
+    per_row = (n + (PIECE - 1)) // PIECE
+    for item in k.share(m * per_row):
+        r, start = item // per_row, item % per_row * PIECE
+        body(r, start, k.minimum(start + PIECE, n))
+
+
+def _binary(name: str, emit: Emit2) -> KernelSpec:
+    def build(k: Kernel) -> None:
+        a, b, y, a_step, bs, ys = k.words("a b y as bs ys")
+
+        def piece(r: Val, start: Val, stop: Val) -> None:
+            def eight(c: Val, left: Val | None) -> None:
+                first = _get(k, a + a_step * r + c * 4, left)
+                second = _get(k, b + bs * r + c * 4, left)
+                _put(k, y + ys * r + c * 4, emit(k, first, second), left)
+
+            _map(k, start, stop, eight)
+
+        _pieces(k, piece)
+
+    KERNELS[name] = KernelSpec(name, ("a", "b", "y", "m", "n", "as", "bs", "ys"), build)
+    return KERNELS[name]
+
+
+def _unary(name: str, emit: Emit1) -> KernelSpec:
+    def build(k: Kernel) -> None:
+        x, y, xs, ys = k.words("x y xs ys")
+
+        def piece(r: Val, start: Val, stop: Val) -> None:
+            def eight(c: Val, left: Val | None) -> None:
+                value = emit(k, _get(k, x + xs * r + c * 4, left))
+                _put(k, y + ys * r + c * 4, value, left)
+
+            _map(k, start, stop, eight)
+
+        _pieces(k, piece)
+
+    KERNELS[name] = KernelSpec(name, ("x", "y", "m", "n", "xs", "ys"), build)
+    return KERNELS[name]
+
+
+GELU_A, GELU_B = 0.044715, 0.79788456080286535588  # tanh form, sqrt(2 / pi)
+
+
+def _gelu(k: Kernel, x: Val) -> Val:
+    """0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    u = x * GELU_B * (x * x * GELU_A + 1.0)
+    return x * words.sigmoid(k, u * 2.0)
+
+
+def _silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
+    return gate * words.sigmoid(k, gate) * up
+
+
+ADD = _binary("add", lambda k, a, b: a + b)
+SUB = _binary("sub", lambda k, a, b: a - b)
+MUL = _binary("mul", lambda k, a, b: a * b)
+DIV = _binary("div", lambda k, a, b: a / b)
+SILU_MUL = _binary("silu_mul", _silu_mul)
+COPY = _unary("copy", lambda k, x: x)
+NEG = _unary("neg", lambda k, x: -x)
+SILU = _unary("silu", lambda k, x: x * words.sigmoid(k, x))
+SIGMOID = _unary("sigmoid", words.sigmoid)
+GELU = _unary("gelu", _gelu)
+RELU = _unary("relu", lambda k, x: k.maximum(x, 0.0))
+EXP = _unary("exp", words.exp)
+
+
+@kernel("x y m n xs ys scale:f bias:f")
+def scale(k: Kernel) -> None:
+    """y = x * scale + bias (two roundings)."""
+    x, y, xs, ys, factor, bias = k.words("x y xs ys scale bias")
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        def eight(c: Val, left: Val | None) -> None:
+            value = _get(k, x + xs * r + c * 4, left)
+            _put(k, y + ys * r + c * 4, value * k.splat(factor, 8) + k.splat(bias, 8), left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)
+
+
+def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
+    """Sum over n columns of emit(column, left): four interleaved sums of 8 lanes, fixed order."""
+    zero = k.const(0.0, F32X8)
+    sums = [k.var(zero) for _ in range(4)]
+    whole = n // 32 * 32
+    for c in k.loop(0, whole, 32):
+        for i, s in enumerate(sums):
+            s.value = s.value + emit(c + 8 * i, None)
+
+    def eight(c: Val, left: Val | None) -> None:
+        sums[0].value = sums[0].value + emit(c, left)
+
+    _map(k, whole, n, eight)
+    a, b, c, d = (s.value for s in sums)
+    return words.hsum(k, (a + b) + (c + d))
+
+
+def _rms_factor(k: Kernel, x: Val, n: Val, eps: Val) -> Val:
+    """1 / sqrt(mean of squares + eps) of one row."""
+
+    def square(c: Val, left: Val | None) -> Val:
+        v = _get(k, x + c * 4, left)
+        return v * v
+
+    mean = _row_sum(k, n, square) / k.cast("uitofp", n, F32)
+    return k.const(1.0, F32) / k.intrinsic("llvm.sqrt.f32", F32, mean + eps)
+
+
+@kernel("x w y m n xs ys eps:f")
+def rms_norm(k: Kernel) -> None:
+    """y = x / rms(x) * w; w = 0 means no weight."""
+    x, w, y, m, n, xs, ys, eps = k.words("x w y m n xs ys eps")
+    for r in k.share(m):
+        row, out = x + xs * r, y + ys * r
+        factor = k.splat(_rms_factor(k, row, n, eps), 8)
+
+        def plain(
+            c: Val, left: Val | None, row: Val = row, out: Val = out, f: Val = factor
+        ) -> None:
+            _put(k, out + c * 4, _get(k, row + c * 4, left) * f, left)
+
+        def weighted(c: Val, left: Val | None, out: Val = out) -> None:
+            _put(k, out + c * 4, _get(k, out + c * 4, left) * _get(k, w + c * 4, left), left)
+
+        _map(k, k.same(0, n), n, plain)
+        with k.when(w.ne(0)):
+            _map(k, k.same(0, n), n, weighted)
+
+
+@kernel("x w out m n xs os eps:f")
+def rms_norm_quantise(k: Kernel) -> None:
+    """out = quantised rows of x / rms(x) * w; n is whole blocks of 32."""
+    x, w, out, m, n, xs, os, eps = k.words("x w out m n xs os eps")
+    for r in k.share(m):
+        row = x + xs * r
+        factor = k.splat(_rms_factor(k, row, n, eps), 8)
+        for b in k.loop(0, n // BLOCK):
+            at = b * (BLOCK * 4)
+            pairs = zip(load_block(k, row + at), load_block(k, w + at), strict=True)
+            quantise_block(k, [v * factor * u for v, u in pairs], out + os * r + b * X_BLOCK)
+
+
+@kernel("a b out m n as bs os")
+def silu_mul_quantise(k: Kernel) -> None:
+    """out = quantised rows of silu(a) * b; n is whole blocks of 32."""
+    a, b, out, m, n, a_step, bs, os = k.words("a b out m n as bs os")
+    blocks = n // BLOCK
+    for item in k.share(m * blocks):
+        r, i = item // blocks, item % blocks
+        gates = load_block(k, a + a_step * r + i * (BLOCK * 4))
+        ups = load_block(k, b + bs * r + i * (BLOCK * 4))
+        values = [_silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+        quantise_block(k, values, out + os * r + i * X_BLOCK)
+
+
+@kernel("x mask y m n xs ms ys scale:f")
+def soft_max(k: Kernel) -> None:
+    """y = softmax(x * scale + mask) over each row; mask = 0 means none; an all -inf row gives 0."""
+    x, mask, y, m, n, xs, ms, ys, factor = k.words("x mask y m n xs ms ys scale")
+    for r in k.share(m):
+        out = y + ys * r
+        top = k.var(k.const(float("-inf"), F32X8))
+
+        def biased(c: Val, left: Val | None, r: Val = r, out: Val = out, top=top) -> None:  # type: ignore[no-untyped-def]
+            value = k.var(_get(k, x + xs * r + c * 4, left) * k.splat(factor, 8))
+            with k.when(mask.ne(0)):
+                value.value = value.value + _get(k, mask + ms * r + c * 4, left)
+            _put(k, out + c * 4, value.value, left)
+            shown = value.value
+            if left is not None:
+                shown = k.select(words.tail_mask(k, left), shown, float("-inf"))
+            top.value = k.maximum(shown, top.value)
+
+        _map(k, k.same(0, n), n, biased)
+        largest = k.maximum(words.hmax(k, top.value), -3.0e38)
+
+        def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
+            value = words.exp(k, _get(k, out + c * 4, left) - k.splat(largest, 8))
+            if left is not None:
+                value = k.select(words.tail_mask(k, left), value, 0.0)
+            _put(k, out + c * 4, value, left)
+            return value
+
+        total = _row_sum(k, n, raised)
+        share = k.select(total > 0.0, k.const(1.0, F32) / total, 0.0)
+
+        def scaled(c: Val, left: Val | None, out: Val = out, share: Val = share) -> None:
+            _put(k, out + c * 4, _get(k, out + c * 4, left) * k.splat(share, 8), left)
+
+        _map(k, k.same(0, n), n, scaled)
+
+
+@kernel("x y m n xs")
+def argmax(k: Kernel) -> None:
+    """y[m] int32: the first column with the row's largest value (0 where nothing compares)."""
+    x, y, m, n, xs = k.words("x y m n xs")
+    for r in k.share(m):
+        row = x + xs * r
+        best = k.var(k.const(float("-inf"), F32X8))
+        at = k.var(k.const(0, I32X8))
+        whole = n // 8 * 8
+        for c in k.loop(0, whole, 8):
+            value = k.load(row + c * 4, F32X8)
+            better = value > best.value
+            lanes = k.splat(k.cast("trunc", c, I32), 8) + k.consts(range(8), I32)
+            at.value = k.select(better, lanes, at.value)
+            best.value = k.select(better, value, best.value)
+        top, where = k.var(k.const(float("-inf"), F32)), k.var(k.const(0, I32))
+        for i in range(8):
+            value, lane = k.lane(best.value, i), k.lane(at.value, i)
+            first = value.eq(top.value)
+            with k.when(k.select(first, lane < where.value, value > top.value)):
+                top.value, where.value = value, lane
+        for c in k.loop(whole, n):
+            with k.when(k.load(row + c * 4, F32) > top.value):
+                top.value, where.value = k.load(row + c * 4, F32), k.cast("trunc", c, I32)
+        k.store(y + r * 4, where.value)

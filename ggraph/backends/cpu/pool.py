@@ -1,0 +1,150 @@
+"""Persistent threads that run flat programs. Floor 6.
+
+Workers are Python threads that enter compiled code once and stay there; a run costs one foreign
+call that holds no Python lock. Runs of one pool are serialised by a lock, so two sessions may share
+it from two threads. After a fork the child has workers of its own.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cpu.interpreter import ASLEEP, LINE, QUIT
+from ggraph.backends.cpu.jit import Jit, host_jit
+from ggraph.backends.cpu.program import Flat, encode
+from ggraph.errors import BackendError
+from ggraph.tensor import Array
+
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+STATE_WORDS = LINE // 8
+MAX_THREADS = 256
+
+
+def _system_calls() -> dict[str, int]:
+    """Addresses of the C library's read, write and yield."""
+    if sys.platform == "win32":
+        library = ctypes.cdll.msvcrt
+        found = (library._read, library._write, ctypes.windll.kernel32.SwitchToThread)
+    else:
+        library = ctypes.CDLL(None)
+        found = (library.read, library.write, library.sched_yield)
+    names = ("read", "write", "yield")
+    return {
+        n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in zip(names, found, strict=True)
+    }
+
+
+class Pool:
+    """`threads` threads, the caller among them. Close it, or let it be collected."""
+
+    def __init__(self, threads: int, jit: Jit | None = None) -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise BackendError(f"a pool has 1 to {MAX_THREADS} threads, not {threads}")
+        self.threads = threads
+        self.jit = jit or host_jit()
+        self._entry = ENTRY(self.jit.address("pool_run"))
+        self._start()
+        _POOLS.add(self)
+
+    def _start(self) -> None:
+        """Fresh control words, pipes and workers."""
+        self._lock = threading.Lock()
+        self._crew: list[threading.Thread] = []
+        self._pipes = [os.pipe() for _ in range(self.threads - 1)]
+        self._counters = np.zeros(2 * STATE_WORDS, np.int64)
+        self._states = np.full((self.threads, STATE_WORDS), ASLEEP, np.int64)
+        self._readers = np.array([0] + [r for r, _ in self._pipes], np.int64)
+        self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
+        self._calls = _system_calls()
+        self._job = np.array([0, 0, *self._job_words()], np.int64)
+        for worker in range(1, self.threads):
+            self._hire(worker)
+        self._stop: Any = weakref.finalize(
+            self, _dismiss, self._states, self._writers, self._crew, self._pipes
+        )
+
+    def _job_words(self) -> list[int]:
+        base = self._counters.ctypes.data
+        return encode(
+            "pool_run",
+            {
+                "code": 0, "count": 0, "arrived": base, "finished": base + LINE,
+                "states": self._states, "pipes": self._writers,
+                "write": self._calls["write"], "yield": self._calls["yield"],
+            },
+        )  # fmt: skip
+
+    def _hire(self, worker: int) -> None:
+        values: dict[str, int | float | Array] = {
+            "job": self._job, "pipes": self._readers, "states": self._states,
+            "read": self._calls["read"], "yield": self._calls["yield"],
+        }  # fmt: skip
+        words = np.array([0, 0, *encode("pool_work", values)], np.int64)
+        kept = (words, self._job, self._readers, self._states, self._counters, self._writers)
+        entry = ENTRY(self.jit.address("pool_work"))
+        thread = threading.Thread(
+            target=_live, args=(entry, worker, self.threads, kept), daemon=True,
+            name=f"ggraph-cpu-{worker}",
+        )  # fmt: skip
+        thread.start()
+        self._crew.append(thread)
+
+    def run(self, program: Flat) -> None:
+        """Run a program to its end. Other threads that call this wait for their turn."""
+        if not self._stop.alive:
+            raise BackendError("the pool is closed")
+        with self._lock:
+            self._job[2], self._job[3] = program.code.ctypes.data, len(program.code)
+            self._entry(self._job.ctypes.data, 0, self.threads)
+
+    def close(self) -> None:
+        """End the workers; the pool cannot run again."""
+        with self._lock:
+            self._stop()
+
+    def after_fork(self) -> None:
+        """In a child process: the parent's workers are not here, so hire new ones."""
+        if not self._stop.alive:
+            return
+        self._stop.detach()
+        for pipe in self._pipes:
+            for end in pipe:
+                os.close(end)
+        self._start()
+
+
+def _live(entry: "ctypes._FuncPointer", worker: int, threads: int, kept: tuple[Array, ...]) -> None:
+    """A worker's thread: one foreign call that returns when the pool closes."""
+    entry(kept[0].ctypes.data, worker, threads)
+
+
+def _dismiss(
+    states: Array, writers: Array, crew: list[threading.Thread], pipes: list[tuple[int, int]]
+) -> None:
+    """Make every worker leave, then close its pipe."""
+    for worker in range(1, len(states)):
+        states[worker, 0] = QUIT
+        os.write(int(writers[worker]), b"q")
+    for thread in crew:
+        if thread is not threading.current_thread():
+            thread.join()
+    for pipe in pipes:
+        for end in pipe:
+            os.close(end)
+
+
+_POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in list(_POOLS):
+        pool.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
