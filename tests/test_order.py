@@ -1,0 +1,172 @@
+"""Order: the list of one stream, streams per branch, fewest events, host steps, replacement."""
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import CPU, SIM0, SIM1, C, E, T, linear, no_reuse, schedule_of, tiny
+
+from ggraph import ops
+from ggraph.dtype import I32
+from ggraph.errors import PlanError
+from ggraph.graph import Graph
+from ggraph.order import critical_path, speedup
+from ggraph.plan import HOST_ACTOR, Access, Do, Schedule
+from ggraph.tensor import Kind, input, state
+
+GRAPH = tiny()
+
+
+def doing(s: Schedule, *kinds: Do) -> list[str]:
+    return [c.label for c in s if c.do in kinds]
+
+
+def test_one_stream_of_the_cpu_is_the_graphs_own_list() -> None:
+    s = schedule_of(GRAPH, [CPU])
+    assert [c.label for c in s] == [
+        *(f"write:{t.name}" for t in GRAPH.leaves(Kind.INPUT)),
+        *(t.name for t in GRAPH.nodes),
+        "end of run",
+        "read:y",
+    ]
+
+
+def test_a_device_with_its_own_memory_is_fed_through_staging() -> None:
+    s = schedule_of(GRAPH, [SIM0])
+    assert doing(s, Do.COPY) == ["copy:x", "copy:slots", "copy:y@host"]
+    write, copy = s.commands[0], s.commands[1]
+    assert write.writes == copy.reads == (Access("x@host", 0, T * E * 4),)
+    assert copy.writes == (Access("x", 0, T * E * 4),)
+    assert s.values["x@host"].device == "host"
+    assert s.commands[-1].reads == (Access("y@host", 0, T * E * 4),)
+
+
+def test_accesses_are_complete() -> None:
+    s = schedule_of(GRAPH, [CPU])
+    of = {c.label: c for c in s}
+    assert set(of["blk.0.q"].reads) == {
+        Access("blk.0.q.weight", 0, E * E * 4),
+        Access("blk.0.norm", 0, T * E * 4),
+    }
+    whole = C * E * 4
+    assert Access("cache.0", 0, whole) in of["blk.0.cached"].reads
+    assert of["blk.0.cached"].writes == (Access("blk.0.cached", 0, whole),)
+    assert s.values["blk.0.cached"].same_as == "cache.0"
+    seen = [a for c in s for a in c.reads if a.value == "blk.0.cached"]
+    assert seen == [Access("blk.0.cached", 0, T * E * 4)], "a view reads its rows only"
+
+
+def test_states_are_carried_and_kept() -> None:
+    s = schedule_of(GRAPH, [CPU])
+    assert s.carried == {"cache.0": "blk.0.cached", "cache.1": "blk.1.cached"}
+    assert s.values["blk.0.cached"].kept and not s.values["cache.0"].kept
+    assert s.values["cache.0"].external and s.values["cache.0"].initial
+
+
+def test_three_branches_get_three_streams() -> None:
+    s = schedule_of(GRAPH, [SIM0], streams=4)
+    of = {c.label: c.actor.stream for c in s if c.do is Do.LAUNCH}
+    assert len({of["blk.0.q"], of["blk.0.k"], of["blk.0.v"]}) == 3
+    assert of["blk.0.k"] == of["blk.0.cached"], "a chain stays on its stream"
+    assert speedup(s) > 1.1
+    seconds, chain = critical_path(s)
+    assert seconds <= sum(c.seconds for c in s) and chain[0].label == "copy:x"
+
+
+def needed_edges(s: Schedule) -> "nx.DiGraph[int]":
+    """Commands that move bytes; edges: producer to reader, reader to overwriter, stream order."""
+    g: nx.DiGraph[int] = nx.DiGraph()
+    producer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    last: dict[object, int] = {}
+    for i, c in enumerate(s):
+        if c.do not in (Do.LAUNCH, Do.COPY):
+            continue
+        g.add_node(i)
+        before = [producer[a.value] for a in c.reads if a.value in producer]
+        before += [last[c.actor]] if c.actor in last else []
+        for a in c.reads:
+            readers.setdefault(a.value, []).append(i)
+        for a in c.writes:
+            producer[a.value] = i
+            old = s.values[a.value].same_as
+            before += [r for r in readers.get(old or "", []) if r != i]
+        last[c.actor] = i
+        g.add_edges_from((b, i) for b in before)
+    return g
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_events_are_the_transitive_reduction_of_what_is_needed(
+    streams: int, layers: int, peer: bool
+) -> None:
+    graph = tiny(layers)
+    devices = [SIM0, SIM1] if peer else [SIM0]
+    split_at = {"sim0": 1, "sim1": layers - 1} if peer else None
+    s = schedule_of(graph, devices, layers=split_at, streams=streams)
+    needed = nx.transitive_reduction(needed_edges(s))
+    crossing = [e for e in needed.edges if s.commands[e[0]].actor != s.commands[e[1]].actor]
+    assert len(doing(s, Do.WAIT)) == len(crossing)
+    assert len(doing(s, Do.RECORD)) == len({a for a, _ in crossing})
+    assert nx.is_directed_acyclic_graph(s.to_networkx())
+
+
+def test_forced_sync_cuts_a_split_and_makes_the_host_wait() -> None:
+    s = schedule_of(GRAPH, [SIM0], streams=2, forced_sync=["blk.0.v"])
+    assert [x.nodes[0] for x in s.splits.splits] == ["blk.0.norm", "blk.0.v"]
+    syncs = [c for c in s if c.do is Do.HOST_SYNC]
+    assert {c.waits_for.device for c in syncs if c.waits_for} == {"sim0"}
+    assert len(syncs) > len(
+        [c for c in schedule_of(GRAPH, [SIM0], streams=2) if c.do is Do.HOST_SYNC]
+    )
+
+
+def test_the_host_waits_where_the_cpu_needs_a_device() -> None:
+    s = schedule_of(GRAPH, [SIM0, CPU], ["^head=cpu"])
+    assert not [c for c in s if c.do is Do.WAIT and c.actor.device == "cpu"]
+    sync = next(i for i, c in enumerate(s) if c.do is Do.HOST_SYNC)
+    assert s.commands[sync].event == "after:copy:blk.1.out@cpu"
+    assert s.commands[sync + 1].label == "y"
+
+
+def test_inputs_rotate_and_runs_overlap() -> None:
+    s = schedule_of(GRAPH, [SIM0], n_copies=2, overlap=True)
+    assert s.values["x"].slots == s.values["x@host"].slots == 2
+    assert s.values["blk.0.q"].slots == 1
+    assert "end of run" not in [c.label for c in s]
+    assert [c.do for c in s if c.actor != HOST_ACTOR][-1] is Do.RECORD
+
+
+def may_replace(name: str, graph: Graph) -> tuple[str, ...]:
+    return schedule_of(graph, [CPU]).values[name].may_replace
+
+
+def test_in_place_looks_through_views_of_the_whole() -> None:
+    h = linear(input("h", (T, E)), "m")
+    g = Graph.of({"y": ops.scale(ops.rms_norm(h.reshape(E, T), eps=1e-5, name="n"), 2.0)})
+    assert may_replace("n", g) == ("m",), "facts A17: ggml never takes a view's root"
+    assert may_replace("y", g) == ("n",)
+
+
+def test_in_place_spares_what_others_want() -> None:
+    h = linear(input("h", (T, E)), "m")
+    part = ops.rows(h, 0, 1, name="part")
+    g = Graph.of({"m": h, "p": ops.scale(part, 2.0, name="p"), "s": ops.scale(h, 3.0)})
+    assert may_replace("p", g) == () and may_replace("s", g) == ()
+    square = linear(input("q", (E, E)), "square")
+    moved = Graph.of({"t": ops.add(square, square.T)})
+    assert may_replace("t", moved) == (), "the transposed source would see its bytes change"
+    cache = Graph.of({"c": ops.scale(state("cache", (T, E)), 2.0)})
+    assert may_replace("c", cache) == ()
+
+
+def test_an_output_that_is_overwritten_is_refused() -> None:
+    old = state("s", (T, E))
+    new = ops.set_rows(old, input("r", (T, E)), input("i", (T,), I32), name="new")
+    with pytest.raises(PlanError, match="output %s is overwritten by %new"):
+        schedule_of(Graph.of([old, new]), [CPU])
+
+
+def test_the_same_graph_gives_the_same_text() -> None:
+    one, two = (no_reuse(schedule_of(tiny(), [SIM0, SIM1, CPU], streams=4)) for _ in range(2))
+    assert [str(c) for c in one.schedule] == [str(c) for c in two.schedule]

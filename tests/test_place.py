@@ -1,0 +1,140 @@
+"""Placement: homes, pins, layers, expansion, offload, capacity, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+from worlds import CPU, SIM0, SIM1, E, T, linear, tiny
+
+from ggraph import ops
+from ggraph.device import DeviceSpec
+from ggraph.dtype import I32
+from ggraph.errors import PlaceError
+from ggraph.graph import Graph
+from ggraph.place import Pin, place
+from ggraph.tensor import input, state, weight
+
+GRAPH = tiny()
+
+
+def where(pins: tuple[str, ...] = (), **options: object) -> dict[str, tuple[str, str]]:
+    """Device and cause of every tensor of the tiny graph on sim0, sim1, cpu."""
+    placement = place(GRAPH, [SIM0, SIM1, CPU], pins, **options)  # type: ignore[arg-type]
+    return {name: (p.device, p.cause) for name, p in placement.of.items()}
+
+
+def test_every_tensor_has_a_cause() -> None:
+    of = where(layers={"sim0": 1, "sim1": 1})
+    assert set(of) == {t.name for t in GRAPH}
+    assert of["x"] == ("cpu", "input, written by the host")
+    assert of["blk.0.q.weight"] == ("sim0", "weight's home, layer split")
+    assert of["blk.1.q"] == ("sim1", "weight's home of %blk.1.q.weight")
+    assert of["cache.1"] == ("sim1", "state's home, layer split")
+    assert of["blk.1.cached"] == ("sim1", "overwrites %cache.1")
+    assert of["blk.1.seen"] == ("sim1", "follows %blk.1.cached")
+    assert of["blk.0.out"][0] == "sim0" and of["blk.1.out"][0] == "sim1"
+    assert of["blk.1.norm"] == ("sim1", "upgrade from sim0: 96 fewer bytes cross")
+    assert of["y"][0] == "sim1", "what belongs to no layer stays with the last one before it"
+
+
+def test_layers_beyond_the_split_go_to_the_fallback() -> None:
+    of = where(layers={"sim0": 1})
+    assert of["blk.0.q"][0] == "sim0" and of["blk.1.q"][0] == "cpu"
+
+
+def test_first_device_with_room_is_left_for_good_when_it_is_full() -> None:
+    small = replace(SIM0, memory_bytes=3 * E * E * 4 + 100)
+    of = place(GRAPH, [small, SIM1, CPU]).of
+    first = [of[n].device for n in ("blk.0.k.weight", "cache.0", "blk.0.q.weight")]
+    assert first == ["sim0", "sim0", "sim0"], "in the order of their first readers"
+    assert of["blk.0.v.weight"].device == of["blk.1.q.weight"].device == "sim1"
+
+
+def test_pins_decide_and_ops_follow_their_weights() -> None:
+    of = where((r"blk\.(1)\.q\.weight=sim1", r"cache\.0=cpu"))
+    assert of["blk.1.q.weight"] == ("sim1", r"pin blk\.(1)\.q\.weight=sim1")
+    assert of["blk.1.q"][0] == "sim1" and of["blk.0.cached"][0] == "cpu"
+    assert of["blk.1.k"][0] == "sim0"
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ((r"blk\.9=sim0",), "matches none of"),
+        (("head=cuda7",), "unknown device 'cuda7'; known: sim0, sim1, cpu"),
+        (("head",), "expected REGEX=DEVICE"),
+        (("(=sim0",), "not a regular expression"),
+        ((r"q$=sim0", "0.q$=cpu"), r"contradictory pins for %blk.0.q: q\$=sim0 and 0.q\$=cpu"),
+        ((r"cache\.0=sim0", r"blk\.0\.cached=sim1"), "contradictory pins: %blk.0.cached"),
+    ],
+)
+def test_bad_pins_are_refused(pins: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlaceError, match=message):
+        where(pins)
+
+
+def test_a_pin_on_an_overwriting_result_moves_its_state() -> None:
+    assert where((r"blk\.0\.cached=sim1",))["cache.0"][0] == "sim1"
+
+
+def test_a_device_is_asked_what_it_can_run() -> None:
+    weak = DeviceSpec("sim0", "sim", ops=frozenset({"mul_mat", "add"}))
+    of = place(GRAPH, [weak, CPU]).of
+    assert of["blk.0.norm"].device == "cpu" and of["blk.0.q"].device == "sim0"
+    with pytest.raises(PlaceError, match=r"sim0 cannot run %blk.0.norm.*pin blk.0.norm=sim0"):
+        place(GRAPH, [weak, CPU], [Pin("blk.0.norm", "sim0")])
+    with pytest.raises(PlaceError, match=r"no device can run %n: .* asked: sim0"):
+        norm = ops.rms_norm(input("h", (T, E)), eps=1e-5)
+        place(Graph.of({"n": norm}), [weak])
+
+
+def test_weights_of_a_dtype_that_a_device_cannot_read_stay_away() -> None:
+    halves = DeviceSpec("sim0", "sim", weight_dtypes=frozenset({"f16"}))
+    assert place(GRAPH, [halves, CPU]).of["blk.0.q"].device == "cpu"
+
+
+def test_a_full_device_lists_what_was_placed_there() -> None:
+    tight = replace(CPU, memory_bytes=600)
+    with pytest.raises(
+        PlaceError, match=r"cpu: %cache.0 .* capacity 600 bytes, 608 .* %blk.0.k.weight 256, %x 96"
+    ):
+        place(GRAPH, [tight])
+    with pytest.raises(PlaceError, match=r"sim1: %.*does not fit: capacity 100"):
+        place(GRAPH, [SIM0, replace(SIM1, memory_bytes=100)], layers={"sim0": 1, "sim1": 1})
+
+
+@pytest.mark.parametrize("devices", [[], [CPU, CPU]])
+def test_devices_must_be_there_and_distinct(devices: list[DeviceSpec]) -> None:
+    with pytest.raises(PlaceError, match="distinct devices"):
+        place(GRAPH, devices)
+
+
+def test_unknown_device_in_layers() -> None:
+    with pytest.raises(PlaceError, match="layers cuda0=3"):
+        where(layers={"cuda0": 3})
+
+
+def test_a_large_batch_is_offloaded_where_the_weight_is_read_whole() -> None:
+    fast = replace(SIM0, offload_rows=2)
+    of = place(GRAPH, [fast, CPU], [r"cache=cpu"], layers={"cpu": 2}).of
+    assert of["blk.0.q"].cause == f"offload of {T} rows from cpu"
+    slow = replace(SIM0, offload_rows=T + 1)
+    assert place(GRAPH, [slow, CPU], layers={"cpu": 2}).of["blk.0.q"].device == "cpu"
+
+
+def test_a_small_shared_weight_draws_nobody() -> None:
+    h = input("h", (T, E))
+    shared = weight("shared", (E,))
+    a = ops.mul(linear(h, "blk.0.a"), shared, name="a")
+    g = Graph.of({"b": ops.mul(linear(a, "blk.1.b"), shared)})
+    of = place(g, [SIM0, SIM1, CPU], layers={"sim0": 1, "sim1": 1}).of
+    assert of["shared"].device == "sim0" and of["a"].device == "sim0" and of["b"].device == "sim1"
+
+
+def test_an_overwrite_lies_with_its_state_even_where_the_device_must_be_left() -> None:
+    g = Graph.of(
+        {"s": ops.set_rows(state("s0", (T, E)), input("r", (T, E)), input("i", (T,), I32))}
+    )
+    weak = DeviceSpec("sim0", "sim", ops=frozenset({"add"}))
+    assert place(g, [weak, CPU]).of["s"].device == "cpu"
+    with pytest.raises(PlaceError, match=r"cannot run %s.*it overwrites %s0 there"):
+        place(g, [weak, CPU], ["s0=sim0"])
