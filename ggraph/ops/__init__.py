@@ -12,6 +12,13 @@ from ggraph.ops.attention import (
     flash_attn,
     soft_max,
 )
+from ggraph.ops.conv import (
+    conv_1d,
+    conv_2d,
+    im2col,
+    pool_1d,
+    pool_2d,
+)
 from ggraph.ops.copies import (
     cast,
     cont,
@@ -52,6 +59,10 @@ from ggraph.ops.matmul import (
     mul_mat,
     mul_mat_id,
     out_prod,
+)
+from ggraph.ops.moe import (
+    moe_mix,
+    moe_route,
 )
 from ggraph.ops.norm import (
     group_norm,
@@ -132,6 +143,8 @@ __all__ = [
     "columns",
     "concat",
     "cont",
+    "conv_1d",
+    "conv_2d",
     "copy",
     "cos",
     "cpy",
@@ -156,9 +169,12 @@ __all__ = [
     "group_norm",
     "hardsigmoid",
     "hardswish",
+    "im2col",
     "l2_norm",
     "log",
     "mean",
+    "moe_mix",
+    "moe_route",
     "mul",
     "mul_mat",
     "mul_mat_id",
@@ -168,6 +184,8 @@ __all__ = [
     "out_prod",
     "pad",
     "permute",
+    "pool_1d",
+    "pool_2d",
     "reglu",
     "relu",
     "repeat",

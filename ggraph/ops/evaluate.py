@@ -65,19 +65,12 @@ def encode(values: Array, dtype: DType) -> Array:
     """Storage of logical values: rounded to nearest even, quantised, or cut to integers."""
     with np.errstate(all="ignore"):
         if dtype is BF16:
-            return _bf16(np.ascontiguousarray(values, np.float32))
+            bits = quantize(np.ascontiguousarray(values, np.float32).reshape(-1), BF16)
+            return bits.view(np.uint16).reshape(values.shape)
         if dtype.is_block:
             return quantize(np.ascontiguousarray(values, np.float32), dtype)
         plain: Array = values.astype(dtype.np)
         return plain
-
-
-def _bf16(values: Array) -> Array:
-    """The upper halves, rounded to nearest even; a NaN stays one."""
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    quiet = (bits >> 16) | 0x40
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
 def read(t: Tensor, memory: Array, base: int = 0) -> Array:

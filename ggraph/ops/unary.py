@@ -33,18 +33,21 @@ def sigmoid_of(x: Array) -> Array:
 
 def silu_of(x: Array) -> Array:
     """x * sigmoid(x)."""
-    return np.multiply(x, sigmoid_of(x))
+    y: Array = x * sigmoid_of(x)
+    return y
 
 
 def gelu_of(x: Array) -> Array:
     """GELU in its tanh form."""
     inner = np.tanh(GELU_OUTER * x * (1 + GELU_INNER * x * x))
-    return np.multiply(0.5 * x, 1 + inner)
+    y: Array = 0.5 * x * (1 + inner)
+    return y
 
 
 def gelu_erf_of(x: Array) -> Array:
     """GELU as defined: x times the normal distribution function."""
-    return 0.5 * x * (1 + _erf(x * 0.5**0.5))
+    y: Array = 0.5 * x * (1 + _erf(x * 0.5**0.5))
+    return y
 
 
 def gelu_quick_of(x: Array) -> Array:

@@ -1,0 +1,653 @@
+"""A second meaning of every op: loops over elements in float64, written from ggml's semantics.
+
+Not written from the references of `ggraph.ops`, and sharing no code with them: a reference is
+never tested against itself. Arrays come in logical form and results are float64 or integers; what
+an op overwrites is copied, never changed. Legend: indices as in the op's own file.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Oracle = Callable[..., Array]
+ORACLES: dict[str, Oracle] = {}
+
+
+def oracle(*names: str) -> Callable[[Oracle], Oracle]:
+    """Register a function as the meaning of the ops called `names`."""
+
+    def keep(function: Oracle) -> Oracle:
+        ORACLES.update(dict.fromkeys(names, function))
+        return function
+
+    return keep
+
+
+def places(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every index of an array of `shape`, last axis fastest."""
+    return iter(np.ndindex(*shape))
+
+
+def zeros(*shape: int) -> Array:
+    return np.zeros(shape, np.float64)
+
+
+def spread(b: Array, at: tuple[int, ...]) -> float:
+    """The element of b that meets index `at` of a larger array: aligned right, size 1 repeats."""
+    tail = at[len(at) - b.ndim :]
+    return float(b[tuple(0 if n == 1 else i for i, n in zip(tail, b.shape, strict=True))])
+
+
+# --- elements ------------------------------------------------------------------------------------
+
+
+def _erf_gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def _tanh_gelu(x: float) -> float:
+    return x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def _quick_gelu(x: float) -> float:
+    return x / (1 + math.exp(-1.702 * x))
+
+
+def _silu(x: float) -> float:
+    return x / (1 + math.exp(-x))
+
+
+def _hard(x: float) -> float:
+    return min(1.0, max(0.0, (x + 3) / 6))
+
+
+UNARY: dict[str, Callable[[float], float]] = {
+    "neg": lambda x: -x,
+    "abs": lambda x: x if x >= 0 else -x,
+    "sgn": lambda x: (x > 0) - (x < 0),
+    "step": lambda x: 1 if x > 0 else 0,
+    "sqr": lambda x: x * x,
+    "sqrt": math.sqrt,
+    "exp": math.exp,
+    "expm1": math.expm1,
+    "log": math.log,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "relu": lambda x: x if x > 0 else 0,
+    "elu": lambda x: x if x > 0 else math.exp(x) - 1,
+    "silu": _silu,
+    "gelu": _tanh_gelu,
+    "gelu_erf": _erf_gelu,
+    "gelu_quick": _quick_gelu,
+    "softplus": lambda x: x if x > 20 else math.log(1 + math.exp(x)),
+    "hardsigmoid": _hard,
+    "hardswish": lambda x: x * _hard(x),
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": lambda x: math.floor(x + 0.5) if x > 0 else math.ceil(x - 0.5),
+    "trunc": lambda x: int(x),
+}
+BINARY: dict[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+}
+GLU: dict[str, Callable[[float], float]] = {
+    "swiglu": _silu,
+    "geglu": _tanh_gelu,
+    "geglu_erf": _erf_gelu,
+    "geglu_quick": _quick_gelu,
+    "reglu": lambda x: max(x, 0.0),
+}
+
+
+def _of_one(f: Callable[[float], float]) -> Oracle:
+    def meaning(x: Array) -> Array:
+        y = zeros(*x.shape)
+        for i in places(x.shape):
+            y[i] = f(float(x[i]))
+        return y
+
+    return meaning
+
+
+def _of_two(f: Callable[[float, float], float]) -> Oracle:
+    def meaning(a: Array, b: Array) -> Array:
+        y = zeros(*a.shape)
+        for i in places(a.shape):
+            y[i] = f(float(a[i]), spread(b, i))
+        return y
+
+    return meaning
+
+
+def _gated(f: Callable[[float], float]) -> Callable[[float, float], float]:
+    return lambda gate, up: f(gate) * up
+
+
+ORACLES.update({name: _of_one(f) for name, f in UNARY.items()})
+ORACLES.update({name: _of_two(f) for name, f in BINARY.items()})
+ORACLES.update({name: _of_two(_gated(f)) for name, f in GLU.items()})
+
+
+@oracle("scale")
+def scale(a: Array, *, scale: float, bias: float) -> Array:
+    return _of_one(lambda x: x * scale + bias)(a)
+
+
+@oracle("clamp")
+def clamp(a: Array, *, low: float, high: float) -> Array:
+    return _of_one(lambda x: low if x < low else high if x > high else x)(a)
+
+
+# --- norms and reductions ------------------------------------------------------------------------
+
+
+def _normed(row: list[float], eps: float) -> list[float]:
+    mean = math.fsum(row) / len(row)
+    variance = math.fsum((v - mean) ** 2 for v in row) / len(row)
+    return [(v - mean) / math.sqrt(variance + eps) for v in row]
+
+
+def _rows(x: Array) -> Iterator[tuple[tuple[int, ...], list[float]]]:
+    for lead in places(x.shape[:-1]):
+        yield lead, [float(v) for v in x[lead]]
+
+
+@oracle("norm")
+def norm(x: Array, *, eps: float) -> Array:
+    y = zeros(*x.shape)
+    for lead, row in _rows(x):
+        y[lead] = _normed(row, eps)
+    return y
+
+
+@oracle("rms_norm")
+def rms_norm(x: Array, *, eps: float) -> Array:
+    y = zeros(*x.shape)
+    for lead, row in _rows(x):
+        factor = 1 / math.sqrt(math.fsum(v * v for v in row) / len(row) + eps)
+        y[lead] = [v * factor for v in row]
+    return y
+
+
+@oracle("l2_norm")
+def l2_norm(x: Array, *, eps: float) -> Array:
+    y = zeros(*x.shape)
+    for lead, row in _rows(x):
+        length = math.sqrt(math.fsum(v * v for v in row))
+        y[lead] = [v / max(length, eps) for v in row]
+    return y
+
+
+@oracle("group_norm")
+def group_norm(x: Array, *, groups: int, eps: float) -> Array:
+    y = zeros(*x.shape)
+    c, h, w = x.shape[-3:]
+    size = c // groups
+    for lead in places(x.shape[:-3]):
+        for g in range(groups):
+            cells = [(*lead, g * size + i, j, k) for i, j, k in places((size, h, w))]
+            for cell, v in zip(cells, _normed([float(x[i]) for i in cells], eps), strict=True):
+                y[cell] = v
+    return y
+
+
+@oracle("sum")
+def sum_all(x: Array) -> Array:
+    return np.array([math.fsum(float(x[i]) for i in places(x.shape))])
+
+
+@oracle("sum_rows")
+def sum_rows(x: Array) -> Array:
+    y = zeros(*x.shape[:-1], 1)
+    for lead, row in _rows(x):
+        y[lead] = math.fsum(row)
+    return y
+
+
+@oracle("mean")
+def mean(x: Array) -> Array:
+    y = zeros(*x.shape[:-1], 1)
+    for lead, row in _rows(x):
+        y[lead] = math.fsum(row) / len(row)
+    return y
+
+
+@oracle("cumsum")
+def cumsum(x: Array) -> Array:
+    y = zeros(*x.shape)
+    for lead, row in _rows(x):
+        y[lead] = [math.fsum(row[: i + 1]) for i in range(len(row))]
+    return y
+
+
+# --- orders --------------------------------------------------------------------------------------
+
+
+def _order(row: list[float], descending: bool) -> list[int]:
+    """Selection sort: again and again the first of the best that are left."""
+    left, out = list(range(len(row))), []
+    while left:
+        best = left[0]
+        for i in left:
+            if (row[i] > row[best]) if descending else (row[i] < row[best]):
+                best = i
+        left.remove(best)
+        out.append(best)
+    return out
+
+
+@oracle("argsort")
+def argsort(x: Array, *, order: str) -> Array:
+    y = np.zeros(x.shape, np.int64)
+    for lead, row in _rows(x):
+        y[lead] = _order(row, order == "desc")
+    return y
+
+
+@oracle("top_k")
+def top_k(x: Array, *, k: int) -> Array:
+    y = np.zeros((*x.shape[:-1], k), np.int64)
+    for lead, row in _rows(x):
+        y[lead] = _order(row, True)[:k]
+    return y
+
+
+@oracle("argmax")
+def argmax(x: Array) -> Array:
+    y = np.zeros(x.shape[:-1], np.int64)
+    for lead, row in _rows(x):
+        y[lead] = _order(row, True)[0]
+    return y
+
+
+# --- products ------------------------------------------------------------------------------------
+
+
+def _source_slice(w: Array, x: Array, lead: tuple[int, ...]) -> Array:
+    """The matrix of w that meets leading index `lead` of x: ggml's i2 / (ne12 / ne02)."""
+    extra = x.ndim - w.ndim
+    at = [i // (x.shape[extra + a] // w.shape[a]) for a, i in enumerate(lead[extra:])]
+    found: Array = w[tuple(at)]
+    return found
+
+
+def _dot(a: Array, b: Array) -> float:
+    return math.fsum(float(p) * float(q) for p, q in zip(a, b, strict=True))
+
+
+@oracle("mul_mat")
+def mul_mat(w: Array, x: Array) -> Array:
+    y = zeros(*x.shape[:-1], w.shape[-2])
+    for *lead, i, j in places(y.shape):
+        at = tuple(lead)
+        y[(*at, i, j)] = _dot(_source_slice(w, x, at)[j], x[(*at, i)])
+    return y
+
+
+@oracle("mul_mat_id")
+def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
+    y = zeros(*ids.shape, w.shape[1])
+    for t, u, j in places(y.shape):
+        y[t, u, j] = _dot(w[ids[t, u], j], x[t, u if x.shape[1] > 1 else 0])
+    return y
+
+
+@oracle("out_prod")
+def out_prod(a: Array, b: Array) -> Array:
+    y = zeros(*b.shape[:-2], b.shape[-1], a.shape[-1])
+    for *lead, i, j in places(y.shape):
+        at = tuple(lead)
+        y[(*at, i, j)] = _dot(_source_slice(a, b, at)[:, j], b[at][:, i])
+    return y
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+def _yarn_bounds(
+    n_dims: int, n_ctx_orig: int, base: float, fast: float, slow: float
+) -> tuple[float, float]:
+    def dim(turns: float) -> float:
+        return n_dims * math.log(n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    return max(0, math.floor(dim(fast))), min(n_dims - 1, math.ceil(dim(slow)))
+
+
+def _pair_angle(
+    position: int, pair: int, factor: float, attrs: dict[str, Any]
+) -> tuple[float, float]:
+    """Angle and magnitude of one pair, step by step as rope_yarn does it."""
+    extrapolated = position * math.pow(attrs["freq_base"], -2 * pair / attrs["n_rot"]) / factor
+    interpolated = attrs["freq_scale"] * extrapolated
+    magnitude = attrs["attn_factor"]
+    if attrs["ext_factor"] == 0:
+        return interpolated, magnitude
+    low, high = _yarn_bounds(
+        attrs["n_rot"],
+        attrs["n_ctx_orig"],
+        attrs["freq_base"],
+        attrs["beta_fast"],
+        attrs["beta_slow"],
+    )
+    y = (pair - low) / max(0.001, high - low)
+    mix = (1 - min(1, max(0, y))) * attrs["ext_factor"]
+    magnitude *= 1 + 0.1 * math.log(1 / attrs["freq_scale"])
+    return interpolated * (1 - mix) + extrapolated * mix, magnitude
+
+
+@oracle("rope")
+def rope(x: Array, positions: Array, *factors: Array, **attrs: Any) -> Array:
+    y = x.astype(np.float64)
+    half = attrs["n_rot"] // 2
+    for t, h, pair in places((x.shape[0], x.shape[1], half)):
+        factor = float(factors[0][pair]) if attrs["has_factors"] else 1.0
+        angle, magnitude = _pair_angle(int(positions[t]), pair, factor, attrs)
+        i, j = (2 * pair, 2 * pair + 1) if attrs["mode"] == "normal" else (pair, pair + half)
+        a, b = float(x[t, h, i]), float(x[t, h, j])
+        y[t, h, i] = magnitude * (a * math.cos(angle) - b * math.sin(angle))
+        y[t, h, j] = magnitude * (a * math.sin(angle) + b * math.cos(angle))
+    return y
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def _slope(head: int, heads: int, max_bias: float) -> float:
+    if max_bias == 0:
+        return 1.0
+    n = 2 ** int(math.log2(heads))
+    if head < n:
+        return float(2.0 ** (-max_bias / n * (head + 1)))
+    return float(2.0 ** (-max_bias / 2 / n * (2 * (head - n) + 1)))
+
+
+def _chances(scores: list[float], extra: list[float]) -> list[float]:
+    top = max([*scores, *extra], default=-math.inf)
+    if top == -math.inf:
+        return [0.0] * len(scores)
+    weights = [math.exp(s - top) for s in scores]
+    total = math.fsum([*weights, *(math.exp(e - top) for e in extra)])
+    return [w / total for w in weights]
+
+
+@oracle("soft_max")
+def soft_max(
+    x: Array, *rest: Array, scale: float, max_bias: float, has_mask: bool, has_sinks: bool
+) -> Array:
+    mask = rest[0] if has_mask else np.zeros(1)
+    heads = x.shape[-3] if x.ndim > 2 else 1
+    y = zeros(*x.shape)
+    for lead, row in _rows(x):
+        head = lead[-2] if x.ndim > 2 else 0
+        slope = _slope(head, heads, max_bias)
+        scores = [v * scale + slope * spread(mask, (*lead, c)) for c, v in enumerate(row)]
+        y[lead] = _chances(scores, [float(rest[-1][head])] if has_sinks else [])
+    return y
+
+
+@oracle("flash_attn")
+def flash_attn(q: Array, k: Array, v: Array, *rest: Array, **attrs: Any) -> Array:
+    t_count, heads, _ = q.shape
+    group = heads // k.shape[1]
+    count = int(rest[-1][0]) if attrs["has_length"] else k.shape[0]
+    y = zeros(t_count, heads, v.shape[2])
+    for t, h in places((t_count, heads)):
+        scores = []
+        for c in range(count):
+            s = _dot(q[t, h], k[c, h // group]) * attrs["scale"]
+            if attrs["softcap"] != 0:
+                s = attrs["softcap"] * math.tanh(s / attrs["softcap"])
+            scores.append(s + (float(rest[0][t, c]) if attrs["has_mask"] else 0.0))
+        for c, p in enumerate(_chances(scores, [])):
+            if p > 0:
+                for j in range(v.shape[2]):
+                    y[t, h, j] += p * float(v[c, h // group, j])
+    return y
+
+
+def _causal(x: Array, n_past: int, value: float) -> Array:
+    y = x.astype(np.float64)
+    for *lead, t, c in places(x.shape):
+        if c > n_past + t:
+            y[(*lead, t, c)] = value
+    return y
+
+
+@oracle("diag_mask_inf")
+def diag_mask_inf(x: Array, *, n_past: int) -> Array:
+    return _causal(x, n_past, -math.inf)
+
+
+@oracle("diag_mask_zero")
+def diag_mask_zero(x: Array, *, n_past: int) -> Array:
+    return _causal(x, n_past, 0.0)
+
+
+# --- rows and copies -----------------------------------------------------------------------------
+
+
+@oracle("get_rows")
+def get_rows(table: Array, ids: Array) -> Array:
+    if ids.ndim > 1 and table.ndim > 2:
+        y = np.zeros((*ids.shape, table.shape[-1]), table.dtype)
+        for at in places(ids.shape):
+            y[at] = table[at[:-1]][ids[at]]
+        return y
+    y = np.zeros((*ids.shape, *table.shape[1:]), table.dtype)
+    for at in places(ids.shape):
+        y[at] = table[ids[at]]
+    return y
+
+
+@oracle("set_rows")
+def set_rows(cache: Array, rows: Array, index: Array) -> Array:
+    y = cache.copy()
+    for t in range(index.shape[0]):
+        y[index[t]] = rows[t]
+    return y
+
+
+@oracle("set")
+def set_part(x: Array, part: Array, *, starts: tuple[int, ...]) -> Array:
+    y = x.copy()
+    for at in places(part.shape):
+        y[tuple(a + i for a, i in zip(starts, at, strict=True))] = part[at]
+    return y
+
+
+@oracle("cpy")
+def cpy(x: Array, into: Array) -> Array:
+    y = into.copy()
+    for source, target in zip(places(x.shape), places(into.shape), strict=True):
+        y[target] = x[source]
+    return y
+
+
+@oracle("cont", "dup", "copy", "cast")
+def same(x: Array, **attrs: Any) -> Array:
+    y = np.zeros(x.shape, x.dtype)
+    for at in places(x.shape):
+        y[at] = x[at]
+    return y
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+@oracle("reshape")
+def reshape(x: Array, *, shape: tuple[int, ...]) -> Array:
+    known = math.prod(n for n in shape if n != -1)
+    sizes = tuple(x.size // known if n == -1 else n for n in shape)
+    y = np.zeros(sizes, x.dtype)
+    for source, target in zip(places(x.shape), places(sizes), strict=True):
+        y[target] = x[source]
+    return y
+
+
+@oracle("permute")
+def permute(x: Array, *, axes: tuple[int, ...]) -> Array:
+    order = [a % x.ndim for a in axes]
+    y = np.zeros(tuple(x.shape[a] for a in order), x.dtype)
+    for at in places(y.shape):
+        source = [0] * x.ndim
+        for i, a in enumerate(order):
+            source[a] = at[i]
+        y[at] = x[tuple(source)]
+    return y
+
+
+@oracle("transpose")
+def transpose(x: Array) -> Array:
+    y = np.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype)
+    for *lead, i, j in places(y.shape):
+        y[(*lead, i, j)] = x[(*lead, j, i)]
+    return y
+
+
+@oracle("slice")
+def box(x: Array, *, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+    y = np.zeros(sizes, x.dtype)
+    for at in places(sizes):
+        y[at] = x[tuple(a + i for a, i in zip(starts, at, strict=True))]
+    return y
+
+
+@oracle("view")
+def view(
+    x: Array, *, shape: tuple[int, ...], steps: tuple[int, ...], start: tuple[int, ...]
+) -> Array:
+    flat = [x[at] for at in places(x.shape)]
+    y = np.zeros(shape, x.dtype)
+    for at in places(shape):
+        y[at] = flat[start[0] + sum(i * s for i, s in zip(at, steps, strict=True))]
+    return y
+
+
+# --- joining and creating ------------------------------------------------------------------------
+
+
+@oracle("concat")
+def concat(*parts: Array, axis: int) -> Array:
+    axis %= parts[0].ndim
+    shape = list(parts[0].shape)
+    shape[axis] = sum(p.shape[axis] for p in parts)
+    y = np.zeros(tuple(shape), parts[0].dtype)
+    before = 0
+    for p in parts:
+        for at in places(p.shape):
+            y[tuple(i + before * (a == axis) for a, i in enumerate(at))] = p[at]
+        before += p.shape[axis]
+    return y
+
+
+@oracle("repeat")
+def repeat(x: Array, *, shape: tuple[int, ...]) -> Array:
+    y = np.zeros(shape, x.dtype)
+    for at in places(shape):
+        tail = at[len(shape) - x.ndim :]
+        y[at] = x[tuple(i % n for i, n in zip(tail, x.shape, strict=True))]
+    return y
+
+
+@oracle("pad")
+def pad(x: Array, *, before: tuple[int, ...], after: tuple[int, ...]) -> Array:
+    y = np.zeros(tuple(b + n + a for b, n, a in zip(before, x.shape, after, strict=True)), x.dtype)
+    for at in places(x.shape):
+        y[tuple(b + i for b, i in zip(before, at, strict=True))] = x[at]
+    return y
+
+
+@oracle("roll")
+def roll(x: Array, *, shifts: tuple[int, ...]) -> Array:
+    y = np.zeros(x.shape, x.dtype)
+    for at in places(x.shape):
+        y[tuple((i + s) % n for i, s, n in zip(at, shifts, x.shape, strict=True))] = x[at]
+    return y
+
+
+@oracle("arange")
+def arange(*, start: float, stop: float, step: float) -> Array:
+    out, i = [], 0
+    while (start + i * step < stop) if step > 0 else (start + i * step > stop):
+        out.append(start + i * step)
+        i += 1
+    return np.array(out, np.float64)
+
+
+@oracle("fill")
+def fill(*, shape: tuple[int, ...], value: float, dtype: str) -> Array:
+    y = zeros(*shape)
+    for at in places(shape):
+        y[at] = value
+    return y
+
+
+@oracle("tri")
+def tri(x: Array, *, kind: str) -> Array:
+    y = zeros(*x.shape)
+    for *lead, i, j in places(x.shape):
+        keep = {"lower": j < i, "lower_diag": j <= i, "upper": j > i, "upper_diag": j >= i}[kind]
+        if keep:
+            y[(*lead, i, j)] = x[(*lead, i, j)]
+    return y
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def _count(n: int, k: int, s: int, p: int, d: int) -> int:
+    return (n + 2 * p - d * (k - 1) - 1) // s + 1
+
+
+@oracle("im2col")
+def im2col(
+    x: Array,
+    *,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> Array:
+    n, channels, height, width = x.shape
+    h, w = kernel
+    rows = _count(height, h, stride[0], padding[0], dilation[0])
+    columns = _count(width, w, stride[1], padding[1], dilation[1])
+    y = zeros(n, rows, columns, channels * h * w)
+    for b, i, j, c, u, v in places((n, rows, columns, channels, h, w)):
+        r = i * stride[0] + u * dilation[0] - padding[0]
+        q = j * stride[1] + v * dilation[1] - padding[1]
+        if 0 <= r < height and 0 <= q < width:
+            y[b, i, j, (c * h + u) * w + v] = x[b, c, r, q]
+    return y
+
+
+@oracle("pool_2d")
+def pool_2d(
+    x: Array,
+    *,
+    kind: str,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Array:
+    height, width = x.shape[-2:]
+    rows = _count(height, kernel[0], stride[0], padding[0], 1)
+    columns = _count(width, kernel[1], stride[1], padding[1], 1)
+    y = zeros(*x.shape[:-2], rows, columns)
+    for *lead, i, j in places(y.shape):
+        seen = [
+            float(x[(*lead, r, q)])
+            for r in range(i * stride[0] - padding[0], i * stride[0] - padding[0] + kernel[0])
+            for q in range(j * stride[1] - padding[1], j * stride[1] - padding[1] + kernel[1])
+            if 0 <= r < height and 0 <= q < width
+        ]
+        y[(*lead, i, j)] = max(seen) if kind == "max" else sum(seen) / (kernel[0] * kernel[1])
+    return y
