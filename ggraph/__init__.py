@@ -1,1 +1,42 @@
-"""ggraph: a tensor-graph runtime that proves its memory plans before it runs them."""
+"""ggraph: a tensor-graph runtime that proves its memory plans before it runs them.
+
+    from ggraph import Graph, Session, input, ops, weight
+
+This is the whole public face; the rooms behind it are described in docs/.
+"""
+
+from ggraph import dtype as dtypes
+from ggraph import ops
+from ggraph.backends import open_backend
+from ggraph.device import DeviceSpec
+from ggraph.errors import GgraphError, InputError, ModelError
+from ggraph.graph import Graph
+from ggraph.pipeline import Options, make_plan
+from ggraph.plan import Plan, VerifiedPlan
+from ggraph.session import Session
+from ggraph.tensor import Array, Tensor, input, state, weight
+from ggraph.verify import verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "DeviceSpec",
+    "GgraphError",
+    "Graph",
+    "InputError",
+    "ModelError",
+    "Options",
+    "Plan",
+    "Session",
+    "Tensor",
+    "VerifiedPlan",
+    "dtypes",
+    "input",
+    "make_plan",
+    "open_backend",
+    "ops",
+    "state",
+    "verify",
+    "weight",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from ggraph.errors import GraphError
-from ggraph.tensor import Kind, Tensor, line
+from ggraph.tensor import Kind, Tensor, apply, line
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,19 @@ class Graph:
         """The tensors that need work: results that are not views."""
         return tuple(t for t in self.tensors if not t.is_leaf and not t.is_view)
 
+    def replace(self, heirs: Mapping[str, Tensor]) -> "Graph":
+        """The graph in which each named tensor's users take its heir instead.
+
+        An heir may be a tensor of this graph or a new one over tensors of this graph. What nothing
+        needs any more is gone. Outputs and states keep their names.
+        """
+        done: dict[str, Tensor] = {}
+        for t in self.tensors:
+            done[t.name] = _follow(t, heirs, done)
+        outputs = {t.name: done[t.name] for t in self.outputs}
+        also = [done[t.name] for t in self.updates.values() if not t.is_leaf]
+        return Graph.of(outputs, also=also, name=self.name)
+
     def users(self) -> dict[str, list[Tensor]]:
         """For each tensor's name, the tensors that take it as a source (once per slot)."""
         found: dict[str, list[Tensor]] = {t.name: [] for t in self.tensors}
@@ -87,6 +100,19 @@ class Graph:
 
     def __repr__(self) -> str:
         return "\n".join([f"graph {self.name}", *("  " + line(t) for t in self.tensors)])
+
+
+def _follow(t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor]) -> Tensor:
+    """`t`, or its heir, with sources and viewed tensors taken from what is done already."""
+    if t.name in heirs:
+        heir = heirs[t.name]
+        return done[heir.name] if heir.name in done else _follow(heir, {}, done)
+    sources = tuple(done[s.name] if s.name in done else _follow(s, heirs, done) for s in t.sources)
+    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
+        return t
+    if t.spec is None:
+        return t
+    return apply(t.op, *sources, name=t.name, **t.attrs)
 
 
 def _order(roots: list[Tensor]) -> list[Tensor]:

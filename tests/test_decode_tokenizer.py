@@ -114,9 +114,8 @@ def test_byte_level_round_trip(text, pre, special):
 def test_sentence_piece_round_trip(text, special):
     t = tokenizer("spm")
     text = text.replace("▁", " ")
-    for marker in ("<unk>", "</s>", "<0x41>", "<|im_end|>"):
-        text = text.replace(marker, "")
-    ids = t.encode(text, special=special)
+    found = any(t.vocabulary.tokens[i] in text for i in t.special_ids)
+    ids = t.encode(text, special=special and not found)
     assert ids[0] == t.bos_id
     assert t.decode(ids, special=False) == text
     assert t.encode(text, bos=False) == ids[1:]

@@ -1,1 +1,108 @@
-""""""
+"""Schedule -> MemoryMap: where every value lies, and which values share bytes. Floor 6.
+
+Three modes: `hb` (default) passes bytes from one value to the next only where happens-before
+allows it in the steady state; `offline` searches the same rule for a smaller peak; `ggml` trusts
+list order, offset for offset as upstream does, and is therefore unsafe on several streams.
+Nothing here reorders or retries: that is the pipeline's.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ggraph.alloc import hb, offline
+from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.bounds import Bound, lower_bound
+from ggraph.alloc.check import check_schedule
+from ggraph.alloc.clocks import Ints, clocks
+from ggraph.alloc.explain import explain
+from ggraph.alloc.fit import Packing
+from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest
+from ggraph.alloc.listed import ggml_map
+from ggraph.alloc.offers import Offer, ordering_offers
+from ggraph.errors import AllocError
+from ggraph.plan import MemoryMap, Schedule
+
+__all__ = ["MODES", "Offer", "allocate", "bounds", "explain", "ordering_offers"]
+
+MODES = ("hb", "offline", "ggml")
+
+
+def allocate(
+    schedule: Schedule,
+    *,
+    mode: str = "hb",
+    capacity: Mapping[str, int] | None = None,
+    offline_seconds: float = 0.25,
+    seed: int = 0,
+) -> MemoryMap:
+    """Buffers, and a region in one of them for every value of `schedule`.
+
+    `capacity` limits the arena bytes of each device (default: its memory beside the external
+    buffers). `offline_seconds` is the search budget of `offline` mode for each device, in seconds
+    of a nominal machine: work is counted and not timed, so equal input gives an equal map.
+    Raises AllocError for an unknown mode, device, stream or value, a size out of range, and where
+    the plan does not fit; the message names the tensor and the number.
+    """
+    if mode not in MODES:
+        raise AllocError(f"unknown allocator mode {mode!r}; known: {', '.join(MODES)}")
+    check_schedule(schedule)
+    blocks = make_blocks(schedule, clocks(schedule))
+    check_largest(schedule, blocks, capacity)
+    if mode == "ggml":
+        memory = ggml_map(schedule)
+    else:
+        memory = _ordered_map(schedule, blocks, offline_seconds if mode == "offline" else 0, seed)
+    least = {} if capacity is None else {d: _bound(blocks, d).nbytes for d in _devices(blocks)}
+    check_capacity(schedule, memory, capacity, least)
+    return memory
+
+
+def bounds(schedule: Schedule) -> dict[str, Bound]:
+    """For each device a number of arena bytes that no plan of this order can do without."""
+    check_schedule(schedule)
+    blocks = make_blocks(schedule, clocks(schedule))
+    return {device: _bound(blocks, device) for device in _devices(blocks)}
+
+
+def _devices(blocks: Blocks) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(b.device for b in blocks.blocks))
+
+
+def _bound(blocks: Blocks, device: str) -> Bound:
+    return lower_bound(blocks, blocks.of_device(device))
+
+
+def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) -> MemoryMap:
+    """The map of `hb` mode, searched further when `seconds` is positive."""
+    layout = Layout(schedule, causes=dict(blocks.causes))
+    for device in _devices(blocks):
+        of = blocks.of_device(device)
+        if not of:
+            continue
+        limit = buffer_limit(schedule, device)
+        p = packing(blocks, of, limit)
+        why, at, order = hb.solve(p, *_times(blocks, of))
+        if seconds > 0:
+            bound = lower_bound(blocks, of).nbytes
+            found = offline.search(p, order, at, bound, seconds, seed)
+            why, at = (f"{why}, then searched", found) if found is not None else (why, at)
+        layout.put_blocks(blocks, of, at, limit)
+        for i in of:
+            layout.causes.setdefault(blocks.blocks[i].values[0], why)
+    layout.put_external()
+    layout.put_empty()
+    return layout.finish("offline" if seconds > 0 else "hb")
+
+
+def packing(blocks: Blocks, of: list[int], limit: int) -> Packing:
+    """The packing problem of the chosen blocks."""
+    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
+    return Packing(size, *conflict_pairs(blocks, of), limit)
+
+
+def _times(blocks: Blocks, of: list[int]) -> tuple[Ints, Ints]:
+    """First command and number of commands between first and last access, per block."""
+    rows = [blocks.blocks[i].rows or (0,) for i in of]
+    birth = np.array([r[0] for r in rows], dtype=np.int64)
+    return birth, np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)

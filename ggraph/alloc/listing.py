@@ -6,8 +6,10 @@ numbers (A, S) are those of docs/ggml_allocator.md.
 """
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from ggraph.alloc.check import alignments, root_of
+from ggraph.alloc.dyn import align_up
 from ggraph.alloc.ggml import Node, NodeList
 from ggraph.device import HOST
 from ggraph.graph import Graph
@@ -41,26 +43,18 @@ def layout(t: Tensor) -> Hashable:
 
 def node_of(t: Tensor, at: dict[str, int]) -> Node:
     """The list entry of a graph tensor whose sources stand at the indices `at`."""
-    shares = t.overwritten.root if t.overwritten is not None else t.view_src
     sources = tuple(at[s.name] for s in t.sources)
     return Node(
         name=t.name,
         op=ggml_op(t),
         nbytes=t.nbytes,
         sources=sources,
-        view_of=None if shares is None else at[_owner(shares).name],
+        view_of=None if t.storage is t else at[t.storage.name],
         layout=layout(t),
         is_input=t.kind is Kind.INPUT,
         is_output=t.is_output,
         external=t.kind in (Kind.WEIGHT, Kind.STATE),
     )
-
-
-def _owner(t: Tensor) -> Tensor:
-    """The tensor whose bytes `t` lies on, through views and overwrites."""
-    while t.root is not t or t.overwritten is not None:
-        t = t.root if t.root is not t else (t.overwritten or t).root
-    return t
 
 
 def list_graph(graph: Graph) -> NodeList:
@@ -87,6 +81,7 @@ class _Lister:
 
     def __post_init__(self) -> None:
         self.graph = {t.name: t for t in self.schedule.graph}
+        self.align = alignments(self.schedule)
         commands = self.schedule.commands
         self.by_host = _touched(c for c in commands if c.do is Do.HOST_WRITE)
         self.to_host = {a.value for c in commands if c.do is Do.HOST_READ for a in c.reads}
@@ -98,20 +93,18 @@ class _Lister:
         return self.at[key]
 
     def leaf(self, v: Value) -> None:
-        """A value that no launch or copy makes; rotating ones get a leaf per copy (S8)."""
+        """A value that no launch or copy makes; rotating ones are never recycled (S8)."""
         stays = v.initial or v.kept or v.slots > 1
         node = self._plain(v, is_output=stays or v.name in self.to_host)
         self.leafs.append(self.add(node, v.name))
-        for k in range(1, v.slots):
-            self.leafs.append(self.add(replace(node, name=f"{v.name}#{k}"), f"{v.name}#{k}"))
 
     def _plain(self, v: Value, *, is_output: bool, sources: tuple[int, ...] = ()) -> Node:
         t = self.graph.get(v.name)
-        root = self.root(v.name)
+        root = root_of(self.schedule, v.name)
         return Node(
             name=v.name,
             op="NONE" if t is None or t.is_view else ggml_op(t),
-            nbytes=v.nbytes,
+            nbytes=self.size(v),
             sources=sources,
             view_of=None if root == v.name else self.index(root),
             layout=None if t is None else layout(t),
@@ -121,11 +114,9 @@ class _Lister:
             buffer=self.buffers[v.device],
         )
 
-    def root(self, name: str) -> str:
-        """The value on whose bytes `name` lies."""
-        while (over := self.schedule.values[name].same_as) is not None:
-            name = over
-        return name
+    def size(self, v: Value) -> int:
+        """Bytes of a value; the copies of a rotating one lie behind one another."""
+        return v.nbytes if v.slots == 1 else align_up(v.nbytes, self.align[v.device]) * v.slots
 
     def index(self, name: str) -> int:
         """Where a value stands in the list; one not met yet is added (placed at first use)."""
@@ -140,7 +131,7 @@ class _Lister:
             return self.index(t.name)
         if t.name not in self.at:
             sources = tuple(self.source(s) for s in t.sources)
-            root = self.index(self.root(t.root.name))
+            root = self.index(root_of(self.schedule, t.root.name))
             owner = self.tensors[root]
             view = Node(
                 t.name, ggml_op(t), 0, sources, root, layout(t), False, False, buffer=owner.buffer

@@ -25,7 +25,7 @@ from ggraph.tensor import Array, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """One allocated buffer. `handle` is the backend's own (a NumPy byte array, a device pointer)."""
+    """One allocated buffer; `handle` is the backend's own (a byte array, a device pointer)."""
 
     buffer: Buffer
     handle: Any
@@ -33,7 +33,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-    """A tensor's bytes: `tensor` gives shape, strides and dtype; its first element is at `offset`."""
+    """A tensor's bytes: `tensor` gives the layout, its first element is at `offset`."""
 
     tensor: Tensor
     memory: Memory
@@ -62,17 +62,18 @@ class Backend(Protocol):
     spec: DeviceSpec
 
     def allocate(self, buffer: Buffer) -> Memory:
-        """Memory of `buffer.nbytes` at the buffer's alignment. BackendError when it does not fit."""
+        """Memory of `buffer.nbytes`, aligned as the buffer says. BackendError: does not fit."""
         ...
 
     def free(self, memory: Memory) -> None:
         """Give memory back; the host has synchronised every stream that used it."""
         ...
 
-    def pack_weight(self, tensor: Tensor, raw: Array) -> Array:
-        """Bytes of a weight as this device's kernels want them (optional; default: unchanged).
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+        """Memory that holds a weight for ever.
 
-        `raw` is the storage as the checkpoint has it; the result has `tensor.nbytes` bytes.
+        `raw` is the storage as the checkpoint has it (`tensor.nbytes` bytes, read-only). The
+        backend may share it, copy it, or keep it in whatever form its kernels like best.
         """
         ...
 

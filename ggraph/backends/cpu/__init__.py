@@ -1,1 +1,15 @@
-""""""
+"""The CPU backend. `open("cpu", threads=2)` is all that the rest of ggraph needs of it."""
+
+from ggraph import env
+from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.device import DeviceSpec
+from ggraph.errors import InputError
+
+
+def open(name: str, *, threads: int | None = None, exact: bool = False) -> CpuBackend:
+    """The CPU under the device name `name`. `exact` keeps activations in float32."""
+    count = env.thread_count() if threads is None else threads
+    if not 1 <= count <= 1024:
+        raise InputError(f"threads = {count}: expected 1 to 1024")
+    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64)
+    return CpuBackend(spec, exact)

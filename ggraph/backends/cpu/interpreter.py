@@ -6,6 +6,10 @@ where the flag `BARRIER` is set, all threads meet before the next instruction. T
 0. The others live in `pool_work`: they run a job, look out for the next one for a while, then sleep
 in a blocking read of a pipe, which needs neither Python nor its lock.
 
+A thread that is woken may be put on its waker's processor and stay there for many milliseconds
+although another is idle; then both wait for each other. So each thread notes the processor it runs
+on, and a worker that finds itself on one of an earlier thread's moves away at once.
+
 States of a worker: ASLEEP (in the read), AWAKE (looking out), JOB (has something to run), QUIT.
 """
 
@@ -17,7 +21,11 @@ WORDS = 24  # of an instruction
 BARRIER = 1
 ASLEEP, AWAKE, JOB, QUIT = range(4)
 LINE = 64  # bytes between words that different threads write
-SPINS = 300  # turns of looking out before the processor is offered to others
+CPU_AT = 8  # offset of a thread's processor number in its line of `states`
+# Turns of pausing (10 to 50 ns each) before a waiting thread offers its processor to others. An
+# offer that another process takes costs milliseconds, so threads with a core each wait longer.
+SPINS_ALONE, SPINS_CROWDED = 10000, 300
+CPU_SET = 128  # bytes of a Linux cpu_set_t
 YIELDS = 3000  # turns of offering before a worker goes to sleep (about a millisecond)
 
 
@@ -51,7 +59,7 @@ def _pause(k: Kernel) -> None:
 def _relax(k: Kernel, turns: Var) -> None:
     """One turn of waiting: a pause at first, then the processor is offered to others."""
     turns.value = turns.value + 1
-    with k.if_else(turns.value < SPINS) as (early, late):
+    with k.if_else(turns.value < k.arg("spins")) as (early, late):
         with early:
             _pause(k)
         with late:
@@ -81,12 +89,47 @@ def _state(k: Kernel, worker: Val) -> Val:
     return k.arg("states") + worker * LINE
 
 
-@kernel("code count arrived finished states pipes write yield")
+def _note_processor(k: Kernel) -> Val:
+    """Write down, and return, the processor this thread runs on."""
+    here = k.cast("sext", _call(k, k.arg("getcpu"), I32), I64)
+    k.store(_state(k, k.thread) + CPU_AT, here)
+    return here
+
+
+def _move_away(k: Kernel) -> None:
+    """Force a move to an allowed processor without an earlier thread, then allow all again."""
+    allowed, chosen = k.arg("allowed"), k.scratch(CPU_SET)
+    for i in k.loop(0, CPU_SET, 8):
+        k.store(chosen + i, k.load(allowed + i, I64))
+    for other in k.loop(0, k.thread):
+        cpu = k.load(_state(k, other) + CPU_AT, I64)
+        word = chosen + (cpu // 64 % (CPU_SET // 8)) * 8
+        k.store(word, k.load(word, I64) & ((k.const(1, I64) << (cpu % 64)) ^ -1))
+    for mask in (chosen, allowed):
+        _call(k, k.arg("setcpu"), I32, k.const(0, I32), k.const(CPU_SET, I64), mask)
+
+
+def _spread(k: Kernel) -> None:
+    """Leave a processor that an earlier thread runs on (where the system offers the calls)."""
+    with k.when(k.arg("getcpu").ne(0)):
+        here = _note_processor(k)
+        shared = k.var(0)
+        for other in k.loop(0, k.thread):
+            same = k.load(_state(k, other) + CPU_AT, I64).eq(here)
+            shared.value = k.select(same, shared.value + 1, shared.value)
+        with k.when(shared.value > 0):
+            _move_away(k)
+            _note_processor(k)
+
+
+@kernel("code count arrived finished states pipes write yield getcpu spins")
 def pool_run(k: Kernel) -> None:
     """Thread 0: hand the program to `threads` - 1 workers, run it, wait until all are through."""
     arrived, finished = k.words("arrived finished")
     _atomic_store(k, arrived, 0)
     _atomic_store(k, finished, 0)
+    with k.when(k.arg("getcpu").ne(0)):
+        _note_processor(k)
     for worker in k.loop(1, k.threads):
         before = _atomic(k, "xchg", _state(k, worker), JOB)
         with k.when(before.eq(ASLEEP)):
@@ -98,12 +141,12 @@ def pool_run(k: Kernel) -> None:
 
 def _look_out(k: Kernel, state: Val) -> None:
     """Until there is a job; leaves the state ASLEEP if none comes for a while."""
-    turns = k.var(0)
-    with k.while_(
-        lambda: (
-            k.select(_atomic_load(k, state).eq(AWAKE), turns.value, SPINS + YIELDS) < SPINS + YIELDS
-        )
-    ):
+    turns, limit = k.var(0), k.arg("spins") + YIELDS
+
+    def looking() -> Val:
+        return k.select(_atomic_load(k, state).eq(AWAKE), turns.value, limit) < limit
+
+    with k.while_(looking):
         _relax(k, turns)
     k.b.cmpxchg(k.pointer(state), I64(AWAKE), I64(ASLEEP), "acq_rel", "acquire")
 
@@ -116,7 +159,7 @@ def _sleep(k: Kernel, state: Val) -> None:
         _call(k, k.arg("read"), I64, pipe, byte, k.const(1, I64))
 
 
-@kernel("job pipes states read yield")
+@kernel("job pipes states read yield getcpu setcpu allowed spins")
 def pool_work(k: Kernel) -> None:
     """The life of worker `thread`; `job` is the address of pool_run's instruction."""
     state = _state(k, k.thread)
@@ -126,9 +169,10 @@ def pool_work(k: Kernel) -> None:
         _sleep(k, state)
         with k.when(_atomic_load(k, state).eq(JOB)):
             code, count, arrived, finished = (k.load(at, I64) for at in job)
+            _spread(k)
             _replay(k, code, count, arrived)
             _atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
             _atomic(k, "add", finished, 1)
 
 
-__all__ = ["ASLEEP", "BARRIER", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]
+__all__ = ["ASLEEP", "BARRIER", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]

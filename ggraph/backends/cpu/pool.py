@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu.interpreter import ASLEEP, LINE, QUIT
+from ggraph import env
+from ggraph.backends.cpu.interpreter import (
+    ASLEEP,
+    CPU_SET,
+    LINE,
+    QUIT,
+    SPINS_ALONE,
+    SPINS_CROWDED,
+)  # fmt: skip
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.program import Flat, encode
 from ggraph.errors import BackendError
@@ -25,18 +33,33 @@ STATE_WORDS = LINE // 8
 MAX_THREADS = 256
 
 
+_NEITHER: list[Any] = [None, None]
+
+
 def _system_calls() -> dict[str, int]:
-    """Addresses of the C library's read, write and yield."""
+    """Addresses of the system's calls that threads need; 0 for what it does not offer."""
     if sys.platform == "win32":
         library = ctypes.cdll.msvcrt
-        found = (library._read, library._write, ctypes.windll.kernel32.SwitchToThread)
+        found: list[Any] = [library._read, library._write, ctypes.windll.kernel32.SwitchToThread]
     else:
         library = ctypes.CDLL(None)
-        found = (library.read, library.write, library.sched_yield)
-    names = ("read", "write", "yield")
-    return {
-        n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in zip(names, found, strict=True)
-    }
+        found = [library.read, library.write, library.sched_yield]
+    has_affinity = sys.platform == "linux" and hasattr(library, "sched_getcpu")
+    found += [library.sched_getcpu, library.sched_setaffinity] if has_affinity else _NEITHER
+    names = ("read", "write", "yield", "getcpu", "setcpu")
+    return {n: _address(f) for n, f in zip(names, found, strict=True)}
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0
+
+
+def _allowed() -> Array:
+    """The processors this process may use, as a Linux cpu_set_t."""
+    bits = np.zeros(CPU_SET * 8, np.uint8)
+    if hasattr(os, "sched_getaffinity"):
+        bits[[c for c in os.sched_getaffinity(0) if c < len(bits)]] = 1
+    return np.packbits(bits, bitorder="little")
 
 
 class Pool:
@@ -47,6 +70,8 @@ class Pool:
             raise BackendError(f"a pool has 1 to {MAX_THREADS} threads, not {threads}")
         self.threads = threads
         self.jit = jit or host_jit()
+        crowded = threads > env.usable_cores()
+        self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
         self._entry = ENTRY(self.jit.address("pool_run"))
         self._start()
         _POOLS.add(self)
@@ -60,7 +85,7 @@ class Pool:
         self._states = np.full((self.threads, STATE_WORDS), ASLEEP, np.int64)
         self._readers = np.array([0] + [r for r, _ in self._pipes], np.int64)
         self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
-        self._calls = _system_calls()
+        self._calls, self._allowed = _system_calls(), _allowed()
         self._job = np.array([0, 0, *self._job_words()], np.int64)
         for worker in range(1, self.threads):
             self._hire(worker)
@@ -75,17 +100,27 @@ class Pool:
             {
                 "code": 0, "count": 0, "arrived": base, "finished": base + LINE,
                 "states": self._states, "pipes": self._writers,
-                "write": self._calls["write"], "yield": self._calls["yield"],
+                "spins": self._spins,
+                **{name: self._calls[name] for name in ("write", "yield", "getcpu")},
             },
         )  # fmt: skip
 
     def _hire(self, worker: int) -> None:
         values: dict[str, int | float | Array] = {
             "job": self._job, "pipes": self._readers, "states": self._states,
-            "read": self._calls["read"], "yield": self._calls["yield"],
+            "allowed": self._allowed, "spins": self._spins,
+            **{name: self._calls[name] for name in ("read", "yield", "getcpu", "setcpu")},
         }  # fmt: skip
         words = np.array([0, 0, *encode("pool_work", values)], np.int64)
-        kept = (words, self._job, self._readers, self._states, self._counters, self._writers)
+        kept = (
+            words,
+            self._job,
+            self._readers,
+            self._states,
+            self._counters,
+            self._writers,
+            self._allowed,
+        )
         entry = ENTRY(self.jit.address("pool_work"))
         thread = threading.Thread(
             target=_live, args=(entry, worker, self.threads, kept), daemon=True,

@@ -1,0 +1,93 @@
+"""Lower bounds: bytes that no plan of a given order can do without. Floor 6.
+
+On one queue lifetimes are intervals and the bound is the largest number of bytes live at once. In
+a partial order it is the heaviest set of blocks of which no two are ordered, a maximum-weight
+antichain; by Dilworth's theorem for weights that is a minimum flow, computed here where the number
+of blocks allows, and bounded from below by what is live at each command otherwise.
+
+In-place choices are taken as given: blocks, not values, are counted.
+Legend: m = blocks asked about, n = commands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from ggraph.alloc.blocks import Blocks
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+EXACT_BLOCKS = 160  # beyond this the flow takes seconds
+
+
+@dataclass(frozen=True)
+class Bound:
+    """At least `nbytes` are needed; `method` says how that is known."""
+
+    nbytes: int
+    method: str  # "live bytes", "antichain" or "no reuse possible"
+
+
+def live_at(blocks: Blocks, block: int) -> Bools:
+    """[n]: the commands during which `block` must hold its bytes.
+
+    It is live at command c when some access of it is c or precedes c and some access is c or
+    follows c. Two blocks live at one command are never ordered, so they may not share bytes.
+    """
+    order, b = blocks.order, blocks.blocks[block]
+    if b.pinned:
+        return np.ones(order.n, dtype=bool)
+    who, every = np.asarray(order.actor_of[: order.n]), np.arange(order.n)
+    after = np.zeros(order.n, dtype=bool)
+    ahead = np.zeros(order.n, dtype=bool)
+    for a in b.rows:
+        after |= (order.clock[: order.n, who[a]] > a) | (every == a)
+        ahead |= (order.clock[a, who] > every) | (every == a)
+    return after & ahead
+
+
+def live_bytes(blocks: Blocks, of: Sequence[int]) -> int:
+    """Largest number of bytes live at one command; pinned blocks are live even without any."""
+    pinned = sum(blocks.blocks[i].nbytes for i in of if blocks.blocks[i].pinned)
+    total = np.zeros(blocks.order.n, dtype=np.int64)
+    for i in of:
+        total += live_at(blocks, i) * blocks.blocks[i].nbytes
+    return max(pinned, int(total.max(initial=0)))
+
+
+def antichain_bytes(blocks: Blocks, of: Sequence[int]) -> int:
+    """Weight of the heaviest set of pairwise unordered blocks (pinned ones always count).
+
+    Weights minus the largest flow through the order's pairs, each block passing on at most its own
+    size and receiving as much.
+    """
+    pinned = sum(blocks.blocks[i].nbytes for i in of if blocks.blocks[i].pinned)
+    free = [i for i in of if not blocks.blocks[i].pinned and blocks.blocks[i].rows]
+    s = blocks.spans
+    g: nx.DiGraph[object] = nx.DiGraph()
+    g.add_nodes_from(("source", "sink"))
+    for i in free:
+        g.add_edge("source", ("out", i), capacity=blocks.blocks[i].nbytes)
+        g.add_edge(("in", i), "sink", capacity=blocks.blocks[i].nbytes)
+        for j in free:
+            if i != j and (s.last[i] <= s.meet[j]).all():
+                g.add_edge(("out", i), ("in", j))
+    total = sum(blocks.blocks[i].nbytes for i in free)
+    return int(pinned + total - nx.maximum_flow_value(g, "source", "sink"))
+
+
+def lower_bound(blocks: Blocks, of: Sequence[int], *, exact: int = EXACT_BLOCKS) -> Bound:
+    """The best bound that is affordable for the chosen blocks (all on one device)."""
+    live = live_bytes(blocks, of)
+    if len({blocks.order.actor_of[r] for i in of for r in blocks.blocks[i].rows}) < 2:
+        return Bound(live, "live bytes")
+    if len(of) > exact:
+        return Bound(live, "live bytes")
+    return Bound(max(live, antichain_bytes(blocks, of)), "antichain")
+
+
+def no_reuse_bytes(blocks: Blocks, of: Sequence[int]) -> int:
+    """Bytes if no two blocks shared any."""
+    return sum(blocks.blocks[i].nbytes for i in of)

@@ -1,0 +1,152 @@
+"""Happens-before of a schedule in its steady state, as vector clocks. Floor 6.
+
+The schedule is unrolled twice: command i of run k is row i, of run k + 1 row n + i. Every actor
+(the host, each stream) is a queue, so one number per actor says all that precedes a command.
+
+Legend: n = commands of one run, A = actors, V = values, i j = rows of the unrolled list.
+`clock[i, a]` = 1 + the last row of actor a that happens before row i (0: none).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ggraph.plan import HOST_ACTOR, HOST_STEPS, Actor, Command, Do, Schedule
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Edge = tuple[int, int]
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Clocks:
+    """Happens-before of two consecutive runs; `direct[i]` are the rows that order row i."""
+
+    n: int
+    actors: tuple[Actor, ...]
+    actor_of: tuple[int, ...]  # per row
+    direct: tuple[tuple[int, ...], ...]
+    clock: Ints  # [2 n, A]
+
+    def before(self, i: int, j: int) -> bool:
+        """Whether row i happens before row j (strictly)."""
+        return bool(self.clock[j, self.actor_of[i]] > i)
+
+    def path(self, i: int, j: int) -> tuple[int, ...]:
+        """A shortest chain of directly ordered rows from i to j, both included; () if none."""
+        if not self.before(i, j):
+            return ()
+        came = {j: j}
+        queue = [j]
+        for row in queue:
+            for p in self.direct[row]:
+                if p not in came and (p == i or self.before(i, p)):
+                    came[p] = row
+                    queue.append(p)
+            if i in came:
+                break
+        chain = [i]
+        while chain[-1] != j:
+            chain.append(came[chain[-1]])
+        return tuple(chain)
+
+
+def actor_of(c: Command) -> Actor:
+    """Who executes `c`: host steps run on the host whatever they name."""
+    return HOST_ACTOR if c.do in HOST_STEPS else c.actor
+
+
+def clocks(schedule: Schedule, extra: Iterable[Edge] = ()) -> Clocks:
+    """Vector clocks of `schedule` unrolled twice.
+
+    `extra` adds orderings (before, after) between commands of one run, to ask what they would buy.
+    """
+    n = len(schedule.commands)
+    rows = schedule.commands * 2
+    actors = tuple(dict.fromkeys((HOST_ACTOR, *map(actor_of, rows))))
+    number = {a: k for k, a in enumerate(actors)}
+    who = tuple(number[actor_of(c)] for c in rows)
+    direct = _direct(rows, who, number)
+    for before, after in extra:
+        for run in (0, n):
+            direct[run + after] = (*direct[run + after], run + before)
+    clock = np.zeros((2 * n, len(actors)), dtype=np.int64)
+    for i, preds in enumerate(direct):
+        for p in preds:
+            np.maximum(clock[i], clock[p], out=clock[i])
+            clock[i, who[p]] = max(clock[i, who[p]], p + 1)
+    return Clocks(n, actors, who, tuple(direct), clock)
+
+
+def _direct(
+    rows: Sequence[Command], who: Sequence[int], number: Mapping[Actor, int]
+) -> list[tuple[int, ...]]:
+    """The rows that order each row directly."""
+    last: dict[int, int] = {}  # actor -> its latest row
+    recorded: dict[str, int] = {}
+    out: list[tuple[int, ...]] = []
+    for i, c in enumerate(rows):
+        # Program order of the actor, and enqueueing: host steps precede what comes after them.
+        before = {last.get(who[i]), last.get(number[HOST_ACTOR])}
+        if c.event is not None and c.do in (Do.WAIT, Do.HOST_SYNC):
+            before.add(recorded.get(c.event))  # the latest record enqueued before
+        elif c.do is Do.HOST_SYNC:
+            waits = last if c.waits_for is None else [number.get(c.waits_for, -1)]
+            before.update(last.get(a) for a in waits)
+        if c.do is Do.RECORD and c.event is not None:
+            recorded[c.event] = i
+        last[who[i]] = i
+        out.append(tuple(sorted(p for p in before if p is not None)))
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """When sets of accesses (of values or blocks) happen; row r describes set r.
+
+    last [R, A]: 1 + last access per actor in run k (0: none). meet [R, A]: what happens before
+    every access in run k; meet2: the same in run k + 1.
+    """
+
+    last: Ints
+    meet: Ints
+    meet2: Ints
+
+    def follows(self, a: int, b: int) -> bool:
+        """Whether bytes may pass from set a to set b in every run.
+
+        All of a precedes all of b, and all of b precedes all of a's next run.
+        """
+        here = bool((self.last[a] <= self.meet[b]).all())
+        return here and bool((self.last[b] <= self.meet2[a]).all())
+
+    def conflict(self, a: int, b: int) -> bool:
+        """Whether sets a and b may not share bytes in either order."""
+        return not (self.follows(a, b) or self.follows(b, a))
+
+
+def accesses(schedule: Schedule) -> dict[str, list[int]]:
+    """For each value the commands that read or write it, in list order."""
+    found: dict[str, list[int]] = {name: [] for name in schedule.values}
+    for i, c in enumerate(schedule.commands):
+        for name in dict.fromkeys(a.value for a in (*c.reads, *c.writes) if a.stop > a.start):
+            found[name].append(i)
+    return found
+
+
+def spans(order: Clocks, sets: Sequence[Sequence[int]]) -> Spans:
+    """Spans of the given sets of commands (rows of run k)."""
+    shape = (len(sets), len(order.actors))
+    last = np.zeros(shape, dtype=np.int64)
+    meet = np.full(shape, NEVER, dtype=np.int64)
+    meet2 = np.full(shape, NEVER, dtype=np.int64)
+    for r, rows in enumerate(sets):
+        if rows:
+            for i in rows:
+                last[r, order.actor_of[i]] = max(last[r, order.actor_of[i]], i + 1)
+            at = np.asarray(rows)
+            meet[r] = order.clock[at].min(axis=0)
+            meet2[r] = order.clock[at + order.n].min(axis=0)
+    return Spans(last, meet, meet2)

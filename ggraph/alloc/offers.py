@@ -1,0 +1,106 @@
+"""Memory that more ordering would buy: offers for the pipeline, which alone may retry. Floor 6.
+
+An offer is one edge, "this command only after that one", between two values that today may not
+share bytes merely because nothing orders them. Its saving is measured by planning again with the
+edge; nothing is changed here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.alloc import hb
+from ggraph.alloc.blocks import Block, Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.check import check_schedule
+from ggraph.alloc.clocks import Edge, clocks
+from ggraph.alloc.fit import NO_LIMIT, Packing
+from ggraph.plan import Schedule
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Ordering command `before` ahead of `after` saves `bytes_saved` of the device's arena.
+
+    `shareable` is the size of the smaller of the two values: what the pair could save at most.
+    """
+
+    before: int
+    after: int
+    bytes_saved: int
+    shareable: int
+    device: str
+    values: tuple[str, str]
+
+
+def peak_bytes(schedule: Schedule, extra: Iterable[Edge] = ()) -> dict[str, int]:
+    """Arena bytes per device that `hb` mode needs with further orderings between commands.
+
+    `extra` holds (before, after) pairs of command indices with before < after.
+    """
+    blocks = make_blocks(schedule, clocks(schedule, extra))
+    devices = dict.fromkeys(b.device for b in blocks.blocks)
+    return {d: _peak(blocks, blocks.of_device(d)) for d in devices}
+
+
+def _peak(blocks: Blocks, of: list[int]) -> int:
+    if not of:
+        return 0
+    rows = [blocks.blocks[i].rows or (0,) for i in of]
+    birth = np.array([r[0] for r in rows], dtype=np.int64)
+    life = np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)
+    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
+    p = Packing(size, *conflict_pairs(blocks, of), NO_LIMIT)
+    at = hb.solve(p, birth, life)[1]
+    return int((at + size).max())
+
+
+def ordering_offers(
+    schedule: Schedule, *, device: str | None = None, tries: int = 32
+) -> list[Offer]:
+    """Edges that would let values share bytes, those that save most first.
+
+    Only the `tries` pairs with the most to share are measured. An edge that saves nothing alone is
+    listed all the same (last): it may be half of a pair. Raises AllocError for a bad schedule.
+    """
+    check_schedule(schedule)
+    blocks = make_blocks(schedule, clocks(schedule))
+    found = [o for o in _candidates(blocks) if device in (None, o.device)]
+    found.sort(key=lambda o: (-o.shareable, o.before, o.after))
+    now = peak_bytes(schedule)
+    best: dict[Edge, Offer] = {}
+    for o in found:
+        best.setdefault((o.before, o.after), o)
+    measured = []
+    for edge, o in list(best.items())[:tries]:
+        saved = now[o.device] - peak_bytes(schedule, [edge])[o.device]
+        measured.append(Offer(*edge, saved, o.shareable, o.device, o.values))
+    return sorted(measured, key=lambda o: (-o.bytes_saved, -o.shareable, o.before, o.after))
+
+
+def _candidates(blocks: Blocks) -> Iterator[Offer]:
+    """Pairs of blocks in conflict of which one edge could put the one behind the other."""
+    for i, a in enumerate(blocks.blocks):
+        for j, b in enumerate(blocks.blocks):
+            if i == j or a.device != b.device or not (a.nbytes and b.nbytes):
+                continue
+            if a.pinned or b.pinned or not blocks.spans.conflict(i, j):
+                continue
+            edge = _edge(blocks, a, b)
+            if edge is not None:
+                size = min(a.nbytes, b.nbytes)
+                yield Offer(*edge, 0, size, a.device, (a.values[0], b.values[0]))
+
+
+def _edge(blocks: Blocks, a: Block, b: Block) -> Edge | None:
+    """From the last loose access of a to the first of b, unless some of b already precedes a.
+
+    The host enqueues in list order, so an edge can only point down the list.
+    """
+    before = blocks.order.before
+    if any(x == y or before(y, x) for x in a.rows for y in b.rows):
+        return None
+    loose = [x for x in a.rows if not all(before(x, y) for y in b.rows)]
+    if not loose or max(loose) >= b.rows[0]:
+        return None
+    return max(loose), b.rows[0]

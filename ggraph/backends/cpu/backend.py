@@ -1,0 +1,130 @@
+"""The CPU as a backend: synchronous, host-visible memory, programs lowered once. Floor 6.
+
+Every launch becomes a step; what has no kernel runs by its NumPy reference, with block-type
+weights dequantised once and kept.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ggraph.backends.host import HostMemory
+from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.device import DeviceSpec
+from ggraph.errors import BackendError
+from ggraph.ops.evaluate import decode, raw_view, read, reference, write
+from ggraph.plan import Buffer
+from ggraph.tensor import Array, Kind, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CpuProgram:
+    """The steps of one run of launches."""
+
+    launches: Sequence[Launch]
+    steps: tuple[Callable[[], None], ...]
+
+
+@dataclass(eq=False)
+class CpuBackend(HostMemory):
+    """One CPU. `exact` keeps activations in float32."""
+
+    spec: DeviceSpec
+    exact: bool = False
+    _decoded: dict[int, Array] = field(default_factory=dict)  # id of a weight's memory -> float32
+    _closed: bool = False
+
+    def allocate(self, buffer: Buffer) -> Memory:
+        """Zeroed host memory. BackendError when closed or when the host has no more."""
+        if self._closed:
+            raise BackendError(f"{self.spec.name} is closed")
+        return super().allocate(buffer)
+
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+        """The weight's bytes where they are: a mapped file is not copied."""
+        flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+        if flat.nbytes != tensor.nbytes:
+            raise BackendError(f"{tensor.name!r}: {flat.nbytes} bytes, expected {tensor.nbytes}")
+        return Memory(buffer, flat)
+
+    def lower(self, launches: Sequence[Launch]) -> CpuProgram:
+        """One step per launch that has work to do."""
+        return CpuProgram(launches, tuple(self._step(x) for x in launches if x.result.tensor.size))
+
+    def submit(self, stream: int, program: CpuProgram) -> None:
+        """Run the program; everything is complete on return."""
+        for step in program.steps:
+            step()
+
+    def copy(
+        self, stream: int, target: tuple[Memory, int], source: tuple[Memory, int], nbytes: int
+    ) -> None:
+        """Copy host bytes."""
+        (to, at), (origin, start) = target, source
+        to.handle[at : at + nbytes] = origin.handle[start : start + nbytes]
+
+    def record(self, stream: int, event: str) -> None:
+        """Nothing: all earlier work is complete."""
+
+    def wait(self, stream: int, event: str) -> None:
+        """Nothing: all earlier work is complete."""
+
+    def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
+        """Nothing: all earlier work is complete."""
+
+    def close(self) -> None:
+        """Drop the decoded weights; nothing can be allocated any more."""
+        self._decoded.clear()
+        self._closed = True
+
+    def _step(self, launch: Launch) -> Callable[[], None]:
+        t = launch.result.tensor
+        if t.spec is not None and t.spec.overwrites is not None:
+            return self._overwrite(launch, t)
+        fixed = [self._fixed(r) for r in launch.sources]
+        result, at = launch.result, launch.result.offset - launch.result.tensor.offset
+
+        def step() -> None:
+            given = [
+                f if f is not None else _logical(r)
+                for f, r in zip(fixed, launch.sources, strict=True)
+            ]
+            write(t, result.memory.handle, at, reference(t, given))
+
+        return step
+
+    def _overwrite(self, launch: Launch, t: Tensor) -> Callable[[], None]:
+        """The reference writes into the bytes themselves where the type is plain."""
+        assert t.spec is not None and t.spec.overwrites is not None, t.name
+        slot, result = t.spec.overwrites, launch.result
+        at = result.offset - t.offset
+        plain = not t.dtype.is_block and t.dtype.name != "bf16"
+
+        def step() -> None:
+            given = [_logical(r) for r in launch.sources]
+            if plain:
+                held = raw_view(t, result.memory.handle, at)
+                given[slot] = held.view()
+                reference(t, given)
+            else:
+                given[slot] = given[slot].copy()
+                write(t, result.memory.handle, at, reference(t, given))
+
+        return step
+
+    def _fixed(self, ref: Ref) -> Array | None:
+        """A block-type weight as float32, decoded once; None for everything else."""
+        t = ref.tensor
+        if not t.is_leaf or t.kind is not Kind.WEIGHT or t.dtype.name == "f32":
+            return None
+        key = id(ref.memory)
+        if key not in self._decoded:
+            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
+            shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)
+            self._decoded[key] = decode(shaped, t.dtype).reshape(t.shape)
+        return self._decoded[key]
+
+
+def _logical(ref: Ref) -> Array:
+    return read(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)

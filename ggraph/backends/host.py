@@ -1,0 +1,39 @@
+"""Host memory as NumPy byte arrays, for staging values that no device asks to own. Floor 6."""
+
+import numpy as np
+
+from ggraph.backends.protocol import Memory
+from ggraph.errors import BackendError
+from ggraph.plan import Buffer
+from ggraph.tensor import Array
+
+
+def aligned_bytes(nbytes: int, alignment: int) -> Array:
+    """A zeroed uint8 array whose first byte is a multiple of `alignment`."""
+    try:
+        raw = np.zeros(nbytes + alignment, np.uint8)
+    except MemoryError:
+        raise BackendError(f"the host cannot give {nbytes} bytes") from None
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes]
+
+
+class HostMemory:
+    """The part of the backend protocol that memory alone needs: allocate, free, read, write."""
+
+    def allocate(self, buffer: Buffer) -> Memory:
+        """Zeroed memory of `buffer.nbytes`."""
+        return Memory(buffer, aligned_bytes(buffer.nbytes, buffer.alignment))
+
+    def free(self, memory: Memory) -> None:
+        """Nothing to do: the array goes with its last user."""
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        """Put `data`'s bytes at `offset`."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        memory.handle[offset : offset + flat.size] = flat
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """A copy of `nbytes` bytes from `offset`."""
+        copied: Array = memory.handle[offset : offset + nbytes].copy()
+        return copied

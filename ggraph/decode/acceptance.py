@@ -1,0 +1,111 @@
+"""Which drafted tokens stay: sample-and-match, and stochastic rejection. Floor 9.
+
+Both are lossless. *Match* runs the real sampler on each verified row and goes on while the token
+it chose is a child of the node; sampler state and random numbers are used exactly as without
+speculation, so with equal logits the text is equal too. *Reject* accepts a child x drawn from law
+q with chance min(1, p(x) / q(x)) and else goes on with the residual law max(p - q, 0), normalised:
+each round keeps p, because min(p, q) plus the residual's share is p again (Leviathan et al. 2023,
+arXiv 2211.17192; Miao et al. 2023, arXiv 2305.09781 for several children).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.decode.draft import ROOT, Draft
+from ggraph.tensor import Array
+
+Pick = Callable[[Array], int]  # logits f32 [V] -> token
+Accept = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The nodes that stay, from the root's child down, and the tokens that the text gains.
+
+    `tokens` is one longer than `nodes` (the last one is the target's own), unless a kept token
+    ended the text.
+    """
+
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def match(
+    draft: Draft, logits: Array, pick: Pick, accept: Accept, ends: frozenset[int], limit: int
+) -> Kept:
+    """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V]."""
+    node, nodes, tokens = ROOT, [], []
+    while True:
+        token = pick(logits[node + 1])
+        accept(token)
+        tokens.append(token)
+        below = [c for c in draft.children(node) if draft.tokens[c] == token]
+        if not below or token in ends or len(tokens) >= limit:
+            return Kept(tuple(nodes), tuple(tokens))
+        node = below[0]
+        nodes.append(node)
+
+
+def reject(
+    draft: Draft,
+    law_of: Callable[[int], Array],
+    accept: Accept,
+    random: np.random.Generator,
+    ends: frozenset[int],
+    limit: int,
+) -> Kept:
+    """Stochastic rejection. `law_of(row)` is the target's law f64 [V] for row `node + 1`, asked
+    after the tokens above it were accepted (penalties look back)."""
+    node, nodes, tokens = ROOT, [], []
+    while True:
+        token, child = _round(draft, node, law_of(node + 1), random)
+        accept(token)
+        tokens.append(token)
+        if child is None or token in ends or len(tokens) >= limit:
+            return Kept(tuple(nodes), tuple(tokens))
+        node = child
+        nodes.append(node)
+
+
+def _round(
+    draft: Draft, node: int, p: Array, random: np.random.Generator
+) -> tuple[int, int | None]:
+    """One step down: a child that was accepted, or a token from what is left of the law."""
+    q = draft.laws.get(node)
+    for child in draft.children(node):
+        token = draft.tokens[child]
+        proposal = 1.0 if q is None else float(q[token])
+        if proposal > 0 and random.random() * proposal < p[token]:
+            return token, child
+        p = residual(p, q, token)
+        q = without(q, token)
+    return draw(p, random.random()), None
+
+
+def residual(p: Array, q: Array | None, token: int) -> Array:
+    """max(p - q, 0) normalised; a certain guess (q None) removes just its token."""
+    rest = p.copy()
+    if q is None:
+        rest[token] = 0.0
+    else:
+        np.maximum(rest - q, 0.0, out=rest)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+
+
+def without(q: Array | None, token: int) -> Array | None:
+    """The law of the next sibling, drawn without replacement."""
+    if q is None:
+        return None
+    rest = q.copy()
+    rest[token] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else rest
+
+
+def draw(law: Array, uniform: float) -> int:
+    """The token at which the cumulated law passes `uniform` in [0, 1)."""
+    cumulated = np.cumsum(law)
+    return int(min(np.searchsorted(cumulated, uniform * cumulated[-1], "right"), law.size - 1))

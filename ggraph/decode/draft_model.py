@@ -1,0 +1,61 @@
+"""What the decoder asks of a draft head that reads target features. Floor 9.
+
+Legend: T token rows, C visible cache rows, M wanted rows, A*G feature width, E head width,
+W draft vocabulary.
+
+Inputs as in `ggraph.decode.model`, and either `features` f32 [T, A*G] (true rows: the target's
+taps side by side) or `hidden` f32 [T, E] (fed-back rows). `tokens[t]` is the token AFTER the
+position that the feature belongs to.
+Outputs: `logits` f32 [M, W] and `hidden` f32 [M, E], the feedback for the next draft step.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ggraph.dtype import F16, DType
+from ggraph.graph import Graph
+from ggraph.tensor import Array, Tensor
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """The shape bucket of one draft step."""
+
+    rows: int
+    context: int
+    wanted: int
+    cache_rows: int
+    fed_back: bool
+    cache_dtype: DType = F16
+
+
+class DraftModel(Protocol):
+    """A draft head in the manner of EAGLE."""
+
+    @property
+    def name(self) -> str:
+        """What to call the head in messages and plan keys."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose inputs make up a feature, in order."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """E, the width of the fed-back hidden state."""
+        ...
+
+    @property
+    def target_ids(self) -> Array:
+        """i64 [W]: the target's token id for each draft token."""
+        ...
+
+    def build(self, shape: DraftShape) -> Graph:
+        """The graph of one draft step."""
+        ...
+
+    def weight(self, t: Tensor) -> Array:
+        """Raw storage of a weight."""
+        ...

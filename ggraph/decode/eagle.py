@@ -1,0 +1,219 @@
+"""EAGLE drafters: a chain, or a dynamic tree, from a head that reads target features. Floor 9.
+
+Legend: N true rows, K chain length, B branching (top_k), W draft vocabulary, E head width.
+
+Index alignment (P = last position whose features are known, xP+1 already chosen):
+
+    row        slot     feature           token    its logits guess
+    true       0..P     taps of 0..P      x1..xP+1 x2..xP+2
+    draft 1    P+1      hidden of row P   guess 1  guess 2
+    draft 2    P+2      hidden of draft 1 guess 2  guess 3
+
+The cache holds true rows only: draft rows are written behind them and forgotten, so after a
+rejection the head is in the state of one that never drafted.
+Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840) for the head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.decode.draft import ROOT, Draft
+from ggraph.decode.draft_model import DraftModel, DraftShape
+from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
+from ggraph.dtype import F16, DType
+from ggraph.errors import InputError
+from ggraph.session import Session
+from ggraph.tensor import Array
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """EAGLE-2's tree: `total_tokens` nodes with the root counted, `depth` expansions of `top_k`."""
+
+    total_tokens: int = 16
+    depth: int = 4
+    top_k: int = 4
+
+    def __post_init__(self) -> None:
+        scored = self.top_k + self.depth * self.top_k**2
+        if self.top_k < 1 or self.depth < 0 or not 2 <= self.total_tokens <= scored + 1:
+            raise InputError(
+                f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
+                f"expected 2 to {scored + 1} tokens"
+            )
+
+
+class DraftRunner:
+    """Steps of a draft head over its own cache; `past` slots hold true rows."""
+
+    def __init__(
+        self, model: DraftModel, session: Session, context: int, *, cache_dtype: DType = F16
+    ) -> None:
+        self.model, self.session, self.cache_dtype = model, session, cache_dtype
+        self.past = 0
+        self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
+
+    def step(
+        self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
+    ) -> tuple[Array, Array]:
+        """Logits f32 [M, W] and hidden f32 [M, E] of the wanted rows; `past` does not move."""
+        count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
+        bucket, seen = row_bucket(count), row_bucket(len(wanted))
+        context = context_bucket(reach, self._rows)
+        shape = DraftShape(bucket, context, seen, self._rows + 1, fed_back, self.cache_dtype)
+        key = (self.model.name, shape)
+        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        wide = np.zeros((bucket, features.shape[1]), np.float32)
+        wide[:count] = features
+        out = self.session.run(
+            key,
+            {
+                "tokens": padded(rows.tokens, bucket, 0),
+                "positions": padded(rows.positions, bucket, 0),
+                "slots": padded(rows.slots, bucket, self._rows),
+                "mask": visibility(rows, bucket, context),
+                "length": np.array([reach], np.int32),
+                "wanted": padded(wanted, seen, 0),
+                "hidden" if fed_back else "features": wide,
+            },
+        )
+        return out["logits"][: len(wanted)], out["hidden"][: len(wanted)]
+
+
+class EagleDrafter:
+    """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
+
+    `p_min` ends a chain at the first guess that the head itself finds less likely than that.
+    """
+
+    def __init__(
+        self, runner: DraftRunner, *, tree: TreeShape | None = None, p_min: float = 0.0
+    ) -> None:
+        if not 0.0 <= p_min <= 1.0:
+            raise InputError(f"p_min {p_min}: expected 0 to 1")
+        self.runner, self.tree, self.p_min = runner, tree, p_min
+        self.name, self.taps = "eagle3", runner.model.taps
+        self._tokens: list[int] = []
+        self._features: list[Array] = []
+        self._logits = self._hidden = np.zeros((1, 0), np.float32)
+
+    def begin(self, first: int) -> None:
+        """Forget the old text. The first token has no feature before it and is not drafted from."""
+        self.runner.past = 0
+        self._tokens, self._features = [], []
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """Keep the new tokens and the features before them; they are run when a draft is due."""
+        if features is None or len(features) != len(tokens):
+            raise InputError(
+                f"eagle3: {len(tokens)} tokens, "
+                f"{'no' if features is None else len(features)} features"
+            )
+        self._tokens.extend(tokens)
+        self._features.extend(features)
+
+    def propose(self, limit: int) -> Draft:
+        """Run the true rows that are waiting, then draft behind them."""
+        self._catch_up()
+        if limit < 1:
+            return Draft()
+        return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
+
+    def _catch_up(self) -> None:
+        """True rows through encoder and decoder, in batches; the last row's output is kept."""
+        batch = ROW_BUCKETS[-1]
+        for i in range(0, len(self._tokens), batch):
+            tokens, features = self._tokens[i : i + batch], self._features[i : i + batch]
+            slots = range(self.runner.past, self.runner.past + len(tokens))
+            self._logits, self._hidden = self.runner.step(
+                Rows(tokens, slots, slots), [len(tokens) - 1], np.stack(features), fed_back=False
+            )
+            self.runner.past += len(tokens)
+        self._tokens, self._features = [], []
+
+    def _chain(self, limit: int) -> Draft:
+        tokens: list[int] = []
+        logits, hidden, past = self._logits, self._hidden, self.runner.past
+        for i in range(limit):
+            best = int(np.argmax(logits[0]))
+            if self.p_min > 0 and np.exp(log_softmax(logits)[0, best]) < self.p_min:
+                break
+            tokens.append(int(self.runner.model.target_ids[best]))
+            if i + 1 < limit:
+                slot = [past + i]
+                rows = Rows(tokens[-1:], slot, slot)
+                logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
+        return Draft.chain(tokens)
+
+    def _tree(self, shape: TreeShape, limit: int) -> Draft:
+        """Expand level by level, then keep the best nodes of all that were scored."""
+        count = min(shape.total_tokens - 1, limit)
+        depth = max(0, min(shape.depth, limit - 1))
+        scored = self._expand(TreeShape(shape.total_tokens, shape.depth, shape.top_k), depth)
+        return scored.best(min(count, len(scored.tokens)))
+
+    def _expand(self, shape: TreeShape, depth: int) -> "Scored":
+        """Score the root's top_k children, then those of the best top_k nodes, `depth` times."""
+        k, past, ids = shape.top_k, self.runner.past, self.runner.model.target_ids
+        scored = Scored()
+        best, score = top(log_softmax(self._logits), k)  # [1, B]
+        level = scored.add(ids[best[0]], score[0], [ROOT] * k)
+        level_score, hidden = score[0], np.repeat(self._hidden, k, axis=0)  # [B, E]
+        seen = np.eye(k, dtype=bool)  # [B, S]: draft slots that each row may see
+        for i in range(depth):
+            slots = range(past + i * k, past + (i + 1) * k)
+            tokens = [scored.tokens[n] for n in level]
+            rows = Rows(tokens, [past + i] * k, slots, past, seen)
+            logits, out = self.runner.step(rows, range(k), hidden, fed_back=True)
+            best, score = top(log_softmax(logits), k)  # [B, B]
+            total = (score + level_score[:, None]).reshape(-1)
+            parents = np.repeat(level, k)
+            nodes = scored.add(ids[best].reshape(-1), total, parents)
+            chosen, level_score = top(total[None], k)[0][0], top(total[None], k)[1][0]
+            level = [nodes[c] for c in chosen]
+            hidden = out[chosen // k]
+            seen = np.concatenate([seen[chosen // k], np.eye(k, dtype=bool)], axis=1)
+        return scored
+
+
+class Scored:
+    """Every node that the expansion scored, in the order in which it was scored."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[float] = []
+        self.parents: list[int] = []
+
+    def add(self, tokens: Array, scores: Array, parents: Sequence[int] | Array) -> list[int]:
+        """Append nodes; returns their numbers."""
+        first = len(self.tokens)
+        self.tokens += [int(t) for t in tokens]
+        self.scores += [float(s) for s in scores]
+        self.parents += [int(p) for p in parents]
+        return list(range(first, len(self.tokens)))
+
+    def best(self, count: int) -> Draft:
+        """The `count` best nodes as a draft, in scoring order.
+
+        A node's score never exceeds its parent's and ties go to the earlier node, so the parents
+        of the best are among the best.
+        """
+        kept = sorted(top(np.array([self.scores], np.float32), count)[0][0].tolist())
+        place = {node: i for i, node in enumerate(kept)}
+        parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
+        return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
+
+
+def log_softmax(logits: Array) -> Array:
+    """Logarithms of the softmax over the last axis, f32."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def top(scores: Array, count: int) -> tuple[Array, Array]:
+    """Indices and values of the `count` largest per row, largest first, ties by lower index."""
+    order = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+    return order, np.take_along_axis(scores, order, axis=-1)

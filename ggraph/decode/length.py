@@ -1,0 +1,143 @@
+"""How long to draft: the length that promises most tokens per second. Floor 9.
+
+Legend: K draft length, a_i chance that a draft is accepted up to and including depth i,
+v(K) seconds to verify K + 1 rows, d seconds to draft one token.
+
+    tokens per second of K:  (1 + a_1 + .. + a_K) / (v(K) + K d)
+
+K = 0 is plain decoding, so a drafter that does not pay is left alone; it is tried again now and
+then, ever more rarely while it keeps failing. All numbers are measured while decoding. The choice
+changes the speed only, never the text.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ggraph.decode.acceptance import Kept
+from ggraph.decode.draft import Draft
+
+RATE = 0.15  # weight of the newest observation in the running means
+PATIENCE = 8  # rounds without a draft before a failing drafter is tried again; doubles
+MOST_PATIENCE = 128
+
+
+class LengthPolicy(Protocol):
+    """Chooses the draft length of each round."""
+
+    def length(self, drafter: str, most: int) -> int:
+        """Nodes to ask for, 0 to `most`."""
+        ...
+
+    def learn(
+        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """What a round took and brought."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same length."""
+
+    count: int
+
+    def length(self, drafter: str, most: int) -> int:
+        """`count`, as far as there is room."""
+        return max(0, min(self.count, most))
+
+    def learn(
+        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Nothing to learn."""
+
+
+@dataclass
+class Mean:
+    """A running mean that forgets."""
+
+    value: float
+    seen: int = 0
+
+    def add(self, x: float) -> None:
+        """Count one observation; the first few weigh more."""
+        self.seen += 1
+        self.value += max(RATE, 1.0 / (self.seen + 1)) * (x - self.value)
+
+
+@dataclass
+class Habits:
+    """What is known of one drafter."""
+
+    conditional: list[Mean] = field(default_factory=list)  # chance at depth i, given depth i - 1
+    seconds: Mean = field(default_factory=lambda: Mean(0.0))  # per drafted token
+    patience: int = PATIENCE
+    waiting: int = 0
+
+
+@dataclass
+class Adaptive:
+    """The measured cost model of this file's head. `most` bounds the length."""
+
+    most: int = 8
+    least: int = 0
+    _habits: dict[str, Habits] = field(default_factory=dict)
+    _verify: dict[int, Mean] = field(default_factory=dict)  # rows -> seconds
+
+    def length(self, drafter: str, most: int) -> int:
+        """The best length by the model; unknown lengths are tried upwards one by one."""
+        most = min(self.most, most)
+        habits = self._habits.setdefault(drafter, Habits())
+        if most <= 0:
+            return 0
+        if not habits.conditional or 1 not in self._verify:
+            return min(most, 4) if not habits.conditional else 0
+        best = max(range(most + 1), key=lambda k: self._rate(habits, k))
+        if best > 0:
+            habits.patience, habits.waiting = PATIENCE, 0
+            return max(best, min(self.least, most))
+        return self._patiently(habits, most)
+
+    def learn(
+        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Update acceptance by depth and both costs."""
+        rows = len(draft) + 1
+        self._verify.setdefault(rows, Mean(verify_seconds)).add(verify_seconds)
+        habits = self._habits.setdefault(drafter, Habits())
+        if not draft:
+            return
+        habits.seconds.add(draft_seconds / len(draft))
+        reach = max(draft.depths())
+        for depth in range(min(reach, len(kept.nodes) + 1)):
+            if depth == len(habits.conditional):
+                habits.conditional.append(Mean(0.5))
+            habits.conditional[depth].add(float(depth < len(kept.nodes)))
+
+    def _patiently(self, habits: Habits, most: int) -> int:
+        habits.waiting += 1
+        if habits.waiting < habits.patience:
+            return 0
+        habits.waiting = 0
+        habits.patience = min(2 * habits.patience, MOST_PATIENCE)
+        return min(2, most)
+
+    def _rate(self, habits: Habits, k: int) -> float:
+        """Expected tokens per second of length k."""
+        gained, chance = 1.0, 1.0
+        for depth in range(k):
+            known = habits.conditional
+            chance *= known[min(depth, len(known) - 1)].value
+            gained += chance
+        return gained / (self._verify_seconds(k + 1) + k * habits.seconds.value)
+
+    def _verify_seconds(self, rows: int) -> float:
+        """Measured, or drawn through the nearest measured neighbours."""
+        if rows in self._verify:
+            return self._verify[rows].value
+        below = max((r for r in self._verify if r < rows), default=1)
+        above = min((r for r in self._verify if r > rows), default=None)
+        low = self._verify[below].value
+        if above is not None:
+            share = (rows - below) / (above - below)
+            return low + share * (self._verify[above].value - low)
+        return low * (1 + 0.1 * (rows - below))

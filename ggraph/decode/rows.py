@@ -1,0 +1,81 @@
+"""The token rows of one step: buckets, padding, and who may see what. Floor 9.
+
+Legend: T token rows, C cache rows that attention sees, S slots from `base` on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.errors import InputError
+from ggraph.tensor import Array
+
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CONTEXT_STEP = 256  # smallest context bucket; larger ones double
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The token rows of one step, before padding.
+
+    Plain text (no `visible`): a row sees every slot up to its own. Otherwise a row sees all slots
+    below `base`, and slot base + s where `visible[t, s]`.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
+    base: int = 0
+    visible: Array | None = None  # bool [T, S]
+
+
+def row_bucket(rows: int) -> int:
+    """The number of rows that a step of `rows` is padded to."""
+    if not 1 <= rows <= ROW_BUCKETS[-1]:
+        raise InputError(f"a step of {rows} rows: expected 1 to {ROW_BUCKETS[-1]}")
+    return next(b for b in ROW_BUCKETS if b >= rows)
+
+
+def context_bucket(reach: int, most: int) -> int:
+    """The number of cache rows that a step reaching `reach` slots is planned for."""
+    size = CONTEXT_STEP
+    while size < reach:
+        size *= 2
+    return min(size, most)
+
+
+def padded(values: Sequence[int], count: int, filler: int) -> Array:
+    """i32 [count]: the values, then fillers."""
+    out = np.full(count, filler, np.int32)
+    out[: len(values)] = values
+    return out
+
+
+def visibility(rows: Rows, count: int, context: int, window: int | None = None) -> Array:
+    """f32 [count, C]: 0 where a row may see a slot, else -inf; padding rows see nothing."""
+    real = len(rows.tokens)
+    allowed = np.zeros((count, context), bool)
+    if rows.visible is None:
+        allowed[:real] = np.arange(context)[None, :] <= np.asarray(rows.slots)[:, None]
+    else:
+        width = rows.visible.shape[1]
+        allowed[:real, : rows.base] = True
+        allowed[:real, rows.base : rows.base + width] = rows.visible
+    if window is not None:
+        allowed[:real] &= _in_window(rows, context, window)
+    return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+
+def _in_window(rows: Rows, context: int, window: int) -> Array:
+    """bool [T, C]: slots whose position is less than `window` behind the row's.
+
+    Text lies at slot = position; slots of a draft count as the position where it begins, or as
+    the row's own where the slot is one of this step's.
+    """
+    held = np.arange(context)
+    if rows.visible is not None:
+        held = np.minimum(held, rows.base)
+    held[np.asarray(rows.slots)] = rows.positions
+    inside: Array = held[None, :] > np.asarray(rows.positions)[:, None] - window
+    return inside

@@ -1,0 +1,157 @@
+"""Steps of one model over its KV cache: shape buckets, feeds, masks. Floor 9.
+
+Legend: T token rows, C cache rows that attention sees, R cache rows, V vocabulary, E width.
+
+Rows of the cache are numbered slots. Plain text uses slot = position; the nodes of a draft tree
+take the slots after the text, while their position is that of their depth. The last slot takes
+the writes of rows that only fill a bucket up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph import ops
+from ggraph.decode.model import CausalModel, StepShape
+from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
+from ggraph.dtype import F16, I32, DType
+from ggraph.errors import InputError
+from ggraph.graph import Graph
+from ggraph.plan import VerifiedPlan
+from ggraph.session import Session
+from ggraph.tensor import Array, Kind, input
+
+
+@dataclass(frozen=True)
+class Result:
+    """Logits f32 [M, V] of the wanted rows, and the taps f32 [T, E] by layer."""
+
+    logits: Array
+    taps: dict[int, Array]
+
+
+class Runner:
+    """Runs a model's steps in a session. `past` is the number of cache slots that hold text."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        session: Session,
+        context: int,
+        *,
+        batch: int = 512,
+        cache_dtype: DType = F16,
+        taps: Sequence[int] = (),
+    ) -> None:
+        if not 1 <= context <= 1 << 24:
+            raise InputError(f"context size {context}: expected 1 to {1 << 24}")
+        self.model, self.session = model, session
+        self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
+        self.taps = tuple(taps)
+        self.past = 0
+        self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
+        self._window: int | None = getattr(model, "sliding_window", None)
+
+    def shape(self, rows: int, wanted: int, reach: int) -> StepShape:
+        """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots."""
+        bucket = row_bucket(rows)
+        seen = 1 if wanted == 1 else bucket
+        context = context_bucket(reach, self._full)
+        return StepShape(bucket, context, seen, self._full + 1, self.taps, self.cache_dtype)
+
+    def plan(self, shape: StepShape) -> VerifiedPlan:
+        """The verified plan of a bucket, made on first use."""
+        return self.session.prepare(
+            (self.model.name, shape), lambda: self.model.build(shape), self.model.weight
+        )
+
+    def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
+        """Append text to the cache. Logits of the last row, or of `every` row.
+
+        InputError when the context is full; the cache is unchanged then.
+        """
+        if not tokens:
+            raise InputError("a step needs at least one token, got none")
+        if self.past + len(tokens) > self.context:
+            raise InputError(
+                f"context of {self.context} tokens is full: {self.past} in use, "
+                f"{len(tokens)} more wanted"
+            )
+        parts = [tokens[i : i + self.batch] for i in range(0, len(tokens), self.batch)]
+        results = []
+        for part in parts:
+            slots = range(self.past, self.past + len(part))
+            wanted = range(len(part)) if every else [len(part) - 1]
+            results.append(self.step(Rows(part, slots, slots), wanted))
+            self.past += len(part)
+        return _joined(results, every)
+
+    def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
+        """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
+        count = len(rows.tokens)
+        reach = max(max(rows.slots) + 1, self.past)
+        shape = self.shape(count, len(wanted), reach)
+        self.plan(shape)
+        out = self.session.run((self.model.name, shape), self._feeds(rows, wanted, shape, reach))
+        taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
+        return Result(out["logits"][: len(wanted)], taps)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Make the given rows of the last step part of the text: root first, then down a path.
+
+        Rows that were not in order in the cache are moved there by a plan of their own.
+        """
+        source = [self.past + r for r in rows]
+        target = list(range(self.past, self.past + len(rows)))
+        if source != target:
+            self._move(source, target)
+        self.past += len(rows)
+
+    def _move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        count = row_bucket(len(source))
+        shape = self.shape(1, 1, self.past)
+        key = (self.model.name, "move", count, shape)
+        filler = shape.cache_rows - 1
+        self.session.prepare(
+            key, lambda: move_graph(self.model.build(shape), count), self.model.weight
+        )
+        feeds = {"from": padded(source, count, filler), "to": padded(target, count, filler)}
+        self.session.run(key, feeds)
+
+    def _feeds(
+        self, rows: Rows, wanted: Sequence[int], shape: StepShape, reach: int
+    ) -> dict[str, Array]:
+        feeds = {
+            "tokens": padded(rows.tokens, shape.rows, 0),
+            "positions": padded(rows.positions, shape.rows, 0),
+            "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1),
+            "mask": visibility(rows, shape.rows, shape.context),
+            "length": np.array([reach], np.int32),
+            "wanted": padded(wanted, shape.wanted, 0),
+        }
+        if self._window is not None:
+            feeds["window_mask"] = visibility(rows, shape.rows, shape.context, self._window)
+        return feeds
+
+
+def move_graph(step: Graph, count: int) -> Graph:
+    """The graph that copies `count` rows of every cache of `step`: rows `from` to rows `to`."""
+    source, target = input("from", (count,), I32), input("to", (count,), I32)
+    moved = []
+    for cache in step.leaves(Kind.STATE):
+        rows, width = cache.shape[0], cache.size // cache.shape[0]
+        flat = cache.reshape(rows, width)
+        new = ops.set_rows(
+            cache, ops.get_rows(flat, source).reshape(count, *cache.shape[1:]), target
+        )
+        moved.append(new)
+    return Graph.of({"moved": ops.cont(source)}, also=moved, name="move cache rows")
+
+
+def _joined(results: list[Result], every: bool) -> Result:
+    if len(results) == 1:
+        return results[0]
+    logits = np.concatenate([r.logits for r in results]) if every else results[-1].logits
+    taps = {i: np.concatenate([r.taps[i] for r in results]) for i in results[0].taps}
+    return Result(logits, taps)

@@ -1,0 +1,199 @@
+"""Replay a VerifiedPlan on backends. Floor 7: decides nothing, allocates the plan's arenas once.
+
+The command list is turned into a list of closures, one per host step, copy, event or run of
+launches; replaying is a loop over that list. Where inputs rotate over several slots there is one
+such list per phase.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.host import HostMemory
+from ggraph.backends.protocol import Backend, Launch, Memory, Ref
+from ggraph.device import HOST
+from ggraph.errors import InputError
+from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
+from ggraph.tensor import Array, Tensor
+
+Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
+
+
+class Executor:
+    """One verified plan, bound to memory and ready to be replayed.
+
+    `external` holds the memory of weights and states by value name; arenas are allocated here and
+    given back by `close`.
+    """
+
+    def __init__(
+        self,
+        verified: VerifiedPlan,
+        backends: Mapping[str, Backend],
+        external: Mapping[str, Memory],
+    ) -> None:
+        self.plan: Plan = verified.plan
+        self._backends = backends
+        self._host: Any = backends.get(HOST) or HostMemory()
+        self._arenas = {
+            b.name: self._owner(b).allocate(b)
+            for b in self.plan.memory.buffers.values()
+            if not b.external
+        }
+        self._memory: dict[str, Memory] = {**external, **self._arenas}
+        slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
+        self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
+        self.runs = 0
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Replay the plan once. `feeds` has an array per input; the result has one per output.
+
+        Raises InputError for a missing, unknown or misshapen feed.
+        """
+        results: dict[str, Array] = {}
+        for step in self._phases[self.runs % len(self._phases)]:
+            step(feeds, results)
+        self.runs += 1
+        return results
+
+    def close(self) -> None:
+        """Wait for the devices and give the arenas back."""
+        for backend in self._backends.values():
+            backend.synchronise()
+        for memory in self._arenas.values():
+            self._owner(memory.buffer).free(memory)
+        self._arenas.clear()
+        self._phases.clear()
+
+    def _owner(self, buffer: Buffer) -> Any:
+        return self._host if buffer.device == HOST else self._backends[buffer.device]
+
+    def _bind(self, phase: int) -> list[Step]:
+        """The closures of one phase, launches of one stream taken together."""
+        steps: list[Step] = []
+        runs = groupby(self.plan.schedule, key=lambda c: (c.do is Do.LAUNCH, c.actor))
+        for (is_launch, actor), commands in runs:
+            if is_launch:
+                launches = [self._launch(c, phase) for c in commands]
+                backend = self._backends[actor.device]
+                steps.append(_submit(backend, actor.stream, backend.lower(launches)))
+            else:
+                steps.extend(self._step(c, phase) for c in commands)
+        return steps
+
+    def _step(self, c: Command, phase: int) -> Step:
+        if c.do in HOST_STEPS:
+            return self._host_step(c, phase)
+        backend, stream, event = self._backends[c.actor.device], c.actor.stream, c.event or ""
+        if c.do is Do.RECORD:
+            return lambda feeds, results: backend.record(stream, event)
+        if c.do is Do.WAIT:
+            return lambda feeds, results: backend.wait(stream, event)
+        source, target = self._at(c.reads[0].value, phase), self._at(c.writes[0].value, phase)
+        first, last = c.reads[0].start, c.reads[0].stop
+        begin, end = (source[0], source[1] + first), (target[0], target[1] + c.writes[0].start)
+        return lambda feeds, results: backend.copy(stream, end, begin, last - first)
+
+    def _host_step(self, c: Command, phase: int) -> Step:
+        if c.do is Do.HOST_SYNC:
+            return self._sync(c)
+        if c.do is Do.HOST_FREE:
+            return _nothing  # the bytes stay ours until close()
+        tensor = self.plan.graph[c.node or c.label]
+        if not tensor.nbytes:
+            return _empty(tensor) if c.do is Do.HOST_READ else _nothing
+        if c.do is Do.HOST_WRITE:
+            memory, offset = self._at(c.writes[0].value, phase)
+            return _feed(self._owner(memory.buffer), memory, offset, tensor)
+        memory, offset = self._at(c.reads[0].value, phase)
+        return _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
+
+    def _sync(self, c: Command) -> Step:
+        if c.waits_for is None and c.event is None:
+            everyone = [b for n, b in self._backends.items() if n != HOST]
+            return _sync_all(everyone)
+        if c.waits_for is not None:
+            backend, stream = self._backends[c.waits_for.device], c.waits_for.stream
+            return lambda feeds, results: backend.synchronise(stream)
+        recorder = next(k for k in self.plan.schedule if k.do is Do.RECORD and k.event == c.event)
+        owner, event = self._backends[recorder.actor.device], c.event
+        return lambda feeds, results: owner.synchronise(event=event)
+
+    def _at(self, value: str, phase: int) -> tuple[Memory, int]:
+        region = self.plan.memory.regions[value]
+        return self._memory[region.buffer], region.offsets[phase % len(region.offsets)]
+
+    def _ref(self, t: Tensor, phase: int) -> Ref:
+        memory, offset = self._at(t.root.name, phase)
+        return Ref(t, memory, offset + t.offset)
+
+    def _launch(self, c: Command, phase: int) -> Launch:
+        t = self.plan.graph[c.node or c.label]
+        scratch = next((a.value for a in c.writes if a.value != t.name), None)
+        return Launch(
+            c,
+            self._ref(t, phase),
+            tuple(self._ref(s, phase) for s in t.sources),
+            self._at(scratch, phase) if scratch else None,
+        )
+
+
+def _nothing(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+    """A host step that needs no work here."""
+
+
+def _empty(tensor: Tensor) -> Step:
+    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        results[tensor.name] = np.zeros(tensor.shape, tensor.dtype.np)
+
+    return step
+
+
+def _submit(backend: Backend, stream: int, program: Any) -> Step:
+    return lambda feeds, results: backend.submit(stream, program)
+
+
+def _sync_all(backends: list[Backend]) -> Step:
+    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        for backend in backends:
+            backend.synchronise()
+
+    return step
+
+
+def _feed(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
+    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        owner.write(memory, offset, checked_feed(tensor, feeds))
+
+    return step
+
+
+def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
+    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        raw = owner.read(memory, offset, tensor.nbytes)
+        if tensor.is_contiguous:
+            results[tensor.name] = raw.view(tensor.dtype.np).reshape(_storage_shape(tensor))
+        else:  # a strided view: the gaps were read too
+            results[tensor.name] = np.ndarray(tensor.shape, tensor.dtype.np, raw, 0, tensor.strides)
+
+    return step
+
+
+def _storage_shape(t: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor's raw storage: block types end in the bytes of one row."""
+    return (*t.shape[:-1], t.dtype.row_bytes(t.shape[-1])) if t.dtype.is_block else t.shape
+
+
+def checked_feed(tensor: Tensor, feeds: Mapping[str, Array]) -> Array:
+    """The fed array of an input, in its storage type. InputError when absent or misshapen."""
+    given = feeds.get(tensor.name)
+    if given is None:
+        raise InputError(f"input {tensor.name!r} was not fed; fed: {', '.join(feeds) or 'nothing'}")
+    if given.shape != _storage_shape(tensor):
+        raise InputError(
+            f"input {tensor.name!r}: expected shape {list(tensor.shape)}, got {list(given.shape)}"
+        )
+    return np.ascontiguousarray(given, tensor.dtype.np)

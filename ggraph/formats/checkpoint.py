@@ -1,0 +1,63 @@
+"""Named arrays and metadata, whatever the file: the nouns of this room. Floor 3.
+
+`ggraph.formats.open_checkpoint` picks the reader by what the path holds, not by its name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ggraph.dtype import BF16, DType
+from ggraph.formats.quants import dequantize
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RawTensor:
+    """One stored tensor, usually a read-only window on a mapped file.
+
+    `shape` counts elements in NumPy order. `data` is the storage: for plain types an array of
+    `dtype.np` of that shape, for block types uint8 of shape (*shape[:-1], bytes of a row).
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    data: Array = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storage."""
+        return int(self.data.nbytes)
+
+    def float32(self) -> Array:
+        """The values as a new float32 array of `shape`."""
+        if self.dtype.is_block or self.dtype is BF16:
+            raw = np.ascontiguousarray(self.data).view(np.uint8)
+            return dequantize(raw.reshape(*self.shape[:-1], -1), self.dtype).reshape(self.shape)
+        return np.array(self.data, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a model file or folder holds.
+
+    `format` is "gguf" or "hf". `metadata` holds the GGUF keys, or config.json with the tokenizer's
+    chat template under the GGUF key `tokenizer.chat_template`.
+    """
+
+    path: str
+    format: str
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, RawTensor]
+
+
+def storage_shape(shape: tuple[int, ...], dtype: DType) -> tuple[int, ...]:
+    """Shape of a tensor's storage array: block types end in the bytes of one row."""
+    if not dtype.is_block:
+        return shape
+    return (*shape[:-1], dtype.row_bytes(shape[-1]))

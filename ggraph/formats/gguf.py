@@ -1,0 +1,270 @@
+"""GGUF files: a strict reader over a memory map, and a writer. Floor 3.
+
+The reader believes nothing: every count, length and offset is held against the bytes that are
+left before anything is allocated for it. Layout: magic, version, counts, key-value pairs, tensor
+infos, padding, tensor data. Source: the GGUF specification (ggml `docs/gguf.md`).
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ggraph.dtype import BY_GGUF, DType
+from ggraph.errors import FormatError
+from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+MAX_DIMS = 4
+MAX_DEPTH = 4  # of arrays within arrays
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_SMALLEST = {_STRING: 8, _ARRAY: 12} | {k: struct.calcsize("<" + c) for k, c in _SCALARS.items()}
+_NUMPY = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
+    6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+
+
+class _Cursor:
+    """A position in the file's bytes. Every read says what it is for and what is left."""
+
+    def __init__(self, data: mmap.mmap | bytes, where: str) -> None:
+        self.data, self.where, self.at, self.size = data, where, 0, len(data)
+
+    def fail(self, what: str) -> FormatError:
+        return FormatError(f"{self.where}: {what} (at byte {self.at} of {self.size})")
+
+    def take(self, count: int, what: str) -> bytes:
+        if count > self.size - self.at:
+            raise self.fail(f"{what}: {count} bytes wanted, {self.size - self.at} left")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def scalar(self, code: str, what: str) -> Any:
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+
+    def string(self, what: str) -> str:
+        raw = self.take(self.scalar("Q", f"length of {what}"), what)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what} is not UTF-8: {error.reason}") from None
+
+    def count(self, smallest: int, what: str) -> int:
+        """A count of items of at least `smallest` bytes each, which must fit in what is left."""
+        found: int = self.scalar("Q", what)
+        if found * smallest > self.size - self.at:
+            raise self.fail(f"{what}: {found} items cannot fit in {self.size - self.at} bytes")
+        return found
+
+
+def read_gguf(path: Path) -> Checkpoint:
+    """Map and check a GGUF file (version 2 or 3, little-endian). Raises FormatError."""
+    try:
+        with path.open("rb") as f:
+            if os.fstat(f.fileno()).st_size < 24:
+                raise FormatError(f"{path}: {os.fstat(f.fileno()).st_size} bytes are no GGUF file")
+            mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    return parse_gguf(mapped, str(path))
+
+
+def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
+    """The checkpoint in `data`; tensors are read-only windows on it."""
+    c = _Cursor(data, where)
+    tensor_count, pair_count = _header(c)
+    metadata = _metadata(c, pair_count)
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if (
+        not isinstance(alignment, int)
+        or not 1 <= alignment <= 1 << 20
+        or alignment & (alignment - 1)
+    ):
+        raise c.fail(f"general.alignment = {alignment!r} is not a power of two up to {1 << 20}")
+    infos = [_info(c) for _ in range(tensor_count)]
+    start = -(-c.at // alignment) * alignment
+    tensors: dict[str, RawTensor] = {}
+    for name, shape, dtype, offset in infos:
+        if name in tensors:
+            raise c.fail(f"tensor {name!r} stands twice")
+        if offset % alignment:
+            raise c.fail(f"tensor {name!r}: offset {offset} is no multiple of {alignment}")
+        tensors[name] = _window(c, name, shape, dtype, start + offset)
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise c.fail(f"general.architecture is {architecture!r}, not a name")
+    return Checkpoint(where, "gguf", architecture, metadata, tensors)
+
+
+def _header(c: _Cursor) -> tuple[int, int]:
+    magic = c.take(4, "magic")
+    if magic != MAGIC:
+        raise FormatError(f"{c.where}: the file begins with {magic!r}, not with {MAGIC!r}")
+    version = c.scalar("I", "version")
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        hint = ": a big-endian file, which is not supported" if swapped in (2, 3) else ""
+        raise FormatError(f"{c.where}: GGUF version {version}; known: 2, 3{hint}")
+    tensors = c.count(25, "number of tensors")
+    return tensors, c.count(13, "number of metadata pairs")
+
+
+def _metadata(c: _Cursor, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for i in range(count):
+        key = c.string(f"key {i}")
+        if key in found:
+            raise c.fail(f"key {key!r} stands twice")
+        found[key] = _value(c, c.scalar("I", f"type of {key!r}"), repr(key), 0)
+    return found
+
+
+def _value(c: _Cursor, kind: int, what: str, depth: int) -> Any:
+    if kind == _STRING:
+        return c.string(what)
+    if kind == 7:
+        return bool(c.scalar("B", what))
+    if kind in _SCALARS:
+        return c.scalar(_SCALARS[kind], what)
+    if kind != _ARRAY:
+        raise c.fail(f"{what}: unknown value type {kind}")
+    if depth == MAX_DEPTH:
+        raise c.fail(f"{what}: arrays nested deeper than {MAX_DEPTH}")
+    item = c.scalar("I", f"item type of {what}")
+    if item not in _SMALLEST:
+        raise c.fail(f"{what}: unknown item type {item}")
+    count = c.count(_SMALLEST[item], f"length of {what}")
+    if item in _NUMPY:
+        raw = c.take(count * _SMALLEST[item], what)
+        return np.frombuffer(raw, _NUMPY[item])
+    return [_value(c, item, what, depth + 1) for _ in range(count)]
+
+
+def _info(c: _Cursor) -> tuple[str, tuple[int, ...], DType, int]:
+    name = c.string("tensor name")
+    dims = c.scalar("I", f"dimensions of {name!r}")
+    if dims > MAX_DIMS:
+        raise c.fail(f"tensor {name!r} has {dims} dimensions, at most {MAX_DIMS} are allowed")
+    sizes = [c.scalar("Q", f"size of {name!r}") for _ in range(dims)]
+    kind = c.scalar("I", f"type of {name!r}")
+    if kind not in BY_GGUF:
+        raise c.fail(f"tensor {name!r}: unknown type {kind}")
+    shape, dtype = tuple(reversed(sizes)), BY_GGUF[kind]
+    if prod(shape) > c.size * dtype.block // dtype.block_bytes + dtype.block:
+        raise c.fail(f"tensor {name!r}: {dtype}{list(shape)} is larger than the file")
+    if dtype.is_block and (not shape or shape[-1] % dtype.block):
+        raise c.fail(f"tensor {name!r}: rows of {dtype}{list(shape)} are not whole blocks")
+    return name, shape, dtype, c.scalar("Q", f"offset of {name!r}")
+
+
+def _window(c: _Cursor, name: str, shape: tuple[int, ...], dtype: DType, start: int) -> RawTensor:
+    stored = storage_shape(shape, dtype)
+    nbytes = prod(stored) * dtype.np.itemsize
+    if start + nbytes > c.size:
+        raise c.fail(f"tensor {name!r}: data from {start} to {start + nbytes} lies past the end")
+    data = np.frombuffer(c.data, dtype.np, prod(stored), start) if nbytes else np.zeros(0, dtype.np)
+    return RawTensor(name, dtype, shape, data.reshape(stored))
+
+
+def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTensor]) -> None:
+    """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end).
+
+    Value types: bool, int (u32, else i32 or i64), float (f32), str, NumPy arrays, and lists of str,
+    int or float. Raises FormatError for other values and when the disk refuses.
+    """
+    listed = list(tensors)
+    pairs = {k: v for k, v in metadata.items() if k != "general.alignment"}
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as f:
+                _write(f, pairs, listed)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+
+
+def _write(f: BinaryIO, pairs: Mapping[str, Any], tensors: list[RawTensor]) -> None:
+    f.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(pairs)))
+    for key, value in pairs.items():
+        f.write(_packed_string(key) + _packed(key, value))
+    offset = 0
+    for t in tensors:
+        f.write(_packed_string(t.name) + struct.pack("<I", len(t.shape)))
+        f.write(struct.pack(f"<{len(t.shape)}Q", *reversed(t.shape)))
+        f.write(struct.pack("<IQ", t.dtype.gguf, offset))
+        offset += -(-t.nbytes // ALIGNMENT) * ALIGNMENT
+    for t in tensors:
+        f.write(b"\0" * (-f.tell() % ALIGNMENT))
+        f.write(np.ascontiguousarray(t.data).tobytes())
+    f.write(b"\0" * (-f.tell() % ALIGNMENT))
+
+
+def _packed_string(text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _packed(key: str, value: Any) -> bytes:
+    """Type number and bytes of one value."""
+    if isinstance(value, (bool, np.bool_)):
+        return struct.pack("<IB", 7, bool(value))
+    if isinstance(value, (int, np.integer)):
+        return _packed_integer(key, int(value))
+    if isinstance(value, (float, np.floating)):
+        return struct.pack("<If", 6, float(value))
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _packed_string(value)
+    if isinstance(value, np.ndarray):
+        return _packed_array(key, value)
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(v, str) for v in value):
+            items = b"".join(map(_packed_string, value))
+            return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + items
+        if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
+            whole = all(isinstance(v, int) for v in value)
+            return _packed_array(key, np.asarray(value, np.int32 if whole else np.float32))
+    raise FormatError(f"{key!r}: GGUF has no type for {type(value).__name__} {value!r:.60}")
+
+
+def _packed_integer(key: str, value: int) -> bytes:
+    for kind, low, high in (
+        (4, 0, 1 << 32),
+        (5, -(1 << 31), 0),
+        (10, 0, 1 << 64),
+        (11, -(1 << 63), 0),
+    ):
+        if low <= value < high:
+            return struct.pack("<I" + _SCALARS[kind], kind, value)
+    raise FormatError(f"{key!r}: {value} does not fit in 64 bits")
+
+
+def _packed_array(key: str, value: np.ndarray[Any, Any]) -> bytes:
+    for kind, code in _NUMPY.items():
+        if value.dtype == np.dtype(code):
+            return struct.pack("<IIQ", _ARRAY, kind, value.size) + value.tobytes()
+    raise FormatError(f"{key!r}: GGUF has no type for arrays of {value.dtype}")

@@ -1,0 +1,78 @@
+"""Hugging Face folders: config.json, safetensors (one file or sharded) or torch files. Floor 3."""
+
+from pathlib import Path
+from typing import Any
+
+from ggraph.errors import FormatError
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.formats.safetensors import json_object, read_safetensors
+from ggraph.formats.torch_bin import read_torch
+
+MAX_JSON = 64 << 20
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder. Raises FormatError when a part is missing or damaged."""
+    config = read_json(folder / "config.json")
+    architectures = config.get("architectures") or [config.get("model_type", "")]
+    if not isinstance(architectures, list) or not architectures:
+        raise FormatError(f"{folder / 'config.json'}: architectures is {architectures!r}")
+    metadata = dict(config)
+    template = chat_template(folder)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    return Checkpoint(str(folder), "hf", str(architectures[0]), metadata, read_weights(folder))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size. Raises FormatError."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise FormatError(f"{path}: {path.stat().st_size} bytes, at most {MAX_JSON} are read")
+        return json_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+
+
+def read_weights(folder: Path) -> dict[str, RawTensor]:
+    """All tensors of the folder, from safetensors if there are any, else from torch files."""
+    for pattern, read in (("*.safetensors", read_safetensors), ("*.bin", read_torch)):
+        files = _listed(folder, pattern)
+        if files:
+            found: dict[str, RawTensor] = {}
+            for path in files:
+                for name, t in read(path).items():
+                    if name in found:
+                        raise FormatError(f"{path}: tensor {name!r} stands in two files")
+                    found[name] = t
+            return found
+    raise FormatError(f"{folder}: no *.safetensors and no *.bin file")
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    """The shards that the index names, or all files of the pattern."""
+    suffix = pattern.removeprefix("*")
+    for index in sorted(folder.glob(f"*{suffix}.index.json")):
+        mapping = read_json(index).get("weight_map")
+        if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
+            raise FormatError(f"{index}: weight_map is no map of names to files")
+        shards = sorted(set(mapping.values()))
+        if any(Path(s).name != s for s in shards):
+            raise FormatError(f"{index}: a shard lies outside the folder: {shards}")
+        return [folder / s for s in shards]
+    return sorted(folder.glob(pattern))
+
+
+def chat_template(folder: Path) -> str | None:
+    """The template from chat_template.jinja or tokenizer_config.json, None where there is none."""
+    single = folder / "chat_template.jinja"
+    if single.exists():
+        return single.read_text(encoding="utf-8", errors="replace")
+    config = folder / "tokenizer_config.json"
+    if not config.exists():
+        return None
+    found = read_json(config).get("chat_template")
+    if isinstance(found, list):  # several named templates
+        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

@@ -1,0 +1,269 @@
+"""Float32 values to blocks. Floor 3.
+
+Legend: N blocks; float32 [N, block] in, uint8 [N, block_bytes] out; d scale, m minimum.
+
+The types with blocks of 32 round as the `gguf` package does, bit for bit. The K types and IQ4 are
+ours: per sub-block a few candidate scales are tried and each is refined by least squares, then the
+sub-block scales are rounded and the values fitted again to what will be read back.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ggraph.dtype import (
+    BF16,
+    F16,
+    F32,
+    IQ4_NL,
+    MXFP4,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    DType,
+)  # fmt: skip
+from ggraph.errors import FormatError
+from ggraph.formats.levels import FP4_VALUES, NL_VALUES
+
+Array = np.ndarray[Any, Any]
+CHUNK = 1 << 13  # blocks at a time; bounds the temporaries
+
+
+def quantize(values: Array, dtype: DType) -> Array:
+    """Storage bytes uint8 [..., row_bytes] of float32 values [..., n].
+
+    Raises FormatError for a type that cannot be written and for rows that are not whole blocks.
+    """
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype in (F32, F16):
+        return values.astype(dtype.np).view(np.uint8)
+    if dtype is BF16:
+        return _bf16(values).view(np.uint8)
+    encode = _ENCODERS.get(dtype)
+    if encode is None:
+        known = ", ".join(t.name for t in _ENCODERS)
+        raise FormatError(f"{dtype} cannot be written; known: f32, f16, bf16, {known}")
+    if values.shape[-1] % dtype.block:
+        raise FormatError(f"{dtype}: rows of {values.shape[-1]} are not blocks of {dtype.block}")
+    blocks = values.reshape(-1, dtype.block)
+    out = np.empty((len(blocks), dtype.block_bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        for i in range(0, len(blocks), CHUNK):
+            out[i : i + CHUNK] = encode(blocks[i : i + CHUNK])
+    return out.reshape(*values.shape[:-1], dtype.row_bytes(values.shape[-1]))
+
+
+def _bf16(values: Array) -> Array:
+    """Rounded to nearest even; a NaN stays a quiet one."""
+    bits = values.view(np.uint32)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    bits = np.where(nan, (bits & np.uint32(0xFFFF0000)) | np.uint32(64 << 16), bits)
+    rounded = (bits.astype(np.uint64) + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return rounded.astype(np.uint16)
+
+
+def _inverse(d: Array) -> Array:
+    return np.where(d == 0, np.float32(0), np.float32(1) / d)
+
+
+def _half(values: Array) -> Array:
+    """float32 [N, 1] as the two bytes of a float16."""
+    return values.astype(np.float16).view(np.uint8)
+
+
+def _packed(q: Array) -> Array:
+    """[N, 32] values below 16 -> [N, 16]: first half low, second half high."""
+    return q[:, :16] & np.uint8(15) | q[:, 16:] << np.uint8(4)
+
+
+def _fifth(q: Array) -> Array:
+    """Bit 4 of 32 values as a little-endian word: [N, 4]."""
+    return np.packbits(q >> np.uint8(4), axis=1, bitorder="little")
+
+
+def _signed_peak(x: Array) -> Array:
+    """The element of largest magnitude, with its sign: [N, 1]."""
+    return np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
+
+
+def _offset_codes(x: Array, half: int) -> tuple[Array, Array]:
+    """Codes 0 .. 2*half-1 around `half`, and the scale."""
+    d = _signed_peak(x) / -half
+    q = np.trunc(x * _inverse(d) + np.float32(half + 0.5))
+    return q.astype(np.uint8).clip(0, 2 * half - 1), d
+
+
+def _ranged_codes(x: Array, top: int) -> tuple[Array, Array, Array]:
+    """Codes 0 .. top from the minimum up, scale and minimum."""
+    least = x.min(axis=1, keepdims=True)
+    d = (x.max(axis=1, keepdims=True) - least) / top
+    q = np.trunc((x - least) * _inverse(d) + np.float32(0.5))
+    return q.astype(np.uint8).clip(0, top), d, least
+
+
+def _q4_0(x: Array) -> Array:
+    q, d = _offset_codes(x, 8)
+    return np.concatenate([_half(d), _packed(q)], axis=1)
+
+
+def _q5_0(x: Array) -> Array:
+    q, d = _offset_codes(x, 16)
+    return np.concatenate([_half(d), _fifth(q), _packed(q)], axis=1)
+
+
+def _q4_1(x: Array) -> Array:
+    q, d, least = _ranged_codes(x, 15)
+    return np.concatenate([_half(d), _half(least), _packed(q)], axis=1)
+
+
+def _q5_1(x: Array) -> Array:
+    q, d, least = _ranged_codes(x, 31)
+    return np.concatenate([_half(d), _half(least), _fifth(q), _packed(q)], axis=1)
+
+
+def _q8_0(x: Array) -> Array:
+    d = np.abs(x).max(axis=1, keepdims=True) / 127
+    scaled = x * _inverse(d)
+    size = np.abs(scaled)
+    whole = np.floor(size)
+    rounded = np.sign(scaled) * (whole + np.floor(2 * (size - whole)))  # halves away from zero
+    return np.concatenate([_half(d), rounded.astype(np.int8).view(np.uint8)], axis=1)
+
+
+def _mxfp4(x: Array) -> Array:
+    peak = np.abs(x).max(axis=1, keepdims=True)
+    e = np.where(peak > 0, np.floor(np.log2(peak)) - 2 + 127, 0).astype(np.uint8)
+    wide = e.astype(np.uint32)
+    bits = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - np.uint32(1)) << 23)
+    step = bits.astype(np.uint32).view(np.float32)  # [N, 1]
+    levels = step[:, :, None] * FP4_VALUES.astype(np.float32)  # [N, 1, 16]
+    q = np.abs(levels - x[:, :, None]).argmin(axis=2).astype(np.uint8)
+    return np.concatenate([e, _packed(q)], axis=1)
+
+
+def _nearest_nl(scaled: Array) -> Array:
+    """Index of the nearest of the 16 non-linear levels."""
+    levels = NL_VALUES.astype(np.float32)
+    return np.searchsorted((levels[1:] + levels[:-1]) / 2, scaled).astype(np.uint8)
+
+
+def _iq4_nl(x: Array) -> Array:
+    peak = _signed_peak(x)
+    best_d, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
+    for step in range(-7, 8):
+        q = NL_VALUES[_nearest_nl(x * _inverse(peak / (step + NL_VALUES[0])))].astype(np.float32)
+        d = (x * q).sum(1, keepdims=True) * _inverse((q * q).sum(1, keepdims=True))
+        d = d.astype(np.float16).astype(np.float32)
+        fitted = NL_VALUES[_nearest_nl(x * _inverse(d))].astype(np.float32)
+        error = ((x - d * fitted) ** 2).sum(1, keepdims=True)
+        better = error < best_error
+        best_d, best_error = np.where(better, d, best_d), np.where(better, error, best_error)
+    return np.concatenate([_half(best_d), _packed(_nearest_nl(x * _inverse(best_d)))], axis=1)
+
+
+def _fit_symmetric(x: Array, half: int) -> Array:
+    """Best scale for codes -half .. half-1: [..., 1]; tries scales around the peak's."""
+    peak = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    best, best_error = np.zeros_like(peak), np.full_like(peak, np.inf)
+    for step in range(-9, 10):
+        q = np.rint(x * -(half + 0.1 * step) * _inverse(peak)).clip(-half, half - 1)
+        d = (x * q).sum(-1, keepdims=True) * _inverse((q * q).sum(-1, keepdims=True))
+        error = ((x - d * q) ** 2).sum(-1, keepdims=True)
+        better = error < best_error
+        best, best_error = np.where(better, d, best), np.where(better, error, best_error)
+    return best
+
+
+def _fit_ranged(x: Array, top: int) -> tuple[Array, Array]:
+    """Best scale and minimum (as a non-negative number to subtract) for codes 0 .. top."""
+    least = np.minimum(x.min(axis=-1, keepdims=True), 0)
+    reach = x.max(axis=-1, keepdims=True) - least
+    best_d, best_m = reach / top, -least
+    best_error = np.full_like(reach, np.inf)
+    for step in range(-5, 16):
+        q = np.rint((x - least) * (top + 0.1 * step) * _inverse(reach)).clip(0, top)
+        n, sq, sqq = (
+            np.float32(x.shape[-1]),
+            q.sum(-1, keepdims=True),
+            (q * q).sum(-1, keepdims=True),
+        )
+        sx, sxq = x.sum(-1, keepdims=True), (x * q).sum(-1, keepdims=True)
+        d = (n * sxq - sx * sq) * _inverse(n * sqq - sq * sq)
+        m = (d * sq - sx) / n
+        d = np.where(m < 0, sxq * _inverse(sqq), d)  # the minimum cannot be positive
+        m = np.maximum(m, 0)
+        error = ((d * q - m - x) ** 2).sum(-1, keepdims=True)
+        better = (error < best_error) & (d > 0)
+        best_d, best_m = np.where(better, d, best_d), np.where(better, m, best_m)
+        best_error = np.where(better, error, best_error)
+    return best_d, best_m
+
+
+def _six_bit(values: Array) -> tuple[Array, Array]:
+    """[N, 8, 1] -> codes 0 .. 63 as uint8 [N, 8], and the float16 scale [N, 1]."""
+    d = (values[:, :, 0].max(axis=1, keepdims=True) / 63).astype(np.float16).astype(np.float32)
+    return np.rint(values[:, :, 0] * _inverse(d)).clip(0, 63).astype(np.uint8), d
+
+
+def _k_scales(scale: Array, least: Array) -> Array:
+    """8 scales and 8 minimums of six bits each in 12 bytes."""
+    low = scale[:, :4] | (scale[:, 4:] & 48) << 2
+    middle = least[:, :4] | (least[:, 4:] & 48) << 2
+    high = scale[:, 4:] & 15 | (least[:, 4:] & 15) << 4
+    return np.concatenate([low, middle, high], axis=1)
+
+
+def _k_codes(x: Array, top: int) -> tuple[Array, Array]:
+    """Codes uint8 [N, 8, 32], and the 16 bytes of scales before them."""
+    sub = x.reshape(-1, 8, 32)
+    scale, least = _fit_ranged(sub, top)
+    (sc, d), (mc, dmin) = _six_bit(scale), _six_bit(least)
+    step = (d * sc.astype(np.float32))[:, :, None]
+    floor = (dmin * mc.astype(np.float32))[:, :, None]
+    q = np.rint((sub + floor) * _inverse(step)).clip(0, top).astype(np.uint8)
+    return q, np.concatenate([_half(d), _half(dmin), _k_scales(sc, mc)], axis=1)
+
+
+def _pairs(q: Array) -> Array:
+    """[N, 8, 32] nibbles -> [N, 128]: sub-blocks 2i and 2i+1 share 32 bytes."""
+    four = q.reshape(-1, 4, 2, 32)
+    packed: Array = (four[:, :, 0] & np.uint8(15)) | (four[:, :, 1] << np.uint8(4))
+    return packed.reshape(-1, 128)
+
+
+def _q4_k(x: Array) -> Array:
+    q, head = _k_codes(x, 15)
+    return np.concatenate([head, _pairs(q)], axis=1)
+
+
+def _q5_k(x: Array) -> Array:
+    q, head = _k_codes(x, 31)
+    bits = ((q >> 4) << np.arange(8, dtype=np.uint8)[None, :, None]).sum(1, dtype=np.uint8)
+    return np.concatenate([head, bits, _pairs(q & np.uint8(15))], axis=1)
+
+
+def _q6_k(x: Array) -> Array:
+    sub = x.reshape(-1, 16, 16)
+    scale = _fit_symmetric(sub, 32)[:, :, 0]  # [N, 16]
+    d = (_signed_peak(scale) / -128).astype(np.float16).astype(np.float32)
+    codes = np.rint(scale * _inverse(d)).clip(-128, 127)
+    step = (d * codes)[:, :, None]
+    q = (np.rint(sub * _inverse(step)).clip(-32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low, high = q & np.uint8(15), q >> np.uint8(4)  # [N, 2, 4, 32]
+    ql = low[:, :, :2].reshape(-1, 2, 64) | low[:, :, 2:].reshape(-1, 2, 64) << np.uint8(4)
+    qh = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    sizes = codes.astype(np.int8).view(np.uint8)
+    return np.concatenate([ql.reshape(-1, 128), qh.reshape(-1, 64), sizes, _half(d)], axis=1)
+
+
+_ENCODERS: dict[DType, Callable[[Array], Array]] = {
+    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, MXFP4: _mxfp4,
+    IQ4_NL: _iq4_nl, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+}  # fmt: skip
+WRITABLE: tuple[DType, ...] = (F32, F16, BF16, *_ENCODERS)

@@ -1,0 +1,99 @@
+"""Copy nodes for what a device reads from another one's memory. Floor 6."""
+
+from dataclasses import dataclass, field
+
+from ggraph.graph import Graph
+from ggraph.plan import Placed, Placement
+from ggraph.tensor import Tensor, apply, line
+
+COPY = "copy"  # name of the op that moves a tensor to attrs["device"]
+
+
+def is_copy(t: Tensor) -> bool:
+    """Whether `t` moves bytes between devices."""
+    return t.op == COPY
+
+
+@dataclass(eq=False)
+class _Copies:
+    """The new tensors of each device's readers. `made` maps (old name, device) to the stand-in."""
+
+    of: dict[str, Placed]
+    wanted: frozenset[tuple[str, str]]  # (name, device) of everything read from afar
+    new: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+
+    def source(self, s: Tensor, device: str) -> Tensor:
+        """What a reader on `device` takes in place of the old tensor `s`."""
+        if self.of[s.root.name].device == device:
+            return self.new[s.name]
+        key = (s.name, device)
+        if key not in self.made:
+            self.made[key] = (
+                self._again(s, device) if self._rebuilt(s, device) else self._copy(s, device)
+            )
+        return self.made[key]
+
+    def _rebuilt(self, s: Tensor, device: str) -> bool:
+        """Whether `s` is a view to be taken over a copy of what it looks at."""
+        chain = _chain(s)
+        return s.is_view and (
+            not s.is_contiguous or any((v.name, device) in self.wanted for v in chain[1:])
+        )
+
+    def _again(self, s: Tensor, device: str) -> Tensor:
+        assert s.spec is not None and s.spec.view_of is not None, line(s)
+        sources = list(s.sources)
+        viewed = s.spec.view_of
+        sources[viewed] = self.source(sources[viewed], device)
+        t = apply(s.op, *sources, name=f"{s.name}@{device}", **s.attrs)
+        self.of[t.name] = Placed(device, f"follows %{t.root.name}")
+        return t
+
+    def _copy(self, s: Tensor, device: str) -> Tensor:
+        t = apply(COPY, self.new[s.name], name=f"{s.name}@{device}", device=device)
+        self.of[t.name] = Placed(device, f"copy from {self.of[s.root.name].device}")
+        return t
+
+
+def _chain(s: Tensor) -> list[Tensor]:
+    """A view, what it views, and so on to the root."""
+    found = [s]
+    while found[-1].is_view:
+        t = found[-1]
+        assert t.spec is not None and t.spec.view_of is not None, line(t)
+        found.append(t.sources[t.spec.view_of])
+    return found
+
+
+def with_copies(placement: Placement) -> tuple[Graph, dict[str, Placed]]:
+    """The graph with its Copy nodes, and where everything is now."""
+    graph, of = placement.graph, dict(placement.of)
+    wanted = frozenset(
+        (s.name, of[t.name].device)
+        for t in graph.nodes
+        for s in t.sources
+        if of[s.root.name].device != of[t.name].device
+    )
+    if not wanted:
+        return graph, of
+    copies = _Copies(of, wanted)
+    for t in graph:
+        copies.new[t.name] = _renewed(t, copies)
+    outputs = {t.name: copies.new[t.name] for t in graph.outputs}
+    effects = [copies.new[t.name] for t in graph.updates.values() if not t.is_leaf]
+    return Graph.of(outputs, also=effects, name=graph.name), of
+
+
+def _renewed(t: Tensor, copies: _Copies) -> Tensor:
+    if t.is_leaf:
+        return t
+    device = copies.of[t.root.name].device
+    viewed = t.spec.view_of if t.spec else None
+    sources = [
+        copies.new[s.name] if i == viewed else copies.source(s, device)
+        for i, s in enumerate(t.sources)
+    ]
+    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
+        return t
+    return apply(t.op, *sources, name=t.name, **t.attrs)

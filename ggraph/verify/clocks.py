@@ -1,0 +1,76 @@
+"""Happens-before of the unrolled plan, by vector clocks. Floor 6.
+
+Every actor's commands are totally ordered, so it is enough to know, for each command, how many of
+every actor's commands are complete before it: `before[u][a]`. Enqueue order is a linear extension
+(every rule points backwards in the list), so one pass computes all clocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ggraph.plan import HOST_ACTOR, HOST_STEPS, Actor, Command, Do
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """`actor[u]` and `place[u]` (1, 2, ..) say where command u stands, `before[u]` what it waits
+    for: the number of commands of each actor that happen before it, itself included."""
+
+    actor: list[int]
+    place: list[int]
+    before: list[list[int]]
+
+    def ordered(self, u: int, v: int) -> bool:
+        """Whether u happens before v (u enqueued earlier), or is v."""
+        return self.before[v][self.actor[u]] >= self.place[u]
+
+
+def clocks(commands: Sequence[Command], runs: int) -> Clocks:
+    """Clocks of `runs` consecutive runs of the list; command i of run k is number k * n + i."""
+    actors: dict[Actor, int] = {HOST_ACTOR: 0}
+    for c in commands:
+        actors.setdefault(c.actor, len(actors))
+        if c.waits_for is not None:
+            actors.setdefault(c.waits_for, len(actors))
+    width = len(actors)
+    found = Clocks([], [], [])
+    last: list[list[int]] = [[0] * width for _ in range(width)]  # clock of each actor's last one
+    recorded: dict[str, list[int]] = {}
+    for _ in range(runs):
+        for c in commands:
+            a = actors[c.actor]
+            clock = _joined(last[a], last[0])  # program order, and enqueued by the host
+            for other in _awaited(c, actors, last, recorded):
+                clock = _joined(clock, other)
+            clock[a] = last[a][a] + 1
+            last[a] = clock
+            if c.do is Do.RECORD:
+                recorded[c.event or ""] = clock
+            found.actor.append(a)
+            found.place.append(clock[a])
+            found.before.append(clock)
+    return found
+
+
+def _awaited(
+    c: Command,
+    actors: dict[Actor, int],
+    last: list[list[int]],
+    recorded: dict[str, list[int]],
+) -> list[list[int]]:
+    """The clocks that a wait or a host synchronisation joins."""
+    if c.do is Do.WAIT or (c.do is Do.HOST_SYNC and c.event is not None):
+        mark = recorded.get(c.event or "")
+        return [mark] if mark is not None else []
+    if c.do is Do.HOST_SYNC:
+        return last if c.waits_for is None else [last[actors[c.waits_for]]]
+    return []
+
+
+def _joined(a: list[int], b: list[int]) -> list[int]:
+    return [x if x > y else y for x, y in zip(a, b, strict=True)]
+
+
+def is_host_step(c: Command) -> bool:
+    """Whether the host itself does this, at once."""
+    return c.do in HOST_STEPS

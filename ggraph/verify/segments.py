@@ -1,0 +1,59 @@
+"""Who last wrote each byte of a buffer, and who has read it since. Floor 6.
+
+A buffer is a sorted list of segments with equal history. Accesses arrive in enqueue order; a
+segment is split where an access begins or ends within it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Tag = tuple[str, int]  # value, and the run that wrote it (-1: before the first run)
+
+
+@dataclass
+class Segment:
+    """Bytes with one history. `writer` is a command number, -1 for the state before the first run.
+
+    `readers` has the last reader of each actor since that write: an actor's earlier readers are
+    ordered before its last one.
+    """
+
+    start: int
+    stop: int
+    tag: Tag | None = None
+    writer: int = -1
+    readers: dict[int, int] = field(default_factory=dict)
+
+
+class History:
+    """The segments of one buffer."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._segments = [Segment(0, nbytes)]
+        self._starts = [0]
+
+    def within(self, start: int, stop: int) -> Iterator[Segment]:
+        """The segments that make up [start, stop), split so that they fit exactly."""
+        first, last = self._cut(start), self._cut(stop)
+        yield from self._segments[first:last]
+
+    def write(self, start: int, stop: int, tag: Tag, writer: int) -> None:
+        """Replace the history of [start, stop)."""
+        first, last = self._cut(start), self._cut(stop)
+        self._segments[first:last] = [Segment(start, stop, tag, writer)]
+        self._starts[first:last] = [start]
+
+    def _cut(self, at: int) -> int:
+        """Index of the segment that begins at `at`, which is made to exist."""
+        i = bisect_right(self._starts, at) - 1
+        s = self._segments[i]
+        if s.start == at:
+            return i
+        if s.stop <= at:
+            return i + 1
+        rest = Segment(at, s.stop, s.tag, s.writer, dict(s.readers))
+        s.stop = at
+        self._segments.insert(i + 1, rest)
+        self._starts.insert(i + 1, at)
+        return i + 1

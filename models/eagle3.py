@@ -1,0 +1,145 @@
+"""EAGLE-3: a one-layer draft model that reads the target's features. Floor 10.
+
+Legend: T token rows, A taps per token, G width of the target, E width of the head, H heads,
+K key-value heads, D head_dim, W draft vocabulary, M wanted rows.
+
+    target features [T, A*G] --fc--> g [T, E]      (true rows; fed-back rows start at g)
+    e = norm(embedding of the NEXT token),  f = norm(g),  x = [e ; f]  [T, 2E]
+    h = residual + attention(x);  out = h + mlp(norm(h))
+    logits = head(norm(out)) over the draft vocabulary;  feedback g' = out, before that norm
+
+Source: Li et al. 2025 (arXiv 2503.01840). `python -m models.eagle3 "PROMPT"` runs the runner.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
+from ggraph.decode.draft_model import DraftShape
+from ggraph.decode.model import StepShape
+from ggraph.formats.checkpoint import RawTensor
+
+from . import blocks
+from .blocks import Step
+from .config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What varies between heads. `taps` are layer-INPUT indices of the target."""
+
+    decoder: DecoderConfig
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    draft_vocab_size: int
+    norm_before_residual: bool = False  # the residual is the normed feature (RedHat)
+    norm_before_fc: bool = False  # one norm over all features before fc (NVIDIA v3)
+    fc_norm: bool = False  # one norm per tap (EAGLE-3.1)
+    norm_output: bool = False  # the feedback is normed (EAGLE-3.1)
+    qk_norm: bool = False  # a norm on each head of q and k (Qwen3 heads)
+
+    def __post_init__(self) -> None:
+        if not self.taps:
+            raise ModelError("eagle3: the head has no taps")
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelError("eagle3: norm_before_fc and fc_norm exclude one another")
+        if not 1 <= self.draft_vocab_size <= self.decoder.vocab_size:
+            raise ModelError(
+                f"eagle3: draft vocabulary {self.draft_vocab_size} of {self.decoder.vocab_size}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A loaded head: implements `ggraph.decode.draft_model.DraftModel`.
+
+    `catalogue` has GGUF names; what is missing there and stands in `borrowed` (embedding, output
+    matrix) is the target's. `target_ids[i]` is the target's token for draft token i.
+    """
+
+    name: str
+    config: HeadConfig
+    catalogue: Mapping[str, RawTensor] = field(repr=False)
+    borrowed: Mapping[str, RawTensor] = field(repr=False)
+    target_ids: Array = field(repr=False)
+
+    PREFIX = "draft."
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose inputs the head reads."""
+        return self.config.taps
+
+    @property
+    def width(self) -> int:
+        """E, the width of the fed-back hidden state."""
+        return self.config.decoder.hidden_size
+
+    def build(self, shape: DraftShape) -> Graph:
+        """The graph of one draft step (see `ggraph.decode.draft_model`)."""
+        return build(self, shape)
+
+    def weight(self, t: Tensor) -> Array:
+        """Raw storage of a weight of the head, or one borrowed from the target."""
+        own = t.name.removeprefix(self.PREFIX)
+        if t.name.startswith(self.PREFIX) and own in self.catalogue:
+            return self.catalogue[own].data
+        return self.borrowed[t.name].data
+
+
+def build(head: Head, shape: DraftShape) -> Graph:
+    """Encoder (for true features) and decoder of one step."""
+    everything = {**head.borrowed, **head.catalogue}
+    c = head.config
+    step = StepShape(
+        shape.rows, shape.context, shape.wanted, shape.cache_rows, (), shape.cache_dtype
+    )
+    borrowed = frozenset(head.borrowed) - frozenset(head.catalogue)
+    s = Step(c.decoder, everything, step, head.PREFIX, borrowed)
+    if shape.fed_back:
+        g = input("hidden", (shape.rows, c.decoder.hidden_size), dtypes.F32)
+    else:
+        g = encoder(s, c)
+    out = decoder(s, c, g)
+    return _outputs(s, c, out)
+
+
+def encoder(s: Step, c: HeadConfig) -> Tensor:
+    """Features of A taps fused into one vector per token: [T, A*G] -> [T, E]."""
+    rows, wide = s.shape.rows, len(c.taps) * c.target_hidden_size
+    x = input("features", (rows, wide), dtypes.F32)
+    if c.norm_before_fc:
+        x = blocks.norm(s, x, "enc.output_norm")
+    if c.fc_norm:
+        g = c.target_hidden_size
+        chunks = [ops.columns(x, i * g, g) for i in range(len(c.taps))]  # each [T, G]
+        normed = [blocks.norm(s, ops.cont(t), f"fc_norm.{i}") for i, t in enumerate(chunks)]
+        x = ops.concat(normed, axis=-1)
+    return blocks.linear(s, x, "fc", c.decoder.hidden_size)
+
+
+def decoder(s: Step, c: HeadConfig, g: Tensor) -> Tensor:
+    """The draft layer over [embedding ; feature], then plain layers if there are more."""
+    feature = blocks.norm(s, g, "blk.0.attn_norm_2")
+    embedding = blocks.norm(s, blocks.embed(s), "blk.0.attn_norm")
+    x = ops.concat([embedding, feature], axis=-1, name="blk.0.attn_in")  # [T, 2E]
+    residual = feature if c.norm_before_residual else g
+    h = residual + blocks.attention(s, x, 0, qk_norm=c.qk_norm)
+    h = h + blocks.swiglu(s, blocks.norm(s, h, "blk.0.ffn_norm"), 0)
+    for i in range(1, c.decoder.num_hidden_layers):
+        normed = blocks.norm(s, h, f"blk.{i}.attn_norm")
+        h = h + blocks.attention(s, normed, i, qk_norm=c.qk_norm)
+        h = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return h
+
+
+def _outputs(s: Step, c: HeadConfig, out: Tensor) -> Graph:
+    """Draft logits [M, W] and the hidden state [M, E] that the next draft step starts from."""
+    picked = ops.get_rows(out, s.wanted)
+    final = blocks.norm(s, picked, "output_norm")
+    name = "output.weight" if s.has("output.weight") else "token_embd.weight"
+    table = s.w(name, c.draft_vocab_size, c.decoder.hidden_size)
+    logits = ops.mul_mat(table, final)
+    feedback = final if c.norm_output else picked
+
+    return Graph.of({"logits": logits, "hidden": feedback}, name="eagle3 step")

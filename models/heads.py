@@ -1,0 +1,330 @@
+"""EAGLE-3 heads from every layout in the wild, and from GGUF, to one form. Floor 10.
+
+Legend: A taps, G target width, E head width, W draft vocabulary, V target vocabulary.
+
+Layouts read: SafeAILab (`midlayer.*`), SpecForge and SGLang, NVIDIA ModelOpt, RedHat speculators
+(`layers.0.*`, nested config), AngelSlim, DeepSpec; GGUF of llama.cpp, also its older key set.
+Where a layout says the same thing in two ways the tensors decide; what cannot be told is refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggraph import Array, ModelError, dtypes
+from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
+
+from .config import DecoderConfig, Keys, Rope, rope_from_hf
+from .eagle3 import Head, HeadConfig
+from .registry import Model
+
+_LAYER_NAMES = {
+    "hidden_norm": "attn_norm_2",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP_NAMES = {
+    "fc": "fc",
+    "embed_tokens": "token_embd",
+    "lm_head": "output",
+    "norm": "output_norm",
+    "input_norm": "enc.output_norm",
+    "fc_norm.0": "fc_norm.0",
+    "fc_norm.1": "fc_norm.1",
+    "fc_norm.2": "fc_norm.2",
+    "fc_norm.3": "fc_norm.3",
+    "fc_norm.4": "fc_norm.4",
+}
+_MAP_NAMES = ("d2t", "draft_id_to_target_id")
+_IGNORED = re.compile(r"t2d|target_id_to_draft_id|.*rotary_emb\.inv_freq")
+_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.(.+)\.(weight|bias)")
+_REFUSED = {
+    "use_input_layernorm_in_first_layer": False,
+    "use_last_layernorm": False,
+    "use_mtp_layernorm": True,
+    "parallel_drafting": True,
+}
+
+
+def open_head(path: Path, target: Model) -> Head:
+    """The head in a folder or GGUF file, fitted to `target`.
+
+    Raises ModelError for a head of another target, a missing or misshapen tensor, a bad vocabulary
+    map, and for variants that are not built here.
+    """
+    checkpoint = open_checkpoint(path)
+    if checkpoint.format == "gguf":
+        return _from_gguf(path, checkpoint, target)
+    return _from_hf(path, checkpoint, target)
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Layer inputs 2, N/2 and N-3 of N: SafeAILab's choice."""
+    return (2, layers // 2, layers - 3)
+
+
+def _from_hf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
+    values = _flattened(checkpoint.metadata)
+    for flag, refused in _REFUSED.items():
+        if values.get(flag) is refused:
+            raise ModelError(f"{path}: {flag} = {refused} is a variant that is not built here")
+    tensors, mapping = sanitize_head(checkpoint.tensors, path)
+    decoder = _decoder_from_hf(values, tensors, target, path)
+    wide = _tensor(tensors, "fc.weight", path).shape[-1]
+    taps = _taps(checkpoint.metadata, wide, target, path)
+    config = HeadConfig(
+        decoder=decoder,
+        target_hidden_size=target.width,
+        taps=taps,
+        draft_vocab_size=_draft_vocabulary(tensors, mapping, target),
+        norm_before_residual=bool(values.get("norm_before_residual", False)),
+        norm_before_fc="enc.output_norm.weight" in tensors,
+        fc_norm="fc_norm.0.weight" in tensors,
+        norm_output=bool(values.get("norm_output", False)),
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+    )
+    hint = checkpoint.tensors.get("t2d")
+    ids = target_ids(mapping, hint.data if hint is not None else None, config, path)
+    return _head(path, config, tensors, ids, target)
+
+
+def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested parts over the top level: speculators' layer config, ModelOpt's eagle_config."""
+    nested = [config.get(k) or {} for k in ("transformer_layer_config", "eagle_config")]
+    merged = dict(config)
+    for part in nested:
+        merged.update({k: v for k, v in part.items() if v is not None})
+    return merged
+
+
+def sanitize_head(
+    tensors: Mapping[str, RawTensor], where: Path
+) -> tuple[dict[str, RawTensor], Array | None]:
+    """Tensors under GGUF names, and the draft-to-target map where there is one."""
+    found: dict[str, RawTensor] = {}
+    mapping: Array | None = None
+    for name, t in tensors.items():
+        short = name.removeprefix("model.")
+        layer = _LAYER.fullmatch(name)
+        stem, _, last = short.rpartition(".")
+        if short in _MAP_NAMES:
+            mapping = np.asarray(t.data).reshape(-1).astype(np.int64)
+        elif layer is not None and layer[2] in _LAYER_NAMES:
+            title = f"blk.{layer[1] or 0}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+            found[title] = replace(t, name=title)
+        elif stem in _TOP_NAMES and last in ("weight", "bias"):
+            title = f"{_TOP_NAMES[stem]}.{last}"
+            found[title] = replace(t, name=title)
+        elif not _IGNORED.fullmatch(short):
+            raise ModelError(f"{where}: unknown tensor {name!r} in the head")
+    return found, mapping
+
+
+def _tensor(tensors: Mapping[str, RawTensor], name: str, where: Path) -> RawTensor:
+    if name not in tensors:
+        raise ModelError(f"{where}: the head has no tensor {name!r}")
+    return tensors[name]
+
+
+def _decoder_from_hf(
+    values: Mapping[str, Any], tensors: Mapping[str, RawTensor], target: Model, where: Path
+) -> DecoderConfig:
+    """Sizes from the tensors where they can tell, else from the config."""
+    k = Keys(values, str(where))
+    heads = k.integer("num_attention_heads")
+    kv_heads = k.integer("num_key_value_heads", heads)
+    hidden = _tensor(tensors, "fc.weight", where).shape[0]
+    head_dim = _tensor(tensors, "blk.0.attn_q.weight", where).shape[0] // max(heads, 1)
+    if k.has("hidden_size") and k.integer("hidden_size") != hidden:
+        raise ModelError(f"{where}: hidden_size {k.integer('hidden_size')}, but fc gives {hidden}")
+    rope = rope_from_hf(Keys({"max_position_embeddings": 2048, **values}, str(where)), head_dim)
+    return DecoderConfig(
+        architecture="eagle3",
+        hidden_size=hidden,
+        intermediate_size=_tensor(tensors, "blk.0.ffn_gate.weight", where).shape[0],
+        num_hidden_layers=1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("blk.")),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=k.real("rms_norm_eps", 1e-6),
+        vocab_size=target.vocab_size,
+        max_position_embeddings=k.integer("max_position_embeddings", 2048),
+        rope=rope,
+        sliding_window=k.integer("sliding_window") if k.has("sliding_window") else None,
+    )
+
+
+def _taps(config: Mapping[str, Any], wide: int, target: Model, where: Path) -> tuple[int, ...]:
+    """Layer-input indices. Lists at the top level hold inputs, nested ones outputs (add one)."""
+    if wide % target.width:
+        raise ModelError(
+            f"{where}: fc reads {wide} values, which is no multiple of the target's width "
+            f"{target.width}: the head belongs to another target"
+        )
+    count = wide // target.width
+    name = "eagle_aux_hidden_state_layer_ids"
+    nested = (config.get("eagle_config") or {}).get(name)
+    if config.get(name):
+        taps = tuple(int(i) for i in config[name])
+    elif nested:
+        taps = tuple(int(i) + 1 for i in nested)
+    elif count == 3:
+        taps = default_taps(target.layer_count)
+    else:
+        raise ModelError(f"{where}: fc reads {count} layers, but the config does not say which")
+    return _checked_taps(taps, count, target, where)
+
+
+def _checked_taps(taps: tuple[int, ...], count: int, target: Model, where: Path) -> tuple[int, ...]:
+    if len(taps) != count:
+        raise ModelError(f"{where}: {len(taps)} tapped layers {taps}, but fc reads {count}")
+    if any(not 0 <= i < target.layer_count for i in taps):
+        raise ModelError(f"{where}: tapped layers {taps}, but the target has {target.layer_count}")
+    return taps
+
+
+def _draft_vocabulary(
+    tensors: Mapping[str, RawTensor], mapping: Array | None, target: Model
+) -> int:
+    own = tensors.get("output.weight")
+    if own is not None:
+        return own.shape[0]
+    return len(mapping) if mapping is not None else target.vocab_size
+
+
+def target_ids(mapping: Array | None, hint: Array | None, config: HeadConfig, where: Path) -> Array:
+    """i64 [W]: the target's id of each draft token.
+
+    `mapping` holds offsets (id - index) or absolute ids. `hint` (t2d, bool [V]) settles it; else
+    strictly increasing values that are nowhere below their index are absolute.
+    """
+    count, vocabulary = config.draft_vocab_size, config.decoder.vocab_size
+    if mapping is None:
+        if count != vocabulary:
+            raise ModelError(f"{where}: draft vocabulary {count} of {vocabulary}, but no d2t")
+        return np.arange(vocabulary, dtype=np.int64)
+    if len(mapping) != count:
+        raise ModelError(f"{where}: d2t has {len(mapping)} entries for {count} draft tokens")
+    index = np.arange(count, dtype=np.int64)
+    if hint is not None and int(hint.astype(bool).sum()) == count:
+        ids = np.flatnonzero(hint)
+    else:
+        absolute = bool(np.all(np.diff(mapping) > 0) and np.all(mapping >= index))
+        ids = mapping if absolute else mapping + index
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise ModelError(f"{where}: d2t points to {ids.min()} .. {ids.max()} of {vocabulary}")
+    if len(np.unique(ids)) != count:
+        raise ModelError(f"{where}: d2t names {count - len(np.unique(ids))} tokens twice")
+    return ids.astype(np.int64)
+
+
+def _head(
+    path: Path,
+    config: HeadConfig,
+    tensors: dict[str, RawTensor],
+    ids: Array,
+    target: Model,
+) -> Head:
+    """Check widths, add what is computed from the config, and borrow what is missing."""
+    factors = config.decoder.rope.freq_factors
+    if factors is not None and "rope_freqs.weight" not in tensors:
+        data = np.asarray(factors, np.float32)
+        tensors["rope_freqs.weight"] = RawTensor("rope_freqs.weight", dtypes.F32, data.shape, data)
+    for name, t in tensors.items():
+        if t.dtype.is_float and not t.dtype.is_block and not np.isfinite(t.float32()).all():
+            raise ModelError(f"{path}: {name!r} holds values that are not finite")
+    borrowed = _borrowed(path, config, tensors, target)
+    return Head(path.stem, config, tensors, borrowed, ids)
+
+
+def _borrowed(
+    path: Path, config: HeadConfig, tensors: Mapping[str, RawTensor], target: Model
+) -> dict[str, RawTensor]:
+    """The target's embedding and output matrix, as far as the head has none and widths agree."""
+    wanted = {}
+    if "token_embd.weight" not in tensors:
+        wanted["token_embd.weight"] = target.catalogue["token_embd.weight"]
+    if "output.weight" not in tensors:
+        tied = "output.weight" not in target.catalogue
+        name = "token_embd.weight" if tied else "output.weight"
+        wanted[name] = target.catalogue[name]
+    for name, t in wanted.items():
+        if t.shape[-1] != config.decoder.hidden_size:
+            raise ModelError(
+                f"{path}: the head is {config.decoder.hidden_size} wide and has no {name!r} of its "
+                f"own; the target's is {t.shape[-1]} wide"
+            )
+    return wanted
+
+
+def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
+    md = checkpoint.metadata
+    if checkpoint.architecture != "eagle3":
+        raise ModelError(f"{path}: architecture {checkpoint.architecture!r} is not eagle3")
+    renamed = {"blk.0.hidden_norm.weight": "blk.0.attn_norm_2.weight"}
+    tensors = {
+        renamed.get(n, n): replace(t, name=renamed.get(n, n))
+        for n, t in checkpoint.tensors.items()
+        if n not in ("d2t", "t2d")
+    }
+    k = Keys(md, str(path), "eagle3.")
+    decoder = _decoder_from_gguf(k, tensors, target, path)
+    wide = _tensor(tensors, "fc.weight", path).shape[-1]
+    if k.has("target_hidden_size") and k.integer("target_hidden_size") != target.width:
+        raise ModelError(
+            f"{path}: made for a target {k.integer('target_hidden_size')} wide, this one is "
+            f"{target.width}"
+        )
+    listed = k.get("target_layers", k.get("extract_layers"))
+    taps = tuple(int(i) for i in listed) if listed is not None else default_taps(target.layer_count)
+    mapping = checkpoint.tensors.get("d2t")
+    ids = np.asarray(mapping.data).reshape(-1).astype(np.int64) if mapping is not None else None
+    config = HeadConfig(
+        decoder=decoder,
+        target_hidden_size=target.width,
+        taps=_checked_taps(taps, wide // target.width, target, path),
+        draft_vocab_size=_draft_vocabulary(tensors, ids, target),
+        norm_before_residual=bool(k.get("norm_before_residual", False)),
+        norm_before_fc="enc.output_norm.weight" in tensors,
+        fc_norm="fc_norm.0.weight" in tensors,
+        norm_output=bool(k.get("norm_output", False)),
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+    )
+    return _head(path, config, tensors, target_ids(ids, None, config, path), target)
+
+
+def _decoder_from_gguf(
+    k: Keys, tensors: Mapping[str, RawTensor], target: Model, where: Path
+) -> DecoderConfig:
+    heads = k.integer("attention.head_count")
+    q = _tensor(tensors, "blk.0.attn_q.weight", where)
+    head_dim = k.integer("attention.key_length", q.shape[0] // max(heads, 1))
+    return DecoderConfig(
+        architecture="eagle3",
+        hidden_size=k.integer("embedding_length"),
+        intermediate_size=k.integer("feed_forward_length"),
+        num_hidden_layers=k.integer("block_count", 1),
+        num_attention_heads=heads,
+        num_key_value_heads=k.integer("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        rms_norm_eps=k.real("attention.layer_norm_rms_epsilon", 1e-6),
+        vocab_size=target.vocab_size,
+        max_position_embeddings=k.integer("context_length", 2048),
+        rope=Rope(
+            "normal", k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 1e4)
+        ),
+    )

@@ -1,0 +1,19 @@
+"""Llama: RMS norm, rotary attention with grouped heads, SwiGLU. Also Mistral's sliding window.
+
+Source: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825).
+"""
+
+from ggraph import Graph
+
+from . import blocks
+from .blocks import Step
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a llama or mistral checkpoint."""
+    x = blocks.embed(s)  # [T, E]
+    for i in range(s.config.num_hidden_layers):
+        blocks.tap(s, x, i)
+        h = x + blocks.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+        x = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return blocks.head(s, x)

@@ -1,0 +1,106 @@
+"""From a path to a model that answers: checkpoint, tokenizer, chat template, session. Floor 10."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ggraph import InputError, Options, Session, open_backend
+from ggraph.decode.chat import ChatTemplate
+from ggraph.decode.engine import Engine
+from ggraph.decode.runner import Runner
+from ggraph.decode.tokenizer import Tokenizer
+
+from .registry import Model, open_model
+
+DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Everything that a runner needs. `load_seconds` covers files, tokenizer and devices."""
+
+    model: Model
+    session: Session
+    runner: Runner
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    load_seconds: float
+
+    def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
+        """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
+        if not chat:
+            return self.tokenizer.encode(text, bos=None)
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.tokenizer.encode(self.template.render(messages), special=True, bos=False)
+
+    def close(self) -> None:
+        """Give devices and memory back."""
+        self.session.close()
+
+
+def open_session(
+    devices: Sequence[str] = ("cpu",), options: Options | None = None, **backend_options: Any
+) -> Session:
+    """A session on the named devices; the CPU is added as the last resort where it is missing."""
+    names = list(dict.fromkeys(devices))
+    if not names:
+        raise InputError("no device was named")
+    if "cpu" not in names:
+        names.append("cpu")
+    backends = {n: open_backend(n, **(backend_options if n == "cpu" else {})) for n in names}
+    return Session(backends, options)
+
+
+def load(
+    path: str | Path,
+    *,
+    ctx_size: int | None = None,
+    threads: int | None = None,
+    devices: Sequence[str] = ("cpu",),
+    options: Options | None = None,
+    taps: Sequence[int] = (),
+    exact: bool = False,
+) -> Loaded:
+    """Open a model for decoding.
+
+    `ctx_size` is in tokens (default: the model's, at most 4096). `exact` computes with float32
+    activations instead of 8-bit ones. Raises FormatError, ModelError, InputError or BackendError.
+    """
+    begun = time.perf_counter()
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"no model at {path}")
+    model = open_model(path)
+    context = _context(model, ctx_size)
+    tokenizer = _tokenizer(model, path)
+    session = open_session(devices, options, threads=threads, exact=exact)
+    runner = Runner(model, session, context, taps=taps)
+    engine = Engine(runner, tokenizer.eos_ids)
+    template = chat_template(model.checkpoint.metadata, tokenizer)
+    return Loaded(model, session, runner, engine, tokenizer, template, time.perf_counter() - begun)
+
+
+def _context(model: Model, wanted: int | None) -> int:
+    if wanted is None:
+        return min(model.context_length, DEFAULT_CONTEXT)
+    if not 1 <= wanted <= model.context_length:
+        raise InputError(
+            f"context of {wanted} tokens: {model.name} was trained for 1 to {model.context_length}"
+        )
+    return wanted
+
+
+def _tokenizer(model: Model, path: Path) -> Tokenizer:
+    if model.checkpoint.format == "gguf":
+        return Tokenizer.from_gguf(model.checkpoint.metadata)
+    return Tokenizer.from_hf(path)
+
+
+def chat_template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+    """The checkpoint's chat template; ChatML where it has none."""
+    return ChatTemplate.of(metadata.get("tokenizer.chat_template"), tokenizer)

@@ -1,0 +1,167 @@
+"""The EAGLE-3 head against golden vectors of SafeAILab's reference, and byte identity.
+
+The head is random; its target is the tiny `llama_tied` model.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggraph.decode.draft import ROOT, Draft
+from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.engine import Engine
+from ggraph.decode.length import Fixed
+from ggraph.decode.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.rows import Rows
+from ggraph.decode.runner import Runner
+from ggraph.decode.speculate import Speculator
+from ggraph.dtype import F32
+from ggraph.session import Session
+from ggraph.tensor import Array
+from models.heads import open_head
+from models.load import open_session
+from models.registry import Model, open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+EXPECTED = np.load(TINY / "eagle3_for_llama_tied" / "expected.npz")
+IDS = EXPECTED["ids"].tolist()
+CONTEXT = 128
+
+
+@pytest.fixture(scope="module")
+def target() -> Model:
+    return open_model(TINY / "llama_tied")
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return open_session(threads=1, exact=True)
+
+
+def drafter(session: Session, target: Model, tree: TreeShape | None = None) -> EagleDrafter:
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    return EagleDrafter(DraftRunner(head, session, CONTEXT, cache_dtype=F32), tree=tree)
+
+
+def test_head_reads_the_default_taps(session: Session, target: Model) -> None:
+    assert drafter(session, target).taps == (2, 3, 3)
+
+
+def test_hidden_states_and_logits_equal_the_golden_vectors(session: Session, target: Model) -> None:
+    runner = drafter(session, target).runner
+    count = len(IDS) - 1
+    logits, hidden = runner.step(
+        Rows(IDS[1:], range(count), range(count)),
+        range(count),
+        EXPECTED["features"][:count],
+        fed_back=False,
+    )
+    scale = np.abs(EXPECTED["prenorm_hidden"]).max()
+    assert np.abs(hidden - EXPECTED["prenorm_hidden"]).max() < 1e-4 * max(1.0, scale)
+    scale = np.abs(EXPECTED["draft_logits"]).max()
+    assert np.abs(logits - EXPECTED["draft_logits"]).max() < 1e-4 * max(1.0, scale)
+
+
+def test_the_dynamic_tree_is_the_golden_one(session: Session, target: Model) -> None:
+    d = drafter(session, target, TreeShape(16, 4, 4))
+    d.begin(IDS[0])
+    d.observe(IDS[1:], EXPECTED["features"][: len(IDS) - 1])
+    draft = d.propose(15)
+    assert [IDS[-1], *draft.tokens] == EXPECTED["tree_tokens"].tolist()
+    assert [0, *draft.depths()] == EXPECTED["tree_position"].tolist()
+    assert np.array_equal(draft.visible(), EXPECTED["tree_mask"].astype(bool))
+    assert np.array_equal(draft.leaf_paths(), EXPECTED["retrieve_indices"])
+
+
+class Scripted:
+    """An adversary: proposes what a function of the text says."""
+
+    taps: tuple[int, ...] = ()
+    name = "scripted"
+
+    def __init__(self, guess: object) -> None:
+        self.text: list[int] = []
+        self._guess = guess
+
+    def begin(self, first: int) -> None:
+        self.text = [first]
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        self.text.extend(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        return self._guess(self.text, limit)  # type: ignore[operator]
+
+
+def plain(session: Session, target: Model, prompt: list[int], count: int) -> list[int]:
+    engine = Engine(Runner(target, session, CONTEXT, cache_dtype=F32, taps=(2, 3)), ())
+    return list(engine.generate(prompt, lambda x: int(x.argmax()), lambda t: None, limit=count))
+
+
+def speculative(
+    session: Session, target: Model, prompt: list[int], count: int, d: object, length: int
+) -> list[int]:
+    engine = Engine(Runner(target, session, CONTEXT, cache_dtype=F32, taps=(2, 3)), ())
+    spec = Speculator(engine, d, Fixed(length))  # type: ignore[arg-type]
+    pick = lambda x: int(x.argmax())  # noqa: E731
+    return list(spec.generate(prompt, pick, lambda t: None, limit=count))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("kind", ["chain", "tree", "lookup", "suffix"])
+def test_greedy_text_is_the_same_with_every_drafter(
+    session: Session, target: Model, kind: str, length: int
+) -> None:
+    prompt = IDS[:12]
+    made = {
+        "chain": lambda: drafter(session, target),
+        "tree": lambda: drafter(session, target, TreeShape(2 * length + 2, 3, 3)),
+        "lookup": PromptLookup,
+        "suffix": SuffixDrafter,
+    }[kind]()
+    limit = 2 * length + 1 if kind == "tree" else length
+    assert speculative(session, target, prompt, 40, made, limit) == plain(
+        session, target, prompt, 40
+    )
+
+
+def test_adversaries_change_nothing(session: Session, target: Model) -> None:
+    prompt = IDS[:9]
+    truth = prompt + plain(session, target, prompt, 40)
+
+    def right(text: list[int], limit: int) -> Draft:
+        return Draft.chain(truth[len(text) : len(text) + limit])
+
+    def wrong(text: list[int], limit: int) -> Draft:
+        return Draft.chain([(truth[min(len(text), 48)] + 1) % 320] * limit)
+
+    def wrong_at_two(text: list[int], limit: int) -> Draft:
+        tokens = truth[len(text) : len(text) + limit]
+        return Draft.chain([(t + 7) % 320 if i == 2 else t for i, t in enumerate(tokens)])
+
+    def fork(text: list[int], limit: int) -> Draft:
+        good = truth[len(text) : len(text) + 2]
+        if len(good) < 2:
+            return Draft()
+        return Draft(((good[0] + 1) % 320, good[0], 5, good[1]), (ROOT, ROOT, 0, 1))
+
+    for guess in (right, wrong, wrong_at_two, fork):
+        got = speculative(session, target, prompt, 40, Scripted(guess), 4)
+        assert prompt + got == truth, guess.__name__
+
+
+def test_after_a_rejection_the_head_drafts_like_a_fresh_one(
+    session: Session, target: Model
+) -> None:
+    features = EXPECTED["features"]
+    used = drafter(session, target)
+    used.begin(IDS[0])
+    for start, stop in ((1, 20), (20, 23), (23, 31)):
+        used.observe(IDS[start:stop], features[start - 1 : stop - 1])
+        used.propose(6)
+    fresh = drafter(session, target)
+    fresh.begin(IDS[0])
+    fresh.observe(IDS[1:31], features[:30])
+    assert used.propose(6) == fresh.propose(6)

@@ -1,0 +1,54 @@
+"""Logits and layer inputs of every architecture against golden vectors made with transformers.
+
+The vectors are float32 results of an implementation that shares nothing with ours.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggraph.decode.runner import Runner
+from ggraph.dtype import F32
+from models.load import open_session
+from models.registry import open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+NAMES = (
+    "llama_tied",
+    "llama3_rope_scaled",
+    "qwen2_bias",
+    "qwen3_qknorm",
+    "qwen3_moe",
+    "mistral_sliding",
+)
+TOLERANCE = 2e-4  # of the row's spread
+
+
+def spread_error(got: np.ndarray, expected: np.ndarray) -> float:
+    """Largest difference over the largest spread of a row."""
+    spread = expected.max(axis=-1, keepdims=True) - expected.min(axis=-1, keepdims=True)
+    return float((np.abs(got - expected) / spread).max())
+
+
+def run_all(path: Path, ids: list[int], split_at: int | None = None) -> dict[str, np.ndarray]:
+    """Logits of every position and the inputs of layers 2 and 3, in one step or in two."""
+    session = open_session(threads=1, exact=True)
+    runner = Runner(open_model(path), session, 64, cache_dtype=F32, taps=(2, 3))
+    parts = [ids] if split_at is None else [ids[:split_at], ids[split_at:]]
+    results = [runner.text(part, every=True) for part in parts]
+    session.close()
+    out = {"logits": np.concatenate([r.logits for r in results])}
+    for i in (2, 3):
+        out[f"layer_input_{i}"] = np.concatenate([r.taps[i] for r in results])
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("split_at", [None, 1, 47])
+def test_logits_and_layer_inputs_equal_the_golden_vectors(name: str, split_at: int | None) -> None:
+    expected = np.load(TINY / name / "expected.npz")
+    got = run_all(TINY / name, expected["ids"].tolist(), split_at)
+    for key in ("logits", "layer_input_2", "layer_input_3"):
+        assert got[key].shape == expected[key].shape
+        assert spread_error(got[key], expected[key]) < TOLERANCE, key
