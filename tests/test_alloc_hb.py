@@ -61,6 +61,16 @@ def test_the_golden_graphs_share_soundly(seed: int) -> None:
         assert judge(golden_schedule(d), allocate(golden_schedule(d))) > 0
 
 
+def test_the_judge_finds_the_races_of_list_order() -> None:
+    found = 0
+    for s in map(random_schedule, map(random.Random, range(100, 160))):
+        try:
+            judge(s, allocate(s, mode="ggml"))
+        except AssertionError:
+            found += 1
+    assert found >= 10
+
+
 def values(*names: str, nbytes: int = 64) -> list[Value]:
     return [Value(n, "d", nbytes) for n in names]
 
