@@ -11,7 +11,7 @@ import pytest
 from oracles import ORACLES
 
 import ggraph.ops as ops
-from ggraph.dtype import I32
+from ggraph.dtype import F32, I32
 from ggraph.errors import ShapeError
 from ggraph.graph import Graph
 from ggraph.ops import examples
@@ -44,6 +44,11 @@ def meaning(spec: OpSpec, example: Example, arrays: list[Array], result: Tensor)
     exact = ORACLES[spec.name](*arrays, **example.attrs)
     assert exact.shape == result.shape, f"{spec.name}: the oracle's shape is {exact.shape}"
     return examples.rounded(exact.astype(np.float32) if result.dtype.is_float else exact, result)
+
+
+def tight(example: Example, result: Tensor) -> float:
+    """The example's tolerance is for kernels; references only differ by the storage's rounding."""
+    return min(example.tolerance, 2e-5) if result.dtype is F32 else example.tolerance
 
 
 def assert_near(got: Array, wanted: Array, tolerance: float, what: str) -> None:
@@ -88,7 +93,7 @@ def test_reference_agrees_with_the_oracle(spec: OpSpec, i: int, example: Example
         wanted = meaning(spec, example, arrays, y)
         names = [t.name for t in examples.leaves(spec, example)]
         got = evaluate(Graph.of({"y": y}), dict(zip(names, arrays, strict=True)))["y"]
-        assert_near(got, wanted, example.tolerance, f"{spec.name} example {i} seed {seed}")
+        assert_near(got, wanted, tight(example, y), f"{spec.name} example {i} seed {seed}")
 
 
 @every_example
@@ -111,7 +116,7 @@ def test_strided_sources_give_the_same(spec: OpSpec, i: int, example: Example) -
         given = {**arrays, t.name: arrays[t.name].transpose(axes)}
         wanted = meaning(spec, example, list(arrays.values()), y)
         got = evaluate(Graph.of({"y": y}), given)["y"]
-        assert_near(got, wanted, example.tolerance, f"{spec.name} example {i} strided {slot}")
+        assert_near(got, wanted, tight(example, y), f"{spec.name} example {i} strided {slot}")
 
 
 @every_example
@@ -170,7 +175,7 @@ def test_results_stay_within_their_bytes(spec: OpSpec, i: int, example: Example)
     before = [p.memory.copy() for p in places]
     compute(Bytes(y, memory, GUARD), places)
     wanted = meaning(spec, example, fed(spec, example), y)
-    assert_near(read(y, memory, GUARD), wanted, example.tolerance, f"{spec.name} example {i}")
+    assert_near(read(y, memory, GUARD), wanted, tight(example, y), f"{spec.name} example {i}")
     assert (memory[:GUARD] == 0xA5).all() and (memory[-GUARD:] == 0xA5).all()
     for slot, (p, old) in enumerate(zip(places, before, strict=True)):
         assert slot == spec.overwrites or np.array_equal(p.memory, old), f"source {slot} changed"
