@@ -142,4 +142,4 @@ def _outputs(s: Step, c: HeadConfig, out: Tensor) -> Graph:
     logits = ops.mul_mat(table, final)
     feedback = final if c.norm_output else picked
 
-    return Graph.of({"logits": logits, "hidden": feedback}, name="eagle3 step")
+    return Graph.of({"logits": logits, "feedback": feedback}, name="eagle3 step")

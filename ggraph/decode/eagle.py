@@ -79,7 +79,7 @@ class DraftRunner:
                 "hidden" if fed_back else "features": wide,
             },
         )
-        return out["logits"][: len(wanted)], out["hidden"][: len(wanted)]
+        return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
 
 
 class EagleDrafter:
