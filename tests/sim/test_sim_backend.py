@@ -64,6 +64,13 @@ def test_a_weight_of_the_wrong_size_is_refused() -> None:
         zero.load(Buffer("w", "sim0", 64, 64), w, np.zeros(15, np.float32))
 
 
+def test_a_freed_weight_leaves_the_callers_array_alone() -> None:
+    zero, _, _ = pair()
+    raw = np.ones(16, np.float32)
+    zero.free(zero.load(Buffer("w", "sim0", 64, 64), weight("w", (4, 4)), raw))
+    assert raw.flags.writeable and (raw == 1).all()
+
+
 def test_devices_opened_by_name_share_a_machine() -> None:
     zero, one = open_backend("sim0"), open_backend("sim1")
     assert isinstance(zero, SimBackend) and isinstance(one, SimBackend)

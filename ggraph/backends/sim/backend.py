@@ -137,6 +137,7 @@ class SimBackend(SimHost):
         shared = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         if shared.size != tensor.nbytes:
             raise BackendError(f"%{tensor.name}: expected {tensor.nbytes} bytes, got {shared.size}")
+        shared.flags.writeable = False  # so that `free` does not poison the caller's bytes
         self._room.used += buffer.nbytes
         self._room.valid[id(shared)] = np.ones(shared.size, bool)
         return Memory(buffer, shared)
