@@ -1,0 +1,85 @@
+"""Helpers of the CPU tests: run one kernel as a flat program, and make raw weights."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ggraph import dtype as dt
+from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise  # noqa: F401
+from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
+from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Assembler
+from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
+from ggraph.dtype import DType
+
+Array = np.ndarray[Any, Any]
+
+
+@cache
+def pool(threads: int) -> Pool:
+    """One pool per thread count for the whole test run."""
+    return Pool(threads)
+
+
+def call(name: str, threads: int = 2, **values: Any) -> None:
+    """Run one kernel to its end."""
+    asm = Assembler(host_jit())
+    asm.add(name, **values)
+    pool(threads).run(asm.freeze())
+
+
+def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:
+    """Random storage of W [n, k]: any codes, finite scales of ordinary size."""
+    rng = np.random.default_rng(seed)
+    if not dtype.is_block:
+        numbers = rng.normal(size=(n, k)).astype(np.float32)
+        if dtype is dt.BF16:
+            return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return numbers.astype(dtype.np).view(np.uint8)
+    raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
+    blocks = raw.reshape(-1, dtype.block_bytes)
+    scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
+    if dtype in (dt.Q3_K, dt.Q6_K):
+        blocks[:, -2:] = scales[:, :2]
+    else:
+        width = 4 if dtype in (dt.Q4_1, dt.Q5_1, dt.Q4_K, dt.Q5_K) else 2
+        blocks[:, :width] = scales[:, :width]
+    return raw
+
+
+def packed_weight(dtype: DType, raw: Array, n: int, k: int) -> Array:
+    """The weight's tiles, with room for prefetches after them."""
+    out = np.full(packed_bytes(dtype, n, k) + 256, 0xAA, np.uint8)
+    call(f"pack_{dtype.name}", raw=raw, out=out, n=n, k=k, row_bytes=raw.shape[1])
+    assert (out[-256:] == 0xAA).all(), f"pack_{dtype.name} wrote beyond its tiles"
+    return out
+
+
+def activations(dtype: DType, x: Array) -> tuple[Array, Array]:
+    """What the kernel of `dtype` multiplies: its bytes, and their exact float64 meaning."""
+    if isinstance(layout_of(dtype), FloatLayout):
+        return x, x.astype(np.float64)
+    m, k = x.shape
+    out = np.zeros((m, activation_bytes(k)), np.uint8)
+    call("quantise", x=x, out=out, m=m, k=k, xs=x.strides[0], os=out.strides[0])
+    blocks = out.reshape(m, k // 32, 40)
+    codes = blocks[..., :32].view(np.int8).astype(np.float64)
+    scales = np.ascontiguousarray(blocks[..., 32:36]).view(np.float32)
+    return out, (codes * scales).reshape(m, k)
+
+
+def product(
+    dtype: DType, tiles: Array, x: Array, n: int, k: int, threads: int, add: Array | None = None
+) -> Array:
+    """x . W^T (+ add) by the kernel; three columns beyond n must stay untouched."""
+    m = len(x)
+    y = np.full((m, n + 3), np.nan, np.float32)
+    call(
+        "matmul_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, n=n, k=k, m=m,
+        xs=x.strides[0], ys=y.strides[0], add=0 if add is None else add,
+        adds=0 if add is None else add.strides[0],
+    )  # fmt: skip
+    assert np.isnan(y[:, n:]).all(), f"matmul of {dtype} wrote beyond column {n}"
+    return np.ascontiguousarray(y[:, :n])

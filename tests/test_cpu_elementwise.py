@@ -1,0 +1,157 @@
+"""Element-wise, norm, rope and row kernels against float64 meanings."""
+
+import numpy as np
+import pytest
+from cpu_calls import call
+from hypothesis import given
+from hypothesis import strategies as st
+
+SIZES = st.sampled_from([1, 7, 8, 31, 32, 65, 576, 1100])
+ROWS = st.integers(0, 5)
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def close(got: np.ndarray, want: np.ndarray, bound: float = 2e-6) -> bool:
+    if want.size == 0:
+        return got.shape == want.shape
+    return bool((np.abs(got - want) <= bound * (np.abs(want).max() + 1e-30)).all())
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+BINARY = {
+    "add": lambda a, b: a.astype(np.float64) + b,
+    "sub": lambda a, b: a.astype(np.float64) - b,
+    "mul": lambda a, b: a.astype(np.float64) * b,
+    "div": lambda a, b: a.astype(np.float64) / b,
+    "silu_mul": lambda a, b: a * sigmoid(a) * b,
+}
+UNARY = {
+    "copy": lambda x: x,
+    "neg": lambda x: -x,
+    "silu": lambda x: x * sigmoid(x),
+    "sigmoid": sigmoid,
+    "relu": lambda x: np.maximum(x, 0),
+    "exp": lambda x: np.exp(x.astype(np.float64)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3.0))),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+@given(m=ROWS, n=SIZES)
+def test_binary(name: str, m: int, n: int) -> None:
+    a, b, y = normal(1, m, n), np.abs(normal(2, m, n)) + 0.5, np.zeros((m, n + 1), np.float32)
+    steps = {"as": a.strides[0], "bs": b.strides[0], "ys": y.strides[0]}
+    call(name, a=a, b=b, y=y, m=m, n=n, **steps)
+    assert close(y[:, :n], BINARY[name](a, b))
+    assert (y[:, n] == 0).all(), "wrote beyond the row"
+
+
+@pytest.mark.parametrize("name", UNARY)
+@given(m=ROWS, n=SIZES)
+def test_unary(name: str, m: int, n: int) -> None:
+    x, y = normal(1, m, n) * 3, np.zeros((m, n + 1), np.float32)
+    call(name, x=x, y=y, m=m, n=n, xs=x.strides[0], ys=y.strides[0])
+    assert close(y[:, :n], UNARY[name](x))
+    assert (y[:, n] == 0).all(), "wrote beyond the row"
+
+
+def test_exp_over_its_whole_range() -> None:
+    x = np.concatenate([np.linspace(-87, 88, 100_001), [-np.inf, -1e30, 0.0]]).astype(np.float32)
+    y = np.zeros_like(x)
+    call("exp", x=x, y=y, m=1, n=x.size, xs=0, ys=0)
+    want = np.exp(x.astype(np.float64))
+    ulp = np.abs(y - want)[:-3] / np.spacing(want[:-3].astype(np.float32))
+    assert ulp.max() < 2
+    assert y[-3:].tolist() == [0.0, 0.0, 1.0]
+
+
+@given(m=ROWS, n=SIZES, weighted=st.booleans())
+def test_rms_norm(m: int, n: int, weighted: bool) -> None:
+    x, w, y = normal(1, m, n), normal(2, n), np.zeros((m, n), np.float32)
+    weight: np.ndarray | int = w if weighted else 0
+    call("rms_norm", x=x, w=weight, y=y, m=m, n=n, xs=x.strides[0], ys=y.strides[0], eps=1e-5)
+    wide = x.astype(np.float64)
+    want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * (w if weighted else 1)
+    assert close(y, want)
+
+
+@given(m=st.integers(0, 6), blocks=st.integers(1, 20))
+def test_fused_quantisation_equals_its_parts(m: int, blocks: int) -> None:
+    n = 32 * blocks
+    x, w, y = normal(1, m, n), normal(2, n), np.zeros((m, n), np.float32)
+    fused, parts = np.zeros((2, m, blocks * 40), np.uint8)
+    steps = {"xs": x.strides[0], "os": blocks * 40}
+    call("rms_norm_quantise", x=x, w=w, out=fused, m=m, n=n, eps=1e-6, **steps)
+    call("rms_norm", x=x, w=w, y=y, m=m, n=n, xs=x.strides[0], ys=y.strides[0], eps=1e-6)
+    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * 40)
+    assert np.array_equal(fused, parts)
+    two = {"as": x.strides[0], "bs": 0}
+    call("silu_mul_quantise", a=x, b=w, out=fused, m=m, n=n, os=blocks * 40, **two)
+    call("silu_mul", a=x, b=w, y=y, m=m, n=n, ys=y.strides[0], **two)
+    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * 40)
+    assert np.array_equal(fused, parts)
+
+
+@given(n=SIZES, seed=st.integers(0, 50))
+def test_soft_max(n: int, seed: int) -> None:
+    x, y = normal(seed, 4, n) * 5, np.zeros((4, n), np.float32)
+    mask = np.where(np.random.default_rng(seed).random((4, n)) < 0.4, -np.inf, 0).astype(np.float32)
+    mask[:3, 0], mask[3] = 0, -np.inf
+    steps = {"xs": x.strides[0], "ms": mask.strides[0], "ys": y.strides[0]}
+    call("soft_max", x=x, mask=mask, y=y, m=4, n=n, scale=0.5, **steps)
+    logits = x[:3].astype(np.float64) * 0.5 + mask[:3]
+    want = np.exp(logits - logits.max(-1, keepdims=True))
+    assert close(y[:3], want / want.sum(-1, keepdims=True))
+    assert (y[3] == 0).all(), "a row that shows nothing is zeros"
+
+
+@given(n=SIZES, seed=st.integers(0, 50), levels=st.sampled_from([2, 5, 1000]))
+def test_argmax_takes_the_first_of_equals(n: int, seed: int, levels: int) -> None:
+    x = np.random.default_rng(seed).integers(0, levels, (3, n)).astype(np.float32)
+    y = np.full(3, -1, np.int32)
+    call("argmax", x=x, y=y, m=3, n=n, xs=x.strides[0])
+    assert np.array_equal(y, x.argmax(-1))
+
+
+@pytest.mark.parametrize("halves", [0, 1])
+@pytest.mark.parametrize("nr", [64, 40, 2])
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_rope_into_cache_rows(kind: str, nr: int, halves: int) -> None:
+    m, heads, hd = 4, 3, 64
+    x = normal(5, m, heads, hd)
+    pos = np.array([0, 5, 8191, 131071], np.int32)
+    index = np.array([6, 0, 3, 2], np.int64)
+    freqs, factors = np.zeros(hd), np.linspace(1, 8, hd).astype(np.float32)
+    freqs[: nr // 2] = 1e5 ** (-np.arange(0, nr, 2) / nr)
+    y = np.zeros((7, heads, hd), np.float32 if kind == "f32" else np.float16)
+    call(
+        "rope_" + kind, 3, x=x, y=y, pos=pos, index=index, freqs=freqs, factors=factors, m=m,
+        heads=heads, hd=hd, nr=nr, halves=halves, xs=x.strides[0], xh=x.strides[1],
+        ys=y.strides[0], yh=y.strides[1], mscale=1.5,
+    )  # fmt: skip
+    angle = (pos[:, None] * (freqs / factors)[: nr // 2])[:, None]
+    cosine, sine = np.cos(angle) * 1.5, np.sin(angle) * 1.5
+    want = x.astype(np.float64)
+    first = slice(0, nr // 2) if halves else slice(0, nr, 2)
+    second = slice(nr // 2, nr) if halves else slice(1, nr, 2)
+    a, b = want[..., first].copy(), want[..., second].copy()
+    want[..., first], want[..., second] = a * cosine - b * sine, a * sine + b * cosine
+    assert close(y[index], want, 1e-6 if kind == "f32" else 1e-3)
+    assert (y[[1, 4, 5]] == 0).all(), "rows that the index does not name stay"
+
+
+@given(m=ROWS, n=SIZES, kind=st.sampled_from(["f32", "f16"]))
+def test_set_rows(m: int, n: int, kind: str) -> None:
+    x = normal(3, m, n)
+    y = np.zeros((9, n), np.float32 if kind == "f32" else np.float16)
+    index = np.random.default_rng(n).permutation(9)[:m].astype(np.int64)
+    call("set_rows_" + kind, x=x, y=y, index=index, m=m, n=n, xs=4 * n, ys=y.strides[0])
+    want = np.zeros_like(y)
+    want[index] = x.astype(y.dtype)
+    assert np.array_equal(y, want)

@@ -1,0 +1,127 @@
+"""Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
+
+import gguf
+import numpy as np
+import pytest
+from cpu_calls import activations, call, packed_weight, product, raw_weight
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggraph import dtype as dt
+from ggraph.backends.cpu.isa import Isa, dot_variant, host, plain
+from ggraph.backends.cpu.jit import Jit, assembly
+from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
+from ggraph.dtype import DType
+from ggraph.errors import BackendError
+
+TYPES = list(LAYOUTS)
+
+
+def dequantised(dtype: DType, raw: np.ndarray, k: int) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType(dtype.gguf)
+    if dtype is dt.F32:
+        return raw.view(np.float32).reshape(-1, k)
+    return gguf.dequantize(raw, kind).reshape(-1, k)
+
+
+def columns(dtype: DType, blocks: int) -> int:
+    return blocks * max(dtype.block, 32)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 16, 35])
+def test_rows_come_back_exactly(dtype: DType, n: int) -> None:
+    k = columns(dtype, 2)
+    raw = raw_weight(dtype, n, k)
+    tiles = packed_weight(dtype, raw, n, k)
+    ids = np.array([n - 1, 0, n // 2, n, -1], np.int32)
+    y = np.zeros((5, k), np.float32)
+    name = "rows_" + layout_of(dtype).name
+    call(name, w=tiles, ids=ids, y=y, n=n, k=k, m=5, ys=y.strides[0])
+    assert np.array_equal(y[:3], dequantised(dtype, raw, k)[ids[:3]])
+    assert np.isnan(y[3:]).all(), "a row that does not exist must be visible"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@given(n=st.integers(1, 70), blocks=st.integers(1, 3), m=st.integers(0, 13), seed=st.integers(0, 9))
+def test_product_against_float64(dtype: DType, n: int, blocks: int, m: int, seed: int) -> None:
+    k = columns(dtype, blocks)
+    rng = np.random.default_rng(seed)
+    raw = raw_weight(dtype, n, k, seed)
+    x, meaning = activations(dtype, rng.normal(size=(m, k)).astype(np.float32))
+    add = rng.normal(size=(m, n)).astype(np.float32)
+    got = product(dtype, packed_weight(dtype, raw, n, k), x, n, k, threads=2, add=add)
+    weights = dequantised(dtype, raw, k).astype(np.float64)
+    want = meaning @ weights.T + add
+    bound = np.abs(meaning) @ np.abs(weights).T + np.abs(add)
+    assert (np.abs(got - want) <= 4e-6 * bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
+    n, k, most = 83, columns(dtype, 3), 64
+    x = np.random.default_rng(3).normal(size=(most, k)).astype(np.float32)
+    x, _ = activations(dtype, x)
+    tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
+    whole = product(dtype, tiles, x, n, k, threads=1)
+    for m in range(1, most + 1):
+        first = (m * 7) % (most - m + 1)
+        part = product(dtype, tiles, x[first : first + m], n, k, threads=(1, 2, 4)[m % 3])
+        assert np.array_equal(part, whole[first : first + m]), f"{dtype}: m={m} from {first}"
+
+
+@given(seed=st.integers(0, 99), scale=st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
+def test_quantised_activations(seed: int, scale: float) -> None:
+    x = (np.random.default_rng(seed).normal(size=(3, 96)) * scale).astype(np.float32)
+    raw, meaning = activations(dt.Q4_1, x)
+    blocks = raw.reshape(3, 3, 40)
+    scales = np.ascontiguousarray(blocks[..., 32:36]).view(np.float32)[..., 0]
+    sums = np.ascontiguousarray(blocks[..., 36:40]).view(np.float32)[..., 0]
+    assert np.abs(blocks[..., :32].view(np.int8)).max() <= 127
+    assert (np.abs(meaning - x).reshape(3, 3, 32).max(-1) <= scales * 0.5001).all()
+    assert np.allclose(sums, meaning.reshape(3, 3, 32).sum(-1), rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("dtype", [dt.Q4_1, dt.Q5_0, dt.Q8_0, dt.Q6_K], ids=str)
+def test_the_plain_fallback_gives_the_same_bits(dtype: DType, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    import ctypes
+
+    from ggraph.backends.cpu.program import Assembler
+
+    n, k, m = 37, columns(dtype, 2), 5
+    x, _ = activations(dtype, np.random.default_rng(1).normal(size=(m, k)).astype(np.float32))
+    tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
+    want = product(dtype, tiles, x, n, k, threads=1)
+    jit = Jit(plain(), tmp_path)
+    y = np.zeros((m, n), np.float32)
+    asm = Assembler(jit)
+    name = "matmul_" + layout_of(dtype).name
+    asm.add(name, w=tiles, x=x, y=y, n=n, k=k, m=m, xs=x.strides[0], ys=y.strides[0], add=0, adds=0)
+    code = asm.freeze().code
+    entry = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    entry(jit.address(name))(code.ctypes.data, 0, 1)
+    assert np.array_equal(y, want)
+    assert jit.compiled == [name]
+    again = Jit(plain(), tmp_path)
+    assert again.address(name) and again.compiled == [], "the second load comes from the cache"
+
+
+@pytest.mark.skipif(not host().is_x86, reason="needs LLVM's x86 target")
+def test_vnni_is_chosen_and_selected() -> None:
+    assert dot_variant("x86_64-linux", frozenset({"avx2", "avxvnni"})) == "vnni"
+    assert dot_variant("x86_64-linux", frozenset({"avx2"})) == "avx2"
+    assert dot_variant("aarch64-apple", frozenset({"dotprod"})) == "sdot"
+    assert dot_variant("riscv64", frozenset()) == "plain"
+    here = host()
+    lake = Isa(here.triple, "alderlake", "+avx2,+fma,+f16c,+avxvnni", "vnni")
+    text = assembly("matmul_n4m", lake)
+    assert "vpdpbusd" in text and "vpmaddubsw" not in text
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(BackendError, match="no packed layout for q2_k"):
+        packed_bytes(dt.Q2_K, 16, 256)
+    with pytest.raises(BackendError, match="rows of 100 columns"):
+        packed_bytes(dt.Q4_1, 16, 100)
+    with pytest.raises(BackendError, match="no CPU kernel"):
+        Jit().address("no_such_kernel")

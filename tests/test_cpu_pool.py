@@ -1,0 +1,107 @@
+"""The thread pool: order, stress, two callers at once, fork, close."""
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from cpu_calls import call
+
+from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Assembler, Flat, encode
+from ggraph.errors import BackendError
+
+
+def counting(length: int, n: int = 1500) -> tuple[Flat, np.ndarray[Any, Any]]:
+    """A program that doubles and adds one, `length` times: any lost barrier shows."""
+    x, one = np.zeros((1, n), np.float32), np.ones((1, n), np.float32)
+    asm = Assembler(host_jit())
+    for _ in range(length):
+        steps = {"as": 0, "bs": 0, "ys": 0}
+        asm.add("add", a=x, b=one, y=x, m=1, n=n, **steps)
+    return asm.freeze(), x
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_every_instruction_runs_once_and_in_order(threads: int) -> None:
+    pool = Pool(threads)
+    program, x = counting(20)
+    for turn in range(1, 30):
+        pool.run(program)
+        assert (x == 20 * turn).all()
+    pool.close()
+
+
+def test_an_empty_program_and_the_last_barrier() -> None:
+    pool = Pool(2)
+    pool.run(Assembler(host_jit()).freeze())
+    program, x = counting(1)
+    assert program.code[-1, 1] == 0, "the end of a run is a meeting of its own"
+    pool.run(program)
+    assert (x == 1).all()
+    pool.close()
+
+
+def test_two_callers_share_a_pool() -> None:
+    pool = Pool(2)
+    jobs = [counting(10) for _ in range(4)]
+
+    def caller(program: Flat) -> None:
+        for _ in range(25):
+            pool.run(program)
+
+    callers = [threading.Thread(target=caller, args=(p,)) for p, _ in jobs]
+    for c in callers:
+        c.start()
+    for c in callers:
+        c.join()
+    assert all((x == 250).all() for _, x in jobs)
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_a_child_process_has_workers_of_its_own() -> None:
+    pool = Pool(2)
+    program, x = counting(5)
+    pool.run(program)
+    child = os.fork()
+    if child == 0:
+        pool.run(program)
+        os._exit(0 if (x == 10).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    pool.run(program)
+    assert (x == 10).all()
+    pool.close()
+
+
+def test_close_ends_the_workers() -> None:
+    before = threading.active_count()
+    pool = Pool(4)
+    assert threading.active_count() == before + 3
+    pool.close()
+    pool.close()
+    assert threading.active_count() == before
+    with pytest.raises(BackendError, match="closed"):
+        pool.run(counting(1)[0])
+
+
+def test_a_forgotten_pool_ends_its_workers() -> None:
+    before = threading.active_count()
+    pool = Pool(3)
+    pool.run(counting(2)[0])
+    del pool
+    assert threading.active_count() == before
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(BackendError, match="1 to 256 threads, not 0"):
+        Pool(0)
+    with pytest.raises(BackendError, match="expected arguments"):
+        call("add", a=1)
+    with pytest.raises(BackendError, match="is an integer, got"):
+        encode("copy", {"x": 1.5, "y": 0, "m": 0, "n": 0, "xs": 0, "ys": 0})
+    with pytest.raises(BackendError, match="is a number"):
+        encode("scale", {n: np.zeros(1) for n in ["x", "y", "m", "n", "xs", "ys", "scale", "bias"]})
