@@ -39,7 +39,7 @@ class Step:
         rows, context = self.shape.rows, self.shape.context
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
-        self.slots = input("slots", (rows,), dtypes.I32)
+        self.slots = input("slots", (rows,), dtypes.I64)
         self.mask = input("mask", (rows, context), dtypes.F32)
         self.window_mask = self.mask
         if self.config.sliding_window is not None:

@@ -3,7 +3,7 @@
 Legend: T token rows of one step, C cache rows that attention may see, R cache rows in all,
 M rows for which logits are wanted, V vocabulary, E width of the residual stream.
 
-Inputs of every step graph: `tokens` i32 [T], `positions` i32 [T], `slots` i32 [T] (cache row that
+Inputs of every step graph: `tokens` i32 [T], `positions` i32 [T], `slots` i64 [T] (cache row that
 each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `length` i32 [1]
 (cache rows in use, at most C), `wanted` i32 [M] (rows of this step that get logits).
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.

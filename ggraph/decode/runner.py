@@ -15,7 +15,7 @@ import numpy as np
 from ggraph import ops
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
-from ggraph.dtype import F16, I32, DType
+from ggraph.dtype import F16, I32, I64, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
 from ggraph.plan import VerifiedPlan
@@ -137,7 +137,7 @@ class Runner:
 
 def move_graph(step: Graph, count: int) -> Graph:
     """The graph that copies `count` rows of every cache of `step`: rows `from` to rows `to`."""
-    source, target = input("from", (count,), I32), input("to", (count,), I32)
+    source, target = input("from", (count,), I32), input("to", (count,), I64)
     moved = []
     for cache in step.leaves(Kind.STATE):
         rows, width = cache.shape[0], cache.size // cache.shape[0]

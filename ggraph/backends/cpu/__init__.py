@@ -2,6 +2,7 @@
 
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.pool import Pool
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
@@ -12,4 +13,4 @@ def open(name: str, *, threads: int | None = None, exact: bool = False) -> CpuBa
     if not 1 <= count <= 1024:
         raise InputError(f"threads = {count}: expected 1 to 1024")
     spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64)
-    return CpuBackend(spec, exact)
+    return CpuBackend(spec, Pool(count), exact)

@@ -1,7 +1,7 @@
 """The CPU as a backend: synchronous, host-visible memory, programs lowered once. Floor 6.
 
-Every launch becomes a step; what has no kernel runs by its NumPy reference, with block-type
-weights dequantised once and kept.
+Launches become flat programs for the compiled interpreter; what has no kernel runs between them by
+its NumPy reference, with block-type weights dequantised once and kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ggraph.backends.cpu.lower import Lowering, Packed
+from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.device import DeviceSpec
@@ -24,6 +26,7 @@ class CpuProgram:
 
     launches: Sequence[Launch]
     steps: tuple[Callable[[], None], ...]
+    fallbacks: tuple[str, ...]  # names of the tensors that the NumPy reference computes
 
 
 @dataclass(eq=False)
@@ -31,7 +34,9 @@ class CpuBackend(HostMemory):
     """One CPU. `exact` keeps activations in float32."""
 
     spec: DeviceSpec
+    pool: Pool
     exact: bool = False
+    _packed: dict[tuple[int, int, str], Packed] = field(default_factory=dict)
     _decoded: dict[int, Array] = field(default_factory=dict)  # id of a weight's memory -> float32
     _closed: bool = False
 
@@ -41,6 +46,12 @@ class CpuBackend(HostMemory):
             raise BackendError(f"{self.spec.name} is closed")
         return super().allocate(buffer)
 
+    def free(self, memory: Memory) -> None:
+        """Forget what was made of a weight; the bytes go with their last user."""
+        self._decoded.pop(id(memory), None)
+        for key in [k for k in self._packed if k[0] == id(memory)]:
+            del self._packed[key]
+
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
         """The weight's bytes where they are: a mapped file is not copied."""
         flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
@@ -49,8 +60,25 @@ class CpuBackend(HostMemory):
         return Memory(buffer, flat)
 
     def lower(self, launches: Sequence[Launch]) -> CpuProgram:
-        """One step per launch that has work to do."""
-        return CpuProgram(launches, tuple(self._step(x) for x in launches if x.result.tensor.size))
+        """Flat programs with NumPy steps between them, for what has work to do."""
+        steps: list[Callable[[], None]] = []
+        fallbacks = []
+        low = Lowering(self.pool, self.exact, self._packed)
+        for x in launches:
+            if not x.result.tensor.size or low.lower(x):
+                continue
+            self._flush(low, steps)
+            low = Lowering(self.pool, self.exact, self._packed)
+            steps.append(self._step(x))
+            fallbacks.append(x.result.tensor.name)
+        self._flush(low, steps)
+        return CpuProgram(launches, tuple(steps), tuple(fallbacks))
+
+    def _flush(self, low: Lowering, steps: list[Callable[[], None]]) -> None:
+        """What was lowered so far becomes one flat program."""
+        if low.asm.rows:
+            flat = low.asm.freeze()
+            steps.append(lambda: self.pool.run(flat))
 
     def submit(self, stream: int, program: CpuProgram) -> None:
         """Run the program; everything is complete on return."""
@@ -76,6 +104,9 @@ class CpuBackend(HostMemory):
     def close(self) -> None:
         """Drop the decoded weights; nothing can be allocated any more."""
         self._decoded.clear()
+        self._packed.clear()
+        if not self._closed:
+            self.pool.close()
         self._closed = True
 
     def _step(self, launch: Launch) -> Callable[[], None]:
