@@ -12,7 +12,7 @@ import numpy as np
 
 from ggraph.alloc import hb, offline
 from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
-from ggraph.alloc.bounds import Bound, lower_bound
+from ggraph.alloc.bounds import Bound, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
 from ggraph.alloc.clocks import Ints, clocks
 from ggraph.alloc.explain import explain
@@ -46,6 +46,8 @@ def allocate(
     """
     if mode not in MODES:
         raise AllocError(f"unknown allocator mode {mode!r}; known: {', '.join(MODES)}")
+    if offline_seconds < 0 or seed < 0:
+        raise AllocError(f"offline_seconds={offline_seconds} and seed={seed} must not be negative")
     check_schedule(schedule)
     blocks = make_blocks(schedule, clocks(schedule))
     check_largest(schedule, blocks, capacity)
@@ -84,9 +86,11 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
         p = packing(blocks, of, limit)
         why, at, order = hb.solve(p, *_times(blocks, of))
         if seconds > 0:
+            table = live_table(blocks, of)
+            cliques = None if table is None else offline.cliques_of(table)
             bound = lower_bound(blocks, of).nbytes
-            found = offline.search(p, order, at, bound, seconds, seed)
-            why, at = (f"{why}, then searched", found) if found is not None else (why, at)
+            at = offline.search(p, order, at, bound, cliques, seconds, seed)
+            why += ", then searched"
         layout.put_blocks(blocks, of, at, limit)
         for i in of:
             layout.causes.setdefault(blocks.blocks[i].values[0], why)

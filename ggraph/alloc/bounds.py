@@ -19,6 +19,8 @@ import numpy as np
 from ggraph.alloc.blocks import Blocks
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Bytes = np.ndarray[Any, np.dtype[np.int8]]
+MAX_TABLE = 1 << 25  # cells
 EXACT_BLOCKS = 160  # beyond this the flow takes seconds
 
 
@@ -55,6 +57,13 @@ def live_bytes(blocks: Blocks, of: Sequence[int]) -> int:
     for i in of:
         total += live_at(blocks, i) * blocks.blocks[i].nbytes
     return max(pinned, int(total.max(initial=0)))
+
+
+def live_table(blocks: Blocks, of: Sequence[int]) -> Bytes | None:
+    """[n, m] 0 or 1: which blocks are live at which command; None where the table is too large."""
+    if blocks.order.n * len(of) > MAX_TABLE:
+        return None
+    return np.stack([live_at(blocks, i) for i in of], axis=1).astype(np.int8)
 
 
 def antichain_bytes(blocks: Blocks, of: Sequence[int]) -> int:

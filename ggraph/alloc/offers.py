@@ -104,3 +104,29 @@ def _edge(blocks: Blocks, a: Block, b: Block) -> Edge | None:
     if not loose or max(loose) >= b.rows[0]:
         return None
     return max(loose), b.rows[0]
+
+
+def fitting_edges(
+    schedule: Schedule, device: str, limit: int, *, tries: int = 32
+) -> tuple[Edge, ...] | None:
+    """Few orderings with which the arena of `device` needs at most `limit` bytes, or None.
+
+    Offers are taken greedily, those that save most first, until the plan fits; then each edge that
+    turns out not to be needed is dropped. Raises AllocError for a bad schedule.
+    """
+    check_schedule(schedule)
+    chosen: list[Edge] = []
+    now = peak_bytes(schedule).get(device, 0)
+    offers = ordering_offers(schedule, device=device, tries=tries)
+    for o in offers if now > limit else ():
+        chosen.append((o.before, o.after))
+        now = peak_bytes(schedule, chosen)[device]
+        if now <= limit:
+            break
+    if now > limit:
+        return None
+    for edge in list(chosen):
+        rest = [e for e in chosen if e != edge]
+        if peak_bytes(schedule, rest)[device] <= limit:
+            chosen = rest
+    return tuple(chosen)

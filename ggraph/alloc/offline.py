@@ -1,124 +1,151 @@
-"""`offline` mode: local search over placement order, compiled and seeded. Floor 6.
+"""`offline` mode: search for a smaller arena, by annealing and by canonical tree search. Floor 6.
 
-The decoder builds a packing from the bottom up: among the blocks that no other one could still go
-below, the one of highest priority is put on what lies under it. The search changes priorities near
-the blocks that stick out above a target height, keeps what sticks out less, and lowers the target
-when nothing does. Work is counted, not timed: equal input and seed give an equal result.
+Annealing brings the height down quickly; then the tree search is asked again and again for a
+packing at the lower bound, and at heights between it and the best, each time for a little work
+and with the blocks that caused dead ends moved to the front. Work is counted, not timed: equal
+input and seed give an equal result.
 
-Legend: m = blocks, prio [m] = priorities (higher goes first), at [m] = offsets.
+Legend: m = blocks, c = cliques.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
+from ggraph.alloc.anneal import anneal
+from ggraph.alloc.bounds import Bytes
+from ggraph.alloc.canon import KEYS, Floats, Room, State, solve
 from ggraph.alloc.fit import Ints, Packing, extent
-from ggraph.alloc.jit import compiled
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-STEPS_PER_SECOND = 40_000_000  # inner steps of a nominal machine, measured on one laptop core
-FAR = 1 << 62
+STEPS_PER_SECOND = 200_000_000  # inner steps of the nominal machine
+FIRST_SLICE = 400_000  # steps of the first tree searches; later ones get more
+AIMS = (0.0, 0.5, 0.0, 0.9)  # where between bound and best the next search aims
 
 
-@compiled
-def decode(
-    prio: Floats, size: Ints, start: Ints, near: Ints, at: Ints, target: int, enough: int, buf: Ints
-) -> tuple[int, int]:
-    """Fill `at` bottom-up; bytes that stick out above `target`, and the height.
+@dataclass(frozen=True, eq=False)
+class Cliques:
+    """Sets of pairwise conflicting blocks along time: block b is in member[start[b]:start[b+1]]."""
 
-    Gives up, with what was found so far, when more than `enough` bytes stick out. `buf` is [2, m].
+    count: int
+    start: Ints  # [m + 1]
+    member: Ints
+
+
+def cliques_of(live: Bytes) -> Cliques:
+    """Cliques from `live` [c, m] (0 or 1): which blocks are live together, along time.
+
+    A set that its neighbour contains says nothing new and is left out; a block that is never
+    live is a clique of its own.
     """
-    m = len(size)
-    low, left = buf[0], buf[1]
-    for i in range(m):
-        low[i], left[i], at[i] = 0, i, -1
-    over = top = 0
-    for k in range(m, 0, -1):
-        ceiling = FAR
-        for q in range(k):
-            ceiling = min(ceiling, low[left[q]] + size[left[q]])
-        pick = -1
-        for q in range(k):  # what starts at or above the ceiling leaves room for another below it
-            if low[left[q]] < ceiling and (pick < 0 or prio[left[q]] > prio[left[pick]]):
-                pick = q
-        b = left[pick]
-        left[pick] = left[k - 1]
-        at[b] = low[b]
-        end = low[b] + size[b]
-        top = max(top, end)
-        if end > target:
-            over += end - target
-            if over > enough:
-                break
-        for x in range(start[b], start[b + 1]):
-            low[near[x]] = max(low[near[x]], end)
-    return over, top
+    never = np.flatnonzero(~live.any(axis=0))
+    live = np.concatenate([live, (never[:, None] == np.arange(live.shape[1])).astype(live.dtype)])
+    keep: list[int] = []
+    for c in range(len(live)):
+        while keep and not (live[keep[-1]] > live[c]).any():
+            keep.pop()
+        if not keep or (live[c] > live[keep[-1]]).any():
+            keep.append(c)
+    block, clique = np.nonzero(live[keep].T)
+    start = np.searchsorted(block, np.arange(live.shape[1] + 1))
+    return Cliques(len(keep), start.astype(np.int64), clique.astype(np.int64))
 
 
-@compiled
-def _shake(prio: Floats, over: Ints, count: int, start: Ints, near: Ints) -> None:
-    """Change one or two priorities at most two conflicts away from a block that sticks out."""
-    for _ in range(1 + np.random.randint(2)):
-        i = over[np.random.randint(count)]
-        for _ in range(np.random.randint(3)):
-            if start[i + 1] > start[i]:
-                i = near[start[i] + np.random.randint(start[i + 1] - start[i])]
-        if start[i + 1] > start[i] and np.random.random() < 0.5:
-            j = near[start[i] + np.random.randint(start[i + 1] - start[i])]
-            prio[i], prio[j] = prio[j], prio[i]
-        else:
-            prio[i] = np.random.random()
+def room_of(p: Packing, cliques: Cliques) -> Room:
+    """The tree search's view of `p`, with stretches that overlap wherever two blocks conflict."""
+    m = len(p)
+    first = cliques.member[cliques.start[:-1]]
+    last = cliques.member[cliques.start[1:] - 1] + 1
+    begin, end = first.copy(), last.copy()
+    owner = np.repeat(np.arange(m), np.diff(p.start))
+    np.maximum.at(end, owner, first[p.near] + 1)  # reach every conflicting block's first clique
+    every = np.arange(m, dtype=np.int64)
+    return Room(p.size, p.start, p.near, begin, end, cliques.start, cliques.member, every, every)
 
 
-@compiled
-def _search(
-    first: Floats, size: Ints, start: Ints, near: Ints, bound: int, top: int, work: int, seed: int
-) -> tuple[int, Ints]:
-    """The lowest height found and its offsets; `top` is the height to beat."""
-    np.random.seed(seed)
-    m = len(size)
-    at, now, best = np.empty(m, np.int64), np.empty(m, np.int64), np.empty(m, np.int64)
-    over, buf, prio, kept = np.empty(m, np.int64), np.empty((2, m), np.int64), first.copy(), first
-    per_try = m * m + len(near)
-    tries = max(1, work // per_try)
-    target = bound
-    cost, height = decode(prio, size, start, near, now, target, FAR, buf)
-    lowest = height
-    best[:] = now
-    for t in range(tries):
-        count = 0
-        for b in range(m):
-            if now[b] + size[b] > target:
-                over[count] = b
-                count += 1
-        if count == 0:
-            break
-        prio[:] = kept
-        _shake(prio, over, count, start, near)
-        heat = 0.002 * bound * (1.0 - t / tries)
-        enough = cost + int(-np.log(1.0 - np.random.random()) * heat)
-        got, height = decode(prio, size, start, near, at, target, enough, buf)
-        if got <= enough:
-            cost = got
-            kept[:] = prio
-            now[:] = at
-            if height < lowest:
-                lowest = height
-                best[:] = at
-    return lowest, best
+def _keys(p: Packing, room: Room, total: Ints) -> list[Floats]:
+    """Three static orders [m] in 0..1, smaller first: by contention, width and area."""
+    width = np.diff(room.member_start)
+    area = width * p.size
+    load = np.array([total[room.begin[b] : room.end[b]].max() for b in range(len(p))])
+    found = []
+    for by in ((load, width, area), (load, area, width), (width, area, load)):
+        rank = np.empty(len(p))
+        rank[np.lexsort([-k for k in reversed(by)])] = np.arange(len(p)) / len(p)
+        found.append(rank)
+    return found
 
 
-def search(p: Packing, order: Ints, at: Ints, bound: int, seconds: float, seed: int) -> Ints | None:
-    """Offsets better than `at`, or None when none was found within the budget.
+class _Tree:
+    """Repeated tree searches over one packing."""
+
+    def __init__(self, p: Packing, cliques: Cliques, seed: int) -> None:
+        self.p, self.room = p, room_of(p, cliques)
+        self.rng = np.random.default_rng(seed)
+        owner = np.repeat(np.arange(len(p)), np.diff(cliques.start))
+        self.total = np.zeros(cliques.count, dtype=np.int64)
+        np.add.at(self.total, cliques.member, p.size[owner])
+        self.keys = _keys(p, self.room, self.total)
+        self.blame = np.zeros(len(p))
+        self.round = 0
+
+    def order(self) -> Ints:
+        """The next order to try: a static key, corrected by blame, then also by chance."""
+        base = self.keys[self.round % len(self.keys)]
+        score = base - 0.5 * self.blame / max(self.blame.max(), 1e-9)
+        if self.round >= len(self.keys):
+            score = score + 0.1 * self.rng.random(len(self.p))
+        return np.argsort(score, kind="stable").astype(np.int64)
+
+    def attempt(self, height: int, work: int) -> tuple[Ints | None, int]:
+        """Offsets below `height` if a search of `work` steps finds them, and the steps used."""
+        order = self.order()
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        blank = np.full(len(self.p), -1, dtype=np.int64)
+        left = np.array([work], dtype=np.int64)
+        state = State(blank, blank * 0, self.total.copy(), np.zeros(len(self.p)), left)
+        room = self.room._replace(order=order, rank=rank)
+        done = solve(room, state, 0, len(self.total), 0, -1, height)
+        self.blame = 0.9 * self.blame + state.blame / max(state.blame.max(), 1.0)
+        self.round += 1
+        return (state.at if done else None), work - int(left[0])
+
+
+def search(
+    p: Packing,
+    order: Ints,
+    at: Ints,
+    bound: int,
+    cliques: Cliques | None,
+    seconds: float,
+    seed: int,
+) -> Ints:
+    """Offsets no worse than `at` after at most `seconds` of nominal work.
 
     `order` is a good placement order to start from, `bound` a height that cannot be beaten;
     reaching it ends the search. Where the blocks need several buffers nothing is searched.
     """
-    top = extent(at, p.size, p.limit)
-    if top <= bound or top > p.limit or seed < 0:
-        return None
-    prio = np.empty(len(p), dtype=np.float64)
-    prio[order] = np.linspace(1.0, 0.0, len(p))
+    best, top = at, int(extent(at, p.size, p.limit))
+    if top <= bound or top > p.limit:
+        return best
     work = int(seconds * STEPS_PER_SECOND)
-    height, found = _search(prio, p.size, p.start, p.near, bound, top, work, seed)
-    return found if height < top else None
+    share = work if cliques is None else work // 5
+    height, found = anneal(p, order, bound, share, seed)
+    if height < top:
+        best, top = found, height
+    if cliques is None or len(p) >= KEYS:
+        return best
+    return _climb(_Tree(p, cliques, seed), best, top, bound, work - share)
+
+
+def _climb(tree: _Tree, best: Ints, top: int, bound: int, work: int) -> Ints:
+    """Ask the tree search for lower and lower heights until the work is spent."""
+    while top > bound and work > 0:
+        aim = AIMS[tree.round % len(AIMS)]
+        height = min(bound + int(aim * (top - bound)), top - 1)
+        piece = min(work, FIRST_SLICE * (1 + tree.round // 16))
+        found, used = tree.attempt(height, piece)
+        work -= max(used, 1)
+        if found is not None:
+            best, top = found, int((found + tree.p.size).max())
+    return best

@@ -1,0 +1,119 @@
+"""Bad input to the allocator: one typed error, naming the tensor and the number."""
+
+from dataclasses import replace
+
+import pytest
+from alloc_kit import act, schedule
+
+from ggraph.alloc import allocate, explain
+from ggraph.device import DeviceSpec
+from ggraph.errors import AllocError
+from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Schedule, Value
+
+SIM = DeviceSpec("d", "sim", alignment=32)
+X, Y = Value("x", "d", 64), Value("y", "d", 100)
+
+
+def use(*values: Value, device: DeviceSpec = SIM, actor: Actor | None = None) -> Schedule:
+    return schedule([device], values, [act(Do.LAUNCH, actor or Actor("d"), values)])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Value("x", "gpu", 4), "%x: unknown device 'gpu'; known: d, host"),
+        (Value("x", "d", -4), "%x: size -4 is outside"),
+        (Value("x", "d", 1 << 63), f"%x: size {1 << 63} is outside"),
+        (Value("x", "d", 4, slots=0), "%x: 0 slots"),
+        (Value("x", "d", 4, same_as="z"), "%x: may lie on %z"),
+        (Value("x", "d", 4, None, ("z",)), "%x: may lie on %z"),
+        (Value("x", "d", 4, same_as="x"), "%x: overwrites itself through x -> x"),
+        (Value("x", "host", 100, same_as="y"), "%x on host cannot lie on %y, which is on d"),
+    ],
+)
+def test_bad_values(value: Value, message: str) -> None:
+    with pytest.raises(AllocError) as caught:
+        allocate(schedule([SIM], [value, Y], []))
+    assert message in str(caught.value)
+
+
+def test_sizes_that_overflow_together() -> None:
+    many = [Value(f"v{k}", "d", 1 << 61) for k in range(3)]
+    with pytest.raises(AllocError, match=f"together need {3 << 61} bytes"):
+        allocate(use(*many))
+
+
+def test_a_value_listed_under_another_name() -> None:
+    s = use(X)
+    with pytest.raises(AllocError, match="value %x is listed as %q"):
+        allocate(replace(s, values={"q": X}))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (act(Do.LAUNCH, Actor("gpu"), [X]), "command 0 (launch launch): unknown device 'gpu'"),
+        (act(Do.LAUNCH, Actor("d", 3), [X]), "unknown stream d.3; the device has 1"),
+        (act(Do.LAUNCH, Actor("d", -1), [X]), "unknown stream d.-1"),
+        (act(Do.LAUNCH, Actor("d"), [Y]), "command 0: access y[0:100] to a value"),
+        (
+            Command(Do.LAUNCH, Actor("d"), "f", None, (Access("x", 60, 65),)),
+            "command 0: access x[60:65] is outside %x of 64 bytes",
+        ),
+        (
+            Command(Do.HOST_READ, HOST_ACTOR, "f", None, (Access("x", 8, 4),)),
+            "command 0: access x[8:4] is outside",
+        ),
+    ],
+)
+def test_bad_commands(command: Command, message: str) -> None:
+    with pytest.raises(AllocError) as caught:
+        allocate(schedule([SIM], [X], [command]))
+    assert message in str(caught.value)
+
+
+def test_a_launch_on_the_host_is_a_host_step_of_its_own_queue() -> None:
+    s = schedule([SIM], [X], [act(Do.LAUNCH, HOST_ACTOR, [X])])
+    assert allocate(s).arena_bytes == 64
+
+
+@pytest.mark.parametrize("mode", ["hb", "offline", "ggml"])
+def test_capacity(mode: str) -> None:
+    s = use(X, Y)
+    assert allocate(s, mode=mode, capacity={"d": 192}).arena_bytes == 192
+    with pytest.raises(AllocError) as caught:
+        allocate(s, mode=mode, capacity={"d": 191})
+    assert "d: the plan needs 192 bytes, 191 are there" in str(caught.value)
+    assert "less than 192; largest value %y (100 bytes)" in str(caught.value)
+    with pytest.raises(AllocError, match=r"%y needs 128 bytes, d has 100"):
+        allocate(s, mode=mode, capacity={"d": 100})
+
+
+def test_capacity_for_nobody_and_below_zero() -> None:
+    with pytest.raises(AllocError, match="capacity for unknown device 'gpu'"):
+        allocate(use(X), capacity={"gpu": 10})
+    with pytest.raises(AllocError, match="capacity of d is -1 bytes"):
+        allocate(use(X), capacity={"d": -1})
+
+
+def test_a_device_holds_its_weights_and_the_arena() -> None:
+    device = replace(SIM, memory_bytes=300)
+    w = Value("w", "d", 200, external=True)
+    assert allocate(use(w, X, device=device)).arena_bytes == 64
+    with pytest.raises(AllocError, match=r"%y needs 128 bytes, d has 100"):
+        allocate(use(w, Y, device=device))
+
+
+def test_a_value_beyond_the_largest_buffer() -> None:
+    device = replace(SIM, max_buffer_bytes=100)
+    with pytest.raises(AllocError, match=r"%y needs 128 bytes \(1 slots\), d's largest .* has 96"):
+        allocate(use(Y, device=device))
+
+
+def test_bad_options() -> None:
+    with pytest.raises(AllocError, match="unknown allocator mode 'best'; known: hb, offline, ggml"):
+        allocate(use(X), mode="best")
+    with pytest.raises(AllocError, match="seed=-1 must not be negative"):
+        allocate(use(X), seed=-1)
+    with pytest.raises(AllocError, match="no value %z in this map; it has x"):
+        explain(use(X), allocate(use(X)), "z")
