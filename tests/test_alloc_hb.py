@@ -8,7 +8,7 @@ from alloc_kit import act, golden, golden_schedule, judge, random_schedule, sche
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.alloc import allocate, bounds
+from ggraph.alloc import allocate, lower_bounds
 from ggraph.device import HOST, DeviceSpec
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Value
 
@@ -27,7 +27,7 @@ def test_any_schedule_is_laid_out_soundly_and_between_the_bounds(
     s = random_schedule(r)
     m = allocate(s, mode=mode, offline_seconds=0.001)
     judge(s, m)
-    for device, bound in bounds(s).items():
+    for device, bound in lower_bounds(s).items():
         sizes = [
             -(-v.nbytes // 64) * 64 * v.slots * 2
             for v in s.values.values()

@@ -15,15 +15,15 @@ from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
 from ggraph.alloc.bounds import Bound, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
 from ggraph.alloc.clocks import Ints, clocks
-from ggraph.alloc.explain import explain
 from ggraph.alloc.fit import Packing
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, ordering_offers
+from ggraph.alloc.tenants import explain
 from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Schedule
 
-__all__ = ["MODES", "Offer", "allocate", "bounds", "explain", "ordering_offers"]
+__all__ = ["MODES", "Offer", "allocate", "explain", "lower_bounds", "ordering_offers"]
 
 MODES = ("hb", "offline", "ggml")
 
@@ -60,7 +60,7 @@ def allocate(
     return memory
 
 
-def bounds(schedule: Schedule) -> dict[str, Bound]:
+def lower_bounds(schedule: Schedule) -> dict[str, Bound]:
     """For each device a number of arena bytes that no plan of this order can do without."""
     check_schedule(schedule)
     blocks = make_blocks(schedule, clocks(schedule))
