@@ -75,7 +75,9 @@ def size(value: Any) -> int:
         if value.bit_length() > MAX_BITS:
             raise TooMuchWork(f"a number of {value.bit_length()} bits (at most {MAX_BITS})")
         return 1
-    return 1 + len(value) if isinstance(value, _SIZED) else 1
+    if isinstance(value, _SIZED):
+        return 1 + len(value)
+    return 4 if isinstance(value, Namespace) else 1  # its inside is slow to look at
 
 
 def count_of(value: Any) -> int:
