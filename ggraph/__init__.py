@@ -9,6 +9,7 @@ from ggraph import dtype as dtypes
 from ggraph import ops
 from ggraph.backends import open_backend
 from ggraph.device import DeviceSpec
+from ggraph.env import cache_dir
 from ggraph.errors import GgraphError, InputError, ModelError
 from ggraph.graph import Graph
 from ggraph.pipeline import Options, make_plan
@@ -31,6 +32,7 @@ __all__ = [
     "Session",
     "Tensor",
     "VerifiedPlan",
+    "cache_dir",
     "dtypes",
     "input",
     "make_plan",

@@ -1,7 +1,7 @@
 """From a path to a model that answers: checkpoint, tokenizer, chat template, session. Floor 10."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ class Loaded:
     runner: Runner
     engine: Engine
     tokenizer: Tokenizer
-    template: ChatTemplate
     load_seconds: float
 
     def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
@@ -36,7 +35,9 @@ class Loaded:
         messages = [{"role": "user", "content": text}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.tokenizer.encode(self.template.render(messages), special=True, bos=False)
+        return self.tokenizer.encode(
+            ChatTemplate.of(self.tokenizer).render(messages), special=True, bos=False
+        )
 
     def close(self) -> None:
         """Give devices and memory back."""
@@ -81,8 +82,7 @@ def load(
     session = open_session(devices, options, threads=threads, exact=exact)
     runner = Runner(model, session, context, taps=taps)
     engine = Engine(runner, tokenizer.eos_ids)
-    template = chat_template(model.checkpoint.metadata, tokenizer)
-    return Loaded(model, session, runner, engine, tokenizer, template, time.perf_counter() - begun)
+    return Loaded(model, session, runner, engine, tokenizer, time.perf_counter() - begun)
 
 
 def _context(model: Model, wanted: int | None) -> int:
@@ -99,8 +99,3 @@ def _tokenizer(model: Model, path: Path) -> Tokenizer:
     if model.checkpoint.format == "gguf":
         return Tokenizer.from_gguf(model.checkpoint.metadata)
     return Tokenizer.from_hf(path)
-
-
-def chat_template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
-    """The checkpoint's chat template; ChatML where it has none."""
-    return ChatTemplate.of(metadata.get("tokenizer.chat_template"), tokenizer)

@@ -1,0 +1,5 @@
+"""`python -m models`: the runner."""
+
+from .cli import main
+
+main()

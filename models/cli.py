@@ -1,0 +1,58 @@
+"""The runner: `ggraph COMMAND`, also `python -m models COMMAND`. Floor 10.
+
+One place turns every deliberate error into one line on stderr and a non-zero exit status: 2 for
+input that cannot be served, 1 for a check that failed, 130 after Ctrl-C.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ggraph import GgraphError, __version__
+
+from .cli_generate import generate
+from .cli_plan import plan
+
+app = typer.Typer(
+    name="ggraph",
+    help="Run language models through memory plans that are proved before they run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(plan)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ggraph {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run language models through memory plans that are proved before they run."""
+
+
+def main() -> None:
+    """Entry point: run a command and end with its status."""
+    try:
+        app()
+    except GgraphError as error:
+        Console(stderr=True, highlight=False).print(f"ggraph: {error}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away; flushing at exit would complain once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

@@ -1,0 +1,79 @@
+"""`ggraph plan`: what would run where, in which bytes, and the proof. Floor 10."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ggraph import InputError, Options
+from ggraph.decode.runner import Runner
+from ggraph.show import graph_dot, plan_summary, plan_text
+from ggraph.show_html import plan_html
+
+from .cli_common import AsJson, Devices, Threads, device_names, model_path, print_json
+from .load import open_session
+from .registry import open_model
+
+MODES = ("hb", "offline", "ggml")
+
+
+def plan(
+    model: Annotated[
+        Path | None, typer.Argument(help="GGUF file or folder; default: SmolLM2-135M-Instruct.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Token rows of the step.")] = 1,
+    context: Annotated[int, typer.Option(help="Cache rows that attention reaches.")] = 256,
+    ctx_size: Annotated[int, typer.Option("--ctx-size", "-c", help="Cache rows in all.")] = 1024,
+    device: Devices = "cpu",
+    pin: Annotated[
+        list[str] | None, typer.Option("--pin", "-ot", help="REGEX=DEVICE for tensors.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")
+    ] = None,
+    streams: Annotated[int, typer.Option(help="Compute streams per device.")] = 1,
+    memory: Annotated[str, typer.Option(help="Allocator: hb, offline or ggml.")] = "hb",
+    threads: Threads = None,
+    dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with all pictures.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the verified plan of one decoding step: splits, streams, placement, memory, proof."""
+    if memory not in MODES:
+        raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
+    options = Options(pins=tuple(pin or ()), layers=_layers(layers), streams=streams, memory=memory)
+    opened = open_model(model_path(model, as_json or dot))
+    session = open_session(device_names(device), options, threads=threads)
+    with closing(session):
+        runner = Runner(opened, session, ctx_size)
+        shape = runner.shape(rows, rows, max(rows, context))
+        graph = opened.build(shape)
+        if dot:
+            print(graph_dot(graph))
+            return
+        verified = session.prepare("shown", lambda: graph, opened.weight)
+        if html is not None:
+            _write(html, plan_html(verified.plan, vars(verified.certificate)))
+        elif as_json:
+            print_json(plan_summary(verified))
+        else:
+            print(plan_text(verified))
+
+
+def _layers(text: str | None) -> dict[str, int]:
+    """`sim0=10,sim1=20` as a mapping. InputError for anything else."""
+    found: dict[str, int] = {}
+    for part in (text or "").split(",") if text else ():
+        name, equals, count = part.partition("=")
+        if not (name and equals and count.isdecimal()):
+            raise InputError(f"--layers {text!r}: expected DEVICE=COUNT, separated by commas")
+        found[name.strip()] = int(count)
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
