@@ -12,10 +12,10 @@ import numpy as np
 
 from ggraph.alloc import hb, offline
 from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
-from ggraph.alloc.bounds import Bound, live_table, lower_bound
+from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
 from ggraph.alloc.clocks import Ints, clocks
-from ggraph.alloc.fit import Packing
+from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, ordering_offers
@@ -86,17 +86,26 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
         p = packing(blocks, of, limit)
         why, at, order = hb.solve(p, *_times(blocks, of))
         if seconds > 0:
-            table = live_table(blocks, of)
-            cliques = None if table is None else offline.cliques_of(table)
-            bound = lower_bound(blocks, of).nbytes
-            at = offline.search(p, order, at, bound, cliques, seconds, seed)
-            why += ", then searched"
+            at, searched = _searched(blocks, of, p, order, at, seconds, seed)
+            why += ", then searched" if searched else ", at the live-bytes bound"
         layout.put_blocks(blocks, of, at, limit)
         for i in of:
             layout.causes.setdefault(blocks.blocks[i].values[0], why)
     layout.put_external()
     layout.put_empty()
     return layout.finish("offline" if seconds > 0 else "hb")
+
+
+def _searched(
+    blocks: Blocks, of: list[int], p: Packing, order: Ints, at: Ints, seconds: float, seed: int
+) -> tuple[Ints, bool]:
+    """Offsets after the search, and whether there was anything to search for."""
+    if extent(at, p.size, p.limit) == live_bytes(blocks, of):
+        return at, False
+    table = live_table(blocks, of)
+    cliques = None if table is None else offline.cliques_of(table)
+    bound = lower_bound(blocks, of).nbytes
+    return offline.search(p, order, at, bound, cliques, seconds, seed), True
 
 
 def packing(blocks: Blocks, of: list[int], limit: int) -> Packing:

@@ -41,11 +41,6 @@ class Blocks:
         """Indices of the blocks on `device` that need bytes."""
         return [i for i, b in enumerate(self.blocks) if b.device == device and b.nbytes]
 
-    def conflict(self, i: int, j: int) -> bool:
-        """Whether blocks i and j may not share bytes."""
-        pinned = self.blocks[i].pinned or self.blocks[j].pinned
-        return pinned or self.spans.conflict(i, j)
-
 
 @dataclass
 class _Group:
@@ -135,15 +130,14 @@ class _Grouper:
         return Block(tuple(group.values), values[0].device, size, slots, pinned, rows)
 
 
-def make_blocks(schedule: Schedule, order: Clocks, *, in_place: bool = True) -> Blocks:
+def make_blocks(schedule: Schedule, order: Clocks) -> Blocks:
     """Group the values that live in arenas; external ones are left out.
 
     Deterministic: blocks are in the order of `schedule.values`. Raises AllocError for a value that
     overwrites itself or one on another device.
     """
     grouper = _Grouper(schedule, order)
-    if in_place:
-        grouper.replace_all()
+    grouper.replace_all()
     groups = {id(g): g for g in grouper.group.values()}.values()
     inside = [g for g in groups if not any(schedule.values[v].external for v in g.values)]
     blocks = tuple(grouper.block(g) for g in inside)

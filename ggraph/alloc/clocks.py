@@ -40,13 +40,12 @@ class Clocks:
             return ()
         came = {j: j}
         queue = [j]
-        for row in queue:
+        while i not in came:
+            row = queue.pop(0)
             for p in self.direct[row]:
                 if p not in came and (p == i or self.before(i, p)):
                     came[p] = row
                     queue.append(p)
-            if i in came:
-                break
         chain = [i]
         while chain[-1] != j:
             chain.append(came[chain[-1]])

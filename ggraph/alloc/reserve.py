@@ -73,22 +73,20 @@ class GraphAllocator:
 
         A22: with several buffers a graph that does not fit gives None: the caller must `reserve`.
         """
-        if self.needs_realloc(graph):
+        if self.current is None or self.graph is None or self.needs_realloc(graph):
             return self.reserve(graph) if len(self.types) == 1 else None
-        return self._replayed(graph)
+        return _replayed(graph, self.graph, self.current)
 
-    def _replayed(self, graph: NodeList) -> ListPlan | None:
-        """Old offsets for the new graph, node by node, as upstream replays them."""
-        old, plan = self.graph, self.current
-        if old is None or plan is None:
-            return None
-        spots: dict[int, Spot] = {}
-        for i, j in zip((*graph.leafs, *graph.nodes), (*old.leafs, *old.nodes), strict=True):
-            spots.setdefault(i, plan.spots[j])
-            for s, o in zip(graph.tensors[i].sources, old.tensors[j].sources, strict=False):
-                spots.setdefault(s, plan.spots[o])
-        found = (spots.get(i, Spot()) for i in range(len(graph.tensors)))
-        return ListPlan(tuple(found), plan.chunk_sizes)
+
+def _replayed(graph: NodeList, old: NodeList, plan: ListPlan) -> ListPlan:
+    """Old offsets for the new graph, node by node, as upstream replays them."""
+    spots: dict[int, Spot] = {}
+    for i, j in zip((*graph.leafs, *graph.nodes), (*old.leafs, *old.nodes), strict=True):
+        spots.setdefault(i, plan.spots[j])
+        for s, o in zip(graph.tensors[i].sources, old.tensors[j].sources, strict=False):
+            spots.setdefault(s, plan.spots[o])
+    found = (spots.get(i, Spot()) for i in range(len(graph.tensors)))
+    return ListPlan(tuple(found), plan.chunk_sizes)
 
 
 def _beyond(graph: NodeList, old: NodeList, i: int, j: int) -> tuple[int, ...]:
