@@ -16,12 +16,6 @@ from ggraph.graph import Graph
 from ggraph.plan import Command, Do, Schedule, Value
 from ggraph.tensor import Kind, Tensor
 
-# ggml runs these as one op with a parameter; A15 lists UNARY, and not GLU.
-_UNARY = (
-    "ABS SGN NEG STEP TANH ELU RELU SIGMOID GELU GELU_QUICK GELU_ERF SILU HARDSWISH HARDSIGMOID "
-    "EXP EXPM1 SOFTPLUS"
-)
-_UNARY_OPS = frozenset(_UNARY.split())
 _VIEW_OPS = frozenset(("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"))
 
 
@@ -32,7 +26,8 @@ def ggml_op(t: Tensor) -> str:
     name = (t.spec.ggml or t.spec.name).upper().removeprefix("GGML_OP_")
     if t.is_view:
         return name if name in _VIEW_OPS else "VIEW"  # never NONE, which A23 treats apart
-    return "UNARY" if name in _UNARY_OPS else name
+    family = name.split("_")[0]  # upstream's UNARY and GLU are one op with a parameter each
+    return family if family in ("UNARY", "GLU") else name
 
 
 def layout(t: Tensor) -> Hashable:
@@ -108,7 +103,8 @@ class _Lister:
             sources=sources,
             view_of=None if root == v.name else self.index(root),
             layout=None if t is None else layout(t),
-            is_input=v.name in self.by_host,
+            # What holds data between runs is placed first, so that nothing is there before it.
+            is_input=v.name in self.by_host or v.initial or v.kept or v.slots > 1,
             is_output=is_output,
             external=v.external,
             buffer=self.buffers[v.device],

@@ -1,0 +1,97 @@
+"""The exchange format of packing problems."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from alloc_kit import act, schedule
+
+from ggraph.alloc import instances
+from ggraph.device import DeviceSpec
+from ggraph.errors import FormatError
+from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Schedule, Value
+
+BENCH = Path(__file__).parent.parent / "bench" / "instances"
+
+
+def small() -> Schedule:
+    device = DeviceSpec("d", "sim", alignment=32, streams=2)
+    x, a, b = (Value(n, "d", 64) for n in "xab")
+    kept = Value("kept", "d", 32, kept=True)
+    run = [
+        act(Do.LAUNCH, Actor("d", 0), [], [x]),
+        act(Do.LAUNCH, Actor("d", 0), [x], [a]),
+        act(Do.LAUNCH, Actor("d", 1), [], [b]),
+        act(Do.LAUNCH, Actor("d", 0), [a], [kept]),
+        Command(Do.HOST_SYNC, HOST_ACTOR, "end"),
+    ]
+    return schedule([device], [x, a, b, kept], run)
+
+
+def test_a_schedule_survives_the_file() -> None:
+    s = small()
+    there = instances.from_schedule(s, "d", "small")
+    back = instances.from_json(
+        instances.to_json(there, alignment=instances.alignment_of(s, "d"), about="a test")
+    )
+    assert (back.name, back.names, back.bound) == ("small", there.names, there.bound)
+    assert back.bound_method == "antichain" and back.no_reuse == 224
+    for field in ("size", "start", "near"):
+        assert (getattr(back.packing, field) == getattr(there.packing, field)).all()
+        assert (getattr(back.listed, field) == getattr(there.listed, field)).all()
+    assert (back.birth == there.birth).all() and (back.life == there.life).all()
+    assert there.birth[there.names.index("kept")] == 0
+
+
+def test_bounds_of_the_published_instances_hold() -> None:
+    files = sorted(BENCH.glob("*.json"))
+    assert len(files) >= 30
+    for path in files:
+        i = instances.from_json(path.read_text())
+        assert i.name == path.stem
+        owner = np.repeat(np.arange(len(i.names)), np.diff(i.cliques.start))
+        heaviest = np.bincount(i.cliques.member, weights=i.packing.size[owner]).max()
+        assert heaviest <= i.bound <= i.no_reuse
+
+
+def test_interval_files() -> None:
+    i = instances.from_csv("id,lower,upper,size\na,0,2,4\nb,1,3,8\nc,2,4,16\n", "t")
+    assert i.names == ("a", "b", "c") and i.bound == 24
+    assert i.packing.near.tolist() == [1, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,lower,upper\na,0,2\n", "expected columns"),
+        ("id,lower,upper,size\na,0,x,4\n", "expected columns"),
+        ("id,lower,upper,size\na,0,2,0\n", "row a: size 0"),
+        ("id,lower,upper,size\na,2,2,4\n", r"row a: size 4 in \[2, 2\)"),
+    ],
+)
+def test_bad_interval_files(text: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        instances.from_csv(text, "t")
+
+
+def test_bad_json() -> None:
+    good = json.loads(
+        instances.to_json(instances.from_schedule(small(), "d", "s"), alignment=32, about="")
+    )
+    for change, message in (
+        ({"format": "other"}, "expected format"),
+        ({"cliques": 3}, "cliques is a int"),
+        ({"cliques": [[99]]}, "not a concurrent"),
+        ({"blocks": [{"id": 0}]}, "not a concurrent"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            instances.from_json(json.dumps({**good, **change}))
+    for text in ("[]", "{", "3"):
+        with pytest.raises(FormatError):
+            instances.from_json(text)
+
+
+def test_nothing_to_export() -> None:
+    with pytest.raises(FormatError, match="0 blocks on 'host', nothing to export"):
+        instances.from_schedule(small(), "host", "s")

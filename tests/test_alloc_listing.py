@@ -1,0 +1,139 @@
+"""Graphs and schedules as ggml node lists: the two ways to list a graph give the same offsets."""
+
+from dataclasses import replace
+
+import pytest
+from alloc_kit import act, schedule
+
+from ggraph import ops
+from ggraph.alloc import allocate
+from ggraph.alloc.ggml import BufferType, plan_list
+from ggraph.alloc.listing import ggml_op, list_graph
+from ggraph.device import DeviceSpec
+from ggraph.dtype import I32, I64
+from ggraph.graph import Graph
+from ggraph.order import order
+from ggraph.place import place
+from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Schedule, Value
+from ggraph.split import split
+from ggraph.tensor import Tensor, input, state, weight
+
+CPU = DeviceSpec("cpu", "cpu", alignment=32, host_visible=True)
+
+
+def norm(x: Tensor, name: str) -> Tensor:
+    return ops.mul(ops.rms_norm(x, eps=1e-6, name=f"{name}_rms"), weight(f"{name}_w", (64,)))
+
+
+def two_norms() -> Graph:
+    """G3 in the DSL."""
+    x = input("x", (4, 64))
+    return Graph.of({"out": norm(x, "a") + norm(x, "b")})
+
+
+def heads() -> Graph:
+    """A product seen as heads through a view, normed, scaled and written to a cache."""
+    x = input("x", (4, 64))
+    cache = state("cache", (16, 64))
+    rows = input("rows", (4,), I64)
+    k = ops.mul_mat(weight("wk", (64, 64)), norm(x, "n"), name="k")
+    k = ops.silu(ops.rms_norm(k.reshape(4, 2, 32), eps=1e-6, name="k_rms"), name="k_act")
+    filled = ops.set_rows(cache, k.reshape(4, 64), rows, name="filled")
+    y = ops.mul_mat(filled, x, name="scores")
+    return Graph.of({"out": ops.soft_max(y * 0.5, name="probs")})
+
+
+def scheduled(graph: Graph, *devices: DeviceSpec, copies: int = 1) -> Schedule:
+    return order(split(place(graph, devices)), n_copies=copies)
+
+
+@pytest.mark.parametrize("build", [two_norms, heads])
+def test_a_graph_and_its_schedule_get_the_same_offsets(build: object) -> None:
+    graph: Graph = build()  # type: ignore[operator]
+    listing = list_graph(graph)
+    plan = plan_list(listing, [BufferType("cpu", 32)])
+    spots = zip(listing.tensors, plan.spots, strict=True)
+    expected = {t.name: s.at.offset for t, s in spots if s.buffer >= 0}
+    m = allocate(scheduled(graph, CPU), mode="ggml")
+    assert {n: m.regions[n].offset for n in expected} == expected
+    assert m.buffers["arena@cpu"].nbytes == plan.sizes[0]
+
+
+def test_g3_in_the_dsl_is_raced_by_ggml_and_not_by_hb() -> None:
+    m = allocate(scheduled(two_norms(), CPU), mode="ggml")
+    assert m.regions["b_rms"].offset == m.regions["x"].offset == 0
+    assert m.causes["b_rms"] == "in place of %x (A16)"
+    assert m.arena_bytes == 2048
+
+
+def test_hb_takes_the_view_parents_that_ggml_leaves() -> None:
+    s = scheduled(heads(), CPU)
+    ggml, hb = allocate(s, mode="ggml"), allocate(s)
+    assert ggml.regions["k_rms"].offset != ggml.regions["k"].offset  # A17
+    assert hb.causes["k_rms"] == "in place of %k"
+    assert hb.arena_bytes <= ggml.arena_bytes
+
+
+def test_names_of_ops() -> None:
+    x = input("x", (4, 64))
+    cases = {
+        x: "NONE",
+        ops.silu(x): "UNARY",
+        ops.swiglu(x): "GLU",
+        x.reshape(2, 128): "RESHAPE",
+        x.T: "TRANSPOSE",
+        x + x: "ADD",
+        ops.get_rows(x, input("i", (2,), I32)): "GET_ROWS",
+    }
+    assert {t.op: ggml_op(t) for t in cases} == {t.op: n for t, n in cases.items()}
+    odd = ops.silu(x)
+    assert odd.spec is not None
+    assert ggml_op(replace(odd, spec=replace(odd.spec, ggml=None, name="mystery"))) == "MYSTERY"
+    assert ggml_op(replace(odd, view_src=x)) == "VIEW"
+
+
+def test_copies_between_devices_and_rotating_inputs() -> None:
+    far = DeviceSpec("sim0", "sim", alignment=128)
+    x = input("x", (4, 64))
+    y = ops.mul_mat(weight("blk.0.w", (64, 64)), x, name="y")
+    z = ops.mul_mat(weight("blk.1.w", (64, 64)), y, name="z")
+    graph = Graph.of({"out": ops.scale(z, 2.0)})
+    s = order(split(place(graph, (far, CPU), ["blk.1.*=cpu", "y=sim0"])), n_copies=2)
+    m = allocate(s, mode="ggml")
+    rotating = [v for v in s.values.values() if v.slots == 2 and not v.external]
+    assert rotating
+    for v in rotating:
+        first, second = m.regions[v.name].offsets
+        assert second - first >= v.nbytes
+    assert sorted(b.name for b in m.buffers.values() if not b.external) == sorted(
+        {m.regions[v.name].buffer for v in s.values.values() if m.regions[v.name].nbytes}
+        - {b.name for b in m.buffers.values() if b.external}
+    )
+
+
+def test_scratch_lives_only_while_its_command_runs() -> None:
+    x, y, z = (Value(n, "d", 64) for n in "xyz")
+    scratch = Value("y#scratch", "d", 256)
+    kept = Value("kept", "d", 32, kept=True)
+    late = Value("late", "d", 32)
+    where = Actor("d")
+    s = schedule(
+        [DeviceSpec("d", "sim", alignment=32)],
+        [x, y, z, scratch, kept, late],
+        [
+            act(Do.HOST_WRITE, HOST_ACTOR, (), [x]),
+            act(Do.LAUNCH, where, [x], [y, scratch]),
+            act(Do.LAUNCH, where, [y, late], [z]),
+            act(Do.LAUNCH, where, [z], [kept]),
+            act(Do.LAUNCH, where, [kept], []),
+            act(Do.LAUNCH, where, [z], [kept]),
+            Command(Do.RECORD, where, "r", event="e"),
+            act(Do.HOST_READ, HOST_ACTOR, [kept]),
+        ],
+    )
+    m: MemoryMap = allocate(s, mode="ggml")
+    assert m.regions["z"].offset in range(320)
+    assert set(m.regions) == set(s.values)
+    taken = range(m.regions["kept"].offset, m.regions["kept"].offset + 32)
+    others = [r for n, r in m.regions.items() if n != "kept"]
+    assert all(r.offset + r.nbytes <= taken.start or r.offset >= taken.stop for r in others)
