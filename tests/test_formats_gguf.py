@@ -1,0 +1,176 @@
+"""The GGUF reader believes nothing, and what we write the `gguf` package reads alike."""
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggraph.dtype import F16, F32, I64, Q4_0, Q8_0
+from ggraph.errors import FormatError, GgraphError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.gguf import parse_gguf, write_gguf
+from ggraph.formats.quants import quantize
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.negative": -5,
+    "llama.large": 1 << 40,
+    "llama.rope.freq_base": 10000.0,
+    "tokenizer.ggml.tokens": ["a", "ß", "\n", ""],
+    "tokenizer.ggml.scores": [0.5, -1.0],
+    "tokenizer.ggml.types": [1, 2, 3],
+    "llama.flag": True,
+    "llama.layers": np.array([2, 15, 27], np.int32),
+}
+
+
+def tensors() -> list[RawTensor]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    return [
+        RawTensor("a", F32, (3, 64), x),
+        RawTensor("b.weight", Q4_0, (3, 64), quantize(x, Q4_0)),
+        RawTensor("c", F16, (2, 2, 5), rng.standard_normal((2, 2, 5)).astype(np.float16)),
+        RawTensor("d", I64, (4,), np.arange(4)),
+        RawTensor("empty", F32, (0, 7), np.zeros((0, 7), np.float32)),
+        RawTensor("e", Q8_0, (1, 32), quantize(x[:1, :32], Q8_0)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "x.gguf"
+    write_gguf(path, METADATA, tensors())
+    return path
+
+
+def test_round_trip(written: Path) -> None:
+    c = open_checkpoint(written)
+    assert (c.format, c.architecture) == ("gguf", "llama")
+    for key, value in METADATA.items():
+        assert np.array_equal(np.asarray(c.metadata[key]), np.asarray(value)), key
+    for t in tensors():
+        got = c.tensors[t.name]
+        assert (got.shape, got.dtype) == (t.shape, t.dtype)
+        assert np.array_equal(got.data, t.data)
+        assert not got.data.flags.writeable or got.data.size == 0
+
+
+def test_the_gguf_package_reads_the_same(written: Path) -> None:
+    reader = gguf.GGUFReader(written)
+    mine = open_checkpoint(written)
+    assert {t.name for t in reader.tensors} == set(mine.tensors)
+    for t in reader.tensors:
+        held = mine.tensors[t.name]
+        assert t.tensor_type.value == held.dtype.gguf
+        assert tuple(reversed(t.shape.tolist())) == held.shape
+        assert t.data.tobytes() == held.data.tobytes()
+    assert reader.fields["llama.large"].contents() == 1 << 40
+    assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "ß", "\n", ""]
+
+
+def test_every_truncation_is_refused(written: Path) -> None:
+    raw = written.read_bytes()
+    ends = {t.name: t for t in parse_gguf(raw, "whole").tensors.values()}
+    assert ends
+    last = len(raw.rstrip(b"\0"))
+    for size in range(last - 1):
+        with pytest.raises(FormatError):
+            parse_gguf(raw[:size], "cut")
+
+
+@given(st.data())
+def test_mutations_raise_only_our_errors(written: Path, data: st.DataObject) -> None:
+    raw = bytearray(written.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(raw) - 9))
+        kind = data.draw(st.sampled_from(["byte", "huge", "cut", "zero"]))
+        if kind == "byte":
+            raw[at] = data.draw(st.integers(0, 255))
+        elif kind == "huge":
+            raw[at : at + 8] = struct.pack("<Q", data.draw(st.sampled_from(HUGE)))
+        elif kind == "zero":
+            raw[at : at + 8] = bytes(8)
+        else:
+            del raw[at : at + data.draw(st.integers(1, 40))]
+        if len(raw) < 24:
+            break
+    try:
+        c = parse_gguf(bytes(raw), "mutant")
+    except GgraphError:
+        return
+    for t in c.tensors.values():  # what is accepted can be used
+        assert t.data.nbytes <= len(raw)
+        if t.dtype is not I64:
+            t.float32()
+
+
+HUGE = [1 << 63, (1 << 64) - 1, 1 << 32, 1 << 40, 1 << 20]
+
+
+def header(version: int = 3, tensors: int = 0, pairs: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, pairs)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+ARCH = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+ONE = header(tensors=1, pairs=1) + ARCH + text("t")  # up to the first tensor's dimensions
+SOME, REST = bytes(40), bytes(99)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"GGML" + SOME, "begins with b'GGML'"),
+        (header(1) + SOME, "version 1; known: 2, 3"),
+        (b"GGUF" + struct.pack(">I", 3) + SOME, "big-endian"),
+        (header(tensors=1 << 60) + SOME, "number of tensors"),
+        (header(pairs=1 << 60) + SOME, "number of metadata pairs"),
+        (header(pairs=1) + struct.pack("<Q", 1 << 50) + SOME, "bytes wanted"),
+        (header(pairs=2) + ARCH + ARCH, "stands twice"),
+        (header(pairs=1) + text("k") + struct.pack("<I", 99) + SOME, "unknown value type 99"),
+        (header(pairs=1) + text("k") + b"\x08\0\0\0" + struct.pack("<Q", 2) + b"\xff\xff" + SOME,
+         "not UTF-8"),
+        (header(pairs=0) + SOME, "general.architecture is None"),
+        (ONE + struct.pack("<IQIQ", 1, 4, 77, 0) + REST,
+         "unknown type 77"),
+        (ONE + struct.pack("<I", 9) + REST,
+         "9 dimensions"),
+        (ONE + struct.pack("<IQIQ", 1, 1 << 50, 0, 0)
+         + REST, "larger than the file"),
+        (ONE + struct.pack("<IQIQ", 1, 33, 2, 0) + REST,
+         "not whole blocks"),
+        (ONE + struct.pack("<IQIQ", 1, 4, 0, 7) + REST,
+         "no multiple"),
+        (ONE + struct.pack("<IQIQ", 1, 4, 0, 1 << 40)
+         + REST, "past the end"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_culprit(raw: bytes, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        parse_gguf(raw, "file")
+
+
+def test_missing_and_empty_files_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no model at"):
+        open_checkpoint(tmp_path / "nothing.gguf")
+    empty = tmp_path / "empty.gguf"
+    empty.touch()
+    with pytest.raises(FormatError, match="0 bytes"):
+        open_checkpoint(empty)
+
+
+def test_values_without_a_gguf_type_are_refused(tmp_path: Path) -> None:
+    for value in ({"a": 1}, None, [1, "x"], 1 << 70, np.zeros(2, np.complex64)):
+        with pytest.raises(FormatError):
+            write_gguf(tmp_path / "x.gguf", {"key": value}, [])
+    assert list(tmp_path.iterdir()) == []
