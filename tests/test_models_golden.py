@@ -3,6 +3,8 @@
 The vectors are float32 results of an implementation that shares nothing with ours.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
+from models.convert import model_to_gguf
 from models.load import open_session
 from models.registry import open_model
 
@@ -52,3 +55,28 @@ def test_logits_and_layer_inputs_equal_the_golden_vectors(name: str, split_at: i
     for key in ("logits", "layer_input_2", "layer_input_3"):
         assert got[key].shape == expected[key].shape
         assert spread_error(got[key], expected[key]) < TOLERANCE, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gguf_that_we_wrote_gives_the_same(name: str, tmp_path: Path) -> None:
+    """q and k rows are re-ordered on the way out, and the rotation changes with them."""
+    path = tmp_path / f"{name}.gguf"
+    model_to_gguf(open_model(TINY / name), path, "f16")
+    expected = np.load(TINY / name / "expected.npz")
+    got = run_all(path, expected["ids"].tolist())
+    for key in ("logits", "layer_input_2", "layer_input_3"):
+        assert spread_error(got[key], expected[key]) < TOLERANCE, key
+
+
+def test_the_older_rope_keys_load_too(tmp_path: Path) -> None:
+    """transformers before 5 wrote rope_theta and rope_scaling."""
+    folder = tmp_path / "old"
+    shutil.copytree(TINY / "llama3_rope_scaled", folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = np.load(folder / "expected.npz")
+    got = run_all(folder, expected["ids"].tolist())
+    assert spread_error(got["logits"], expected["logits"]) < TOLERANCE
