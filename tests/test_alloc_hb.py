@@ -1,6 +1,7 @@
 """`hb` mode: sound reuse judged by brute force, bounds, determinism, and ggml's totals to beat."""
 
 import random
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -185,6 +186,6 @@ def test_a_value_may_be_replaced_through_an_overwrite_chain() -> None:
         act(Do.LAUNCH, S0, [z], []),
         END,
     ]
-    s = schedule([SIM], [x, y, z], commands)
+    s = schedule([SIM], [x, replace(y, may_replace=("x",)), z], commands)
     assert allocate(s).arena_bytes == 64
     judge(s, allocate(s))

@@ -38,8 +38,9 @@ def heads() -> Graph:
     rows = input("rows", (4,), I64)
     k = ops.mul_mat(weight("wk", (64, 64)), norm(x, "n"), name="k")
     k = ops.silu(ops.rms_norm(k.reshape(4, 2, 32), eps=1e-6, name="k_rms"), name="k_act")
-    filled = ops.set_rows(cache, k.reshape(4, 64), rows, name="filled")
-    y = ops.mul_mat(filled, x, name="scores")
+    flat = k.reshape(4, 64)
+    filled = ops.set_rows(cache, flat, rows, name="filled")
+    y = ops.mul_mat(filled, x + flat, name="scores")
     return Graph.of({"out": ops.soft_max(y * 0.5, name="probs")})
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import permutations
 
 import networkx as nx
 import numpy as np
@@ -111,6 +112,60 @@ def test_a_height_below_the_bound_is_refuted() -> None:
     tree = offline._Tree(p, cliques, 0)
     found, used = tree.attempt(bound - 32, 10**9)
     assert found is None and used < 10**9
+
+
+def crowded(seed: int, m: int = 6) -> tuple[Packing, np.ndarray, int, int]:
+    """A few blocks in little time: problem, live table, bound, and the true optimum."""
+    r = np.random.default_rng(seed)
+    first = r.integers(0, 6, m)
+    last = first + r.integers(1, 4, m)
+    size = r.integers(1, 7, m)
+    near = (first[:, None] < last) & (first < last[:, None])
+    np.fill_diagonal(near, False)
+    live = np.array([(first <= t) & (t < last) for t in range(9)]).astype(np.int8)
+    p = Packing(size, np.concatenate([[0], near.sum(axis=1).cumsum()]), np.nonzero(near)[1])
+    best = min(fit.packed(p, np.array(o))[0] for o in permutations(range(m)))
+    return p, live, int((live @ size).max()), best
+
+
+def test_the_tree_search_is_exact() -> None:
+    """It finds the optimum of every order of placement, and refutes everything below."""
+    for seed in range(25):
+        p, live, _, best = crowded(seed)
+        tree = offline._Tree(p, offline.cliques_of(live), 0)
+        at, _ = tree.attempt(best, 10**8)
+        assert at is not None and sound(p, at) and (at + p.size).max() <= best
+        below, left = tree.attempt(best - 1, 10**8)
+        assert below is None and left < 10**8
+
+
+def test_parts_that_nothing_connects_are_undone_together() -> None:
+    """An easy part in front of one that cannot be solved at its bound: all is as it was."""
+    # Blocks 1 to 5 of size 1 conflict in a ring: no two cliques hold three, yet three are needed.
+    ring = [(k, k % 5 + 1) for k in range(1, 6)]
+    live = np.zeros((6, 6), dtype=np.int8)
+    live[0, 0] = 1
+    near = np.zeros((6, 6), dtype=bool)
+    for c, pair in enumerate(ring, start=1):
+        live[c, list(pair)] = 1
+        near[pair] = near[pair[::-1]] = True
+    start = np.concatenate([[0], near.sum(axis=1).cumsum()])
+    p, m, bound, best = Packing(np.ones(6, np.int64), start, np.nonzero(near)[1]), 6, 2, 3
+    tree = offline._Tree(p, offline.cliques_of(live), 0)
+    for height, solved in ((bound, False), (best, True)):
+        state = canon.State(
+            np.full(m, -1), np.zeros(m, np.int64), tree.total.copy(), np.zeros(m), np.array([10**7])
+        )
+        assert canon.solve(tree.room, state, 0, len(tree.total), 0, -1, height) is solved
+        assert state.work[0] > 0 and (state.at >= 0).all() == solved
+        if not solved:
+            assert (state.at == -1).all() and (state.total == tree.total).all()
+
+
+def test_a_block_without_conflicts_does_not_stop_the_annealing() -> None:
+    p = Packing(np.array([64, 32, 32]), np.array([0, 0, 1, 2]), np.array([2, 1]))
+    height, at = annealing.anneal(p, np.arange(3), 32, 10**5, 0)
+    assert height == 64 and sound(p, at)
 
 
 def test_a_partial_order_is_searched_too() -> None:
@@ -240,8 +295,9 @@ def test_explain_shows_the_path_that_orders_two_tenants() -> None:
 
 def test_explain_says_what_is_in_place() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64, None, ("x",))
-    run = [act(Do.LAUNCH, S0, [], [x]), act(Do.LAUNCH, S0, [x], [y]), END]
-    s = schedule([SIM], [x, y], run)
+    w = Value("w", "d", 64, external=True)
+    run = [act(Do.LAUNCH, S0, [w], [x]), act(Do.LAUNCH, S0, [x], [y]), END]
+    s = schedule([SIM], [w, x, y], run)
     lines = explain(s, allocate(s), "y")
     assert lines[1] == "  in place of %x"
     assert "after %x: command 1 reads the one and writes the other" in lines[2]

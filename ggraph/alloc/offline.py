@@ -18,8 +18,8 @@ from ggraph.alloc.canon import KEYS, Floats, Room, State, solve
 from ggraph.alloc.fit import Ints, Packing, extent
 
 STEPS_PER_SECOND = 200_000_000  # inner steps of the nominal machine
-FIRST_SLICE = 400_000  # steps of the first tree searches; later ones get more
-AIMS = (0.0, 0.5, 0.0, 0.9)  # where between bound and best the next search aims
+FIRST_SLICE = 2_000_000  # steps of the first tree searches; later ones get more
+AIMS = (0.0, 0.3, 0.6, 0.9)  # where between bound and best the next search aims
 
 
 @dataclass(frozen=True, eq=False)
