@@ -13,6 +13,8 @@ from rich.console import Console
 
 from ggraph import GgraphError, __version__
 
+from .cli_convert import convert, quantize
+from .cli_eagle3 import eagle3
 from .cli_generate import generate
 from .cli_plan import plan
 
@@ -26,6 +28,9 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(eagle3)
+app.command()(convert)
+app.command()(quantize)
 
 
 def _version(wanted: bool) -> None:

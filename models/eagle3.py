@@ -11,6 +11,7 @@ K key-value heads, D head_dim, W draft vocabulary, M wanted rows.
 Source: Li et al. 2025 (arXiv 2503.01840). `python -m models.eagle3 "PROMPT"` runs the runner.
 """
 
+import runpy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -74,6 +75,11 @@ class Head:
     def width(self) -> int:
         """E, the width of the fed-back hidden state."""
         return self.config.decoder.hidden_size
+
+    @property
+    def target_vocabulary(self) -> int:
+        """V, the number of tokens of the target."""
+        return self.config.decoder.vocab_size
 
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step (see `ggraph.decode.draft_model`)."""
@@ -143,3 +149,7 @@ def _outputs(s: Step, c: HeadConfig, out: Tensor) -> Graph:
     feedback = final if c.norm_output else picked
 
     return Graph.of({"logits": logits, "feedback": feedback}, name="eagle3 step")
+
+
+if __name__ == "__main__":
+    runpy.run_module(f"{__package__}.cli_eagle3", run_name="__main__", alter_sys=True)

@@ -12,6 +12,8 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
 from ggraph.decode.tokenizer import Tokenizer
 
+from .eagle3 import Head
+from .heads import open_head
 from .registry import Model, open_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
@@ -27,6 +29,7 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     load_seconds: float
+    head: Head | None = None
 
     def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
         """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
@@ -64,12 +67,13 @@ def load(
     threads: int | None = None,
     devices: Sequence[str] = ("cpu",),
     options: Options | None = None,
-    taps: Sequence[int] = (),
+    head: str | Path | None = None,
     exact: bool = False,
 ) -> Loaded:
     """Open a model for decoding.
 
-    `ctx_size` is in tokens (default: the model's, at most 4096). `exact` computes with float32
+    `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
+    model, whose layers are then tapped. `exact` computes with float32
     activations instead of 8-bit ones. Raises FormatError, ModelError, InputError or BackendError.
     """
     begun = time.perf_counter()
@@ -80,9 +84,11 @@ def load(
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
     session = open_session(devices, options, threads=threads, exact=exact)
+    drafting = open_head(Path(head), model) if head is not None else None
+    taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
     runner = Runner(model, session, context, taps=taps)
     engine = Engine(runner, tokenizer.eos_ids)
-    return Loaded(model, session, runner, engine, tokenizer, time.perf_counter() - begun)
+    return Loaded(model, session, runner, engine, tokenizer, time.perf_counter() - begun, drafting)
 
 
 def _context(model: Model, wanted: int | None) -> int:

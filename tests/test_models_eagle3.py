@@ -104,7 +104,7 @@ def speculative(
     session: Session, target: Model, prompt: list[int], count: int, d: object, length: int
 ) -> list[int]:
     engine = Engine(Runner(target, session, CONTEXT, cache_dtype=F32, taps=(2, 3)), ())
-    spec = Speculator(engine, d, Fixed(length))  # type: ignore[arg-type]
+    spec = Speculator(engine, [d], Fixed(length))  # type: ignore[list-item]
     pick = lambda x: int(x.argmax())  # noqa: E731
     return list(spec.generate(prompt, pick, lambda t: None, limit=count))
 
@@ -147,7 +147,11 @@ def test_adversaries_change_nothing(session: Session, target: Model) -> None:
             return Draft()
         return Draft(((good[0] + 1) % 320, good[0], 5, good[1]), (ROOT, ROOT, 0, 1))
 
-    for guess in (right, wrong, wrong_at_two, fork):
+    def out_of_range(text: list[int], limit: int) -> Draft:
+        good = truth[len(text) : len(text) + 1]
+        return Draft.chain([*good, 320, -5, 1 << 31][:limit])
+
+    for guess in (right, wrong, wrong_at_two, fork, out_of_range):
         got = speculative(session, target, prompt, 40, Scripted(guess), 4)
         assert prompt + got == truth, guess.__name__
 

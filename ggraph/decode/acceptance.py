@@ -52,15 +52,15 @@ def reject(
     draft: Draft,
     law_of: Callable[[int], Array],
     accept: Accept,
-    random: np.random.Generator,
+    uniform: Callable[[], float],
     ends: frozenset[int],
     limit: int,
 ) -> Kept:
     """Stochastic rejection. `law_of(row)` is the target's law f64 [V] for row `node + 1`, asked
-    after the tokens above it were accepted (penalties look back)."""
+    after the tokens above it were accepted (penalties look back); `uniform()` draws from [0, 1)."""
     node, nodes, tokens = ROOT, [], []
     while True:
-        token, child = _round(draft, node, law_of(node + 1), random)
+        token, child = _round(draft, node, law_of(node + 1), uniform)
         accept(token)
         tokens.append(token)
         if child is None or token in ends or len(tokens) >= limit:
@@ -70,18 +70,18 @@ def reject(
 
 
 def _round(
-    draft: Draft, node: int, p: Array, random: np.random.Generator
+    draft: Draft, node: int, p: Array, uniform: Callable[[], float]
 ) -> tuple[int, int | None]:
     """One step down: a child that was accepted, or a token from what is left of the law."""
     q = draft.laws.get(node)
     for child in draft.children(node):
         token = draft.tokens[child]
         proposal = 1.0 if q is None else float(q[token])
-        if proposal > 0 and random.random() * proposal < p[token]:
+        if proposal > 0 and uniform() * proposal < p[token]:
             return token, child
         p = residual(p, q, token)
         q = without(q, token)
-    return draw(p, random.random()), None
+    return draw(p, uniform()), None
 
 
 def residual(p: Array, q: Array | None, token: int) -> Array:

@@ -52,6 +52,11 @@ class DraftModel(Protocol):
         """i64 [W]: the target's token id for each draft token."""
         ...
 
+    @property
+    def target_vocabulary(self) -> int:
+        """V, the number of tokens of the target."""
+        ...
+
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step."""
         ...

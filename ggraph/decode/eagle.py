@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggraph.decode.acceptance import draw
 from ggraph.decode.draft import ROOT, Draft
 from ggraph.decode.draft_model import DraftModel, DraftShape
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
@@ -86,14 +87,23 @@ class EagleDrafter:
     """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
 
     `p_min` ends a chain at the first guess that the head itself finds less likely than that.
+    With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
+    rejection.
     """
 
     def __init__(
-        self, runner: DraftRunner, *, tree: TreeShape | None = None, p_min: float = 0.0
+        self,
+        runner: DraftRunner,
+        *,
+        tree: TreeShape | None = None,
+        p_min: float = 0.0,
+        random: np.random.Generator | None = None,
+        temp: float = 1.0,
     ) -> None:
-        if not 0.0 <= p_min <= 1.0:
-            raise InputError(f"p_min {p_min}: expected 0 to 1")
+        if not 0.0 <= p_min <= 1.0 or temp <= 0:
+            raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
         self.runner, self.tree, self.p_min = runner, tree, p_min
+        self.random, self.temp = random, temp
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []
@@ -135,17 +145,28 @@ class EagleDrafter:
 
     def _chain(self, limit: int) -> Draft:
         tokens: list[int] = []
+        laws: dict[int, Array] = {}
         logits, hidden, past = self._logits, self._hidden, self.runner.past
         for i in range(limit):
             best = int(np.argmax(logits[0]))
             if self.p_min > 0 and np.exp(log_softmax(logits)[0, best]) < self.p_min:
                 break
+            if self.random is not None:
+                best, laws[i - 1] = self._drawn(logits, self.random)
             tokens.append(int(self.runner.model.target_ids[best]))
             if i + 1 < limit:
                 slot = [past + i]
                 rows = Rows(tokens[-1:], slot, slot)
                 logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
-        return Draft.chain(tokens)
+        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)
+
+    def _drawn(self, logits: Array, random: np.random.Generator) -> tuple[int, Array]:
+        """A draft token drawn from the head, and the head's law over the target's vocabulary."""
+        own = np.exp(log_softmax(logits.astype(np.float64) / self.temp))[0]  # [W]
+        model = self.runner.model
+        law = np.zeros(model.target_vocabulary, np.float64)  # [V]
+        law[model.target_ids] = own
+        return draw(own, random.random()), law
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
         """Expand level by level, then keep the best nodes of all that were scored."""

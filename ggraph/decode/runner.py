@@ -66,6 +66,10 @@ class Runner:
             (self.model.name, shape), lambda: self.model.build(shape), self.model.weight
         )
 
+    def ready(self, rows: int, reach: int) -> None:
+        """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
+        self.plan(self.shape(rows, rows, reach))
+
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
         """Append text to the cache. Logits of the last row, or of `every` row.
 

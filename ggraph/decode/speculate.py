@@ -7,15 +7,17 @@ chooses every one of them, the draft only decides how many steps that takes.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.acceptance import Accept, Kept, Pick, match
+from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
 from ggraph.decode.draft import Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import LengthPolicy
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
+from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 
@@ -55,11 +57,41 @@ class SpeculationStatistics:
             self.accepted_at[depth] += depth < len(kept.nodes)
 
 
-class Speculator:
-    """Decodes like `engine`, with a drafter. The runner must have been made with its taps."""
+class Law(Protocol):
+    """What stochastic rejection needs of a sampler."""
 
-    def __init__(self, engine: Engine, drafter: Drafter, policy: LengthPolicy) -> None:
-        self.engine, self.drafter, self.policy = engine, drafter, policy
+    def probabilities(self, logits: Array) -> Array:
+        """The law f64 [V] that the sampler would draw from."""
+        ...
+
+    def uniform(self) -> float:
+        """A random number in [0, 1) of the sampler's stream."""
+        ...
+
+
+class Speculator:
+    """Decodes like `engine`, with drafters that are asked in order until one proposes something.
+
+    The runner must have been made with the drafters' taps. With `law` (a sampler) drafts are held
+    against the target by stochastic rejection, which keeps the law but not the individual text;
+    without it by sample-and-match, which keeps both.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        drafters: Sequence[Drafter],
+        policy: LengthPolicy,
+        *,
+        law: Law | None = None,
+    ) -> None:
+        missing = {i for d in drafters for i in d.taps} - set(engine.runner.taps)
+        if not drafters or missing:
+            raise InputError(
+                f"speculation needs a drafter and its taps; drafters: "
+                f"{[d.name for d in drafters]}, layers not tapped: {sorted(missing)}"
+            )
+        self.engine, self.drafters, self.policy, self.law = engine, tuple(drafters), policy, law
         self.statistics = SpeculationStatistics()
 
     def generate(
@@ -85,13 +117,20 @@ class Speculator:
             token = kept.tokens[-1]
         engine.conclude(token, limit == room)
 
+    def warm(self, most: int) -> None:
+        """Make the plans that drafts of up to `most` tokens will need, so that no round waits."""
+        runner = self.engine.runner
+        for rows in range(1, most + 2):
+            runner.ready(rows, runner.past + rows)
+
     def _prompt(self, prompt: Sequence[int], pick: Pick, accept: Accept) -> Iterator[int]:
         """The prompt's step and the first token; the drafter sees both."""
         engine, begun = self.engine, time.perf_counter()
         result = engine.runner.text(prompt)
         token = engine.choose(result.logits[-1], pick, accept)
-        self.drafter.begin(prompt[0])
-        self.drafter.observe([*prompt[1:], token], self._features(result))
+        for drafter in self.drafters:
+            drafter.begin(prompt[0])
+        self._observe([*prompt[1:], token], result, range(len(prompt)))
         engine.statistics.prompt_seconds = time.perf_counter() - begun
         engine.statistics.new_tokens = 1
         yield token
@@ -102,34 +141,61 @@ class Speculator:
         runner, stats = self.engine.runner, self.statistics
         clock = [time.perf_counter()]
         room = min(left - 1, runner.context - runner.past - 1)
-        wanted = self.policy.length(self.drafter.name, room)
-        draft = self.drafter.propose(wanted) if wanted > 0 else Draft()
+        speaker, draft = self._draft(room)
         clock.append(time.perf_counter())
         rows = verification_rows(token, draft, runner.past)
+        runner.ready(len(rows.tokens), max(rows.slots) + 1)
+        clock.append(time.perf_counter())
         result = runner.step(rows, range(len(rows.tokens)))
         clock.append(time.perf_counter())
-        kept = match(draft, result.logits, pick, accept, self.engine.ends, left)
+        kept = self._accept(draft, result.logits, pick, accept, left)
         clock.append(time.perf_counter())
         chosen = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(chosen)
-        self.drafter.observe(kept.tokens, self._features(result, chosen[: len(kept.tokens)]))
+        self._observe(kept.tokens, result, chosen[: len(kept.tokens)])
         clock.append(time.perf_counter())
-        drafting, verifying, sampling, rest = np.diff(clock)
+        drafting, planning, verifying, sampling, rest = np.diff(clock)
         stats.draft_seconds += drafting
         stats.verify_seconds += verifying
         stats.sample_seconds += sampling
-        stats.host_seconds += rest
+        stats.host_seconds += rest + planning
         stats.note(draft, kept)
-        self.policy.learn(self.drafter.name, draft, kept, drafting, verifying)
+        self.policy.learn(speaker, draft, kept, drafting, verifying)
         return kept
 
-    def _features(self, result: Result, rows: Sequence[int] | None = None) -> Array | None:
-        """The drafter's taps side by side, f32 [len(rows), A*G]."""
-        if not self.drafter.taps:
-            return None
-        chunks = [result.taps[i] for i in self.drafter.taps]
-        wide = np.concatenate(chunks, axis=1)
-        return wide if rows is None else wide[list(rows)]
+    def _draft(self, room: int) -> tuple[str, Draft]:
+        """The first draft that anyone proposes, and whose it is."""
+        for drafter in self.drafters:
+            wanted = self.policy.length(drafter.name, room)
+            draft = drafter.propose(wanted) if wanted > 0 else Draft()
+            if draft:
+                return drafter.name, known(draft, self.engine.runner.model.vocab_size)
+        return self.drafters[0].name, Draft()
+
+    def _accept(self, draft: Draft, logits: Array, pick: Pick, accept: Accept, left: int) -> Kept:
+        ends, law = self.engine.ends, self.law
+        if law is None:
+            return match(draft, logits, pick, accept, ends, left)
+        return reject(
+            draft, lambda row: law.probabilities(logits[row]), accept, law.uniform, ends, left
+        )
+
+    def _observe(self, tokens: Sequence[int], result: Result, rows: Sequence[int]) -> None:
+        """Tell every drafter how the text went on, with the taps it asked for."""
+        for drafter in self.drafters:
+            features = None
+            if drafter.taps:
+                wide = np.concatenate([result.taps[i] for i in drafter.taps], axis=1)
+                features = wide[list(rows)]
+            drafter.observe(tokens, features)
+
+
+def known(draft: Draft, vocabulary: int) -> Draft:
+    """The draft up to its first token that the target does not have."""
+    bad = [i for i, t in enumerate(draft.tokens) if not 0 <= t < vocabulary]
+    if not bad:
+        return draft
+    return Draft(draft.tokens[: bad[0]], draft.parents[: bad[0]], draft.laws)
 
 
 def verification_rows(token: int, draft: Draft, past: int) -> Rows:

@@ -1,0 +1,98 @@
+"""Drafters by name, as the runner's options give them. Floor 10."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggraph import InputError
+from ggraph.decode.draft import Drafter
+from ggraph.decode.draft_text import ModelDrafter
+from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.length import Adaptive, Fixed, LengthPolicy
+from ggraph.decode.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.runner import Runner
+
+from .load import Loaded
+from .registry import open_model
+
+NAMES = ("eagle3", "suffix", "lookup", "model")
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What to draft with. `names` are tried in order; `most` 0 switches drafting off.
+
+    `fixed` drafts always `most` tokens; else the length follows the measured cost model.
+    """
+
+    names: tuple[str, ...] = ("suffix",)
+    most: int = 8
+    least: int = 0
+    p_min: float = 0.0
+    fixed: bool = False
+    tree: TreeShape | None = None
+    model_draft: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [n for n in self.names if n not in NAMES]
+        if unknown or not self.names:
+            raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
+        if not 0 <= self.least <= self.most <= 64:
+            raise InputError(
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to 64, in order"
+            )
+
+
+def tree_shape(text: str | None) -> TreeShape | None:
+    """`TOTAL,DEPTH,TOP_K` as a tree; None stays None. InputError for anything else."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if len(parts) != 3 or not all(p.strip().isdecimal() for p in parts):
+        raise InputError(f"--tree {text!r}: expected TOTAL,DEPTH,TOP_K, such as 16,4,4")
+    total, depth, top_k = map(int, parts)
+    return TreeShape(total, depth, top_k)
+
+
+def make_policy(options: DraftOptions) -> LengthPolicy:
+    """How long to draft."""
+    if options.fixed:
+        return Fixed(options.most)
+    return Adaptive(most=options.most, least=options.least)
+
+
+def make_drafters(m: Loaded, options: DraftOptions) -> Sequence[Drafter]:
+    """The drafters in order. InputError when one needs what is not there."""
+    return [_make(name, m, options) for name in options.names]
+
+
+def _make(name: str, m: Loaded, options: DraftOptions) -> Drafter:
+    if name == "suffix":
+        return SuffixDrafter()
+    if name == "lookup":
+        return PromptLookup()
+    if name == "eagle3":
+        if m.head is None:
+            raise InputError("the eagle3 drafter needs a head: give one with --head")
+        runner = DraftRunner(m.head, m.session, m.runner.context)
+        return EagleDrafter(runner, tree=options.tree, p_min=options.p_min)
+    if options.model_draft is None:
+        raise InputError("the model drafter needs a model: give one with --model-draft")
+    return _smaller(m, options.model_draft, options)
+
+
+def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
+    """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
+    model = open_model(path)
+    if model.vocab_size != m.model.vocab_size:
+        raise InputError(
+            f"{path}: the draft model has {model.vocab_size} tokens, {m.model.name} has "
+            f"{m.model.vocab_size}"
+        )
+    mine = m.model.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if mine is not None and other is not None and list(mine) != list(other):
+        raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
+    apart = type(model)(f"draft {model.name}", model.config, model.catalogue, model.checkpoint)
+    runner = Runner(apart, m.session, m.runner.context)
+    return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())
