@@ -23,6 +23,7 @@ from rich.table import Table
 from ggraph import DeviceSpec, Graph, Tensor, input, ops, weight
 from ggraph import dtype as dtypes
 from ggraph.alloc import MODES, allocate, hb, instances, lower_bounds, offline
+from ggraph.alloc.dyn import DynAllocator
 from ggraph.alloc.fit import Ints, Packing, packed
 from ggraph.alloc.instances import Instance
 from ggraph.decode.model import StepShape
@@ -145,8 +146,20 @@ def checked(p: Packing, at: Ints) -> int:
 
 
 def listed(i: Instance) -> int:
-    """Height of ggml's planner: program order, best fit, lifetimes by list order."""
-    return checked(i.listed, packed(i.listed, np.argsort(i.birth, kind="stable"), best=True)[1])
+    """Height of ggml's byte planner; blocks come and go in list order, ends before births."""
+    dyn = DynAllocator(1)
+    events = sorted(
+        [(int(t), 1, b) for b, t in enumerate(i.birth)]
+        + [(int(t), 0, b) for b, t in enumerate(i.birth + i.life)]
+    )
+    places = {}
+    for _, begins, b in events:
+        if begins:
+            places[b] = dyn.alloc(int(i.packing.size[b]), i.names[b])
+        else:
+            dyn.free(places[b], int(i.packing.size[b]), i.names[b])
+    at = np.array([places[b].offset for b in range(len(i.names))])
+    return checked(i.listed, at)
 
 
 def by_size(i: Instance) -> int:
