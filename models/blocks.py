@@ -168,10 +168,18 @@ def tap(s: Step, x: Tensor, i: int) -> None:
 
 
 def head(s: Step, x: Tensor) -> Graph:
-    """Logits of the wanted rows, and the finished graph."""
-    picked = ops.get_rows(x, s.wanted, name="wanted_rows")  # [M, E]
-    final = norm(s, picked, "output_norm")
+    """Logits of the wanted rows, and the finished graph.
+
+    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads read.
+    """
     c = s.config
+    if c.num_hidden_layers in s.shape.taps:
+        normed = norm(s, x, "output_norm")  # [T, E]
+        s.taps[f"layer_input.{c.num_hidden_layers}"] = normed
+        final = ops.get_rows(normed, s.wanted, name="wanted_rows")  # [M, E]
+    else:
+        picked = ops.get_rows(x, s.wanted, name="wanted_rows")  # [M, E]
+        final = norm(s, picked, "output_norm")
     tied = "output.weight" not in s.catalogue
     table = s.w("token_embd.weight" if tied else "output.weight", c.vocab_size, c.hidden_size)
     logits = ops.mul_mat(table, final)  # [M, V]

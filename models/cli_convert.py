@@ -13,6 +13,7 @@ from ggraph import InputError
 from .cli_common import notes
 from .convert import FILE_TYPES, head_to_gguf, model_to_gguf
 from .convert import Progress as Report
+from .eagle3 import Head
 from .heads import open_head
 from .registry import open_model
 
@@ -39,7 +40,10 @@ def convert(
             model_to_gguf(open_model(source), out, type_name, report)
         else:
             aim = open_model(target)
-            head_to_gguf(open_head(source, aim), aim, out, type_name, report)
+            head = open_head(source, aim)
+            if not isinstance(head, Head):
+                raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
+            head_to_gguf(head, aim, out, type_name, report)
 
 
 def quantize(

@@ -20,6 +20,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
 from .config import DecoderConfig, Keys, Rope, rope_from_hf
+from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .eagle3 import Head, HeadConfig
 from .registry import Model
 
@@ -60,7 +61,7 @@ _REFUSED = {
 }
 
 
-def open_head(path: Path, target: Model) -> Head:
+def open_head(path: Path, target: Model) -> Head | FirstHead:
     """The head in a folder or GGUF file, fitted to `target`.
 
     Raises ModelError for a head of another target, a missing or misshapen tensor, a bad vocabulary
@@ -69,6 +70,8 @@ def open_head(path: Path, target: Model) -> Head:
     checkpoint = open_checkpoint(path)
     if checkpoint.format == "gguf":
         return _from_gguf(path, checkpoint, target)
+    if is_first_generation(checkpoint.tensors):
+        return open_eagle1(path, checkpoint, target)
     return _from_hf(path, checkpoint, target)
 
 

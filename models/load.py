@@ -12,6 +12,7 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
 from ggraph.decode.tokenizer import Tokenizer
 
+from .eagle1 import FirstHead
 from .eagle3 import Head
 from .heads import open_head
 from .registry import Model, open_model
@@ -29,7 +30,7 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     load_seconds: float
-    head: Head | None = None
+    head: Head | FirstHead | None = None
 
     def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
         """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
