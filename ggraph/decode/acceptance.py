@@ -36,7 +36,9 @@ def match(
     draft: Draft, logits: Array, pick: Pick, accept: Accept, ends: frozenset[int], limit: int
 ) -> Kept:
     """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V]."""
-    node, nodes, tokens = ROOT, [], []
+    node = ROOT
+    nodes: list[int] = []
+    tokens: list[int] = []
     while True:
         token = pick(logits[node + 1])
         accept(token)
@@ -58,7 +60,9 @@ def reject(
 ) -> Kept:
     """Stochastic rejection. `law_of(row)` is the target's law f64 [V] for row `node + 1`, asked
     after the tokens above it were accepted (penalties look back); `uniform()` draws from [0, 1)."""
-    node, nodes, tokens = ROOT, [], []
+    node = ROOT
+    nodes: list[int] = []
+    tokens: list[int] = []
     while True:
         token, child = _round(draft, node, law_of(node + 1), uniform)
         accept(token)

@@ -5,7 +5,7 @@ iterators of token ids, so a caller cannot tell them apart except by the clock.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ggraph.decode.runner import Runner
@@ -43,7 +43,7 @@ class Statistics:
 class Engine:
     """Decodes with one runner. `ends` are the token ids that end a text."""
 
-    def __init__(self, runner: Runner, ends: Sequence[int]) -> None:
+    def __init__(self, runner: Runner, ends: Iterable[int]) -> None:
         self.runner = runner
         self.ends = frozenset(ends)
         self.statistics = Statistics()

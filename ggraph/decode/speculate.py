@@ -5,7 +5,7 @@ chooses every one of them, the draft only decides how many steps that takes.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -123,7 +123,9 @@ class Speculator:
         for rows in range(1, most + 2):
             runner.ready(rows, runner.past + rows)
 
-    def _prompt(self, prompt: Sequence[int], pick: Pick, accept: Accept) -> Iterator[int]:
+    def _prompt(
+        self, prompt: Sequence[int], pick: Pick, accept: Accept
+    ) -> Generator[int, None, int]:
         """The prompt's step and the first token; the drafter sees both."""
         engine, begun = self.engine, time.perf_counter()
         result = engine.runner.text(prompt)

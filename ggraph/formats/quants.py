@@ -112,14 +112,16 @@ def _q2_k(b: Array) -> Array:
     q = _shifted(b[:, 16:80].reshape(-1, 2, 32), (0, 2, 4, 6), 3).reshape(-1, 16, 16)
     step = (d * (scales & 15).astype(np.float32))[:, :, None]
     least = (dmin * (scales >> 4).astype(np.float32))[:, :, None]
-    return (step * q.astype(np.float32) - least).reshape(-1, 256)
+    values: Array = (step * q.astype(np.float32) - least).reshape(-1, 256)
+    return values
 
 
 def _q3_scales(packed: Array) -> Array:
     """12 bytes hold 16 six-bit scales, 32 added: [N, 12] -> int8 [N, 16]."""
     low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     high = _shifted(packed[:, None, 8:], (0, 2, 4, 6), 3).reshape(-1, 16)
-    return (low | (high << 4)).astype(np.int8) - np.int8(32)
+    values: Array = (low | (high << 4)).astype(np.int8) - np.int8(32)
+    return values
 
 
 def _q3_k(b: Array) -> Array:
@@ -154,7 +156,8 @@ def _q5_k(b: Array) -> Array:
 def _k_values(b: Array, scale: Array, least: Array, q: Array) -> Array:
     step = (_half(b, 0) * scale.astype(np.float32))[:, :, None]
     floor = (_half(b, 2) * least.astype(np.float32))[:, :, None]
-    return (step * q.astype(np.float32) - floor).reshape(-1, 256)
+    values: Array = (step * q.astype(np.float32) - floor).reshape(-1, 256)
+    return values
 
 
 def _q6_k(b: Array) -> Array:
@@ -162,7 +165,8 @@ def _q6_k(b: Array) -> Array:
     high = _shifted(b[:, 128:192].reshape(-1, 2, 32), (0, 2, 4, 6), 3).reshape(-1, 8, 32)
     q = (low | (high << 4)).astype(np.int8) - np.int8(32)
     step = _half(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32)  # [N, 16]
-    return (step[:, :, None] * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+    values: Array = (step[:, :, None] * q.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+    return values
 
 
 def _iq4_nl(b: Array) -> Array:
@@ -177,7 +181,8 @@ def _iq4_xs(b: Array) -> Array:
     step = (_half(b, 0) * scale.astype(np.float32))[:, :, None]
     packed = b[:, 8:].reshape(-1, 8, 16)
     q = np.concatenate([packed & 15, packed >> 4], axis=2)  # [N, 8, 32]
-    return (step * NL_VALUES[q].astype(np.float32)).reshape(-1, 256)
+    values: Array = (step * NL_VALUES[q].astype(np.float32)).reshape(-1, 256)
+    return values
 
 
 def _mxfp4(b: Array) -> Array:
