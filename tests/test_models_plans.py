@@ -1,0 +1,97 @@
+"""Every graph that decoding uses is verified, and a tampered copy of each plan is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ggraph.decode.draft_model import DraftShape
+from ggraph.decode.model import StepShape
+from ggraph.decode.runner import move_graph
+from ggraph.device import DeviceSpec
+from ggraph.graph import Graph
+from ggraph.pipeline import Options, make_plan
+from ggraph.plan import Do, Plan, VerifiedPlan
+from ggraph.verify import CounterExample, examine
+from models.heads import open_head
+from models.registry import open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+CPU = DeviceSpec("cpu", "cpu", host_visible=True)
+FORKED = DeviceSpec("sim0", "sim", streams=4, copy_streams=1)
+TARGETS = ("llama_tied", "qwen2_bias", "qwen3_qknorm", "qwen3_moe", "mistral_sliding")
+
+
+def step(name: str, rows: int, taps: tuple[int, ...] = ()) -> Graph:
+    wanted = 1 if rows > 8 else rows
+    return open_model(TINY / name).build(StepShape(rows, 256, wanted, 513, taps))
+
+
+def draft(fed_back: bool, rows: int) -> Graph:
+    head = open_head(TINY / "eagle3_for_llama_tied", open_model(TINY / "llama_tied"))
+    return head.build(DraftShape(rows, 256, rows, 513, fed_back))
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    **{f"{n}, 1 row": lambda n=n: step(n, 1) for n in TARGETS},  # type: ignore[misc]
+    **{f"{n}, 5 rows": lambda n=n: step(n, 5) for n in TARGETS},  # type: ignore[misc]
+    "llama, prompt of 64": lambda: step("llama_tied", 64),
+    "llama, taps": lambda: step("llama_tied", 4, (2, 3)),
+    "llama, final tap": lambda: step("llama_tied", 4, (6,)),
+    "eagle3 true rows": lambda: draft(False, 4),
+    "eagle3 fed back": lambda: draft(True, 1),
+    "eagle3 tree level": lambda: draft(True, 8),
+    "cache move": lambda: move_graph(step("llama_tied", 1), 4),
+}
+
+
+def plans(graph: Graph) -> list[VerifiedPlan]:
+    """On one stream, and on four streams of an asynchronous device."""
+    return [
+        make_plan(graph, [CPU]),
+        make_plan(graph, [FORKED, CPU], Options(streams=4)),
+        make_plan(graph, [CPU], Options(memory="offline")),
+    ]
+
+
+def swapped(plan: Plan) -> Plan:
+    """Two commands of one stream exchanged, of which the second reads what the first writes."""
+    commands = list(plan.schedule.commands)
+    for i in range(len(commands) - 1, 0, -1):
+        first, second = commands[i - 1], commands[i]
+        made = {a.value for a in first.writes}
+        dependent = any(a.value in made for a in second.reads)
+        if dependent and first.do is Do.LAUNCH and first.actor == second.actor:
+            commands[i - 1], commands[i] = second, first
+            return replace(plan, schedule=replace(plan.schedule, commands=tuple(commands)))
+    raise AssertionError("no dependent neighbours")
+
+
+def collided(plan: Plan) -> Plan:
+    """One value moved onto another that the same command reads."""
+    owned = {b.name for b in plan.memory.buffers.values() if not b.external}
+    regions = dict(plan.memory.regions)
+    for c in plan.schedule:
+        inside = [a.value for a in c.reads if regions[a.value].buffer in owned and a.stop > a.start]
+        for a, b in pairwise(inside):
+            fits = regions[a].nbytes <= regions[b].nbytes
+            if a != b and regions[a].buffer == regions[b].buffer and fits:
+                regions[a] = replace(regions[a], offsets=regions[b].offsets)
+                return replace(plan, memory=replace(plan.memory, regions=regions))
+    raise AssertionError("no command reads two values of the arena")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_plans_are_verified_and_tampered_copies_refused(name: str) -> None:
+    for verified in plans(GRAPHS[name]()):
+        certificate = verified.certificate
+        assert certificate.reads_proved > 0
+        assert certificate.live_bound_bytes <= certificate.peak_bytes
+        verdict = examine(swapped(verified.plan))
+        assert isinstance(verdict, CounterExample)
+        assert verdict.kind in ("stale", "unwritten", "race")
+        if name != "cache move":
+            verdict = examine(collided(verified.plan))
+            assert isinstance(verdict, CounterExample), name
