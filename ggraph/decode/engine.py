@@ -70,6 +70,7 @@ class Engine:
         stats = self.begin(len(prompt))
         if limit == 0:
             return
+        self.runner.prepare(len(prompt))  # planning has statistics of its own
         begun = time.perf_counter()
         token = self.choose(self.runner.text(prompt).logits[-1], pick, accept)
         stats.prompt_seconds = time.perf_counter() - begun

@@ -70,6 +70,13 @@ class Runner:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
         self.plan(self.shape(rows, rows, reach))
 
+    def prepare(self, count: int) -> None:
+        """Make the plans that appending `count` tokens, and then one more, will need."""
+        for start in range(0, count, self.batch):
+            rows = min(self.batch, count - start)
+            self.plan(self.shape(rows, 1, self.past + start + rows))
+        self.plan(self.shape(1, 1, self.past + count + 1))
+
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
         """Append text to the cache. Logits of the last row, or of `every` row.
 

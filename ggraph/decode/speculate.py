@@ -127,7 +127,9 @@ class Speculator:
         self, prompt: Sequence[int], pick: Pick, accept: Accept
     ) -> Generator[int, None, int]:
         """The prompt's step and the first token; the drafter sees both."""
-        engine, begun = self.engine, time.perf_counter()
+        engine = self.engine
+        engine.runner.prepare(len(prompt))
+        begun = time.perf_counter()
         result = engine.runner.text(prompt)
         token = engine.choose(result.logits[-1], pick, accept)
         for drafter in self.drafters:
