@@ -11,6 +11,7 @@ H heads, K key-value heads, D head_dim.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -199,8 +200,8 @@ def _binary(kernel: str) -> Lower:
         if b.shape != a.shape and (b.size != n or b.shape[-1] != n):
             return False
         m = a.size // n
-        steps = {"as": n * 4, "bs": n * 4 if b.size == a.size else 0, "ys": n * 4}
-        sources = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
+        steps: dict[str, Any] = {"as": n * 4, "bs": n * 4 if b.size == a.size else 0, "ys": n * 4}
+        sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
         low.asm.add(kernel, y=low.at(x.result), m=m, n=n, **sources, **steps)
         return True
 
@@ -286,7 +287,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     context = k.shape[0]
     few = rows <= FEW_ROWS
     part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)
-    values: dict[str, int | float | Array] = {
+    values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "mask": low.at(x.sources[3]), "y": low.at(x.result), "m": rows, "heads": heads,
         "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
