@@ -9,10 +9,10 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ggraph import GgraphError, __version__
 
+from .cli_common import complain
 from .cli_convert import convert, quantize
 from .cli_eagle3 import eagle3
 from .cli_generate import generate
@@ -53,7 +53,7 @@ def main() -> None:
     try:
         app()
     except GgraphError as error:
-        Console(stderr=True, highlight=False).print(f"ggraph: {error}", markup=False)
+        complain(error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -36,6 +36,11 @@ def notes() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def complain(error: BaseException) -> None:
+    """One line on standard error, never wrapped and never read as markup."""
+    notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+
+
 def model_path(given: Path | None, quiet: bool) -> Path:
     """The given path, or the default model with a progress bar while it is fetched."""
     if given is not None:

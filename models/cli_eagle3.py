@@ -19,6 +19,7 @@ from .cli_common import (
     Context,
     ModelPath,
     Threads,
+    complain,
     model_path,
     notes,
     print_json,
@@ -186,7 +187,7 @@ def main() -> None:
     try:
         typer.run(eagle3)
     except GgraphError as error:
-        Console(stderr=True, highlight=False).print(f"ggraph: {error}", markup=False)
+        complain(error)
         sys.exit(2)
 
 

@@ -1,0 +1,190 @@
+"""The runner as a user meets it: output, statistics, and one clear line for bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_model import TINY, small_model
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+def start(*arguments: str | Path, module: str = "models") -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def ggraph(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
+    """Status, output and errors of one command."""
+    with start(*arguments) as process:
+        out, err = process.communicate(stdin, timeout=120)
+    return process.returncode, out, err
+
+
+def refused(*arguments: str | Path, stdin: str = "") -> str:
+    """The one line with which a command refuses its input."""
+    status, _, err = ggraph(*arguments, stdin=stdin)
+    assert status not in (0, -9), (arguments, err)
+    assert "Traceback" not in err, err
+    return err
+
+
+def test_generate_prints_text_and_statistics(model: Path) -> None:
+    status, out, err = ggraph("generate", "-m", model, "-n", "12", "--temp", "0", "Hello")
+    assert status == 0, err
+    assert out.strip()
+    for word in ("load", "plan and verify", "prompt", "decode", "peak memory"):
+        assert word in err
+
+
+def test_json_is_one_object_and_seeds_repeat(model: Path) -> None:
+    def run(seed: str) -> dict[str, object]:
+        found = ggraph("generate", "-m", model, "-n", "16", "--seed", seed, "--json", "Hello")
+        facts: dict[str, object] = json.loads(found[1])
+        return facts
+
+    one, two, other = run("1"), run("1"), run("2")
+    assert one["text"] == two["text"] != other["text"]
+    assert one["new_tokens"] == 16
+    assert one["stopped_by"] == "length"
+
+
+def test_standard_input_is_a_prompt(model: Path) -> None:
+    plain = ggraph("generate", "-m", model, "-n", "8", "--temp", "0", "--json", "Hi there")
+    piped = ggraph(
+        "generate", "-m", model, "-n", "8", "--temp", "0", "--json", "-", stdin="Hi there"
+    )
+    assert json.loads(plain[1])["text"] == json.loads(piped[1])["text"]
+
+
+def test_eagle3_shows_identical_text(model: Path) -> None:
+    with start("-m", model, "--json", "-n", "24", "Hello", module="models.eagle3") as process:
+        out, err = process.communicate(timeout=120)
+    facts = json.loads(out)
+    assert facts["identical"] is True, err
+    assert facts["rounds"] >= 1
+    head = TINY / "eagle3_for_llama_tied"
+    for more in (["--tree", "8,2,3"], ["--draft", "suffix,eagle3"], ["--accept", "reject"]):
+        status, out, err = ggraph("eagle3", "-m", model, "--head", head, "--json", *more, "Hello")
+        assert status == 0, err
+        assert json.loads(out)["drafted"] > 0
+
+
+def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head.gguf"
+    source = TINY / "eagle3_for_llama_tied"
+    assert ggraph("convert", source, "--target", model, "-o", head, "--type", "q8_0")[0] == 0
+    small = tmp_path / "q8.gguf"
+    assert ggraph("quantize", model, small, "--type", "q8_0")[0] == 0
+    status, out, err = ggraph("eagle3", "-m", small, "--head", head, "--json", "-n", "8", "Hello")
+    assert status == 0, err
+    assert json.loads(out)["identical"] is True
+
+
+def test_plan_in_all_its_forms(tmp_path: Path) -> None:
+    tiny = TINY / "qwen3_moe"
+    status, out, _ = ggraph("plan", tiny)
+    assert status == 0
+    for word in ("split 0 on cpu", "place ", "buffer arena@cpu", "verified:", "live-bytes bound"):
+        assert word in out
+    facts = json.loads(ggraph("plan", tiny, "--json")[1])
+    assert facts["certificate"]["reads_proved"] > 0
+    assert ggraph("plan", tiny, "--dot")[1].startswith('digraph "qwen3moe step"')
+    page = tmp_path / "plan.html"
+    split = ["--device", "sim0,sim1,cpu", "--layers", "sim0=3,sim1=3", "--streams", "2"]
+    assert ggraph("plan", tiny, *split, "--html", page)[0] == 0
+    assert "<svg" in page.read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals differ on Windows")
+def test_interrupt_keeps_what_was_printed(model: Path) -> None:
+    process = start("generate", "-m", model, "-n", "4000", "-c", "512", "--temp", "0", "Hello")
+    assert process.stdout is not None and process.stderr is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert first + out
+    assert "Traceback" not in err
+    assert process.returncode in (0, 130)
+    assert "ended by" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "nothing.gguf", "Hi"], "no model at nothing.gguf"),
+        (["-m", "MODEL", " "], "the prompt is empty"),
+        (["-m", "MODEL", "-c", "16", "a long prompt that cannot fit"], "context holds 16"),
+        (["-m", "MODEL", "-c", "100000", "Hi"], "was trained for 1 to 512"),
+        (["-m", "MODEL", "--device", "tpu0", "Hi"], "unknown device 'tpu0'"),
+        (["-m", "MODEL", "--device", ",", "Hi"], "names no device"),
+        (["-m", "MODEL", "--threads", "0", "Hi"], "threads = 0"),
+        (["-m", "MODEL", "--top-p", "-1", "Hi"], "top_p"),
+        (["-m", "MODEL", "--repeat-penalty", "0", "Hi"], "repeat_penalty"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(model: Path, arguments: list[str], says: str) -> None:
+    given = [str(model) if a == "MODEL" else a for a in arguments]
+    err = refused("generate", *given)
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_bad_files_are_one_clear_line(model: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"PK\x03\x04" + bytes(100))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:5000])
+    loops = small_model(
+        tmp_path / "loops.gguf",
+        {"tokenizer.chat_template": "{% for i in range(10**9) %}{% for j in range(10**9) %}x"
+         "{% endfor %}{% endfor %}"},
+    )  # fmt: skip
+    reach = small_model(
+        tmp_path / "reach.gguf",
+        {"tokenizer.chat_template": "{{ ().__class__.__bases__[0].__subclasses__() }}"},
+    )
+    alien = small_model(tmp_path / "alien.gguf", {"general.architecture": "alien"})
+    nan = small_model(tmp_path / "nan.gguf", {"llama.rope.freq_base": float("nan")})
+    for path, says in (
+        (wrong, "begins with"), (cut, "cut.gguf"), (loops, "template"), (reach, "template"),
+        (alien, "architecture 'alien'"), (nan, "not finite"), (tmp_path, "config.json"),
+    ):  # fmt: skip
+        err = refused("generate", "-m", path, "Hi")
+        assert says in err, (path.name, err)
+        assert len(err.strip().splitlines()) == 1, err
+
+
+def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
+    for arguments, says in (
+        (["plan", model, "--memory", "best"], "--memory 'best'"),
+        (["plan", model, "--layers", "sim0"], "expected DEVICE=COUNT"),
+        (["plan", model, "--pin", "nomatch.*=cpu"], "nomatch"),
+        (["plan", model, "--html", tmp_path / "no" / "x.html"], "cannot write"),
+        (["eagle3", "-m", model, "--draft", "magic", "Hi"], "--draft 'magic'"),
+        (["eagle3", "-m", model, "--draft", "eagle3", "Hi"], "needs a head"),
+        (["eagle3", "-m", model, "--tree", "x", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
+        (["eagle3", "-m", model, "--draft-max", "900", "Hi"], "expected 0 to 64"),
+        (["eagle3", "-m", model, "--accept", "all", "Hi"], "known: match, reject"),
+        (["quantize", model, tmp_path / "x.gguf", "--type", "q9"], "--type 'q9'"),
+        (["quantize", model, tmp_path / "no" / "x.gguf"], "cannot write"),
+    ):
+        assert says in refused(*arguments)  # type: ignore[arg-type]
+
+
+def test_usage_errors_and_help() -> None:
+    status, _, err = ggraph("generate")
+    assert status == 2 and "Traceback" not in err
+    for command in ("generate", "plan", "eagle3", "convert", "quantize"):
+        assert "Usage" in ggraph(command, "--help")[1]
+    assert ggraph("--version")[1].startswith("ggraph ")
