@@ -11,7 +11,6 @@ from ggraph.errors import InputError
 SWITCHES: dict[str, str] = {
     "GGRAPH_CACHE": "folder for downloaded models and compiled kernels (default: ~/.cache/ggraph)",
     "GGRAPH_THREADS": "worker threads of the CPU backend (default: all cores)",
-    "GGRAPH_DEBUG": "0 quiet, 1 plans, 2 every pass, 3 every command (default: 0)",
 }
 
 
@@ -31,11 +30,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def debug_level() -> int:
-    """How much the pipeline reports, 0 to 3."""
-    return _integer("GGRAPH_DEBUG", 0, low=0, high=3)
 
 
 def _integer(name: str, default: int, *, low: int, high: int) -> int:
