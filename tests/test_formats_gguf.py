@@ -39,6 +39,7 @@ def tensors() -> list[RawTensor]:
         RawTensor("c", F16, (2, 2, 5), rng.standard_normal((2, 2, 5)).astype(np.float16)),
         RawTensor("d", I64, (4,), np.arange(4)),
         RawTensor("empty", F32, (0, 7), np.zeros((0, 7), np.float32)),
+        RawTensor("no rows", Q4_0, (0, 32), np.zeros((0, 18), np.uint8)),
         RawTensor("e", Q8_0, (1, 32), quantize(x[:1, :32], Q8_0)),
     ]
 
@@ -59,6 +60,7 @@ def test_round_trip(written: Path) -> None:
         got = c.tensors[t.name]
         assert (got.shape, got.dtype) == (t.shape, t.dtype)
         assert np.array_equal(got.data, t.data)
+        assert t.dtype is I64 or got.float32().shape == t.shape
         assert not got.data.flags.writeable or got.data.size == 0
 
 

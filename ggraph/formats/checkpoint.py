@@ -35,6 +35,8 @@ class RawTensor:
 
     def float32(self) -> Array:
         """The values as a new float32 array of `shape`."""
+        if not self.data.size:
+            return np.zeros(self.shape, np.float32)
         if self.dtype.is_block or self.dtype is BF16:
             raw = np.ascontiguousarray(self.data).view(np.uint8)
             return dequantize(raw.reshape(*self.shape[:-1], -1), self.dtype).reshape(self.shape)

@@ -171,7 +171,8 @@ def _info(c: _Cursor) -> tuple[str, tuple[int, ...], DType, int]:
     if kind not in BY_GGUF:
         raise c.fail(f"tensor {name!r}: unknown type {kind}")
     shape, dtype = tuple(reversed(sizes)), BY_GGUF[kind]
-    if prod(shape) > c.size * dtype.block // dtype.block_bytes + dtype.block:
+    # a size of 0 must not hide another one that is absurd
+    if prod(n or 1 for n in shape) > c.size * dtype.block // dtype.block_bytes + dtype.block:
         raise c.fail(f"tensor {name!r}: {dtype}{list(shape)} is larger than the file")
     if dtype.is_block and (not shape or shape[-1] % dtype.block):
         raise c.fail(f"tensor {name!r}: rows of {dtype}{list(shape)} are not whole blocks")
