@@ -8,7 +8,9 @@ every actor's commands are complete before it: `before[u][a]`. Enqueue order is 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ggraph.plan import HOST_ACTOR, HOST_STEPS, Actor, Command, Do
+from ggraph.plan import HOST_ACTOR, Actor, Command, Do
+
+Clock = list[int]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Clocks:
 
     actor: list[int]
     place: list[int]
-    before: list[list[int]]
+    before: list[Clock]
 
     def ordered(self, u: int, v: int) -> bool:
         """Whether u happens before v (u enqueued earlier), or is v."""
@@ -30,47 +32,40 @@ def clocks(commands: Sequence[Command], runs: int) -> Clocks:
     actors: dict[Actor, int] = {HOST_ACTOR: 0}
     for c in commands:
         actors.setdefault(c.actor, len(actors))
-        if c.waits_for is not None:
-            actors.setdefault(c.waits_for, len(actors))
-    width = len(actors)
     found = Clocks([], [], [])
-    last: list[list[int]] = [[0] * width for _ in range(width)]  # clock of each actor's last one
-    recorded: dict[str, list[int]] = {}
-    for _ in range(runs):
-        for c in commands:
-            a = actors[c.actor]
-            clock = _joined(last[a], last[0])  # program order, and enqueued by the host
-            for other in _awaited(c, actors, last, recorded):
-                clock = _joined(clock, other)
-            clock[a] = last[a][a] + 1
-            last[a] = clock
-            if c.do is Do.RECORD:
-                recorded[c.event or ""] = clock
-            found.actor.append(a)
-            found.place.append(clock[a])
-            found.before.append(clock)
+    last: list[Clock] = [[0] * len(actors) for _ in actors]  # clock of each actor's last command
+    recorded: dict[str | None, Clock] = {}
+    for c in (c for _ in range(runs) for c in commands):
+        a = actors[c.actor]
+        clock = _joined(last[a], last[0])  # program order, and enqueued by the host
+        for other in _awaited(c, actors, last, recorded):
+            clock = _joined(clock, other)
+        clock[a] += 1
+        last[a] = clock
+        if c.do is Do.RECORD:
+            recorded[c.event] = clock
+        found.actor.append(a)
+        found.place.append(clock[a])
+        found.before.append(clock)
     return found
 
 
 def _awaited(
     c: Command,
     actors: dict[Actor, int],
-    last: list[list[int]],
-    recorded: dict[str, list[int]],
-) -> list[list[int]]:
-    """The clocks that a wait or a host synchronisation joins."""
+    last: list[Clock],
+    recorded: dict[str | None, Clock],
+) -> list[Clock]:
+    """The clocks that a wait or a host synchronisation joins.
+
+    An event that nothing has recorded yet holds nobody up, as in CUDA.
+    """
     if c.do is Do.WAIT or (c.do is Do.HOST_SYNC and c.event is not None):
-        mark = recorded.get(c.event or "")
-        return [mark] if mark is not None else []
+        return [recorded[c.event]] if c.event in recorded else []
     if c.do is Do.HOST_SYNC:
         return last if c.waits_for is None else [last[actors[c.waits_for]]]
     return []
 
 
-def _joined(a: list[int], b: list[int]) -> list[int]:
+def _joined(a: Clock, b: Clock) -> Clock:
     return [x if x > y else y for x, y in zip(a, b, strict=True)]
-
-
-def is_host_step(c: Command) -> bool:
-    """Whether the host itself does this, at once."""
-    return c.do in HOST_STEPS

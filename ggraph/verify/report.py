@@ -1,12 +1,19 @@
-"""What the judge says when it refuses: two commands, their bytes, the missing edge, the repair."""
+"""What the judge says when it refuses: two commands, their bytes, the missing edge, the repair.
+
+Floor 6. Builds values and text only; what is wrong has been decided elsewhere.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggraph.errors import PlanError
-from ggraph.plan import Command, Do
+from ggraph.plan import HOST_STEPS, Command, Value
 
 CONTEXT = 2  # commands printed on each side of a culprit
+# Rates at which repairs of different kinds are compared. A record-wait pair costs a few
+# microseconds of two queues; a byte that is held costs about what it takes to touch it once.
+SECONDS_PER_WAIT = 5e-6
+SECONDS_PER_BYTE = 1e-10
 
 
 @dataclass(frozen=True)
@@ -23,30 +30,39 @@ class Site:
 
 @dataclass(frozen=True)
 class Repair:
-    """A change that would make the plan sound, with its price.
+    """A change that removes this fault, with its price (another may stand behind it).
 
     `waits` counts added record-wait pairs or host waits, `seconds` the estimated delay, `nbytes`
-    the memory that a longer lifetime costs.
+    the memory that it costs at most. As data: order command `after` before command `before`
+    (indices of the schedule), or give value `apart` bytes that it shares with nobody.
     """
 
     action: str
     waits: int = 0
     seconds: float = 0.0
     nbytes: int = 0
+    after: int | None = None
+    before: int | None = None
+    apart: str | None = None
+
+    @property
+    def cost_s(self) -> float:
+        """Price in seconds: the delay, and waits and bytes at their rates."""
+        return self.seconds + self.waits * SECONDS_PER_WAIT + self.nbytes * SECONDS_PER_BYTE
 
     def __str__(self) -> str:
-        price = f"{self.nbytes} bytes" if self.nbytes else f"{self.waits} wait"
-        late = f", about {self.seconds * 1e6:.1f} us" if self.seconds else ""
-        return f"{self.action} ({price}{late})"
+        waits = f"{self.waits} wait{'s' if self.waits != 1 else ''}"
+        late = f", up to {self.seconds * 1e6:.1f} us later" if self.seconds else ""
+        return f"{self.action} ({f'{self.nbytes} bytes' if self.nbytes else waits}{late})"
 
 
 @dataclass(frozen=True)
 class CounterExample:
     """Why a plan is refused.
 
-    `kind` is one of race, stale, unwritten, alias, bounds, alignment, capacity, declaration,
-    order. For races and wrong values `first` and `second` are the commands in enqueue order and
-    [start, stop) the bytes of `buffer`; `edge` is the ordering that is missing.
+    `kind` is one of race, stale, unwritten, alias, bounds, alignment, capacity, declaration. For
+    races and wrong values `first` and `second` are the commands in enqueue order and [start, stop)
+    the bytes of `buffer`; `edge` is the ordering that is missing.
     """
 
     kind: str
@@ -99,21 +115,37 @@ def neighbourhood(commands: Sequence[Command], *indices: int) -> str:
     return "\n".join(f"  {'>' if i in indices else ' '} {i:>5} {commands[i]}" for i in shown)
 
 
-def repairs(first: Command, second: Command, sharing: int) -> tuple[Repair, ...]:
-    """An ordering edge, or bytes of one's own; cheapest first, by estimated time, then bytes.
+def race_repairs(
+    first: Command, second: Command, at: tuple[int, int], smaller: Value | None
+) -> tuple[Repair, ...]:
+    """An ordering edge, or bytes of one's own, cheapest first.
 
-    `sharing` is the size of the smaller tenant if the two commands meet because values share
-    bytes, 0 when they fight over one and the same value (then only an edge helps).
+    `at` are the commands' indices in the schedule. `smaller` is the smaller of two values that
+    share the bytes, None where the commands fight over one value: then only an edge helps.
     """
-    on_host = second.do in (Do.HOST_READ, Do.HOST_WRITE, Do.HOST_FREE, Do.HOST_SYNC)
     how = (
         f"host_sync on {first.actor} before {second.label!r}"
-        if on_host
+        if second.do in HOST_STEPS
         else f"record after {first.label!r} on {first.actor}, wait before {second.label!r} on "
         f"{second.actor}"
     )
-    edge = Repair(how, waits=1, seconds=first.seconds)
-    if not sharing:
+    edge = Repair(how, waits=1, seconds=first.seconds, after=at[0], before=at[1])
+    if smaller is None:
         return (edge,)
-    apart = Repair("keep the earlier tenant's bytes until both are done", nbytes=sharing)
-    return (edge, apart) if first.seconds * 1e10 < sharing else (apart, edge)
+    keep = f"give {smaller.name!r} bytes that nobody else uses"
+    apart = Repair(keep, nbytes=smaller.nbytes, apart=smaller.name)
+    return tuple(sorted((edge, apart), key=lambda r: r.cost_s))
+
+
+def producer_repair(producer: Command, reader: Command, after: int, before: int) -> Repair:
+    """Let the producer run first: it is enqueued too late, so a wait alone would not do."""
+    how = f"enqueue {producer.label!r} before {reader.label!r}"
+    if producer.actor == reader.actor:
+        return Repair(how, after=after, before=before)
+    return Repair(f"{how} and wait for it", 1, producer.seconds, after=after, before=before)
+
+
+def tenant_repair(value: Value, tenant: Value) -> Repair:
+    """A longer lifetime of `value`: its next tenant lies elsewhere."""
+    how = f"keep {value.name!r} until its last reader is done: {tenant.name!r} elsewhere"
+    return Repair(how, nbytes=tenant.nbytes, apart=tenant.name)

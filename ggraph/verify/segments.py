@@ -5,18 +5,18 @@ segment is split where an access begins or ends within it.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-Tag = tuple[str, int]  # value, and the run that wrote it (-1: before the first run)
+Tag = tuple[str, int]  # value, and the run that wrote it
+BEFORE = -1  # the "run" in which initial values were written
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """Bytes with one history. `writer` is a command number, -1 for the state before the first run.
 
-    `readers` has the last reader of each actor since that write: an actor's earlier readers are
-    ordered before its last one.
+    `tag` is None where nothing of use has been written. `readers` has the last reader of each
+    actor since the write: an actor's earlier readers are ordered before its last one.
     """
 
     start: int
@@ -27,30 +27,34 @@ class Segment:
 
 
 class History:
-    """The segments of one buffer."""
+    """The segments of one buffer of `nbytes` bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self._segments = [Segment(0, nbytes)]
         self._starts = [0]
 
-    def within(self, start: int, stop: int) -> Iterator[Segment]:
+    def within(self, start: int, stop: int) -> list[Segment]:
         """The segments that make up [start, stop), split so that they fit exactly."""
+        if start >= stop:
+            return []
         first, last = self._cut(start), self._cut(stop)
-        yield from self._segments[first:last]
+        return self._segments[first:last]
 
-    def write(self, start: int, stop: int, tag: Tag, writer: int) -> None:
+    def write(self, start: int, stop: int, tag: Tag | None, writer: int) -> None:
         """Replace the history of [start, stop)."""
+        if start >= stop:
+            return
         first, last = self._cut(start), self._cut(stop)
         self._segments[first:last] = [Segment(start, stop, tag, writer)]
         self._starts[first:last] = [start]
 
     def _cut(self, at: int) -> int:
-        """Index of the segment that begins at `at`, which is made to exist."""
+        """Index of the segment that begins at `at`, made to exist, or the buffer's end."""
         i = bisect_right(self._starts, at) - 1
         s = self._segments[i]
         if s.start == at:
             return i
-        if s.stop <= at:
+        if s.stop == at:
             return i + 1
         rest = Segment(at, s.stop, s.tag, s.writer, dict(s.readers))
         s.stop = at
