@@ -63,6 +63,11 @@ class FirstHead:
         """V, the number of tokens of the target."""
         return self.decoder.vocab_size
 
+    @property
+    def sliding_window(self) -> int | None:
+        """Positions that the head sees, None for all."""
+        return self.decoder.sliding_window
+
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step (see `ggraph.decode.draft_model`)."""
         step = StepShape(

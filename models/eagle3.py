@@ -81,6 +81,11 @@ class Head:
         """V, the number of tokens of the target."""
         return self.config.decoder.vocab_size
 
+    @property
+    def sliding_window(self) -> int | None:
+        """Positions that the head sees, None for all."""
+        return self.config.decoder.sliding_window
+
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step (see `ggraph.decode.draft_model`)."""
         return build(self, shape)

@@ -57,6 +57,11 @@ class DraftModel(Protocol):
         """V, the number of tokens of the target."""
         ...
 
+    @property
+    def sliding_window(self) -> int | None:
+        """Positions that the head sees, None for all. With one, steps have a `window_mask` too."""
+        ...
+
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step."""
         ...

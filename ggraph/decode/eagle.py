@@ -68,9 +68,15 @@ class DraftRunner:
         self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
         wide = np.zeros((bucket, features.shape[1]), np.float32)
         wide[:count] = features
+        feeds = (
+            {}
+            if self.model.sliding_window is None
+            else {"window_mask": visibility(rows, bucket, context, self.model.sliding_window)}
+        )
         out = self.session.run(
             key,
             {
+                **feeds,
                 "tokens": padded(rows.tokens, bucket, 0),
                 "positions": padded(rows.positions, bucket, 0),
                 "slots": padded(rows.slots, bucket, self._rows),
