@@ -16,6 +16,7 @@ from .cli_common import complain
 from .cli_convert import convert, quantize
 from .cli_eagle3 import eagle3
 from .cli_generate import generate
+from .cli_hazards import hazards_app
 from .cli_plan import plan
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command()(plan)
 app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)
+app.add_typer(hazards_app)
 
 
 def _version(wanted: bool) -> None:

@@ -11,8 +11,9 @@ from ggraph.dtype import I32
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, speedup
-from ggraph.plan import HOST_ACTOR, Access, Do, Schedule
+from ggraph.plan import HOST_ACTOR, Access, Certificate, Do, Schedule
 from ggraph.tensor import Kind, input, state
+from ggraph.verify import examine
 
 GRAPH = tiny()
 
@@ -170,3 +171,21 @@ def test_an_output_that_is_overwritten_is_refused() -> None:
 def test_the_same_graph_gives_the_same_text() -> None:
     one, two = (no_reuse(schedule_of(tiny(), [SIM0, SIM1, CPU], streams=4)) for _ in range(2))
     assert [str(c) for c in one.schedule] == [str(c) for c in two.schedule]
+
+
+def test_chosen_streams_are_kept_and_ordered() -> None:
+    s = schedule_of(GRAPH, [SIM0], streams=4, on_stream={"blk.0.q": 3})
+    (launch,) = [c for c in s if c.label == "blk.0.q"]
+    assert launch.actor.stream == 3
+    assert isinstance(examine(no_reuse(s)), Certificate)
+
+
+@pytest.mark.parametrize("options", [{"on_stream": {"nobody": 0}}, {"forced_sync": ["nobody"]}])
+def test_unknown_nodes_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(PlanError, match="no node nobody"):
+        schedule_of(GRAPH, [SIM0], **options)
+
+
+def test_streams_that_a_device_lacks_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"blk\.0\.q on stream 4: sim0 has 4"):
+        schedule_of(GRAPH, [SIM0], on_stream={"blk.0.q": 4})

@@ -8,6 +8,7 @@ other ordering implies. With one stream and host-visible memory there is no even
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ggraph.errors import PlanError
 from ggraph.order.commands import Draft, commands
 from ggraph.order.events import synchronised
 from ggraph.order.streams import assign
@@ -25,21 +26,32 @@ def order(
     n_copies: int = 1,
     forced_sync: Iterable[str] = (),
     overlap: bool = False,
+    on_stream: Mapping[str, int] | None = None,
 ) -> Schedule:
     """The schedule of one run.
 
-    `streams` bounds the compute streams (per device, if a mapping). Inputs rotate over `n_copies`
-    slots. `forced_sync` is upstream's flag: each named tensor begins a new split, and the host
-    waits for the device after it. With `overlap` the host may enqueue run k+1 while run k is still
-    computing; without it, a run ends with everything complete. Raises PlanError for outputs whose
-    bytes are overwritten before the host can read them.
+    `streams` bounds the compute streams (per device, if a mapping); `on_stream` puts nodes, by
+    name, on a stream of their device, as another engine's scheduler would. Inputs rotate over
+    `n_copies` slots. `forced_sync` is upstream's flag: each named tensor begins a new split, and
+    the host waits for the device after it. With `overlap` the host may enqueue run k+1 while run k
+    is still computing; without it, a run ends with everything complete. Raises PlanError for
+    outputs whose bytes are overwritten before the host can read them, for streams that a device
+    lacks, and for names in `on_stream` and `forced_sync` that no node has.
     """
     marked = frozenset(forced_sync)
+    _check_names(splits, marked | frozenset(on_stream or ()))
     cut = _cut(splits, marked)
-    draft = Draft(cut, assign(cut.placement, streams), n_copies, overlap, marked)
+    lanes = assign(cut.placement, streams, on_stream or {})
+    draft = Draft(cut, lanes, n_copies, overlap, marked)
     steps = commands(draft)
     held = values(draft.graph, cut.placement, n_copies, draft.staged)
     return Schedule(cut, held, synchronised(steps, draft), carried(draft.graph))
+
+
+def _check_names(splits: Splits, names: frozenset[str]) -> None:
+    graph = splits.placement.graph
+    if unknown := names - {t.name for t in graph.nodes}:
+        raise PlanError(f"graph {graph.name!r} has no node {', '.join(sorted(unknown))}")
 
 
 def _cut(splits: Splits, marked: frozenset[str]) -> Splits:

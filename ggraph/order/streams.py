@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ggraph.device import DeviceSpec
+from ggraph.errors import PlanError
 from ggraph.plan import Actor, Placement
 from ggraph.tensor import Tensor
 
@@ -58,8 +59,10 @@ class _Times:
         self.finish[t.name] = self.free[actor] = begin + seconds
 
 
-def assign(placement: Placement, streams: int | Mapping[str, int]) -> Streams:
-    """The stream of every node of the placed graph, Copy nodes included."""
+def assign(
+    placement: Placement, streams: int | Mapping[str, int], chosen: Mapping[str, int]
+) -> Streams:
+    """The stream of every node of the placed graph, Copy nodes included; `chosen` wins."""
     specs = {d.name: d for d in placement.devices}
     counts = {d: _count(spec, streams) for d, spec in specs.items()}
     result = Streams({}, specs)
@@ -71,6 +74,8 @@ def assign(placement: Placement, streams: int | Mapping[str, int]) -> Streams:
             actor = mover(result, source, device)
             seconds = copy_seconds(specs[source], specs[device], t.nbytes)
             times.put(t, actor, times.start(t, actor, 0.0), seconds)
+        elif t.name in chosen:
+            _put_on(times, t, specs[device], chosen[t.name])
         else:
             _put_earliest(times, t, specs[device], counts[device])
     return Streams(times.of, specs)
@@ -86,6 +91,14 @@ def _put_earliest(times: _Times, t: Tensor, spec: DeviceSpec, count: int) -> Non
     begins = [(times.start(t, Actor(spec.name, i), hop), i) for i in range(count)]
     begin, stream = min(begins)
     times.put(t, Actor(spec.name, stream), begin, launch_seconds(spec, t))
+
+
+def _put_on(times: _Times, t: Tensor, spec: DeviceSpec, stream: int) -> None:
+    if not 0 <= stream < spec.streams:
+        raise PlanError(f"%{t.name} on stream {stream}: {spec.name} has {spec.streams}")
+    actor = Actor(spec.name, stream)
+    begin = times.start(t, actor, HOP * spec.launch_s)
+    times.put(t, actor, begin, launch_seconds(spec, t))
 
 
 def mover(streams: Streams, source: str, target: str) -> Actor:
