@@ -10,16 +10,17 @@ from pathlib import Path
 
 from ggraph.backends.sim import Span
 from ggraph.hazards import HAZARDS, UNEXPRESSED, Hazard, HazardReport, run_hazard, timelines
-from ggraph.plan import Actor
 
 DOCS = Path(__file__).parents[1] / "docs"
-WIDTH, LEFT, LANE, GAP = 960, 78, 26, 30
+WIDTH, LEFT, LANE, BAR, GAP = 960, 78, 36, 18, 30
 STYLE = (
     "text{font:11px ui-sans-serif,system-ui,sans-serif;fill:#24292f}"
     ".t{font-weight:600;font-size:12px}.a{fill:#57606a}"
-    ".l{stroke:#d8dee4}.b{fill:#cfe3f8;stroke:#7aa7d6}.c{fill:#ffd0cc;stroke:#cf222e;stroke-width:2}"
+    ".l{stroke:#d8dee4}.b{fill:#cfe3f8;stroke:#7aa7d6}"
+    ".bad{fill:#ffd0cc;stroke:#cf222e;stroke-width:2}"
+    ".fixed{fill:#c8ecd0;stroke:#1a7f37;stroke-width:2}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.a{fill:#9198a1}.l{stroke:#3d444d}"
-    ".b{fill:#1f3b57;stroke:#4a7fb5}.c{fill:#67261f}}"
+    ".b{fill:#1f3b57;stroke:#4a7fb5}.bad{fill:#67261f}.fixed{fill:#17412a}}"
 )
 
 INTRO = """# Hazards: races that engines really had, as plans
@@ -34,8 +35,8 @@ commands; that an adversarial legal order on the simulator gives wrong values; t
 is proved, and gives NumPy's very bits in a thousand random legal orders; and what the fix costs.
 
 The pictures show virtual time from left to right, one lane per actor. The two commands of the
-counter-example are red. In the bad plan's picture the simulator runs the second one first; a
-command that is late starts where the adversary let it go.
+counter-example are red in the bad plan and green in the fixed one. In the bad plan's picture the
+simulator runs the second one first; a command that is late starts where the adversary let it go.
 
 Numbers after `#` are issues or pull requests of the project in front of them. The stories are our
 reading of public sources; whether a hardware run would show the fault is a matter of timing.
@@ -109,9 +110,8 @@ def picture(h: Hazard) -> str:
     y = 20
     for title, done in timelines(h).items():
         spans = [s for s in done.timeline if s.stop > s.start or _is_culprit(h, s)]
-        culprits = title == "bad"
         parts.append(f'<text class="t" x="8" y="{y}">{title} plan</text>')
-        lines, y = _lanes(h, spans, y + 8, culprits)
+        lines, y = _lanes(h, spans, y + 8, title)
         parts += lines
     style = f"<style>{STYLE}</style>"
     label = escape(f"timelines of hazard {h.id}: {h.title}", quote=True)
@@ -126,19 +126,19 @@ def _is_culprit(h: Hazard, s: Span) -> bool:
     return e is not None and s.label in (e.first, e.second)
 
 
-def _lanes(h: Hazard, spans: list[Span], top: int, marked: bool) -> tuple[list[str], int]:
+def _lanes(h: Hazard, spans: list[Span], top: int, title: str) -> tuple[list[str], int]:
     actors = sorted({s.actor for s in spans})
     end = max((s.stop for s in spans), default=0.0) or 1e-6
     scale = (WIDTH - LEFT - 16) / end
     found: list[str] = []
     for i, actor in enumerate(actors):
-        middle = top + i * LANE + LANE // 2
+        middle = top + i * LANE + LANE - BAR // 2
         found.append(f'<text class="a" x="8" y="{middle + 4}">{actor}</text>')
         found.append(f'<path class="l" d="M{LEFT} {middle}H{WIDTH - 8}"/>')
-    for s in sorted(spans, key=lambda s: marked and _is_culprit(h, s)):
-        y = top + actors.index(s.actor) * LANE + 3
-        found.append(_bar(s, y, scale, marked and _is_culprit(h, s)))
-    bottom = top + len(actors) * LANE + 12
+    for s in sorted(spans, key=lambda s: _is_culprit(h, s)):
+        y = top + actors.index(s.actor) * LANE + LANE - BAR
+        found.append(_bar(s, y, scale, title if _is_culprit(h, s) else "b"))
+    bottom = top + len(actors) * LANE + 16
     found.append(f'<text class="a" x="{LEFT}" y="{bottom}">0</text>')
     found.append(
         f'<text class="a" x="{WIDTH - 8}" y="{bottom}" text-anchor="end">{end * 1e6:.1f} us</text>'
@@ -146,24 +146,20 @@ def _lanes(h: Hazard, spans: list[Span], top: int, marked: bool) -> tuple[list[s
     return found, bottom + GAP
 
 
-def _bar(s: Span, y: int, scale: float, is_culprit: bool) -> str:
-    """A bar, its name inside where there is room, and in its tooltip."""
+def _bar(s: Span, y: int, scale: float, kind: str) -> str:
+    """A bar; its name above it for a culprit, inside it where there is room, and as tooltip."""
     x, wide = LEFT + s.start * scale, max(4.0, (s.stop - s.start) * scale)
-    name = s.label
-    fits = len(name) * 6.2 < wide
-    inside = f'<text x="{x + 3:.1f}" y="{y + 14}">{escape(name)}</text>' if fits else ""
-    if is_culprit and not fits:  # hang the name beside the bar
-        anchor, at = ("end", x - 3) if x > WIDTH / 2 else ("start", x + wide + 3)
-        inside = f'<text x="{at:.1f}" y="{y + 14}" text-anchor="{anchor}">{escape(name)}</text>'
-    kind = "c" if is_culprit else "b"
+    name = escape(s.label)
+    shown = ""
+    if kind != "b":
+        anchor, at = ("end", x + wide) if x > WIDTH * 0.8 else ("start", x)
+        shown = f'<text x="{at:.1f}" y="{y - 4}" text-anchor="{anchor}">{name}</text>'
+    elif len(s.label) * 6.6 + 8 < wide:
+        shown = f'<text x="{x + 4:.1f}" y="{y + 13}">{name}</text>'
     return (
-        f'<g><title>{escape(f"{_who(s.actor)} {name}")}</title><rect class="{kind}" x="{x:.1f}" '
-        f'y="{y}" width="{wide:.1f}" height="{LANE - 6}" rx="3"/>{inside}</g>'
+        f'<g><title>{s.actor}: {name}</title><rect class="{kind}" x="{x:.1f}" '
+        f'y="{y}" width="{wide:.1f}" height="{BAR}" rx="3"/>{shown}</g>'
     )
-
-
-def _who(actor: Actor) -> str:
-    return f"{actor}:"
 
 
 if __name__ == "__main__":
