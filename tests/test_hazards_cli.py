@@ -1,12 +1,13 @@
 """`ggraph hazards`: what it prints, in JSON and for people, and its exit status."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from ggraph.errors import InputError
-from ggraph.hazards import HAZARDS
+from ggraph.hazards import HAZARDS, Recipe, find
 from models import cli_hazards
 
 RUN = CliRunner()
@@ -47,10 +48,6 @@ def test_run_all_for_people() -> None:
 
 
 def test_failure_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    from ggraph.hazards import Recipe, find
-
     broken = replace(find("28"), bad=Recipe())
     monkeypatch.setattr(cli_hazards, "find", lambda _: broken)
     result = RUN.invoke(cli_hazards.hazards_app, ["run", "28", "--orders", "0"])
