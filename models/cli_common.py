@@ -82,7 +82,7 @@ def print_json(value: Any) -> None:
 
 def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for `-`. InputError when there is nothing."""
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
     if not text.strip():
         raise InputError("the prompt is empty")
     return text

@@ -64,14 +64,15 @@ def eagle3(
     """
     if accept not in RULES:
         raise InputError(f"--accept {accept!r}; known: {', '.join(RULES)}")
-    names = draft or ("eagle3" if head is not None else "suffix")
+    fallback = "eagle3" if head is not None else "model" if model_draft is not None else "suffix"
+    names = fallback if draft is None else draft
     options = DraftOptions(
         tuple(names.split(",")), draft_max, draft_min, draft_p_min, fixed, tree_shape(tree),
         model_draft,
     )  # fmt: skip
     text = read_prompt(prompt)
     path = model_path(model, as_json)
-    if head is None and draft is None:
+    if draft is None and names == "suffix":
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
     with closing(load(path, ctx_size=ctx_size, threads=threads, head=head, exact=exact)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.stream import TextStream
 
@@ -64,6 +65,8 @@ def generate(
         temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
         seed=None if seed < 0 else seed,
     )  # fmt: skip
+    if n_predict < -1:
+        raise InputError(f"--n-predict {n_predict}: expected a count, or -1 for no limit")
     text = read_prompt(prompt)
     path = model_path(model, as_json)
     names = device_names(device)

@@ -42,6 +42,8 @@ def plan(
     """Print the verified plan of one decoding step: splits, streams, placement, memory, proof."""
     if memory not in MODES:
         raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
+    if streams < 1:
+        raise InputError(f"--streams {streams}: expected 1 or more")
     options = Options(pins=tuple(pin or ()), layers=_layers(layers), streams=streams, memory=memory)
     opened = open_model(model_path(model, as_json or dot))
     session = open_session(device_names(device), options, threads=threads)

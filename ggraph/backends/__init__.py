@@ -23,5 +23,7 @@ def open_backend(name: str, **options: Any) -> Backend:
     if match is None or match[1] not in KINDS:
         raise BackendError(f"unknown device {name!r}; known kinds: {', '.join(KINDS)}")
     room = importlib.import_module(f"ggraph.backends.{match[1]}")
+    if not hasattr(room, "open"):
+        raise BackendError(f"device {name!r}: this version has no {match[1]} backend")
     backend: Backend = room.open(name, **options)
     return backend

@@ -8,7 +8,6 @@ infos, padding, tensor data. Source: the GGUF specification (ggml `docs/gguf.md`
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
@@ -197,14 +196,15 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTen
     listed = list(tensors)
     pairs = {k: v for k, v in metadata.items() if k != "general.alignment"}
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        if path.exists() and not path.is_file():
+            raise FormatError(f"{path}: exists and is no regular file")  # a rename would replace it
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            with os.fdopen(handle, "wb") as f:
+            with temporary.open("xb") as f:
                 _write(f, pairs, listed)
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
 

@@ -14,15 +14,13 @@ def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
     """The device of layer 0, 1, ... as `layers` says; empty when it says nothing."""
     table: list[str] = []
     known = [d.name for d in work.devices]
+    found = [_LAYER.search(t.name) for t in work.graph]
+    total = max((int(m[1]) for m in found if m), default=-1) + 1
     for device, count in layers.items():
         if device not in known or count < 0:
             raise PlaceError(f"layers {device}={count}: known devices are {', '.join(known)}")
-        table += [device] * count
-    if table:
-        found = [_LAYER.search(t.name) for t in work.graph]
-        last = max((int(m[1]) for m in found if m), default=-1)
-        table += [work.fallback.name] * (last + 1 - len(table))
-    return table
+        table += [device] * min(count, total - len(table))
+    return table + [work.fallback.name] * (total - len(table)) if table else table
 
 
 def _by_first_use(work: Work) -> list[Tensor]:
