@@ -17,12 +17,22 @@ commands declare. docs/verify.md has the argument and how to read an answer.
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
 from ggraph.verify.live import live_bytes
+from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.wiring import wiring_faults
 
-__all__ = ["CounterExample", "Rejected", "Repair", "Site", "examine", "verify"]
+__all__ = [
+    "CounterExample",
+    "Race",
+    "Rejected",
+    "Repair",
+    "Site",
+    "examine",
+    "races",
+    "verify",
+]
 
 
 def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:

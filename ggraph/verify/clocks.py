@@ -30,8 +30,8 @@ class Clocks:
 def clocks(commands: Sequence[Command], runs: int) -> Clocks:
     """Clocks of `runs` consecutive runs of the list; command i of run k is number k * n + i."""
     actors: dict[Actor, int] = {HOST_ACTOR: 0}
-    for c in commands:
-        actors.setdefault(c.actor, len(actors))
+    for actor in (a for c in commands for a in (c.actor, c.waits_for) if a is not None):
+        actors.setdefault(actor, len(actors))
     found = Clocks([], [], [])
     last: list[Clock] = [[0] * len(actors) for _ in actors]  # clock of each actor's last command
     recorded: dict[str | None, Clock] = {}

@@ -120,7 +120,7 @@ class Proof:
         heir = self._heirs.get(value)
         if heir is None or run == 0:
             return (value, BEFORE)
-        return (heir, run - 1)
+        return self._expected(heir, run - 1)  # which no command need have written either
 
     def _alias(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         """A command whose result lies on what it reads, or on another result of its own."""

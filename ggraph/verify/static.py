@@ -114,6 +114,8 @@ def _regions(plan: Plan) -> Iterator[CounterExample]:
             continue
         if buffer.device != value.device:
             yield _value("bounds", value, f"belongs on {value.device}, lies on {buffer.device}")
+        if value.external and not buffer.external:
+            yield _value("declaration", value, f"is the caller's, its buffer {buffer.name} is not")
         if region.nbytes < value.nbytes:
             yield _value("bounds", value, f"has {value.nbytes} bytes, its region {region.nbytes}")
         if not region.offsets:

@@ -1,0 +1,129 @@
+"""The verdict against brute force: every order of small plans, executed on tagged bytes.
+
+`plan_brute` shares nothing with `verify`: it has no happens-before, only queues and a memory. A
+plan is refused exactly when some order shows a race, a wrong value or a clash, and for that reason.
+The deep run (20,000 plans, scripts/deep_verify.py) makes the same comparison.
+"""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_brute import TooLarge, brute
+from plan_strategies import MUTATIONS, Mutation, mutants, plans, random_plan, with_commands
+from verify_kit import S0, S1, copy, get, plan, put, record, run, sync, wait
+
+from ggraph.plan import Plan
+from ggraph.verify import CounterExample, examine, races
+
+FORMAL = {"alignment", "bounds", "capacity", "declaration"}  # refused before any order is seen
+SHOWN_BY = {"race": "race", "stale": "wrong", "unwritten": "wrong", "alias": "clash"}
+
+
+def disagreement(p: Plan) -> str:
+    """How verdict and execution differ; empty where they agree."""
+    verdict = examine(p)
+    kind = verdict.kind if isinstance(verdict, CounterExample) else ""
+    if kind in FORMAL:
+        return f"malformed: {verdict}"
+    try:
+        outcome = brute(p)
+    except TooLarge:
+        return "" if kind == "race" else f"too many orders for {kind or 'a sound plan'}"
+    if outcome.is_sound != (not kind):
+        return f"{outcome} but {verdict}"
+    return "" if not kind or getattr(outcome, SHOWN_BY[kind]) else f"{outcome} but {verdict}"
+
+
+@given(plans())
+def test_verdicts_equal_brute_force(p: Plan) -> None:
+    assert not disagreement(p)
+
+
+@given(st.randoms(use_true_random=False))
+def test_verdicts_on_mutants_equal_brute_force(r: random.Random) -> None:
+    for name, mutant in mutants(random_plan(r), r):
+        assert name == "misaligned" or not disagreement(mutant), name
+
+
+@given(plans())
+def test_looking_at_neighbours_is_enough(p: Plan) -> None:
+    """The proof looks at neighbours in a byte's history, `races` at all pairs."""
+    verdict = examine(p)
+    if isinstance(verdict, CounterExample):
+        assert verdict.kind != "race" or races(p)
+    else:
+        assert not races(p)
+
+
+@given(plans(most=3))
+def test_states_stand_for_orders(p: Plan) -> None:
+    """Walking each linear extension by itself shows what the search over states shows."""
+    try:
+        literal = brute(p, runs=2, memo=False)
+    except TooLarge:
+        return
+    merged = brute(p, runs=2)
+    assert (literal.race, literal.wrong, literal.clash) == (merged.race, merged.wrong, merged.clash)
+    assert merged.states <= literal.states
+
+
+def test_the_generator_makes_sound_and_unsound_plans() -> None:
+    kinds: dict[str, int] = {}
+    for seed in range(200):
+        verdict = examine(random_plan(random.Random(seed)))
+        kind = verdict.kind if isinstance(verdict, CounterExample) else "sound"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    assert set(kinds) >= {"sound", "race", "stale", "alias"} and kinds["sound"] >= 60, kinds
+
+
+# One sound plan, and each class of mutant of it. x is copied to a device, y and z are computed on
+# two streams, w joins them and is read; t is put in place over z; y's bytes pass to v.
+
+SOUND = plan(
+    {"hx": 0, "x": 0, "y": 32, "z": 64, "w": 96, "t": 64, "v": 32},
+    put("hx"),
+    copy(S0, "x", "hx"),
+    record(S0, "x"),
+    wait(S1, "x"),
+    run(S0, "y", "x"),
+    run(S1, "z", "x"),
+    record(S1, "z"),
+    wait(S0, "z"),
+    run(S0, "w", "y", "z"),
+    run(S0, "t", "z"),
+    run(S0, "v", "w"),
+    sync(stream=S0),
+    get("w"),
+    get("t"),
+    get("v"),
+    sync(),
+    t={"may_replace": ("z",)},
+)
+
+
+def test_the_example_is_sound() -> None:
+    assert not isinstance(examine(SOUND), CounterExample) and not disagreement(SOUND)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
+def test_every_class_of_mutant_is_rejected(mutation: Mutation) -> None:
+    """Each class is refused at least once, and a mutant is let off only where no order shows it."""
+    refused = 0
+    for seed in range(40):
+        mutant = mutation(SOUND, random.Random(seed))
+        if mutant is None:
+            continue
+        verdict = examine(mutant)
+        refused += isinstance(verdict, CounterExample)
+        if not (isinstance(verdict, CounterExample) and verdict.kind in FORMAL):
+            assert not disagreement(mutant), mutation.__name__
+    assert refused, mutation.__name__
+
+
+def test_swapping_host_steps_is_seen() -> None:
+    commands = list(SOUND.schedule.commands)
+    commands[11], commands[12] = commands[12], commands[11]
+    verdict = examine(with_commands(SOUND, commands))
+    assert isinstance(verdict, CounterExample) and verdict.kind == "race"
