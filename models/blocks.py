@@ -18,9 +18,14 @@ class Stored(Protocol):
     """What the builder must know of a checkpoint's tensor."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Sizes in NumPy order."""
+        ...
+
     @property
-    def dtype(self) -> dtypes.DType: ...
+    def dtype(self) -> dtypes.DType:
+        """How the elements are stored."""
+        ...
 
 
 @dataclass

@@ -4,6 +4,7 @@ One place turns every deliberate error into one line on stderr and a non-zero ex
 input that cannot be served, 1 for a check that failed, 130 after Ctrl-C.
 """
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -52,6 +53,8 @@ def options(
 
 def main() -> None:
     """Entry point: run a command and end with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows "?"
     try:
         app()
     except GgraphError as error:
@@ -60,6 +63,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output went away; flushing at exit would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader went away: `ggraph plan | head`
         sys.exit(0)
+    except (OSError, MemoryError) as error:
+        _drop_output()
+        complain(error if str(error) else MemoryError("out of memory"))
+        sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, lest the flush at exit fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

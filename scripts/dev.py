@@ -8,12 +8,17 @@ import argparse
 import os
 import subprocess
 import sys
-import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+if sys.version_info < (3, 11):  # noqa: UP036 (this file is what an older one meets first)
+    sys.exit(f"ggraph needs Python 3.11 or newer, this is {sys.version.split()[0]}")
+
+import tomllib
+
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = {"generate", "plan", "eagle3", "convert", "quantize", "hazards"}
 
 
 def requirements(extra: str | None) -> list[str]:
@@ -30,27 +35,38 @@ def environment(folder: Path, extra: str | None) -> Path:
     stamp = folder / f"installed-{extra or 'run'}.txt"
     if stamp.is_file() and stamp.read_text().splitlines() == wanted:
         return python
-    if not python.exists():
+    if not has_pip(python):
         print(f"making a virtual environment in {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
+        make(folder)
     print(f"installing {len(wanted)} packages", file=sys.stderr)
     quiet = ["-q", "--disable-pip-version-check"]
-    subprocess.run([str(python), "-m", "pip", "install", *quiet, *wanted], check=True)
+    pip = [str(python), "-m", "pip", "install", *quiet, *wanted]
+    if subprocess.run(pip, check=False).returncode:
+        sys.exit("pip could not install the packages; its own message is above")
     stamp.write_text("\n".join(wanted) + "\n")
     return python
+
+
+def has_pip(python: Path) -> bool:
+    """Whether an environment is there and whole: an interrupted one has no pip."""
+    command = [str(python), "-m", "pip", "--version"]
+    return python.exists() and not subprocess.run(command, capture_output=True).returncode
+
+
+def make(folder: Path) -> None:
+    """A new virtual environment. Some systems ship Python without what that needs."""
+    try:
+        venv.create(folder, with_pip=True)
+    except (subprocess.CalledProcessError, OSError) as error:
+        sys.exit(f"cannot make {folder}: {error}\nOn Debian and Ubuntu: apt install python3-venv")
 
 
 def steps(what: str, rest: Sequence[str], bin_folder: Path) -> list[list[str]]:
     """The commands of one verb, relative to the environment's interpreter."""
     python = str(bin_folder / "python")
     if what == "run":
-        words = list(rest)
-        known = words and not words[0].startswith("-") and words[0] in COMMANDS
-        return [
-            [python, "-m", "models", *words]
-            if known
-            else [python, "-m", "models", "generate", *words]
-        ]
+        command = [] if rest and rest[0] in COMMANDS else ["generate"]
+        return [[python, "-m", "models", *command, *rest]]
     tests = [[python, "-m", "pytest", *rest]]
     if what == "test":
         return tests
@@ -63,9 +79,6 @@ def steps(what: str, rest: Sequence[str], bin_folder: Path) -> list[list[str]]:
     ]
 
 
-COMMANDS = {"generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify"}
-
-
 def main() -> None:
     """Make the environment and run the verb; the exit status is the first failure's."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -76,11 +89,7 @@ def main() -> None:
     python = environment(given.venv, None if given.what == "run" else "dev")
     for command in steps(given.what, given.rest, python.parent):
         if given.what == "check":
-            print(
-                "+",
-                " ".join(Path(c).name if i == 0 else c for i, c in enumerate(command)),
-                flush=True,
-            )
+            print("+", Path(command[0]).name, *command[1:], flush=True)
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
         if status:
             sys.exit(status)

@@ -1,4 +1,4 @@
-"""Hypothesis profiles: dev (default), ci (derandomised, in .ci/run), deep (scripts/deep.sh)."""
+"""Hypothesis profiles: dev (default), ci (derandomised, in .ci/run), deep (by hand)."""
 
 import os
 

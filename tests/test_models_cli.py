@@ -85,6 +85,25 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_clear_line(model: Path) -> None:
+    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "4", "Hi"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines() == ["ggraph: [Errno 28] No space left on device"]
+
+
+def test_a_terminal_without_the_letters_gets_marks(model: Path) -> None:
+    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "20", "Hi"]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=plain, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
 def test_eagle3_shows_identical_text(model: Path) -> None:
     with start("-m", model, "--json", "-n", "24", "Hello", module="models.eagle3") as process:
         out, err = process.communicate(timeout=120)

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct against transformers in float32, where the model is on this machine.
 
-CI has no model and skips this file; `scripts/check_smollm2.py` fetches it and runs it.
+Skipped where the model is not in the cache; CI fetches it first.
 """
 
 import json
