@@ -23,6 +23,7 @@ from ggraph.verify.report import (
     tenant_repair,
 )
 from ggraph.verify.segments import BEFORE, History, Segment, Tag
+from ggraph.verify.static import period
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Proof:
     pairs: int = 0
     reads: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
+    _period: int = 1
     _histories: dict[str, History] = field(default_factory=dict)
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Proof:
         for i, c in enumerate(schedule):
             if c.do is not Do.HOST_FREE:
                 self._producer.update((a.value, i) for a in c.writes)
-        self._heirs = schedule.carried
+        self._heirs, self._period = schedule.carried, period(self.plan)
         self._begin()
         count = len(schedule.commands)
         for run in range(self.runs):
@@ -79,7 +81,8 @@ class Proof:
     def _command(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         for a in c.reads:
             yield from self._read(u, run, a)
-        yield from self._alias(u, run, c)
+        if run < self._period:  # later runs repeat these places
+            yield from self._alias(u, run, c)
         for a in c.writes:
             yield from self._write(u, run, a, freed=c.do is Do.HOST_FREE)
 
@@ -141,9 +144,9 @@ class Proof:
         return r.value in value.may_replace and self._place(w, run)[1:] == self._place(r, run)[1:]
 
     def _overlap(self, a: Access, b: Access, run: int) -> tuple[int, int] | None:
-        one, *x = self._place(a, run)
-        two, *y = self._place(b, run)
-        start, stop = max(x[0], y[0]), min(x[1], y[1])
+        one, a_start, a_stop = self._place(a, run)
+        two, b_start, b_stop = self._place(b, run)
+        start, stop = max(a_start, b_start), min(a_stop, b_stop)
         return (start, stop) if one is two and start < stop else None
 
     def _clash(self, u: int, run: int, w: Access, other: Access, what: str) -> CounterExample:

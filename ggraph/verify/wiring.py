@@ -1,16 +1,21 @@
 """Do the declarations compute the graph? Floor 6: knows tensors, nothing of order.
 
 Accesses must cover what each tensor's op reads and writes; through copies, staging buffers
-included, each tensor must get the bytes of the tensor that the graph names; and every output must
-reach the host whole. A plan without a graph (another runtime's) has its declarations alone.
+included, each tensor must get the very bytes of the tensor that the graph names; and every output
+must reach the host whole. A plan without a graph (another runtime's) has its declarations alone.
+
+Legend: a piece is (value, start, stop), bytes of a value; t, s tensors; a, r, w accesses.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Tensor
 from ggraph.verify.report import CounterExample
 from ggraph.verify.static import at_command
+
+Piece = tuple[str, int, int]
+Moves = Mapping[str, list[tuple[int, int, Piece]]]  # value -> its bytes [start, stop), their origin
 
 
 def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
@@ -18,52 +23,33 @@ def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
     tensors = {t.name: t for t in plan.graph}
     if not tensors:
         return
-    contents = _contents(plan)
+    moves = _moves(plan)
     for i, c in enumerate(plan.schedule):
         t = tensors.get(c.node or "")
-        for message in _misses(c, t, contents) if t is not None else ():
+        for message in _misses(c, t, moves) if t is not None else ():
             yield at_command(plan, i, "declaration", message)
-    made = {c.node for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}
+    nodes = {do: {c.node for c in plan.schedule if c.do is do} for do in Do}
     for t in plan.graph:
-        if not (t.is_leaf or t.is_view or t.name in made) and t.nbytes:
-            message = f"no command computes {t.name!r}"
+        for message in _absent(t, nodes, moves):
             yield CounterExample("declaration", message, values=(t.name,))
-    read = {c.node for c in plan.schedule if c.do is Do.HOST_READ}
-    for t in plan.graph.outputs:
-        if t.name not in read:
-            yield CounterExample("declaration", f"the host never reads output {t.name!r}")
 
 
-def _contents(plan: Plan) -> Mapping[str, str]:
-    """Value -> the value whose bytes copies have put there; what no copy writes is its own."""
-    source = {
-        w.value: r.value
-        for c in plan.schedule
-        if c.do is Do.COPY
-        for w, r in zip(c.writes, c.reads, strict=False)
-    }
-    found = {}
-    for name in plan.schedule.values:
-        origin, seen = name, {name}
-        while (below := source.get(origin)) is not None and below not in seen:
-            origin = below
-            seen.add(below)
-        found[name] = origin
-    return found
-
-
-def _misses(c: Command, t: Tensor, contents: Mapping[str, str]) -> Iterator[str]:
+def _misses(c: Command, t: Tensor, moves: Moves) -> Iterator[str]:
     if c.do is Do.LAUNCH:
         yield from _launch(c, t)
-        return
-    # A copy node means its source's bytes, every other tensor its own, whatever way they take.
-    meant = contents.get(t.sources[0].root.name if t.op == "copy" else t.root.name)
-    moved = c.reads if c.do is Do.HOST_READ else c.writes
-    for a in moved:
-        if contents[a.value] != meant:
-            yield f"{c.do.value} for {t.name!r}, but {a.value!r} has the bytes of another"
-    if c.do is Do.HOST_READ and sum(a.stop - a.start for a in moved) < t.nbytes:
-        yield f"reads less than the {t.nbytes} bytes of output {t.name!r}"
+    elif c.do is Do.HOST_READ:
+        if not _is(c.reads, t, moves):
+            yield f"does not read the {t.nbytes} bytes of output {t.name!r}"
+    else:
+        # A copy node means its source's bytes, every other tensor its own, whatever way they take.
+        meant = _merged(_origins(_span(_copied(c, t)), moves))
+        for value, start, stop in _merged(_origins(c.writes, moves)):
+            if not any(v == value and a <= start and stop <= b for v, a, b in meant):
+                yield f"{c.do.value} for {t.name!r} moves {value}[{start}:{stop}], bytes of another"
+
+
+def _copied(c: Command, t: Tensor) -> Tensor:
+    return t.sources[0] if c.do is Do.COPY and t.op == "copy" else t
 
 
 def _launch(c: Command, t: Tensor) -> Iterator[str]:
@@ -75,9 +61,85 @@ def _launch(c: Command, t: Tensor) -> Iterator[str]:
         yield f"writes {t.nbytes} bytes of {t.name!r} without declaring it"
 
 
-def _covers(accesses: tuple[Access, ...], value: str, start: int, stop: int) -> bool:
+def _absent(t: Tensor, nodes: Mapping[Do, set[str | None]], moves: Moves) -> Iterator[str]:
+    """What should have been done for `t` by some command, and has not been."""
+    is_moved, is_run = t.name in nodes[Do.COPY], t.name in nodes[Do.LAUNCH]
+    if not (t.is_leaf or t.is_view or is_moved or is_run) and t.nbytes:
+        yield f"no command computes {t.name!r}"
+    if t.op == "copy" and is_moved and not _is(_span(t), t.sources[0], moves):
+        yield f"{t.name!r} does not get the bytes of {t.sources[0].name!r}"
+    if t.is_output and t.name not in nodes[Do.HOST_READ]:
+        yield f"the host never reads output {t.name!r}"
+
+
+def _covers(accesses: Iterable[Access], value: str, start: int, stop: int) -> bool:
     reached = start
     for a in sorted((a for a in accesses if a.value == value), key=lambda a: a.start):
         if a.start <= reached:
             reached = max(reached, a.stop)
     return reached >= stop
+
+
+# Where bytes come from.
+
+
+def _span(t: Tensor) -> tuple[Access, ...]:
+    """The bytes of `t` in its root from first to last, gaps of a view included."""
+    return (Access(t.root.name, t.offset, t.offset + t.nbytes),) if t.nbytes else ()
+
+
+def _is(accesses: Iterable[Access], t: Tensor, moves: Moves) -> bool:
+    """Whether these bytes, in this order, are those of `t`: with or without a view's gaps."""
+    got = _merged(_origins(accesses, moves))
+    exact = tuple(Access(t.root.name, start, stop) for start, stop in t.byte_ranges())
+    return any(got == _merged(_origins(want, moves)) for want in (_span(t), exact))
+
+
+def _moves(plan: Plan) -> Moves:
+    """What copies put where: their writes, end to end, get their reads, end to end."""
+    found: dict[str, list[tuple[int, int, Piece]]] = {}
+    for c in plan.schedule:
+        if c.do is Do.COPY:
+            reads = [(a.value, a.start, a.stop) for a in c.reads]
+            for w in c.writes:
+                at = w.start
+                while at < w.stop:
+                    value, start, stop = reads.pop(0)
+                    size = min(stop - start, w.stop - at)
+                    if start + size < stop:
+                        reads.insert(0, (value, start + size, stop))
+                    found.setdefault(w.value, []).append(
+                        (at, at + size, (value, start, start + size))
+                    )
+                    at += size
+    return {value: sorted(pieces) for value, pieces in found.items()}
+
+
+def _origins(
+    accesses: Iterable[Access], moves: Moves, passed: frozenset[str] = frozenset()
+) -> Iterator[Piece]:
+    """The same bytes where they first were, before any copy; `passed` stops at circles."""
+    for a in accesses:
+        at = a.start
+        for start, stop, (source, begin, _) in moves.get(a.value, ()):
+            first, last = max(start, at), min(stop, a.stop)
+            if first < last and a.value not in passed:
+                if at < first:
+                    yield a.value, at, first
+                shift = begin - start
+                deeper = (Access(source, first + shift, last + shift),)
+                yield from _origins(deeper, moves, passed | {a.value})
+                at = last
+        if at < a.stop:
+            yield a.value, at, a.stop
+
+
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Neighbours joined, so that equal bytes have equal lists."""
+    found: list[Piece] = []
+    for value, start, stop in pieces:
+        if found and found[-1][0] == value and found[-1][2] == start:
+            found[-1] = (value, found[-1][1], stop)
+        else:
+            found.append((value, start, stop))
+    return found
