@@ -124,9 +124,7 @@ def test_scripts_that_are_named_exist() -> None:
     gone = [
         f"{short(p)}: {name}"
         for p in tracked()
-        for name in re.findall(
-            r"\b((?:scripts|bench|tests)/[\w/]+\.(?:py|md|sh))", p.read_text()
-        )
+        for name in re.findall(r"\b((?:scripts|bench|tests)/[\w/]+\.(?:py|md|sh))", p.read_text())
         if not (ROOT / name).is_file()
     ]
     assert not gone
