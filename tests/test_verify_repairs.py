@@ -20,7 +20,7 @@ def ordered(p: Plan, after: int, before: int) -> Plan:
     mark = Command(Do.RECORD, commands[after].actor, event, event=event)
     host = late.do in HOST_STEPS
     hold = Command(Do.HOST_SYNC if host else Do.WAIT, late.actor, event, event=event)
-    for at, c in sorted(((after + 1, mark), (before, hold)), key=lambda x: -x[0]):
+    for at, c in sorted(((before, hold), (after + 1, mark)), key=lambda x: -x[0]):
         commands.insert(at, c)
     return with_commands(p, commands)
 
