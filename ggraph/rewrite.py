@@ -3,11 +3,12 @@
 Each rule is a function from graph to graph and keeps every output's value.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ggraph.device import DeviceSpec
+from ggraph.dtype import F32
 from ggraph.graph import Graph
-from ggraph.tensor import Attrs, Kind, Tensor
+from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 Rule = Callable[[Graph], Graph]
 
@@ -61,6 +62,65 @@ def _is_computed(t: Tensor) -> bool:
     return root.kind is Kind.COMPUTED and root.overwritten is None
 
 
+def _lonely(graph: Graph) -> dict[str, Tensor]:
+    """Computed tensors with exactly one reader, by name, that nobody else may want."""
+    users = graph.users()
+    return {
+        t.name: users[t.name][0]
+        for t in graph.nodes
+        if len(users[t.name]) == 1 and not t.is_output and t.overwritten is None
+    }
+
+
+def _fused_norm(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+    """`mul(rms_norm(x), w)` -> `rms_norm_mul(x, w)`."""
+    if t.op != "mul":
+        return None
+    x, w = t.sources
+    vector = w.is_leaf and w.dtype is F32 and w.shape == x.shape[-1:]
+    if x.op != "rms_norm" or x.name not in lonely or not vector:
+        return None
+    return apply("rms_norm_mul", x.sources[0], w, name=t.name, **x.attrs)
+
+
+def _fused_product(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+    """`add(a, mul_mat(w, x))`, in either order -> `mul_mat_add(w, x, a)`."""
+    if t.op != "add" or t.sources[0].shape != t.sources[1].shape:
+        return None
+    for product, rest in (t.sources, t.sources[::-1]):
+        if product.op == "mul_mat" and product.name in lonely and rest.dtype is F32:
+            return apply("mul_mat_add", *product.sources, rest, name=t.name)
+    return None
+
+
+def _fused_rope(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+    """`set_rows(cache, rope(x), index)` -> `rope_set_rows(cache, x, positions, index)`."""
+    if t.op != "set_rows" or t.sources[1].op != "rope" or t.sources[1].name not in lonely:
+        return None
+    cache, turned, index = t.sources
+    x, positions, *factors = turned.sources
+    return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
+
+
+FUSIONS: dict[str, Callable[[Tensor, Mapping[str, Tensor]], Tensor | None]] = {
+    "rms_norm_mul": _fused_norm,
+    "mul_mat_add": _fused_product,
+    "rope_set_rows": _fused_rope,
+}
+
+
+def fuse(graph: Graph, known: frozenset[str]) -> Graph:
+    """Replace chains by the fused ops in `known`; an intermediate result must have no other use."""
+    lonely = _lonely(graph)
+    heirs: dict[str, Tensor] = {}
+    for t in graph.nodes:
+        made = (f(t, lonely) for name, f in FUSIONS.items() if name in known)
+        heir = next((h for h in made if h is not None), None)
+        if heir is not None:
+            heirs[t.name] = heir
+    return graph.replace(heirs) if heirs else graph
+
+
 RULES: tuple[Rule, ...] = (merge_duplicates, drop_identities)
 
 
@@ -68,4 +128,5 @@ def rewrite(graph: Graph, devices: Sequence[DeviceSpec]) -> Graph:
     """Apply every rule in order; fusions are made only where all `devices` know the fused op."""
     for rule in RULES:
         graph = rule(graph)
-    return graph
+    known = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
+    return fuse(graph, known) if known else graph

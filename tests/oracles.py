@@ -651,3 +651,29 @@ def pool_2d(
         ]
         y[(*lead, i, j)] = max(seen) if kind == "max" else sum(seen) / (kernel[0] * kernel[1])
     return y
+
+
+# --- fused ---------------------------------------------------------------------------------------
+
+
+@oracle("rms_norm_mul")
+def rms_norm_mul(x: Array, w: Array, *, eps: float) -> Array:
+    y = rms_norm(x, eps=eps)
+    for at in places(y.shape):
+        y[at] *= float(w[at[-1]])
+    return y
+
+
+@oracle("mul_mat_add")
+def mul_mat_add(w: Array, x: Array, rest: Array) -> Array:
+    y = mul_mat(w, x)
+    for at in places(y.shape):
+        y[at] += float(rest[at])
+    return y
+
+
+@oracle("rope_set_rows")
+def rope_set_rows(
+    cache: Array, x: Array, positions: Array, index: Array, *factors: Array, **attrs: Any
+) -> Array:
+    return set_rows(cache.astype(np.float64), rope(x, positions, *factors, **attrs), index)

@@ -16,14 +16,24 @@ from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
 from ggraph.alloc.clocks import Ints, clocks
 from ggraph.alloc.fit import Packing, extent
-from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest
+from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map
-from ggraph.alloc.offers import Offer, ordering_offers
+from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
 from ggraph.alloc.tenants import explain
 from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Schedule
 
-__all__ = ["MODES", "Offer", "allocate", "explain", "lower_bounds", "ordering_offers"]
+__all__ = [
+    "MODES",
+    "Offer",
+    "allocate",
+    "explain",
+    "fitting_edges",
+    "lower_bounds",
+    "ordering_offers",
+    "peak_bytes",
+    "rooms",
+]
 
 MODES = ("hb", "offline", "ggml")
 

@@ -104,7 +104,7 @@ class Layout:
 
 def check_largest(schedule: Schedule, blocks: Blocks, capacity: Capacity | None) -> None:
     """Raise AllocError where one value alone exceeds a buffer's or the device's limit."""
-    given = _known(schedule, capacity)
+    given = rooms(schedule, capacity)
     for b in blocks.blocks:
         limit = buffer_limit(schedule, b.device)
         if b.nbytes > limit:
@@ -115,8 +115,9 @@ def check_largest(schedule: Schedule, blocks: Blocks, capacity: Capacity | None)
             raise AllocError(f"%{b.values[0]} needs {b.nbytes} bytes, {b.device} has {room}")
 
 
-def _known(schedule: Schedule, capacity: Capacity | None) -> Capacity:
-    """`capacity`, with what is left of each other device's memory beside external buffers."""
+def rooms(schedule: Schedule, capacity: Capacity | None = None) -> Capacity:
+    """Bytes that the arenas of each device may take: `capacity`, else its memory beside external
+    buffers. Raises AllocError for an unknown device and a negative capacity."""
     known = alignments(schedule)
     for device, room in (capacity or {}).items():
         if device not in known:
@@ -137,7 +138,7 @@ def check_capacity(
 
     `bounds` gives the bytes that no plan of this schedule can avoid, for the message.
     """
-    for device, room in _known(schedule, capacity).items():
+    for device, room in rooms(schedule, capacity).items():
         need = sum(b.nbytes for b in memory.buffers.values() if _owned(b, device))
         if need > room:
             names = (v for v in schedule.values.values() if v.device == device and not v.external)

@@ -42,6 +42,11 @@ from ggraph.ops.elementwise import (
     scale,
     sub,
 )
+from ggraph.ops.fused import (
+    mul_mat_add,
+    rms_norm_mul,
+    rope_set_rows,
+)
 from ggraph.ops.glu import (
     geglu,
     geglu_erf,
@@ -177,6 +182,7 @@ __all__ = [
     "moe_route",
     "mul",
     "mul_mat",
+    "mul_mat_add",
     "mul_mat_id",
     "narrow",
     "neg",
@@ -191,8 +197,10 @@ __all__ = [
     "repeat",
     "reshape",
     "rms_norm",
+    "rms_norm_mul",
     "roll",
     "rope",
+    "rope_set_rows",
     "round",
     "rows",
     "scale",

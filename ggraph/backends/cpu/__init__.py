@@ -6,11 +6,13 @@ from ggraph.backends.cpu.pool import Pool
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
+FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
+
 
 def open(name: str, *, threads: int | None = None, exact: bool = False) -> CpuBackend:
     """The CPU under the device name `name`. `exact` keeps activations in float32."""
     count = env.thread_count() if threads is None else threads
     if not 1 <= count <= 1024:
         raise InputError(f"threads = {count}: expected 1 to 1024")
-    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64)
+    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64, fused=FUSED)
     return CpuBackend(spec, Pool(count), exact)

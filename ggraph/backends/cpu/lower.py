@@ -8,7 +8,7 @@ Legend: m rows, n columns of the result, k columns of a product, T token rows, C
 H heads, K key-value heads, D head_dim.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -118,14 +118,19 @@ def is_rows(t: Tensor) -> bool:
 
 
 def _mul_mat(low: Lowering, x: Launch) -> bool:
-    """A stored matrix times float rows; other products are rare and stay with the reference."""
-    w, a = x.sources
+    """A stored matrix times float rows, plus a third source where there is one.
+
+    Other products are rare and stay with the reference.
+    """
+    w, a, *rest = x.sources
     k = w.tensor.shape[-1]
     if not is_weight(w) or len(w.tensor.shape) != 2 or not is_rows(a.tensor):
         return False
     if w.tensor.dtype not in LAYOUTS or (w.tensor.dtype.is_block and k % 32):
         return False
     m, n = a.tensor.size // k, w.tensor.shape[0]
+    if rest and not is_rows(rest[0].tensor):
+        return False
     packed = low.weight(w)
     layout = layout_of(packed.dtype)
     plain = isinstance(layout, FloatLayout)
@@ -133,7 +138,7 @@ def _mul_mat(low: Lowering, x: Launch) -> bool:
     step = k * 4 if plain else activation_bytes(k)
     low.asm.add(
         "matmul_" + layout.name, w=packed.data, x=source, y=low.at(x.result), n=n, k=k, m=m,
-        xs=step, ys=n * 4, add=0, adds=0,
+        xs=step, ys=n * 4, add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
     )  # fmt: skip
     return True
 
@@ -176,8 +181,9 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     if not is_rows(a):
         return False
     n = a.shape[-1]
+    w = low.at(x.sources[1]) if len(x.sources) > 1 else 0
     low.asm.add(
-        "rms_norm", x=low.at(x.sources[0]), w=0, y=low.at(x.result), m=a.size // n, n=n,
+        "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
         xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
     )  # fmt: skip
     return True
@@ -251,10 +257,38 @@ def _scale(low: Lowering, x: Launch) -> bool:
 
 
 def _rope(low: Lowering, x: Launch) -> bool:
-    a, attrs = x.sources[0].tensor, x.result.tensor.attrs
-    if not is_rows(a) or attrs["ext_factor"] != 0 or x.sources[1].tensor.dtype is not I32:
+    a = x.sources[0]
+    dim = a.tensor.shape[2] * 4
+    return _rotate(low, x, a, x.sources[1], None, x.sources[2:], "f32", dim)
+
+
+def _rope_set_rows(low: Lowering, x: Launch) -> bool:
+    """Rotated rows straight into a float32 or float16 cache, in place."""
+    held, a, positions, index, *factors = x.sources
+    t = held.tensor
+    if t.dtype not in (F32, F16) or not t.is_contiguous:
         return False
-    rows, heads, dim = a.shape
+    if index.tensor.dtype is not I64 or not index.tensor.is_contiguous:
+        return False
+    kind = "f32" if t.dtype is F32 else "f16"
+    return _rotate(low, x, a, positions, index, factors, kind, t.dtype.row_bytes(t.shape[2]))
+
+
+def _rotate(
+    low: Lowering,
+    x: Launch,
+    a: Ref,
+    positions: Ref,
+    index: Ref | None,
+    factors: Sequence[Ref],
+    kind: str,
+    head_bytes: int,
+) -> bool:
+    """Rotate [T, H, D] rows; `head_bytes` is the distance of heads in the result."""
+    attrs = x.result.tensor.attrs
+    if not is_rows(a.tensor) or attrs["ext_factor"] != 0 or positions.tensor.dtype is not I32:
+        return False
+    rows, heads, dim = a.tensor.shape
     rotated = int(_number(x, "n_rot"))
     if rotated > min(dim, cache.MAX_ROTATED):
         return False
@@ -263,10 +297,11 @@ def _rope(low: Lowering, x: Launch) -> bool:
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
     low.asm.add(
-        "rope_f32", x=low.at(x.sources[0]), y=low.at(x.result), pos=low.at(x.sources[1]), index=0,
-        freqs=padded, factors=low.at(x.sources[2]) if len(x.sources) > 2 else 0, m=rows,
-        heads=heads, hd=dim, nr=rotated, halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4,
-        xh=dim * 4, ys=heads * dim * 4, yh=dim * 4, mscale=_number(x, "attn_factor"),
+        "rope_" + kind, x=low.at(a), y=low.at(x.result), pos=low.at(positions),
+        index=low.at(index) if index is not None else 0, freqs=padded,
+        factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
+        halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
+        ys=heads * head_bytes, yh=head_bytes, mscale=_number(x, "attn_factor"),
     )  # fmt: skip
     return True
 
@@ -301,9 +336,11 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
 
 LOWERINGS: dict[str, Lower] = {
     "mul_mat": _mul_mat,
+    "mul_mat_add": _mul_mat,
     "get_rows": _get_rows,
     "set_rows": _set_rows,
     "rms_norm": _rms_norm,
+    "rms_norm_mul": _rms_norm,
     "add": _binary("add"),
     "sub": _binary("sub"),
     "mul": _binary("mul"),
@@ -320,5 +357,6 @@ LOWERINGS: dict[str, Lower] = {
     "scale": _scale,
     "concat": _concat,
     "rope": _rope,
+    "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,
 }

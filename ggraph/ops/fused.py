@@ -1,0 +1,149 @@
+"""Chains that a device may run as one kernel, as ordinary ops with reads and writes. Floor 4.
+
+`ggraph.rewrite` makes them where every device knows them; a fused op means exactly what its parts
+mean one after the other. Legend: T token rows, H heads, D head_dim, C cache rows, n row length.
+"""
+
+from collections.abc import Sequence
+
+from ggraph.dtype import F16, F32, I32, I64, Q4_0
+from ggraph.ops.matmul import MUL_MAT
+from ggraph.ops.norm import RMS_NORM
+from ggraph.ops.rope import DEFAULTS, ROPE
+from ggraph.ops.rows import SET_ROWS
+from ggraph.ops.rules import expect, f32, rule
+from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
+
+
+def _norm_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    x, w = sources
+    good = w.dtype is F32 and w.shape == x.shape[-1:]
+    expect(good, f"expected %{w.name} f32[{x.shape[-1] if x.shape else 0}]")
+    return RMS_NORM.infer((x,), attrs)
+
+
+def _norm_cost(t: Tensor) -> Cost:
+    return Cost(5 * t.size, t.nbytes + sum(s.nbytes for s in t.sources))
+
+
+RMS_NORM_MUL = register(
+    OpSpec(
+        "rms_norm_mul",
+        infer=rule("rms_norm_mul", "x w", _norm_rule),
+        reference=lambda x, w, *, eps: f32(RMS_NORM.reference(x, eps=eps) * w),
+        cost=_norm_cost,
+        inplace_ok=(0,),
+        examples=(
+            Example((Arg((3, 8)), Arg((8,))), {"eps": 1e-5}),
+            Example((Arg((2, 3, 67)), Arg((67,))), {"eps": 1e-5}),
+            Example((Arg((1, 1)), Arg((1,))), {"eps": 1e-2}),
+            Example((Arg((0, 8)), Arg((8,))), {"eps": 1e-5}),
+        ),
+        doc="rms_norm_mul(x, w, eps): rms_norm of each row, times w.",
+    )
+)
+
+
+def _product_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    w, x, rest = sources
+    meta = MUL_MAT.infer((w, x), attrs)
+    good = rest.dtype is F32 and rest.shape == meta.shape
+    expect(good, f"expected %{rest.name} f32{list(meta.shape)}")
+    return meta
+
+
+def _product_cost(t: Tensor) -> Cost:
+    w, x, rest = t.sources
+    return Cost(2 * t.size * x.shape[-1] + t.size, w.nbytes + x.nbytes + rest.nbytes + t.nbytes)
+
+
+MUL_MAT_ADD = register(
+    OpSpec(
+        "mul_mat_add",
+        infer=rule("mul_mat_add", "w x rest", _product_rule),
+        reference=lambda w, x, rest: f32(MUL_MAT.reference(w, x) + rest),
+        cost=_product_cost,
+        inplace_ok=(2,),
+        examples=(
+            Example((Arg((6, 64)), Arg((3, 64)), Arg((3, 6)))),
+            Example((Arg((6, 64), Q4_0), Arg((2, 64)), Arg((2, 6))), tolerance=2e-2),
+            Example((Arg((1, 1)), Arg((1, 1)), Arg((1, 1)))),
+            Example((Arg((6, 8)), Arg((0, 8)), Arg((0, 6)))),
+        ),
+        doc="mul_mat_add(w, x, rest): x @ w^T + rest, element by element of one shape.",
+    )
+)
+
+
+def _rope_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    cache, x, positions, index, *factors = sources
+    ROPE.infer((x, positions, *factors), attrs)
+    return SET_ROWS.infer((cache, x, index), {})
+
+
+def _rope_set_rows(
+    cache: Array, x: Array, positions: Array, index: Array, *factors: Array, **attrs: object
+) -> Array:
+    return SET_ROWS.reference(cache, ROPE.reference(x, positions, *factors, **attrs), index)
+
+
+def _rope_cost(t: Tensor) -> Cost:
+    x = t.sources[1]
+    return Cost(6 * x.size, 2 * x.nbytes)
+
+
+def _rope_example(
+    cache: Arg, x: Arg, index: Arg, factors: bool = False, **attrs: object
+) -> Example:
+    t, _, d = x.shape
+    more = (Arg((d // 2,), F32, "positive"),) if factors else ()
+    changes: Attrs = {**DEFAULTS, "n_rot": d, "has_factors": factors, **attrs}  # type: ignore[dict-item]
+    tolerance = 2e-3 if cache.dtype is F16 else 1e-5
+    return Example((cache, x, Arg((t,), I32, "ids:1000"), index, *more), changes, tolerance)
+
+
+ROPE_SET_ROWS = register(
+    OpSpec(
+        "rope_set_rows",
+        infer=rule("rope_set_rows", "cache x positions index factors?", _rope_rule),
+        reference=_rope_set_rows,
+        cost=_rope_cost,
+        overwrites=0,
+        examples=(
+            _rope_example(Arg((7, 2, 8)), Arg((3, 2, 8)), Arg((3,), I64, "ids:7")),
+            _rope_example(
+                Arg((7, 2, 8), F16), Arg((3, 2, 8)), Arg((3,), I64, "ids:7"), True, mode="neox"
+            ),
+            _rope_example(Arg((1, 1, 2)), Arg((1, 1, 2)), Arg((1,), I32, "ids:1")),
+            _rope_example(Arg((7, 2, 8)), Arg((0, 2, 8)), Arg((0,), I64, "ids:7")),
+        ),
+        doc="rope_set_rows(cache, x, positions, index): rotate x, write its rows to the cache.",
+    )
+)
+
+
+def rms_norm_mul(x: Tensor, w: Tensor, eps: float = 1e-6, *, name: str = "") -> Tensor:
+    """Rows of x [..., n] with mean square 1, times w f32 [n]. No ggml peer. Errors: ShapeError."""
+    return apply("rms_norm_mul", x, w, name=name, eps=float(eps))
+
+
+def mul_mat_add(w: Tensor, x: Tensor, rest: Tensor, *, name: str = "") -> Tensor:
+    """x [.., m, k] @ w^T [n, k] + rest f32 [.., m, n]. No ggml peer. Errors: ShapeError."""
+    return apply("mul_mat_add", w, x, rest, name=name)
+
+
+def rope_set_rows(
+    cache: Tensor,
+    x: Tensor,
+    positions: Tensor,
+    index: Tensor,
+    *factors: Tensor,
+    name: str = "",
+    **attrs: object,
+) -> Tensor:
+    """cache [C, H, D] with rope(x [T, H, D]) at rows index [T]; overwrites the cache.
+
+    `attrs` are those of `rope`. No ggml peer. Errors: ShapeError.
+    """
+    given: Attrs = attrs  # type: ignore[assignment]  # checked by the op's rule
+    return apply("rope_set_rows", cache, x, positions, index, *factors, name=name, **given)

@@ -1,0 +1,185 @@
+"""The pipeline: limits of memory, what is tried, what it costs, and what concurrency costs."""
+
+import random
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+from graph_kit import random_devices, random_graph, random_options
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import SIM0, SIM1, tiny
+
+from ggraph import pipeline
+from ggraph.alloc import lower_bounds, peak_bytes
+from ggraph.errors import AllocError, InputError, PlaceError, PlanError
+from ggraph.order import order
+from ggraph.pipeline import Options, fastest, make_plan, trade_table
+from ggraph.place import place
+from ggraph.plan import Do, Plan, Schedule, VerifiedPlan
+from ggraph.split import split
+from ggraph.trade import wait_count, with_orderings
+from ggraph.verify import verify
+
+GRAPH = tiny(3)
+
+
+def arenas(verified: VerifiedPlan) -> dict[str, int]:
+    """Bytes of the plan's own buffers per device."""
+    found: dict[str, int] = {}
+    for b in verified.plan.memory.buffers.values():
+        if not b.external:
+            found[b.device] = found.get(b.device, 0) + b.nbytes
+    return found
+
+
+def forked(streams: int = 3) -> Schedule:
+    return order(split(place(GRAPH, [SIM0])), streams=streams)
+
+
+def test_a_plan_that_fits_is_left_alone() -> None:
+    free = make_plan(GRAPH, [SIM0], Options(streams=3))
+    same = make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": arenas(free)["sim0"]}))
+    assert same.plan.schedule.commands == free.plan.schedule.commands
+    assert not any("trying" in line for line in same.plan.log)
+
+
+def test_orderings_are_bought_where_no_layout_fits() -> None:
+    free = make_plan(GRAPH, [SIM0], Options(streams=3))
+    limit = arenas(free)["sim0"] - 128
+    tight = make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": limit}))
+    assert arenas(tight)["sim0"] <= limit
+    log = "\n".join(tight.plan.log)
+    assert "skipped, since sim0 has 640 bytes and no plan of this order needs less than 768" in log
+    assert "fit: 3 orderings save 128 bytes of sim0 (768 -> 640)" in log
+    assert "16 waits, critical path 96.0 us -> 19 waits, critical path 100.0 us" in log
+    assert wait_count(tight.plan.schedule) == wait_count(free.plan.schedule) + 3
+    assert {c.actor.stream for c in tight.plan.schedule if c.do is Do.LAUNCH} > {0}
+
+
+def test_without_spare_waits_one_stream_is_the_last_resort() -> None:
+    limit = {"sim0": 640}
+    tight = make_plan(GRAPH, [SIM0], Options(streams=3, capacity=limit, spare_waits=0))
+    assert arenas(tight)["sim0"] <= 640
+    assert {c.actor.stream for c in tight.plan.schedule if c.do is Do.LAUNCH} == {0}
+    assert any("trying: one stream per device" in line for line in tight.plan.log)
+
+
+def test_slots_are_given_up_last() -> None:
+    two = arenas(make_plan(GRAPH, [SIM0], Options(copies=2)))["sim0"]
+    one = arenas(make_plan(GRAPH, [SIM0]))["sim0"]
+    assert one < two
+    tight = make_plan(GRAPH, [SIM0], Options(copies=2, capacity={"sim0": one}))
+    assert arenas(tight)["sim0"] <= one
+    assert any("trying: one slot per input" in line for line in tight.plan.log)
+
+
+def test_the_error_states_the_bound() -> None:
+    with pytest.raises(
+        AllocError, match=r"sim0 has 512 bytes and no plan of this order needs less than 640"
+    ):
+        make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
+    with pytest.raises(AllocError, match=r"%x needs 128 bytes, sim0 has 64"):
+        make_plan(GRAPH, [SIM0], Options(capacity={"sim0": 64}))
+
+
+def test_bad_limits_are_refused() -> None:
+    with pytest.raises(AllocError, match=r"unknown device 'sim7'; known: sim0, host"):
+        make_plan(GRAPH, [SIM0], Options(capacity={"sim7": 1}))
+    with pytest.raises(AllocError, match=r"capacity of sim0 is -1 bytes"):
+        make_plan(GRAPH, [SIM0], Options(capacity={"sim0": -1}))
+    with pytest.raises(InputError, match=r"spare_waits -1"):
+        make_plan(GRAPH, [SIM0], Options(spare_waits=-1))
+    with pytest.raises(PlaceError, match=r"at least one device"):
+        make_plan(GRAPH, [])
+    with pytest.raises(AllocError, match=r"unknown allocator mode 'best'"):
+        make_plan(GRAPH, [SIM0], Options(memory="best"))
+
+
+def test_an_ordering_must_point_down_the_list() -> None:
+    schedule = forked()
+    for edge in ((3, 3), (4, 2), (-1, 2), (0, len(schedule.commands))):
+        with pytest.raises(PlanError, match=r"does not point down a list"):
+            with_orderings(schedule, [edge])
+
+
+def test_an_ordering_becomes_one_record_and_one_wait() -> None:
+    schedule = forked()
+    at = {c.label: i for i, c in enumerate(schedule)}
+    i, j, k = at["blk.0.q"], at["blk.0.mix"], at["blk.0.out"]
+    found = with_orderings(schedule, [(i, j), (i, k), (i, j)])
+    added = [c for c in found if c not in schedule.commands]
+    assert [c.do for c in added] == [Do.RECORD, Do.WAIT, Do.WAIT]
+    assert len({c.event for c in added}) == 1
+    labels = [c.label for c in found]
+    assert labels.index(added[0].label) == labels.index("blk.0.q") + 1
+    assert labels[labels.index("blk.0.mix") - 1] == added[1].label
+
+
+def test_fewest_orderings_on_a_small_plan() -> None:
+    """No smaller set of the offered orderings makes the plan fit."""
+    schedule = forked()
+    limit = 704
+    edges = pipeline.fitting_edges(schedule, "sim0", limit)
+    assert edges is not None
+    assert peak_bytes(schedule, edges)["sim0"] <= limit
+    offers = [(o.before, o.after) for o in pipeline.ordering_offers(schedule, device="sim0")]
+    for fewer in combinations(offers, len(edges) - 1):
+        assert peak_bytes(schedule, fewer)["sim0"] > limit
+
+
+def limits(verified: VerifiedPlan, r: random.Random) -> Iterator[dict[str, int]]:
+    """Tighter and tighter limits for one device."""
+    sizes = arenas(verified)
+    if sizes:
+        device = r.choice(sorted(sizes))
+        for percent in (100, 85, 70, 40):
+            yield {device: sizes[device] * percent // 100}
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_limit_is_kept_or_excluded_by_a_bound(r: random.Random) -> None:
+    graph, devices = random_graph(r), random_devices(r)
+    given_ = random_options(r, graph, devices)
+    free = make_plan(graph, devices, given_)
+    verify(Plan(free.plan.schedule, free.plan.memory))
+    for limit in limits(free, r):
+        options = Options(**{**vars(given_), "capacity": limit, "offline_seconds": 0.01})
+        try:
+            found = make_plan(graph, devices, options)
+        except AllocError as error:
+            assert "no plan of this order needs less" in str(error) or " bytes, " in str(error)
+            return
+        verify(found.plan)
+        assert all(arenas(found).get(d, 0) <= n for d, n in limit.items())
+
+
+def test_concurrency_has_a_price() -> None:
+    rows = trade_table(GRAPH, [SIM0])
+    assert {r.streams for r in rows} == {1, 2, 3, 4}
+    first = {s: next(r for r in rows if r.streams == s) for s in (1, 2, 3)}
+    assert (first[1].lost_bytes, first[3].lost_bytes) == (0, 128)
+    assert first[2].critical_path_s < first[1].critical_path_s
+    assert first[1].waits < first[2].waits < first[3].waits
+    for r in rows:
+        assert r.added == 0 or r.nbytes < first.get(r.streams, rows[-2]).nbytes
+    assert max(r.added for r in trade_table(GRAPH, [SIM0, SIM1], most=0)) == 0
+
+
+def test_the_fastest_way_within_a_limit() -> None:
+    rows = trade_table(GRAPH, [SIM0])
+    best = fastest(rows, max(r.nbytes for r in rows))
+    assert best.critical_path_s == min(r.critical_path_s for r in rows)
+    least = min(r.nbytes for r in rows)
+    assert fastest(rows, least).nbytes == least
+    with pytest.raises(AllocError, match=rf"{least - 1} bytes or less; the least is {least}"):
+        fastest(rows, least - 1)
+
+
+def test_the_table_matches_the_plans() -> None:
+    for row in (r for r in trade_table(GRAPH, [SIM0]) if not r.added):
+        verified = make_plan(GRAPH, [SIM0], Options(streams=row.streams))
+        assert row.nbytes == verified.plan.memory.arena_bytes
+        assert row.waits == wait_count(verified.plan.schedule)
+        least = sum(b.nbytes for b in lower_bounds(verified.plan.schedule).values())
+        assert least <= row.nbytes
