@@ -166,12 +166,19 @@ def _experts_from_hf(k: Keys) -> dict[str, Any]:
     }
 
 
+def scaling_of(k: Keys) -> Keys:
+    """The scaling of a config's rope: `rope_parameters`, or the older `rope_scaling`."""
+    values = k.get("rope_parameters") or k.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise ModelError(f"config.json: rope scaling {values!r} is no mapping")
+    return Keys(values, "config.json rope")
+
+
 def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     """`rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    scaling = k.get("rope_parameters") or k.get("rope_scaling") or {}
-    s = Keys(scaling, "config.json rope")
+    s = scaling_of(k)
     base = s.real("rope_theta", k.real("rope_theta", 10000.0))
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = s.get("rope_type") or s.get("type") or "default"
     rope = Rope("neox", int(head_dim * k.real("partial_rotary_factor", 1.0)), base)
     trained = s.integer(
         "original_max_position_embeddings", k.integer("max_position_embeddings", 2048)
@@ -182,18 +189,39 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
         return _with(rope, freq_scale=1 / s.real("factor"))
     if kind == "llama3":
         return _with(rope, freq_factors=llama3_factors(rope, s, trained))
-    if kind == "yarn":
-        factor = s.real("factor")
-        return _with(
-            rope,
-            freq_scale=1 / factor,
-            ext_factor=1.0,
-            attn_factor=s.real("attention_factor", 1.0) if s.has("attention_factor") else 1.0,
-            beta_fast=s.real("beta_fast", 32.0),
-            beta_slow=s.real("beta_slow", 1.0),
-            n_ctx_orig=trained,
-        )
+    if kind in ("yarn", "deepseek_yarn"):
+        return _yarn(rope, s, trained)
     raise ModelError(f"config.json: rope type {kind!r}; known: default, linear, llama3, yarn")
+
+
+def _yarn(rope: Rope, s: Keys, trained: int) -> Rope:
+    """YaRN. ggml's rope multiplies by 1 + ln(factor) / 10 itself, so that is divided out here."""
+    factor = s.real("factor")
+    if factor < 1 or s.get("truncate", True) is False:
+        raise ModelError(f"config.json rope: yarn factor {factor}, truncate {s.get('truncate')}")
+    wanted = implied = yarn_magnitude(factor, 1.0)
+    once, all_dims = s.real("mscale", 0.0), s.real("mscale_all_dim", 0.0)
+    if once and all_dims:
+        wanted = yarn_magnitude(factor, once) / yarn_magnitude(factor, all_dims)
+    if s.has("attention_factor"):
+        wanted = s.real("attention_factor")
+    return _with(
+        rope,
+        freq_scale=1 / factor,
+        ext_factor=1.0,
+        attn_factor=wanted / implied,
+        beta_fast=s.real("beta_fast", 32.0),
+        beta_slow=s.real("beta_slow", 1.0),
+        n_ctx_orig=trained,
+    )
+
+
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """YaRN's correction of the attention's magnitude for positions stretched by `factor` >= 1.
+
+    Source: Peng et al. 2023 (arXiv 2309.00071), equation 22; transformers' `get_mscale`.
+    """
+    return 1.0 + 0.1 * mscale * math.log(factor)
 
 
 def _with(rope: Rope, **changes: Any) -> Rope:

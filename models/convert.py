@@ -49,10 +49,14 @@ def head_to_gguf(
     """Write an EAGLE-3 head with the keys and names that llama.cpp reads.
 
     The target's tokenizer goes along; the draft vocabulary map is written as absolute ids.
+    ModelError for heads that GGUF has no form for.
     """
     c = head.config
     if len(c.taps) != 3:
         raise ModelError(f"{head.name}: GGUF heads tap 3 layers, this one taps {c.taps}")
+    if c.latent is not None or head.masked is not None:
+        kind = "latent attention" if c.latent is not None else "masked rows"
+        raise ModelError(f"{head.name}: GGUF has no form for a head with {kind}")
     metadata = _decoder_keys(c.decoder, "eagle3")
     metadata.update(
         {

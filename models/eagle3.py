@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
-from ggraph.decode.draft_model import DraftShape
+from ggraph.decode.draft_model import DraftShape, Masked
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import RawTensor
 
-from . import blocks
+from . import blocks, latent
 from .blocks import Step
 from .config import DecoderConfig
+from .latent import Latent
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class HeadConfig:
     fc_norm: bool = False  # one norm per tap (EAGLE-3.1)
     norm_output: bool = False  # the feedback is normed (EAGLE-3.1)
     qk_norm: bool = False  # a norm on each head of q and k (Qwen3 heads)
+    latent: Latent | None = None  # latent attention (heads for DeepSeek and Kimi)
 
     def __post_init__(self) -> None:
         if not self.taps:
@@ -55,7 +57,8 @@ class Head:
     """A loaded head: implements `ggraph.decode.draft_model.DraftModel`.
 
     `catalogue` has GGUF names; what is missing there and stands in `borrowed` (embedding, output
-    matrix) is the target's. `target_ids[i]` is the target's token for draft token i.
+    matrix) is the target's. `target_ids[i]` is the target's token for draft token i. `masked` is
+    what stands in for rows whose feature is not known yet, in heads that draft in parallel.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Head:
     catalogue: Mapping[str, RawTensor] = field(repr=False)
     borrowed: Mapping[str, RawTensor] = field(repr=False)
     target_ids: Array = field(repr=False)
+    masked: Masked | None = field(default=None, repr=False)
 
     PREFIX = "draft."
 
@@ -135,13 +139,20 @@ def decoder(s: Step, c: HeadConfig, g: Tensor) -> Tensor:
     embedding = blocks.norm(s, blocks.embed(s), "blk.0.attn_norm")
     x = ops.concat([embedding, feature], axis=-1, name="blk.0.attn_in")  # [T, 2E]
     residual = feature if c.norm_before_residual else g
-    h = residual + blocks.attention(s, x, 0, qk_norm=c.qk_norm)
+    h = residual + _attention(s, c, x, 0)
     h = h + blocks.swiglu(s, blocks.norm(s, h, "blk.0.ffn_norm"), 0)
     for i in range(1, c.decoder.num_hidden_layers):
         normed = blocks.norm(s, h, f"blk.{i}.attn_norm")
-        h = h + blocks.attention(s, normed, i, qk_norm=c.qk_norm)
+        h = h + _attention(s, c, normed, i)
         h = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
     return h
+
+
+def _attention(s: Step, c: HeadConfig, x: Tensor, i: int) -> Tensor:
+    """Attention of layer i in the head's form: x [T, n] -> [T, E]."""
+    if c.latent is not None:
+        return latent.attention(s, x, i, c.latent)
+    return blocks.attention(s, x, i, qk_norm=c.qk_norm)
 
 
 def _outputs(s: Step, c: HeadConfig, out: Tensor) -> Graph:

@@ -16,49 +16,33 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, ModelError, dtypes
+from ggraph.decode.draft_model import DraftShape, Masked
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.tensor import Kind
 
+from . import latent
 from .config import DecoderConfig, Keys, Rope, rope_from_hf
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .eagle3 import Head, HeadConfig
+from .head_names import sanitize_head, target_ids, tensor_of
+from .latent import Latent
 from .registry import Model
 
-_LAYER_NAMES = {
-    "hidden_norm": "attn_norm_2",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_TOP_NAMES = {
-    "fc": "fc",
-    "embed_tokens": "token_embd",
-    "lm_head": "output",
-    "norm": "output_norm",
-    "input_norm": "enc.output_norm",
-    "fc_norm.0": "fc_norm.0",
-    "fc_norm.1": "fc_norm.1",
-    "fc_norm.2": "fc_norm.2",
-    "fc_norm.3": "fc_norm.3",
-    "fc_norm.4": "fc_norm.4",
-}
-_MAP_NAMES = ("d2t", "draft_id_to_target_id")
-_IGNORED = re.compile(r"t2d|target_id_to_draft_id|.*rotary_emb\.inv_freq")
-_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.(.+)\.(weight|bias)")
 _REFUSED = {
     "use_input_layernorm_in_first_layer": False,
     "use_last_layernorm": False,
     "use_mtp_layernorm": True,
-    "parallel_drafting": True,
+    "mla_use_nope": True,
+    "mla_use_output_gate": True,
 }
+_PROMISED = {
+    "norm_before_fc": "enc.output_norm.weight",
+    "fc_norm": "fc_norm.0.weight",
+    "use_aux_norm": "fc_norm.0.weight",
+}
+_SPARE = re.compile(r"blk\.[1-9]\d*\.attn_norm_2\.weight")  # made for each layer, read by none
+_MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
 def open_head(path: Path, target: Model) -> Head | FirstHead:
@@ -82,27 +66,75 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 def _from_hf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
     values = _flattened(checkpoint.metadata)
-    for flag, refused in _REFUSED.items():
-        if values.get(flag) is refused:
-            raise ModelError(f"{path}: {flag} = {refused} is a variant that is not built here")
     tensors, mapping = sanitize_head(checkpoint.tensors, path)
-    decoder = _decoder_from_hf(values, tensors, target, path)
-    wide = _tensor(tensors, "fc.weight", path).shape[-1]
-    taps = _taps(checkpoint.metadata, wide, target, path)
+    _check_flags(values, tensors, path)
+    k = Keys({"max_position_embeddings": 2048, **values}, str(path))
+    sizes = latent.sizes(tensors, k, k.integer("num_attention_heads"), path)
+    wide = tensor_of(tensors, "fc.weight", path).shape[-1]
     config = HeadConfig(
-        decoder=decoder,
+        decoder=_decoder_from_hf(k, tensors, sizes, target, path),
         target_hidden_size=target.width,
-        taps=taps,
+        taps=_taps(checkpoint.metadata, wide, target, path),
         draft_vocab_size=_draft_vocabulary(tensors, mapping, target),
-        norm_before_residual=bool(values.get("norm_before_residual", False)),
+        norm_before_residual=bool(
+            k.get("norm_before_residual", "speculators_model_type" in checkpoint.metadata)
+        ),
         norm_before_fc="enc.output_norm.weight" in tensors,
         fc_norm="fc_norm.0.weight" in tensors,
-        norm_output=bool(values.get("norm_output", False)),
+        norm_output=bool(k.get("norm_output", False)),
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        latent=sizes,
     )
     hint = checkpoint.tensors.get("t2d")
-    ids = target_ids(mapping, hint.data if hint is not None else None, config, path)
-    return _head(path, config, tensors, ids, target)
+    truth = hint.data if hint is not None else None
+    ids = target_ids(mapping, truth, config.draft_vocab_size, target.vocab_size, path)
+    masked = _masked(values, checkpoint.tensors, config, path)
+    return _head(path, config, tensors, ids, target, masked)
+
+
+def _check_flags(values: Mapping[str, Any], tensors: Mapping[str, RawTensor], where: Path) -> None:
+    """ModelError for a variant that is not built here, and for one whose tensor is missing."""
+    for flag, refused in _REFUSED.items():
+        if values.get(flag) is refused:
+            raise ModelError(f"{where}: {flag} = {refused} is a variant that is not built here")
+    for flag, name in _PROMISED.items():
+        if values.get(flag) is True and name not in tensors:
+            raise ModelError(f"{where}: {flag} is set, but the head has no tensor {name!r}")
+
+
+def _masked(
+    values: Mapping[str, Any], tensors: Mapping[str, RawTensor], c: HeadConfig, where: Path
+) -> Masked | None:
+    """What a P-EAGLE head puts where nothing is known yet; None for heads that draft in turn."""
+    row = tensors.get("mask_hidden", tensors.get("model.mask_hidden"))
+    if row is None:
+        if values.get("parallel_drafting") or values.get("speculators_model_type") == "peagle":
+            raise ModelError(f"{where}: the head drafts in parallel, but has no 'mask_hidden'")
+        return None
+    nested = values.get("dflash_config") or {}
+    named = [values.get(k) for k in _MASK_TOKENS] + [nested.get("mask_token_id")]
+    ids = {t for t in named if t is not None}
+    if len(ids) != 1:
+        raise ModelError(
+            f"{where}: tokens {sorted(map(str, ids))} for rows that are masked; expected one, as "
+            f"{', '.join(_MASK_TOKENS)}"
+        )
+    token = ids.pop()
+    if (
+        isinstance(token, bool)
+        or not isinstance(token, int)
+        or not 0 <= token < c.decoder.vocab_size
+    ):
+        raise ModelError(f"{where}: masked token {token!r} of {c.decoder.vocab_size}")
+    features = row.float32().reshape(-1)
+    if features.size != len(c.taps) * c.target_hidden_size:
+        raise ModelError(
+            f"{where}: 'mask_hidden' holds {features.size} values, fc reads "
+            f"{len(c.taps) * c.target_hidden_size}"
+        )
+    if not np.isfinite(features).all():
+        raise ModelError(f"{where}: 'mask_hidden' holds values that are not finite")
+    return Masked(token, features)
 
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,51 +146,25 @@ def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def sanitize_head(
-    tensors: Mapping[str, RawTensor], where: Path
-) -> tuple[dict[str, RawTensor], Array | None]:
-    """Tensors under GGUF names, and the draft-to-target map where there is one."""
-    found: dict[str, RawTensor] = {}
-    mapping: Array | None = None
-    for name, t in tensors.items():
-        short = name.removeprefix("model.")
-        layer = _LAYER.fullmatch(name)
-        stem, _, last = short.rpartition(".")
-        if short in _MAP_NAMES:
-            mapping = np.asarray(t.data).reshape(-1).astype(np.int64)
-        elif layer is not None and layer[2] in _LAYER_NAMES:
-            title = f"blk.{layer[1] or 0}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
-            found[title] = replace(t, name=title)
-        elif stem in _TOP_NAMES and last in ("weight", "bias"):
-            title = f"{_TOP_NAMES[stem]}.{last}"
-            found[title] = replace(t, name=title)
-        elif not _IGNORED.fullmatch(short):
-            raise ModelError(f"{where}: unknown tensor {name!r} in the head")
-    return found, mapping
-
-
-def _tensor(tensors: Mapping[str, RawTensor], name: str, where: Path) -> RawTensor:
-    if name not in tensors:
-        raise ModelError(f"{where}: the head has no tensor {name!r}")
-    return tensors[name]
-
-
 def _decoder_from_hf(
-    values: Mapping[str, Any], tensors: Mapping[str, RawTensor], target: Model, where: Path
+    k: Keys, tensors: Mapping[str, RawTensor], sizes: Latent | None, target: Model, where: Path
 ) -> DecoderConfig:
     """Sizes from the tensors where they can tell, else from the config."""
-    k = Keys(values, str(where))
     heads = k.integer("num_attention_heads")
-    kv_heads = k.integer("num_key_value_heads", heads)
-    hidden = _tensor(tensors, "fc.weight", where).shape[0]
-    head_dim = _tensor(tensors, "blk.0.attn_q.weight", where).shape[0] // max(heads, 1)
+    hidden = tensor_of(tensors, "fc.weight", where).shape[0]
     if k.has("hidden_size") and k.integer("hidden_size") != hidden:
         raise ModelError(f"{where}: hidden_size {k.integer('hidden_size')}, but fc gives {hidden}")
-    rope = rope_from_hf(Keys({"max_position_embeddings": 2048, **values}, str(where)), head_dim)
+    if sizes is not None:
+        kv_heads, head_dim, rope = heads, sizes.key, rope_from_hf(k, sizes.rotated)
+        rope = rope if k.get("rope_interleave") is False else replace(rope, mode="normal")
+    else:
+        q = tensor_of(tensors, "blk.0.attn_q.weight", where)
+        kv_heads, head_dim = k.integer("num_key_value_heads", heads), q.shape[0] // max(heads, 1)
+        rope = rope_from_hf(k, head_dim)
     return DecoderConfig(
         architecture="eagle3",
         hidden_size=hidden,
-        intermediate_size=_tensor(tensors, "blk.0.ffn_gate.weight", where).shape[0],
+        intermediate_size=tensor_of(tensors, "blk.0.ffn_gate.weight", where).shape[0],
         num_hidden_layers=1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("blk.")),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -209,38 +215,13 @@ def _draft_vocabulary(
     return len(mapping) if mapping is not None else target.vocab_size
 
 
-def target_ids(mapping: Array | None, hint: Array | None, config: HeadConfig, where: Path) -> Array:
-    """i64 [W]: the target's id of each draft token.
-
-    `mapping` holds offsets (id - index) or absolute ids. `hint` (t2d, bool [V]) settles it; else
-    strictly increasing values that are nowhere below their index are absolute.
-    """
-    count, vocabulary = config.draft_vocab_size, config.decoder.vocab_size
-    if mapping is None:
-        if count != vocabulary:
-            raise ModelError(f"{where}: draft vocabulary {count} of {vocabulary}, but no d2t")
-        return np.arange(vocabulary, dtype=np.int64)
-    if len(mapping) != count:
-        raise ModelError(f"{where}: d2t has {len(mapping)} entries for {count} draft tokens")
-    index = np.arange(count, dtype=np.int64)
-    if hint is not None and int(hint.astype(bool).sum()) == count:
-        ids = np.flatnonzero(hint)
-    else:
-        absolute = bool(np.all(np.diff(mapping) > 0) and np.all(mapping >= index))
-        ids = mapping if absolute else mapping + index
-    if ids.min() < 0 or ids.max() >= vocabulary:
-        raise ModelError(f"{where}: d2t points to {ids.min()} .. {ids.max()} of {vocabulary}")
-    if len(np.unique(ids)) != count:
-        raise ModelError(f"{where}: d2t names {count - len(np.unique(ids))} tokens twice")
-    return ids.astype(np.int64)
-
-
 def _head(
     path: Path,
     config: HeadConfig,
     tensors: dict[str, RawTensor],
     ids: Array,
     target: Model,
+    masked: Masked | None = None,
 ) -> Head:
     """Check widths, add what is computed from the config, and borrow what is missing."""
     factors = config.decoder.rope.freq_factors
@@ -251,7 +232,21 @@ def _head(
         if t.dtype.is_float and not t.dtype.is_block and not np.isfinite(t.float32()).all():
             raise ModelError(f"{path}: {name!r} holds values that are not finite")
     borrowed = _borrowed(path, config, tensors, target)
-    return Head(path.stem, config, tensors, borrowed, ids)
+    head = Head(path.stem, config, tensors, borrowed, ids, masked)
+    _try(head, path)
+    return head
+
+
+def _try(head: Head, where: Path) -> None:
+    """Build one step, so that a missing, misshapen or needless tensor is refused at once."""
+    try:
+        graph = head.build(DraftShape(1, 1, 1, 2, fed_back=False))
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    used = {t.name.removeprefix(Head.PREFIX) for t in graph.leaves(Kind.WEIGHT)}
+    needless = [n for n in head.catalogue if n not in used and not _SPARE.fullmatch(n)]
+    if needless:
+        raise ModelError(f"{where}: no place for tensor {needless[0]!r} in this head")
 
 
 def _borrowed(
@@ -286,7 +281,7 @@ def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
     }
     k = Keys(md, str(path), "eagle3.")
     decoder = _decoder_from_gguf(k, tensors, target, path)
-    wide = _tensor(tensors, "fc.weight", path).shape[-1]
+    wide = tensor_of(tensors, "fc.weight", path).shape[-1]
     if k.has("target_hidden_size") and k.integer("target_hidden_size") != target.width:
         raise ModelError(
             f"{path}: made for a target {k.integer('target_hidden_size')} wide, this one is "
@@ -307,14 +302,15 @@ def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
         norm_output=bool(k.get("norm_output", False)),
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
-    return _head(path, config, tensors, target_ids(ids, None, config, path), target)
+    ids = target_ids(ids, None, config.draft_vocab_size, target.vocab_size, path)
+    return _head(path, config, tensors, ids, target)
 
 
 def _decoder_from_gguf(
     k: Keys, tensors: Mapping[str, RawTensor], target: Model, where: Path
 ) -> DecoderConfig:
     heads = k.integer("attention.head_count")
-    q = _tensor(tensors, "blk.0.attn_q.weight", where)
+    q = tensor_of(tensors, "blk.0.attn_q.weight", where)
     head_dim = k.integer("attention.key_length", q.shape[0] // max(heads, 1))
     return DecoderConfig(
         architecture="eagle3",

@@ -29,6 +29,17 @@ class DraftShape:
     cache_dtype: DType = F16
 
 
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """The row that a head which drafts in parallel takes where nothing is known yet.
+
+    `token` stands for the token and `features` f32 [A*G] for the target's taps.
+    """
+
+    token: int
+    features: Array
+
+
 class DraftModel(Protocol):
     """A draft head in the manner of EAGLE."""
 
