@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Plan, Schedule
+from ggraph.verify import CounterExample
 
 WIDTH, ROW, MEMORY_HEIGHT = 1120, 26, 420
 _PALETTE = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#bab0ac")
@@ -43,8 +44,9 @@ def spans(schedule: Schedule) -> list[Span]:
     return found
 
 
-def plan_html(plan: Plan, facts: Mapping[str, object], problem: str = "") -> str:
-    """The page. `facts` are shown at the top; `problem` is a counter-example, shown in red."""
+def plan_html(plan: Plan, facts: Mapping[str, object], fault: CounterExample | None = None) -> str:
+    """The page. `facts` are shown at the top, a counter-example in red."""
+    problem = str(fault or "")
     times = spans(plan.schedule)
     parts = [
         f"<h1>{escape(plan.graph.name)}</h1>",

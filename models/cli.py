@@ -19,6 +19,7 @@ from .cli_eagle3 import eagle3
 from .cli_generate import generate
 from .cli_hazards import hazards_app
 from .cli_plan import plan
+from .cli_verify import verify
 
 app = typer.Typer(
     name="ggraph",
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(verify)
 app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)

@@ -80,6 +80,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
 
+def write_text(path: Path, text: str) -> None:
+    """The text as a file. InputError where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for `-`. InputError when there is nothing."""
     text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt

@@ -1,5 +1,6 @@
 """`ggraph plan`: what would run where, in which bytes, and the proof. Floor 10."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +9,11 @@ import typer
 
 from ggraph import InputError, Options
 from ggraph.decode.runner import Runner
+from ggraph.plan_json import plan_to_json
 from ggraph.show import graph_dot, plan_summary, plan_text
 from ggraph.show_html import plan_html
 
-from .cli_common import AsJson, Devices, Threads, device_names, model_path, print_json
+from .cli_common import AsJson, Devices, Threads, device_names, model_path, print_json, write_text
 from .load import open_session
 from .registry import open_model
 
@@ -37,6 +39,7 @@ def plan(
     threads: Threads = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with all pictures.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write the plan for `ggraph verify`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the verified plan of one decoding step: splits, streams, placement, memory, proof."""
@@ -55,11 +58,13 @@ def plan(
             print(graph_dot(graph))
             return
         verified = session.prepare("shown", lambda: graph, opened.weight)
+        if export is not None:
+            write_text(export, json.dumps(plan_to_json(verified.plan)) + "\n")
         if html is not None:
-            _write(html, plan_html(verified.plan, vars(verified.certificate)))
+            write_text(html, plan_html(verified.plan, vars(verified.certificate)))
         elif as_json:
             print_json(plan_summary(verified))
-        else:
+        elif export is None:
             print(plan_text(verified))
 
 
@@ -72,10 +77,3 @@ def _layers(text: str | None) -> dict[str, int]:
             raise InputError(f"--layers {text!r}: expected DEVICE=COUNT, separated by commas")
         found[name.strip()] = int(count)
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -91,30 +91,12 @@ class HazardReport:
             "ok": self.ok,
             "failures": list(self.failures),
             "seed": self.seed,
-            "counter_example": None if e is None else _example(e),
+            "counter_example": None if e is None else e.to_json(),
             "corruption": None if c is None else _corruption(c),
             "fixed": None if self.certificate is None else vars(self.certificate),
             "orders_bit_equal": self.orders if self.ok else 0,
             "prices": {k: vars(p) for k, p in self.prices.items()},
         }
-
-
-def _example(e: CounterExample) -> dict[str, Any]:
-    sites = [None if s is None else {"run": s.iteration, "command": s.text.strip()} for s in _of(e)]
-    return {
-        "kind": e.kind,
-        "message": e.message,
-        "commands": sites,
-        "buffer": e.buffer,
-        "bytes": [e.start, e.stop],
-        "values": list(e.values),
-        "missing": e.edge,
-        "repairs": [str(r) for r in e.repairs],
-    }
-
-
-def _of(e: CounterExample) -> tuple[Any, ...]:
-    return (e.first, e.second)
 
 
 def _corruption(c: Corruption) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Floor 6. Builds values and text only; what is wrong has been decided elsewhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ggraph.errors import PlanError
 from ggraph.plan import HOST_STEPS, Command, Value
@@ -93,6 +94,20 @@ class CounterExample:
         if self.nearby:
             lines += ["  nearby:", self.nearby]
         return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data; `commands` are the two sites, None where there is none."""
+        sites = (self.first, self.second)
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "commands": [s and {"run": s.iteration, "command": s.text.strip()} for s in sites],
+            "buffer": self.buffer,
+            "bytes": [self.start, self.stop],
+            "values": list(self.values),
+            "missing": self.edge,
+            "repairs": [str(r) for r in self.repairs],
+        }
 
 
 class Rejected(PlanError):
