@@ -13,6 +13,7 @@ import typer
 
 from ggraph import GgraphError, __version__
 
+from .cli_bench import bench_app
 from .cli_common import complain
 from .cli_convert import convert, quantize
 from .cli_eagle3 import eagle3
@@ -36,6 +37,7 @@ app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)
 app.add_typer(hazards_app)
+app.add_typer(bench_app)
 
 
 def _version(wanted: bool) -> None:

@@ -18,7 +18,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (this file is what an older one me
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = {"generate", "plan", "eagle3", "convert", "quantize", "hazards", "verify"}
+COMMANDS = {"generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify"}
 
 
 def requirements(extra: str | None) -> list[str]:
