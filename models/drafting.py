@@ -10,8 +10,11 @@ from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.length import Adaptive, Fixed, LengthPolicy
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.parallel import ParallelDrafter
 from ggraph.decode.runner import Runner
 
+from .eagle1 import FirstHead
+from .eagle3 import Head
 from .load import Loaded
 from .registry import open_model
 
@@ -76,11 +79,21 @@ def _make(name: str, m: Loaded, options: DraftOptions) -> Drafter:
     if name == "eagle3":
         if m.head is None:
             raise InputError("the eagle3 drafter needs a head: give one with --head")
-        runner = DraftRunner(m.head, m.session, m.runner.context)
-        return EagleDrafter(runner, tree=options.tree, p_min=options.p_min)
+        return _with_head(m, m.head, options)
     if options.model_draft is None:
         raise InputError("the model drafter needs a model: give one with --model-draft")
     return _smaller(m, options.model_draft, options)
+
+
+def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions) -> Drafter:
+    """In turn or as a tree, or in parallel where the head was made for that."""
+    runner = DraftRunner(head, m.session, m.runner.context)
+    masked = head.masked if isinstance(head, Head) else None
+    if masked is None:
+        return EagleDrafter(runner, tree=options.tree, p_min=options.p_min)
+    if options.tree is not None:
+        raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
+    return ParallelDrafter(runner, masked, p_min=options.p_min)
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:

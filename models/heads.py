@@ -8,7 +8,7 @@ Where a layout says the same thing in two ways the tensors decide; what cannot b
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,21 +111,17 @@ def _masked(
         if values.get("parallel_drafting") or values.get("speculators_model_type") == "peagle":
             raise ModelError(f"{where}: the head drafts in parallel, but has no 'mask_hidden'")
         return None
-    nested = values.get("dflash_config") or {}
-    named = [values.get(k) for k in _MASK_TOKENS] + [nested.get("mask_token_id")]
-    ids = {t for t in named if t is not None}
-    if len(ids) != 1:
+    named = [values.get(k) for k in _MASK_TOKENS]
+    named.append(_nested(values, "dflash_config").get("mask_token_id"))
+    tokens = [t for t in named if t is not None]
+    if not tokens or any(t != tokens[0] for t in tokens):
         raise ModelError(
-            f"{where}: tokens {sorted(map(str, ids))} for rows that are masked; expected one, as "
+            f"{where}: tokens {tokens} for rows that are masked; expected one, as "
             f"{', '.join(_MASK_TOKENS)}"
         )
-    token = ids.pop()
-    if (
-        isinstance(token, bool)
-        or not isinstance(token, int)
-        or not 0 <= token < c.decoder.vocab_size
-    ):
-        raise ModelError(f"{where}: masked token {token!r} of {c.decoder.vocab_size}")
+    token, vocabulary = tokens[0], c.decoder.vocab_size
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+        raise ModelError(f"{where}: masked token {token!r} of {vocabulary}")
     features = row.float32().reshape(-1)
     if features.size != len(c.taps) * c.target_hidden_size:
         raise ModelError(
@@ -139,11 +135,18 @@ def _masked(
 
 def _flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nested parts over the top level: speculators' layer config, ModelOpt's eagle_config."""
-    nested = [config.get(k) or {} for k in ("transformer_layer_config", "eagle_config")]
     merged = dict(config)
-    for part in nested:
-        merged.update({k: v for k, v in part.items() if v is not None})
+    for name in ("transformer_layer_config", "eagle_config"):
+        merged.update({k: v for k, v in _nested(config, name).items() if v is not None})
     return merged
+
+
+def _nested(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A config inside the config, empty where it is missing."""
+    part = config.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise ModelError(f"config.json: {name} = {part!r} is no mapping")
+    return part
 
 
 def _decoder_from_hf(
@@ -186,16 +189,22 @@ def _taps(config: Mapping[str, Any], wide: int, target: Model, where: Path) -> t
         )
     count = wide // target.width
     name = "eagle_aux_hidden_state_layer_ids"
-    nested = (config.get("eagle_config") or {}).get(name)
+    nested = _nested(config, "eagle_config").get(name)
     if config.get(name):
-        taps = tuple(int(i) for i in config[name])
+        taps = _indices(config[name], where)
     elif nested:
-        taps = tuple(int(i) + 1 for i in nested)
+        taps = tuple(i + 1 for i in _indices(nested, where))
     elif count == 3:
         taps = default_taps(target.layer_count)
     else:
         raise ModelError(f"{where}: fc reads {count} layers, but the config does not say which")
     return _checked_taps(taps, count, target, where)
+
+
+def _indices(listed: object, where: Path) -> tuple[int, ...]:
+    if not isinstance(listed, Sequence) or any(type(i) is not int for i in listed):
+        raise ModelError(f"{where}: tapped layers {listed!r} are no list of integers")
+    return tuple(listed)
 
 
 def _checked_taps(taps: tuple[int, ...], count: int, target: Model, where: Path) -> tuple[int, ...]:
@@ -288,7 +297,9 @@ def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
             f"{target.width}"
         )
     listed = k.get("target_layers", k.get("extract_layers"))
-    taps = tuple(int(i) for i in listed) if listed is not None else default_taps(target.layer_count)
+    taps = default_taps(target.layer_count)
+    if listed is not None:
+        taps = _indices(np.asarray(listed).tolist(), path)
     mapping = checkpoint.tensors.get("d2t")
     ids = np.asarray(mapping.data).reshape(-1).astype(np.int64) if mapping is not None else None
     config = HeadConfig(

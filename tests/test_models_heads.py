@@ -248,6 +248,17 @@ DAMAGE = [
     (_flag("use_last_layernorm", False), "use_last_layernorm = False is a variant"),
     (_flag("use_mtp_layernorm", True), "use_mtp_layernorm = True is a variant"),
     (_flag("eagle_aux_hidden_state_layer_ids", [2, 3, 99]), "tapped layers"),
+    (_flag("eagle_aux_hidden_state_layer_ids", ["2", 3, 3]), "no list of integers"),
+    (_flag("eagle_config", [1]), "eagle_config = .* is no mapping"),
+    (_flag("rope_scaling", "yarn"), "is no mapping"),
+    (_flag("fc_norm", True), "no tensor 'fc_norm.0.weight'"),
+    (_flag("norm_before_fc", True), "no tensor 'enc.output_norm.weight'"),
+    (_without("midlayer.mlp.up_proj.weight"), "no tensor 'blk.0.ffn_up.weight'"),
+    (_without("norm.weight"), "no tensor 'output_norm.weight'"),
+    (_set("norm.weight", np.ones(63, np.float16)), "expected .64., got .63."),
+    (_set("midlayer.self_attn.o_proj.weight", np.ones((64, 63), np.float16)), "got .64, 63."),
+    (_set("lm_head.weight", np.ones((128, 65), np.float16)), "expected .128, 64., got .128, 65."),
+    (_set("fc_norm.1.weight", np.ones(64, np.float16)), "no place for tensor 'fc_norm.1.weight'"),
     (_flag("hidden_size", 32), "hidden_size 32, but fc gives 64"),
     (_flag("num_attention_heads", "four"), "is not an integer"),
 ]
@@ -258,8 +269,9 @@ def test_malformed_heads_are_one_clear_line(
     change: Callable[[Tensors, dict[str, Any]], None], says: str, target: Model, tmp_path: Path
 ) -> None:
     config, weights = broken(change)
-    with pytest.raises((ModelError, FormatError), match=says):
+    with pytest.raises((ModelError, FormatError), match=says) as caught:
         open_head(folder(tmp_path / "x", config, weights), target)
+    assert "\n" not in str(caught.value)
 
 
 def test_bad_vocabulary_maps(target: Model, tmp_path: Path) -> None:

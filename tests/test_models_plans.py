@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from head_loop import grown, saved, variant
 
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.model import StepShape
@@ -21,6 +23,7 @@ from models.registry import open_model
 TINY = Path(__file__).parent / "golden" / "tiny"
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
 FORKED = DeviceSpec("sim0", "sim", streams=4, copy_streams=1)
+LLAMA = TINY / "llama_tied"
 TARGETS = ("llama_tied", "qwen2_bias", "qwen3_qknorm", "qwen3_moe", "mistral_sliding")
 
 
@@ -34,6 +37,16 @@ def draft(fed_back: bool, rows: int) -> Graph:
     return head.build(DraftShape(rows, 256, rows, 513, fed_back))
 
 
+def made(fed_back: bool, rows: int, name: str) -> Graph:
+    """A step of a head that is written for this test."""
+    weights, options = variant(name)
+    if name == "two layers":
+        weights["mask_hidden"], options["ptd_token_id"] = grown(5, 1, 192), 310
+    with TemporaryDirectory() as folder:
+        head = open_head(saved(Path(folder) / "head", weights, options), open_model(LLAMA))
+        return head.build(DraftShape(rows, 256, rows, 513, fed_back))
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     **{f"{n}, 1 row": lambda n=n: step(n, 1) for n in TARGETS},  # type: ignore[misc]
     **{f"{n}, 5 rows": lambda n=n: step(n, 5) for n in TARGETS},  # type: ignore[misc]
@@ -43,6 +56,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "eagle3 true rows": lambda: draft(False, 4),
     "eagle3 fed back": lambda: draft(True, 1),
     "eagle3 tree level": lambda: draft(True, 8),
+    "latent head, true rows": lambda: made(False, 4, "latent"),
+    "latent head, fed back": lambda: made(True, 1, "latent, two layers, 3.1"),
+    "parallel head, true and masked rows": lambda: made(False, 8, "two layers"),
     "cache move": lambda: move_graph(step("llama_tied", 1), 4),
 }
 

@@ -158,21 +158,13 @@ class EagleDrafter:
             if self.p_min > 0 and np.exp(log_softmax(logits)[0, best]) < self.p_min:
                 break
             if self.random is not None:
-                best, laws[i - 1] = self._drawn(logits, self.random)
+                best, laws[i - 1] = drawn(self.runner.model, logits[0], self.temp, self.random)
             tokens.append(int(self.runner.model.target_ids[best]))
             if i + 1 < limit:
                 slot = [past + i]
                 rows = Rows(tokens[-1:], slot, slot)
                 logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
         return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)
-
-    def _drawn(self, logits: Array, random: np.random.Generator) -> tuple[int, Array]:
-        """A draft token drawn from the head, and the head's law over the target's vocabulary."""
-        own = np.exp(log_softmax(logits.astype(np.float64) / self.temp))[0]  # [W]
-        model = self.runner.model
-        law = np.zeros(model.target_vocabulary, np.float64)  # [V]
-        law[model.target_ids] = own
-        return draw(own, random.random()), law
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
         """Expand level by level, then keep the best nodes of all that were scored."""
@@ -231,6 +223,16 @@ class Scored:
         place = {node: i for i, node in enumerate(kept)}
         parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
         return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
+
+
+def drawn(
+    model: DraftModel, logits: Array, temp: float, random: np.random.Generator
+) -> tuple[int, Array]:
+    """A draft token drawn from logits [W], and that law f64 [V] over the target's vocabulary."""
+    own = np.exp(log_softmax(logits.astype(np.float64) / temp))  # [W]
+    law = np.zeros(model.target_vocabulary, np.float64)
+    law[model.target_ids] = own
+    return draw(own, random.random()), law
 
 
 def log_softmax(logits: Array) -> Array:
