@@ -6,14 +6,14 @@ enqueued is done. `brute` visits every reachable state. Each cell of memory hold
 run that wrote it; reads check the tags.
 
 What it calls harmful is exactly: two enabled commands that touch a byte, one of them writing (a
-race, whether or not tags would agree); a read, or an end of the last run, that finds another tag
-than the one that is meant (wrong); a command whose own result lies on its own source without
+race, whether or not tags would agree); a read, or the end of any run, that finds another tag than
+the one that is meant (wrong); a command whose own result lies on its own source without
 leave (clash).
 
 Legend: u number of an unrolled command, q queue of a stream, cell a run of bytes never cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import lcm
@@ -66,7 +66,7 @@ class _Machine:
     base: dict[str, int] = field(default_factory=dict)  # buffer -> number of its first cell
     queues: list[list[_Step]] = field(default_factory=list)
     begin: Memory = ()
-    end: tuple[tuple[Cells, Tag], ...] = ()
+    ends: dict[tuple[int, ...], list[tuple[Cells, Tag]]] = field(default_factory=dict)
 
     def build(self) -> None:
         self._cut()
@@ -83,7 +83,10 @@ class _Machine:
                 self.queues[a].append(_Step(a, after, self._reads(c, run), self._writes(c, run)))
                 if c.do is Do.RECORD:
                     recorded[c.event or ""] = (a, len(self.queues[a]))
-        self.end = tuple(self._lasting())
+        per_run = [len(q) // self.runs for q in self.queues]
+        for run in range(self.runs):
+            done = self.settle(tuple((run + 1) * n for n in per_run))
+            self.ends[done] = list(self._lasting(run))
 
     def _after(
         self, c: Command, actors: dict[Actor, int], recorded: dict[str, tuple[int, int]]
@@ -155,13 +158,13 @@ class _Machine:
         lost = c.do is Do.HOST_FREE
         return tuple((self.where(a, run), None if lost else (a.value, run)) for a in c.writes)
 
-    def _lasting(self) -> Iterator[tuple[Cells, Tag]]:
-        """What the next run, of this plan or another, must find."""
+    def _lasting(self, run: int) -> Iterator[tuple[Cells, Tag]]:
+        """What must be found once `run` is over, by the next run of this plan or of another."""
         for v in self.plan.schedule.values.values():
             if v.kept or v.initial:
                 own = self.meant(v.name, 0) == (v.name, 0)  # made anew in each run
-                run = self.runs - 1 if own else self.runs
-                yield self.where(Access(v.name, 0, v.nbytes), run), self.meant(v.name, run)
+                reader = run if own else run + 1
+                yield self.where(Access(v.name, 0, v.nbytes), reader), self.meant(v.name, reader)
 
     # Execution.
 
@@ -192,7 +195,7 @@ def _conflict(one: _Step, two: _Step) -> bool:
     return bool(wrote & (wrote_too | cells(two.reads)) or wrote_too & cells(one.reads))
 
 
-def _finds(memory: Memory, wanted: tuple[tuple[Cells, Tag], ...]) -> bool:
+def _finds(memory: Memory, wanted: Iterable[tuple[Cells, Tag]]) -> bool:
     return all(memory[c] == tag for cells, tag in wanted for c in cells)
 
 
@@ -243,8 +246,7 @@ def brute(plan: Plan, runs: int = 0, limit: int = 50_000, *, memo: bool = True) 
             raise TooLarge(f"more than {limit} states")
         steps = machine.enabled(done)
         race |= any(_conflict(x, y) for i, x in enumerate(steps) for y in steps[:i])
-        if not steps:
-            wrong |= not _finds(memory, machine.end)
+        wrong |= not _finds(memory, machine.ends.get(done, ()))
         for step in steps:
             wrong |= not _finds(memory, step.reads)
             progress = tuple(n + (a == step.actor) for a, n in enumerate(done))

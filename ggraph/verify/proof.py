@@ -54,7 +54,8 @@ class Proof:
         for run in range(self.runs):
             for i, c in enumerate(schedule):
                 yield from self._command(run * count + i, run, c)
-        yield from self._end()
+            if run >= self.runs - self._period:
+                yield from self._end(run)
 
     def _begin(self) -> None:
         """Initial values stand in their bytes before anything runs."""
@@ -65,15 +66,17 @@ class Proof:
                     history = self._histories[region.buffer]
                     history.write(offset, offset + v.nbytes, (v.name, BEFORE), -1)
 
-    def _end(self) -> Iterator[CounterExample]:
-        """What outlives a run holds what the next run, of this plan or another, must find."""
+    def _end(self, run: int) -> Iterator[CounterExample]:
+        """What outlives a run holds what the next run, of this plan or another, must find.
+
+        Any run may be the last one, and where slots rotate each of a period ends elsewhere.
+        """
         for v in self.plan.schedule.values.values():
             if (v.kept or v.initial) and v.nbytes:
-                fresh = v.name in self._producer
                 a = Access(v.name, 0, v.nbytes)
-                run = self.runs - 1 if fresh else self.runs
-                history, start, stop = self._place(a, run)
-                expected = self._expected(v.name, run)
+                reader = run if v.name in self._producer else run + 1
+                history, start, stop = self._place(a, reader)
+                expected = self._expected(v.name, reader)
                 for s in history.within(start, stop):
                     if s.tag != expected:
                         yield self._wrong(s, None, a, expected)
