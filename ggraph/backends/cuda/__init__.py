@@ -1,1 +1,1 @@
-"""The CUDA backend's room; this version has no CUDA backend. Floor 6."""
+"""The CUDA backend's room: kernel sources and their compiler so far. Floor 6."""

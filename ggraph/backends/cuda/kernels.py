@@ -1,0 +1,113 @@
+"""The kernel sources: what there is to compile, and what each kernel takes. Floor 6.
+
+A *unit* is one source file with its template type: `Unit("matmul", "q4_k")`. A kernel's signature
+is read from its own source, so the host packs exactly what the kernel declares, by name.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from struct import calcsize, pack
+from typing import Any
+
+from ggraph import dtype
+from ggraph.errors import BackendError
+
+WEIGHTS: tuple[str, ...] = tuple(
+    t.name for t in dtype.ALL if t.is_block or t in (dtype.F32, dtype.F16, dtype.BF16)
+)
+CACHES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0")
+TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "matmul": ("WEIGHT", WEIGHTS),
+    "attention": ("CACHE", CACHES),
+}
+PLAIN_SOURCES: tuple[str, ...] = (
+    "delay", "elementwise", "norm", "products", "rope", "rows", "softmax", "sort",
+)  # fmt: skip
+HEADERS = ("common.cuh", "blocks.cuh")
+FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing to compile; `type` is the template's type, "" where there is none."""
+
+    source: str
+    type: str = ""
+
+    @property
+    def defines(self) -> str:
+        """The compiler's definitions, such as "WEIGHT=q4_k"."""
+        return f"{TEMPLATES[self.source][0]}={self.type}" if self.type else ""
+
+    def __str__(self) -> str:
+        return f"{self.source}.cu" + (f" {self.defines}" if self.type else "")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a kernel; `format` is its `struct` code, "P" for pointers."""
+
+    name: str
+    format: str
+
+
+def units() -> tuple[Unit, ...]:
+    """Everything that a GPU may need: all sources and template instances."""
+    plain = [Unit(name) for name in PLAIN_SOURCES]
+    made = [Unit(name, t) for name, (_, types) in TEMPLATES.items() for t in types]
+    return (*plain, *made)
+
+
+@cache
+def text(file: str) -> str:
+    """A source file of this package."""
+    return (resources.files(__package__) / "src" / file).read_text(encoding="utf-8")
+
+
+def headers() -> dict[str, str]:
+    """The header files by name."""
+    return {name: text(name) for name in HEADERS}
+
+
+@cache
+def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
+    """The kernels of a source and their parameters, in order."""
+    plain = re.sub(r"//[^\n]*", "", text(f"{source}.cu"))
+    found = re.findall(r"KERNEL\s+(\w+)\(([^)]*)\)", plain)
+    return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
+
+
+def _parameter(declared: str) -> Parameter:
+    kind, _, name = declared.strip().rpartition(" ")
+    pointer = "*" in declared
+    return Parameter(name.lstrip("*").strip(), "P" if pointer else FORMATS[kind.strip()])
+
+
+@cache
+def homes() -> dict[str, str]:
+    """The source of each kernel."""
+    sources = [*PLAIN_SOURCES, *TEMPLATES]
+    return {kernel: s for s in sources for kernel in signatures(s)}
+
+
+def packed(kernel: str, given: dict[str, Any]) -> tuple[bytes, ...]:
+    """The arguments of a kernel as bytes, in its order.
+
+    Raises BackendError when an argument is missing or unknown, which is a fault of the lowering.
+    """
+    wanted = signatures(homes()[kernel])[kernel]
+    names = {p.name for p in wanted}
+    if names != set(given):
+        odd = ", ".join(sorted(names ^ set(given)))
+        raise BackendError(f"kernel {kernel}: arguments {odd} are missing or unknown")
+    return tuple(_bytes(p, given[p.name]) for p in wanted)
+
+
+def _bytes(p: Parameter, value: Any) -> bytes:
+    if p.format == "4q":
+        return pack("4q", *value)
+    data = pack(p.format, value)
+    assert len(data) == calcsize(p.format), p
+    return data

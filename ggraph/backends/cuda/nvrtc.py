@@ -1,0 +1,129 @@
+"""CUDA C++ to machine code by NVRTC, through ctypes: needs no GPU, no driver and no CuPy. Floor 6.
+
+The library comes with the wheel `nvidia-cuda-nvrtc`, with CuPy's `[ctk]` extra, or with a CUDA
+toolkit. Compiled code is kept in `cache_dir()/cuda`, under a hash of all that went into it.
+"""
+
+import ctypes
+import ctypes.util
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ggraph import env
+from ggraph.errors import BackendError
+
+TOOLKITS = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu")
+
+
+@cache
+def library() -> Any:
+    """The NVRTC library. BackendError where there is none."""
+    tried = []
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(str(error))
+    raise BackendError(
+        "NVRTC, CUDA's compiler library, was not found; `pip install nvidia-cuda-nvrtc` brings it"
+        + (f" (tried: {'; '.join(tried)})" if tried else "")
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Libraries of installed wheels, newest first, then the system's."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    found = [p for r in roots for p in r.glob("*/lib/libnvrtc.so.*")]
+    found += [p for r in TOOLKITS for p in Path(r).glob("libnvrtc.so.*")]
+    yield from (str(p) for p in sorted(found, key=lambda p: p.name, reverse=True))
+    named = ctypes.util.find_library("nvrtc")
+    if named is not None:
+        yield named
+
+
+@cache
+def version() -> tuple[int, int]:
+    """NVRTC's major and minor version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
+
+
+def build(name: str, text: str, headers: Mapping[str, str], arch: str, defines: str) -> bytes:
+    """Machine code of `text` for `arch` ("sm_90"), from the cache where it is there.
+
+    `defines` is a space-separated list such as "WEIGHT=q4_k". Raises BackendError with the
+    compiler's messages (which name source lines), or where there is no NVRTC.
+    """
+    parts = [name, text, *headers.values(), arch, defines, str(version())]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    path = env.cache_dir() / "cuda" / f"{Path(name).stem}-{arch}-{key}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    code = compile_source(name, text, headers, arch, defines)
+    _keep(path, code)
+    return code
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write the file whole or not at all; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(code)
+        part.replace(path)
+    except OSError:
+        return
+
+
+def compile_source(
+    name: str, text: str, headers: Mapping[str, str], arch: str, defines: str
+) -> bytes:
+    """Machine code of `text` for `arch`, always compiled. Raises BackendError as `build` does."""
+    nvrtc, program = library(), ctypes.c_void_p()
+    contents = _strings(headers.values())
+    names = _strings(headers)
+    created = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), name.encode(), len(headers), contents, names
+    )
+    _check(created, f"{name}: nvrtcCreateProgram")
+    try:
+        flags = [f"--gpu-architecture={arch}", "--std=c++17", "--fmad=false"]
+        options = _strings([*flags, *(f"-D{d}" for d in defines.split())])
+        status = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status:
+            raise BackendError(f"{name} {defines} for {arch} does not compile:\n{_log(program)}")
+        return _code(program, name)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _strings(values: Sequence[str] | Any) -> Any:
+    encoded = [v.encode() for v in values]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _log(program: Any) -> str:
+    size = ctypes.c_size_t()
+    library().nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    library().nvrtcGetProgramLog(program, text)
+    return text.value.decode("utf-8", "replace").strip()
+
+
+def _code(program: Any, name: str) -> bytes:
+    size = ctypes.c_size_t()
+    _check(library().nvrtcGetCUBINSize(program, ctypes.byref(size)), f"{name}: nvrtcGetCUBINSize")
+    code = ctypes.create_string_buffer(size.value)
+    _check(library().nvrtcGetCUBIN(program, code), f"{name}: nvrtcGetCUBIN")
+    return code.raw
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise BackendError(f"{what} failed with NVRTC status {status}")

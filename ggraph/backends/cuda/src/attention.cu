@@ -1,0 +1,108 @@
+// Attention over a cache of type CACHE with any mask (causal, windows, trees), in two steps.
+//
+// The cache is cut into splits of SPLIT rows. `attend` gives each split's largest score, sum and
+// mixed values; `merge` adds the splits in order. Neither depends on the number of query rows, and
+// a split that shows nothing adds nothing, so neither do bits depend on the size of the cache.
+// Legend: T query rows, H query heads, K key-value heads, D and V head sizes, C cache rows.
+// Source: FlashAttention, arXiv 2205.14135; split over the cache: Flash-Decoding.
+#include "blocks.cuh"
+
+#define SPLIT 64
+#define MAX_HEAD 256
+#define THREADS 128
+
+// Value d of a cache row.
+DEV float value_at(const u8* row, i64 d) {
+  if (CACHE::BLOCK == 1) {
+    if (CACHE::BYTES == 4) return ((const float*)row)[d];
+    float v[8];
+    CACHE::load(row + d * CACHE::BYTES, 0, 1, v);
+    return v[0];
+  }
+  const u8* b = row + d / 32 * 34;  // Q8_0
+  return (float)((const i8*)b)[2 + d % 32] * half_at(b);
+}
+
+struct Cache {
+  const u8 *k, *v;
+  i64 k_row, k_head, v_row, v_head;  // strides in bytes
+};
+
+// Scores of the split's rows into `score`; hidden ones are -inf.
+DEV void scores_of(const Cache& cache, const float* query, const u8* mask, int mask_type,
+                   float softcap, i64 kv_head, i64 dim, i64 begin, i64 rows, float* score) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  for (i64 r = warp; r < SPLIT; r += warps) {
+    const float shown =
+        r >= rows ? -INF
+                  : mask ? load_plain(mask + (begin + r) * plain_size(mask_type), mask_type) : 0.0f;
+    float sum = 0.0f;
+    if (shown != -INF) {  // the whole warp
+      const u8* key = cache.k + (begin + r) * cache.k_row + kv_head * cache.k_head;
+      for (i64 d = lane; d < dim; d += 32) sum = fmaf(query[d], value_at(key, d), sum);
+    }
+    sum = warp_sum(sum);
+    if (softcap != 0.0f) sum = softcap * tanhf(sum / softcap);
+    if (lane == 0) score[r] = shown == -INF ? -INF : sum + shown;
+  }
+}
+
+// parts [T, H, splits, 2 + V]: largest score, sum of weights, and the values they mix.
+KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* length,
+              float* parts, i64 kv_heads, i64 dim, i64 v_dim, i64 context, i64 k_row, i64 k_head,
+              i64 v_row, i64 v_head, i64 q_row, i64 mask_row, float scale, float softcap,
+              int mask_type) {
+  SHARED float query[MAX_HEAD], score[SPLIT], weight[SPLIT];
+  const i64 split = blockIdx.x, h = blockIdx.y, t = blockIdx.z, heads = gridDim.y;
+  const i64 begin = split * SPLIT, kv_head = h / (heads / kv_heads);
+  i64 seen = length ? length[0] : context;
+  seen = seen < 0 ? 0 : seen > context ? context : seen;
+  const i64 rows = seen - begin < 0 ? 0 : seen - begin > SPLIT ? SPLIT : seen - begin;
+  const Cache cache = {k, v, k_row, k_head, v_row, v_head};
+  for (i64 d = threadIdx.x; d < dim; d += blockDim.x) query[d] = q[t * q_row + h * dim + d] * scale;
+  __syncthreads();
+  scores_of(cache, query, mask ? mask + t * mask_row : 0, mask_type, softcap, kv_head, dim, begin,
+            rows, score);
+  __syncthreads();
+  float top = -INF, sum = 0.0f;
+  for (int r = 0; r < SPLIT; ++r) top = score[r] > top ? score[r] : top;
+  for (int r = threadIdx.x; r < SPLIT; r += blockDim.x)
+    weight[r] = score[r] == -INF ? 0.0f : expf(score[r] - top);
+  __syncthreads();
+  for (int r = 0; r < SPLIT; ++r) sum += weight[r];
+  float* part = parts + ((t * heads + h) * gridDim.x + split) * (2 + v_dim);
+  if (threadIdx.x == 0) {
+    part[0] = top;
+    part[1] = sum;
+  }
+  for (i64 d = threadIdx.x; d < v_dim; d += blockDim.x) {
+    float mixed = 0.0f;
+    for (i64 r = 0; r < rows; ++r)
+      if (weight[r] != 0.0f)
+        mixed = fmaf(weight[r],
+                     value_at(cache.v + (begin + r) * v_row + kv_head * v_head, d), mixed);
+    part[2 + d] = mixed;
+  }
+}
+
+// y [T, H, V]; a row that sees nothing gives zeros.
+KERNEL merge(const float* parts, float* y, i64 splits, i64 v_dim) {
+  const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
+  const float* part = parts + at * splits * (2 + v_dim);
+  float top = -INF;
+  for (i64 s = 0; s < splits; ++s) {
+    const float here = part[s * (2 + v_dim)];
+    top = here > top ? here : top;
+  }
+  for (i64 d = threadIdx.x; d < v_dim; d += blockDim.x) {
+    float sum = 0.0f, mixed = 0.0f;
+    for (i64 s = 0; s < splits; ++s) {
+      const float* p = part + s * (2 + v_dim);
+      if (p[0] == -INF) continue;
+      const float share = expf(p[0] - top);
+      sum = fmaf(p[1], share, sum);
+      mixed = fmaf(p[2 + d], share, mixed);
+    }
+    y[at * v_dim + d] = sum == 0.0f ? 0.0f : mixed / sum;
+  }
+}

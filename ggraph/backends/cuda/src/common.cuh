@@ -1,0 +1,131 @@
+// What every kernel file shares: types, conversions, fixed-order reductions.
+//
+// No header of the CUDA toolkit is needed, so NVRTC alone compiles these files. With GGRAPH_HOST
+// the same text is host C++ (tests run it that way); the shim then stands in for the built-ins.
+#pragma once
+
+#ifdef GGRAPH_HOST
+#include "shim.h"
+#else
+#define DEV static __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+#define SHARED __shared__
+#define TABLE static __device__ const
+#define FULL_WARP 0xffffffffu
+DEV float bits_to_float(unsigned bits) { return __uint_as_float(bits); }
+DEV unsigned float_to_bits(float value) { return __float_as_uint(value); }
+DEV float half_to_float(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+DEV unsigned short float_to_half(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#define SHUFFLE_XOR(value, offset) __shfl_xor_sync(FULL_WARP, value, offset)
+#endif
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+#define INF bits_to_float(0x7f800000u)
+
+// Four sizes or byte strides, outermost first; absent axes are 1 (sizes) or 0 (strides).
+struct Axes {
+  i64 v[4];
+};
+
+// Plain storage types as the host names them (see args.py).
+enum Plain { F32 = 0, F16 = 1, BF16 = 2, I32 = 3, I64 = 4 };
+
+DEV u32 word_at(const u8* p) { return *(const u32*)p; }
+DEV u16 half_word_at(const u8* p) { return *(const u16*)p; }
+DEV float half_at(const u8* p) { return half_to_float(half_word_at(p)); }
+
+DEV float bf16_to_float(u16 bits) { return bits_to_float((u32)bits << 16); }
+
+// Rounded to nearest even; a NaN stays a quiet one.
+DEV u16 float_to_bf16(float value) {
+  u32 bits = float_to_bits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 64u);
+  return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+DEV float load_plain(const u8* p, int type) {
+  if (type == F32) return *(const float*)p;
+  if (type == F16) return half_at(p);
+  if (type == BF16) return bf16_to_float(half_word_at(p));
+  if (type == I32) return (float)*(const int*)p;
+  return (float)*(const i64*)p;
+}
+
+DEV void store_plain(u8* p, int type, float value) {
+  if (type == F32) *(float*)p = value;
+  else if (type == F16) *(u16*)p = float_to_half(value);
+  else if (type == BF16) *(u16*)p = float_to_bf16(value);
+  else if (type == I32) *(int*)p = (int)value;
+  else *(i64*)p = (i64)value;
+}
+
+DEV i64 load_index(const u8* p, int type, i64 i) {
+  return type == I32 ? (i64)((const int*)p)[i] : ((const i64*)p)[i];
+}
+
+DEV int plain_size(int type) { return type == F32 || type == I32 ? 4 : type == I64 ? 8 : 2; }
+
+// Byte offset of element i (row-major over n) under byte strides s.
+DEV i64 place_of(i64 i, const Axes& n, const Axes& s) {
+  if (i < 0x7fffffff) {  // 32-bit division is several times cheaper
+    u32 rest = (u32)i;
+    const u32 d = rest % (u32)n.v[3];
+    rest /= (u32)n.v[3];
+    const u32 c = rest % (u32)n.v[2];
+    rest /= (u32)n.v[2];
+    const u32 b = rest % (u32)n.v[1];
+    return d * s.v[3] + c * s.v[2] + b * s.v[1] + (i64)(rest / (u32)n.v[1]) * s.v[0];
+  }
+  const i64 d = i % n.v[3], c = i / n.v[3] % n.v[2], b = i / (n.v[3] * n.v[2]) % n.v[1];
+  return d * s.v[3] + c * s.v[2] + b * s.v[1] + i / (n.v[3] * n.v[2] * n.v[1]) * s.v[0];
+}
+
+// Sum over a warp; every lane gets it, always in the same order of additions.
+DEV float warp_sum(float value) {
+  for (int offset = 16; offset; offset >>= 1) value += SHUFFLE_XOR(value, offset);
+  return value;
+}
+
+DEV float warp_max(float value) {
+  for (int offset = 16; offset; offset >>= 1) {
+    const float other = SHUFFLE_XOR(value, offset);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// Sum over a block of whole warps; `part` is shared and holds one float per warp.
+DEV float block_sum(float value, float* part) {
+  const int warps = blockDim.x / 32;
+  value = warp_sum(value);
+  __syncthreads();  // readers of the last use are done
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0.0f;
+  for (int w = 0; w < warps; ++w) total += part[w];
+  return total;
+}
+
+DEV float block_max(float value, float* part) {
+  const int warps = blockDim.x / 32;
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
+  __syncthreads();
+  float best = part[0];
+  for (int w = 1; w < warps; ++w) best = part[w] > best ? part[w] : best;
+  return best;
+}

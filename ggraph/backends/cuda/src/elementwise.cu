@@ -1,0 +1,118 @@
+// Functions of one or two elements, gated units, and copies with strides.
+//
+// Sources have up to four axes with byte strides; the result is without gaps. `op` numbers are
+// those of the tables in elementwise.py, and the branch on them is the same for every thread.
+#include "common.cuh"
+
+DEV float sigmoid_of(float x) {
+  const float small = expf(x < 0.0f ? x : -x);
+  return x >= 0.0f ? 1.0f / (1.0f + small) : small / (1.0f + small);
+}
+
+DEV float gelu_of(float x) {
+  return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * x * (1.0f + 0.044715f * x * x)));
+}
+
+DEV float round_of(float x) {  // halves away from zero
+  const float whole = floorf(fabsf(x) + 0.5f);
+  return x < 0.0f ? -whole : x > 0.0f ? whole : x;
+}
+
+DEV float bounded(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+DEV float one_of(int op, float x, float a, float b) {
+  switch (op) {
+    case 0: return x;
+    case 1: return -x;
+    case 2: return fabsf(x);
+    case 3: return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x;
+    case 4: return x > 0.0f ? 1.0f : 0.0f;
+    case 5: return x * x;
+    case 6: return sqrtf(x);
+    case 7: return expf(x);
+    case 8: return expm1f(x);
+    case 9: return logf(x);
+    case 10: return sinf(x);
+    case 11: return cosf(x);
+    case 12: return tanhf(x);
+    case 13: return sigmoid_of(x);
+    case 14: return x < 0.0f ? 0.0f : x;
+    case 15: return x > 0.0f ? x : expm1f(x);
+    case 16: return x * sigmoid_of(x);
+    case 17: return gelu_of(x);
+    case 18: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+    case 19: return x * sigmoid_of(1.702f * x);
+    case 20: return x > 20.0f ? x : log1pf(expf(x));
+    case 21: return bounded((x + 3.0f) / 6.0f, 0.0f, 1.0f);
+    case 22: return x * bounded((x + 3.0f) / 6.0f, 0.0f, 1.0f);
+    case 23: return floorf(x);
+    case 24: return ceilf(x);
+    case 25: return round_of(x);
+    case 26: return truncf(x);
+    case 27: return x * a + b;
+    default: return bounded(x, a, b);
+  }
+}
+
+DEV float two_of(int op, float x, float y) {
+  switch (op) {
+    case 0: return x + y;
+    case 1: return x - y;
+    case 2: return x * y;
+    case 3: return x / y;
+    case 4: return x * sigmoid_of(x) * y;
+    case 5: return gelu_of(x) * y;
+    case 6: return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)) * y;
+    case 7: return x * sigmoid_of(1.702f * x) * y;
+    default: return (x < 0.0f ? 0.0f : x) * y;
+  }
+}
+
+KERNEL unary(const u8* x, u8* y, i64 count, Axes shape, Axes strides, int from, int to, int op,
+             float a, float b) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float v = load_plain(x + place_of(i, shape, strides), from);
+  store_plain(y + i * plain_size(to), to, one_of(op, v, a, b));
+}
+
+KERNEL binary(const u8* x, const u8* z, u8* y, i64 count, Axes shape, Axes x_strides,
+              Axes z_strides, int x_type, int z_type, int op) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float left = load_plain(x + place_of(i, shape, x_strides), x_type);
+  const float right = load_plain(z + place_of(i, shape, z_strides), z_type);
+  store_plain(y + i * plain_size(x_type), x_type, two_of(op, left, right));
+}
+
+// Both on float32 without gaps and of one shape: no index arithmetic.
+KERNEL unary_flat(const float* x, float* y, i64 count, int op, float a, float b) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) y[i] = one_of(op, x[i], a, b);
+}
+
+KERNEL binary_flat(const float* x, const float* z, float* y, i64 count, int op) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) y[i] = two_of(op, x[i], z[i]);
+}
+
+// Elements of `size` bytes, unchanged, between any strides; element i goes to place i of the shape.
+KERNEL move(const u8* x, u8* y, i64 count, Axes shape, Axes x_strides, Axes y_strides, int size) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const u8* from = x + place_of(i, shape, x_strides);
+  u8* to = y + place_of(i, shape, y_strides);
+  if (size == 4) *(u32*)to = *(const u32*)from;
+  else if (size == 2) *(u16*)to = *(const u16*)from;
+  else if (size == 8) *(i64*)to = *(const i64*)from;
+  else *to = *from;
+}
+
+// Integers between i32 and i64, which no float holds whole.
+KERNEL integers(const u8* x, u8* y, i64 count, Axes shape, Axes strides, int from, int to) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const i64 v = load_index(x + place_of(i, shape, strides), from, 0);
+  if (to == I32) ((int*)y)[i] = (int)v;
+  else ((i64*)y)[i] = v;
+}

@@ -1,0 +1,61 @@
+"""Every kernel source and template instance compiles for sm_80 and sm_90, without a GPU."""
+
+import pytest
+
+from ggraph import dtype
+from ggraph.backends.cuda import kernels, nvrtc
+from ggraph.errors import BackendError
+
+ARCHES = ("sm_80", "sm_90")
+
+
+def need_nvrtc() -> None:
+    try:
+        nvrtc.library()
+    except BackendError as error:
+        pytest.skip(f"NVRTC is not installed: {error}")
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("unit", kernels.units(), ids=str)
+def test_a_unit_compiles(unit: kernels.Unit, arch: str) -> None:
+    need_nvrtc()
+    code = nvrtc.compile_source(
+        f"{unit.source}.cu", kernels.text(f"{unit.source}.cu"), kernels.headers(), arch,
+        unit.defines,
+    )  # fmt: skip
+    assert code.startswith(b"\x7fELF")
+    for kernel in kernels.signatures(unit.source):
+        assert kernel.encode() in code, f"{unit}: no {kernel}"
+
+
+def test_the_count_of_what_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    units = kernels.units()
+    count = sum(len(kernels.signatures(u.source)) for u in units)
+    with capsys.disabled():
+        print(f"\n{len(units)} units, {count} kernels, each for {' and '.join(ARCHES)}")
+    weights = {t.name for t in dtype.ALL if t.is_block} | {"f32", "f16", "bf16"}
+    assert {u.type for u in units if u.source == "matmul"} == weights
+    assert len(units) == len(set(units)) and count >= len(units)
+
+
+def test_a_kernel_that_does_not_compile_names_its_line() -> None:
+    need_nvrtc()
+    with pytest.raises(BackendError, match=r"broken\.cu\(2\): error"):
+        nvrtc.compile_source("broken.cu", "\nint x = y;\n", {}, "sm_80", "")
+
+
+def test_signatures_are_read_from_the_sources() -> None:
+    by_name = {p.name: p.format for p in kernels.signatures("norm")["rms_norm"]}
+    assert by_name == {
+        "x": "P", "w": "P", "y": "P", "n": "q", "shape": "4q", "strides": "4q", "eps": "f",
+        "type": "i",
+    }  # fmt: skip
+    kernels_of = {s: set(kernels.signatures(s)) for s in ("matmul", "attention", "rope")}
+    assert kernels_of["rope"] == {"rope", "rope_set_rows"}
+    assert {f"mul_mat_{m}" for m in range(1, 9)} < kernels_of["matmul"]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(BackendError, match="kernel delay: arguments duration, seconds"):
+        kernels.packed("delay", {"seconds": 1})
