@@ -3,15 +3,12 @@
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
-from ggraph import InputError
-from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.stream import TextStream
+from ggraph.decode.sampler import SamplerConfig
 
 from .cli_common import (
     AsJson,
@@ -25,13 +22,36 @@ from .cli_common import (
     print_json,
     read_prompt,
 )
+from .cli_draft import (
+    Accept,
+    Draft,
+    DraftMax,
+    DraftMin,
+    DraftPMin,
+    Fixed,
+    Head,
+    ModelDraft,
+    Tree,
+    drafting_from,
+    print_comparison,
+    speculation_line,
+)
+from .generation import Drafting, Generation, speculation_facts
 from .load import Loaded, load
 
+NPredict = Annotated[
+    int, typer.Option("--n-predict", "-n", help="New tokens at most; -1: until the end.")
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Decode plainly as well, and show what drafts save.")
+]
 EXAMPLES = """Examples:
 
   ggraph generate "What is the capital of France?"
 
   ggraph generate --model qwen3.gguf --temp 0 -n 64 "Write a haiku."
+
+  ggraph generate --draft suffix --compare "Repeat after me: to be or not to be."
 
   cat notes.txt | ggraph generate --no-chat -
 """
@@ -40,9 +60,7 @@ EXAMPLES = """Examples:
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
     model: ModelPath = None,
-    n_predict: Annotated[
-        int, typer.Option("--n-predict", "-n", help="New tokens at most; -1: until the end.")
-    ] = 256,
+    n_predict: NPredict = 256,
     temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0: all.")] = 40,
     top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this share.")] = 0.95,
@@ -52,12 +70,20 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    head: Head = None,
+    draft: Draft = None,
+    model_draft: ModelDraft = None,
+    draft_max: DraftMax = 8,
+    draft_min: DraftMin = 0,
+    draft_p_min: DraftPMin = 0.0,
+    fixed: Fixed = False,
+    tree: Tree = None,
+    accept: Accept = "match",
+    compare: Compare = False,
     ctx_size: Context = None,
     threads: Threads = None,
     device: Devices = "cpu",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Compute with float32 activations (slower).")
-    ] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt and print how long everything took."""
@@ -65,71 +91,61 @@ def generate(
         temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
         seed=None if seed < 0 else seed,
     )  # fmt: skip
-    if n_predict < -1:
-        raise InputError(f"--n-predict {n_predict}: expected a count, or -1 for no limit")
+    lengths = (draft_max, draft_min, draft_p_min)
+    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
+    asked = compare or not (head is None and draft is None and model_draft is None)
     text = read_prompt(prompt)
-    path = model_path(model, as_json)
-    names = device_names(device)
-    with closing(load(path, ctx_size=ctx_size, threads=threads, devices=names, exact=exact)) as m:
+    path, names = model_path(model, as_json), device_names(device)
+    with closing(
+        load(path, ctx_size=ctx_size, threads=threads, devices=names, head=head, exact=exact)
+    ) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
-        pieces, stopped = [], "length"
-        stream = TextStream(m.tokenizer, stop or ())
-        try:
-            for piece in answer(m, ids, config, n_predict, stream):
-                pieces.append(piece)
-                if not as_json:
-                    print(piece, end="", flush=True)
-            stopped = m.engine.statistics.stopped_by
-        except KeyboardInterrupt:
-            stopped = "interrupt"
-        if stream.stopped is not None:
-            stopped = "stop string"
-        report(m, "".join(pieces), stopped, as_json)
+        run = Generation(m, ids, config, n_predict, stop or ())
+        if compare:
+            print_comparison(m, run, drafting, as_json)
+        else:
+            answer(m, run, drafting if asked else None, as_json)
 
 
 generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"
 
 
-def answer(
-    m: Loaded, ids: list[int], config: SamplerConfig, limit: int, stream: TextStream
-) -> Iterator[str]:
-    """The answer's text, piece by piece, without what ends it."""
-    sampler = Sampler(config, m.model.vocab_size)
-    sampler.accept_all(ids)
-    tokens = m.engine.generate(ids, sampler.sample, sampler.accept, limit=limit)
-    for token in tokens:
-        if token in m.engine.ends:
-            continue
-        piece = stream.push(token)
-        if piece:
-            yield piece
-        if stream.stopped is not None:
-            return
-    rest = stream.finish()
-    if rest:
-        yield rest
+def answer(m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool) -> None:
+    """Print the answer as it comes, and the statistics, also after an interrupt."""
+    pieces, stopped = [], "interrupt"
+    try:
+        for piece in run.run(drafting):
+            pieces.append(piece)
+            if piece and not as_json:
+                print(piece, end="", flush=True)
+        stopped = run.stopped
+    except KeyboardInterrupt:
+        pass
+    report(m, run, "".join(pieces), stopped, as_json)
 
 
-def report(m: Loaded, text: str, stopped: str, as_json: bool) -> None:
+def report(m: Loaded, run: Generation, text: str, stopped: str, as_json: bool) -> None:
     """Statistics under the text, or everything as one JSON object."""
-    facts = statistics(m, stopped)
+    facts = statistics(m, run, stopped)
     if as_json:
         print_json({"text": text, **facts})
         return
     print(flush=True)
+    drafts = f"\n{speculation_line(run.speculation)}" if run.speculation is not None else ""
     notes().print(
         f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
         f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "
         f"{facts['prompt_tokens_per_second']:.0f}/s · decode {facts['new_tokens']} tokens at "
         f"{facts['decode_tokens_per_second']:.1f}/s · peak memory "
-        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {stopped}[/dim]",
+        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {stopped}{drafts}[/dim]",
         soft_wrap=True,
     )
 
 
-def statistics(m: Loaded, stopped: str) -> dict[str, Any]:
+def statistics(m: Loaded, run: Generation, stopped: str) -> dict[str, Any]:
     """What the run took; seconds and bytes."""
-    s = m.engine.statistics
+    s = run.statistics
+    drafts = speculation_facts(run.speculation) if run.speculation is not None else {}
     return {
         "model": m.model.name,
         "load_seconds": m.load_seconds + m.session.load_seconds,
@@ -145,6 +161,7 @@ def statistics(m: Loaded, stopped: str) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory(),
         "stopped_by": stopped,
         "wall_seconds": time.perf_counter() - _START,
+        **({"speculation": drafts} if drafts else {}),
     }
 
 

@@ -117,6 +117,48 @@ def test_eagle3_shows_identical_text(model: Path) -> None:
         assert json.loads(out)["drafted"] > 0
 
 
+def test_generate_drafts_and_compares(model: Path) -> None:
+    """The drafters' options and figures are those of the eagle3 command, and change no text."""
+    asked = ("generate", "-m", model, "-n", "40", "--seed", "5", "--json", "--stop", "zq")
+    plain = json.loads(ggraph(*asked, "Hello")[1])
+    assert "speculation" not in plain
+    head = TINY / "eagle3_for_llama_tied"
+    for more in (
+        ["--draft", "suffix,lookup"], ["--head", head], ["--head", head, "--tree", "8,2,3"],
+        ["--model-draft", model, "--draft-max", "3", "--draft-p-min", "0.1", "--fixed"],
+    ):  # fmt: skip
+        status, out, err = ggraph(*asked, *more, "Hello")
+        assert status == 0, err
+        facts = json.loads(out)
+        assert facts["text"] == plain["text"], more
+        assert facts["new_tokens"] == plain["new_tokens"]
+        drafts = facts["speculation"]
+        assert drafts["acceptance_length_counts_bonus"] is True
+        gained = drafts["accepted"] + drafts["rounds"]
+        assert drafts["acceptance_length"] == gained / drafts["rounds"]
+        assert gained == facts["new_tokens"] - 1
+        assert sum(drafts["drafted_by_position"]) <= drafts["drafted"]
+        assert len(drafts["drafted_by_position"]) == len(drafts["accepted_by_position"])
+        for part in ("draft", "verify", "sample", "host"):
+            assert drafts[f"{part}_seconds"] >= 0
+    status, out, err = ggraph(*asked, "--compare", "--head", head, "Hello")
+    assert status == 0, err
+    facts = json.loads(out)
+    assert facts["identical"] is True
+    assert facts["text"] == plain["text"]
+    assert facts["speedup"] == facts["plain_seconds"] / facts["speculative_seconds"]
+
+
+def test_drafting_is_told_to_people(model: Path) -> None:
+    status, out, err = ggraph("generate", "-m", model, "-n", "9", "--draft", "suffix", "Hi Hi Hi")
+    assert status == 0 and out.strip()
+    assert "acceptance length" in err and "bonus counted" in err
+    status, out, err = ggraph("generate", "-m", model, "-n", "9", "--compare", "Hi Hi Hi")
+    assert status == 0 and out.strip()
+    for word in ("plain", "speculative", "identical text", "draft", "verify", "sample", "host"):
+        assert word in err
+
+
 def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> None:
     head = tmp_path / "head.gguf"
     source = TINY / "eagle3_for_llama_tied"
@@ -165,6 +207,12 @@ def test_interrupt_keeps_what_was_printed(model: Path) -> None:
         (["-m", "MODEL", "-c", "16", "a long prompt that cannot fit"], "context holds 16"),
         (["-m", "MODEL", "-c", "100000", "Hi"], "was trained for 1 to 512"),
         (["-m", "MODEL", "-n", "-7", "Hi"], "--n-predict -7"),
+        (["-m", "MODEL", "--draft", "magic", "Hi"], "--draft 'magic'"),
+        (["-m", "MODEL", "--draft", "eagle3", "Hi"], "needs a head"),
+        (["-m", "MODEL", "--draft", "model", "--compare", "Hi"], "needs a model"),
+        (["-m", "MODEL", "--draft-min", "9", "Hi"], "--draft-min 9, --draft-max 8"),
+        (["-m", "MODEL", "--accept", "all", "Hi"], "known: match, reject"),
+        (["-m", "MODEL", "--head", "nothing", "Hi"], "nothing"),
         (["-m", "MODEL", "--stop", "", "Hi"], "stop strings"),
         (["-m", "MODEL", "--temp", "nan", "Hi"], "temp: expected a finite number"),
         (["-m", "/dev/zero", "Hi"], "no GGUF file"),
@@ -224,6 +272,8 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
         (["eagle3", "-m", model, "--model-draft", "nothing.gguf", "Hi"], "no model at"),
         (["eagle3", "-m", model, "--draft-p-min", "nan", "Hi"], "a chance from 0 to 1"),
         (["eagle3", "-m", model, "--accept", "all", "Hi"], "known: match, reject"),
+        (["eagle3", "-m", model, "-n", "-7", "Hi"], "--n-predict -7"),
+        (["eagle3", "-m", model, " "], "the prompt is empty"),
         (["quantize", model, tmp_path / "x.gguf", "--type", "q9"], "--type 'q9'"),
         (["quantize", model, tmp_path / "no" / "x.gguf"], "cannot write"),
         (["quantize", model, pipe], "no regular file"),
