@@ -1,0 +1,92 @@
+"""The QKV fork at full width: the real allocator's numbers, upstream's check, `verify`, `hb`."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from ggraph.alloc import explain
+from ggraph.backends.sim import Simulator
+from ggraph.errors import AllocError
+from ggraph.hazards.qkv_fork import (
+    FORKS,
+    Fork,
+    device_bytes,
+    read_write_races,
+    write_write_faults,
+)
+from ggraph.ops.evaluate import evaluate
+from ggraph.tensor import Array, Kind
+from ggraph.verify import Rejected, races, verify
+
+
+def test_g4_has_the_real_allocators_offsets() -> None:
+    plan = Fork().plan()
+    at = {name: r.offset for name, r in plan.memory.regions.items()}
+    assert device_bytes(plan) == 14400
+    assert [at[n] for n in ("attn_norm", "q_mul", "k_mul", "v_mul")] == [4160, 8256, 12352, 13376]
+    assert {at[f"q_{n}"] for n in ("rms", "norm", "rope")} == {at["attn_norm"]}
+    assert {at[f"k_{n}"] for n in ("rms", "norm", "rope")} == {at["q_mul"]} == {at["attn"]}
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_verify_reports_what_writes_against_writes_overlook(name: str) -> None:
+    fork, expected = FORKS[name]
+    plan = fork.plan("ggml")
+    assert write_write_faults(fork, plan.memory) == []
+    assert len(read_write_races(plan)) == expected
+    with pytest.raises(Rejected, match=r"race: '.*' and '.*' touch the same bytes"):
+        verify(plan)
+
+
+def test_the_pairs_of_g4_are_those_of_the_two_reused_blocks() -> None:
+    """The Q branch on attn_norm, which K and V still read; the K branch on the Q product."""
+    plan = Fork().plan("ggml")
+    found = {(r.first.text.split()[2], r.second.text.split()[2]) for r in read_write_races(plan)}
+    on_norm = {(m, f"q_{n}") for m in ("k_mul", "v_mul") for n in ("rms", "norm", "rope")}
+    on_product = {("q_rms", f"k_{n}") for n in ("rms", "norm", "rope")}
+    later = {("q_mul", "k_norm"), ("q_mul", "k_rope")}
+    assert found == on_norm | on_product | later
+    writes = [r for r in races(plan) if all(r.writes)]
+    assert len(writes) == 3  # they meet the join's bytes as well, so upstream lets them off
+
+
+def test_branch_after_branch_is_flagged_by_upstream_too() -> None:
+    fork = Fork(interleaved=False)
+    assert len(write_write_faults(fork, fork.plan("ggml").memory)) == 6
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_hb_verifies_on_the_same_streams_and_has_a_price(name: str) -> None:
+    fork, _ = FORKS[name]
+    plan, serial = fork.plan("hb"), fork.serial("hb")
+    assert not races(plan)
+    assert verify(plan).certificate.reuses > 0
+    assert verify(serial).certificate.peak_bytes <= verify(plan).certificate.peak_bytes
+    assert len({c.actor for c in plan.schedule if c.node and c.node.endswith("_mul")}) == 4
+    assert "UNORDERED" not in "\n".join(explain(plan.schedule, plan.memory, "q_rope"))
+
+
+def test_on_one_stream_upstreams_plan_is_sound() -> None:
+    """The fault is the streams', not the allocator's: in list order nothing is lost."""
+    verify(Fork().serial("ggml"))
+
+
+def test_the_fork_computes_what_its_graph_means() -> None:
+    fork = Fork(heads=2, kv_heads=1, tokens=3, width=32)
+    graph, rng = fork.graph(), np.random.default_rng(0)
+    weights = {
+        t.name: rng.standard_normal(t.shape).astype(t.dtype.np) for t in graph.leaves(Kind.WEIGHT)
+    }
+    feed: Mapping[str, Array] = {
+        "x": rng.standard_normal((3, 32)).astype(np.float32),
+        "pos": np.arange(3, dtype=np.int32),
+        "idx": np.arange(3, dtype=np.int64),
+    }
+    got = Simulator(verify(fork.plan("hb")).plan, weights).run((feed,)).outputs[0]["y"]
+    np.testing.assert_array_equal(got, evaluate(graph, {**weights, **feed})["y"])
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(AllocError, match="unknown allocator mode 'none'"):
+        Fork().plan("none")
