@@ -1,0 +1,41 @@
+"""Pages of packed weights: given back, read again from the file, and nothing else touched."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggraph.backends.cpu.pages import PAGE, drop_pages, mapping_of
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> mmap.mmap:
+    path = tmp_path / "data"
+    path.write_bytes(np.arange(4 * PAGE, dtype=np.uint32).view(np.uint8).tobytes()[: 4 * PAGE])
+    with path.open("rb") as f:
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+@pytest.mark.parametrize(
+    ("first", "nbytes", "pages"),
+    [(0, 4 * PAGE, 4), (1, 3 * PAGE, 2), (PAGE - 1, 2, 0), (5, PAGE, 0), (PAGE, 2 * PAGE + 7, 2)],
+)
+def test_only_whole_pages_go_and_the_bytes_stay(
+    mapped: mmap.mmap, first: int, nbytes: int, pages: int
+) -> None:
+    window = np.frombuffer(mapped, np.uint8, nbytes, first).reshape(1, -1)[0]
+    before = window.copy()
+    dropped = drop_pages(window)
+    assert dropped == (pages * PAGE if hasattr(mmap, "MADV_DONTNEED") else 0)
+    assert (window == before).all()
+
+
+def test_memory_that_is_no_read_only_map_is_left_alone(tmp_path: Path) -> None:
+    own = np.ones(4 * PAGE, np.uint8)
+    assert drop_pages(own) == 0
+    assert mapping_of(own) is None
+    private = np.frombuffer(mmap.mmap(-1, 4 * PAGE), np.uint8)
+    private[:] = 7
+    assert drop_pages(private) == 0
+    assert (private == 7).all()
