@@ -6,11 +6,16 @@ checks that every state is overwritten in one chain. Passes make new graphs, the
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError
+from ggraph.lazy import lazy
 from ggraph.tensor import Kind, Tensor, apply, line
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = lazy("networkx")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
+from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
 from ggraph.errors import InputError, ModelError
@@ -133,5 +134,6 @@ class Session:
         if t.kind is Kind.WEIGHT:
             return backend.load(buffer, t, weights(t))
         memory = backend.allocate(buffer)
-        backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
+        if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
+            backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
         return memory

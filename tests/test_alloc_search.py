@@ -87,15 +87,15 @@ def test_interpreted_and_compiled_search_agree() -> None:
     order = np.argsort(-p.size)
     for best in (False, True):
         compiled = fit.place(order, p.size, p.start, p.near, 1600, best)
-        plain = fit.place.py_func(order, p.size, p.start, p.near, 1600, best)  # type: ignore[attr-defined]
+        plain = fit.place.plain(order, p.size, p.start, p.near, 1600, best)
         assert (compiled == plain).all()
         total = fit.extent(compiled, p.size, 1600)
-        assert total == fit.extent.py_func(compiled, p.size, 1600)  # type: ignore[attr-defined]
+        assert total == fit.extent.plain(compiled, p.size, 1600)
     room, total_bytes = offline.room_of(p, cliques), np.zeros(cliques.count, dtype=np.int64)
     owner = np.repeat(np.arange(len(p)), np.diff(cliques.start))
     np.add.at(total_bytes, cliques.member, p.size[owner])
     results = []
-    for solve in (canon.solve, canon.solve.py_func):  # type: ignore[attr-defined]
+    for solve in (canon.solve, canon.solve.plain):
         at = np.full(len(p), -1, dtype=np.int64)
         state = canon.State(
             at, at * 0, total_bytes.copy(), np.zeros(len(p)), np.array([10**6], dtype=np.int64)

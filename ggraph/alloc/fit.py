@@ -8,6 +8,7 @@ rows, limit = bytes of one buffer (no block may cross a multiple of it).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ggraph.alloc.jit import compiled
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 UNPLACED = -1
 NO_LIMIT = 1 << 62
+PLAIN = 50_000  # conflicts up to which loading the compiled form costs more than it saves
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,11 @@ class Packing:
 
     def __len__(self) -> int:
         return len(self.size)
+
+    @cached_property
+    def lists(self) -> tuple[Any, Any, Any]:
+        """`size`, `start`, `near` as lists."""
+        return self.size.tolist(), self.start.tolist(), self.near.tolist()
 
 
 @compiled
@@ -95,5 +102,9 @@ def extent(at: Ints, size: Ints, limit: int) -> int:
 
 def packed(p: Packing, order: Ints, *, best: bool = False) -> tuple[int, Ints]:
     """Total bytes and offsets of one order."""
-    at = place(order, p.size, p.start, p.near, p.limit, best)
-    return int(extent(at, p.size, p.limit)), at
+    if len(p.near) > PLAIN:
+        at = place(order, p.size, p.start, p.near, p.limit, best)
+        return int(extent(at, p.size, p.limit)), at
+    size, start, near = p.lists
+    at = place.plain(order.tolist(), size, start, near, p.limit, best)
+    return int(extent.plain(at, size, p.limit)), np.asarray(at, np.int64)

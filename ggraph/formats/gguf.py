@@ -157,7 +157,24 @@ def _value(c: _Cursor, kind: int, what: str, depth: int) -> Any:
     if item in _NUMPY:
         raw = c.take(count * _SMALLEST[item], what)
         return np.frombuffer(raw, _NUMPY[item])
-    return [_value(c, item, what, depth + 1) for _ in range(count)]
+    found = _strings(c, count) if item == _STRING else []
+    return found + [_value(c, item, what, depth + 1) for _ in range(count - len(found))]
+
+
+def _strings(c: _Cursor, count: int) -> list[str]:
+    """Up to `count` strings, fast; the first one that is not whole is left to be complained of."""
+    found: list[str] = []
+    length, data, at = struct.Struct("<Q").unpack_from, c.data, c.at
+    for _ in range(count):
+        if c.size - at < 8 or (stop := at + 8 + length(data, at)[0]) > c.size:
+            break
+        try:
+            found.append(str(data[at + 8 : stop], "utf-8"))
+        except UnicodeDecodeError:
+            break
+        at = stop
+    c.at = at
+    return found
 
 
 def _info(c: _Cursor) -> tuple[str, tuple[int, ...], DType, int]:

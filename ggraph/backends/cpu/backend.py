@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.backends.cpu.lower import Lowering, Packed
+from ggraph.backends.cpu.pages import drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Launch, Memory, Ref
@@ -18,6 +19,8 @@ from ggraph.errors import BackendError
 from ggraph.ops.evaluate import decode, raw_view, read, reference, write
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Kind, Tensor
+
+SMALL = 1 << 16  # bytes of a weight that is copied out of a mapped file
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +56,15 @@ class CpuBackend(HostMemory):
             del self._packed[key]
 
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
-        """The weight's bytes where they are: a mapped file is not copied."""
+        """The weight's bytes where they are: a mapped file is not copied.
+
+        Vectors are, because reading one would map half a megabyte of its neighbours as well.
+        """
         flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         if flat.nbytes != tensor.nbytes:
             raise BackendError(f"{tensor.name!r}: {flat.nbytes} bytes, expected {tensor.nbytes}")
-        return Memory(buffer, flat)
+        small = flat.nbytes <= SMALL and mapping_of(flat) is not None
+        return Memory(buffer, flat.copy() if small else flat)
 
     def lower(self, launches: Sequence[Launch]) -> CpuProgram:
         """Flat programs with NumPy steps between them, for what has work to do."""
@@ -65,7 +72,11 @@ class CpuBackend(HostMemory):
         fallbacks = []
         low = Lowering(self.pool, self.exact, self._packed)
         for x in launches:
-            if not x.result.tensor.size or low.lower(x):
+            known = len(self._packed)
+            done = not x.result.tensor.size or low.lower(x)
+            if len(self._packed) > known:
+                self._release(x)
+            if done:
                 continue
             self._flush(low, steps)
             low = Lowering(self.pool, self.exact, self._packed)
@@ -73,6 +84,13 @@ class CpuBackend(HostMemory):
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks))
+
+    def _release(self, x: Launch) -> None:
+        """Pages of a weight that was packed just now are not needed any more."""
+        packed = {key[0] for key in self._packed}
+        for ref in x.sources:
+            if id(ref.memory) in packed:
+                drop_pages(ref.memory.handle)
 
     def _flush(self, low: Lowering, steps: list[Callable[[], None]]) -> None:
         """What was lowered so far becomes one flat program."""
