@@ -74,10 +74,13 @@ Q6_K = DType("q6_k", 14, 256, 210, None)
 IQ4_NL = DType("iq4_nl", 20, 32, 18, None)
 IQ4_XS = DType("iq4_xs", 23, 256, 136, None)
 MXFP4 = DType("mxfp4", 39, 32, 17, None)
+TQ1_0 = DType("tq1_0", 34, 256, 54, None)
+TQ2_0 = DType("tq2_0", 35, 256, 66, None)
 
 ALL: tuple[DType, ...] = (
     F32, F16, BF16, F64, I8, I16, I32, I64,
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
+    TQ1_0, TQ2_0,
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {t.name: t for t in ALL}
 BY_GGUF: dict[int, DType] = {t.gguf: t for t in ALL}

@@ -24,11 +24,11 @@ from .registry import Model
 Progress = Callable[[str, int, int], None]  # tensor name, done, of
 
 FILE_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10,
-    "q3_k": 12, "q4_k": 14, "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30,
-    "bf16": 32, "mxfp4": 38,
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
+    "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
+    "mxfp4": 38,
 }  # fmt: skip
-_WIDER = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+_WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
 
 def model_to_gguf(
@@ -172,15 +172,19 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     """The type that a tensor gets in a file of type `type_name`.
 
     Vectors stay float32. `q4_k_m` is Q4_K with Q6_K for the output matrix, the embedding and
-    every v and down projection. Rows that are not whole blocks take a type with shorter blocks.
+    every v and down projection; ternary files keep the former two in Q6_K. Rows that are not
+    whole blocks take a type with shorter blocks.
     """
     _file_type(type_name)
     if len(shape) == 1 or "norm" in name or name.endswith("ffn_gate_inp.weight"):
         return dtypes.F32
     title = type_name
+    tables = ("output.weight", "token_embd.weight")
     if type_name == "q4_k_m":
-        sensitive = ("output.weight", "token_embd.weight", "attn_v.weight", "ffn_down.weight")
-        title = "q6_k" if name.endswith(sensitive) else "q4_k"
+        sensitive = name in tables or name.endswith((".attn_v.weight", ".ffn_down.weight"))
+        title = "q6_k" if sensitive else "q4_k"
+    elif type_name.startswith("tq") and name in tables:
+        title = "q6_k"
     wanted = dtypes.dtype(title)
     while shape[-1] % wanted.block:
         wanted = dtypes.dtype(_WIDER.get(wanted.name, "f16"))

@@ -20,6 +20,8 @@ from ggraph.dtype import (
     Q5_K,
     Q6_K,
     Q8_0,
+    TQ1_0,
+    TQ2_0,
     DType,
 )  # fmt: skip
 from ggraph.errors import FormatError
@@ -45,10 +47,12 @@ def test_equal_to_gguf_for_random_bytes(dtype: DType, seed: int, rows: int, widt
         assert same.all()
 
 
-@pytest.mark.parametrize("dtype", [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, BF16], ids=repr)
+@pytest.mark.parametrize(
+    "dtype", [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, TQ1_0, TQ2_0, BF16], ids=repr
+)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([0.0, 1e-6, 1.0, 300.0]))
 def test_quantising_equals_gguf_bit_for_bit(dtype: DType, seed: int, scale: float) -> None:
-    x = (np.random.default_rng(seed).standard_normal((3, 64)) * scale).astype(np.float32)
+    x = (np.random.default_rng(seed).standard_normal((3, 256)) * scale).astype(np.float32)
     expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType(dtype.gguf))
     assert np.array_equal(quantize(x, dtype), expected)
 

@@ -2,9 +2,10 @@
 
 Legend: N blocks; float32 [N, block] in, uint8 [N, block_bytes] out; d scale, m minimum.
 
-The types with blocks of 32 round as the `gguf` package does, bit for bit. The K types and IQ4 are
-ours: per sub-block a few candidate scales are tried and each is refined by least squares, then the
-sub-block scales are rounded and the values fitted again to what will be read back.
+The types with blocks of 32 and the ternary ones round as the `gguf` package does, bit for bit. The
+K types and IQ4 are ours: per sub-block a few candidate scales are tried and each is refined by
+least squares, then the sub-block scales are rounded and the values fitted again to what will be
+read back.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,13 @@ from ggraph.dtype import (
     Q5_K,
     Q6_K,
     Q8_0,
+    TQ1_0,
+    TQ2_0,
     DType,
 )  # fmt: skip
 from ggraph.errors import FormatError
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
+from ggraph.formats.ternary import write_tq1_0, write_tq2_0
 
 Array = np.ndarray[Any, Any]
 CHUNK = 1 << 13  # blocks at a time; bounds the temporaries
@@ -264,6 +268,6 @@ def _q6_k(x: Array) -> Array:
 
 _ENCODERS: dict[DType, Callable[[Array], Array]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, MXFP4: _mxfp4,
-    IQ4_NL: _iq4_nl, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    IQ4_NL: _iq4_nl, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k, TQ1_0: write_tq1_0, TQ2_0: write_tq2_0,
 }  # fmt: skip
 WRITABLE: tuple[DType, ...] = (F32, F16, BF16, *_ENCODERS)

@@ -27,11 +27,14 @@ from ggraph.dtype import (
     Q5_K,
     Q6_K,
     Q8_0,
+    TQ1_0,
+    TQ2_0,
     DType,
 )  # fmt: skip
 from ggraph.errors import FormatError
 from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 from ggraph.formats.quantise import quantize
+from ggraph.formats.ternary import read_tq1_0, read_tq2_0
 
 __all__ = ["dequantize", "quantize"]
 
@@ -196,4 +199,5 @@ def _mxfp4(b: Array) -> Array:
 _DECODERS: dict[DType, Callable[[Array], Array]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q2_K: _q2_k, Q3_K: _q3_k,
     Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, MXFP4: _mxfp4,
+    TQ1_0: read_tq1_0, TQ2_0: read_tq2_0,
 }  # fmt: skip

@@ -1,0 +1,101 @@
+"""`ggraph convert` and `quantize`: every type, read back by us and by the `gguf` package."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from test_models_heads import EXPECTED, HEAD, TINY, logits
+
+from ggraph.formats.quantise import WRITABLE
+from ggraph.formats.quants import dequantize
+from models.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
+from models.eagle3 import Head
+from models.heads import open_head
+from models.registry import Model, open_model
+
+WIDTH = 256
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A llama of one layer whose rows are whole blocks of every type."""
+    folder, rng = tmp_path_factory.mktemp("wide"), np.random.default_rng(2)
+    shapes = {
+        "embed_tokens": (40, WIDTH), "layers.0.self_attn.q_proj": (WIDTH, WIDTH),
+        "layers.0.self_attn.k_proj": (WIDTH, WIDTH), "layers.0.self_attn.v_proj": (WIDTH, WIDTH),
+        "layers.0.self_attn.o_proj": (WIDTH, WIDTH), "layers.0.mlp.gate_proj": (2 * WIDTH, WIDTH),
+        "layers.0.mlp.up_proj": (2 * WIDTH, WIDTH), "layers.0.mlp.down_proj": (WIDTH, 2 * WIDTH),
+    }  # fmt: skip
+    weights = {f"model.{n}.weight": rng.standard_normal(s) * 0.1 for n, s in shapes.items()}
+    weights["lm_head.weight"] = rng.standard_normal((40, WIDTH))
+    for name in ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"):
+        weights[f"model.{name}.weight"] = np.ones(WIDTH)
+    save_file({k: v.astype(np.float32) for k, v in weights.items()}, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": 512,
+        "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 40, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return open_model(folder)
+
+
+def test_every_type_that_can_be_written_has_a_name() -> None:
+    assert {t.name for t in WRITABLE} == {n for n in FILE_TYPES if n != "q4_k_m"}
+    for kind in gguf.quants._type_traits.values():
+        try:
+            kind.quantize(np.zeros((1, 256), np.float32))
+        except NotImplementedError:
+            continue
+        assert kind.qtype.name.lower() in FILE_TYPES
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_a_model_in_every_type(name: str, wide: Model, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    model_to_gguf(wide, out, name)
+    read = gguf.GGUFReader(out)
+    assert read.fields["general.file_type"].contents() == FILE_TYPES[name]
+    again = open_model(out)
+    for t in read.tensors:
+        wanted = tensor_type(t.name, again.catalogue[t.name].shape, name)
+        assert t.tensor_type == wanted.gguf
+        theirs = gguf.dequantize(t.data, t.tensor_type).reshape(again.catalogue[t.name].shape)
+        assert np.array_equal(theirs, again.catalogue[t.name].float32())
+    kept = wide.catalogue["blk.0.ffn_up.weight"].float32()
+    got = again.catalogue["blk.0.ffn_up.weight"].float32()
+    bits = 8 * tensor_type("blk.0.ffn_up.weight", kept.shape, name).row_bytes(WIDTH) / WIDTH
+    assert np.abs(got - kept).mean() < 0.1 * 2.0 ** (2.2 - min(bits, 8.0))
+
+
+def test_which_tensors_a_mix_keeps_finer() -> None:
+    def kind(name: str, mix: str) -> str:
+        return tensor_type(name, (512, 512), mix).name
+
+    fine = ("output.weight", "token_embd.weight", "blk.3.attn_v.weight", "blk.3.ffn_down.weight")
+    assert {kind(n, "q4_k_m") for n in fine} == {"q6_k"}
+    assert kind("blk.3.attn_output.weight", "q4_k_m") == "q4_k"
+    assert kind("output.weight", "tq2_0") == "q6_k"
+    assert kind("blk.3.attn_output.weight", "tq2_0") == "tq2_0"
+    assert tensor_type("blk.0.attn_q.weight", (64, 576), "q4_k").name == "q5_0"
+    assert tensor_type("blk.0.attn_q.weight", (64, 33), "q4_k").name == "f16"
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_1", "q6_k", "mxfp4"])
+def test_a_head_in_many_types_still_drafts(name: str, tmp_path: Path) -> None:
+    target = open_model(TINY / "llama_tied")
+    head = open_head(HEAD, target)
+    assert isinstance(head, Head)
+    head_to_gguf(head, target, tmp_path / "head.gguf", name)
+    again = open_head(tmp_path / "head.gguf", target)
+    assert isinstance(again, Head)
+    assert again.taps == head.taps and np.array_equal(again.target_ids, head.target_ids)
+    part = again.catalogue["fc.weight"]
+    assert part.dtype.name == tensor_type("fc.weight", part.shape, name).name
+    raw = np.ascontiguousarray(part.data).view(np.uint8).reshape(part.shape[0], -1)
+    assert np.isfinite(dequantize(raw, part.dtype)).all()
+    error = np.abs(logits(again) - EXPECTED["draft_logits"]).max()
+    loose = {"f32": 5e-4, "f16": 5e-4, "bf16": 0.1, "q8_0": 0.3, "q6_k": 0.3}
+    assert error < loose.get(name, 5.0)
