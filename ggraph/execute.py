@@ -16,6 +16,7 @@ from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import HOST
 from ggraph.errors import InputError
+from ggraph.ops.copies import slice_runs
 from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
 from ggraph.tensor import Array, Tensor
 
@@ -44,6 +45,7 @@ class Executor:
             if not b.external
         }
         self._memory: dict[str, Memory] = {**external, **self._arenas}
+        self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
         slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
         self.runs = 0
@@ -95,7 +97,21 @@ class Executor:
         source, target = self._at(c.reads[0].value, phase), self._at(c.writes[0].value, phase)
         first, last = c.reads[0].start, c.reads[0].stop
         begin, end = (source[0], source[1] + first), (target[0], target[1] + c.writes[0].start)
+        if c.chosen_by is not None:
+            return self._partial_copy(c, end, begin)
         return lambda feeds, results: backend.copy(stream, end, begin, last - first)
+
+    def _partial_copy(self, c: Command, into: tuple[Memory, int], out: tuple[Memory, int]) -> Step:
+        """A copy per run of neighbouring slices that the indices, which the host has read, name."""
+        backend, stream = self._backends[c.actor.device], c.actor.stream
+        t, chosen_by = self.plan.tensor(c.node or ""), c.chosen_by or ""
+
+        def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+            ids = (results if chosen_by in results else self._looked_at)[chosen_by]
+            for a, b in slice_runs(ids, t.shape[0], t.nbytes):
+                backend.copy(stream, (into[0], into[1] + a), (out[0], out[1] + a), b - a)
+
+        return step
 
     def _host_step(self, c: Command, phase: int) -> Step:
         if c.do is Do.HOST_SYNC:
@@ -109,7 +125,8 @@ class Executor:
             memory, offset = self._at(c.writes[0].value, phase)
             return _feed(self._owner(memory.buffer), memory, offset, tensor)
         memory, offset = self._at(c.reads[0].value, phase)
-        return _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
+        fetch = _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
+        return fetch if tensor.is_output else lambda feeds, results: fetch(feeds, self._looked_at)
 
     def _sync(self, c: Command) -> Step:
         if c.waits_for is None and c.event is None:

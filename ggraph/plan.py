@@ -12,12 +12,17 @@ value that lies on the old one's bytes.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from ggraph.device import HOST, DeviceSpec
 from ggraph.graph import Graph
+from ggraph.lazy import lazy
 from ggraph.tensor import Tensor
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = lazy("networkx")
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,11 @@ class Placement:
 
     def device(self, name: str) -> DeviceSpec:
         """The spec of the device that holds tensor `name`."""
-        where = self.of[name].device
-        return next(d for d in self.devices if d.name == where)
+        return self.device_called(self.of[name].device)
+
+    def device_called(self, name: str) -> DeviceSpec:
+        """The spec of the device called `name`."""
+        return next(d for d in self.devices if d.name == name)
 
 
 @dataclass(frozen=True)
@@ -121,12 +129,15 @@ class Command:
     event: str | None = None  # RECORD, WAIT; HOST_SYNC on an event
     waits_for: Actor | None = None  # HOST_SYNC without event: that stream; None: every stream
     seconds: float = 0.0  # estimated time
+    chosen_by: str | None = None  # COPY: moves only the slices that this tensor, which the host
+    # has read, names; `reads` and `writes` stay whole, an upper bound
 
     def __str__(self) -> str:
         what = self.event or (str(self.waits_for) if self.waits_for else "") or self.node or ""
         reads = " reads " + ", ".join(map(str, self.reads)) if self.reads else ""
         writes = " writes " + ", ".join(map(str, self.writes)) if self.writes else ""
-        return f"{self.actor!s:>8} {self.do.value:<10} {what or self.label}{reads}{writes}"
+        chosen = f" chosen by {self.chosen_by}" if self.chosen_by else ""
+        return f"{self.actor!s:>8} {self.do.value:<10} {what or self.label}{reads}{writes}{chosen}"
 
 
 @dataclass(frozen=True)

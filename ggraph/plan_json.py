@@ -111,8 +111,10 @@ def _command_out(c: Command) -> dict[str, Json]:
         "event": c.event,
         "waits_for": None if c.waits_for is None else _actor_out(c.waits_for),
         "seconds": c.seconds,
+        "chosen_by": c.chosen_by,
     }
-    return _lean(fields, node=None, reads=[], writes=[], event=None, waits_for=None, seconds=0.0)
+    absent = dict.fromkeys(("node", "event", "waits_for", "chosen_by"))
+    return _lean(fields, reads=[], writes=[], seconds=0.0, **absent)
 
 
 def _actor_out(a: Actor) -> Json:
@@ -308,6 +310,7 @@ def _command(where: str, raw: Json) -> Command:
         o.take("event", _name_or_none, None),
         o.take("waits_for", _actor_or_none, None),
         o.take("seconds", _seconds, 0.0),
+        o.take("chosen_by", _name_or_none, None),
     )
     o.close()
     return command

@@ -93,6 +93,8 @@ class OpSpec:
     source and returns it. The result `view_of` source i is a window on its bytes and costs
     nothing; one that `overwrites` source i leaves its result in that source's bytes. `inplace_ok`
     lists the sources whose bytes the result may replace: a promise about every kernel, and tested.
+    With `picks` (i, j) source i is read only at those slices along its first axis that source j,
+    a tensor of indices, names.
     """
 
     name: str
@@ -103,6 +105,7 @@ class OpSpec:
     view_of: int | None = None
     overwrites: int | None = None
     inplace_ok: tuple[int, ...] = ()
+    picks: tuple[int, int] | None = None
     scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
     examples: tuple[Example, ...] = ()
     doc: str = ""

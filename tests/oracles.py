@@ -472,7 +472,7 @@ def cpy(x: Array, into: Array) -> Array:
 
 
 @oracle("cont", "dup", "copy", "cast")
-def same(x: Array, **attrs: Any) -> Array:
+def same(x: Array, *used: Array, **attrs: Any) -> Array:
     y = np.zeros(x.shape, x.dtype)
     for at in places(x.shape):
         y[at] = x[at]

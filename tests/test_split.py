@@ -105,6 +105,12 @@ def test_a_lost_write_cannot_happen() -> None:
         split(moved)
 
 
+def test_a_graph_with_copies_of_its_own_is_refused() -> None:
+    g = Graph.of({"y": ops.copy(input("x", (T, E)), "sim1")})
+    with pytest.raises(PlaceError, match=r"%y: .* planning makes the copies"):
+        split(place(g, [SIM0, SIM1, CPU]))
+
+
 def test_a_marked_tensor_begins_a_split() -> None:
     s = split(place(GRAPH, [SIM0]), cut_before=["blk.0.v", "blk.0.norm"])
     assert [x.nodes[0] for x in s.splits] == ["blk.0.norm", "blk.0.v"]

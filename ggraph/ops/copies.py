@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ggraph.dtype import BF16, F16, F32, I32, I64, Q4_0, Q8_0, DType, dtype
 from ggraph.errors import ShapeError
-from ggraph.ops.rules import expect, identity, integers, moved, owns_all, rule
+from ggraph.ops.rules import expect, identity, index_type, integers, moved, owns_all, rule
 from ggraph.tensor import (
     Arg,
     Array,
@@ -59,18 +61,49 @@ DUP = register(
 def _copy_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     device = attrs.get("device")
     expect(isinstance(device, str) and device != "", f"device={device!r}: expected a name")
+    for ids in sources[1:]:
+        index_type(ids)
+        expect(bool(sources[0].shape), "a scalar has no slices")
+        expect(sources[0].is_contiguous, f"%{sources[0].name} is not contiguous")
     return _same(sources, attrs)
+
+
+def _copy_cost(t: Tensor) -> Cost:
+    """A partial copy moves at most a slice per index."""
+    if len(t.sources) == 1:
+        return moved(t)
+    slices = max(t.shape[0], 1)
+    return Cost(0, 2 * t.nbytes * min(slices, t.sources[1].size) // slices)
+
+
+def slice_runs(ids: Array, slices: int, nbytes: int) -> tuple[tuple[int, int], ...]:
+    """Byte ranges of the slices that `ids` (any shape) name, neighbours merged, in order.
+
+    The tensor has `slices` slices of equal size along its first axis, `nbytes` bytes in all. Ids
+    outside of [0, slices) name nothing.
+    """
+    if not slices:
+        return ()
+    wanted = np.unique(ids[(ids >= 0) & (ids < slices)])
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+    size = nbytes // slices
+    return tuple((int(r[0]) * size, (int(r[-1]) + 1) * size) for r in runs if r.size)
 
 
 COPY = register(
     OpSpec(
         "copy",
-        infer=rule("copy", "x", _copy_rule),
+        infer=rule("copy", "x used?", _copy_rule),
         reference=identity,
         ggml="CPY",
-        cost=moved,
-        examples=tuple(Example(e.args, {"device": "elsewhere"}) for e in COPIES),
-        doc="copy(x, device): x's value in another device's memory.",
+        cost=_copy_cost,
+        examples=(
+            *(Example(e.args, {"device": "elsewhere", "has_used": False}) for e in COPIES),
+            Example(
+                (Arg((3, 5)), Arg((2, 4), I32, "ids:3")), {"device": "elsewhere", "has_used": True}
+            ),
+        ),
+        doc="copy(x, used?, device): x's value in another device's memory, or its used slices.",
     )
 )
 
@@ -192,9 +225,14 @@ def dup(x: Tensor, *, name: str = "") -> Tensor:
     return apply("dup", x, name=name)
 
 
-def copy(x: Tensor, device: str, *, name: str = "") -> Tensor:
-    """x's value in the memory of `device`; planning inserts these. ggml: the scheduler's copies."""
-    return apply("copy", x, name=name, device=device)
+def copy(x: Tensor, device: str, *, used: Tensor | None = None, name: str = "") -> Tensor:
+    """x's value in the memory of `device`; planning inserts these. ggml: the scheduler's copies.
+
+    With `used` (indices, any shape) only the slices x[i] for i in `used` are brought, and nobody
+    may read the others (facts S12: an MoE layer's experts).
+    """
+    sources = (x,) if used is None else (x, used)
+    return apply("copy", *sources, name=name, device=device, has_used=used is not None)
 
 
 def cast(x: Tensor, to: DType, *, name: str = "") -> Tensor:

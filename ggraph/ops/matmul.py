@@ -116,6 +116,7 @@ MUL_MAT_ID = register(
         "mul_mat_id",
         infer=rule("mul_mat_id", "w x ids", _mul_mat_id_rule),
         reference=_mul_mat_id,
+        picks=(0, 2),
         ggml="MUL_MAT_ID",
         cost=_mul_mat_id_cost,
         examples=(

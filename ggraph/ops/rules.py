@@ -153,8 +153,8 @@ def present(rest: Sequence[Array], *flags: bool) -> list[Array | None]:
     return [next(given) if here else None for here in flags]
 
 
-def identity(a: Array, **attrs: Attr) -> Array:
-    """The source itself: the meaning of every op that only moves bytes."""
+def identity(a: Array, *_: Array, **attrs: Attr) -> Array:
+    """The first source itself: the meaning of every op that only moves bytes."""
     return a
 
 

@@ -6,11 +6,11 @@ that must be complete before it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
-from ggraph.order.streams import Streams, copy_seconds, is_peer, launch_seconds, mover
+from ggraph.order.streams import Streams, copied_bytes, copy_seconds, is_peer, launch_seconds, mover
 from ggraph.order.values import reads_of, staging, writes_of
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Splits
 from ggraph.tensor import Kind, Tensor
@@ -20,7 +20,8 @@ IN_FLIGHT = 2  # weights copied for one run that may lie in a device's memory at
 
 @dataclass(eq=False)
 class Draft:
-    """What the parts of `order` share; `staged` collects the host's staging values."""
+    """What the parts of `order` share; `staged` collects the host's staging values, `looked_at`
+    the indices that the host has read for the copies that they choose."""
 
     splits: Splits
     streams: Streams
@@ -28,6 +29,7 @@ class Draft:
     overlap: bool
     marked: frozenset[str]
     staged: dict[str, int] = field(default_factory=dict)
+    looked_at: set[str] = field(default_factory=set)
 
     @property
     def graph(self) -> Graph:
@@ -170,17 +172,21 @@ class _Throttle:
 
 
 def _transfer(draft: Draft, out: _List, t: Tensor, throttle: _Throttle) -> None:
-    """The commands of a Copy node: one, or two through the host."""
+    """The commands of a Copy node: one, or two through the host, or a look and a partial copy."""
     if not t.nbytes:
         return
-    source = t.sources[0]
+    source, *chosen = t.sources
     begin, end = draft.streams.spec(draft.device(source)), draft.streams.spec(draft.device(t))
     is_weight = source.root.is_leaf and source.root.kind is Kind.WEIGHT
     also = throttle.before(end.name, t.name, out) if is_weight else ()
-    seconds = copy_seconds(begin, end, t.nbytes)
+    seconds = copy_seconds(begin, end, copied_bytes(t))
     if begin.host_visible or end.host_visible or is_peer(begin, end):
         actor = mover(draft.streams, begin.name, end.name)
-        out.add(_copy(actor, t.name, t.name, whole(source), whole(t), seconds), also=also)
+        c = _copy(actor, t.name, t.name, whole(source), whole(t), seconds)
+        for ids in chosen:
+            _look(draft, out, ids)
+            c = replace(c, chosen_by=ids.name)
+        out.add(c, also=also)
         return
     middle = whole(t, staging(t.name))
     draft.staged[t.name] = 1
@@ -193,6 +199,29 @@ def _transfer(draft: Draft, out: _List, t: Tensor, throttle: _Throttle) -> None:
     out.add(_copy(onto, t.name, t.name, middle, whole(t), took), also=also)
 
 
+def _look(draft: Draft, out: _List, ids: Tensor) -> None:
+    """The host reads indices, since it enqueues the copies of what they name."""
+    if ids.name in draft.looked_at:
+        return
+    draft.looked_at.add(ids.name)
+    held = _brought(draft, out, ids)
+    out.add(Command(Do.HOST_READ, HOST_ACTOR, f"look:{ids.name}", ids.name, whole(ids, held)))
+
+
+def _brought(draft: Draft, out: _List, t: Tensor) -> str | None:
+    """The staging value through which the host sees `t`, copied once; None where it sees `t`."""
+    if draft.host_visible(t) or not t.nbytes:
+        return None
+    if t.name not in draft.staged:
+        spec = draft.streams.spec(draft.device(t))
+        actor = draft.streams.copier(spec.name, outwards=True)
+        seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
+        target = whole(t, staging(t.name))
+        out.add(_copy(actor, staging(t.name), t.name, whole(t), target, seconds))
+        draft.staged[t.name] = 1
+    return staging(t.name)
+
+
 def _outputs(draft: Draft, out: _List) -> None:
     """Bring the outputs to the host, wait, and read them."""
     gone = {t.overwritten.root.name: t for t in draft.graph.nodes if t.overwritten is not None}
@@ -200,13 +229,7 @@ def _outputs(draft: Draft, out: _List) -> None:
         if t.root.name in gone:
             by = gone[t.root.name].name
             raise PlanError(f"output %{t.name} is overwritten by %{by}; return a copy of it")
-        if not draft.host_visible(t) and t.nbytes and t.name not in draft.staged:
-            spec = draft.streams.spec(draft.device(t))
-            actor = draft.streams.copier(spec.name, outwards=True)
-            seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
-            target = whole(t, staging(t.name))
-            out.add(_copy(actor, staging(t.name), t.name, whole(t), target, seconds))
-            draft.staged[t.name] = 1
+        _brought(draft, out, t)
     if not draft.overlap:
         out.add(_sync("end of run", None))
     for t in draft.graph.outputs:

@@ -72,7 +72,7 @@ def assign(
         if t.op == "copy":
             source = placement.of[t.sources[0].root.name].device
             actor = mover(result, source, device)
-            seconds = copy_seconds(specs[source], specs[device], t.nbytes)
+            seconds = copy_seconds(specs[source], specs[device], copied_bytes(t))
             times.put(t, actor, times.start(t, actor, 0.0), seconds)
         elif t.name in chosen:
             _put_on(times, t, specs[device], chosen[t.name])
@@ -120,6 +120,15 @@ def is_peer(source: DeviceSpec, target: DeviceSpec) -> bool:
     """Whether two devices reach each other's memory without the host."""
     same = source.kind == target.kind
     return same and source.peer_bytes_per_s > 0 and target.peer_bytes_per_s > 0
+
+
+def copied_bytes(t: Tensor) -> int:
+    """Bytes that a Copy node is expected to move: of a partial copy, those of its slices that
+    independent even choices name."""
+    if len(t.sources) == 1 or not t.shape[0]:
+        return t.nbytes
+    stay = (1 - 1 / t.shape[0]) ** t.sources[1].size
+    return round(t.nbytes * (1 - stay))
 
 
 def copy_seconds(source: DeviceSpec, target: DeviceSpec, nbytes: int) -> float:

@@ -49,14 +49,19 @@ def _deciding(work: Work, t: Tensor) -> Tensor | None:
 
 
 def _rows(t: Tensor) -> int:
+    """Rows of the result; where each row picks slices, those that share a choice count once."""
+    if t.spec is not None and t.spec.picks is not None:
+        return prod(t.sources[t.spec.picks[1]].shape[:-1])
     return prod(t.shape[:-1])
 
 
 def _taker(work: Work, t: Tensor, leaf: Tensor, home: DeviceSpec) -> DeviceSpec | None:
-    """A faster device that wants this much work on a host weight, which must be read whole."""
-    if leaf.kind is not Kind.WEIGHT or not home.host_visible or leaf.name in work.pinned:
+    """A faster device that wants this much work on a host weight, which must be read whole, or by
+    slices that can be copied alone."""
+    if leaf.kind is not Kind.WEIGHT or not home.host_visible or t.spec is None:
         return None
-    if t.spec is None or t.spec.cost(t).bytes < leaf.nbytes:
+    picked = t.spec.picks is not None and t.sources[t.spec.picks[0]] is leaf
+    if not picked and (leaf.name in work.pinned or t.spec.cost(t).bytes < leaf.nbytes):
         return None
     higher = work.devices[: work.devices.index(home)]
     fits = (d for d in higher if d.supports(t) and 0 < d.offload_rows <= _rows(t))

@@ -24,9 +24,11 @@ def split(placement: Placement, *, cut_before: Iterable[str] = ()) -> Splits:
     """The splits of a placed graph, whose graph now holds the Copy nodes.
 
     `cut_before` names tensors at which a new split begins although the device stays. Raises
-    PlaceError for a result that overwrites bytes of another device.
+    PlaceError for a result that overwrites bytes of another device, and for graphs that have Copy
+    nodes already.
     """
     _check_overwrites(placement)
+    _check_copies(placement)
     graph, of = with_copies(placement)
     graph, runs = longest_runs(graph, of, frozenset(cut_before))
     placed = replace(placement, graph=graph, of={t.name: of[t.name] for t in graph})
@@ -42,6 +44,12 @@ def _check_overwrites(placement: Placement) -> None:
                 f"{line(t)} runs on {of[t.name].device} but overwrites %{old.root.name} on "
                 f"{of[old.root.name].device}: the write would be lost"
             )
+
+
+def _check_copies(placement: Placement) -> None:
+    for t in placement.graph.nodes:
+        if is_copy(t):
+            raise PlaceError(f"{line(t)}: planning makes the copies; give a pin, or use dup")
 
 
 def _splits(graph: Graph, of: Mapping[str, Placed], runs: list[list[str]]) -> list[Split]:

@@ -1,12 +1,20 @@
-"""Copy nodes for what a device reads from another one's memory. Floor 6."""
+"""Copy nodes for what a device reads from another one's memory. Floor 6.
 
+Of a weight in the host's memory whose readers name the slices that they want (an MoE layer's
+experts), only those slices are copied, where that is expected to save more than it costs: the
+indices must reach the host first.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ggraph.graph import Graph
+from ggraph.ops.copies import copy
 from ggraph.plan import Placed, Placement
-from ggraph.tensor import Tensor, apply, line
+from ggraph.tensor import Kind, Tensor, apply, line
 
 COPY = "copy"  # name of the op that moves a tensor to attrs["device"]
+STALL = 8.0  # price of the host's look at the indices, in launches: a copy, a wait, an idle queue
 
 
 def is_copy(t: Tensor) -> bool:
@@ -20,6 +28,7 @@ class _Copies:
 
     of: dict[str, Placed]
     wanted: frozenset[tuple[str, str]]  # (name, device) of everything read from afar
+    picked: Mapping[tuple[str, str], Tensor]  # of those, what a part suffices of -> its indices
     new: dict[str, Tensor] = field(default_factory=dict)
     made: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
@@ -51,8 +60,11 @@ class _Copies:
         return t
 
     def _copy(self, s: Tensor, device: str) -> Tensor:
-        t = apply(COPY, self.new[s.name], name=f"{s.name}@{device}", device=device)
-        self.of[t.name] = Placed(device, f"copy from {self.of[s.root.name].device}")
+        ids = self.picked.get((s.name, device))
+        used = None if ids is None else self.new[ids.name]
+        t = copy(self.new[s.name], device, used=used, name=f"{s.name}@{device}")
+        part = f", slices in %{ids.name} only" if ids is not None else ""
+        self.of[t.name] = Placed(device, f"copy from {self.of[s.root.name].device}{part}")
         return t
 
 
@@ -77,12 +89,48 @@ def with_copies(placement: Placement) -> tuple[Graph, dict[str, Placed]]:
     )
     if not wanted:
         return graph, of
-    copies = _Copies(of, wanted)
+    copies = _Copies(of, wanted, _picked(placement, wanted))
     for t in graph:
         copies.new[t.name] = _renewed(t, copies)
     outputs = {t.name: copies.new[t.name] for t in graph.outputs}
     effects = [copies.new[t.name] for t in graph.updates.values() if not t.is_leaf]
     return Graph.of(outputs, also=effects, name=graph.name), of
+
+
+def _picked(
+    placement: Placement, wanted: frozenset[tuple[str, str]]
+) -> dict[tuple[str, str], Tensor]:
+    """Weights of which a device wants some slices only, and the indices that all readers share."""
+    asked: dict[tuple[str, str], dict[str, Tensor | None]] = {}
+    for t in placement.graph.nodes:
+        for k, s in enumerate(t.sources):
+            key = (s.name, placement.of[t.name].device)
+            if s.root.is_leaf and s.root.kind is Kind.WEIGHT and key in wanted:
+                ids = _indices(t, k)
+                asked.setdefault(key, {})[ids.name if ids is not None else ""] = ids
+    found: dict[tuple[str, str], Tensor] = {}
+    for (name, device), by in asked.items():
+        (ids, *others) = by.values()
+        if ids is not None and not others and _saves(placement, name, device, ids):
+            found[name, device] = ids
+    return found
+
+
+def _indices(t: Tensor, source: int) -> Tensor | None:
+    """The indices by which `t` picks from its source number `source`; None if it reads it whole."""
+    if t.spec is None or t.spec.picks is None or t.spec.picks[0] != source:
+        return None
+    ids = t.sources[t.spec.picks[1]]
+    return ids if ids.is_contiguous and t.sources[source].is_leaf else None
+
+
+def _saves(placement: Placement, name: str, device: str, ids: Tensor) -> bool:
+    """Whether the slices that stay, of independent even choices, outweigh the host's look."""
+    weight, target = placement.graph[name], placement.device_called(device)
+    if not placement.device(name).host_visible or weight.shape[0] < 2:
+        return False
+    stay = (1 - 1 / weight.shape[0]) ** ids.size
+    return stay * weight.nbytes / target.link_bytes_per_s > STALL * target.launch_s
 
 
 def _renewed(t: Tensor, copies: _Copies) -> Tensor:

@@ -5,6 +5,7 @@ the proof relies on them all, so that no plan, however odd, makes it fail with a
 """
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from math import lcm
 
 from ggraph.device import HOST, DeviceSpec
@@ -152,10 +153,13 @@ def _value(kind: str, value: Value, message: str) -> CounterExample:
 
 def _commands(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[CounterExample]:
     recorded = {c.event for c in plan.schedule if c.do is Do.RECORD}
+    read: set[str | None] = {None}
     for i, c in enumerate(plan.schedule):
+        read |= {c.node} if c.do is Do.HOST_READ else set()
         fault = (
             _misplaced(c, devices)
             or _misshapen(c)
+            or _unchosen(c, read)
             or _eventless(c, recorded)
             or _out_of_range(c, plan)
             or _out_of_reach(c, plan, devices)
@@ -189,6 +193,15 @@ def _misshapen(c: Command) -> str:
     sizes = [sum(a.stop - a.start for a in part) for part in (c.reads, c.writes)]
     if c.do is Do.COPY and sizes[0] != sizes[1]:
         return f"copy of {sizes[0]} bytes to {sizes[1]} bytes"
+    return ""
+
+
+def _unchosen(c: Command, read: AbstractSet[str | None]) -> str:
+    """The host enqueues a partial copy: it must have read what chooses the part."""
+    if c.chosen_by is not None and c.do is not Do.COPY:
+        return f"{c.do.value} cannot be chosen by {c.chosen_by!r}"
+    if c.chosen_by not in read:
+        return f"chosen by {c.chosen_by!r}, which the host has not read before"
     return ""
 
 

@@ -42,6 +42,7 @@ def _misses(c: Command, t: Tensor, moves: Moves) -> Iterator[str]:
             yield f"does not read the {t.nbytes} bytes of output {t.name!r}"
     else:
         # A copy node means its source's bytes, every other tensor its own, whatever way they take.
+        yield from _part(c, t)
         meant = _merged(_origins(_span(_copied(c, t)), moves))
         for value, start, stop in _merged(_origins(c.writes, moves)):
             if not any(v == value and a <= start and stop <= b for v, a, b in meant):
@@ -52,13 +53,39 @@ def _copied(c: Command, t: Tensor) -> Tensor:
     return t.sources[0] if c.do is Do.COPY and t.op == "copy" else t
 
 
+def _part(c: Command, t: Tensor) -> Iterator[str]:
+    """A copy moves a part exactly where the graph says so, chosen by the same indices."""
+    wanted = t.sources[1].name if t.op == "copy" and len(t.sources) > 1 else None
+    if c.do is Do.COPY and c.node == t.name and c.chosen_by != wanted:
+        yield f"a copy chosen by {c.chosen_by!r} for {t.name!r}, which {wanted!r} chooses"
+
+
 def _launch(c: Command, t: Tensor) -> Iterator[str]:
+    yield from _missing_slices(t)
     for s in t.sources:
         for start, stop in s.byte_ranges():
             if not _covers(c.reads, s.root.name, start, stop):
                 yield f"reads bytes [{start}, {stop}) of {s.root.name!r} without declaring it"
     if not _covers(c.writes, t.name, 0, t.nbytes):
         yield f"writes {t.nbytes} bytes of {t.name!r} without declaring it"
+
+
+def _missing_slices(t: Tensor) -> Iterator[str]:
+    """Of a partial copy `t` may read only the slices that were copied: its own indices are those
+    that chose the copy."""
+    for i, s in enumerate(t.sources):
+        if s.root.op == "copy" and len(s.root.sources) > 1:
+            picks = t.spec.picks if t.spec is not None else None
+            same = picks is not None and picks[0] == i and s is s.root
+            if not (same and picks and _original(t.sources[picks[1]]) is s.root.sources[1]):
+                yield f"reads slices of {s.root.name!r} that its partial copy need not bring"
+
+
+def _original(t: Tensor) -> Tensor:
+    """What `t` is a whole copy of; `t` itself where it is none."""
+    while t.op == "copy" and len(t.sources) == 1:
+        t = t.sources[0]
+    return t
 
 
 def _absent(t: Tensor, nodes: Mapping[Do, set[str | None]], moves: Moves) -> Iterator[str]:

@@ -16,10 +16,13 @@ from ggraph.backends.reference import run_reference
 from ggraph.backends.sim.machine import Machine
 from ggraph.device import HOST, DeviceSpec
 from ggraph.errors import BackendError
+from ggraph.ops.copies import slice_runs
+from ggraph.ops.evaluate import read
 from ggraph.plan import Actor, Buffer
 from ggraph.tensor import Array, Tensor
 
 POISON = 0xFF
+Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(eq=False)
@@ -163,6 +166,7 @@ class SimBackend(SimHost):
             self._room.check(out, first, first + nbytes, label)
             into.handle[begin : begin + nbytes] = out.handle[first : first + nbytes]
             self._room.mark(into, begin, begin + nbytes)
+            self.machine.bytes_copied += nbytes
 
         seconds = self.spec.launch_s + nbytes / self.spec.link_bytes_per_s
         self.machine.enqueue(self._actor(stream), label, seconds, move)
@@ -192,8 +196,8 @@ class SimBackend(SimHost):
 
     def _enqueue(self, stream: int, launch: Launch) -> None:
         def work() -> None:
-            for ref in launch.sources:
-                self._check(ref, launch)
+            for i, ref in enumerate(launch.sources):
+                self._check(ref, launch, picked_runs(launch, i))
             run_reference(launch)
             r = launch.result
             self._room.mark(r.memory, r.offset, r.offset + r.tensor.nbytes)
@@ -201,8 +205,19 @@ class SimBackend(SimHost):
         label, seconds = launch.command.label, launch.command.seconds
         self.machine.enqueue(self._actor(stream), label, seconds, work)
 
-    def _check(self, ref: Ref, launch: Launch) -> None:
+    def _check(self, ref: Ref, launch: Launch, ranges: Ranges) -> None:
         root = ref.offset - ref.tensor.offset
         who = f"%{launch.result.tensor.name} (source %{ref.tensor.name})"
-        for start, stop in ref.tensor.byte_ranges():
+        for start, stop in ranges:
             self._room.check(ref.memory, root + start, root + stop, who)
+
+
+def picked_runs(launch: Launch, source: int) -> Ranges:
+    """Byte ranges, within its root, of what a launch reads of its source number `source`: all of
+    it, or the slices that the op's indices name at this moment."""
+    t, spec = launch.sources[source].tensor, launch.result.tensor.spec
+    if spec is None or spec.picks is None or spec.picks[0] != source or t.is_view:
+        return t.byte_ranges()
+    ids = launch.sources[spec.picks[1]]
+    begin = ids.offset - ids.tensor.offset
+    return slice_runs(read(ids.tensor, ids.memory.handle, begin), t.shape[0], t.nbytes)

@@ -54,6 +54,7 @@ class Machine:
     order: Order = field(default_factory=InOrder)
     timeline: list[Span] = field(default_factory=list)
     host_time: float = 0.0
+    bytes_copied: int = 0  # by copies that have run
     valid: dict[int, Array] = field(default_factory=dict)  # id of a byte array -> bool per byte
     _queues: dict[Actor, deque[Entry]] = field(default_factory=dict)
     _latest: dict[str, Entry] = field(default_factory=dict)

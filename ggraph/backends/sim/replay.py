@@ -7,20 +7,23 @@ write, bytes that another value took, or bytes that nobody wrote. This is `verif
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import lcm
 
 import numpy as np
 
 from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.backends.reference import run_reference
+from ggraph.backends.sim.backend import Ranges, picked_runs
 from ggraph.backends.sim.machine import Machine, Span
 from ggraph.backends.sim.orders import InOrder, Order
 from ggraph.errors import GgraphError, InputError
+from ggraph.ops.copies import slice_runs
 from ggraph.plan import HOST_STEPS, Access, Command, Do, Plan
 from ggraph.tensor import Array, Tensor
 
 POISON = 0xFF
+_ALL: Mapping[str, Ranges] = {}
 _RUNS = 1 << 20  # tags are value number * _RUNS + run + 1; 0: nobody wrote
 
 
@@ -44,12 +47,14 @@ class Fault:
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """What one simulation gave: outputs per run, states at the end, faults, and the timeline."""
+    """What one simulation gave: outputs per run, states at the end, faults, the timeline, and the
+    bytes that copies moved."""
 
     outputs: tuple[Mapping[str, Array], ...]
     states: Mapping[str, Array]
     faults: tuple[Fault, ...]
     timeline: tuple[Span, ...]
+    bytes_copied: int = 0
 
     @property
     def seconds(self) -> float:
@@ -106,6 +111,8 @@ class Simulator:
         self._phases = lcm(*(len(r.offsets) for r in plan.memory.regions.values()))
         self._launches: dict[tuple[int, int], Launch] = {}
         self._faults: list[Fault] = []
+        self._copied = 0
+        self._looked_at: dict[str, Array] = {}  # what the host has read, by node
 
     def run(self, feeds: Sequence[Mapping[str, Array]], order: Order | None = None) -> Simulated:
         """Run the plan once per element of `feeds` (one array per input), in the given order."""
@@ -119,10 +126,13 @@ class Simulator:
             outputs.append(results)
         machine.synchronise()
         states = {s: self._bytes(s, 0) for s in self.plan.schedule.carried}
-        return Simulated(tuple(outputs), states, tuple(self._faults), tuple(machine.timeline))
+        faults, timeline = tuple(self._faults), tuple(machine.timeline)
+        return Simulated(tuple(outputs), states, faults, timeline, self._copied)
 
     def _reset(self) -> None:
         self._faults = []
+        self._copied = 0
+        self._looked_at.clear()
         for name, memory in self._memory.items():
             memory.handle[:] = POISON
             self._tag[name][:] = 0
@@ -190,7 +200,10 @@ class Simulator:
             for a in c.reads:
                 memory, begin = self._at(a.value, run)
                 raw = memory.handle[begin + a.start : begin + a.stop].copy()
-                results[c.node or c.label] = _shaped(raw, self._tensors.get(c.node or ""))
+                t = self._tensors.get(c.node or "")
+                self._looked_at[c.node or ""] = _shaped(raw, t)
+                if t is None or t.is_output:
+                    results[c.node or c.label] = _shaped(raw, t)
 
         def free() -> None:
             for a in c.writes:
@@ -208,8 +221,9 @@ class Simulator:
             self._launches[key] = Launch(c, self._ref(t, run), sources)
 
         def work() -> None:
-            self._check(c, run)
-            self._launch(self._launches[key])
+            launch = self._launches[key]
+            self._check(c, run, _picked(launch))
+            self._launch(launch)
             self._note(c, run)
 
         return work
@@ -231,15 +245,31 @@ class Simulator:
         return Ref(t, memory, begin + t.offset)
 
     def _copy(self, c: Command, run: int) -> Callable[[], None]:
+        parts = self._chosen(c)
+
         def work() -> None:
-            self._check(c, run)
-            for a, b in zip(c.reads, c.writes, strict=True):
+            self._check(parts, run)
+            for a, b in zip(parts.reads, parts.writes, strict=True):
                 (out, first), (into, begin) = self._at(a.value, run), self._at(b.value, run)
                 moved = out.handle[first + a.start : first + a.stop].copy()
                 into.handle[begin + b.start : begin + b.stop] = moved
-            self._note(c, run)
+                self._copied += moved.size
+            self._note(parts, run)
 
         return work
+
+    def _chosen(self, c: Command) -> Command:
+        """The copy as it is enqueued: of a partial one, the slices that the host has seen named.
+        What it leaves out keeps the bytes of earlier tenants, and their tags."""
+        if c.chosen_by is None:
+            return c
+        t = self._tensors[c.node or ""]
+        runs = slice_runs(self._looked_at[c.chosen_by], t.shape[0], t.nbytes)
+        reads, writes = (
+            tuple(Access(a.value, a.start + i, a.start + j) for i, j in runs)
+            for (a,) in (c.reads, c.writes)
+        )
+        return replace(c, reads=reads, writes=writes)
 
     def _note(self, c: Command, run: int) -> None:
         """Tag what `c` wrote."""
@@ -248,9 +278,12 @@ class Simulator:
             tag = self._tags.of(a.value, run)
             self._tag[memory.buffer.name][begin + a.start : begin + a.stop] = tag
 
-    def _check(self, c: Command, run: int) -> None:
-        """Compare the tags of what `c` reads with what it should find."""
-        for a in c.reads:
+    def _check(self, c: Command, run: int, picked: Mapping[str, Ranges] = _ALL) -> None:
+        """Compare the tags of what `c` reads with what it should find; of a value in `picked` only
+        those ranges."""
+        reads = [a for a in c.reads if a.value not in picked]
+        reads += [Access(v, i, j) for v, runs in picked.items() for i, j in runs]
+        for a in reads:
             memory, begin = self._at(a.value, run)
             seen = self._tag[memory.buffer.name][begin + a.start : begin + a.stop]
             wanted = self._tags.expected(a.value, run)
@@ -259,6 +292,15 @@ class Simulator:
                 at = int(np.argmax(wrong))
                 names = self._tags.name(wanted), self._tags.name(int(seen[at]))
                 self._faults.append(Fault(run, c.label, a, a.start + at, *names))
+
+
+def _picked(launch: Launch) -> Mapping[str, Ranges]:
+    """The value of which the launch reads some slices only, and the bytes of those."""
+    spec = launch.result.tensor.spec
+    if spec is None or spec.picks is None or launch.sources[spec.picks[0]].tensor.is_view:
+        return _ALL
+    i = spec.picks[0]
+    return {launch.sources[i].tensor.name: picked_runs(launch, i)}
 
 
 def _shaped(raw: Array, t: Tensor | None) -> Array:
