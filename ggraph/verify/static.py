@@ -198,10 +198,8 @@ def _misshapen(c: Command) -> str:
 
 def _unchosen(c: Command, read: AbstractSet[str | None]) -> str:
     """The host enqueues a partial copy: it must have read what chooses the part."""
-    if c.chosen_by is not None and c.do is not Do.COPY:
-        return f"{c.do.value} cannot be chosen by {c.chosen_by!r}"
-    if c.chosen_by not in read:
-        return f"chosen by {c.chosen_by!r}, which the host has not read before"
+    if c.chosen_by is not None and (c.do is not Do.COPY or c.chosen_by not in read):
+        return f"{c.do.value} chosen by {c.chosen_by!r}, which the host has not read before"
     return ""
 
 
