@@ -11,6 +11,7 @@ from ggraph.backends import open_backend
 from ggraph.device import DeviceSpec
 from ggraph.env import cache_dir
 from ggraph.errors import GgraphError, InputError, ModelError
+from ggraph.explain import Explanation, explain
 from ggraph.graph import Graph
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import Plan, VerifiedPlan
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Array",
     "DeviceSpec",
+    "Explanation",
     "GgraphError",
     "Graph",
     "InputError",
@@ -34,6 +36,7 @@ __all__ = [
     "VerifiedPlan",
     "cache_dir",
     "dtypes",
+    "explain",
     "input",
     "make_plan",
     "open_backend",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ggraph import InputError, Options
+from ggraph import InputError, Options, VerifiedPlan, explain
 from ggraph.decode.runner import Runner
 from ggraph.plan_json import plan_to_json
 from ggraph.show import graph_dot, plan_summary, plan_text
@@ -38,6 +38,10 @@ def plan(
     memory: Annotated[str, typer.Option(help="Allocator: hb, offline or ggml.")] = "hb",
     threads: Threads = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
+    explain_tensor: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="TENSOR", help="Why one tensor lies where it lies."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with all pictures.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the plan for `ggraph verify`.")] = None,
     as_json: AsJson = False,
@@ -60,12 +64,22 @@ def plan(
         verified = session.prepare("shown", lambda: graph, opened.weight)
         if export is not None:
             write_text(export, json.dumps(plan_to_json(verified.plan)) + "\n")
-        if html is not None:
+        if explain_tensor is not None:
+            _explain(verified, explain_tensor, as_json)
+        elif html is not None:
             write_text(html, plan_html(verified.plan, vars(verified.certificate)))
         elif as_json:
             print_json(plan_summary(verified))
         elif export is None:
             print(plan_text(verified))
+
+
+def _explain(verified: VerifiedPlan, tensor: str, as_json: bool) -> None:
+    found = explain(verified, tensor)
+    if as_json:
+        print_json(vars(found))
+    else:
+        print(found)
 
 
 def _layers(text: str | None) -> dict[str, int]:

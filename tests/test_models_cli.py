@@ -186,6 +186,15 @@ def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     assert ggraph("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
 
 
+def test_plan_explains_a_tensor() -> None:
+    status, out, _ = ggraph("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn")
+    assert status == 0
+    for word in ("place     cpu:", "split     0 on cpu", "allocate  arena@cpu [", "after %"):
+        assert word in out
+    facts = json.loads(ggraph("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn", "--json")[1])
+    assert facts["tensor"] == facts["value"] == "blk.1.attn" and facts["stream"] == "cpu.0"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals differ on Windows")
 def test_interrupt_keeps_what_was_printed(model: Path) -> None:
     process = start("generate", "-m", model, "-n", "4000", "-c", "512", "--temp", "0", "Hello")
@@ -262,6 +271,7 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
         (["plan", model, "--memory", "best"], "--memory 'best'"),
         (["plan", model, "--layers", "sim0"], "expected DEVICE=COUNT"),
         (["plan", model, "--streams", "0"], "--streams 0"),
+        (["plan", model, "--explain", "blk.0.atn"], "no tensor 'blk.0.atn' in this plan; is it"),
         (["plan", model, "--pin", "nomatch.*=cpu"], "nomatch"),
         (["plan", model, "--html", tmp_path / "no" / "x.html"], "cannot write"),
         (["eagle3", "-m", model, "--draft", "magic", "Hi"], "--draft 'magic'"),

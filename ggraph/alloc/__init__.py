@@ -19,7 +19,7 @@ from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
-from ggraph.alloc.tenants import explain
+from ggraph.alloc.tenants import explain, tenants
 from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Schedule
 
@@ -33,6 +33,7 @@ __all__ = [
     "ordering_offers",
     "peak_bytes",
     "rooms",
+    "tenants",
 ]
 
 MODES = ("hb", "offline", "ggml")

@@ -22,8 +22,15 @@ def explain(schedule: Schedule, memory: MemoryMap, value: str) -> tuple[str, ...
     r = memory.regions[value]
     ends = ", ".join(f"[{o}:{o + r.nbytes}]" for o in r.offsets)
     head = f"%{value}: {r.buffer}{ends}, {r.nbytes} bytes, mode {memory.mode}"
+    cause = memory.causes.get(value) or "no cause given"
+    return (head, f"  {cause}", *(f"  {t}" for t in tenants(schedule, memory, value)))
+
+
+def tenants(schedule: Schedule, memory: MemoryMap, value: str) -> tuple[str, ...]:
+    """One line per value that held these bytes directly before or after `value`, which is known to
+    the map: the commands that order the one's last use before the other's first."""
     teller = _Teller(schedule, memory, clocks(schedule), accesses(schedule))
-    return (head, f"  {memory.causes.get(value) or 'no cause given'}", *teller.tenants(value))
+    return tuple(teller.tenants(value))
 
 
 def overlap(a: Region, b: Region) -> bool:
@@ -50,23 +57,24 @@ class _Teller:
             if v != value and self.used[v] and overlap(r, mine)
         ]
         if not shared or not self.used[value]:
-            yield "  these bytes have no other tenant"
+            yield "these bytes have no other tenant"
             return
         earlier = [v for v in shared if self._precedes(v, value)]
+        later = [v for v in shared if v not in earlier and self._precedes(value, v)]
         for v in self._latest(earlier):
-            yield f"  after %{v}: {self._proof(v, value)}"
-        for v in self._latest([v for v in shared if v not in earlier], last=True):
-            if self._precedes(value, v):
-                yield f"  then %{v}, and the next run's %{value}: {self._next_run(v, value)}"
-            else:
-                yield f"  UNORDERED with %{v}: {self._open_pair(v, value)}"
+            yield f"after %{v}: {self._proof(v, value)}"
+        for v in shared:
+            if v not in earlier and v not in later:
+                yield f"UNORDERED with %{v}: {self._open_pair(v, value)}"
+        for v in self._latest(later):
+            yield f"then %{v}, and the next run's %{value}: {self._next_run(v, value)}"
 
     def _precedes(self, a: str, b: str) -> bool:
         """Whether all of a is over when b begins; one command may end a and begin b."""
         pairs = ((i, j) for i in self.used[a] for j in self.used[b])
         return all(i == j or self.order.before(i, j) for i, j in pairs)
 
-    def _latest(self, values: list[str], *, last: bool = False) -> list[str]:
+    def _latest(self, values: list[str]) -> list[str]:
         """Those that no other one of `values` follows on the very same bytes."""
         regions = self.memory.regions
         return [
@@ -102,7 +110,7 @@ class _Teller:
             p for p in pairs if not self.order.before(*p) and not self.order.before(*reversed(p))
         )
         i, j = next(loose, pairs[0])
-        return f"commands {i} and {j}"
+        return f"commands {self._name(i)} and {self._name(j)}"
 
     def _chain(self, i: int, j: int) -> str:
         if i == j:
