@@ -12,8 +12,12 @@ from ggraph.env import thread_count
 
 from .bench_cpu import CASES, Case, file_of, measure, row
 from .bench_machine import machine, peer_version
-from .cli_common import ModelPath, Threads, model_path, notes
+from .bench_spec import FLOOR, Answer, facts, parse_setting, peer_summary, read_prompts, tables
+from .bench_spec import measure as measure_drafts
+from .cli_common import Context, ModelPath, Threads, model_path, notes
+from .cli_draft import Head
 from .convert import FILE_TYPES
+from .load import load
 from .peer import MISSING, Peer
 
 bench_app = typer.Typer(
@@ -97,6 +101,99 @@ def _line(r: dict[str, Any]) -> str:
         f"{r['case']:16} {r['ours']:9.1f} {theirs}  {r['unit']:8} {ratio}  {shares}  {others}"
         + ("  (a side was short of cores: not a fair row)" if starved else "")
     )
+
+
+PROMPTS = Path(__file__).parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
+
+
+@bench_app.command("spec")
+def spec(
+    model: ModelPath = None,
+    head: Head = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(help="NAMES, NAMES:LENGTH or NAMES:TOTAL/DEPTH/K, comma-separated."),
+    ] = None,
+    prompts: Annotated[
+        Path, typer.Option(help="Lines of JSON with `category` and `turns`.")
+    ] = PROMPTS,
+    limit: Annotated[int, typer.Option(help="Prompts, the same number from each group.")] = 20,
+    tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds per prompt.")] = 3,
+    peer: Annotated[
+        str, typer.Option(help="llama.cpp: let it draft 4 tokens with the same head (GGUF) too.")
+    ] = "none",
+    threads: Threads = None,
+    ctx_size: Context = None,
+    out: Out = None,
+) -> None:
+    """Drafts against plain decoding, greedy, prompt by prompt; the texts must be equal.
+
+    Settings: drafters joined by +; alone the length adapts, `:4` is a chain of 4 and `:16/4/4`
+    a tree of 16 nodes, depth 4, 4 per expansion. The status is 1 when a text differs.
+
+    Examples:
+
+      ggraph bench spec --settings suffix,suffix:4 --limit 60
+
+      ggraph bench spec --head head.gguf --settings eagle3,eagle3:4,eagle3:16/4/4,suffix+eagle3
+    """
+    _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
+    default = "suffix,eagle3,eagle3:4,eagle3:16/4/4" if head is not None else "suffix,suffix:4"
+    ways = [parse_setting(s, head is not None) for s in (settings or default).split(",")]
+    if (with_peer := _wants_peer(peer)) and (head is None or head.suffix != ".gguf"):
+        raise InputError("--peer llama.cpp needs --head with a GGUF file, which both engines read")
+    asked = read_prompts(prompts, limit)
+    threads = threads or thread_count()
+    result: dict[str, Any] = {
+        **machine(), "bench": "spec", "threads": threads, "rounds": rounds, "new_tokens": tokens,
+        "prompts": prompts.stem, "head": head.name if head is not None else None, "answers": [],
+    }  # fmt: skip
+    answers: list[Answer] = []
+    path = model_path(model, False)
+    with (
+        closing(load(path, ctx_size=ctx_size, threads=threads, head=head)) as m,
+        closing(Peer(path, threads, m.runner.context, head)) if with_peer else nullcontext() as p,
+    ):
+        for answer in measure_drafts(m, asked, ways, tokens, rounds, p):
+            answers.append(answer)
+            result["answers"].append(facts(answer))
+            _say(f"{len(answers)}/{len(asked)} {_brief(answer)}")
+    result["tables"] = tables(answers, ways)
+    if with_peer:
+        result["llama_cpp"] = peer_summary(answers)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    for name, table in result["tables"].items():
+        _print_drafts(name, table)
+    if with_peer:
+        print(
+            "\nllama.cpp {tokens_per_second:.1f} tokens/s, {acceptance_rate:.1%} of its drafted "
+            "tokens kept (chain of 4)".format(**result["llama_cpp"])
+        )
+    if not all(t["all"]["identical"] for t in result["tables"].values()):
+        raise typer.Exit(1)
+
+
+def _brief(a: Answer) -> str:
+    ways = " ".join(f"{name} {f.ratio:.2f}x" for name, f in a.settings.items())
+    return f"{a.prompt.group} {a.prompt.name}: {len(a.tokens)} tokens, {ways}"
+
+
+def _print_drafts(name: str, table: dict[str, dict[str, Any]]) -> None:
+    print(f"\n{name}")
+    print(
+        f"{'':16} {'prompts':>7} {'plain':>7} {'drafts':>7}  tokens/s {'mean':>6} {'least':>6} ",
+        end="",
+    )
+    print(f"{'<' + str(FLOOR):>6} {'accepted':>8} {'rate':>6}  text")
+    for group, r in table.items():
+        print(
+            f"{group:16} {r['prompts']:7} {r['plain_tokens_per_second']:7.1f} "
+            f"{r['tokens_per_second']:7.1f}           {r['mean_speedup']:5.2f}x "
+            f"{r['least_speedup']:5.2f}x {r['below_floor']:6} {r['acceptance_length']:8.2f} "
+            f"{r['acceptance_rate']:6.1%}  " + ("identical" if r["identical"] else "DIFFERENT")
+        )
 
 
 def _check_counts(**counts: int) -> None:

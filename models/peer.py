@@ -29,6 +29,11 @@ class Reply:
     raw: dict[str, Any]
 
     @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafted tokens and how many of them were kept; zeros without a head."""
+        return self.raw.get("draft_n", 0), self.raw.get("draft_n_accepted", 0)
+
+    @property
     def prompt_per_second(self) -> float:
         """Prompt tokens per second."""
         return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
@@ -44,12 +49,17 @@ class Peer:
     """llama.cpp on one GGUF file. InputError where it is absent or refuses the file."""
 
     def __init__(
-        self, path: Path, threads: int, context: int = 2048, head: Path | None = None
+        self,
+        path: Path,
+        threads: int,
+        context: int = 2048,
+        head: Path | None = None,
+        chain: int = 4,
     ) -> None:
         package = str(__package__)
         command = [
             sys.executable, "-m", f"{package}.peer_llama", str(path.resolve()), str(threads),
-            str(context), *([str(head.resolve())] if head is not None else []),
+            str(context), *([str(head.resolve()), str(chain)] if head is not None else []),
         ]  # fmt: skip
         self.threads = threads
         self._process = subprocess.Popen(

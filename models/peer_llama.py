@@ -19,18 +19,22 @@ except ImportError:  # the extra is not installed; the first line out says so
     xllamacpp = None
 
 
-def open_server(path: str, threads: int, context: int, head: str | None = None) -> Any:
-    """llama.cpp on one GGUF file, with one slot; `head` is an EAGLE-3 head to draft with."""
+def open_server(path: str, threads: int, context: int, head: str = "", chain: str = "4") -> Any:
+    """llama.cpp on one GGUF file, with one slot.
+
+    `head` is an EAGLE-3 head that drafts chains of `chain` tokens.
+    """
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx, params.n_parallel = context, 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.warmup = True
-    if head is not None:
-        params.speculative.types = [
-            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_EAGLE3
-        ]
-        params.speculative.draft.model.path = head
+    if head:
+        draft = params.speculative.draft
+        kinds = xllamacpp.common_speculative_type
+        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
+        draft.mparams.path, draft.n_max, draft.p_min = head, int(chain), 0.0
+        draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads
     return xllamacpp.Server(params)
 
 
@@ -66,7 +70,7 @@ def quiet_output() -> TextIO:
 
 
 def main() -> None:
-    """`python -m models.peer_llama MODEL THREADS CONTEXT [HEAD]`."""
+    """`python -m models.peer_llama MODEL THREADS CONTEXT [HEAD CHAIN]`."""
     out = quiet_output()
 
     def say(value: dict[str, Any]) -> None:

@@ -1,0 +1,135 @@
+"""`ggraph bench spec`: prompts, settings, figures, and the check that texts are equal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_model import small_model
+
+from ggraph import InputError
+from ggraph.decode.speculate import SpeculationStatistics
+from models.bench_spec import (
+    Answer,
+    Measured,
+    Prompt,
+    measure,
+    parse_setting,
+    read_prompts,
+    summary,
+    tables,
+)
+from models.load import load
+
+ROOT = Path(__file__).parent.parent
+EVAL = ROOT / "bench" / "data" / "eval"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+def test_prompts_come_from_every_group_alike() -> None:
+    found = read_prompts(EVAL / "spec_bench.jsonl", 60)
+    counts = {g: sum(p.group == g for p in found) for g in {p.group for p in found}}
+    assert counts == dict.fromkeys(
+        ["multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag"], 10
+    )
+    assert len({p.name for p in found}) == 60
+    assert len(read_prompts(EVAL / "mt_bench.jsonl", 1000)) == 80
+
+
+@pytest.mark.parametrize("text", ["not json\n", '{"category": "x"}\n', '{"turns": ["a"]}\n'])
+def test_bad_prompt_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(InputError, match="no prompts"):
+        read_prompts(tmp_path / "bad.jsonl", 3)
+
+
+def test_settings_are_read() -> None:
+    adaptive = parse_setting("suffix", False).drafting.options
+    assert (adaptive.fixed, adaptive.most, adaptive.tree) == (False, 8, None)
+    chain = parse_setting("suffix+lookup:5", False).drafting.options
+    assert (chain.names, chain.fixed, chain.most) == (("suffix", "lookup"), True, 5)
+    tree = parse_setting("eagle3:16/4/3", True).drafting.options
+    assert tree.tree is not None
+    assert (tree.most, tree.tree.depth, tree.tree.top_k) == (15, 4, 3)
+
+
+@pytest.mark.parametrize("text", ["eagle3", "other", "suffix:x", "suffix:1/2", "suffix:99"])
+def test_bad_settings_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_setting(text, False)
+
+
+def answer(tokens: list[int], ratios: list[float], kept: int) -> Answer:
+    did = SpeculationStatistics(rounds=10, drafted=40, accepted=kept)
+    found = Measured(ratios, [50.0] * len(ratios), [1.0], True, did)
+    return Answer(Prompt("1", "qa", "qa", "?"), tokens, [40.0], {"s": found})
+
+
+def test_figures_of_a_summary() -> None:
+    some = [answer([1], [0.9, 1.2, 0.96], 10), answer([1], [1.5], 30)]
+    found = summary(some, "s")
+    assert found["mean_speedup"] == pytest.approx((0.96 + 1.5) / 2)
+    assert found["least_speedup"] == 0.96
+    assert found["below_floor"] == 1
+    assert found["acceptance_length"] == (40 + 20) / 20, "the bonus token counts"
+    assert found["acceptance_rate"] == 40 / 80
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loops"),
+    [
+        (list(range(100)), False),
+        ([1, 2, 3] * 40, True),
+        ([*range(64), *range(32)], True),
+        ([7] * 32, False),
+        ([7] * 33, True),
+        ([5, *range(32)], False),
+    ],
+)
+def test_an_answer_that_ends_as_it_went_before_is_a_loop(tokens: list[int], loops: bool) -> None:
+    assert answer(tokens, [1.0], 0).loops is loops
+
+
+def test_answers_that_loop_are_left_out_of_one_part() -> None:
+    parts = tables(
+        [answer(list(range(60)), [1.0], 0), answer([3] * 60, [3.0], 20)],
+        [parse_setting("suffix", False).__class__("s", parse_setting("suffix", False).drafting)],
+    )["s"]
+    assert parts["all"]["mean_speedup"] == 2.0
+    assert parts["without loops"]["mean_speedup"] == 1.0
+    assert parts["without loops"]["prompts"] == 1
+
+
+def test_texts_are_equal_and_every_round_counts(model: Path) -> None:
+    m = load(model, threads=1, ctx_size=256)
+    prompts = [Prompt(str(i), "g", "c", t) for i, t in enumerate(["abcabcabc", "hello"])]
+    ways = [parse_setting(s, False) for s in ("suffix", "suffix:3", "lookup:2")]
+    found = list(measure(m, prompts, ways, 24, 2))
+    m.close()
+    for a in found:
+        assert len(a.plain) == 2
+        assert 1 <= len(a.tokens) <= 24
+        for f in a.settings.values():
+            assert f.identical
+            assert len(f.ratios) == len(f.rates) == 2
+            assert f.did is not None
+            assert f.did.accepted + f.did.rounds >= len(a.tokens) - 1
+
+
+def test_the_command_prints_tables_and_writes_json(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "spec.json"
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"category": "qa", "turns": ["ab ab ab"]}) + "\n")
+    command = [sys.executable, "-m", "models", "bench", "spec", "-m", str(model), "--rounds", "1",
+               "-n", "16", "-t", "1", "--prompts", str(prompts), "--json", str(out)]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "identical" in done.stdout
+    facts = json.loads(out.read_text())
+    assert set(facts["tables"]) == {"suffix", "suffix:4"}
+    assert facts["answers"][0]["settings"]["suffix:4"]["identical"] is True
