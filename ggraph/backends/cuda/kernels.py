@@ -15,10 +15,7 @@ from ggraph import dtype
 from ggraph.errors import BackendError
 
 WEIGHTS: tuple[str, ...] = tuple(
-    t.name
-    for t in dtype.ALL
-    if (t.is_block and t not in (dtype.TQ1_0, dtype.TQ2_0))
-    or t in (dtype.F32, dtype.F16, dtype.BF16)
+    t.name for t in dtype.ALL if t.is_block or t in (dtype.F32, dtype.F16, dtype.BF16)
 )
 CACHES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0")
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -202,6 +202,32 @@ struct iq4_xs {
   }
 };
 
+// Trits: 0, 1 or 2 for -d, 0 and d. TQ1_0 has five to a byte, as a fraction of 256 in base 3.
+struct tq1_0 {
+  static const int BLOCK = 256, BYTES = 54;
+  DEV void load(const u8* row, i64 c, i64, float* v) {
+    const u8* b = row + c / 32 * BYTES;
+    const float d = half_at(b + 52);
+    for (int i = 0; i < 8; ++i) {
+      const int e = 8 * (int)(c % 32) + i;
+      const int digit = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
+      u32 q = b[e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48 + e % 4];
+      for (int j = 0; j < digit; ++j) q = q * 3 & 255;  // what is carried out is gone
+      v[i] = (float)((int)(q * 3 >> 8) - 1) * d;
+    }
+  }
+};
+struct tq2_0 {
+  static const int BLOCK = 256, BYTES = 66;
+  DEV void load(const u8* row, i64 c, i64, float* v) {
+    const u8* b = row + c / 32 * BYTES;
+    const float d = half_at(b + 64);
+    const int e = 8 * (int)(c % 32), shift = e % 128 / 32 * 2;
+    const u8* q = b + e / 128 * 32 + e % 32;
+    for (int i = 0; i < 8; ++i) v[i] = (float)((q[i] >> shift & 3) - 1) * d;
+  }
+};
+
 // Bytes of a row of k values.
 template <class T>
 DEV i64 row_bytes(i64 k) {

@@ -1,0 +1,138 @@
+"""Rotary embedding and attention on CUDA. Floor 6.
+
+Legend: T token rows, H heads, K key-value heads, D and V head sizes, C cache rows, R rotated.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cuda.kernels import CACHES
+from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
+from ggraph.backends.cuda.lowering import Lowering, Rule, number
+from ggraph.backends.protocol import Launch, Ref
+from ggraph.dtype import I32, I64, Q8_0
+from ggraph.ops.rope import rope_angles
+from ggraph.tensor import Array, Attrs, Tensor
+
+HEADS = 4  # heads per block (HEADS of src/rope.cu)
+SPLIT, MAX_HEAD = 64, 256  # as in src/attention.cu
+PART_BYTES = 1 << 26  # of partial results at a time
+
+
+def frequencies(attrs: Attrs) -> tuple[Array, float]:
+    """Radians per position of each pair, f64 [R/2], and the factor of sines and cosines.
+
+    Angles are linear in the position under every scaling, so those of one small position say all.
+    """
+    small = 1e-3  # no pair turns far enough to be ambiguous
+    cos, sin = rope_angles(np.array([small]), None, attrs)  # [1, R/2]
+    return np.arctan2(sin[0], cos[0]) / small, float(np.hypot(cos[0, 0], sin[0, 0]))
+
+
+def _turnable(x: Tensor, positions: Tensor, factors: list[Tensor]) -> bool:
+    rows = is_plain(x) and x.strides[2] == x.dtype.block_bytes
+    return rows and is_flat(positions, dtype=I32) and is_flat(*factors)
+
+
+def _rope_rule(t: Tensor) -> bool:
+    x, positions, *factors = t.sources
+    return _turnable(x, positions, factors)
+
+
+def _cached_rule(t: Tensor) -> bool:
+    cache, x, positions, index, *factors = t.sources
+    indexed = index.dtype in (I32, I64) and index.is_contiguous
+    return is_plain(cache) and cache.is_contiguous and indexed and _turnable(x, positions, factors)
+
+
+def _turning(
+    low: Lowering, x: Launch, a: Ref, positions: Ref, factors: list[Ref]
+) -> dict[str, Any]:
+    """The arguments that both rope kernels share."""
+    attrs = x.result.tensor.attrs
+    freqs, magnitude = frequencies(attrs)
+    _, heads, dim = a.tensor.shape
+    return {
+        "x": low.at(a), "positions": low.at(positions), "freqs": low.constant(freqs),
+        "factors": low.at(factors[0]) if factors else 0, "heads": heads, "dim": dim,
+        "rotated": attrs["n_rot"], "row_stride": a.tensor.strides[0],
+        "head_stride": a.tensor.strides[1], "neox": int(attrs["mode"] == "neox"),
+        "scale": magnitude,
+    }  # fmt: skip
+
+
+def _rope(low: Lowering, x: Launch) -> None:
+    a, positions, *factors = x.sources
+    rows, heads, _ = a.tensor.shape
+    given = _turning(low, x, a, positions, factors)
+    low.call(
+        "rope", (rows, -(-heads // HEADS), 1), 64, y=low.at(x.result),
+        type_=PLAIN[a.tensor.dtype], **given,
+    )  # fmt: skip
+
+
+def _rope_set_rows(low: Lowering, x: Launch) -> None:
+    cache, a, positions, index, *factors = x.sources
+    rows, heads, _ = a.tensor.shape
+    given = _turning(low, x, a, positions, factors)
+    low.call(
+        "rope_set_rows", (rows, -(-heads // HEADS), 1), 64, cache=low.at(x.result),
+        index=low.at(index), tokens=rows, rows=cache.tensor.shape[0],
+        from_=PLAIN[a.tensor.dtype], to=PLAIN[cache.tensor.dtype],
+        index_type=PLAIN[index.tensor.dtype], **given,
+    )  # fmt: skip
+
+
+def _attended(t: Tensor) -> bool:
+    q, k, v, *rest = t.sources
+    if not is_flat(q) or k.dtype is not v.dtype or k.dtype.name not in CACHES:
+        return False
+    if max(k.shape[2], v.shape[2]) > MAX_HEAD:
+        return False
+    if k.dtype is Q8_0 and (k.shape[2] % 32 or v.shape[2] % 32):
+        return False
+    if t.attrs["has_mask"]:
+        mask = rest.pop(0)
+        if not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
+            return False
+    inner = all(s.strides[2] == s.dtype.block_bytes for s in (k, v))
+    return inner and all(is_flat(r, dtype=I32) for r in rest)
+
+
+def _flash_attn(low: Lowering, x: Launch) -> None:
+    """Slices of query rows, so that partial results stay small; bits do not depend on slices."""
+    q, k, v, *rest = x.sources
+    attrs = x.result.tensor.attrs
+    mask = rest.pop(0) if attrs["has_mask"] else None
+    length = rest.pop(0) if attrs["has_length"] else None
+    rows, heads, dim = q.tensor.shape
+    context, kv_heads, v_dim = v.tensor.shape
+    splits = max(1, -(-context // SPLIT))
+    row_bytes = heads * splits * (2 + v_dim) * 4
+    slice_rows = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
+    parts = low.work_space(slice_rows * row_bytes)
+    kept, shown = k.tensor.strides, mask.tensor.strides[0] if mask is not None else 0
+    for t in range(0, rows, slice_rows):
+        count = min(slice_rows, rows - t)
+        low.call(
+            "attend", (splits, heads, count), 128, type=k.tensor.dtype.name,
+            q=low.at(q) + t * heads * dim * 4, k=low.at(k), v=low.at(v),
+            mask=low.at(mask) + t * shown if mask is not None else 0,
+            length=low.at(length) if length is not None else 0, parts=parts, kv_heads=kv_heads,
+            dim=dim, v_dim=v_dim, context=context, k_row=kept[0], k_head=kept[1],
+            v_row=v.tensor.strides[0], v_head=v.tensor.strides[1], q_row=heads * dim,
+            mask_row=shown, scale=number(x, "scale"), softcap=number(x, "softcap"),
+            mask_type=PLAIN[mask.tensor.dtype] if mask is not None else 0,
+        )  # fmt: skip
+        low.call(
+            "merge", (heads, count, 1), 128, type=k.tensor.dtype.name, parts=parts,
+            y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
+        )  # fmt: skip
+
+
+RULES: dict[str, Rule] = {
+    "rope": Rule(_rope_rule, _rope),
+    "rope_set_rows": Rule(_cached_rule, _rope_set_rows),
+    "flash_attn": Rule(_attended, _flash_attn),
+}

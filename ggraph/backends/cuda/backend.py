@@ -1,0 +1,276 @@
+"""One GPU as a backend: memory, streams, events, programs, and captured graphs. Floor 6.
+
+Everything goes through a `Driver`. Programs are lists of steps made once; a plan whose commands all
+run here is captured into a CUDA graph on its first run and replayed from then on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.cuda.lower import accepts, emit
+from ggraph.backends.cuda.lowering import Lowering, Step
+from ggraph.backends.protocol import Launch, Memory
+from ggraph.device import DeviceSpec
+from ggraph.errors import BackendError
+from ggraph.plan import Buffer
+from ggraph.tensor import Array, Tensor
+
+
+@dataclass(frozen=True)
+class CudaSpec(DeviceSpec):
+    """A GPU's capabilities; what it can compute is asked of the lowering's own rules."""
+
+    def supports(self, t: Tensor) -> bool:
+        """Whether there is a kernel for `t` (leaves and views: always)."""
+        return t.is_leaf or t.is_view or accepts(t)
+
+
+@dataclass(frozen=True, eq=False)
+class Pointer:
+    """Device memory: what a `Memory` of this backend holds."""
+
+    address: int
+
+
+@dataclass(frozen=True, eq=False)
+class CudaProgram:
+    """The steps of consecutive launches of one stream."""
+
+    launches: Sequence[Launch]
+    steps: tuple[Step, ...]
+
+
+@dataclass(eq=False)
+class Events:
+    """The events that the backends of one process share, by the plan's names."""
+
+    known: dict[str, tuple[int, Driver]] = field(default_factory=dict)
+
+    def handle(self, name: str, driver: Driver) -> int:
+        """The event of this name on a device; one of another device is forgotten."""
+        held = self.known.get(name)
+        if held is None or held[1] is not driver:
+            held = self.known[name] = (driver.event(), driver)
+        return held[0]
+
+
+_SHARED = Events()
+
+
+@dataclass(eq=False)
+class CudaBackend:
+    """One GPU behind a driver. `graphs` captures whole plans."""
+
+    spec: DeviceSpec
+    driver: Driver
+    graphs: bool = True
+    events: Events = field(default_factory=lambda: _SHARED)
+    _held: dict[int, Memory] = field(default_factory=dict)  # by address
+    _streams: dict[int, int] = field(default_factory=dict)
+    _constants: dict[bytes, int] = field(default_factory=dict)
+    _spaces: dict[int, tuple[int, int]] = field(default_factory=dict)  # stream -> address, bytes
+    _extra: list[int] = field(default_factory=list)  # addresses of constants and work spaces
+    _pinned: dict[int, Memory] = field(default_factory=dict)  # by address of host memory
+    _closed: bool = False
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def allocate(self, buffer: Buffer) -> Memory:
+        """Device memory. BackendError, with what is held by buffer, when it does not fit."""
+        memory = Memory(buffer, Pointer(self._allocate(buffer.nbytes, f"buffer {buffer.name!r}")))
+        self._held[memory.handle.address] = memory
+        return memory
+
+    def _allocate(self, nbytes: int, what: str) -> int:
+        self._open()
+        free, total = self.driver.memory()
+        if nbytes > free:
+            raise BackendError(self._too_large(nbytes, what, free, total))
+        return self.driver.allocate(max(nbytes, 1))
+
+    def _too_large(self, nbytes: int, what: str, free: int, total: int) -> str:
+        largest = sorted((m.buffer for m in self._held.values()), key=lambda b: -b.nbytes)[:8]
+        held = ", ".join(f"{b.name} {b.nbytes}" for b in largest) or "nothing"
+        share = free * 100 // max(nbytes, 1)
+        return (
+            f"{self.spec.name}: {what} of {nbytes} bytes does not fit: {free} of {total} bytes are "
+            f"free ({share} % of it); held here, largest first: {held}. "
+            "Give layers to the CPU, or use a shorter context"
+        )
+
+    def free(self, memory: Memory) -> None:
+        """Give memory back."""
+        if self._held.pop(memory.handle.address, None) is None:
+            raise BackendError(f"{self.spec.name}: {memory.buffer.name!r} is freed twice")
+        self.driver.free(memory.handle.address)
+
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+        """A weight's bytes as the checkpoint has them, in device memory."""
+        flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+        if flat.nbytes != tensor.nbytes:
+            raise BackendError(f"%{tensor.name}: {flat.nbytes} bytes, expected {tensor.nbytes}")
+        memory = self.allocate(buffer)
+        self.write(memory, 0, flat)
+        return memory
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        """Host access: complete on return."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if flat.nbytes:
+            target = memory.handle.address + offset
+            self._copy_now(target, int(flat.ctypes.data), flat.nbytes)
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """Host access: a copy of the bytes, complete on return."""
+        found = np.empty(nbytes, np.uint8)
+        if nbytes:
+            self._copy_now(int(found.ctypes.data), memory.handle.address + offset, nbytes)
+        return found
+
+    def _copy_now(self, target: int, source: int, nbytes: int) -> None:
+        """A copy of the host's own, on a stream that nothing else uses."""
+        stream = self.stream(-1)
+        self.driver.copy(target, source, nbytes, stream)
+        self.driver.synchronise(stream=stream)
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def stream(self, number: int) -> int:
+        """The handle of the plan's stream `number`; -1 is the host's own."""
+        self._open()
+        if number not in self._streams:
+            self._streams[number] = self.driver.stream()
+        return self._streams[number]
+
+    def lower(self, launches: Sequence[Launch]) -> CudaProgram:
+        """Steps with every argument resolved; kernels are compiled here."""
+        self._open()
+        stream = launches[0].command.actor.stream if launches else 0
+        low = Lowering(self, stream)
+        for launch in launches:
+            emit(low, launch)
+        return CudaProgram(launches, tuple(low.steps))
+
+    def submit(self, stream: int, program: CudaProgram) -> None:
+        """Enqueue the steps."""
+        handle = self.stream(stream)
+        for step in program.steps:
+            step(handle)
+
+    def copy(
+        self, stream: int, target: tuple[Memory, int], source: tuple[Memory, int], nbytes: int
+    ) -> None:
+        """Enqueue a copy; host memory is pinned the first time that it takes part."""
+        into, out = self._address(target), self._address(source)
+        self.driver.copy(into, out, nbytes, self.stream(stream))
+
+    def record(self, stream: int, event: str) -> None:
+        """Enqueue a mark."""
+        self.driver.record(self.events.handle(event, self.driver), self.stream(stream))
+
+    def wait(self, stream: int, event: str) -> None:
+        """Enqueue a wait; one that no GPU recorded was a synchronous device's."""
+        known = self.events.known.get(event)
+        if known is not None:
+            self.driver.wait(self.stream(stream), known[0])
+
+    def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
+        """Block the host until an event, a stream, or this device is complete."""
+        if self._closed:
+            return
+        if event is not None:
+            known = self.events.known.get(event)
+            if known is not None:
+                self.driver.synchronise(event=known[0])
+        elif stream is not None:
+            self.driver.synchronise(stream=self.stream(stream))
+        else:
+            self.driver.synchronise()
+
+    # --- graphs ---------------------------------------------------------------------------------
+
+    def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What `enqueue` puts on `streams`, as one call that enqueues it again.
+
+        The first call captures. Everything captured runs in the order of stream 0's graphs, which
+        is more order than the plan asks for, never less.
+        """
+        if not self.graphs:
+            return enqueue
+        made: list[Any] = []
+
+        def replay() -> None:
+            if not made:
+                made.append(self._captured(streams, enqueue))
+            self.driver.launch_graph(made[0], self.stream(0))
+
+        return replay
+
+    def _captured(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Any:
+        """Fork every stream from stream 0, enqueue, and join them again."""
+        driver, main = self.driver, self.stream(0)
+        others = [self.stream(s) for s in streams if s != 0]
+        fork, joins = driver.event(), [driver.event() for _ in others]
+        driver.begin_capture(main)
+        try:
+            driver.record(fork, main)
+            for other in others:
+                driver.wait(other, fork)
+            enqueue()
+            for other, join in zip(others, joins, strict=True):
+                driver.record(join, other)
+                driver.wait(main, join)
+        finally:
+            graph = driver.end_capture(main)
+        return graph
+
+    # --- what programs need beside the plan's memory ----------------------------------------------
+
+    def constant(self, values: Array) -> int:
+        """Address of a copy of `values` that stays until the backend is closed."""
+        key = values.tobytes()
+        if key not in self._constants:
+            address = self._constants[key] = self._allocate(len(key), "a table of constants")
+            self._extra.append(address)
+            self._copy_now(address, int(values.ctypes.data), len(key))
+        return self._constants[key]
+
+    def work_space(self, stream: int, nbytes: int) -> int:
+        """Scratch memory of a stream. A larger one leaves the smaller to programs that know it."""
+        held = self._spaces.get(stream, (0, 0))
+        if held[1] < nbytes:
+            held = (self._allocate(nbytes, f"work space of stream {stream}"), nbytes)
+            self._spaces[stream] = held
+            self._extra.append(held[0])
+        return held[0]
+
+    def close(self) -> None:
+        """Wait where possible, then free everything. Further calls raise BackendError."""
+        if self._closed:
+            return
+        self._closed = True
+        for address in self._pinned:
+            self.driver.unpin(address)
+        for address in (*self._held, *self._extra):
+            self.driver.free(address)
+        for known in (self._held, self._extra, self._pinned, self._streams, self._constants):
+            known.clear()
+        self.driver.close()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise BackendError(f"{self.spec.name} is closed")
+
+    def _address(self, place: tuple[Memory, int]) -> int:
+        """The address of a place in device, peer or host memory."""
+        memory, offset = place
+        if isinstance(memory.handle, Pointer):
+            return memory.handle.address + offset
+        address = int(memory.handle.ctypes.data)
+        if address not in self._pinned and self.driver.pin(address, memory.handle.nbytes):
+            self._pinned[address] = memory  # kept alive: the driver knows its pages
+        return address + offset

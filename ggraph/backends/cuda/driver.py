@@ -1,0 +1,113 @@
+"""The boundary to CUDA: everything that the backend asks of a driver, and nothing else. Floor 6.
+
+`cupy_driver.py` answers with CuPy on a GPU. The tests answer with kernels compiled for the host and
+streams that are queues, so that all above this line runs without a GPU. Addresses, streams, events
+and graphs are plain integers or objects that the backend only passes on. Every method raises
+BackendError with one clear line.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ggraph.backends.cuda.kernels import Unit
+
+Grid = tuple[int, int, int]
+
+
+class Driver(Protocol):
+    """One GPU. Calls that name a stream return at once; `copy` knows host and device addresses."""
+
+    name: str  # as the vendor calls it
+    arch: str  # "sm_90"
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes of device memory."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of device memory, aligned to 256 bytes. BackendError: out of memory."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give device memory back."""
+        ...
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Lock host memory in place so that copies need no staging; False where that fails."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        ...
+
+    def stream(self) -> int:
+        """A new stream that does not wait for the default one."""
+        ...
+
+    def event(self) -> int:
+        """A new event, without timing."""
+        ...
+
+    def record(self, event: int, stream: int) -> None:
+        """Mark the present end of a stream."""
+        ...
+
+    def wait(self, stream: int, event: int) -> None:
+        """Make a stream wait for the latest record of an event."""
+        ...
+
+    def synchronise(self, stream: int | None = None, event: int | None = None) -> None:
+        """Block the host until a stream, an event or the whole device is complete."""
+        ...
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Enqueue a copy between any two of host, device and peer memory."""
+        ...
+
+    def function(self, unit: Unit, kernel: str) -> Any:
+        """A kernel, compiled and loaded on first use."""
+        ...
+
+    def launch(
+        self, function: Any, grid: Grid, block: int, args: Sequence[bytes], stream: int
+    ) -> None:
+        """Enqueue a kernel; `block` threads per block, a multiple of 32."""
+        ...
+
+    def product(
+        self,
+        w: int,
+        x: int,
+        y: int,
+        shape: tuple[int, int, int],
+        row: int,
+        kind: str,
+        add: bool,
+        stream: int,
+    ) -> None:
+        """Enqueue y [m, n] (f32, rows `row` elements apart) = or += x [m, k] . w [n, k].
+
+        shape is (n, m, k); w and x are of `kind` "f32", "f16" or "bf16", sums are float32.
+        """
+        ...
+
+    def begin_capture(self, stream: int) -> None:
+        """From here on, what is enqueued on the stream and on those that join it is recorded."""
+        ...
+
+    def end_capture(self, stream: int) -> Any:
+        """The recorded graph, ready to be launched."""
+        ...
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """Enqueue everything that was recorded."""
+        ...
+
+    def edges(self, graph: Any) -> Sequence[tuple[int, int]]:
+        """Direct orderings between the graph's nodes; kernels, copies and the rest are numbered
+        in the order in which they were enqueued."""
+        ...
+
+    def close(self) -> None:
+        """Destroy streams, events and graphs; never raises, even after the device is lost."""
+        ...

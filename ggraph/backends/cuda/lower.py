@@ -1,0 +1,33 @@
+"""Which ops run on CUDA, and how: one table of rules. Floor 6.
+
+`accepts` is asked by planning, so what has no rule, or has shapes or types that its kernel does not
+take, goes to another device by an ordinary split.
+"""
+
+from ggraph.backends.cuda import attention, elementwise, matmul, rowwise
+from ggraph.backends.cuda.lowering import Lowering, Rule
+from ggraph.backends.protocol import Launch
+from ggraph.errors import BackendError
+from ggraph.tensor import Tensor, line
+
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **matmul.RULES,
+    **rowwise.RULES,
+    **attention.RULES,
+}
+
+
+def accepts(t: Tensor) -> bool:
+    """Whether there is a kernel for this op, with these shapes and types."""
+    rule = RULES.get(t.op)
+    return rule is not None and t.is_contiguous and (t.size == 0 or rule.accepts(t))
+
+
+def emit(low: Lowering, launch: Launch) -> None:
+    """Append the steps of one launch. BackendError for what `accepts` refuses."""
+    t = launch.result.tensor
+    if not accepts(t):
+        raise BackendError(f"no CUDA kernel for {line(t)}; plan with the device's own spec")
+    if t.size:
+        RULES[t.op].emit(low, launch)

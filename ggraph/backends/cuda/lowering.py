@@ -1,0 +1,97 @@
+"""What every lowering shares: calls with their arguments resolved, constants, work space. Floor 6.
+
+A *step* is a function of a stream handle that enqueues one thing. All decisions fall while
+lowering: a program is a list of steps, and submitting it is a loop. The tables of steps per op are
+in `lower.py`; a rule never asks the device anything, so planning can ask `accepts` without one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ggraph.backends.cuda.driver import Driver, Grid
+from ggraph.backends.cuda.kernels import Unit, homes, packed
+from ggraph.backends.protocol import Launch, Ref
+from ggraph.tensor import Array, Tensor
+
+Step = Callable[[int], None]
+MAX_GRID_Y = 65535
+
+
+class Keeper(Protocol):
+    """Who owns device memory beside the plan's: constants, and work space of one stream."""
+
+    driver: Driver
+
+    def constant(self, values: Array) -> int:
+        """Address of a copy of `values` that stays until the backend is closed."""
+        ...
+
+    def work_space(self, stream: int, nbytes: int) -> int:
+        """Address of scratch memory that only kernels of one stream use."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one op runs: `accepts` decides by the tensor alone, `emit` appends its steps."""
+
+    accepts: Callable[[Tensor], bool]
+    emit: "Callable[[Lowering, Launch], None]"
+
+
+@dataclass(eq=False)
+class Lowering:
+    """Collects the steps of the launches of one stream."""
+
+    keeper: Keeper
+    stream: int
+    steps: list[Step] = field(default_factory=list)
+
+    def at(self, ref: Ref) -> int:
+        """Address of a tensor's first element."""
+        return int(ref.memory.handle.address) + ref.offset
+
+    def call(self, kernel: str, grid: Grid, block: int, *, type: str = "", **args: Any) -> None:
+        """Append a launch of `kernel`; `type` names the template's type where there is one.
+
+        An argument whose name is Python's own is given with a trailing underscore.
+        """
+        if 0 in grid:
+            return
+        driver, unit = self.keeper.driver, Unit(homes()[kernel], type)
+        function = driver.function(unit, kernel)
+        arguments = packed(kernel, {k.rstrip("_"): v for k, v in args.items()})
+        self.steps.append(lambda s: driver.launch(function, grid, block, arguments, s))
+
+    def per_element(self, kernel: str, count: int, **args: Any) -> None:
+        """A launch with one thread per element."""
+        self.call(kernel, (-(-count // 256), 1, 1), 256, count=count, **args)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Append a copy within the device; of a value onto itself: nothing."""
+        if target != source:
+            self.steps.append(partial(self.keeper.driver.copy, target, source, nbytes))
+
+    def constant(self, values: Array) -> int:
+        """Address of values that the host has computed."""
+        return self.keeper.constant(np.ascontiguousarray(values))
+
+    def work_space(self, nbytes: int) -> int:
+        """Address of scratch memory of this stream."""
+        return self.keeper.work_space(self.stream, nbytes)
+
+
+def number(x: Launch, name: str) -> float:
+    """A numeric attribute of the result."""
+    value = x.result.tensor.attrs[name]
+    assert isinstance(value, int | float), f"{name} = {value!r}"
+    return float(value)
+
+
+def threads(n: int) -> int:
+    """Threads of a block that goes over a row of n: whole warps, 32 to 1024, by n alone."""
+    return min(1024, max(32, 1 << max(0, (n - 1).bit_length() - 2)))

@@ -1,0 +1,145 @@
+"""Matrix products on CUDA: few rows by a kernel of our own, many by cuBLAS. Floor 6.
+
+Up to FEW_ROWS rows, a row's bits do not depend on how many rows are computed with it, so that
+verifying a draft gives what one-by-one decoding gives. Legend: n outputs, k inner size, m rows.
+"""
+
+from math import prod
+
+from ggraph.backends.cuda.kernels import WEIGHTS
+from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
+from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule
+from ggraph.backends.protocol import Launch, Ref
+from ggraph.dtype import BF16, F16, F32, I32, DType
+from ggraph.tensor import Tensor
+
+PASS_ROWS = 8  # rows per pass over the weights
+FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS_ROWS
+WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/matmul.cu)
+SLICE_BYTES = 1 << 26  # of dequantised weights at a time
+
+
+def _is_stored(w: Tensor) -> bool:
+    """Whether the block kernels can read w [n, k]: any float type, rows without gaps."""
+    return w.dtype.name in WEIGHTS and w.is_contiguous
+
+
+def _product(t: Tensor) -> bool:
+    w, x, *rest = t.sources
+    if rest and not is_flat(*rest):
+        return False
+    if len(w.shape) == 2 and _is_stored(w) and is_flat(x):
+        return True
+    return is_plain(w, x) and fits(x) and fits(w)
+
+
+def _mul_mat(low: Lowering, x: Launch) -> None:
+    w, a, *rest = x.sources
+    k = w.tensor.shape[-1]
+    add = low.at(rest[0]) if rest else 0
+    if not (len(w.tensor.shape) == 2 and _is_stored(w.tensor) and is_flat(a.tensor)):
+        _any(low, x, add)
+        return
+    m = prod(a.tensor.shape[:-1])
+    if m <= FEW_ROWS or not k:
+        _few(low, w, low.at(a), low.at(x.result), m, add)
+    else:
+        _many(low, w, low.at(a), low.at(x.result), m, add)
+
+
+def _few(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
+    n, k = w.tensor.shape
+    rows = min(m, PASS_ROWS)
+    grid = (-(-n // (WARPS * OUTPUTS)), -(-m // PASS_ROWS) if m else 0, 1)
+    low.call(
+        f"mul_mat_{max(rows, 1)}", grid, WARPS * 32, type=w.tensor.dtype.name,
+        w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
+    )  # fmt: skip
+
+
+def _fast_type(dtype: DType) -> DType:
+    """The type in which cuBLAS multiplies. Block types go to bf16: every scale is in its range."""
+    return dtype if dtype in (F32, F16, BF16) else BF16
+
+
+def _many(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
+    """Weights in slices, decoded on the way where they are blocks, against rows of their type."""
+    n, k = w.tensor.shape
+    kind = _fast_type(w.tensor.dtype)
+    size = kind.block_bytes
+    decoded = kind is not w.tensor.dtype
+    rows = max(1, min(n, SLICE_BYTES // (k * size))) if decoded else n
+    wide = m * k * size if kind is not F32 else 0
+    space = low.work_space(wide + (rows * k * size if decoded else 0)) if wide or decoded else 0
+    if wide:
+        low.per_element(
+            "unary", m * k, x=x, y=space, shape=four((m, k), 1), strides=four((k * 4, 4), 0),
+            from_=PLAIN[F32], to=PLAIN[kind], op=28 if kind is F16 else 0, a=-65504.0,
+            b=65504.0,
+        )  # fmt: skip
+        x = space
+    if add:
+        low.copy(y, add, m * n * 4)
+    for n0 in range(0, n, rows):
+        count = min(rows, n - n0)
+        source = low.at(w) + n0 * w.tensor.dtype.row_bytes(k)
+        if decoded:
+            grid = (-(-count * -(-k // 8) // 256), 1, 1)
+            low.call("dequantise", grid, 256, type=w.tensor.dtype.name, w=source, y=space + wide,
+                     rows=count, k=k, type_=PLAIN[kind])  # fmt: skip
+            source = space + wide
+        _blas(low, source, x, y + 4 * n0, (count, m, k), n, kind, bool(add))
+
+
+def _blas(
+    low: Lowering,
+    w: int,
+    x: int,
+    y: int,
+    shape: tuple[int, int, int],
+    row: int,
+    kind: DType,
+    add: bool,
+) -> None:
+    driver, name = low.keeper.driver, kind.name
+    low.steps.append(lambda s: driver.product(w, x, y, shape, row, name, add, s))
+
+
+def _any(low: Lowering, x: Launch, add: int) -> None:
+    """Plain types of any strides, with leading axes."""
+    w, a = x.sources[0], x.sources[1]
+    t = x.result.tensor
+    lead = four(a.tensor.shape[:-2], 1)[2:]
+    own = four(w.tensor.shape[:-2], 1)[2:]
+    times = [big // small if small else 1 for big, small in zip(lead, own, strict=True)]
+    low.call(
+        "mul_mat_any", (-(-t.size // WARPS), 1, 1), WARPS * 32, w=low.at(w), x=low.at(a),
+        y=low.at(x.result), shape=four(t.shape, 1), w_strides=four(w.tensor.strides, 0),
+        x_strides=four(a.tensor.strides, 0), k=w.tensor.shape[-1], repeat1=max(times[0], 1),
+        repeat0=max(times[1], 1), w_type=PLAIN[w.tensor.dtype], x_type=PLAIN[a.tensor.dtype],
+        rest=add,
+    )  # fmt: skip
+
+
+def _by_id(t: Tensor) -> bool:
+    w, x, ids = t.sources
+    few = ids.size <= MAX_GRID_Y
+    return _is_stored(w) and is_flat(x) and is_flat(ids, dtype=I32) and few
+
+
+def _mul_mat_id(low: Lowering, x: Launch) -> None:
+    w, a, ids = x.sources
+    experts, n, k = w.tensor.shape
+    used = ids.tensor.shape[1]
+    low.call(
+        "mul_mat_id", (-(-n // (WARPS * OUTPUTS)), ids.tensor.size, 1), WARPS * 32,
+        type=w.tensor.dtype.name, w=low.at(w), x=low.at(a), y=low.at(x.result), ids=low.at(ids),
+        n=n, k=k, experts=experts, used=used, each=int(a.tensor.shape[1] == used),
+    )  # fmt: skip
+
+
+RULES: dict[str, Rule] = {
+    "mul_mat": Rule(_product, _mul_mat),
+    "mul_mat_add": Rule(_product, _mul_mat),
+    "mul_mat_id": Rule(_by_id, _mul_mat_id),
+}

@@ -1,0 +1,346 @@
+"""A CUDA driver without a GPU: kernels as host C++, streams as queues with a virtual clock.
+
+`HostDriver` stands on the other side of `ggraph.backends.cuda.driver`, so everything above that
+line runs unchanged: lowering, argument packing, streams, events and capture. Kernels are the
+package's own sources, compiled by g++ with `shim.h`. Device memory is host memory.
+"""
+
+import ctypes
+import hashlib
+import heapq
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggraph.backends.cuda import kernels
+from ggraph.backends.cuda.kernels import Unit
+from ggraph.errors import BackendError
+
+SHIM = Path(__file__).parent / "shim.h"
+BUILT = Path(__file__).parents[2] / ".pytest_cache" / "cuda_host"
+COMPILER = shutil.which("g++")
+need_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
+         "-fPIC", "-shared", "-w", "-DGGRAPH_HOST")  # fmt: skip
+
+
+@cache
+def library(unit: Unit) -> ctypes.CDLL:
+    """A unit compiled for the host; kept by the hash of its sources."""
+    entries = "\n".join(f"HOST_ENTRY({k})" for k in kernels.signatures(unit.source))
+    text = kernels.text(f"{unit.source}.cu") + "\n" + entries + "\n"
+    shim = SHIM.read_text()
+    parts = [text, *kernels.headers().values(), shim, unit.defines, *FLAGS]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = BUILT / f"{unit.source}-{unit.type or 'plain'}-{key}"
+    if not (folder / "unit.so").is_file():
+        _compile(folder, unit, {**kernels.headers(), "shim.h": shim, "unit.cpp": text})
+    return ctypes.CDLL(str(folder / "unit.so"))
+
+
+def _compile(folder: Path, unit: Unit, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    defines = [f"-D{d}" for d in unit.defines.split()]
+    command = [str(COMPILER), *FLAGS, *defines, "unit.cpp", "-o", "unit.part"]
+    subprocess.run(command, cwd=folder, check=True)
+    (folder / "unit.part").replace(folder / "unit.so")
+
+
+@dataclass(eq=False)
+class Work:
+    """Something enqueued: runs once its stream and what it waits for are done."""
+
+    seq: int
+    what: str
+    seconds: float
+    run: Callable[[], None] | None
+    enqueued: float = 0.0
+    after: tuple["Work", ...] = ()
+    done_at: float | None = None
+
+
+@dataclass(eq=False)
+class Graph:
+    """A captured graph: nodes in enqueue order, and for each those that come directly before."""
+
+    nodes: list[Work] = field(default_factory=list)
+    before: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Capture:
+    graph: Graph
+    last: dict[int, tuple[int, ...]]  # stream -> nodes that its next one comes after
+    marks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # event -> nodes
+
+
+class HostDriver:
+    """`ggraph.backends.cuda.driver.Driver` without a device. `calls` lists what was asked for.
+
+    `total` bounds the memory. Work runs when the host waits, in the order of virtual time: a
+    kernel takes a microsecond, `delay` as long as it says.
+    """
+
+    name = "host stand-in"
+    arch = "host"
+
+    def __init__(self, total: int = 1 << 30) -> None:
+        self.total, self.used = total, 0
+        self.calls: list[str] = []
+        self.pinned: set[int] = set()
+        self.now = 0.0
+        self._memory: dict[int, np.ndarray[Any, Any]] = {}
+        self._queues: dict[int, deque[Work]] = {}
+        self._recorded: dict[int, Work] = {}
+        self._free_at: dict[int, float] = {}
+        self._capture: _Capture | None = None
+        self._count = 0
+        self.lost = False
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        return self.total - self.used, self.total
+
+    def allocate(self, nbytes: int) -> int:
+        """Poisoned memory of the host."""
+        self._check()
+        raw = np.full(nbytes + 512, 0xFF, np.uint8)
+        address = -(-raw.ctypes.data // 256) * 256
+        self._memory[address] = raw
+        self.used += nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        """Poison and forget; an unknown address is a fault of the backend."""
+        if not self.lost:
+            self.synchronise()
+        raw = self._memory.pop(address)
+        raw[:] = 0xFF
+        self.used -= raw.size - 512
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Note the address."""
+        self.pinned.add(address)
+        return True
+
+    def unpin(self, address: int) -> None:
+        """Forget it; one that was not pinned is a fault of the backend."""
+        self.pinned.remove(address)
+
+    def stream(self) -> int:
+        """A queue."""
+        self._count += 1
+        self._queues[self._count] = deque()
+        return self._count
+
+    def event(self) -> int:
+        """A number."""
+        self._count += 1
+        return self._count
+
+    def record(self, event: int, stream: int) -> None:
+        """A mark, in the capture or in the queue."""
+        self._check()
+        if self._capture is not None and stream in self._capture.last:
+            self._capture.marks[event] = self._capture.last[stream]
+            return
+        self._recorded[event] = self._enqueue(stream, "record", 0.0, None)
+
+    def wait(self, stream: int, event: int) -> None:
+        """A dependency on the latest record; in a capture the stream joins it."""
+        capture = self._capture
+        if capture is not None and event in capture.marks:
+            joined = (*capture.last.get(stream, ()), *capture.marks[event])
+            capture.last[stream] = tuple(sorted(set(joined)))
+            return
+        if capture is not None and stream in capture.last:
+            raise BackendError("a captured stream waits for an event from outside the capture")
+        if event in self._recorded:
+            self._enqueue(stream, "wait", 0.0, None, (self._recorded[event],))
+
+    def synchronise(self, stream: int | None = None, event: int | None = None) -> None:
+        """Run what must be complete, earliest first. Not allowed while capturing."""
+        self._check()
+        if self._capture is not None:
+            raise BackendError("the host waits during a capture")
+        targets = [q[-1] for s, q in self._queues.items() if q and stream in (None, s)]
+        if event is not None:
+            targets = [self._recorded[event]] if event in self._recorded else []
+        while any(t.done_at is None for t in targets):
+            self._run_next()
+        self.now = max([self.now, *(t.done_at or 0.0 for t in targets)])
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Bytes, when the stream comes to it."""
+
+        def run() -> None:
+            ctypes.memmove(target, source, nbytes)
+
+        self._add(stream, f"copy {nbytes}", 1e-6, run)
+
+    def function(self, unit: Unit, kernel: str) -> Any:
+        """The host form of a kernel."""
+        entry = getattr(library(unit), f"host_{kernel}")
+        return (kernel, entry)
+
+    def launch(
+        self,
+        function: Any,
+        grid: tuple[int, int, int],
+        block: int,
+        args: Sequence[bytes],
+        stream: int,
+    ) -> None:
+        """Blocks one after another, when the stream comes to it."""
+        kernel, entry = function
+        assert 0 < block <= 1024 and block % 32 == 0, (kernel, block)
+        assert min(grid) > 0 and grid[1] <= 65535 and grid[2] <= 65535, (kernel, grid)
+        held = [ctypes.create_string_buffer(a, len(a)) for a in args]
+        pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
+        seconds = unpack("q", args[0])[0] * 1e-9 if kernel == "delay" else 1e-6
+
+        def run() -> None:
+            if kernel != "delay":
+                entry((ctypes.c_uint * 3)(*grid), ctypes.c_uint(block), pointers)
+            assert held
+
+        self._add(stream, kernel, seconds, run)
+
+    def product(
+        self,
+        w: int,
+        x: int,
+        y: int,
+        shape: tuple[int, int, int],
+        row: int,
+        kind: str,
+        add: bool,
+        stream: int,
+    ) -> None:
+        """NumPy's product, in the place of cuBLAS."""
+        n, m, k = shape
+
+        def run() -> None:
+            left, right = _matrix(w, n, k, kind), _matrix(x, m, k, kind)
+            out = np.ctypeslib.as_array((ctypes.c_float * ((m - 1) * row + n)).from_address(y))
+            out = np.lib.stride_tricks.as_strided(out, (m, n), (row * 4, 4))
+            out[:] = (right @ left.T) + (out if add else 0)
+
+        self._add(stream, f"product {kind}", 1e-6, run)
+
+    def begin_capture(self, stream: int) -> None:
+        """Record from here on."""
+        assert self._capture is None, "a capture within a capture"
+        self._capture = _Capture(Graph(), {stream: ()})
+
+    def end_capture(self, stream: int) -> Graph:
+        """The graph; a stream that was not joined back is refused, as CUDA does."""
+        assert self._capture is not None
+        capture, self._capture = self._capture, None
+        reached = set(capture.last[stream])
+        work = list(reached)
+        while work:
+            for j in capture.graph.before[work.pop()]:
+                if j not in reached:
+                    reached.add(j)
+                    work.append(j)
+        if len(reached) != len(capture.graph.nodes):
+            raise BackendError("a captured stream was not joined")
+        return capture.graph
+
+    def launch_graph(self, graph: Graph, stream: int) -> None:
+        """The nodes in any order that the edges allow: here, the last that is free goes first."""
+
+        def run() -> None:
+            missing = [set(b) for b in graph.before]
+            ready = [-i for i, b in enumerate(missing) if not b]
+            heapq.heapify(ready)
+            left = len(graph.nodes)
+            while ready:
+                i = -heapq.heappop(ready)
+                work = graph.nodes[i].run
+                assert work is not None
+                work()
+                left -= 1
+                for j, b in enumerate(missing):
+                    if i in b:
+                        b.remove(i)
+                        if not b:
+                            heapq.heappush(ready, -j)
+            assert not left, "a graph with a cycle"
+
+        self._add(stream, f"graph of {len(graph.nodes)}", 1e-6 * len(graph.nodes), run)
+
+    def edges(self, graph: Graph) -> list[tuple[int, int]]:
+        """The direct orderings."""
+        return [(i, j) for j, before in enumerate(graph.before) for i in before]
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._queues.clear()
+
+    def _check(self) -> None:
+        if self.lost:
+            raise BackendError("the device is lost")
+
+    def _add(self, stream: int, what: str, seconds: float, run: Callable[[], None]) -> None:
+        self._check()
+        self.calls.append(what)
+        capture = self._capture
+        if capture is None or stream not in capture.last:
+            self._enqueue(stream, what, seconds, run)
+            return
+        number = len(capture.graph.nodes)
+        capture.graph.nodes.append(Work(number, what, seconds, run))
+        capture.graph.before.append(capture.last[stream])
+        capture.last[stream] = (number,)
+
+    def _enqueue(
+        self,
+        stream: int,
+        what: str,
+        seconds: float,
+        run: Callable[[], None] | None,
+        after: tuple[Work, ...] = (),
+    ) -> Work:
+        self._count += 1
+        work = Work(self._count, what, seconds, run, self.now, after)
+        self._queues[stream].append(work)
+        return work
+
+    def _run_next(self) -> None:
+        """The work that can begin first; of equals, the one enqueued first."""
+        best: tuple[float, int, int] | None = None
+        for stream, queue in self._queues.items():
+            if queue and all(w.done_at is not None for w in queue[0].after):
+                ends = [w.done_at or 0.0 for w in queue[0].after]
+                begin = max([self._free_at.get(stream, 0.0), queue[0].enqueued, *ends])
+                best = min(best or (begin, queue[0].seq, stream), (begin, queue[0].seq, stream))
+        assert best is not None, "all streams wait for one another"
+        begin, _, stream = best
+        work = self._queues[stream].popleft()
+        if work.run is not None:
+            work.run()
+        work.done_at = self._free_at[stream] = begin + work.seconds
+
+
+def _matrix(address: int, rows: int, k: int, kind: str) -> np.ndarray[Any, Any]:
+    """float32 [rows, k] of the values at an address."""
+    size = rows * k * (4 if kind == "f32" else 2)
+    raw = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+    if kind == "f32":
+        return raw.view(np.float32).reshape(rows, k)
+    if kind == "f16":
+        return raw.view(np.float16).astype(np.float32).reshape(rows, k)
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, k)

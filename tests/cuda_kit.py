@@ -1,0 +1,66 @@
+"""Helpers of the CUDA tests: one op through the backend on the host stand-in for a GPU."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from cuda_host import HostDriver
+
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.ops.evaluate import read, reference, to_logical, to_storage
+from ggraph.plan import Actor, Buffer, Command, Do
+from ggraph.tensor import Array, Tensor
+
+
+def opened() -> CudaBackend:
+    """A backend of its own over a fresh driver."""
+    driver = HostDriver()
+    return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+
+
+def place(backend: CudaBackend, t: Tensor, raw: Array | None = None) -> Memory:
+    """Memory for all bytes of a root, filled with `raw` where given."""
+    memory = backend.allocate(Buffer(t.name, "cuda0", t.nbytes, 256))
+    if raw is not None and t.nbytes:
+        backend.write(memory, 0, raw)
+    return memory
+
+
+def run(y: Tensor, stored: Mapping[str, Array]) -> Array:
+    """The logical value of `y` over roots with these bytes."""
+    backend = opened()
+    roots = {s.root.name: s.root for s in y.sources}
+    held = {name: place(backend, t, stored[name]) for name, t in roots.items()}
+    old = y.overwritten
+    target = held[old.root.name] if old is not None else place(backend, y)
+    sources = tuple(Ref(s, held[s.root.name], s.offset) for s in y.sources)
+    command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
+    backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources)]))
+    backend.synchronise()
+    found = read(y, backend.read(target, 0, y.nbytes)).copy()
+    backend.close()
+    return found
+
+
+def meaning(y: Tensor, stored: Mapping[str, Array]) -> Array:
+    """The same by the op's NumPy reference; sources may be views."""
+    given = [read(s, stored[s.root.name].copy()).copy() for s in y.sources]
+    return to_logical(to_storage(reference(y, given), y), y)
+
+
+def bytes_of(t: Tensor, values: Array) -> Array:
+    """Storage of logical values, as bytes."""
+    return np.frombuffer(to_storage(values, t).tobytes(), np.uint8).copy()
+
+
+def assert_near(got: Array, wanted: Array, tolerance: float, what: str) -> None:
+    """Equal integers and infinities; floats within `tolerance` of the largest."""
+    assert got.shape == wanted.shape, f"{what}: {got.shape}, expected {wanted.shape}"
+    if wanted.dtype.kind == "i":
+        assert np.array_equal(got, wanted), f"{what}: {got} != {wanted}"
+        return
+    finite = np.isfinite(wanted)
+    assert np.array_equal(got[~finite], wanted[~finite], equal_nan=True), f"{what}: infinities"
+    span = float(np.abs(wanted[finite]).max(initial=1e-30))
+    error = float(np.abs(got[finite] - wanted[finite]).max(initial=0))
+    assert error <= tolerance * span, f"{what}: off by {error} where the largest is {span}"

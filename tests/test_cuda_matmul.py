@@ -1,0 +1,153 @@
+"""Stored weights on CUDA, from the kernels' own source on the CPU: every type, 1 to 40 rows."""
+
+import gguf
+import numpy as np
+import pytest
+from cuda_host import need_compiler
+from cuda_kit import opened, run
+
+from ggraph import dtype as dt
+from ggraph import ops
+from ggraph.backends.cuda import kernels, matmul
+from ggraph.backends.cuda.lower import accepts
+from ggraph.dtype import I32, DType
+from ggraph.tensor import Array, input, weight
+
+pytestmark = need_compiler
+TYPES = [dt.dtype(name) for name in kernels.WEIGHTS]
+SCALES_AT = {  # where a block's float16 scales stand
+    "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,),
+    "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2),
+}  # fmt: skip
+
+
+def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:
+    """Random storage of W [n, k]: any codes, finite scales of ordinary size."""
+    rng = np.random.default_rng(seed)
+    if not dtype.is_block:
+        numbers = rng.normal(size=(n, k)).astype(np.float32)
+        if dtype is dt.BF16:
+            return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return numbers.astype(dtype.np).view(np.uint8)
+    raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
+    blocks = raw.reshape(-1, dtype.block_bytes)
+    if dtype is dt.MXFP4:
+        blocks[:, 0] = 120 + blocks[:, 0] % 8
+        return raw
+    for at in SCALES_AT.get(dtype.name, (0,)):
+        scales = (rng.normal(size=(len(blocks), 1)) * 0.01).astype(np.float16)
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    return raw
+
+
+def decoded(dtype: DType, raw: Array, k: int) -> Array:
+    if dtype is dt.F32:
+        return raw.view(np.float32).reshape(-1, k)
+    return gguf.dequantize(raw, gguf.GGMLQuantizationType(dtype.gguf)).reshape(-1, k)
+
+
+def columns(dtype: DType) -> int:
+    return 2 * max(dtype.block, 32) if dtype.is_block else 77
+
+
+def product(dtype: DType, raw: Array, x: Array, rest: Array | None = None) -> Array:
+    """x . W^T (+ rest) through the backend."""
+    n, k = len(raw), x.shape[1]
+    w, a = weight("w", (n, k), dtype), input("x", x.shape)
+    stored = {"w": raw.reshape(-1), "x": x.reshape(-1).view(np.uint8)}
+    if rest is None:
+        return run(ops.mul_mat(w, a, name="y"), stored)
+    stored["r"] = rest.reshape(-1).view(np.uint8)
+    return run(ops.mul_mat_add(w, a, input("r", rest.shape), name="y"), stored)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_rows_are_decoded_bit_for_bit(dtype: DType) -> None:
+    """Any bytes: infinite and NaN scales too. Both kernels that decode."""
+    n, k = 9, columns(dtype)
+    rng = np.random.default_rng(1)
+    raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        wanted = decoded(dtype, raw, k)
+    table = weight("w", (n, k), dtype)
+    ids = np.array([8, 0, 3, 8, -1], np.int32)
+    stored = {"w": raw.reshape(-1), "i": ids.view(np.uint8)}
+    got = run(ops.get_rows(table, input("i", (5,), I32), name="y"), stored)
+    assert np.array_equal(_bits(got[:4]), _bits(wanted[ids[:4]]))
+    assert np.isnan(got[4]).all(), "a row that does not exist must be visible"
+    whole = run(ops.cast(table, dt.F32, name="y"), stored)
+    assert np.array_equal(_bits(whole), _bits(wanted))
+
+
+def _bits(x: Array) -> Array:
+    return np.where(np.isnan(x), np.uint32(0x7FC00000), np.ascontiguousarray(x).view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_products_against_float64_and_batch_invariance(dtype: DType) -> None:
+    """1 to 8 rows and several passes; the same bits whatever the number of rows."""
+    n, k = 21, columns(dtype)
+    rng = np.random.default_rng(2)
+    raw = raw_weight(dtype, n, k)
+    x = rng.normal(size=(19, k)).astype(np.float32)
+    rest = rng.normal(size=(19, n)).astype(np.float32)
+    whole = product(dtype, raw, x)
+    weights = decoded(dtype, raw, k).astype(np.float64)
+    bound = np.abs(x) @ np.abs(weights).T
+    assert (np.abs(whole - x @ weights.T) <= 2e-6 * bound).all()
+    for m in range(1, 9):
+        assert np.array_equal(product(dtype, raw, x[3 : 3 + m]), whole[3 : 3 + m]), f"{m} rows"
+    assert np.array_equal(product(dtype, raw, x, rest), whole + rest)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_many_rows_go_to_the_library_in_slices(
+    dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, k, m = 21, columns(dtype), 40
+    monkeypatch.setattr(matmul, "SLICE_BYTES", 8 * k * 4)
+    rng = np.random.default_rng(3)
+    raw = raw_weight(dtype, n, k)
+    x = rng.normal(size=(m, k)).astype(np.float32)
+    rest = rng.normal(size=(m, n)).astype(np.float32)
+    weights = decoded(dtype, raw, k).astype(np.float64)
+    bound = np.abs(x) @ np.abs(weights).T
+    coarse = 4e-6 if dtype is dt.F32 else 1e-3 if dtype is dt.F16 else 8e-3
+    for add in (None, rest):
+        got = product(dtype, raw, x, add)
+        wanted = x @ weights.T + (0 if add is None else add)
+        assert (np.abs(got - wanted) <= coarse * bound + 1e-6).all(), f"{dtype} {add is None}"
+
+
+@pytest.mark.parametrize("dtype", [dt.F16, dt.Q4_K, dt.Q8_0], ids=str)
+def test_experts(dtype: DType) -> None:
+    n, k, t, u, e = 10, 256, 3, 2, 4
+    rng = np.random.default_rng(4)
+    raw = raw_weight(dtype, e * n, k)
+    ids = np.array([[3, 0], [1, 1], [2, 3]], np.int32)
+    weights = decoded(dtype, raw, k).reshape(e, n, k)
+    for given in (u, 1):
+        x = rng.normal(size=(t, given, k)).astype(np.float32)
+        y = ops.mul_mat_id(
+            weight("w", (e, n, k), dtype), input("x", x.shape), input("i", (t, u), I32), name="y"
+        )
+        stored = {"w": raw.reshape(-1), "x": x.reshape(-1).view(np.uint8), "i": ids.view(np.uint8)}
+        wanted = np.einsum("tuk,tunk->tun", np.broadcast_to(x, (t, u, k)), weights[ids])
+        assert np.abs(run(y, stored.copy()) - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+def test_an_expert_that_does_not_exist_is_visible() -> None:
+    y = ops.mul_mat_id(weight("w", (2, 3, 8)), input("x", (1, 1, 8)), input("i", (1, 2), I32))
+    ones = np.ones(48, np.float32).view(np.uint8)
+    stored = {"w": ones, "x": ones[:32], "i": np.array([1, 2], np.int32).view(np.uint8)}
+    got = run(y.named("y"), stored)
+    assert np.array_equal(got[0, 0], [8.0] * 3) and np.isnan(got[0, 1]).all()
+
+
+def test_what_is_refused_goes_elsewhere() -> None:
+    half = input("x", (2, 64), dt.F16)
+    assert not accepts(ops.mul_mat(weight("w", (3, 64), dt.Q8_0), half))
+    assert accepts(ops.mul_mat(weight("w", (3, 64), dt.F16), half))
+    batched = ops.mul_mat(weight("w", (2, 3, 64), dt.Q8_0), input("y", (2, 5, 64)))
+    assert not accepts(batched)
+    assert not opened().spec.supports(batched)
