@@ -25,7 +25,8 @@ NAMES = ("eagle3", "suffix", "lookup", "model")
 class DraftOptions:
     """What to draft with. `names` are tried in order; `most` 0 switches drafting off.
 
-    `fixed` drafts always `most` tokens; else the length follows the measured cost model.
+    `fixed` drafts always `most` tokens; else the length follows the measured cost model. A `tree`
+    has its own size, so that the model only decides whether to draft.
     """
 
     names: tuple[str, ...] = ("suffix",)
@@ -47,6 +48,11 @@ class DraftOptions:
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
 
+    @property
+    def longest(self) -> int:
+        """Most nodes of one draft."""
+        return self.most if self.tree is None else self.tree.total_tokens - 1
+
 
 def tree_shape(text: str | None) -> TreeShape | None:
     """`TOTAL,DEPTH,TOP_K` as a tree; None stays None. InputError for anything else."""
@@ -62,8 +68,9 @@ def tree_shape(text: str | None) -> TreeShape | None:
 def make_policy(options: DraftOptions) -> LengthPolicy:
     """How long to draft."""
     if options.fixed:
-        return Fixed(options.most)
-    return Adaptive(most=options.most, least=options.least)
+        return Fixed(options.longest)
+    whole = options.tree is not None
+    return Adaptive(most=options.longest, least=options.least, whole=whole)
 
 
 def make_drafters(m: Loaded, options: DraftOptions) -> Sequence[Drafter]:

@@ -89,7 +89,7 @@ class Generation:
         law = sampler if drafting.rule == "reject" else None
         drafters = make_drafters(self.m, drafting.options)
         self._speculator = Speculator(engine, drafters, make_policy(drafting.options), law=law)
-        self._speculator.warm(drafting.options.most)
+        self._speculator.warm(drafting.options.longest)
         return self._speculator.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)
 
 

@@ -17,6 +17,7 @@ from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft import Draft
 
 RATE = 0.15  # weight of the newest observation in the running means
+BORROWED = 2  # observations of the depth above that a depth's own are blended with
 PATIENCE = 8  # rounds without a draft before a failing drafter is tried again; doubles
 MOST_PATIENCE = 128
 
@@ -76,10 +77,14 @@ class Habits:
 
 @dataclass
 class Adaptive:
-    """The measured cost model of this file's head. `most` bounds the length."""
+    """The measured cost model of this file's head. `most` bounds the length.
+
+    `whole` is for trees, whose depth does not grow by a node: all of `most`, or nothing.
+    """
 
     most: int = 8
     least: int = 0
+    whole: bool = False
     _habits: dict[str, Habits] = field(default_factory=dict)
     _verify: dict[int, Mean] = field(default_factory=dict)  # rows -> seconds
 
@@ -90,8 +95,10 @@ class Adaptive:
         if most <= 0:
             return 0
         if not habits.conditional or 1 not in self._verify:
-            return min(most, 4) if not habits.conditional else 0
-        best = max(range(most + 1), key=lambda k: self._rate(habits, k))
+            first = most if self.whole else min(most, 4)
+            return first if not habits.conditional else 0
+        lengths = (0, most) if self.whole else range(most + 1)
+        best = max(lengths, key=lambda k: self._rate(habits, k))
         if best > 0:
             habits.patience, habits.waiting = PATIENCE, 0
             return max(best, min(self.least, most))
@@ -119,14 +126,16 @@ class Adaptive:
             return 0
         habits.waiting = 0
         habits.patience = min(2 * habits.patience, MOST_PATIENCE)
-        return min(2, most)
+        return most if self.whole else min(2, most)
 
     def _rate(self, habits: Habits, k: int) -> float:
-        """Expected tokens per second of length k."""
-        gained, chance = 1.0, 1.0
-        for depth in range(k):
-            known = habits.conditional
-            chance *= known[min(depth, len(known) - 1)].value
+        """Expected tokens per second of length k; a tree is as deep as the deepest so far."""
+        gained, chance, here = 1.0, 1.0, 0.5
+        for depth in range(min(k, len(habits.conditional)) if self.whole else k):
+            if depth < len(habits.conditional):
+                seen = habits.conditional[depth]
+                here = (seen.seen * seen.value + BORROWED * here) / (seen.seen + BORROWED)
+            chance *= here
             gained += chance
         return gained / (self._verify_seconds(k + 1) + k * habits.seconds.value)
 

@@ -1,0 +1,203 @@
+"""Byte identity on every tiny target: adversarial drafts, every length, chains and trees.
+
+The text with drafts must be the text without them, greedy and seeded, with penalties and filters.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_model import small_model
+from test_models_eagle3 import Scripted
+
+from ggraph.decode.draft import ROOT, Draft, Drafter
+from ggraph.decode.draft_text import ModelDrafter
+from ggraph.decode.engine import Engine
+from ggraph.decode.length import Fixed
+from ggraph.decode.lookup import PromptLookup
+from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.speculate import Speculator
+from ggraph.dtype import F32
+from ggraph.errors import InputError
+from models.drafting import DraftOptions, make_drafters, tree_shape
+from models.generation import Drafting, Generation
+from models.load import load, open_session
+from models.registry import Model, open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
+           "mistral_sliding")  # fmt: skip
+GREEDY = SamplerConfig(temp=0.0)
+SEEDED = SamplerConfig(
+    temp=0.9, top_k=30, top_p=0.9, min_p=0.02, repeat_penalty=1.3, seed=11
+)  # fmt: skip
+CONTEXT, NEW = 96, 24
+Guess = Callable[[list[int], int], Draft]
+
+
+class Bench:
+    """One target in a session of its own, decoding the same prompt again and again."""
+
+    def __init__(self, name: str) -> None:
+        self.model = open_model(TINY / name)
+        self.session = open_session(threads=1, exact=True)
+        self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
+        self.prompt = np.load(TINY / name / "expected.npz")["ids"].tolist()[:11]
+
+    def text(
+        self,
+        config: SamplerConfig,
+        drafters: Sequence[Drafter] = (),
+        length: int = 0,
+        ends: Sequence[int] = (),
+    ) -> list[int]:
+        """The new tokens, drafted for or not."""
+        engine, s = Engine(self.runner, ends), Sampler(config, self.model.vocab_size)
+        engine.reset()
+        s.accept_all(self.prompt)
+        if not drafters:
+            return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW))
+        spec = Speculator(engine, drafters, Fixed(length))
+        return list(spec.generate(self.prompt, s.sample, s.accept, limit=NEW))
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(request.param)
+
+
+def adversaries(truth: list[int], vocabulary: int, length: int) -> dict[str, Guess]:
+    """Drafts that know the text `truth` and make the worst of it."""
+
+    def ahead(text: list[int], limit: int) -> list[int]:
+        return truth[len(text) : len(text) + limit]
+
+    def spoilt(tokens: list[int], at: int) -> list[int]:
+        return [(t + 1) % vocabulary if i == at else t for i, t in enumerate(tokens)]
+
+    def forked(text: list[int], limit: int) -> Draft:
+        """The truth between two branches that begin like it and go wrong, as far as they fit."""
+        good = ahead(text, max(1, limit // 3))
+        tokens, parents = [], []
+        for wrong in (0, None, len(good) - 1):
+            before = ROOT
+            for token in good if wrong is None else spoilt(good, wrong):
+                parents.append(before)
+                before = len(tokens)
+                tokens.append(token)
+        return Draft(tuple(tokens[:limit]), tuple(parents[:limit]))
+
+    made: dict[str, Guess] = {
+        "right": lambda text, limit: Draft.chain(ahead(text, limit)),
+        "out of range": lambda text, limit: Draft.chain(
+            [*ahead(text, limit - 1), vocabulary, -1][:limit]
+        ),
+        "forked": forked,
+        "stubborn": lambda text, limit: Draft.chain([text[-1]] * limit),
+    }
+    for at in range(length):
+        made[f"wrong at {at}"] = lambda text, limit, at=at: Draft.chain(  # type: ignore[misc]
+            spoilt(ahead(text, limit), at)
+        )
+    return made
+
+
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("length", range(1, 9))
+def test_no_draft_changes_a_token(bench: Bench, config: SamplerConfig, length: int) -> None:
+    plain = bench.text(config)
+    truth, vocabulary = bench.prompt + plain, bench.model.vocab_size
+    for name, guess in adversaries(truth, vocabulary, length).items():
+        nodes = 4 * length if name == "forked" else length  # trees of up to 32 nodes
+        assert bench.text(config, [Scripted(guess)], nodes) == plain, name
+
+
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_an_end_inside_a_draft_ends_the_text(bench: Bench, config: SamplerConfig) -> None:
+    whole = bench.text(config)
+    for at in (0, 1, 5, 20):
+        end = whole[at]
+        expected = whole[: whole.index(end) + 1]
+        truth = bench.prompt + whole
+        for name, guess in adversaries(truth, bench.model.vocab_size, 1).items():
+            got = bench.text(config, [Scripted(guess)], 7, ends=[end])
+            assert got == expected, (name, at)
+
+
+def test_the_inner_drafter_changes_no_draft(bench: Bench) -> None:
+    """Staged: a draft model that drafts with lookup proposes what it proposes without."""
+
+    def drafter(inner: Drafter | None) -> ModelDrafter:
+        apart = Model("apart", bench.model.config, bench.model.catalogue, bench.model.checkpoint)
+        made = ModelDrafter(
+            Runner(apart, bench.session, CONTEXT, cache_dtype=F32), p_min=0.004, inner=inner
+        )
+        made.begin(bench.prompt[0])
+        return made
+
+    repeating = (bench.prompt[:5] * 9)[:40]
+    bare, staged = drafter(None), drafter(PromptLookup(least=1))
+    seen = set()
+    for i in range(1, 40, 3):
+        for made in (bare, staged):
+            made.begin(repeating[0])
+            made.observe(repeating[1:i], None)
+        drafts = [made.propose(6) for made in (bare, staged)]
+        assert drafts[0] == drafts[1]
+        seen.add(len(drafts[0]))
+    assert max(seen) > 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+DRAFTERS = (
+    DraftOptions(("suffix",), fixed=True),
+    DraftOptions(("lookup", "suffix"), most=5),
+    DraftOptions(("eagle3",), most=4, fixed=True),
+    DraftOptions(("suffix", "eagle3"), tree=tree_shape("32,4,4"), fixed=True),
+    DraftOptions(("eagle3",), tree=tree_shape("9,2,3")),
+    DraftOptions(("model",), most=3),
+)
+
+
+def test_stop_strings_and_contexts_end_the_text_alike(model: Path) -> None:
+    """Wherever the stop string falls, and when the context ends in the middle of a draft."""
+    head = TINY / "eagle3_for_llama_tied"
+    m = load(model, head=head, threads=1, ctx_size=64)
+    ids = m.prompt_ids("Hi Hi", chat=False)
+    whole = "".join(Generation(m, ids, SEEDED, 40).run(None))
+    for stops in ([whole[3:5]], [whole[11:13], whole[14:15]], ["never there"], []):
+        run = Generation(m, ids, SEEDED, -1, stops)
+        plain = "".join(run.run(None)), run.tokens, run.stopped
+        assert plain[2] == ("stop string" if stops and stops[0] in whole else "context")
+        for options in DRAFTERS:
+            made = options if "model" not in options.names else with_model(options, model)
+            for rule in ("match", "reject"):
+                text = "".join(run.run(Drafting(made, rule)))
+                if rule == "match":
+                    assert (text, run.tokens, run.stopped) == plain, (options.names, stops)
+                assert len(run.tokens) <= 64
+    m.close()
+
+
+def with_model(options: DraftOptions, path: Path) -> DraftOptions:
+    return DraftOptions(options.names, options.most, model_draft=path)
+
+
+def test_a_draft_model_must_have_the_same_tokens(model: Path, tmp_path: Path) -> None:
+    m = load(model, threads=1)
+    others = small_model(
+        tmp_path / "others.gguf",
+        {"tokenizer.ggml.tokens": [f"t{i}" for i in range(320)]},
+    )
+    with pytest.raises(InputError, match="tokens differ from those of small"):
+        make_drafters(m, DraftOptions(("model",), model_draft=others))
+    fewer = small_model(tmp_path / "fewer.gguf", {"llama.vocab_size": 319})
+    with pytest.raises(InputError, match="has 319 tokens, small has 320"):
+        make_drafters(m, DraftOptions(("model",), model_draft=fewer))
+    m.close()
