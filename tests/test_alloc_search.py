@@ -340,3 +340,26 @@ def test_packing_of_blocks() -> None:
     p = packing(blocks, blocks.of_device("d"), NO_LIMIT)
     assert len(p) == 6 and p.start[-1] == len(p.near)
     assert packing(blocks, [], NO_LIMIT).near.size == 0
+
+
+def test_large_packings_are_placed_by_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both forms of the placement give one answer."""
+    p, _, _ = intervals(5)
+    order = np.argsort(-p.size, kind="stable")
+    plain = [fit.packed(p, order, best=best) for best in (False, True)]
+    monkeypatch.setattr(fit, "PLAIN", 0)
+    for best, (total, at) in zip((False, True), plain, strict=True):
+        again, same = fit.packed(p, order, best=best)
+        assert again == total
+        np.testing.assert_array_equal(same, at)
+
+
+def test_the_tree_search_lowers_a_packing_that_is_too_high() -> None:
+    """From a stack of everything it comes down, as far as the bound where the work suffices."""
+    p, cliques, bound = intervals(11)
+    stack = np.concatenate([[0], np.cumsum(p.size)[:-1]])
+    top = int(p.size.sum())
+    at = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 2_000_000)
+    assert sound(p, at) and bound <= int((at + p.size).max()) < top
+    same = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 0)
+    np.testing.assert_array_equal(same, stack)

@@ -1,5 +1,7 @@
 """`verify` on plans by hand: what orders, what races, what is stale, what the certificate says."""
 
+import json
+
 import pytest
 from verify_kit import (
     S0,
@@ -314,3 +316,26 @@ def test_all_races_are_listed() -> None:
     assert str(found[1]).startswith("bytes [0, 32) of mem: run 0, command 1: d.0 launch")
     assert "(reads 'x') and run 0, command 2" in str(found[1])
     assert isinstance(examine(p), CounterExample) and not races(plan({"x": 0}, run(S0, "x"), END))
+
+
+def test_what_touches_no_byte_meets_nobody() -> None:
+    """An empty access is no access: no race, no live byte, and none to be found elsewhere."""
+    p = plan({"x": 0, "y": 0}, run(S0, "x:4:4"), run(S1, "y"), END)
+    assert not races(p) and proof(p).live_bound_bytes == SIZE
+
+
+def test_live_bytes_are_counted_where_they_are_touched() -> None:
+    """Of x only the ends are ever used; what lies between is nobody's."""
+    p = plan({"x": 0, "y": 32}, run(S0, "x:0:4"), run(S0, "x:28:32"), run(S0, "y", "x:0:4"), END)
+    assert proof(p).live_bound_bytes == SIZE + 4
+
+
+def test_a_counter_example_is_data_too() -> None:
+    p = plan({"x": 0, "y": 0}, run(S0, "x"), run(S1, "y"), END)
+    data = fault(p).to_json()
+    assert (data["kind"], data["buffer"], data["bytes"]) == ("race", "mem", [0, SIZE])
+    assert data["values"] == ["x", "y"] and data["missing"] == "'x' on d.0 -> 'y' on d.1"
+    assert [c["run"] for c in data["commands"]] == [0, 0]
+    assert len(data["repairs"]) == 2 and json.loads(json.dumps(data)) == data
+    alone = fault(plan({"x": 1}, run(S0, "x"))).to_json()
+    assert alone["commands"] == [None, None]

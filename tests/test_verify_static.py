@@ -36,6 +36,7 @@ from ggraph.plan import (
     Region,
     Splits,
 )
+from ggraph.verify.static import static_faults
 
 END = sync()
 
@@ -168,8 +169,29 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
     ("behind the value", also(get("x:0:33")), "declaration", "leaves the value's 32 bytes"),
     ("before the value", also(get("x:-1:3")), "declaration", "leaves the value's 32 bytes"),
     ("backwards", also(get("x:3:1")), "declaration", "leaves the value's 32 bytes"),
+    (
+        "a copy chosen by nobody",
+        also(replace(copy(S0, "y:0:16", "x:0:16"), chosen_by="q")),
+        "declaration",
+        "copy chosen by 'q', which the host has not read before",
+    ),
+    (
+        "a kernel that is chosen",
+        also(get("hx"), replace(run(S0, "y", "x"), chosen_by="hx")),
+        "declaration",
+        "launch chosen by 'hx'",
+    ),
     ("written twice", also(TWICE), "declaration", "y[0:32] has been written before in this run"),
 ]
+
+
+def test_every_fault_is_listed_in_the_order_of_the_checks() -> None:
+    p = no_region(buffer("mem", device="q")(renamed_value(good())))
+    found = [f.message for f in static_faults(p)]
+    assert found[0] == "value 'other' calls itself 'x'"
+    assert found[1] == "mem is on unknown device 'q'"
+    assert "'x' belongs on d, lies on q" in found and "'y' lies in no region" in found
+    assert found.index("'y' lies in no region") > found.index("'x' belongs on d, lies on q")
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,8 @@ class Proof:
         one, two = self._at(first), self._at(second)
         other = s.tag[0] if s.tag is not None else a.value
         values, count = self.plan.schedule.values, len(self.plan.schedule.commands)
-        smaller = min((other, a.value), key=lambda name: values[name].nbytes)
-        shared = self._ground(other) != self._ground(a.value)
+        smaller = min((values[other], values[a.value]), key=lambda v: v.nbytes)
+        apart = smaller if self._ground(other) != self._ground(a.value) else None
         return CounterExample(
             "race",
             f"{one.label!r} and {two.label!r} touch the same bytes and nothing orders them",
@@ -184,12 +184,7 @@ class Proof:
             s.stop,
             (other, a.value),
             f"{one.label!r} on {one.actor} -> {two.label!r} on {two.actor}",
-            race_repairs(
-                one,
-                two,
-                (first % count, second % count),
-                values[smaller] if shared else None,
-            ),
+            race_repairs(one, two, (first % count, second % count), apart),
             self._nearby(first, second),
         )
 
