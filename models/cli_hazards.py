@@ -1,6 +1,8 @@
 """`ggraph hazards list` and `ggraph hazards run`: published races, executed. Floor 10."""
 
+import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,9 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from ggraph import InputError
-from ggraph.hazards import HAZARDS, UNEXPRESSED, Hazard, HazardReport, Price, find, run_hazard
+from ggraph.hazards import (
+    HAZARDS,
+    UNEXPRESSED,
+    Hazard,
+    HazardReport,
+    Price,
+    find,
+    hazard_html,
+    plan_of,
+    run_hazard,
+)
+from ggraph.plan import Plan
+from ggraph.plan_json import plan_to_json
 
-from .cli_common import AsJson, notes, print_json
+from .cli_common import AsJson, notes, print_json, write_text
 
 hazards_app = typer.Typer(
     name="hazards",
@@ -50,11 +64,17 @@ def run(
     device: _Device = "sim",
     seed: Annotated[int, typer.Option(help="Seed of data and orders.", min=0)] = 0,
     orders: Annotated[int, typer.Option(help="Random orders per fixed plan.", min=0)] = 1000,
+    html: Annotated[Path | None, typer.Option(help="Write a page, with the race in red.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the bad plan for `ggraph verify`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Refuse, corrupt and repair one race, or all of them. Exit status 1 if one is not as expected.
 
     Example: ggraph hazards run 01H
+
+    Example: ggraph hazards run 01P --html race.html
 
     Example: ggraph hazards run --all --json
     """
@@ -65,10 +85,16 @@ def run(
         )
     if (name is None) != every:
         raise InputError("give one hazard's ID, or --all")
+    if every and (html or export):
+        raise InputError("--html and --export are for one hazard; give its ID instead of --all")
     chosen = HAZARDS if name is None else (find(name),)
     begun = time.perf_counter()
     reports = _run(chosen, seed, orders, quiet=as_json)
     seconds = time.perf_counter() - begun
+    if html is not None:
+        write_text(html, hazard_html(reports[0]))
+    if export is not None:
+        write_text(export, json.dumps(plan_to_json(_bad_plan(chosen[0]))) + "\n")
     if as_json:
         print_json([r.to_json() for r in reports] if every else reports[0].to_json())
     elif every:
@@ -77,6 +103,12 @@ def run(
         _print_one(reports[0], seconds)
     if not all(r.ok for r in reports):
         raise typer.Exit(1)
+
+
+def _bad_plan(h: Hazard) -> Plan:
+    if h.bad is None:
+        raise InputError(f"hazard {h.id} has no bad plan to export")
+    return plan_of(h, h.bad)
 
 
 def _listed(h: Hazard) -> dict[str, Any]:

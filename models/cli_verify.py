@@ -36,7 +36,7 @@ def verify(
     verdict = examine(given)
     found = _races(given, verdict) if every else []
     if html is not None:
-        write_text(html, _page(given, verdict))
+        write_text(html, _page(given, verdict, plan.name))
     if as_json:
         print_json(_facts(verdict) | ({"races": found} if every else {}))
     else:
@@ -68,10 +68,11 @@ def _facts(verdict: Certificate | CounterExample) -> dict[str, Any]:
     return {"verified": False, "counter_example": verdict.to_json()}
 
 
-def _page(plan: Plan, verdict: Certificate | CounterExample) -> str:
+def _page(plan: Plan, verdict: Certificate | CounterExample, title: str) -> str:
     if isinstance(verdict, Certificate):
-        return plan_html(plan, vars(verdict))
-    return plan_html(plan, {"commands": len(plan.schedule.commands)}, verdict)
+        return plan_html(plan, vars(verdict), title=title)
+    facts = {"commands": len(plan.schedule.commands), "arena bytes": plan.memory.arena_bytes}
+    return plan_html(plan, facts, verdict, title=title)
 
 
 def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) -> None:

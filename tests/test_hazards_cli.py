@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from ggraph.errors import InputError
 from ggraph.hazards import HAZARDS, Recipe, find
 from models import cli_hazards
+from models.cli import app
 
 RUN = CliRunner()
 
@@ -31,6 +33,26 @@ def test_run_one_shows_verdict_damage_and_fix() -> None:
     for part in ("verify refuses", "draft agreement", "2 random legal orders", "waits", "#18039"):
         assert part in result.stdout
     assert len(result.stdout.splitlines()) <= 50, "one screen"
+
+
+def test_page_and_export_of_one_hazard(tmp_path: Path) -> None:
+    page, plan = tmp_path / "race.html", tmp_path / "race.json"
+    given = ["run", "01P", "--orders", "1", "--html", str(page), "--export", str(plan)]
+    assert RUN.invoke(cli_hazards.hazards_app, given).exit_code == 0
+    assert "no order" in page.read_text()
+    refused = RUN.invoke(app, ["verify", str(plan), "--json"])
+    assert refused.exit_code == 1
+    found = json.loads(refused.stdout)["counter_example"]
+    assert "qkv.e" in found["message"] and "norm_g.rms" in found["message"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--all", "--html", "x.html"], ["--all", "--export", "x.json"], ["33", "--export", "x.json"]],
+)
+def test_pages_are_for_one_hazard_and_exports_for_a_bad_plan(given: list[str]) -> None:
+    result = RUN.invoke(cli_hazards.hazards_app, ["run", "--orders", "0", *given])
+    assert isinstance(result.exception, InputError)
 
 
 def test_run_all_json() -> None:

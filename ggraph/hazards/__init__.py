@@ -39,6 +39,7 @@ from ggraph.hazards import (
     h33_inside_kernel,
 )
 from ggraph.hazards.corpus import Expected, Hazard, Recipe, plan_of
+from ggraph.hazards.page import hazard_html
 from ggraph.hazards.report import Corruption, HazardReport, Price
 from ggraph.hazards.run import run_hazard, timelines
 
@@ -52,6 +53,7 @@ __all__ = [
     "Price",
     "Recipe",
     "find",
+    "hazard_html",
     "plan_of",
     "run_hazard",
     "timelines",
