@@ -32,6 +32,7 @@ from .cli_draft import (
     drafting_from,
     print_comparison,
 )
+from .cli_profile import WithProfile, print_profile, profiled
 from .generation import Generation
 from .load import load
 
@@ -53,6 +54,7 @@ def eagle3(
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    profile: WithProfile = False,
     ctx_size: Context = None,
     threads: Threads = None,
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations.")] = False,
@@ -72,10 +74,14 @@ def eagle3(
     path = model_path(model, as_json)
     if draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
-    with closing(load(path, ctx_size=ctx_size, threads=threads, head=head, exact=exact)) as m:
+    with closing(
+        load(path, ctx_size=ctx_size, threads=threads, head=head, exact=exact, profile=profile)
+    ) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
         print_comparison(m, run, drafting, as_json)
+        if profile:
+            print_profile(profiled(m, run, drafting))
 
 
 def main() -> None:

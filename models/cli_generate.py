@@ -36,6 +36,7 @@ from .cli_draft import (
     print_comparison,
     speculation_line,
 )
+from .cli_profile import WithProfile, print_profile, profiled
 from .generation import Drafting, Generation, speculation_facts
 from .load import Loaded, load
 
@@ -80,6 +81,7 @@ def generate(
     tree: Tree = None,
     accept: Accept = "match",
     compare: Compare = False,
+    profile: WithProfile = False,
     ctx_size: Context = None,
     threads: Threads = None,
     device: Devices = "cpu",
@@ -97,20 +99,30 @@ def generate(
     text = read_prompt(prompt)
     path, names = model_path(model, as_json), device_names(device)
     with closing(
-        load(path, ctx_size=ctx_size, threads=threads, devices=names, head=head, exact=exact)
+        load(
+            path,
+            ctx_size=ctx_size,
+            threads=threads,
+            devices=names,
+            head=head,
+            exact=exact,
+            profile=profile,
+        )
     ) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, stop or ())
         if compare:
             print_comparison(m, run, drafting, as_json)
         else:
-            answer(m, run, drafting if asked else None, as_json)
+            answer(m, run, drafting if asked else None, as_json, profile)
 
 
 generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"
 
 
-def answer(m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool) -> None:
+def answer(
+    m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool, profile: bool
+) -> None:
     """Print the answer as it comes, and the statistics, also after an interrupt."""
     pieces, stopped = [], "interrupt"
     try:
@@ -121,23 +133,28 @@ def answer(m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool)
         stopped = run.stopped
     except KeyboardInterrupt:
         pass
-    report(m, run, "".join(pieces), stopped, as_json)
-
-
-def report(m: Loaded, run: Generation, text: str, stopped: str, as_json: bool) -> None:
-    """Statistics under the text, or everything as one JSON object."""
     facts = statistics(m, run, stopped)
+    line = None if run.speculation is None else speculation_line(run.speculation)
+    if profile:
+        facts["profile"] = profiled(m, run, drafting)
     if as_json:
-        print_json({"text": text, **facts})
+        print_json({"text": "".join(pieces), **facts})
         return
+    report(facts, line)
+    if profile:
+        print_profile(facts["profile"])
+
+
+def report(facts: dict[str, Any], speculation: str | None) -> None:
+    """Statistics under the text."""
     print(flush=True)
-    drafts = f"\n{speculation_line(run.speculation)}" if run.speculation is not None else ""
+    drafts = "" if speculation is None else f"\n{speculation}"
     notes().print(
         f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
         f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "
         f"{facts['prompt_tokens_per_second']:.0f}/s · decode {facts['new_tokens']} tokens at "
         f"{facts['decode_tokens_per_second']:.1f}/s · peak memory "
-        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {stopped}{drafts}[/dim]",
+        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{drafts}[/dim]",
         soft_wrap=True,
     )
 

@@ -70,12 +70,14 @@ def load(
     options: Options | None = None,
     head: str | Path | None = None,
     exact: bool = False,
+    profile: bool = False,
 ) -> Loaded:
     """Open a model for decoding.
 
     `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
     model, whose layers are then tapped. `exact` computes with float32
-    activations instead of 8-bit ones. Raises FormatError, ModelError, InputError or BackendError.
+    activations instead of 8-bit ones. `profile` makes the CPU able to time every op.
+    Raises FormatError, ModelError, InputError or BackendError.
     """
     begun = time.perf_counter()
     path = Path(path)
@@ -84,7 +86,7 @@ def load(
     model = open_model(path)
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
-    session = open_session(devices, options, threads=threads, exact=exact)
+    session = open_session(devices, options, threads=threads, exact=exact, profile=profile)
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
     runner = Runner(model, session, context, taps=taps)

@@ -59,6 +59,21 @@ def test_json_is_one_object_and_seeds_repeat(model: Path) -> None:
     assert one["stopped_by"] == "length"
 
 
+def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
+    status, out, err = ggraph(
+        "generate", "-m", model, "-n", "6", "--temp", "0", "--profile", "--json", "Hello"
+    )
+    assert status == 0, err
+    facts = json.loads(out)["profile"]
+    assert set(facts["ceilings"]) == {"read", "copy", "fma"}
+    assert sum(r["share"] for r in facts["ops"]) == pytest.approx(1)
+    decode = {r["op"]: r for r in facts["ops"] if r["rows"] == 1}
+    assert any(name.startswith("mul_mat") for name in decode)
+    assert any(name.startswith("flash_attn") for name in decode)
+    shown = ggraph("eagle3", "-m", model, "-n", "6", "--profile", "Hello")[2]
+    assert "GFLOP/s" in shown
+
+
 def test_standard_input_is_a_prompt(model: Path) -> None:
     plain = ggraph("generate", "-m", model, "-n", "8", "--temp", "0", "--json", "Hi there")
     piped = ggraph(

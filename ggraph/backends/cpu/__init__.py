@@ -3,16 +3,23 @@
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.profile import Profile
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
 
 
-def open(name: str, *, threads: int | None = None, exact: bool = False) -> CpuBackend:
-    """The CPU under the device name `name`. `exact` keeps activations in float32."""
+def open(
+    name: str, *, threads: int | None = None, exact: bool = False, profile: bool = False
+) -> CpuBackend:
+    """The CPU under the device name `name`.
+
+    `exact` keeps activations in float32; `profile` lets `backend.profile` time every launch.
+    """
     count = env.thread_count() if threads is None else threads
     if not 1 <= count <= 1024:
         raise InputError(f"threads = {count}: expected 1 to 1024")
     spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64, fused=FUSED)
-    return CpuBackend(spec, Pool(count), exact)
+    pool = Pool(count)
+    return CpuBackend(spec, pool, exact, Profile(pool) if profile else None)

@@ -12,6 +12,7 @@ import numpy as np
 from ggraph.backends.cpu.lower import Lowering, Packed
 from ggraph.backends.cpu.pages import drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.device import DeviceSpec
@@ -30,15 +31,17 @@ class CpuProgram:
     launches: Sequence[Launch]
     steps: tuple[Callable[[], None], ...]
     fallbacks: tuple[str, ...]  # names of the tensors that the NumPy reference computes
+    pieces: tuple[Piece, ...] = ()  # launch by launch, for a profile
 
 
 @dataclass(eq=False)
 class CpuBackend(HostMemory):
-    """One CPU. `exact` keeps activations in float32."""
+    """One CPU. `exact` keeps activations in float32; `profile` can time every launch."""
 
     spec: DeviceSpec
     pool: Pool
     exact: bool = False
+    profile: Profile | None = None
     _packed: dict[tuple[int, int, str], Packed] = field(default_factory=dict)
     _decoded: dict[int, Array] = field(default_factory=dict)  # id of a weight's memory -> float32
     _closed: bool = False
@@ -69,21 +72,25 @@ class CpuBackend(HostMemory):
     def lower(self, launches: Sequence[Launch]) -> CpuProgram:
         """Flat programs with NumPy steps between them, for what has work to do."""
         steps: list[Callable[[], None]] = []
+        pieces: list[Piece] = []
+        spans: list[Span] = []
         fallbacks = []
         low = Lowering(self.pool, self.exact, self._packed)
         for x in launches:
-            known = len(self._packed)
+            known, first = len(self._packed), len(low.asm.rows)
             done = not x.result.tensor.size or low.lower(x)
             if len(self._packed) > known:
                 self._release(x)
             if done:
+                spans.append((x, first, len(low.asm.rows)))
                 continue
-            self._flush(low, steps)
-            low = Lowering(self.pool, self.exact, self._packed)
+            self._flush(low, steps, pieces, spans)
+            low, spans = Lowering(self.pool, self.exact, self._packed), []
             steps.append(self._step(x))
+            pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)
-        self._flush(low, steps)
-        return CpuProgram(launches, tuple(steps), tuple(fallbacks))
+        self._flush(low, steps, pieces, spans)
+        return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _release(self, x: Launch) -> None:
         """Pages of a weight that was packed just now are not needed any more."""
@@ -92,14 +99,27 @@ class CpuBackend(HostMemory):
             if id(ref.memory) in packed:
                 drop_pages(ref.memory.handle)
 
-    def _flush(self, low: Lowering, steps: list[Callable[[], None]]) -> None:
+    def _flush(
+        self,
+        low: Lowering,
+        steps: list[Callable[[], None]],
+        pieces: list[Piece],
+        spans: Sequence[Span],
+    ) -> None:
         """What was lowered so far becomes one flat program."""
-        if low.asm.rows:
-            flat = low.asm.freeze()
-            steps.append(lambda: self.pool.run(flat))
+        if not low.asm.rows:
+            return
+        flat = low.asm.freeze()
+        steps.append(lambda: self.pool.run(flat))
+        if self.profile is not None:
+            held = {key[0]: packed.data.nbytes for key, packed in self._packed.items()}
+            pieces += pieces_of(self.pool, flat, spans, held)
 
     def submit(self, stream: int, program: CpuProgram) -> None:
         """Run the program; everything is complete on return."""
+        if self.profile is not None and self.profile.on:
+            self.profile.run(program.pieces)
+            return
         for step in program.steps:
             step()
 

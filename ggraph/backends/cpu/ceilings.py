@@ -1,0 +1,105 @@
+"""What this machine can do at most: bytes read and copied, multiply-adds. Floor 6.
+
+Three kernels that do nothing else, run by the same threads as everything: the ceilings that a
+profile is held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cpu import elementwise  # noqa: F401  (registers "copy")
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Assembler, Flat
+from ggraph.backends.cpu.simd import F32X8, I32X8, Kernel, Val, kernel
+from ggraph.backends.cpu.words import fma
+
+STREAMS = 8  # independent sums; enough to hide the latency of a load or a multiply-add
+CHUNK = 32 * STREAMS  # bytes that one turn of `stream_read` reads
+LARGE = 1 << 26  # bytes: more than the caches hold
+TURNS = 1 << 20
+LINE = 64
+
+
+def _sink(k: Kernel) -> Val:
+    """Where this thread leaves its result, so that no work can be left out."""
+    return k.arg("sink") + k.thread * LINE
+
+
+@kernel("x chunks sink")
+def stream_read(k: Kernel) -> None:
+    """Read `chunks` times 256 bytes once."""
+    x = k.arg("x")
+    sums = [k.var(0, I32X8) for _ in range(STREAMS)]
+    for i in k.share(k.arg("chunks")):
+        for s, total in enumerate(sums):
+            total.value = total.value ^ k.load(x + i * CHUNK + s * 32, I32X8)
+    for total in sums[1:]:
+        sums[0].value = sums[0].value ^ total.value
+    k.store(_sink(k), sums[0].value)
+
+
+@kernel("turns sink")
+def peak_fma(k: Kernel) -> None:
+    """On every thread `turns` times 8 fused multiply-adds of 8 lanes, all independent."""
+    factor = k.load(_sink(k), F32X8)
+    sums = [k.var(float(s), F32X8) for s in range(STREAMS)]
+    for _ in k.loop(0, k.arg("turns")):
+        for total in sums:
+            total.value = fma(k, total.value, factor, factor)
+    for total in sums[1:]:
+        sums[0].value = sums[0].value + total.value
+    k.store(_sink(k), sums[0].value)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes and operations per second of all threads of a pool; a multiply-add counts as two."""
+
+    read: float  # bytes read
+    copy: float  # bytes read plus bytes written
+    fma: float  # float32 operations
+
+
+def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
+    """The best of a few rounds, about a quarter of a second."""
+    source, target = np.ones(LARGE, np.uint8), np.ones(LARGE, np.uint8)
+    sink = np.zeros((pool.threads, LINE), np.uint8)
+    rows, n = LARGE >> 16, 1 << 14
+    reading = _program(pool, "stream_read", x=source, chunks=LARGE // CHUNK, sink=sink)
+    copying = _program(pool, "copy", x=source, y=target, m=rows, n=n, xs=4 * n, ys=4 * n)
+    adding = _program(pool, "peak_fma", turns=TURNS, sink=sink)
+    operations = TURNS * STREAMS * 8 * 2 * pool.threads
+    return Ceilings(
+        LARGE / _best(pool, reading, rounds),
+        2 * LARGE / _best(pool, copying, rounds),
+        operations / _best(pool, adding, rounds),
+    )
+
+
+def launch_seconds(pool: Pool) -> float:
+    """What one run of a program costs beside its instructions."""
+    empty = Assembler(pool.jit).freeze()
+    return statistics.median(_once(pool, empty) for _ in range(200))
+
+
+def _program(pool: Pool, name: str, **values: Any) -> Flat:
+    asm = Assembler(pool.jit)
+    asm.add(name, **values)
+    return asm.freeze()
+
+
+def _best(pool: Pool, program: Flat, rounds: int) -> float:
+    return min(_once(pool, program) for _ in range(rounds))
+
+
+def _once(pool: Pool, program: Flat) -> float:
+    begun = time.perf_counter()
+    pool.run(program)
+    return time.perf_counter() - begun
+
+
+__all__ = ["Ceilings", "launch_seconds", "measure_ceilings"]
