@@ -5,7 +5,7 @@ launches; replaying is a loop over that list. Where inputs rotate over several s
 such list per phase.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from math import lcm
 from typing import Any
@@ -75,15 +75,30 @@ class Executor:
 
     def _bind(self, phase: int) -> list[Step]:
         """The closures of one phase, launches of one stream taken together."""
-        steps: list[Step] = []
+        bound: list[tuple[bool, Step]] = []  # whether the host acts, and how
         runs = groupby(self.plan.schedule, key=lambda c: (c.do is Do.LAUNCH, c.actor))
         for (is_launch, actor), commands in runs:
             if is_launch:
                 launches = [self._launch(c, phase) for c in commands]
                 backend = self._backends[actor.device]
-                steps.append(_submit(backend, actor.stream, backend.lower(launches)))
+                bound.append((False, _submit(backend, actor.stream, backend.lower(launches))))
             else:
-                steps.extend(self._step(c, phase) for c in commands)
+                bound.extend((c.do in HOST_STEPS, self._step(c, phase)) for c in commands)
+        return self._captured(bound)
+
+    def _captured(self, bound: list[tuple[bool, Step]]) -> list[Step]:
+        """What is enqueued between two host steps as one step, where all commands are one device's
+        and that can capture. A partial copy's extent is known to the host alone: no graph then."""
+        enqueued = [c for c in self.plan.schedule if c.do not in HOST_STEPS]
+        devices = {c.actor.device for c in enqueued}
+        backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
+        if not hasattr(backend, "capture") or any(c.chosen_by is not None for c in enqueued):
+            return [step for _, step in bound]
+        streams = sorted({c.actor.stream for c in enqueued})
+        steps: list[Step] = []
+        for is_host, run in groupby(bound, key=lambda b: b[0]):
+            parts = [step for _, step in run]
+            steps += parts if is_host else [_replay(backend.capture(streams, _all(parts)))]
         return steps
 
     def _step(self, c: Command, phase: int) -> Step:
@@ -167,6 +182,20 @@ def _empty(tensor: Tensor) -> Step:
         results[tensor.name] = np.zeros(tensor.shape, tensor.dtype.np)
 
     return step
+
+
+def _all(steps: Sequence[Step]) -> Callable[[], None]:
+    """Enqueue every step; none of them looks at feeds or results."""
+
+    def enqueue() -> None:
+        for step in steps:
+            step({}, {})
+
+    return enqueue
+
+
+def _replay(again: Callable[[], None]) -> Step:
+    return lambda feeds, results: again()
 
 
 def _submit(backend: Backend, stream: int, program: Any) -> Step:

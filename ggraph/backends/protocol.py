@@ -111,6 +111,10 @@ class Backend(Protocol):
         """Block the host until an event, a stream, or everything (no argument) is complete."""
         ...
 
+    # capture(streams, enqueue) -> Callable[[], None] (optional; default: `enqueue` is called every
+    # time). What `enqueue` puts on these streams of this device, as one call that puts it there
+    # again; calls made so run one after another, and `synchronise` waits for them.
+
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
         ...

@@ -75,6 +75,9 @@ class CudaBackend:
     _spaces: dict[int, tuple[int, int]] = field(default_factory=dict)  # stream -> address, bytes
     _extra: list[int] = field(default_factory=list)  # addresses of constants and work spaces
     _pinned: dict[int, Memory] = field(default_factory=dict)  # by address of host memory
+    _marks: set[str] | None = None  # events recorded in the capture that is going on
+    _inside: set[str] = field(default_factory=set)  # events that only graphs record
+    _captured_any: bool = False
     _closed: bool = False
 
     # --- memory ---------------------------------------------------------------------------------
@@ -170,21 +173,30 @@ class CudaBackend:
 
     def record(self, stream: int, event: str) -> None:
         """Enqueue a mark."""
+        if self._marks is not None:
+            self._marks.add(event)
+            self._inside.add(event)
+        else:
+            self._inside.discard(event)
         self.driver.record(self.events.handle(event, self.driver), self.stream(stream))
 
     def wait(self, stream: int, event: str) -> None:
-        """Enqueue a wait; one that no GPU recorded was a synchronous device's."""
+        """Enqueue a wait. For an event that an earlier graph recorded there is nothing to do, since
+        graphs run one after another; one that no GPU recorded was a synchronous device's."""
         known = self.events.known.get(event)
-        if known is not None:
-            self.driver.wait(self.stream(stream), known[0])
+        if known is None or (self._marks is not None and event not in self._marks):
+            return
+        self.driver.wait(self.stream(stream), known[0])
 
     def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
         """Block the host until an event, a stream, or this device is complete."""
         if self._closed:
             return
+        if event in self._inside or (stream is not None and self._captured_any):
+            self.driver.synchronise(stream=self.stream(0))  # every graph runs there
         if event is not None:
             known = self.events.known.get(event)
-            if known is not None:
+            if known is not None and event not in self._inside:
                 self.driver.synchronise(event=known[0])
         elif stream is not None:
             self.driver.synchronise(stream=self.stream(stream))
@@ -215,6 +227,7 @@ class CudaBackend:
         driver, main = self.driver, self.stream(0)
         others = [self.stream(s) for s in streams if s != 0]
         fork, joins = driver.event(), [driver.event() for _ in others]
+        self._marks, self._captured_any = set(), True
         driver.begin_capture(main)
         try:
             driver.record(fork, main)
@@ -225,6 +238,7 @@ class CudaBackend:
                 driver.record(join, other)
                 driver.wait(main, join)
         finally:
+            self._marks = None
             graph = driver.end_capture(main)
         return graph
 

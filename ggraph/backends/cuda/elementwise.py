@@ -101,6 +101,14 @@ def _concat(low: Lowering, x: Launch) -> None:
         target += a.tensor.shape[axis] * t.strides[axis]
 
 
+def _repeat(low: Lowering, x: Launch) -> None:
+    a, t = x.sources[0], x.result.tensor
+    low.per_element(
+        "repeat", t.size, x=low.at(a), y=low.at(x.result), shape=sizes(t), sizes=sizes(a.tensor),
+        strides=steps(a.tensor), size=t.dtype.block_bytes,
+    )  # fmt: skip
+
+
 def _cast(t: Tensor) -> bool:
     a = t.sources[0]
     if a.dtype.is_block and a.dtype.name in WEIGHTS:
@@ -146,6 +154,7 @@ RULES: dict[str, Rule] = {
     "cont": Rule(_moved, _move),
     "dup": Rule(_moved, _move),
     "concat": Rule(_joined, _concat),
+    "repeat": Rule(lambda t: fits(t) and not t.dtype.is_block, _repeat),
     "cast": Rule(_cast, _convert),
     "cpy": Rule(_cast, _convert),
     "set": Rule(_boxed, _set),

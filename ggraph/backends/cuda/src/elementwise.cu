@@ -108,6 +108,19 @@ KERNEL move(const u8* x, u8* y, i64 count, Axes shape, Axes x_strides, Axes y_st
   else *to = *from;
 }
 
+// x over and over until it fills y; sizes of both, byte strides of x.
+KERNEL repeat(const u8* x, u8* y, i64 count, Axes shape, Axes sizes, Axes strides, int size) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const u8* from = x;
+  i64 rest = i;
+  for (int axis = 3; axis >= 0; --axis) {
+    from += rest % shape.v[axis] % sizes.v[axis] * strides.v[axis];
+    rest /= shape.v[axis];
+  }
+  for (int b = 0; b < size; ++b) y[i * size + b] = from[b];
+}
+
 // Integers between i32 and i64, which no float holds whole.
 KERNEL integers(const u8* x, u8* y, i64 count, Axes shape, Axes strides, int from, int to) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;

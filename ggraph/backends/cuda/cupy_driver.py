@@ -1,0 +1,256 @@
+"""The driver boundary answered by CuPy, on a real GPU. Floor 6.
+
+CuPy's thin wrappers are used (runtime, driver, cuBLAS), not its arrays: memory, streams and graphs
+belong to the backend. Imported only when a device is opened.
+"""
+
+import ctypes
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cupy.cuda import cublas, driver, runtime
+from cupy.cuda.function import Module
+
+from ggraph.backends.cuda import kernels, nvrtc
+from ggraph.backends.cuda.driver import Grid
+from ggraph.backends.cuda.kernels import Unit
+from ggraph.errors import BackendError
+
+OLDEST = 80  # compute capability: bf16 and asynchronous copies
+DATA_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType_t
+SUM_IN_F32 = 68  # CUBLAS_COMPUTE_32F
+DEFAULT_ALGORITHM = -1
+PORTABLE = 1  # cudaHostRegisterPortable
+NO_TIMING = 2  # cudaEventDisableTiming
+FAILURES = (runtime.CUDARuntimeError, driver.CUDADriverError, cublas.CUBLASError, MemoryError)
+
+
+@contextmanager
+def _clear(what: str) -> Iterator[None]:
+    """CUDA's errors as one line that says what was attempted."""
+    try:
+        yield
+    except FAILURES as error:
+        raise BackendError(f"CUDA: {what} failed: {' '.join(str(error).split())}") from None
+
+
+def open_driver(index: int) -> "CupyDriver":
+    """The GPU number `index`. BackendError without driver or GPU, or for one that is too old."""
+    try:
+        count = runtime.getDeviceCount()
+    except FAILURES as error:
+        raise BackendError(
+            f"cuda{index}: no usable NVIDIA driver or GPU here ({' '.join(str(error).split())}); "
+            "`nvidia-smi` should list one, and CuPy's major version must not exceed the driver's"
+        ) from None
+    if index >= count:
+        raise BackendError(
+            f"cuda{index}: this machine has {count} GPU(s), cuda0 to cuda{count - 1}"
+        )
+    with _clear("reading the device's properties"):
+        about = runtime.getDeviceProperties(index)
+    name, capability = about["name"].decode(), about["major"] * 10 + about["minor"]
+    if capability < OLDEST:
+        raise BackendError(
+            f"cuda{index}: {name} is sm_{capability}; sm_{OLDEST} or newer is needed"
+        )
+    return CupyDriver(index, name, f"sm_{capability}")
+
+
+@dataclass(eq=False)
+class _Graph:
+    graph: int
+    executable: int
+
+
+@dataclass(eq=False)
+class CupyDriver:
+    """One GPU. Functions are loaded once per process and device."""
+
+    index: int
+    name: str
+    arch: str
+    _modules: dict[Unit, Any] = field(default_factory=dict)
+    _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
+    _handles: dict[int, int] = field(default_factory=dict)  # stream -> cuBLAS handle
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def memory(self) -> tuple[int, int]:
+        """Free and total bytes."""
+        with self._here("asking for free memory"):
+            free, total = runtime.memGetInfo()
+        return int(free), int(total)
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory."""
+        with self._here(f"allocating {nbytes} bytes"):
+            return int(runtime.malloc(nbytes))
+
+    def free(self, address: int) -> None:
+        """Give it back; after the device is lost there is nothing to give back."""
+        self._quietly(lambda: runtime.free(address))
+
+    def pin(self, address: int, nbytes: int) -> bool:
+        """Lock host memory; refused for memory that is part of a mapped file, for instance."""
+        try:
+            runtime.setDevice(self.index)
+            runtime.hostRegister(address, nbytes, PORTABLE)
+        except FAILURES:
+            return False
+        return True
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`."""
+        self._quietly(lambda: runtime.hostUnregister(address))
+
+    def stream(self) -> int:
+        """A non-blocking stream."""
+        with self._here("making a stream"):
+            made = int(runtime.streamCreateWithFlags(runtime.streamNonBlocking))
+        self._undo.append(lambda: runtime.streamDestroy(made))
+        return made
+
+    def event(self) -> int:
+        """An event without timing."""
+        with self._here("making an event"):
+            made = int(runtime.eventCreateWithFlags(NO_TIMING))
+        self._undo.append(lambda: runtime.eventDestroy(made))
+        return made
+
+    def record(self, event: int, stream: int) -> None:
+        """Mark the end of a stream."""
+        with self._here("recording an event"):
+            runtime.eventRecord(event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Make a stream wait."""
+        with self._here("waiting for an event"):
+            runtime.streamWaitEvent(stream, event)
+
+    def synchronise(self, stream: int | None = None, event: int | None = None) -> None:
+        """Block the host. Errors of earlier kernels surface here."""
+        with self._here("waiting for the device (an earlier kernel may be at fault)"):
+            if event is not None:
+                runtime.eventSynchronize(event)
+            elif stream is not None:
+                runtime.streamSynchronize(stream)
+            else:
+                runtime.deviceSynchronize()
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy between any two addresses; unified addressing tells which is where."""
+        with self._here(f"copying {nbytes} bytes"):
+            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream)
+
+    def function(self, unit: Unit, kernel: str) -> Any:
+        """The kernel, compiled for this GPU on first use."""
+        key = (unit, kernel)
+        if key not in self._functions:
+            with self._here(f"loading {kernel} of {unit}"):
+                self._functions[key] = self._module(unit).get_function(kernel)
+        return self._functions[key]
+
+    def _module(self, unit: Unit) -> Any:
+        if unit not in self._modules:
+            file = f"{unit.source}.cu"
+            code = nvrtc.build(file, kernels.text(file), kernels.headers(), self.arch, unit.defines)
+            module = Module()
+            module.load(code)
+            self._modules[unit] = module
+        return self._modules[unit]
+
+    def launch(
+        self, function: Any, grid: Grid, block: int, args: Sequence[bytes], stream: int
+    ) -> None:
+        """Enqueue a kernel; the driver copies the arguments before it returns."""
+        held = [ctypes.create_string_buffer(a, len(a)) for a in args]
+        pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
+        with self._here("launching a kernel"):
+            driver.launchKernel(
+                function.ptr, *grid, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
+            )
+
+    def product(
+        self,
+        w: int,
+        x: int,
+        y: int,
+        shape: tuple[int, int, int],
+        row: int,
+        kind: str,
+        add: bool,
+        stream: int,
+    ) -> None:
+        """cuBLAS counts columns first, so it computes y^T [n, m] = w [n, k] . x^T [k, m]."""
+        n, m, k = shape
+        one, old = ctypes.c_float(1.0), ctypes.c_float(1.0 if add else 0.0)
+        type_ = DATA_TYPES[kind]
+        with self._here(f"a product of {m} rows, {n} outputs, {k} columns"):
+            cublas.gemmEx(
+                self._blas(stream), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, k,
+                ctypes.addressof(one), w, type_, k, x, type_, k, ctypes.addressof(old), y,
+                DATA_TYPES["f32"], row, SUM_IN_F32, DEFAULT_ALGORITHM,
+            )  # fmt: skip
+
+    def _blas(self, stream: int) -> int:
+        """A handle per stream, so that no two streams share a work space."""
+        if stream not in self._handles:
+            handle = self._handles[stream] = int(cublas.create())
+            cublas.setStream(handle, stream)
+            self._undo.append(lambda: cublas.destroy(handle))
+        return self._handles[stream]
+
+    def begin_capture(self, stream: int) -> None:
+        """Record; other threads may go on using the device."""
+        with self._here("beginning a capture"):
+            runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
+
+    def end_capture(self, stream: int) -> Any:
+        """The graph, made ready to be launched."""
+        with self._here("capturing a plan into a graph"):
+            graph = int(runtime.streamEndCapture(stream))
+            made = _Graph(graph, int(runtime.graphInstantiate(graph)))
+        self._undo.append(lambda: runtime.graphDestroy(made.graph))
+        self._undo.append(lambda: runtime.graphExecDestroy(made.executable))
+        return made
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """Enqueue the whole graph."""
+        with self._here("launching a graph"):
+            runtime.graphLaunch(graph.executable, stream)
+
+    def edges(self, graph: Any) -> Sequence[tuple[int, int]]:
+        """Read off CUDA's own description of the graph."""
+        with tempfile.TemporaryDirectory() as folder, self._here("describing a graph"):
+            path = Path(folder) / "graph.dot"
+            runtime.graphDebugDotPrint(graph.graph, str(path), 0)
+            text = path.read_text()
+        found = re.findall(r'node_(\d+)"?\s*->\s*"?graph_\d+_node_(\d+)', text)
+        return [(int(a), int(b)) for a, b in found]
+
+    def close(self) -> None:
+        """Destroy what was made, last first."""
+        for undo in reversed(self._undo):
+            self._quietly(undo)
+        self._undo.clear()
+        self._handles.clear()
+
+    def _quietly(self, undo: Callable[[], Any]) -> None:
+        """Cleaning up goes on after a lost device."""
+        try:
+            runtime.setDevice(self.index)
+            undo()
+        except FAILURES:
+            return
+
+    @contextmanager
+    def _here(self, what: str) -> Iterator[None]:
+        """Errors made clear, and this GPU the thread's current one."""
+        with _clear(f"{what} on {self.name}"):
+            runtime.setDevice(self.index)
+            yield

@@ -1,0 +1,211 @@
+"""Whole models on the CUDA backend without a GPU: golden logits, captured graphs, and the plans.
+
+The backend is the real one, over the host stand-in for a driver (see `cuda_host`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from cuda_host import Graph, HostDriver, need_compiler
+from test_models_golden import NAMES, spread_error
+from test_models_plans import GRAPHS
+
+from ggraph.backends import open_backend
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.backends.protocol import Launch
+from ggraph.backends.sim import Random, Simulator
+from ggraph.decode.runner import Runner
+from ggraph.device import DeviceSpec
+from ggraph.dtype import F32
+from ggraph.execute import Executor
+from ggraph.pipeline import Options, make_plan
+from ggraph.plan import HOST_STEPS, Do, VerifiedPlan
+from ggraph.session import Session
+from ggraph.tensor import Kind
+from models.registry import open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+CPU = DeviceSpec("cpu", "cpu", host_visible=True)
+
+
+def opened(graphs: bool = True) -> CudaBackend:
+    driver = HostDriver()
+    return CudaBackend(cuda_spec("cuda0", driver), driver, graphs, Events())
+
+
+def logits(name: str, split_at: int, streams: int = 1, graphs: bool = True) -> Any:
+    """All rows' logits of the golden ids, the first `split_at` in one step and the others one by
+    one (0: 20 and 4 rows), and what the driver was asked for."""
+    cuda = opened(graphs)
+    backends = {"cuda0": cuda, "cpu": open_backend("cpu", threads=1)}
+    session = Session(backends, Options(streams=streams))
+    runner = Runner(open_model(TINY / name), session, 64, cache_dtype=F32)
+    ids = np.load(TINY / name / "expected.npz")["ids"].tolist()
+    parts = [ids[:split_at], *([i] for i in ids[split_at:])] if split_at else [ids[:20], ids[20:24]]
+    results = [runner.text(part, every=True).logits for part in parts]
+    calls = cuda.driver.calls  # type: ignore[attr-defined]
+    session.close()
+    return np.concatenate(results), calls
+
+
+@need_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_the_golden_vectors(name: str) -> None:
+    """Activations of many rows are rounded to the weights' 16 bits, which is coarser."""
+    got, calls = logits(name, 44)
+    expected = np.load(TINY / name / "expected.npz")["logits"]
+    assert spread_error(got, expected) < 1e-2
+    assert any("graph of" in c for c in calls), "plans are replayed as graphs"
+
+
+@need_compiler
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3_moe"])
+def test_few_rows_are_exact_in_graphs_and_out_of_them_on_any_number_of_streams(name: str) -> None:
+    expected = np.load(TINY / name / "expected.npz")["logits"]
+    whole, _ = logits(name, 0)
+    assert spread_error(whole, expected[:24]) < 2e-4
+    for streams, graphs in ((1, False), (4, False), (4, True)):
+        got, calls = logits(name, 0, streams, graphs)
+        assert np.array_equal(got, whole), (streams, graphs)
+        assert any("graph of" in c for c in calls) == graphs
+
+
+def made(name: str, streams: int) -> VerifiedPlan:
+    options = Options(streams=streams)
+    return make_plan(GRAPHS[name](), [cuda_spec("cuda0", HostDriver()), CPU], options)
+
+
+def weights_of(verified: VerifiedPlan) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    found = {}
+    for t in verified.plan.graph.leaves(Kind.WEIGHT):
+        values = (rng.standard_normal(t.shape) / np.sqrt(t.shape[-1])).astype(np.float32)
+        found[t.name] = values.astype(t.dtype.np)
+    return found
+
+
+def feeds_of(verified: VerifiedPlan) -> dict[str, Any]:
+    """Small distinct indices, and floats where floats are asked for."""
+    rng = np.random.default_rng(1)
+    found = {}
+    for t in verified.plan.graph.leaves(Kind.INPUT):
+        if t.dtype.is_float:
+            found[t.name] = rng.standard_normal(t.shape).astype(t.dtype.np)
+        else:
+            found[t.name] = np.arange(t.size).reshape(t.shape).astype(t.dtype.np)
+    return found
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_graph_is_planned_for_the_gpu_and_runs_on_sim(name: str) -> None:
+    """All work is on the GPU; the command stream is verified, and random orders agree."""
+    for streams in (1, 4):
+        verified = made(name, streams)
+        on_cpu = [c.label for c in verified.plan.schedule if c.do is Do.LAUNCH
+                  and c.actor.device == "cpu"]  # fmt: skip
+        assert on_cpu in ([], ["moved"]), (
+            f"{name}: {on_cpu} fell back to the CPU"
+        )  # an input's copy
+    if "64" in name or "moe" in name:
+        return  # the same commands again, only slower
+    simulator = Simulator(verified.plan, weights_of(verified))
+    feeds = [feeds_of(verified)]
+    runs = [simulator.run(feeds, Random(seed)) for seed in range(2)]
+    assert not runs[0].faults and not runs[1].faults
+    for key, value in runs[0].outputs[0].items():
+        assert value.tobytes() == runs[1].outputs[0][key].tobytes()
+
+
+class Recording(CudaBackend):
+    """Keeps every graph that it captures."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.made: list[Graph] = []
+
+    def _captured(self, streams: Any, enqueue: Any) -> Any:
+        self.made.append(super()._captured(streams, enqueue))
+        return self.made[-1]
+
+
+def bound(verified: VerifiedPlan) -> tuple[Recording, Executor]:
+    driver = HostDriver(1 << 32)
+    cuda = Recording(cuda_spec("cuda0", driver), driver, True, Events())
+    backends = {"cuda0": cuda, "cpu": open_backend("cpu", threads=1)}
+    external = {}
+    weights = weights_of(verified)
+    plan = verified.plan
+    for t in (*plan.graph.leaves(Kind.WEIGHT), *plan.graph.leaves(Kind.STATE)):
+        buffer = plan.memory.buffers[plan.memory.regions[t.name].buffer]
+        owner = backends[buffer.device]
+        external[t.name] = owner.allocate(buffer)
+        raw = weights.get(t.name, np.zeros(buffer.nbytes, np.uint8))
+        owner.write(external[t.name], 0, raw)
+    return cuda, Executor(verified, backends, external)
+
+
+@need_compiler
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("name", ["llama_tied, 1 row", "qwen3_moe, 5 rows", "eagle3 fed back"])
+def test_a_captured_graph_orders_all_that_the_verified_plan_orders(name: str, streams: int) -> None:
+    """One node per step and none for host steps; every ordering that the verifier relied on
+    between two commands is a path of the graph."""
+    verified = made(name, streams)
+    cuda, executor = bound(verified)
+    executor.run(feeds_of(verified))
+    assert len(cuda.made) == 1, "nothing but the host's first and last steps is outside the graph"
+    graph = cuda.made[0]
+    nodes = _nodes_by_command(cuda, executor, verified)
+    assert sum(map(len, nodes.values())) == len(graph.nodes)
+    reach = nx.transitive_closure_dag(nx.DiGraph(_edges(cuda, graph)))
+    wanted = nx.transitive_closure_dag(verified.plan.schedule.to_networkx())
+    host = {i for i, c in enumerate(verified.plan.schedule) if c.do in HOST_STEPS}
+    orderings = [(i, j) for i, j in wanted.edges if i in nodes and j in nodes]
+    through_host = {(i, j) for h in host for i in wanted.predecessors(h)
+                    for j in wanted.successors(h)}  # fmt: skip
+    assert orderings and not (set(orderings) & through_host)
+    for i, j in orderings:
+        assert all(reach.has_edge(a, b) for a in nodes[i][-1:] for b in nodes[j][:1]), (i, j)
+    executor.close()
+
+
+def _edges(cuda: Recording, graph: Graph) -> list[tuple[int, int]]:
+    return list(cuda.driver.edges(graph))
+
+
+def _nodes_by_command(
+    cuda: Recording, executor: Executor, verified: VerifiedPlan
+) -> dict[int, list[int]]:
+    """Numbers of the graph's nodes for each command, in enqueue order."""
+    found: dict[int, list[int]] = {}
+    at = 0
+    for i, c in enumerate(verified.plan.schedule):
+        count = 0
+        if c.do is Do.COPY:
+            count = 1
+        elif c.do is Do.LAUNCH:
+            launch: Launch = executor._launch(c, 0)
+            count = len(cuda.lower([launch]).steps)
+        if count:
+            found[i] = list(range(at, at + count))
+        at += count
+    return found
+
+
+@need_compiler
+def test_a_lost_edge_would_be_seen() -> None:
+    """The stand-in runs a graph's nodes in another order than they were captured in."""
+    verified = made("llama_tied, 1 row", 4)
+    cuda, executor = bound(verified)
+    feeds = feeds_of(verified)
+    right = executor.run(feeds)["logits"]
+    other = {**feeds, "tokens": feeds["tokens"] + 7}
+    assert not np.array_equal(executor.run(other)["logits"], right)
+    assert np.array_equal(executor.run(feeds)["logits"], right)
+    executor.run(other)
+    cuda.made[0].before = [() for _ in cuda.made[0].before]
+    assert not np.array_equal(executor.run(feeds)["logits"], right)
+    executor.close()
