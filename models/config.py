@@ -262,7 +262,7 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         rms_norm_eps=k.real("attention.layer_norm_rms_epsilon", 1e-5),
         vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),
         max_position_embeddings=context,
-        rope=_rope_from_gguf(k, rope_mode, head_dim, context),
+        rope=rope_from_gguf(k, rope_mode, head_dim, context),
         sliding_window=(
             k.integer("attention.sliding_window") if k.has("attention.sliding_window") else None
         ),
@@ -272,7 +272,8 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     )
 
 
-def _rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
+def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
+    """The `rope.*` keys of a GGUF file. ModelError for a scaling that we do not know."""
     rope = Rope(
         mode, k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 10000.0)
     )
@@ -284,5 +285,13 @@ def _rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
         return _with(rope, freq_scale=scale)
     if kind == "yarn":
         trained = k.integer("rope.scaling.original_context_length", context)
-        return _with(rope, freq_scale=scale, ext_factor=1.0, n_ctx_orig=trained)
+        return _with(
+            rope,
+            freq_scale=scale,
+            ext_factor=1.0,
+            attn_factor=k.real("rope.scaling.attn_factor", 1.0),
+            beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
+            n_ctx_orig=trained,
+        )
     raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: none, linear, yarn")

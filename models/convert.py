@@ -119,6 +119,9 @@ def _decoder_keys(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         keys[f"{a}.rope.scaling.factor"] = 1.0 / rope.freq_scale
         if rope.ext_factor:
             keys[f"{a}.rope.scaling.original_context_length"] = rope.n_ctx_orig
+            keys[f"{a}.rope.scaling.attn_factor"] = float(rope.attn_factor)
+            keys[f"{a}.rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+            keys[f"{a}.rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
     return keys
 
 
@@ -127,7 +130,10 @@ def _normal_order(
 ) -> Iterator[tuple[str, RawTensor, Callable[[Array], Array]]]:
     """Each tensor with the row order that its GGUF architecture wants."""
     permuted = c.rope.mode == "neox" and c.architecture in ("llama", "mistral", "eagle3")
-    heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}
+    heads = {
+        "attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads,
+        "attn_q_norm": 1, "attn_k_norm": 1,  # weights of one head, which all heads share
+    }  # fmt: skip
     for name, t in tensors.items():
         part = name.split(".")[2] if name.startswith("blk.") else ""
         if permuted and part in heads:

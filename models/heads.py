@@ -22,7 +22,7 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from . import latent
-from .config import DecoderConfig, Keys, Rope, rope_from_hf
+from .config import DecoderConfig, Keys, rope_from_gguf, rope_from_hf
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .eagle3 import Head, HeadConfig
 from .head_names import sanitize_head, target_ids, tensor_of
@@ -323,6 +323,7 @@ def _decoder_from_gguf(
     heads = k.integer("attention.head_count")
     q = tensor_of(tensors, "blk.0.attn_q.weight", where)
     head_dim = k.integer("attention.key_length", q.shape[0] // max(heads, 1))
+    context, window = k.integer("context_length", 2048), "attention.sliding_window"
     return DecoderConfig(
         architecture="eagle3",
         hidden_size=k.integer("embedding_length"),
@@ -333,8 +334,7 @@ def _decoder_from_gguf(
         head_dim=head_dim,
         rms_norm_eps=k.real("attention.layer_norm_rms_epsilon", 1e-6),
         vocab_size=target.vocab_size,
-        max_position_embeddings=k.integer("context_length", 2048),
-        rope=Rope(
-            "normal", k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 1e4)
-        ),
+        max_position_embeddings=context,
+        rope=rope_from_gguf(k, "normal", head_dim, context),
+        sliding_window=k.integer(window) if k.has(window) else None,
     )

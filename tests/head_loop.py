@@ -43,9 +43,9 @@ def norm(x: Array, w: Array) -> Array:
     return x / np.sqrt((x * x).mean() + EPS) * w
 
 
-def rotated(x: Array, position: int) -> Array:
+def rotated(x: Array, position: int, turns: list[float] | None = None) -> Array:
     half = len(x) // 2
-    angle = position * 10000.0 ** (-2 * np.arange(half) / len(x))
+    angle = position * np.array(turns or plain_turns(len(x)))
     a, b, cos, sin = x[:half], x[half:], np.cos(angle), np.sin(angle)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin])
 
@@ -124,13 +124,15 @@ class ByHand:
             q = np.array([norm(h, self.w[f"{prefix}.self_attn.q_norm.weight"]) for h in q])
             k = np.array([norm(h, self.w[f"{prefix}.self_attn.k_norm.weight"]) for h in k])
         held = self.cache.setdefault(i, [])
-        held.append(([rotated(h, p) for h in k], v))
+        turns = self.options.get("by_hand_turns")
+        held.append(([rotated(h, p, turns) for h in k], v))
         first = max(0, p + 1 - self.options.get("sliding_window", 10**9))
         mixed = []
         for h in range(HEADS):
-            g, query = h // (HEADS // KV), rotated(q[h], p)
+            g, query = h // (HEADS // KV), rotated(q[h], p, turns)
             seen = held[first : p + 1]
-            scores = np.array([query @ keys[g] for keys, _ in seen]) / np.sqrt(q.shape[1])
+            scale = self.options.get("by_hand_scale", q.shape[1] ** -0.5)
+            scores = np.array([query @ keys[g] for keys, _ in seen]) * scale
             share = np.exp(scores - scores.max())
             mixed.append(
                 sum(s * values[g] for s, (_, values) in zip(share / share.sum(), seen, strict=True))
@@ -190,16 +192,16 @@ YARN = {
 }  # fmt: skip
 
 
-def yarn_by_hand() -> dict[str, Any]:
+def yarn_by_hand(width: int) -> dict[str, Any]:
     """What YaRN makes of the angles, their magnitude and the scores, as DeepSeek's code says."""
 
     def pair(turns: float) -> float:
         """Index of the pair that makes so many turns over the trained length."""
-        return float(TURNED * np.log(64 / (turns * 2 * np.pi)) / (2 * np.log(10000.0)))
+        return float(width * np.log(64 / (turns * 2 * np.pi)) / (2 * np.log(10000.0)))
 
-    low, high = max(np.floor(pair(32.0)), 0), min(np.ceil(pair(1.0)), TURNED - 1)
+    low, high = max(np.floor(pair(32.0)), 0), min(np.ceil(pair(1.0)), width - 1)
     turns = []
-    for j, plain in enumerate(plain_turns(TURNED)):
+    for j, plain in enumerate(plain_turns(width)):
         stretched = min(1.0, max(0.0, (j - low) / max(high - low, 0.001)))
         turns.append(plain / 16.0 * stretched + plain * (1 - stretched))
 
@@ -211,6 +213,44 @@ def yarn_by_hand() -> dict[str, Any]:
         "by_hand_magnitude": magnitude(0.7) / magnitude(1.2),
         "by_hand_scale": (PLAIN + TURNED) ** -0.5 * magnitude(1.2) ** 2,
     }
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def llama3_by_hand() -> list[float]:
+    """Radians per position of each of the 8 pairs, as Llama 3.1's release scales them."""
+    turns = []
+    for j in range(8):
+        plain = float(500.0 ** (-2 * j / 16))
+        wave = 2 * np.pi / plain
+        if wave < 64 / 4:
+            turns.append(plain)
+        elif wave > 64 / 1:
+            turns.append(plain / 8)
+        else:
+            smooth = (64 / wave - 1) / (4 - 1)
+            turns.append((1 - smooth) * plain / 8 + smooth * plain)
+    return turns
+
+
+def own_width(w: Weights) -> Weights:
+    """A head 48 wide for a target 64 wide: it must bring embedding and output matrix along."""
+    made = {k.replace("layers.9", "midlayer"): v for k, v in layer("layers.9", 30, 96).items()}
+    for name, shape in (("o_proj", (48, 64)), ("q_proj", (64, 96))):
+        made[f"midlayer.self_attn.{name}.weight"] = grown(31, *shape)
+    for name, shape in (("gate_proj", (96, 48)), ("up_proj", (96, 48)), ("down_proj", (48, 96))):
+        made[f"midlayer.mlp.{name}.weight"] = grown(len(name), *shape)
+    for name in ("input_layernorm", "post_attention_layernorm", "hidden_norm"):
+        made[f"midlayer.{name}.weight"] = grown(len(name), 48, around=1.0)
+    top = {
+        "fc.weight": grown(32, 48, 192), "norm.weight": grown(33, 48, around=1.0),
+        "lm_head.weight": grown(34, 128, 48), "embed_tokens.weight": grown(35, 320, 48),
+    }  # fmt: skip
+    return {**{k: w[k] for k in ("d2t", "t2d")}, **made, **top}
 
 
 def variant(name: str) -> tuple[Weights, dict[str, Any]]:
@@ -234,6 +274,19 @@ def variant(name: str) -> tuple[Weights, dict[str, Any]]:
         w["embed_tokens.weight"] = grown(9, 320, 64)
     elif name == "sliding window":
         options["sliding_window"] = 3
+    elif name == "own width":
+        w, options = own_width(w), {"hidden_size": 48, "head_dim": 16}
+    elif name == "five taps":
+        w["fc.weight"] = grown(3, 64, 320)
+        options["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3, 4, 5]
+    elif name == "own rope":
+        options |= {"rope_theta": 500.0, "rope_scaling": LLAMA3, "by_hand_turns": llama3_by_hand()}
+    elif name == "own yarn":
+        given = yarn_by_hand(16)
+        given["by_hand_scale"] = (
+            given["by_hand_magnitude"] ** 2 / 4
+        )  # of rotated q and k: all of it
+        options |= {"rope_scaling": YARN, **given}
     elif name.startswith("latent"):
         w = with_latent_attention(w, small_queries=name != "latent")
         if name == "latent, two layers, 3.1":
@@ -242,7 +295,7 @@ def variant(name: str) -> tuple[Weights, dict[str, Any]]:
             plain = {k: v for k, v in layer("layers.1", 20, 64).items() if "self_attn" not in k}
             w |= plain | latent_layer("layers.1", 60, E, small_queries=True)
         if name == "latent with yarn":
-            options |= {"rope_scaling": YARN, **yarn_by_hand()}
+            options |= {"rope_scaling": YARN, **yarn_by_hand(TURNED)}
     elif name == "wide heads":
         w["midlayer.self_attn.q_proj.weight"] = grown(1, 128, 128)
         w["midlayer.self_attn.k_proj.weight"] = grown(2, 64, 128)

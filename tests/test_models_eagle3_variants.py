@@ -27,7 +27,8 @@ def features(width: int = 192) -> Array:
 VARIANTS = (
     "plain", "norm_before_residual", "norm_before_fc", "fc_norm and norm_output", "biases",
     "qk_norm", "two layers", "own embedding", "sliding window", "wide heads",
-    "latent", "latent, small queries", "latent, two layers, 3.1", "latent with yarn",
+    "own width", "five taps", "own rope", "own yarn", "latent", "latent, small queries",
+    "latent, two layers, 3.1", "latent with yarn",
 )  # fmt: skip
 
 
@@ -39,12 +40,13 @@ def test_a_variant_equals_the_loop(name: str, tmp_path: Path) -> None:
     assert isinstance(head, Head)
     table = target.catalogue["token_embd.weight"].float32()
     hand = ByHand(weights, table, options)
+    given = features(weights["fc.weight"].shape[1])
     rows = [hand.step(t, hand.fused(f.astype(np.float64)), p)
-            for p, (t, f) in enumerate(zip(TOKENS, features(), strict=True))]  # fmt: skip
+            for p, (t, f) in enumerate(zip(TOKENS, given, strict=True))]  # fmt: skip
     session = open_session(threads=1, exact=True)
     runner = DraftRunner(head, session, 64, cache_dtype=F32)
     logits, hidden = runner.step(
-        Rows(TOKENS, range(COUNT), range(COUNT)), range(COUNT), features(), fed_back=False
+        Rows(TOKENS, range(COUNT), range(COUNT)), range(COUNT), given, fed_back=False
     )
     close(hidden, np.array([r[0] for r in rows]))
     close(logits, np.array([r[1] for r in rows]))
@@ -107,3 +109,29 @@ def test_gguf_has_no_form_for_latent_heads(tmp_path: Path) -> None:
     assert isinstance(head, Head)
     with pytest.raises(ModelError, match="no form for a head with latent attention"):
         head_to_gguf(head, target, tmp_path / "head.gguf", "f16")
+
+
+def outputs(head: Head) -> tuple[Array, Array]:
+    """Logits and feedback of all true rows, and of a fed-back row behind them."""
+    session = open_session(threads=1, exact=True)
+    runner = DraftRunner(head, session, 64, cache_dtype=F32)
+    given = features(len(head.taps) * head.config.target_hidden_size)
+    first = runner.step(
+        Rows(TOKENS, range(COUNT), range(COUNT)), range(COUNT), given, fed_back=False
+    )
+    runner.past = COUNT
+    then = runner.step(Rows([77], [COUNT], [COUNT]), [0], first[1][-1:], fed_back=True)
+    session.close()
+    return np.concatenate([first[0], then[0]]), np.concatenate([first[1], then[1]])
+
+
+@pytest.mark.parametrize("name", [n for n in VARIANTS if "latent" not in n and n != "five taps"])
+def test_a_variant_survives_gguf(name: str, tmp_path: Path) -> None:
+    target = open_model(TINY / "llama_tied")
+    head = open_head(saved(tmp_path / "head", *variant(name)), target)
+    assert isinstance(head, Head)
+    head_to_gguf(head, target, tmp_path / "head.gguf", "f32")
+    again = open_head(tmp_path / "head.gguf", target)
+    assert isinstance(again, Head)
+    for got, expected in zip(outputs(again), outputs(head), strict=True):
+        close(got, expected)
