@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+
 from check_llama_head import random_head
 
 from ggraph.decode.draft import Drafter

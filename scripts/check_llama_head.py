@@ -8,12 +8,15 @@ draft statistics of llama.cpp's reply; a random head is accepted by chance only.
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import xllamacpp
 from safetensors.numpy import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from models.convert import head_to_gguf
 from models.fetch import fetch_default

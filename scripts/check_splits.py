@@ -13,6 +13,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+
 from ggraph import Options, Session
 from ggraph.backends.sim import InOrder, Machine, Random, SimBackend, SimHost, sim_spec
 from ggraph.decode.runner import Runner

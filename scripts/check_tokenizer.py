@@ -26,6 +26,8 @@ import xllamacpp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
+
 from ggraph.decode.tokenizer import Tokenizer
 from ggraph.decode.tokenizer_vocab import byte_level_piece
 

@@ -18,11 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from plan_brute import TooLarge, brute  # noqa: E402
-from plan_strategies import mutants, random_plan  # noqa: E402
+from plan_brute import TooLarge, brute
+from plan_strategies import mutants, random_plan
 
-from ggraph.plan import Plan  # noqa: E402
-from ggraph.verify import CounterExample, examine  # noqa: E402
+from ggraph.plan import Plan
+from ggraph.verify import CounterExample, examine
 
 STATES = 20_000  # at most, per plan
 STATIC = ("alignment", "bounds", "capacity", "declaration")

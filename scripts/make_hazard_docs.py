@@ -4,9 +4,12 @@ Everything on the page is computed: the counter-examples by `verify`, the damage
 by the simulator. Seconds are the simulator's own estimates.
 """
 
+import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from ggraph.backends.sim import Span
 from ggraph.hazards import HAZARDS, UNEXPRESSED, Hazard, HazardReport, run_hazard, timelines
