@@ -1,6 +1,7 @@
 """Both acceptance rules keep the target's law: exactly, by enumeration, and by sampling."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import permutations
 
 import numpy as np
@@ -109,16 +110,114 @@ def _ignore(token: int) -> None:
 
 
 def test_chains_drawn_from_the_head_keep_the_law() -> None:
-    """A chain of three drawn from q against rows of p: the first token's law is the target's."""
-    random = np.random.default_rng(5)
+    """200,000 chains of three drawn from q: wherever a round gets to, its next token is p's."""
+    random, rounds = np.random.default_rng(5), 200_000
     p, q = random.dirichlet(np.ones(V), 4), random.dirichlet(np.ones(V), 3)
-    counts, rounds = np.zeros(V), 60_000
-    for _ in range(rounds):
-        tokens = tuple(draw(q[i], random.random()) for i in range(3))
-        draft = Draft(tokens, (-1, 0, 1), {-1: q[0], 0: q[1], 1: q[2]})
-        kept = reject(draft, p.__getitem__, _ignore, random.random, frozenset(), 9)
-        counts[kept.tokens[0]] += 1
-    assert ((counts - rounds * p[0]) ** 2 / (rounds * p[0])).sum() < 4 + 3.72 * np.sqrt(8) + 10
+    drawn = np.stack([random.choice(V, rounds, p=law) for law in q], axis=1).tolist()
+    laws, uniform = {-1: q[0], 0: q[1], 1: q[2]}, iter(random.random(rounds * 8)).__next__
+    counts = np.zeros((4, V))
+    for tokens in drawn:
+        draft = Draft(tuple(tokens), (-1, 0, 1), laws)
+        kept = reject(draft, p.__getitem__, _ignore, uniform, frozenset(), 9)
+        for depth, token in enumerate(kept.tokens):
+            counts[depth, token] += 1
+    assert counts[0].sum() == rounds
+    assert counts[3].sum() > 1000
+    for seen, law in zip(counts, p, strict=True):
+        expected = seen.sum() * law
+        assert ((seen - expected) ** 2 / expected).sum() < 4 + 3.72 * np.sqrt(8) + 10
+
+
+def drawn_trees(q: Array, below: Array) -> Iterator[tuple[Draft, float]]:
+    """Every tree of two children, each with two children, drawn without replacement, with its
+    chance. `q` is the law of the root's children, `below[t]` that of the children of token t."""
+
+    def pairs(law: Array) -> Iterator[tuple[tuple[int, int], float]]:
+        for a, b in permutations(range(len(law)), 2):
+            yield (a, b), law[a] * law[b] / (1 - law[a])
+
+    for top, chance in pairs(q):
+        for left, one in pairs(below[top[0]]):
+            for right, two in pairs(below[top[1]]):
+                laws = {ROOT: q, 0: below[top[0]], 1: below[top[1]]}
+                draft = Draft((*top, *left, *right), (ROOT, ROOT, 0, 0, 1, 1), laws)
+                yield draft, chance * one * two
+
+
+def outcomes(
+    draft: Draft, node: int, p: Callable[[int], Array]
+) -> Iterator[tuple[int, int | None, float]]:
+    """Every way in which one round at `node` ends: token, child it went down to, chance."""
+    law, q, alive = p(node), draft.laws.get(node), 1.0
+    for child in draft.children(node):
+        token = draft.tokens[child]
+        chance = law[token] if q is None else min(1.0, law[token] / q[token])
+        yield token, child, alive * chance
+        alive *= 1 - chance
+        law, q = residual(law, q, token), without(q, token)
+    for token in range(len(law)):
+        yield token, None, alive * law[token]
+
+
+def test_the_law_of_every_enumerated_tree_adds_up_to_the_target() -> None:
+    """Summed over all trees that can be drawn: the first token has the target's law, and behind
+    every accepted one the second and the third have theirs, to 1e-12."""
+    random = np.random.default_rng(17)
+    size = 4
+    p0, q0 = random.dirichlet(np.ones(size), 2)
+    p1, q1 = random.dirichlet(np.ones(size), size), random.dirichlet(np.ones(size), size)
+    p2 = random.dirichlet(np.ones(size), (size, size))
+    first, going_on = np.zeros(size), np.zeros(size)
+    second, third = np.zeros((size, size)), np.zeros((size, size, size))
+    further = np.zeros((size, size))
+    total = 0.0
+    for draft, weight in drawn_trees(q0, q1):
+        total += weight
+
+        def law(node: int, draft: Draft = draft) -> Array:
+            path = tuple(draft.tokens[n] for n in draft.path(node))
+            return [p0, p1, p2][len(path)][path]  # type: ignore[no-any-return]
+
+        for a, child, chance in outcomes(draft, ROOT, law):
+            first[a] += weight * chance
+            if child is None:
+                continue
+            going_on[a] += weight * chance
+            for b, grandchild, then in outcomes(draft, child, law):
+                second[a, b] += weight * chance * then
+                if grandchild is None:
+                    continue
+                further[a, b] += weight * chance * then
+                for c, _, last in outcomes(draft, grandchild, law):
+                    third[a, b, c] += weight * chance * then * last
+    assert abs(total - 1) < 1e-12
+    assert np.abs(first - p0).max() < 1e-12
+    assert np.abs(second - going_on[:, None] * p1).max() < 1e-12
+    assert np.abs(third - further[:, :, None] * p2).max() < 1e-12
+    assert going_on.sum() > 0.5
+
+
+def test_drawn_trees_keep_the_law() -> None:
+    """200,000 rounds of stochastic rejection on trees drawn from the head's laws."""
+    random, size, rounds = np.random.default_rng(23), 4, 200_000
+    p0, q0 = random.dirichlet(np.ones(size), 2)
+    p1, q1 = random.dirichlet(np.ones(size), size), random.dirichlet(np.ones(size), size)
+    trees, weights = zip(*drawn_trees(q0, q1), strict=True)
+    picks = random.choice(len(trees), rounds, p=np.array(weights) / sum(weights))
+    uniform = iter(random.random(rounds * 8)).__next__
+    first, second = np.zeros(size), np.zeros((size, size))
+    for i in picks:
+        draft = trees[i]
+        laws = [p0, *(p1[t] for t in draft.tokens)]
+        kept = reject(draft, laws.__getitem__, _ignore, uniform, frozenset(), 2)
+        first[kept.tokens[0]] += 1
+        if len(kept.tokens) > 1:
+            second[kept.tokens] += 1
+    pairs = [(first, p0), *zip(second, p1, strict=True)]
+    assert second.sum() > rounds / 2
+    for seen, law in pairs:
+        expected = seen.sum() * law
+        assert ((seen - expected) ** 2 / expected).sum() < 3 + 3.72 * np.sqrt(6) + 10
 
 
 def test_ends_and_limits_stop_the_walk() -> None:
