@@ -7,7 +7,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import llvmlite
 import numpy as np
 
 from ggraph import __version__
@@ -24,7 +23,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "llvmlite": llvmlite.__version__,
+        "llvmlite": metadata.version("llvmlite"),
         "ggraph": __version__,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "load_average": load_average(),

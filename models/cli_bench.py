@@ -1,6 +1,7 @@
 """`ggraph bench`: speed against llama.cpp and against plain decoding. Floor 10."""
 
 import json
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,32 +148,41 @@ def spec(
     threads = threads or thread_count()
     result: dict[str, Any] = {
         **machine(), "bench": "spec", "threads": threads, "rounds": rounds, "new_tokens": tokens,
-        "prompts": prompts.stem, "head": head.name if head is not None else None, "answers": [],
+        "prompts": prompts.stem, "head": head.name if head is not None else None,
     }  # fmt: skip
-    answers: list[Answer] = []
     path = model_path(model, False)
     with (
         closing(load(path, ctx_size=ctx_size, threads=threads, head=head)) as m,
         closing(Peer(path, threads, m.runner.context, head)) if with_peer else nullcontext() as p,
     ):
-        for answer in measure_drafts(m, asked, ways, tokens, rounds, p):
-            answers.append(answer)
-            result["answers"].append(facts(answer))
-            _say(f"{len(answers)}/{len(asked)} {_brief(answer)}")
+        answers = list(_told(measure_drafts(m, asked, ways, tokens, rounds, p), len(asked)))
+    result["answers"] = [facts(a) for a in answers]
     result["tables"] = tables(answers, ways)
     if with_peer:
         result["llama_cpp"] = peer_summary(answers)
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
+    if not _print_result(result):
+        raise typer.Exit(1)
+
+
+def _told(answers: Iterator[Answer], count: int) -> Iterator[Answer]:
+    """Each answer, with a line about it on standard error."""
+    for i, answer in enumerate(answers, 1):
+        _say(f"{i}/{count} {_brief(answer)}")
+        yield answer
+
+
+def _print_result(result: dict[str, Any]) -> bool:
+    """Print every table; whether all texts were equal."""
     for name, table in result["tables"].items():
         _print_drafts(name, table)
-    if with_peer:
+    if (theirs := result.get("llama_cpp")) is not None:
         print(
-            "\nllama.cpp {tokens_per_second:.1f} tokens/s, {acceptance_rate:.1%} of its drafted "
-            "tokens kept (chain of 4)".format(**result["llama_cpp"])
+            f"\nllama.cpp {theirs['tokens_per_second']:.1f} tokens/s, "
+            f"{theirs['acceptance_rate']:.1%} of its drafted tokens kept (chain of 4)"
         )
-    if not all(t["all"]["identical"] for t in result["tables"].values()):
-        raise typer.Exit(1)
+    return all(t["all"]["identical"] for t in result["tables"].values())
 
 
 def _brief(a: Answer) -> str:
