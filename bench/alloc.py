@@ -6,7 +6,9 @@
     python bench/alloc.py export                     write bench/instances/*.json anew
 
 `--seconds` is the search budget per instance in seconds of the nominal machine (work is counted);
-the column `s` is what it took here. Every packing is checked for overlaps before it is printed.
+the column `s` is what it took here. Every packing is checked for overlaps before it is printed;
+solutions of A to K are also verified as plans (`proved` counts the reads traced), and so are the
+plans of the models in every mode that is meant to be sound.
 """
 
 import argparse
@@ -29,9 +31,10 @@ from ggraph.alloc.instances import Instance
 from ggraph.decode.model import StepShape
 from ggraph.order import order
 from ggraph.place import place
-from ggraph.plan import Schedule
+from ggraph.plan import Plan, Schedule
 from ggraph.rewrite import rewrite
 from ggraph.split import split
+from ggraph.verify import verify
 from models import blocks, eagle3
 from models.blocks import Step
 from models.config import DecoderConfig, Rope
@@ -167,26 +170,32 @@ def by_size(i: Instance) -> int:
     return checked(i.packing, packed(i.packing, np.lexsort((i.birth, -i.packing.size)))[1])
 
 
-def searched(i: Instance, seconds: float) -> tuple[int, int, float]:
-    """Heights of `hb` and `offline`, and the seconds that the search took."""
+def searched(i: Instance, seconds: float) -> tuple[Ints, Ints, float]:
+    """Offsets of `hb` and `offline`, and the seconds that the search took."""
     _, at, order_ = hb.solve(i.packing, i.birth, i.life)
     begun = time.perf_counter()
     found = offline.search(i.packing, order_, at, i.bound, i.cliques, seconds, 0)
-    return checked(i.packing, at), checked(i.packing, found), time.perf_counter() - begun
+    return at, found, time.perf_counter() - begun
 
 
 def minimalloc(seconds: float) -> Table:
     """Heights over the known capacity, and their geometric means."""
-    table = Table("file", "blocks", "bound", "list order", "greedy by size", "hb", "offline", "s")
+    names = ("file", "blocks", "bound", "list order", "greedy by size", "hb", "offline", "proved")
+    table = Table(*names, "s")
     total: list[list[float]] = []
+    spent = 0.0
     for path in sorted((HERE / "minimalloc").glob("*.csv")):
         i = instances.from_csv(path.read_text(), path.stem)
-        ours, best, took = searched(i, seconds)
+        at, found, took = searched(i, seconds)
+        ours, best = checked(i.packing, at), checked(i.packing, found)
+        proved = [verify(instances.to_plan(i, x)).certificate.reads_proved for x in (at, found)]
         row = [h / CAPACITY for h in (i.bound, listed(i), by_size(i), ours, best)]
         total.append(row)
-        table.add_row(path.stem[0], str(len(i.names)), *(f"{h:.3f}" for h in row), f"{took:.1f}")
+        spent += took
+        cells = (*(f"{h:.3f}" for h in row), str(proved[1]), f"{took:.1f}")
+        table.add_row(path.stem[0], str(len(i.names)), *cells)
     means = [math.prod(c) ** (1 / len(total)) for c in zip(*total, strict=True)]
-    table.add_row("geomean", "", *(f"{h:.4f}" for h in means), "")
+    table.add_row("geomean", "", *(f"{h:.4f}" for h in means), "", f"{spent:.1f}")
     return table
 
 
@@ -196,7 +205,8 @@ def concurrent(seconds: float) -> Table:
     table = Table(*names)
     for path in sorted(HERE.glob("*.json")):
         i = instances.from_json(path.read_text())
-        ours, best, took = searched(i, seconds)
+        at, found, took = searched(i, seconds)
+        ours, best = checked(i.packing, at), checked(i.packing, found)
         one = searched_listed(i, seconds)
         cells = (i.no_reuse, listed(i), i.bound, ours, best, best - one)
         table.add_row(i.name, str(len(i.names)), *(f"{c:,}" for c in cells), f"{took:.2f}")
@@ -219,6 +229,8 @@ def models() -> Table:
             begun = time.perf_counter()
             memory = allocate(schedule, mode=mode)
             took_ms = (time.perf_counter() - begun) * 1e3
+            if mode != "ggml":
+                verify(Plan(schedule, memory))
             sizes.append(memory.buffers["arena@sim0"].nbytes)
             cells.append(f"{sizes[-1]:,} ({took_ms:.0f})")
         least = lower_bounds(schedule)["sim0"].nbytes

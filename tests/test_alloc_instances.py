@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from alloc_kit import act, schedule
 
-from ggraph.alloc import instances
+from ggraph.alloc import hb, instances, offline
 from ggraph.device import DeviceSpec
 from ggraph.errors import FormatError
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Schedule, Value
+from ggraph.verify import Rejected, verify
 
 BENCH = Path(__file__).parent.parent / "bench" / "instances"
 
@@ -95,3 +96,32 @@ def test_bad_json() -> None:
 def test_nothing_to_export() -> None:
     with pytest.raises(FormatError, match="0 blocks on 'host', nothing to export"):
         instances.from_schedule(small(), "host", "s")
+
+
+def a_to_k(letter: str) -> instances.Instance:
+    (path,) = (BENCH / "minimalloc").glob(f"{letter}.*.csv")
+    return instances.from_csv(path.read_text(), path.stem)
+
+
+@pytest.mark.parametrize("letter", "ABCDEFGHIJK")
+def test_solutions_of_the_public_instances_are_verified(letter: str) -> None:
+    """`verify` knows nothing of the search: every read at a life's end finds its own block."""
+    i = a_to_k(letter)
+    _, at, order = hb.solve(i.packing, i.birth, i.life)
+    found = offline.search(i.packing, order, at, i.bound, i.cliques, 0.002, 0)
+    for offsets in (at, found):
+        proved = verify(instances.to_plan(i, offsets)).certificate
+        assert proved.reads_proved == 2 * len(i.names)
+        assert proved.peak_bytes == (offsets + i.packing.size).max() >= i.bound
+        assert proved.live_bound_bytes == i.bound
+
+
+def test_a_packing_with_an_overlap_is_refused() -> None:
+    i = a_to_k("A")
+    _, at, _ = hb.solve(i.packing, i.birth, i.life)
+    for block in (0, 40, 150):
+        near = i.packing.near[i.packing.start[block] : i.packing.start[block + 1]]
+        wrong = at.copy()
+        wrong[block] = at[near[0]] + i.packing.size[near[0]] - 1
+        with pytest.raises(Rejected, match="stale"):
+            verify(instances.to_plan(i, wrong))

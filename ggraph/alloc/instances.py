@@ -19,10 +19,26 @@ from ggraph.alloc.check import alignments
 from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import Ints, Packing
 from ggraph.alloc.offline import Cliques, cliques_of
+from ggraph.device import DeviceSpec
 from ggraph.errors import FormatError
-from ggraph.plan import Schedule
+from ggraph.graph import Graph
+from ggraph.plan import (
+    Access,
+    Actor,
+    Buffer,
+    Command,
+    Do,
+    MemoryMap,
+    Placement,
+    Plan,
+    Region,
+    Schedule,
+    Splits,
+    Value,
+)
 
 FORMAT = "concurrent-storage-allocation/1"
+_DEVICE = DeviceSpec("d", "sim", alignment=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,3 +198,38 @@ def _table(cliques: object, m: int) -> "np.ndarray[tuple[int, int], np.dtype[np.
 def alignment_of(schedule: Schedule, device: str) -> int:
     """Alignment in bytes of `device`'s arena."""
     return alignments(schedule)[device]
+
+
+def to_plan(instance: Instance, at: Ints) -> Plan:
+    """A packing of interval lifetimes as a plan on one stream, so that `verify` can judge it.
+
+    Each block is a value that is written when its life begins and read when it ends; of a moment's
+    commands the reads come first (lives are half-open). Bytes of two blocks that live at once and
+    overlap make some read find another value than its own.
+    """
+    size = instance.packing.size
+    names = [f"{i}.{name}" for i, name in enumerate(instance.names)]  # names may repeat
+    ends = [(int(t), 0, i) for i, t in enumerate(instance.birth + instance.life)]
+    begins = [(int(t), 1, i) for i, t in enumerate(instance.birth)]
+    spans = [(Access(name, 0, int(n)),) for name, n in zip(names, size, strict=True)]
+    commands = [
+        Command(Do.LAUNCH, Actor(_DEVICE.name), names[i], None, *_touch(spans[i], bool(born)))
+        for _, born, i in sorted(ends + begins)
+    ]
+    values = {n: Value(n, _DEVICE.name, int(b)) for n, b in zip(names, size, strict=True)}
+    schedule = Schedule(
+        Splits(Placement(Graph(instance.name, (), (), {}), (_DEVICE,), {}), ()),
+        values,
+        tuple(commands),
+    )
+    regions = {
+        n: Region("arena", (int(o),), int(b)) for n, o, b in zip(names, at, size, strict=True)
+    }
+    top = int((at + size).max(initial=0))
+    buffers = {"arena": Buffer("arena", _DEVICE.name, top, _DEVICE.alignment)}
+    return Plan(schedule, MemoryMap("offline", buffers, regions))
+
+
+def _touch(span: tuple[Access, ...], born: bool) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
+    """What a command reads, and what it writes."""
+    return ((), span) if born else (span, ())
