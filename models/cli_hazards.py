@@ -24,6 +24,7 @@ from ggraph.hazards import (
     plan_of,
     run_hazard,
 )
+from ggraph.hazards.gpu import open_driver, run_on_gpu
 from ggraph.plan import Plan
 from ggraph.plan_json import plan_to_json
 
@@ -36,7 +37,8 @@ hazards_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Device = Annotated[str, typer.Option("--device", help="Where plans run: sim.")]
+_Device = Annotated[str, typer.Option("--device", help="Where plans run: sim, or cuda0.")]
+_Times = Annotated[int, typer.Option(help="Runs of each plan on a GPU.", min=1)]
 
 
 @hazards_app.command("list")
@@ -68,6 +70,7 @@ def run(
     export: Annotated[
         Path | None, typer.Option(help="Write the bad plan for `ggraph verify`.")
     ] = None,
+    times: _Times = 100,
     as_json: AsJson = False,
 ) -> None:
     """Refuse, corrupt and repair one race, or all of them. Exit status 1 if one is not as expected.
@@ -77,17 +80,19 @@ def run(
     Example: ggraph hazards run 01P --html race.html
 
     Example: ggraph hazards run --all --json
+
+    Example: ggraph hazards run 01H --device cuda0
     """
-    if device != "sim":
-        raise InputError(
-            f"--device {device}: bad plans are run on the simulator (--device sim), where every "
-            "order can be forced and no memory but their own is at risk"
-        )
     if (name is None) != every:
         raise InputError("give one hazard's ID, or --all")
     if every and (html or export):
         raise InputError("--html and --export are for one hazard; give its ID instead of --all")
+    if device != "sim" and (html or export):
+        raise InputError("--html and --export show simulations: leave out --device")
     chosen = HAZARDS if name is None else (find(name),)
+    if device != "sim":
+        _on_gpu(chosen, device, times, seed, as_json)
+        return
     begun = time.perf_counter()
     reports = _run(chosen, seed, orders, quiet=as_json)
     seconds = time.perf_counter() - begun
@@ -109,6 +114,27 @@ def _bad_plan(h: Hazard) -> Plan:
     if h.bad is None:
         raise InputError(f"hazard {h.id} has no bad plan to export")
     return plan_of(h, h.bad)
+
+
+def _on_gpu(chosen: tuple[Hazard, ...], device: str, times: int, seed: int, as_json: bool) -> None:
+    """Both plans of each hazard on real streams, the losing one held back by a kernel."""
+    if not device.startswith("cuda"):
+        raise InputError(f"--device {device}: bad plans are run on sim or on a GPU (cuda0)")
+    driver = open_driver(device)
+    reports = [run_on_gpu(h, driver, times, seed) for h in chosen]
+    if as_json:
+        print_json([r.to_json() for r in reports])
+    else:
+        table = Table("id", "held back", "bad plan wrong", "fixed plan wrong", box=None)
+        for r in reports:
+            bad = "" if r.bad_wrong is None else f"{r.bad_wrong} of {r.times}"
+            style = "" if r.ok else "red"
+            table.add_row(r.hazard, r.late, bad, f"{r.fixed_wrong} of {r.times}", style=style)
+        console = Console(highlight=False)
+        console.print(table)
+        console.print(f"\n{driver.name}, seed {seed}")
+    if not all(r.ok for r in reports):
+        raise typer.Exit(1)
 
 
 def _listed(h: Hazard) -> dict[str, Any]:

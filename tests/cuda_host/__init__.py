@@ -130,9 +130,10 @@ class HostDriver:
         self.used -= raw.size - 512
 
     def pin(self, address: int, nbytes: int) -> bool:
-        """Note the address."""
+        """Note the address; memory is pinned once."""
+        known = address in self.pinned
         self.pinned.add(address)
-        return True
+        return not known
 
     def unpin(self, address: int) -> None:
         """Forget it; one that was not pinned is a fault of the backend."""

@@ -10,15 +10,31 @@ from typing import Any
 
 from ggraph.backends.cuda.backend import CudaBackend, CudaSpec, Events
 from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.cuda.replay import Replayer
 from ggraph.errors import BackendError, InputError
 
-__all__ = ["CudaBackend", "CudaSpec", "Driver", "Events", "cuda_spec", "open"]
+__all__ = [
+    "CudaBackend",
+    "CudaSpec",
+    "Driver",
+    "Events",
+    "Replayer",
+    "cuda_spec",
+    "open",
+    "open_driver",
+]
 
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
 
 
 def open(name: str, *, graphs: bool = True) -> CudaBackend:
     """The GPU that `name` counts ("cuda" and "cuda0": the first). `graphs` captures whole plans."""
+    driver = open_driver(name)
+    return CudaBackend(cuda_spec(name, driver), driver, graphs)
+
+
+def open_driver(name: str) -> Driver:
+    """The driver of a GPU by name. BackendError, with the reason, where it cannot be used."""
     match = re.fullmatch(r"cuda(\d*)", name)
     if match is None:
         raise InputError(f"{name!r} is no CUDA device; expected cuda, cuda0, cuda1 ..")
@@ -30,7 +46,7 @@ def open(name: str, *, graphs: bool = True) -> CudaBackend:
             "`[cuda12]` for drivers of CUDA 12"
         ) from None
     driver: Driver = room.open_driver(int(match[1] or 0))
-    return CudaBackend(cuda_spec(name, driver), driver, graphs)
+    return driver
 
 
 def cuda_spec(name: str, driver: Driver, **fields: Any) -> CudaSpec:

@@ -74,7 +74,7 @@ class CudaBackend:
     _constants: dict[bytes, int] = field(default_factory=dict)
     _spaces: dict[int, tuple[int, int]] = field(default_factory=dict)  # stream -> address, bytes
     _extra: list[int] = field(default_factory=list)  # addresses of constants and work spaces
-    _pinned: dict[int, Memory] = field(default_factory=dict)  # by address of host memory
+    _pinned: dict[int, tuple[Memory, bool]] = field(default_factory=dict)  # host address -> by us
     _marks: set[str] | None = None  # events recorded in the capture that is going on
     _inside: set[str] = field(default_factory=set)  # events that only graphs record
     _captured_any: bool = False
@@ -168,7 +168,7 @@ class CudaBackend:
         self, stream: int, target: tuple[Memory, int], source: tuple[Memory, int], nbytes: int
     ) -> None:
         """Enqueue a copy; host memory is pinned the first time that it takes part."""
-        into, out = self._address(target), self._address(source)
+        into, out = self.address(*target), self.address(*source)
         self.driver.copy(into, out, nbytes, self.stream(stream))
 
     def record(self, stream: int, event: str) -> None:
@@ -267,8 +267,9 @@ class CudaBackend:
         if self._closed:
             return
         self._closed = True
-        for address in self._pinned:
-            self.driver.unpin(address)
+        for address, (_, ours) in self._pinned.items():
+            if ours:
+                self.driver.unpin(address)
         for address in (*self._held, *self._extra):
             self.driver.free(address)
         for known in (self._held, self._extra, self._pinned, self._streams, self._constants):
@@ -279,12 +280,11 @@ class CudaBackend:
         if self._closed:
             raise BackendError(f"{self.spec.name} is closed")
 
-    def _address(self, place: tuple[Memory, int]) -> int:
-        """The address of a place in device, peer or host memory."""
-        memory, offset = place
+    def address(self, memory: Memory, offset: int) -> int:
+        """Where the device finds a place in its own, a peer's or the host's memory."""
         if isinstance(memory.handle, Pointer):
             return memory.handle.address + offset
         address = int(memory.handle.ctypes.data)
-        if address not in self._pinned and self.driver.pin(address, memory.handle.nbytes):
-            self._pinned[address] = memory  # kept alive: the driver knows its pages
+        if address not in self._pinned:  # kept alive: the driver knows its pages
+            self._pinned[address] = memory, self.driver.pin(address, memory.handle.nbytes)
         return address + offset

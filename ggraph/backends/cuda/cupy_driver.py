@@ -25,7 +25,7 @@ OLDEST = 80  # compute capability: bf16 and asynchronous copies
 DATA_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType_t
 SUM_IN_F32 = 68  # CUBLAS_COMPUTE_32F
 DEFAULT_ALGORITHM = -1
-PORTABLE = 1  # cudaHostRegisterPortable
+SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 NO_TIMING = 2  # cudaEventDisableTiming
 FAILURES = (runtime.CUDARuntimeError, driver.CUDADriverError, cublas.CUBLASError, MemoryError)
 
@@ -99,7 +99,7 @@ class CupyDriver:
         """Lock host memory; refused for memory that is part of a mapped file, for instance."""
         try:
             runtime.setDevice(self.index)
-            runtime.hostRegister(address, nbytes, PORTABLE)
+            runtime.hostRegister(address, nbytes, SHARED)
         except FAILURES:
             return False
         return True

@@ -14,7 +14,7 @@ import numpy as np
 
 from ggraph.backends.cuda.driver import Driver, Grid
 from ggraph.backends.cuda.kernels import Unit, homes, packed
-from ggraph.backends.protocol import Launch, Ref
+from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[int], None]
@@ -25,6 +25,10 @@ class Keeper(Protocol):
     """Who owns device memory beside the plan's: constants, and work space of one stream."""
 
     driver: Driver
+
+    def address(self, memory: Memory, offset: int) -> int:
+        """Where kernels find a place in device memory, or in host memory, which is pinned."""
+        ...
 
     def constant(self, values: Array) -> int:
         """Address of a copy of `values` that stays until the backend is closed."""
@@ -53,7 +57,7 @@ class Lowering:
 
     def at(self, ref: Ref) -> int:
         """Address of a tensor's first element."""
-        return int(ref.memory.handle.address) + ref.offset
+        return self.keeper.address(ref.memory, ref.offset)
 
     def call(self, kernel: str, grid: Grid, block: int, *, type: str = "", **args: Any) -> None:
         """Append a launch of `kernel`; `type` names the template's type where there is one.
