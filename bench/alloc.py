@@ -14,9 +14,12 @@ plans of the models in every mode that is meant to be sound.
 import argparse
 import math
 import random
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from rich.console import Console

@@ -1,6 +1,6 @@
 """Branch coverage of the two rooms that must have all of it: the allocator and the verifier.
 
-    nice python scripts/coverage.py [--html FOLDER]
+    nice python scripts/branch_coverage.py [--html FOLDER]
 
 Runs the tests of `ggraph/alloc` and `ggraph/verify` with numba's compiler off, so that its
 functions are seen as well, and exits with 1 if a line or a branch of the two was not taken.
