@@ -1,0 +1,203 @@
+"""The CUDA backend's memory, streams, events, capture and errors, over the stand-in driver."""
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cuda_host import HostDriver, need_compiler
+from cuda_kit import opened
+
+from ggraph import Graph, Session, input, ops, weight
+from ggraph.backends import open_backend
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, nvrtc, open_driver
+from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.protocol import Memory
+from ggraph.device import HOST
+from ggraph.errors import BackendError, InputError
+from ggraph.pipeline import Options
+from ggraph.plan import Buffer
+from ggraph.tensor import Tensor
+
+
+def bytes_on(backend: CudaBackend, nbytes: int, name: str = "b") -> Memory:
+    return backend.allocate(Buffer(name, "cuda0", nbytes, 256))
+
+
+def host_bytes(nbytes: int) -> Memory:
+    return Memory(Buffer("h", HOST, nbytes, 64), np.zeros(nbytes, np.uint8))
+
+
+def test_bytes_come_back() -> None:
+    backend = opened()
+    memory = bytes_on(backend, 100)
+    assert memory.handle.address % 256 == 0
+    backend.write(memory, 10, np.arange(20, dtype=np.int16))
+    assert np.array_equal(backend.read(memory, 10, 40).view(np.int16), np.arange(20))
+    assert backend.read(memory, 50, 0).size == 0
+    backend.free(memory)
+    with pytest.raises(BackendError, match="'b' is freed twice"):
+        backend.free(memory)
+
+
+def test_a_copy_is_enqueued_and_host_memory_pinned_once() -> None:
+    backend = opened()
+    device, host = bytes_on(backend, 64), host_bytes(64)
+    backend.write(device, 0, np.full(64, 7, np.uint8))
+    backend.copy(0, (host, 0), (device, 0), 64)
+    assert not host.handle.any(), "nothing runs before the host waits"
+    backend.synchronise(0)
+    assert (host.handle == 7).all()
+    backend.copy(0, (device, 0), (host, 0), 8)
+    assert len(backend.driver.pinned) == 1  # type: ignore[attr-defined]
+    backend.close()
+    assert not backend.driver.pinned and backend.driver.used == 0  # type: ignore[attr-defined]
+
+
+def test_events_order_streams_and_the_host() -> None:
+    backend = opened()
+    a, b, host = bytes_on(backend, 8), bytes_on(backend, 8), host_bytes(8)
+    backend.write(a, 0, np.full(8, 1, np.uint8))
+    backend.wait(1, "never recorded")
+    backend.copy(0, (b, 0), (a, 0), 8)
+    backend.record(0, "made")
+    backend.wait(1, "made")
+    backend.copy(1, (host, 0), (b, 0), 8)
+    backend.record(1, "home")
+    backend.synchronise(event="home")
+    assert (host.handle == 1).all()
+    backend.synchronise(event="never recorded")
+
+
+def test_two_backends_share_events() -> None:
+    driver, events = HostDriver(), Events()
+    one = CudaBackend(cuda_spec("cuda0", driver), driver, True, events)
+    two = CudaBackend(cuda_spec("cuda1", driver), driver, True, events)
+    a, b = bytes_on(one, 8), bytes_on(two, 8)
+    one.write(a, 0, np.full(8, 5, np.uint8))
+    one.record(0, "done")
+    two.wait(0, "done")
+    two.copy(0, (b, 0), (a, 0), 8)
+    two.synchronise()
+    assert (two.read(b, 0, 8) == 5).all()
+
+
+def graph_of(n: int = 8) -> Graph:
+    x = input("x", (3, n))
+    h = ops.mul_mat(weight(f"w{n}", (n, n)), x, name="h")
+    return Graph.of({"y": ops.add(h, x)})
+
+
+def eye(t: Tensor) -> np.ndarray:
+    return np.eye(t.shape[0], dtype=np.float32)
+
+
+@need_compiler
+def test_a_session_replays_one_graph_and_a_new_plan_captures_another() -> None:
+    backend = opened()
+    session = Session({"cuda0": backend, "cpu": open_backend("cpu", threads=1)})
+    calls = backend.driver.calls  # type: ignore[attr-defined]
+    for n in (8, 16):
+        x = np.ones((3, n), np.float32)
+        session.prepare(n, lambda n=n: graph_of(n), eye)  # type: ignore[misc]
+        first = session.run(n, {"x": x})["y"]
+        marks = len(calls)
+        again = session.run(n, {"x": 2 * x})["y"]
+        assert calls[marks:] == ["graph of 3"], "one call, and nothing else"
+        assert np.array_equal(first, 2 * x) and np.array_equal(again, 4 * x)
+    assert np.array_equal(session.run(8, {"x": np.ones((3, 8), np.float32)})["y"], first[:, :8])
+    session.close()
+    assert backend.driver.used == 0  # type: ignore[attr-defined]
+
+
+@need_compiler
+def test_an_op_without_a_kernel_goes_to_the_cpu_and_the_plan_says_so() -> None:
+    x = input("x", (3, 8))
+    h = ops.cumsum(ops.mul_mat(weight("w", (8, 8)), x, name="h"), name="summed")
+    graph = Graph.of({"y": ops.neg(h)})
+    backend = opened()
+    session = Session({"cuda0": backend, "cpu": open_backend("cpu", threads=1)}, Options(streams=2))
+    verified = session.prepare("k", lambda: graph, eye)
+    where = {c.node: c.actor.device for c in verified.plan.schedule if c.node}
+    assert where["summed"] == "cpu" and where["h"] == "cuda0"
+    data = np.arange(24, dtype=np.float32).reshape(3, 8)
+    got = session.run("k", {"x": data})["y"]
+    assert np.array_equal(got, -data.cumsum(-1))
+    assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
+
+
+def test_out_of_memory_names_what_is_held() -> None:
+    driver = HostDriver(1000)
+    backend = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+    bytes_on(backend, 700, "weights")
+    with pytest.raises(BackendError) as caught:
+        bytes_on(backend, 400, "arena@cuda0")
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in ("buffer 'arena@cuda0' of 400 bytes", "300 of 1000", "weights 700", "layers to"):
+        assert part in text
+
+
+def test_a_closed_or_lost_device_says_so_and_still_closes() -> None:
+    backend = opened()
+    memory = bytes_on(backend, 8)
+    backend.driver.lost = True  # type: ignore[attr-defined]
+    with pytest.raises(BackendError, match="lost"):
+        backend.synchronise()
+    with pytest.raises(BackendError, match="lost"):
+        backend.read(memory, 0, 8)
+    backend.close()
+    backend.close()
+    with pytest.raises(BackendError, match="cuda0 is closed"):
+        bytes_on(backend, 8)
+    backend.synchronise()
+
+
+def test_a_weight_of_another_size_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"%w: 8 bytes, expected 256"):
+        opened().load(Buffer("w", "cuda0", 256, 256), weight("w", (8, 8)), np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: open_driver("cudax"), InputError, "is no CUDA device"),
+        (lambda: open_driver("gpu0"), InputError, "is no CUDA device"),
+    ],
+)
+def test_names(make: Callable[[], Driver], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_without_cupy_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    monkeypatch.delitem(sys.modules, "ggraph.backends.cuda.cupy_driver", raising=False)
+    with pytest.raises(BackendError, match=r"CuPy is not installed.*\[cuda\]"):
+        open_backend("cuda0")
+
+
+def test_without_a_gpu_there_is_a_reason() -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        open_backend("cuda9999")
+    except BackendError as error:
+        assert str(error).startswith("cuda9999: ") and "\n" not in str(error)
+
+
+def test_compiled_code_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    made: list[str] = []
+
+    def compiler(name: str, *_: object) -> bytes:
+        made.append(name)
+        return b"code"
+
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "compile_source", compiler)
+    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    for arch in ("sm_90", "sm_90", "sm_80"):
+        assert nvrtc.build("norm.cu", "text", {}, arch, "") == b"code"
+    assert made == ["norm.cu"] * 2
+    monkeypatch.setenv("GGRAPH_CACHE", "/proc/nowhere")
+    assert nvrtc.build("norm.cu", "text", {}, "sm_90", "") == b"code", "no cache is no error"
