@@ -123,7 +123,7 @@ def planned(graph: Graph, streams: int) -> Schedule:
 def all_schedules() -> Iterator[tuple[str, str, Schedule]]:
     """Name, description and schedule of everything that is exported."""
     for name in (*CONFIGS, "eagle3"):
-        for rows in (1, 16):
+        for rows in (1, 16, 256):
             for streams in (1, 2, 4):
                 about = f"{name}, {LAYERS} layers, {rows} tokens, {streams} streams"
                 schedule = planned(model_graph(name, rows), streams)
