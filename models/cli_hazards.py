@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,18 @@ from ggraph.hazards.gpu import open_driver, run_on_gpu
 from ggraph.plan import Plan
 from ggraph.plan_json import plan_to_json
 
-from .cli_common import AsJson, notes, print_json, write_text
+from .cli_common import (
+    AsJson,
+    ModelPath,
+    Threads,
+    model_path,
+    notes,
+    print_json,
+    read_prompt,
+    write_text,
+)
+from .hazard_drafts import DraftReport, drafts_under
+from .load import load
 
 hazards_app = typer.Typer(
     name="hazards",
@@ -108,6 +120,48 @@ def run(
         _print_one(reports[0], seconds)
     if not all(r.ok for r in reports):
         raise typer.Exit(1)
+
+
+@hazards_app.command("drafts")
+def drafts(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    head: Annotated[Path, typer.Option(help="EAGLE-3 head: folder or GGUF file.")],
+    model: ModelPath = None,
+    n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens.")] = 48,
+    draft_max: Annotated[int, typer.Option(help="Drafted tokens per round.")] = 3,
+    no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode with a head whose plans race as in 01H and 01P, and with sound ones: what the races
+    cost in accepted drafts. The head runs on the simulator, the model on the CPU.
+
+    Example: ggraph hazards drafts --head head.gguf "Plan a one day trip to DC."
+    """
+    text = read_prompt(prompt)
+    with closing(load(model_path(model, as_json), head=head, threads=threads)) as m:
+        ids = m.prompt_ids(text, chat=not no_chat)
+        reports = drafts_under(m, ids, n_predict, draft_max)
+    if as_json:
+        print_json([r.to_json() for r in reports])
+    else:
+        _print_drafts(reports)
+
+
+def _print_drafts(reports: list[DraftReport]) -> None:
+    columns = ("the head's plans", "verify", "first drafts accepted", "tokens per round", "text")
+    table = Table(*columns, box=None, pad_edge=False)
+    for r in reports:
+        verdict = f"refused, {r.refused} of {r.plans}" if r.refused else f"proved, {r.plans}"
+        table.add_row(
+            r.recipe,
+            verdict,
+            f"{100 * r.first_accepted:.1f} %",
+            f"{r.acceptance_length:.2f}",
+            "identical" if r.identical else "another",
+            style="red" if r.refused else "",
+        )
+    Console(highlight=False).print(table)
 
 
 def _bad_plan(h: Hazard) -> Plan:

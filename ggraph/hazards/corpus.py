@@ -5,7 +5,7 @@ passes with another engine's habits in the place of some of them; it never says 
 anything lies. One file per hazard holds one or more `Hazard` records.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ggraph.alloc import allocate
@@ -86,10 +86,16 @@ def plan_of(hazard: Hazard, recipe: Recipe) -> Plan:
 
     Raises PlanError where a pass refuses.
     """
-    graph = hazard.build()
+    return planned(hazard.build(), hazard.devices, recipe, hazard.pins)
+
+
+def planned(
+    graph: Graph, devices: Sequence[DeviceSpec], recipe: Recipe, pins: Sequence[str] = ()
+) -> Plan:
+    """The plan that `recipe` makes of any graph; nobody has verified it."""
     if recipe.listed:
         graph = listed(graph, recipe.listed)
-    splits = recipe.split(place(graph, hazard.devices, hazard.pins))
+    splits = recipe.split(place(graph, devices, pins))
     schedule = order(
         splits,
         streams=recipe.streams,

@@ -37,6 +37,25 @@ def forgets_wait(event: str, on: str = "") -> Fault:
     return lambda schedule: _without(schedule, is_it, f"wait for {event!r} on {on or 'any actor'}")
 
 
+def forgets_waits_before(label: str) -> Fault:
+    """Drops the waits of its stream that stand directly before the command called `label`."""
+
+    def fault(schedule: Schedule) -> Schedule:
+        before: dict[str, list[int]] = {}
+        for i, c in enumerate(schedule):
+            if c.label == label:
+                lost = set(before.get(str(c.actor), []))
+                kept = tuple(k for j, k in enumerate(schedule) if j not in lost)
+                if lost:
+                    return replace(schedule, commands=kept)
+                break
+            waiting = before.setdefault(str(c.actor), [])
+            waiting.append(i) if c.do is Do.WAIT else waiting.clear()
+        raise PlanError(f"there is nothing to forget: no wait stands before {label!r}")
+
+    return fault
+
+
 def forgets_sync(label: str) -> Fault:
     """Drops the host's synchronisation called `label`, such as "end of run"."""
 

@@ -102,7 +102,7 @@ def _feed(graph: Graph, rng: np.random.Generator, ids: int) -> dict[str, Array]:
     return found
 
 
-def _order(example: CounterExample | None, bad: Plan) -> tuple[Order, str]:
+def adversary(example: CounterExample | None, bad: Plan) -> tuple[Order, str]:
     """The adversarial order for a counter-example; wrong in every order needs none."""
     if example is None or example.kind != "race" or not example.first or not example.second:
         return Timed(), "as timed by the device's rates"
@@ -125,7 +125,7 @@ def _corrupt(
     hazard: Hazard, bad: Plan, example: CounterExample | None, data: Data
 ) -> Corruption | None:
     """The first output that the bad plan gets wrong, under the adversarial order."""
-    order, title = _order(example, bad)
+    order, title = adversary(example, bad)
     got = Simulator(bad, data.weights).run(data.feeds, order)
     agreement = _agreement(got, data) if hazard.agreement else None
     for run, (wanted, outputs) in enumerate(zip(data.expected, got.outputs, strict=True)):
@@ -218,11 +218,11 @@ def timelines(hazard: Hazard, seed: int = 0) -> dict[str, Simulated]:
     if hazard.bad is not None:
         bad = plan_of(hazard, hazard.bad)
         verdict = examine(bad)
-        order, _ = _order(verdict if isinstance(verdict, CounterExample) else None, bad)
+        order, _ = adversary(verdict if isinstance(verdict, CounterExample) else None, bad)
         found["bad"] = Simulator(bad, data.weights).run(data.feeds, order)
     fixed = Simulator(plan_of(hazard, hazard.fixed), data.weights)
     found["fixed"] = fixed.run(data.feeds, Timed())
     return found
 
 
-__all__ = ["Data", "Recipe", "data_of", "labels", "price", "run_hazard", "timelines"]
+__all__ = ["Data", "Recipe", "adversary", "data_of", "labels", "price", "run_hazard", "timelines"]

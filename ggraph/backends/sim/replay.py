@@ -93,7 +93,7 @@ class _Tags:
 
 
 class Simulator:
-    """A plan bound to simulated memory; every call of `run` begins afresh.
+    """A plan bound to simulated memory; every call of `run` begins afresh unless told otherwise.
 
     `initial` gives the raw storage of weights and states by name; a state that is not given begins
     as zeros. Raises InputError for a weight that is missing or has another size.
@@ -111,26 +111,47 @@ class Simulator:
         self._phases = lcm(*(len(r.offsets) for r in plan.memory.regions.values()))
         self._launches: dict[tuple[int, int], Launch] = {}
         self._faults: list[Fault] = []
-        self._copied = 0
+        self._copied = self._done = 0
+        self._begun = False
         self._looked_at: dict[str, Array] = {}  # what the host has read, by node
 
-    def run(self, feeds: Sequence[Mapping[str, Array]], order: Order | None = None) -> Simulated:
-        """Run the plan once per element of `feeds` (one array per input), in the given order."""
-        self._reset()
+    def run(
+        self,
+        feeds: Sequence[Mapping[str, Array]],
+        order: Order | None = None,
+        *,
+        fresh: bool = True,
+    ) -> Simulated:
+        """Run the plan once per element of `feeds` (one array per input), in the given order.
+
+        Without `fresh` memory is as the last call left it, and runs are numbered on from there.
+        """
+        if fresh or not self._begun:
+            self._reset()
+        self._faults, self._copied = [], 0
         machine = Machine(order or InOrder())
         outputs: list[Mapping[str, Array]] = []
-        for k, given in enumerate(feeds):
+        for k, given in enumerate(feeds, self._done):
             results: dict[str, Array] = {}
             for i, c in enumerate(self.plan.schedule):
                 self._step(machine, i, c, k, given, results)
             outputs.append(results)
         machine.synchronise()
+        self._done += len(feeds)
         states = {s: self._bytes(s, 0) for s in self.plan.schedule.carried}
         faults, timeline = tuple(self._faults), tuple(machine.timeline)
         return Simulated(tuple(outputs), states, faults, timeline, self._copied)
 
+    def write_state(self, name: str, data: Array) -> None:
+        """Replace a state's bytes before the next run that is not a fresh one."""
+        if not self._begun:
+            self._reset()
+        memory, begin = self._at(name, 0)
+        memory.handle[begin : begin + data.size] = data
+
     def _reset(self) -> None:
         self._faults = []
+        self._begun, self._done = True, 0
         self._copied = 0
         self._looked_at.clear()
         for name, memory in self._memory.items():
