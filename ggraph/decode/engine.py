@@ -76,6 +76,8 @@ class Engine:
         stats.prompt_seconds = time.perf_counter() - begun
         stats.new_tokens = 1
         yield token
+        if token not in self.ends and limit > 1:
+            self.runner.prepare(1)  # not before: nobody should wait for it to see the first token
         while token not in self.ends and stats.new_tokens < limit:
             begun = time.perf_counter()
             token = self.choose(self.runner.text([token]).logits[-1], pick, accept)

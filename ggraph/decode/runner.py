@@ -71,11 +71,10 @@ class Runner:
         self.plan(self.shape(rows, rows, reach))
 
     def prepare(self, count: int) -> None:
-        """Make the plans that appending `count` tokens, and then one more, will need."""
+        """Make the plans that appending `count` tokens will need."""
         for start in range(0, count, self.batch):
             rows = min(self.batch, count - start)
             self.plan(self.shape(rows, 1, self.past + start + rows))
-        self.plan(self.shape(1, 1, self.past + count + 1))
 
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
         """Append text to the cache. Logits of the last row, or of `every` row.

@@ -8,6 +8,7 @@ Legend: V tokens in the vocabulary.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ggraph.errors import FormatError
@@ -136,7 +137,7 @@ def vocabulary_from_gguf(
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", not byte_level)
     return Vocabulary(
         tokens=tuple(tokens),
-        pieces=tuple(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True)),
+        pieces=_pieces(tokens, types, byte_level),
         control=frozenset(i for i, k in enumerate(types) if k in (CONTROL, UNKNOWN)),
         user_defined=frozenset(i for i, k in enumerate(types) if k == USER_DEFINED),
         eos_ids=ends,
@@ -237,6 +238,22 @@ def _corrected_types(types: list[int], ids: Mapping[str, int], ends: frozenset[i
     for i in fim:
         out[i] = CONTROL
     return out
+
+
+def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> tuple[bytes, ...]:
+    """The bytes of every token. Byte-level ones are translated all at once, being most of them."""
+    plain = [t if k == NORMAL else "" for t, k in zip(tokens, types, strict=True)]
+    try:
+        joined = "".join(plain).translate(_TO_LATIN1).encode("latin-1") if byte_level else None
+    except UnicodeEncodeError:
+        joined = None
+    if joined is None:
+        return tuple(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True))
+    ends = list(accumulate(map(len, plain)))
+    return tuple(
+        joined[end - len(t) : end] if t else _piece(token, kind, byte_level)
+        for t, end, token, kind in zip(plain, ends, tokens, types, strict=True)
+    )
 
 
 def _piece(text: str, kind: int, byte_level: bool) -> bytes:

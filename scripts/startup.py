@@ -1,0 +1,133 @@
+"""From process start to the first token, and resident memory against the file's size.
+
+    python scripts/startup.py [MODEL] [--rounds 5] [--threads 2] [--peer none] [--json OUT]
+
+Caches are warm (one run before is not counted). Medians; `cpu` is processor time up to the first
+token, which other processes disturb less than the clock. Resident memory is read after the first
+token: all of it, and the part that is not backed by a file. Linux only.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from models.fetch import fetch_default
+from models.load import load
+from models.peer import Peer
+
+ROOT = Path(__file__).parent.parent
+PROMPT = "Write one sentence about the sea."
+BAR_SECONDS, BAR_MEMORY = 3.0, 2.0
+
+
+def resident(pid: int) -> dict[str, int]:
+    """Bytes of a living process: all, without and with a file behind them."""
+    rows = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    found = {r[0]: int(r[1]) * 1024 for r in rows if r[0] in ("VmRSS:", "RssAnon:", "RssFile:")}
+    return {"resident": found["VmRSS:"], "anonymous": found["RssAnon:"], "file": found["RssFile:"]}
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a living process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def environment(folder: str) -> dict[str, str]:
+    """A user's: Python keeps its bytecode, here in a folder of our own."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": folder}
+
+
+def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
+    """One start of `ggraph generate`, up to the first piece of text; memory a moment later."""
+    command = [
+        sys.executable, "-m", "models", "generate", "-m", str(path), "--temp", "0", "-n", "48",
+        "-t", str(threads), PROMPT,
+    ]  # fmt: skip
+    begun = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(folder),
+    ) as running:
+        assert running.stdout is not None
+        os.read(running.stdout.fileno(), 1)
+        wall, cpu = time.perf_counter() - begun, processor_seconds(running.pid)
+        memory = resident(running.pid)
+        running.stdout.read()
+    return {"seconds": wall, "cpu": cpu, **memory}
+
+
+def run_theirs(path: Path, threads: int, ids: list[int]) -> dict[str, float]:
+    """The same of llama.cpp in a Python process."""
+    begun = time.perf_counter()
+    with closing(Peer(path, threads)) as peer:
+        peer.ask(ids, 1)
+        wall = time.perf_counter() - begun
+        return {"seconds": wall, "cpu": processor_seconds(peer.pid), **resident(peer.pid)}
+
+
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The median of every figure; the first run warms the caches."""
+    return {k: statistics.median(r[k] for r in runs[1:]) for k in runs[0]}
+
+
+def show(name: str, found: dict[str, float], nbytes: int) -> None:
+    """One line."""
+    print(
+        f"{name:10} first token {found['seconds']:.2f} s (cpu {found['cpu']:.2f} s) · resident "
+        f"{found['resident'] / 1e6:.0f} MB = {found['resident'] / nbytes:.2f}x the file "
+        f"(anonymous {found['anonymous'] / 1e6:.0f}, mapped {found['file'] / 1e6:.0f})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Alternate, print, compare with the bars."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer", choices=("llama.cpp", "none"), default="llama.cpp")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    path = (given.model or fetch_default()).resolve()
+    with closing(load(path, threads=1)) as m:
+        ids = m.prompt_ids(PROMPT)
+    ours, theirs = [], []
+    folder = tempfile.mkdtemp()
+    for _ in range(given.rounds + 1):
+        ours.append(run_ours(path, given.threads, folder))
+        if given.peer == "llama.cpp":
+            theirs.append(run_theirs(path, given.threads, ids))
+    nbytes = path.stat().st_size
+    result: dict[str, Any] = {
+        "file_bytes": nbytes,
+        "threads": given.threads,
+        "ggraph": medians(ours),
+    }
+    show("ggraph", result["ggraph"], nbytes)
+    if theirs:
+        result["llama.cpp"] = medians(theirs)
+        show("llama.cpp", result["llama.cpp"], nbytes)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    mine = result["ggraph"]
+    met = mine["seconds"] < BAR_SECONDS and mine["resident"] < BAR_MEMORY * nbytes
+    print(f"bars: under {BAR_SECONDS:g} s and under {BAR_MEMORY:g}x: {'met' if met else 'not met'}")
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
