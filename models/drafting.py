@@ -115,6 +115,5 @@ def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
     other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
     if mine is not None and other is not None and list(mine) != list(other):
         raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
-    apart = type(model)(f"draft {model.name}", model.config, model.catalogue, model.checkpoint)
-    runner = Runner(apart, m.session, m.runner.context)
+    runner = Runner(model.beside("small."), m.session, m.runner.context)
     return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())

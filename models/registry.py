@@ -47,12 +47,17 @@ HF_ARCHITECTURES: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A checkpoint ready to be built: implements `ggraph.decode.model.CausalModel`."""
+    """A checkpoint ready to be built: implements `ggraph.decode.model.CausalModel`.
+
+    `prefix` stands before the names of its weights and caches; models of one session need
+    different ones, for a session knows both by name.
+    """
 
     name: str
     config: DecoderConfig
     catalogue: Mapping[str, RawTensor]
     checkpoint: Checkpoint = field(repr=False)
+    prefix: str = ""
 
     @property
     def vocab_size(self) -> int:
@@ -81,12 +86,16 @@ class Model:
 
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step (see `ggraph.decode.model` for inputs and outputs)."""
-        step = Step(self.config, self.catalogue, shape)
+        step = Step(self.config, self.catalogue, shape, self.prefix)
         return ARCHITECTURES[self.config.architecture].build(step)
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight."""
-        return self.catalogue[t.name].data
+        return self.catalogue[t.name.removeprefix(self.prefix)].data
+
+    def beside(self, prefix: str) -> "Model":
+        """The same model for a session that holds another one already."""
+        return replace(self, name=f"{prefix}{self.name}", prefix=prefix)
 
 
 def open_model(path: Path) -> Model:

@@ -147,8 +147,7 @@ def test_text_is_the_same_with_penalties_and_seeds(
         return [PromptLookup(), EagleDrafter(runner, tree=TreeShape(8, 2, 3))]
 
     def staged(session: object) -> list[object]:
-        apart = Model("apart", target.config, target.catalogue, target.checkpoint)
-        runner = Runner(apart, session, 96, cache_dtype=F32)  # type: ignore[arg-type]
+        runner = Runner(target.beside("apart."), session, 96, cache_dtype=F32)  # type: ignore[arg-type]
         return [ModelDrafter(runner, inner=PromptLookup(least=1))]
 
     plain = texts(target, None, temp, 50)
@@ -159,8 +158,7 @@ def test_text_is_the_same_with_penalties_and_seeds(
 def test_the_same_model_as_drafter_is_always_right(target: Model) -> None:
     session = open_session(threads=1, exact=True)
     engine = Engine(Runner(target, session, 96, cache_dtype=F32), ())
-    apart = Model("apart", target.config, target.catalogue, target.checkpoint)
-    drafter = ModelDrafter(Runner(apart, session, 96, cache_dtype=F32))
+    drafter = ModelDrafter(Runner(target.beside("apart."), session, 96, cache_dtype=F32))
     spec = Speculator(engine, [drafter], Fixed(4))
     out = list(spec.generate(IDS[:10], lambda x: int(x.argmax()), lambda t: None, limit=41))
     assert len(out) == 41

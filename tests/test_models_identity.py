@@ -24,7 +24,7 @@ from ggraph.errors import InputError
 from models.drafting import DraftOptions, make_drafters, tree_shape
 from models.generation import Drafting, Generation
 from models.load import load, open_session
-from models.registry import Model, open_model
+from models.registry import open_model
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
@@ -126,14 +126,23 @@ def test_an_end_inside_a_draft_ends_the_text(bench: Bench, config: SamplerConfig
             assert got == expected, (name, at)
 
 
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_another_model_as_drafter_changes_no_token(bench: Bench, config: SamplerConfig) -> None:
+    """Two models in one session, with different weights under the same names."""
+    plain = bench.text(config)
+    for i, name in enumerate(TARGETS[:4]):
+        other = open_model(TINY / name).beside(f"{i}.")
+        runner = Runner(other, bench.session, CONTEXT, cache_dtype=F32)
+        inner = PromptLookup(least=1) if i % 2 else None
+        assert bench.text(config, [ModelDrafter(runner, inner=inner)], 4) == plain, name
+
+
 def test_the_inner_drafter_changes_no_draft(bench: Bench) -> None:
     """Staged: a draft model that drafts with lookup proposes what it proposes without."""
 
     def drafter(inner: Drafter | None) -> ModelDrafter:
-        apart = Model("apart", bench.model.config, bench.model.catalogue, bench.model.checkpoint)
-        made = ModelDrafter(
-            Runner(apart, bench.session, CONTEXT, cache_dtype=F32), p_min=0.004, inner=inner
-        )
+        apart = Runner(bench.model.beside("apart."), bench.session, CONTEXT, cache_dtype=F32)
+        made = ModelDrafter(apart, p_min=0.004, inner=inner)
         made.begin(bench.prompt[0])
         return made
 
