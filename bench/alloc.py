@@ -6,7 +6,7 @@
     python bench/alloc.py export                     write bench/instances/*.json anew
 
 `--seconds` is the search budget per instance in seconds of the nominal machine (work is counted);
-the column `s` is what it took here. Every packing is checked for overlaps before it is printed;
+the column `s` is the processor time that it took here. Every packing is checked for overlaps before it is printed;
 solutions of A to K are also verified as plans (`proved` counts the reads traced), and so are the
 plans of the models in every mode that is meant to be sound.
 """
@@ -174,11 +174,11 @@ def by_size(i: Instance) -> int:
 
 
 def searched(i: Instance, seconds: float) -> tuple[Ints, Ints, float]:
-    """Offsets of `hb` and `offline`, and the seconds that the search took."""
+    """Offsets of `hb` and `offline`, and the processor time of the search in seconds."""
     _, at, order_ = hb.solve(i.packing, i.birth, i.life)
-    begun = time.perf_counter()
+    begun = time.process_time()
     found = offline.search(i.packing, order_, at, i.bound, i.cliques, seconds, 0)
-    return at, found, time.perf_counter() - begun
+    return at, found, time.process_time() - begun
 
 
 def minimalloc(seconds: float) -> Table:
