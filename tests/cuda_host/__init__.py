@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import shutil
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
 SHIM = Path(__file__).parent / "shim.h"
-BUILT = Path(__file__).parents[2] / ".pytest_cache" / "cuda_host"
+BUILT = Path(tempfile.gettempdir()) / "ggraph-cuda-host"
 COMPILER = shutil.which("g++")
 need_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
