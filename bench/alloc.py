@@ -6,9 +6,9 @@
     python bench/alloc.py export                     write bench/instances/*.json anew
 
 `--seconds` is the search budget per instance in seconds of the nominal machine (work is counted);
-the column `s` is the processor time that it took here. Every packing is checked for overlaps before it is printed;
-solutions of A to K are also verified as plans (`proved` counts the reads traced), and so are the
-plans of the models in every mode that is meant to be sound.
+the column `s` is the processor time that it took here. Every packing is checked for overlaps before
+it is printed; solutions of A to K are also verified as plans (`proved` counts the reads traced),
+and so are the plans of the models in every mode that is meant to be sound.
 """
 
 import argparse
