@@ -1,0 +1,267 @@
+"""All figures of docs/performance.md by one command, and the page made of them.
+
+    python scripts/performance.py measure [--quick] [--only cpu2,growth] [--head HEAD.gguf]
+    python scripts/performance.py page
+
+`measure` runs the benchmarks one after another, each in a process of its own, and keeps their JSON
+in bench/results/performance; run it on a quiet machine (about 25 minutes; --quick: about 6).
+`page` writes docs/performance.md and its plots from whatever results there are.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
+
+from growth import write_plots
+
+RESULTS = ROOT / "bench" / "results" / "performance"
+PAGE = ROOT / "docs" / "performance.md"
+TYPES = "q4_1,q8_0,q4_0,q4_k_m,q6_k,f16"
+BARS = {
+    "decode at 64": (1.4, 2.2), "decode at 1024": (1.4, 2.2), "5 rows at 64": (3.5, 6.0),
+    "5 rows at 1024": (3.5, 6.0), "prompt of 128": (2.5, 4.5), "prompt of 512": (2.5, 4.5),
+}  # fmt: skip
+
+
+def commands(quick: bool, head: Path | None) -> dict[str, list[str]]:
+    """Name of each result and the command that makes it, as a user would type it."""
+    types, rounds = ("q4_1", "3") if quick else (TYPES, "5")
+    cpu = ["-m", "models", "bench", "cpu", "--types", types, "--rounds", rounds]
+    spec = ["-m", "models", "bench", "spec", "--rounds", "2" if quick else "3"]
+    found = {
+        "cpu2": [*cpu, "--threads", "2"],
+        "cpu1": [*cpu, "--threads", "1"],
+        "growth": ["bench/growth.py", "--threads", "2"],
+        "startup": ["scripts/startup.py", "--threads", "2"],
+        "spec": [*spec, "--threads", "2", "--limit", "12" if quick else "60"],
+        "perplexity": ["scripts/perplexity.py", "--windows", "8" if quick else "64"],
+    }
+    if head is not None:
+        eagle = [*spec, "--threads", "2", "--head", str(head)]
+        mt = ["--prompts", "bench/data/eval/mt_bench.jsonl", "--limit", "16" if quick else "80"]
+        found["eagle-spec"] = [*eagle, "--limit", "12" if quick else "60"]
+        found["eagle-mt"] = [*eagle, *mt]
+    return found
+
+
+def measure(quick: bool, only: Sequence[str], head: Path | None) -> None:
+    """Run the benchmarks; a failing one is reported and the others go on."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name, command in commands(quick, head).items():
+        if only and name not in only:
+            continue
+        print(f"== {name}: python {' '.join(command)}", flush=True)
+        new = RESULTS / f"{name}.new"
+        done = subprocess.run(
+            [sys.executable, *command, "--json", str(new)], cwd=ROOT, check=False,
+            env=environment(),
+        )  # fmt: skip
+        if done.returncode:
+            print(f"== {name} ended with status {done.returncode}", flush=True)
+        if new.is_file():
+            shown = " ".join(command).replace(f"{ROOT}/", "")
+            kept = {"command": f"python {shown}", **json.loads(new.read_text())}
+            (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+            new.unlink()
+
+
+def environment() -> dict[str, str]:
+    """This process's, with the checkout on Python's path."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def result(name: str) -> dict[str, Any] | None:
+    """A kept result, or None."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def cpu_part(name: str) -> str:
+    """Ratios to llama.cpp, file by file."""
+    found = result(name)
+    if found is None:
+        return ""
+    text = f"## Against llama.cpp, {found['threads']} thread{'s' * (found['threads'] > 1)}\n\n"
+    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}, {found['date'][:10]}.\n\n"
+    for file, rows in found["tables"].items():
+        own = ".Q4_1." in file
+        body = [
+            [
+                r["case"], f"{r['ours']:.1f}", f"{r['llama_cpp']:.1f}" if r["llama_cpp"] else "-",
+                r["unit"], f"**{r['ratio']:.2f}x**" if r["ratio"] else "-",
+                f"{(BARS[r['case']] if own else (1.1, 1.6))[0]:g}x",
+                f"{r['our_share']:.2f}, {r['their_share'] or 0:.2f}",
+            ]
+            for r in rows
+        ]  # fmt: skip
+        text += f"{file}\n\n"
+        text += table(["", "ggraph", "llama.cpp", "", "ratio", "bar", "least share of cores"], body)
+        text += "\n"
+    return text
+
+
+def startup_part() -> str:
+    """Start time and memory."""
+    found = result("startup")
+    if found is None:
+        return ""
+    rows = [
+        [
+            name, f"{r['seconds']:.2f} s", f"{r['cpu']:.2f} s", f"{r['resident'] / 1e6:.0f} MB",
+            f"{r['resident'] / found['file_bytes']:.2f}x",
+            f"{r['anonymous'] / found['file_bytes']:.2f}x",
+        ]
+        for name, r in found.items() if isinstance(r, dict)
+    ]  # fmt: skip
+    head = ["", "first token", "processor time", "resident", "of the file", "without mapped files"]
+    return f"## Start and memory\n\n`{found['command']}`\n\n{table(head, rows)}\n"
+
+
+def perplexity_part() -> str:
+    """Accuracy of 8-bit activations."""
+    found = result("perplexity")
+    if found is None:
+        return ""
+    rows = [[n, f"{p:.4f}"] for n, p in found["perplexity"].items()]
+    ratios = ", ".join(f"{r - 1:+.2%} against {n}" for n, r in found["ratios"].items())
+    return (
+        f"## Accuracy\n\n`{found['command']}`: {found['windows']} windows, "
+        f"{found['scored_tokens']} scored tokens of Spec-Bench's articles, {found['model']}.\n\n"
+        f"{table(['', 'perplexity'], rows)}\n8-bit activations: {ratios}.\n\n"
+    )
+
+
+def spec_part(name: str) -> str:
+    """Drafts against plain decoding."""
+    found = result(name)
+    if found is None:
+        return ""
+    text = (
+        f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`\n\n"
+    )
+    head = ["", "prompts", "plain", "drafts", "mean", "least", "under 0.97x", "accepted", "text"]
+    for setting, groups in found["tables"].items():
+        rows = [
+            [
+                group, str(r["prompts"]), f"{r['plain_tokens_per_second']:.1f}",
+                f"{r['tokens_per_second']:.1f}", f"**{r['mean_speedup']:.2f}x**",
+                f"{r['least_speedup']:.2f}x", str(r["below_floor"]),
+                f"{r['acceptance_length']:.2f}", "identical" if r["identical"] else "DIFFERENT",
+            ]
+            for group, r in groups.items()
+        ]  # fmt: skip
+        text += f"{setting}\n\n{table(head, rows)}\n"
+    if (theirs := found.get("llama_cpp")) is not None:
+        text += (
+            f"llama.cpp with the same head, chain of 4: {theirs['tokens_per_second']:.1f} "
+            f"tokens/s, {theirs['acceptance_rate']:.1%} of the drafted tokens kept.\n\n"
+        )
+    return text
+
+
+def growth_part() -> str:
+    """Plots and the roofline."""
+    found = result("growth")
+    if found is None:
+        return ""
+    context, rows = ({int(n): s for n, s in found[k].items()} for k in ("context", "rows"))
+    write_plots(PAGE.parent / "performance", context, rows)
+    faults = "; ".join(found["faults"]) or "nothing grows faster than its theory"
+    text = (
+        f"## Growth\n\n`{found['command']}`: {faults}.\n\n"
+        "![decoding by context](performance/speed_by_context.svg)\n\n"
+        "![rows per second by rows](performance/speed_by_rows.svg)\n\n"
+        "## Roofline\n\nWhat each op takes, and what its bytes at the read ceiling and its "
+        "operations at the float32 ceiling would take; the larger of the two is the floor, except "
+        "that products of 8-bit integers may go below the second. Attention declares its whole "
+        "cache bucket.\n\n"
+    )
+    return text + "".join(roofline_table(t) for t in found["roofline"])
+
+
+def roofline_table(t: dict[str, Any]) -> str:
+    """One step, op by op."""
+    top = t["ceilings"]
+    body = [
+        [op, f"{r['calls']:.0f}", f"{r['ms']:.3f}", f"{r['read_ms']:.3f}", f"{r['fma_ms']:.3f}"]
+        for op, r in sorted(t["ops"].items(), key=lambda item: -item[1]["ms"])
+        if r["ms"] >= 0.005
+    ]
+    total = {k: sum(r[k] for r in t["ops"].values()) for k in ("ms", "read_ms", "fma_ms")}
+    body.append(["all ops", "", *(f"{total[k]:.3f}" for k in ("ms", "read_ms", "fma_ms"))])
+    plural = "" if t["rows"] == 1 else "s"
+    return (
+        f"{t['rows']} row{plural} behind {t['context']} tokens: {t['step_ms']:.2f} ms a step, of "
+        f"which {t['step_ms'] - total['ms']:.2f} ms outside the ops (the host's part; below 0 "
+        "where running ops one by one costs more than it); ceilings: read "
+        f"{top['read'] / 1e9:.1f} GB/s, copy {top['copy'] / 1e9:.1f} GB/s, multiply-adds "
+        f"{top['fma'] / 1e9:.0f} GFLOP/s\n\n"
+        + table(["op", "calls", "ms", "bytes at read ceiling, ms", "operations, ms"], body)
+        + "\n"
+    )
+
+
+INTRODUCTION = """# Performance on the CPU
+
+Made by `python scripts/performance.py page` from the results that `python scripts/performance.py
+measure` keeps in `bench/results/performance`. Every ratio is of one run: the two sides take turns,
+medians count, and `share` says which part of its cores a side really got (1: all of it; below 0.9 a
+row is not fair, because other programs were running). `ggraph generate --profile` shows the time of
+every op on any machine.
+
+"""
+
+
+def machine_part() -> str:
+    """The machine of the first result there is."""
+    for name in ("cpu2", "cpu1", "growth", "spec"):
+        found = result(name)
+        if found is not None:
+            return (
+                f"Machine: {found['processor']}, {found['usable_cores']} cores, "
+                f"Python {found['python']}, numpy {found['numpy']}, llvmlite {found['llvmlite']}, "
+                f"{found['date'][:10]}.\n\n"
+            )
+    return "Nothing was measured yet.\n\n"
+
+
+def page() -> None:
+    """Write the page."""
+    parts = [
+        INTRODUCTION, machine_part(), cpu_part("cpu2"), cpu_part("cpu1"), startup_part(),
+        perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
+        growth_part(),
+    ]  # fmt: skip
+    PAGE.write_text("".join(parts).rstrip("\n") + "\n")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("measure", "page"))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--head", type=Path)
+    given = parser.parse_args()
+    if given.what == "measure":
+        measure(given.quick, [n for n in given.only.split(",") if n], given.head)
+    page()
+
+
+if __name__ == "__main__":
+    main()
