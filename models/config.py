@@ -106,6 +106,13 @@ class Keys:
             raise ModelError(f"{self._where}: {key} = {value!r} is not finite")
         return float(value)
 
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Yes or no."""
+        value = self._get(key, default)
+        if not isinstance(value, (bool, np.bool_)):
+            raise ModelError(f"{self._where}: {key} = {value!r} is neither true nor false")
+        return bool(value)
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands."""
         return self._values.get(self._prefix + key, default)

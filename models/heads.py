@@ -76,12 +76,12 @@ def _from_hf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
         target_hidden_size=target.width,
         taps=_taps(checkpoint.metadata, wide, target, path),
         draft_vocab_size=_draft_vocabulary(tensors, mapping, target),
-        norm_before_residual=bool(
-            k.get("norm_before_residual", "speculators_model_type" in checkpoint.metadata)
+        norm_before_residual=k.flag(
+            "norm_before_residual", "speculators_model_type" in checkpoint.metadata
         ),
         norm_before_fc="enc.output_norm.weight" in tensors,
         fc_norm="fc_norm.0.weight" in tensors,
-        norm_output=bool(k.get("norm_output", False)),
+        norm_output=k.flag("norm_output"),
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         latent=sizes,
     )
@@ -307,10 +307,10 @@ def _from_gguf(path: Path, checkpoint: Checkpoint, target: Model) -> Head:
         target_hidden_size=target.width,
         taps=_checked_taps(taps, wide // target.width, target, path),
         draft_vocab_size=_draft_vocabulary(tensors, ids, target),
-        norm_before_residual=bool(k.get("norm_before_residual", False)),
+        norm_before_residual=k.flag("norm_before_residual"),
         norm_before_fc="enc.output_norm.weight" in tensors,
         fc_norm="fc_norm.0.weight" in tensors,
-        norm_output=bool(k.get("norm_output", False)),
+        norm_output=k.flag("norm_output"),
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
     ids = target_ids(ids, None, config.draft_vocab_size, target.vocab_size, path)

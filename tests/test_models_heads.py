@@ -251,6 +251,7 @@ DAMAGE = [
     (_flag("eagle_aux_hidden_state_layer_ids", ["2", 3, 3]), "no list of integers"),
     (_flag("eagle_config", [1]), "eagle_config = .* is no mapping"),
     (_flag("rope_scaling", "yarn"), "is no mapping"),
+    (_flag("norm_output", "yes"), "norm_output = 'yes' is neither true nor false"),
     (_flag("fc_norm", True), "no tensor 'fc_norm.0.weight'"),
     (_flag("norm_before_fc", True), "no tensor 'enc.output_norm.weight'"),
     (_without("midlayer.mlp.up_proj.weight"), "no tensor 'blk.0.ffn_up.weight'"),
@@ -283,6 +284,20 @@ def test_bad_vocabulary_maps(target: Model, tmp_path: Path) -> None:
         weights["d2t"] = ids.astype(np.int64)
         with pytest.raises(ModelError, match=says):
             open_head(folder(tmp_path / title, CONFIG, weights), target)
+
+
+def test_speculators_norm_before_the_residual_unless_they_say_otherwise(
+    target: Model, tmp_path: Path
+) -> None:
+    config = {**CONFIG, "speculators_model_type": "eagle3"}
+    for i, (said, expected) in enumerate(((None, True), (False, False), (True, True))):
+        head = open_head(
+            folder(tmp_path / str(i), {**config, "norm_before_residual": said}, tensors()), target
+        )
+        assert isinstance(head, Head)
+        assert head.config.norm_before_residual is expected
+    head = open_head(HEAD, target)
+    assert isinstance(head, Head) and head.config.norm_before_residual is False
 
 
 def test_a_head_for_another_width_is_refused(tmp_path: Path) -> None:
