@@ -20,6 +20,7 @@ from .cli_eagle3 import eagle3
 from .cli_generate import generate
 from .cli_hazards import hazards_app
 from .cli_plan import plan
+from .cli_train import train_eagle3
 from .cli_verify import verify
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command()(verify)
 app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)
+app.command()(train_eagle3)
 app.add_typer(hazards_app)
 app.add_typer(bench_app)
 

@@ -18,7 +18,10 @@ if sys.version_info < (3, 11):  # noqa: UP036 (this file is what an older one me
 import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = {"generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify"}
+COMMANDS = {
+    "generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
+    "train-eagle3",
+}  # fmt: skip
 
 
 def requirements(extra: str | None) -> list[str]:

@@ -1,0 +1,169 @@
+"""`ggraph train-eagle3`: a head for your model, from answers that the model gives. Floor 10."""
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ggraph import Array, InputError
+
+from .cli_common import AsJson, Threads, model_path, notes, print_json
+from .heads import default_taps
+from .load import load
+from .registry import Model
+from .train_data import AnswerOptions, describe, make_answers
+from .train_prompts import read_prompts, without
+
+Target = Annotated[
+    Path | None,
+    typer.Option("--target", "--model", "-m", help="GGUF file or folder; default: SmolLM2."),
+]
+DATA, FOLDER, FILE = "data", "head", "head.gguf"
+
+
+def train_eagle3(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for data, log and head.")],
+    target: Target = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with a prompt each, or one prompt a line.")
+    ] = None,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="Prompts that must not be trained on; repeatable.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of answers to make.")] = 1_000_000,
+    own_share: Annotated[
+        float, typer.Option(help="Share of texts whose prompt the target makes up.")
+    ] = 0.75,
+    sampled_every: Annotated[
+        int, typer.Option(help="Every such answer is sampled at 0.7, the others are greedy.")
+    ] = 4,
+    new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
+    lanes: Annotated[int, typer.Option(help="Texts that are decoded together.")] = 32,
+    taps: Annotated[
+        str | None, typer.Option(help="Layer inputs to read; default 2, N/2 and N-3.")
+    ] = None,
+    draft_vocab: Annotated[int, typer.Option(help="Draft tokens; 0 keeps them all.")] = 8192,
+    steps: Annotated[int, typer.Option(help="Steps of the training-time test.")] = 3,
+    loss: Annotated[str, typer.Option(help="ce, kl or hard.")] = "ce",
+    rate: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-3,
+    epochs: Annotated[float, typer.Option(help="How often all tokens are seen.")] = 2.0,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
+    feedback_norm: Annotated[
+        bool, typer.Option("--feedback-norm", help="EAGLE-3.1: feed the normed output back.")
+    ] = False,
+    gguf_type: Annotated[str, typer.Option("--type", help="Type of the GGUF file.")] = "q8_0",
+    seed: Annotated[int, typer.Option(help="Seed of answers and training.")] = 0,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train an EAGLE-3 head for a model on its own answers. Interrupted runs go on.
+
+    Needs PyTorch: pip install 'ggraph-runtime[train]'. Writes OUT/head (SafeAILab's layout),
+    OUT/head.gguf, OUT/training.jsonl.
+
+    Examples:
+
+      ggraph train-eagle3 --prompts prompts.jsonl --out ./head-for-smollm2
+
+      ggraph train-eagle3 --model qwen.gguf --own-share 1 --tokens 200000 --out ./head
+    """
+    loop = _torch_part("train_loop")
+    options = loop.TrainOptions(
+        draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
+        epochs=epochs, feedback_norm=feedback_norm, seed=seed,
+    )  # fmt: skip
+    loop.use_threads(threads)
+    given = _given(prompts, exclude or ())
+    share = own_share if given else 1.0
+    answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, share, seed)
+    model = _answered(model_path(target, as_json), given, out, answers, tokens, taps, threads)
+    with _training(as_json) as tell:
+        net, ids = loop.train(loop.Target.of(model), out / DATA, out, options, tell)
+    _written(net, model, ids, out, gguf_type)
+    _conclude(out / FILE, len(ids), as_json)
+
+
+def _conclude(head: Path, vocabulary: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"head": str(head), "draft_vocabulary": vocabulary})
+    else:
+        print(f"{head}: use it with ggraph eagle3 --head {head}")
+
+
+def _given(prompts: Path | None, exclude: Sequence[Path]) -> list[str]:
+    if prompts is None:
+        return []
+    return without(read_prompts(prompts), [p for f in exclude for p in read_prompts(f)])
+
+
+def _answered(
+    path: Path,
+    given: Sequence[str],
+    out: Path,
+    options: AnswerOptions,
+    tokens: int,
+    taps: str | None,
+    threads: int | None,
+) -> Model:
+    """Make what is missing of the answers; returns the target."""
+    with closing(load(path, threads=threads)) as m:
+        layers = _taps(taps) or default_taps(m.model.layer_count)
+        with _bar("answers", tokens) as move:
+            make_answers(m, given, layers, out / DATA, options, enough=tokens, report=move)
+        return m.model
+
+
+def _written(net: Any, model: Model, ids: Array, out: Path, gguf_type: str) -> None:
+    """The head's files."""
+    export = _torch_part("train_export")
+    export.export_folder(net, model, describe(out / DATA)["taps"], ids, out / FOLDER)
+    export.export_gguf(out / FOLDER, model, out / FILE, gguf_type)
+
+
+def _torch_part(name: str) -> Any:
+    """A module that needs PyTorch, loaded only for this command."""
+    try:
+        return importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "training needs PyTorch, which is not installed: pip install 'ggraph-runtime[train]'"
+        ) from None
+
+
+def _taps(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [p.strip() for p in text.split(",")]
+    if not all(p.isdecimal() for p in parts):
+        raise InputError(f"--taps {text!r}: expected layer numbers such as 2,15,27")
+    return tuple(map(int, parts))
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Any]:
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.completed:,} tokens"))
+    with Progress(*columns, TimeRemainingColumn(), console=notes(), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda tokens: progress.update(task, completed=tokens)
+
+
+@contextmanager
+def _training(quiet: bool) -> Iterator[Any]:
+    """A report that prints one line per checkpoint."""
+    console = notes()
+
+    def tell(entry: dict[str, Any]) -> None:
+        hits = " ".join(f"{h:.1%}" for h in entry["hits"])
+        console.print(
+            f"{entry['tokens']:,} of {entry['of']:,} tokens, loss {entry['loss']:.3f}, accepted "
+            f"length {entry['accepted_length']:.3f} ({hits}), {entry['seconds_left']:.0f} s left",
+            soft_wrap=True,
+        )
+
+    yield (lambda entry: None) if quiet else tell

@@ -1,0 +1,398 @@
+"""Training of an EAGLE-3 head from stored answers. Floor 10; needs PyTorch (extra [train]).
+
+Legend: B texts, N positions, E width, W draft vocabulary, S steps of the training-time test.
+
+The target stays as it is: its embedding and its output matrix are read from the checkpoint, its
+features from the shards of `models.train_data`. On the CPU the same seed gives the same head.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ggraph import Array, InputError
+
+from .registry import Model
+from .train_data import Text, describe, read_shard, shards
+from .train_net import (
+    Batch,
+    DraftNet,
+    NetConfig,
+    StepResult,
+    Words,
+    accepted_lengths,
+    run_steps,
+)  # fmt: skip
+
+CHECKPOINT = "checkpoint.pt"
+LOG = "training.jsonl"
+LOSSES = ("ce", "kl", "hard")
+HELD = 64  # texts for testing
+MIXED_SHARDS = 8  # shards whose texts are shuffled together
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a head is trained. `draft_vocab` of 0 keeps the whole vocabulary.
+
+    The first `single` share of the tokens is learnt with one step, which is cheaper, the rest with
+    `steps`. `prompts_too` learns from the prompts' tokens as well.
+    """
+
+    draft_vocab: int = 8192
+    steps: int = 3
+    step_weight: float = 0.8
+    loss: str = "ce"
+    rate: float = 1e-3
+    warm_up: float = 0.03
+    clip: float = 1.0
+    batch_tokens: int = 2048
+    epochs: float = 2.0
+    single: float = 0.3
+    prompts_too: bool = True
+    feedback_norm: bool = False
+    warm_start: bool = True
+    seed: int = 0
+    save_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise InputError(f"loss {self.loss!r}; known: {', '.join(LOSSES)}")
+        if self.draft_vocab < 0 or not 1 <= self.steps <= 16 or self.batch_tokens < 8:
+            raise InputError(
+                f"draft vocabulary {self.draft_vocab}, {self.steps} steps, "
+                f"{self.batch_tokens} tokens a batch: out of range"
+            )
+        if not 0 < self.rate < 1 or not 0 <= self.warm_up < 1 or self.clip <= 0:
+            raise InputError(
+                f"rate {self.rate}, warm-up {self.warm_up}, clip {self.clip}: out of range"
+            )
+        if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1:
+            raise InputError(f"{self.epochs} epochs, single {self.single}: out of range")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What training needs of the target: embedding and output matrix f32 [V, E]."""
+
+    model: Model
+    embedding: Array
+    output: Array
+
+    @classmethod
+    def of(cls, model: Model) -> "Target":
+        """Read both matrices; they are one where the checkpoint ties them."""
+        embedding = model.catalogue["token_embd.weight"].float32()
+        output = model.catalogue.get("output.weight")
+        return cls(model, embedding, embedding if output is None else output.float32())
+
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(eq=False)
+class _State:
+    """Everything that a checkpoint keeps."""
+
+    net: DraftNet
+    optimizer: Any
+    batches: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def train(
+    target: Target, data: Path, out: Path, options: TrainOptions, report: Report | None = None
+) -> tuple[DraftNet, Array]:
+    """Train, or go on from the checkpoint in `out`. Returns the head and its target ids [W].
+
+    `report` is told of the loss and, on held-out texts, of the accepted length of chains of
+    `options.steps` drafts. InputError where data, checkpoint and options do not fit.
+    """
+    torch.manual_seed(options.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    files = shards(data)
+    held, total = _surveyed(files)
+    ids = draft_ids(files, target.model.vocab_size, options.draft_vocab)
+    net = DraftNet(net_config(target.model, len(describe(data)["taps"]), len(ids), options))
+    if options.warm_start:
+        warm_start(net, target, ids)
+    net.to(device)
+    state = _State(net, _optimizer(net, options.rate))
+    _resume(out, state, options, ids)
+    run = _Run(target, options, device, ids, state, out, report)
+    run.all(files, held, int(total * options.epochs))
+    return net, ids
+
+
+def net_config(model: Model, taps: int, vocabulary: int, options: TrainOptions) -> NetConfig:
+    """A head as wide as its target, with the target's heads, feed-forward and rotary base."""
+    c = model.config
+    return NetConfig(
+        width=c.hidden_size,
+        taps=taps,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        intermediate=c.intermediate_size or 4 * c.hidden_size,
+        vocabulary=vocabulary,
+        rope_base=c.rope.freq_base,
+        eps=c.rms_norm_eps,
+        feedback_norm=options.feedback_norm,
+    )
+
+
+def draft_ids(files: Sequence[Path], vocabulary: int, wanted: int) -> Array:
+    """The `wanted` tokens that answers use most, ascending i64 [W]; ties go to the lower id."""
+    if wanted == 0 or wanted >= vocabulary:
+        return np.arange(vocabulary)
+    counts = np.zeros(vocabulary, np.int64)
+    for path in files:
+        for text in read_shard(path, features=False):
+            np.add.at(counts, text.tokens[text.prompt_length :], 1)
+    return np.sort(np.argsort(-counts, kind="stable")[:wanted])
+
+
+def warm_start(net: DraftNet, target: Target, ids: Array) -> None:
+    """Begin with the target's last layer on the feature half, its rows of the output matrix, and
+    the last tap passed through."""
+    c, model = net.config, target.model
+    blk = f"blk.{model.layer_count - 1}"
+    e = c.width
+
+    def stored(name: str) -> Any:
+        return torch.from_numpy(model.catalogue[name].float32())
+
+    with torch.no_grad():
+        net.fc.weight.normal_(0, 1e-3)
+        net.fc.weight[:, -e:] += torch.eye(e)
+        net.lm_head.weight.copy_(torch.from_numpy(target.output[ids]))
+        net.norm.weight.copy_(stored("output_norm.weight"))
+        net.hidden_norm.weight.copy_(stored(f"{blk}.attn_norm.weight"))
+        net.input_layernorm.weight.copy_(stored(f"{blk}.attn_norm.weight"))
+        net.post_attention_layernorm.weight.copy_(stored(f"{blk}.ffn_norm.weight"))
+        for part, heads in (("q", c.heads), ("k", c.kv_heads), ("v", 0)):
+            weight = stored(f"{blk}.attn_{part}.weight")  # [H*D, E]
+            if heads and model.config.rope.mode == "normal":
+                weight = _halves(weight, heads)
+            wide = getattr(net, f"{part}_proj").weight
+            wide.normal_(0, 5e-3)
+            wide[:, e:] += weight
+        net.o_proj.weight.copy_(stored(f"{blk}.attn_output.weight"))
+        if f"{blk}.ffn_gate.weight" in model.catalogue:
+            for part in ("gate", "up", "down"):
+                getattr(net, f"{part}_proj").weight.copy_(stored(f"{blk}.ffn_{part}.weight"))
+
+
+def _halves(rows: Any, heads: int) -> Any:
+    """Rows [H*D, E] from interleaved rotary pairs to half-split ones, as heads store them."""
+    wide = rows.shape[1]
+    return rows.view(heads, -1, 2, wide).transpose(1, 2).reshape(-1, wide)
+
+
+def _optimizer(net: DraftNet, rate: float) -> Any:
+    decayed = [p for p in net.parameters() if p.ndim > 1]
+    plain = [p for p in net.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+
+
+def is_held(t: Text) -> bool:
+    """Whether a text is only tested on: one of 32, by its index."""
+    return t.index % 32 == 31
+
+
+def _surveyed(files: Sequence[Path]) -> tuple[list[Text], int]:
+    """Texts for testing, at most `HELD`, and the number of tokens of those to learn from."""
+    held: list[Text] = []
+    total = 0
+    for path in files:
+        texts = read_shard(path, features=False)
+        total += sum(len(t.tokens) for t in texts if not is_held(t))
+        if len(held) < HELD and any(map(is_held, texts)):
+            held += filter(is_held, read_shard(path))
+    if not held or not total:
+        raise InputError(f"{len(files)} shards of data are too few: no text is left for testing")
+    return held[:HELD], total
+
+
+def _resume(out: Path, state: _State, options: TrainOptions, ids: Array) -> None:
+    path = out / CHECKPOINT
+    out.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    held = torch.load(path, weights_only=True)
+    fixed = ("draft_vocab", "feedback_norm", "seed")
+    if any(held["options"][k] != asdict(options)[k] for k in fixed) or held["ids"] != ids.tolist():
+        raise InputError(f"{path} was made with other options or data: remove it to start anew")
+    state.net.load_state_dict(held["net"])
+    state.optimizer.load_state_dict(held["optimizer"])
+    state.batches, state.tokens, state.seconds = held["batches"], held["tokens"], held["seconds"]
+
+
+@dataclass(eq=False)
+class _Run:
+    """One process's part of a training."""
+
+    target: Target
+    options: TrainOptions
+    device: Any
+    ids: Array
+    state: _State
+    out: Path
+    report: Report | None
+
+    def __post_init__(self) -> None:
+        arrays = (self.target.embedding, self.target.output, np.asarray(self.ids, np.int64))
+        self.words = Words.of(*(torch.from_numpy(a).to(self.device) for a in arrays))
+
+    def all(self, files: Sequence[Path], held: Sequence[Text], total: int) -> None:
+        """Every epoch, from where the checkpoint stands, until `total` tokens are seen."""
+        options, state = self.options, self.state
+        begun = time.perf_counter() - state.seconds
+        saved, seen, at, epoch = time.perf_counter(), 0, 0, 0
+        while seen < total:
+            for texts in self._epoch(files, epoch):
+                seen += sum(len(t.tokens) for t in texts)
+                at += 1
+                if at <= state.batches:
+                    continue
+                loss = self._batch(texts, state.tokens / total)
+                state.batches, state.tokens = at, seen
+                state.seconds = time.perf_counter() - begun
+                if time.perf_counter() - saved > options.save_seconds or seen >= total:
+                    saved = time.perf_counter()
+                    self._save()
+                    self._tell(loss, held, total)
+                if seen >= total:
+                    return
+            epoch += 1
+
+    def _epoch(self, files: Sequence[Path], epoch: int) -> Iterator[list[Text]]:
+        """Batches of about `batch_tokens`, texts of like length together, in an order by seed."""
+        r = np.random.default_rng((self.options.seed, epoch))
+        order = r.permutation(len(files))
+        for first in range(0, len(order), MIXED_SHARDS):
+            mixed = order[first : first + MIXED_SHARDS]
+            texts = [t for i in mixed for t in read_shard(files[i]) if not is_held(t)]
+            texts = sorted((texts[i] for i in r.permutation(len(texts))), key=_length)
+            batches = list(_packed(texts, self.options.batch_tokens))
+            for i in r.permutation(len(batches)):
+                yield batches[i]
+
+    def _batch(self, texts: Sequence[Text], done: float) -> float:
+        """One optimiser step after a share `done`; the mean loss of the first draft position."""
+        o, net = self.options, self.state.net
+        steps = 1 if done < o.single else o.steps
+        for group in self.state.optimizer.param_groups:
+            group["lr"] = _rate(done, o)
+        batch = self.prepared(texts, answers_only=not o.prompts_too)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            results = run_steps(net, batch, self.words, steps, loss=o.loss)
+        weighted = [o.step_weight**i * r.loss / max(1, r.count) for i, r in enumerate(results)]
+        loss = torch.stack(weighted).sum()
+        self.state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), o.clip)
+        self.state.optimizer.step()
+        return float(results[0].loss.detach()) / max(1, results[0].count)
+
+    def prepared(self, texts: Sequence[Text], *, answers_only: bool) -> Batch:
+        """Texts as one padded batch on the device."""
+        steps = self.options.steps
+        lengths = [len(t.features) for t in texts]
+        n, wide = max(lengths), texts[0].features.shape[1]
+        features = np.zeros((len(texts), n, wide), np.float32)
+        tokens = np.zeros((len(texts), n + steps), np.int64)
+        wanted = np.zeros((len(texts), n), bool)
+        for b, t in enumerate(texts):
+            features[b, : lengths[b]] = t.features
+            following = t.tokens[1 : n + steps + 1]
+            tokens[b, : len(following)] = following
+            first = max(0, t.prompt_length - 1) if answers_only else 0
+            wanted[b, first : lengths[b]] = True
+        arrays = (features, tokens, wanted, np.array(lengths))
+        return Batch(*(torch.from_numpy(a).to(self.device) for a in arrays))
+
+    def tested(self, held: Sequence[Text]) -> tuple[float, list[float]]:
+        """Accepted length and hit rates on held-out answers."""
+        results: list[list[StepResult]] = []
+        with torch.no_grad():
+            for texts in _packed(sorted(held, key=_length), self.options.batch_tokens):
+                batch = self.prepared(texts, answers_only=True)
+                net, steps = self.state.net, self.options.steps
+                results.append(run_steps(net, batch, self.words, steps))
+        parts = [accepted_lengths(r, self.options.steps) for r in results]
+        weights = [float(r[0].known.sum()) for r in results]
+        mean = float(np.average([p[0] for p in parts], weights=weights))
+        return mean, np.average([p[1] for p in parts], axis=0, weights=weights).tolist()
+
+    def _tell(self, loss: float, held: Sequence[Text], total: int) -> None:
+        length, hits = self.tested(held)
+        state = self.state
+        rate = state.tokens / max(state.seconds, 1e-9)
+        entry = {
+            "tokens": state.tokens,
+            "of": total,
+            "seconds": round(state.seconds, 1),
+            "seconds_left": round((total - state.tokens) / max(rate, 1e-9), 1),
+            "loss": round(loss, 4),
+            "accepted_length": round(length, 4),
+            "hits": [round(h, 4) for h in hits],
+        }
+        with open(self.out / LOG, "a", encoding="utf-8") as f:
+            f.write(json.dumps(entry) + "\n")
+        if self.report is not None:
+            self.report(entry)
+
+    def _save(self) -> None:
+        state, path = self.state, self.out / CHECKPOINT
+        held = {
+            "net": state.net.state_dict(),
+            "optimizer": state.optimizer.state_dict(),
+            "batches": state.batches,
+            "tokens": state.tokens,
+            "seconds": state.seconds,
+            "options": asdict(self.options),
+            "ids": self.ids.tolist(),
+        }
+        torch.save(held, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+
+
+def use_threads(count: int | None) -> None:
+    """CPU threads of the training; None leaves PyTorch's choice."""
+    if count is not None:
+        torch.set_num_threads(count)
+
+
+def _length(t: Text) -> int:
+    return len(t.tokens)
+
+
+def _packed(texts: Sequence[Text], most: int) -> Iterator[list[Text]]:
+    """Runs of texts, sorted by length, that pad to at most `most` positions."""
+    batch: list[Text] = []
+    for t in texts:
+        if batch and (len(batch) + 1) * len(t.tokens) > most:
+            yield batch
+            batch = []
+        batch.append(t)
+    if batch:
+        yield batch
+
+
+def _rate(done: float, o: TrainOptions) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if done < o.warm_up:
+        return o.rate * max(done, 1e-3) / o.warm_up
+    progress = (done - o.warm_up) / (1 - o.warm_up)
+    return o.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))

@@ -1,0 +1,279 @@
+"""Training: data that resumes, the training-time test against decoding, and a head that learns."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_model import small_model
+from typer.testing import CliRunner
+
+from ggraph import InputError, dtypes
+from ggraph.decode.eagle import DraftRunner
+from ggraph.decode.rows import Rows
+from ggraph.errors import FormatError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.gguf import write_gguf
+from models.cli import app
+from models.eagle3 import Head
+from models.heads import open_head
+from models.load import Loaded, load
+from models.train_data import AnswerOptions, make_answers, read_shard, shards
+from models.train_prompts import Turn, read_prompts, without
+
+OPTIONS = AnswerOptions(
+    new_tokens=24, text_tokens=128, lanes=8, sampled_every=4, own_share=0.5, seed=3
+)
+TAPS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A small model whose next token follows mostly from the last one, so that it can be learnt.
+
+    The layers of a random model add noise that no head could foresee: theirs is turned down, and
+    the output matrix is the embedding with its rows exchanged.
+    """
+    path = small_model(tmp_path_factory.mktemp("train") / "plain.gguf")
+    checkpoint = open_checkpoint(path)
+    tensors = {}
+    for name, t in checkpoint.tensors.items():
+        quiet = name.endswith(("attn_output.weight", "ffn_down.weight"))
+        data = t.float32() * np.float32(0.01 if quiet else 1.0)
+        tensors[name] = RawTensor(name, dtypes.F32, t.shape, data)
+    embedding = tensors["token_embd.weight"]
+    rows = np.random.default_rng(1).permutation(len(embedding.data))
+    tensors["output.weight"] = RawTensor(
+        "output.weight", dtypes.F32, embedding.shape, embedding.data[rows]
+    )
+    write_gguf(path.with_name("small.gguf"), checkpoint.metadata, list(tensors.values()))
+    return load(path.with_name("small.gguf"), ctx_size=128)
+
+
+def prompts(count: int) -> list[str]:
+    return [f"What is {i} and {i * i % 17}?" for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def data(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    make_answers(loaded, prompts(160), TAPS, folder, OPTIONS)
+    return folder
+
+
+def tokens_of(folder: Path) -> dict[int, list[int]]:
+    return {t.index: t.tokens.tolist() for p in shards(folder) for t in read_shard(p)}
+
+
+def test_stored_answers_are_the_engines_own(loaded: Loaded, data: Path) -> None:
+    texts = {t.index: t for p in shards(data) for t in read_shard(p)}
+    greedy = [i for i in texts if i < 160 and i % 4 != 3][:5]
+    engine = load(Path(loaded.model.checkpoint.path), ctx_size=128).engine
+    for i in greedy:
+        engine.reset()
+        ids = loaded.prompt_ids(prompts(160)[i])
+        new = list(engine.generate(ids, lambda x: int(np.argmax(x)), lambda _: None, limit=24))
+        found = texts[i]
+        assert found.prompt_length == len(ids)
+        assert found.tokens[: len(ids) + len(new)].tolist() == [*ids, *new]
+
+
+def test_own_prompts_stand_inside_the_template(loaded: Loaded, data: Path) -> None:
+    turn = Turn.of(loaded.tokenizer)
+    own = [t for p in shards(data) for t in read_shard(p) if t.index >= 1 << 24]
+    assert len(own) >= 150
+    for t in own:
+        tokens = t.tokens.tolist()
+        assert tokens[: len(turn.before)] == list(turn.before)
+        if t.prompt_length < len(tokens) - 1:
+            assert tokens[: t.prompt_length][-len(turn.after) :] == list(turn.after)
+
+
+def test_an_interrupted_run_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
+    make_answers(loaded, prompts(160), TAPS, tmp_path, OPTIONS, enough=1)
+    first = tokens_of(tmp_path)
+    assert len(first) == 64
+    (tmp_path / "part-00001.tmp").write_bytes(b"torn")
+    make_answers(loaded, prompts(160), TAPS, tmp_path, OPTIONS)
+    assert tokens_of(tmp_path) == tokens_of(data)
+
+
+def test_a_folder_made_otherwise_is_refused(loaded: Loaded, data: Path) -> None:
+    with pytest.raises(InputError, match="made otherwise: options differ"):
+        make_answers(loaded, prompts(9), TAPS, data, replace(OPTIONS, seed=4))
+
+
+def test_features_are_the_targets_layer_inputs(loaded: Loaded, data: Path) -> None:
+    m = load(Path(loaded.model.checkpoint.path), ctx_size=128, exact=False)
+    m.runner.taps = (*TAPS, m.model.layer_count)
+    text = next(t for t in read_shard(shards(data)[0]) if t.index < 160)
+    result = m.runner.text(text.tokens[:-1].tolist())
+    wide = np.concatenate([result.taps[i] for i in m.runner.taps], 1)
+    assert np.array_equal(wide.astype(np.float16), text.features)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "match"),
+    [
+        ("a.jsonl", "{", "a.jsonl:1: not a JSON object"),
+        ("a.jsonl", '{"prompt": 3}', "a.jsonl:1: expected"),
+        ("a.txt", "\n\n", "holds no prompts"),
+    ],
+)
+def test_bad_prompt_files(tmp_path: Path, name: str, text: str, match: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises((FormatError, InputError), match=match):
+        read_prompts(tmp_path / name)
+    with pytest.raises(InputError, match="no file of prompts"):
+        read_prompts(tmp_path / "absent")
+
+
+def test_excluded_prompts_are_left_out() -> None:
+    assert without(["What's up?", "Hello"], ["what s UP"]) == ["Hello"]
+
+
+def test_a_torn_shard_is_refused(data: Path, tmp_path: Path) -> None:
+    whole = shards(data)[0].read_bytes()
+    (tmp_path / "part-00000.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FormatError, match="part-00000"):
+        read_shard(tmp_path / "part-00000.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(
+    loaded: Loaded, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path, list[dict[str, Any]]]:
+    """A small head after some epochs, the folder of its files, and what was reported.
+
+    Needs PyTorch, which neither running nor the other tests do.
+    """
+    pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
+    loop = importlib.import_module("models.train_loop")
+    export = importlib.import_module("models.train_export")
+    options = loop.TrainOptions(
+        draft_vocab=128, epochs=3, batch_tokens=512, rate=3e-3, save_seconds=2, loss="kl"
+    )
+    loop.use_threads(1)
+    out = tmp_path_factory.mktemp("trained")
+    entries: list[dict[str, Any]] = []
+    net, ids = loop.train(loop.Target.of(loaded.model), data, out, options, entries.append)
+    export.export_folder(net, loaded.model, TAPS, ids, out / "head")
+    return net, out, entries
+
+
+Trained = tuple[Any, Path, list[dict[str, Any]]]
+
+
+def test_a_head_learns(trained: Trained) -> None:
+    _, out, entries = trained
+    assert entries[-1]["loss"] < 0.8 * entries[0]["loss"]
+    assert entries[-1]["accepted_length"] > 1.2 > 1 + 3 / 128  # chance is one hit in 128
+    lines = (out / "training.jsonl").read_text().splitlines()
+    assert [json.loads(line)["tokens"] for line in lines] == [e["tokens"] for e in entries]
+
+
+def test_the_training_time_test_is_what_decoding_does(
+    loaded: Loaded, trained: Trained, data: Path
+) -> None:
+    """Three steps of the module equal a true pass and two fed-back steps of the decoder's graph."""
+    torch = importlib.import_module("torch")
+    net, out, _ = trained
+    exact = load(Path(loaded.model.checkpoint.path), ctx_size=128, exact=True)
+    head = open_head(out / "head", exact.model)
+    assert isinstance(head, Head)
+    text = max(read_shard(shards(data)[0]), key=lambda t: len(t.tokens))
+    wide = text.features[:, : -exact.model.width].astype(np.float32)
+    tokens, p = text.tokens.tolist(), len(text.tokens) // 2
+    table = exact.model.catalogue["token_embd.weight"].float32()
+    with torch.no_grad():
+        net.half().float()  # the file holds float16
+        embedded = torch.from_numpy(table[tokens[1 : p + 4]])[None]
+        outs = net(torch.from_numpy(wide[: p + 1])[None], embedded, 3)
+        expected = [net.logits(o)[0, p].numpy() for o in outs]
+    runner = DraftRunner(head, exact.session, 128)
+    true = Rows(tokens[1 : p + 2], range(p + 1), range(p + 1))
+    logits, hidden = runner.step(true, [p], wide[: p + 1], fed_back=False)
+    found = [logits[0]]
+    for i in (1, 2):
+        row = Rows([tokens[p + 1 + i]], [p + i], [p + i])
+        logits, hidden = runner.step(row, [0], hidden, fed_back=True)
+        found.append(logits[0])
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(ours - theirs).max() < 2e-3 * np.ptp(theirs)
+
+
+def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
+    loop = importlib.import_module("models.train_loop")
+    target = loop.Target.of(loaded.model)
+    options = loop.TrainOptions(draft_vocab=64, epochs=1, batch_tokens=512, save_seconds=0)
+
+    class Stop(Exception):
+        pass
+
+    def stop(entry: dict[str, Any]) -> None:
+        if entry["tokens"] > entry["of"] // 2:
+            raise Stop
+
+    whole, ids = loop.train(target, data, tmp_path / "whole", options)
+    with pytest.raises(Stop):
+        loop.train(target, data, tmp_path / "parts", options, stop)
+    parts, same = loop.train(target, data, tmp_path / "parts", options)
+    assert np.array_equal(ids, same)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+    other = replace(options, draft_vocab=32)
+    with pytest.raises(InputError, match="made with other options or data"):
+        loop.train(target, data, tmp_path / "parts", other)
+
+
+def test_a_head_becomes_gguf(loaded: Loaded, trained: Trained, tmp_path: Path) -> None:
+    export = importlib.import_module("models.train_export")
+    folder = trained[1] / "head"
+    again = export.export_gguf(folder, loaded.model, tmp_path / "h.gguf", "f16")
+    head = open_head(folder, loaded.model)
+    assert isinstance(head, Head)
+    assert again.config.taps == head.config.taps == TAPS
+    assert np.array_equal(again.target_ids, head.target_ids)
+    assert len(head.target_ids) == head.config.draft_vocab_size == 128
+
+
+def test_options_out_of_range_are_refused() -> None:
+    pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
+    loop = importlib.import_module("models.train_loop")
+    for bad in ({"loss": "mse"}, {"steps": 0}, {"rate": 0.0}, {"epochs": 0}, {"single": 2.0}):
+        with pytest.raises(InputError):
+            loop.TrainOptions(**bad)
+    for bad in ({"own_share": 2.0}, {"lanes": 0}, {"text_tokens": 100}):
+        with pytest.raises(InputError):
+            AnswerOptions(**bad)
+
+
+def test_the_command_makes_a_head(loaded: Loaded, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
+    arguments = ["--tokens", "4000", "--new-tokens", "16", "--lanes", "8", "--draft-vocab", "64"]
+    arguments += ["--steps", "2", "--epochs", "1", "--batch-tokens", "256", "--threads", "1"]
+    arguments += ["--taps", "1,2,4", "--target", loaded.model.checkpoint.path]
+    arguments += ["--out", str(tmp_path), "--json"]
+    result = CliRunner().invoke(app, ["train-eagle3", *arguments])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    head = open_head(Path(told["head"]), loaded.model)
+    assert isinstance(head, Head)
+    assert head.config.draft_vocab_size == told["draft_vocabulary"] == 64
+
+
+def test_without_pytorch_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [n for n in sys.modules if n.startswith("models.train_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = CliRunner().invoke(app, ["train-eagle3", "--out", str(tmp_path)])
+    assert isinstance(result.exception, InputError)
+    assert "pip install 'ggraph-runtime[train]'" in str(result.exception)
