@@ -275,6 +275,18 @@ def test_malformed_heads_are_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_head_whose_pickle_wants_to_run_code_is_refused(target: Model, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    body = b"cos\nsystem\n(X" + struct.pack("<I", len(f"touch {ran}")) + f"touch {ran}".encode()
+    path = torch_file(tmp_path / "head")
+    with zipfile.ZipFile(path / "pytorch_model.bin", "w") as archive:
+        archive.writestr("m/data.pkl", b"\x80\x02" + body + b"tR.")
+    with pytest.raises(FormatError) as caught:
+        open_head(path, target)
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
+
+
 def test_bad_vocabulary_maps(target: Model, tmp_path: Path) -> None:
     for title, ids, says in (
         ("high", np.arange(128) + 300, "points to"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from head_loop import grown, saved, variant
+from head_loop import grown, layer, saved, variant
 
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.model import StepShape
@@ -47,9 +47,20 @@ def made(fed_back: bool, rows: int, name: str) -> Graph:
         return head.build(DraftShape(rows, 256, rows, 513, fed_back))
 
 
+def first_generation(fed_back: bool, rows: int) -> Graph:
+    """A step of an EAGLE-1 head."""
+    made = layer("layers.0", 20, 64) | {"fc.weight": grown(5, 64, 128)}
+    with TemporaryDirectory() as folder:
+        head = open_head(saved(Path(folder) / "head", made, {}), open_model(LLAMA))
+        return head.build(DraftShape(rows, 256, rows, 513, fed_back))
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
     **{f"{n}, 1 row": lambda n=n: step(n, 1) for n in TARGETS},  # type: ignore[misc]
     **{f"{n}, 5 rows": lambda n=n: step(n, 5) for n in TARGETS},  # type: ignore[misc]
+    **{f"llama, {n} rows": lambda n=n: step("llama_tied", n) for n in (2, 3, 4, 8, 32)},  # type: ignore[misc]
+    "eagle1, true rows": lambda: first_generation(False, 4),
+    "eagle1, fed back": lambda: first_generation(True, 1),
     "llama, prompt of 64": lambda: step("llama_tied", 64),
     "llama, taps": lambda: step("llama_tied", 4, (2, 3)),
     "llama, final tap": lambda: step("llama_tied", 4, (6,)),
