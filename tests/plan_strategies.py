@@ -489,7 +489,7 @@ def second_reader(plan: Plan, r: random.Random) -> Plan | None:
     pairs = [
         (c.writes[0].value, a.value)
         for c in plan.schedule
-        if c.do is Do.LAUNCH and values[c.writes[0].value].same_as is None
+        if c.do is Do.LAUNCH and c.writes and values[c.writes[0].value].same_as is None
         for a in c.reads
         if readers[a.value] > 1
         and regions[a.value].buffer == regions[c.writes[0].value].buffer

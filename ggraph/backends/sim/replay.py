@@ -218,13 +218,14 @@ class Simulator:
 
         def read() -> None:
             self._check(c, run)
+            t = self._tensors.get(c.node or "")
+            raw = np.empty(0, np.uint8)  # what has no elements is read nowhere
             for a in c.reads:
                 memory, begin = self._at(a.value, run)
                 raw = memory.handle[begin + a.start : begin + a.stop].copy()
-                t = self._tensors.get(c.node or "")
-                self._looked_at[c.node or ""] = _shaped(raw, t)
-                if t is None or t.is_output:
-                    results[c.node or c.label] = _shaped(raw, t)
+            self._looked_at[c.node or ""] = _shaped(raw, t)
+            if t is None or t.is_output:
+                results[c.node or c.label] = _shaped(raw, t)
 
         def free() -> None:
             for a in c.writes:
@@ -325,7 +326,10 @@ def _picked(launch: Launch) -> Mapping[str, Ranges]:
 
 
 def _shaped(raw: Array, t: Tensor | None) -> Array:
-    """Raw bytes as the tensor's storage type and shape; left as bytes where they do not fit."""
-    if t is None or raw.size != t.size * t.dtype.np.itemsize:
+    """Raw bytes as the tensor's storage type and shape, gaps of a view left out; block types, and
+    bytes of no tensor, as they are."""
+    if t is None or t.dtype.is_block or raw.size != t.nbytes:
         return raw
-    return raw.view(t.dtype.np).reshape(t.shape)
+    if t.is_contiguous:
+        return raw.view(t.dtype.np).reshape(t.shape)
+    return np.ndarray(t.shape, t.dtype.np, raw, 0, t.strides)
