@@ -211,21 +211,30 @@ def _sync_all(backends: list[Backend]) -> Step:
 
 
 def _feed(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
+    shape, kind = _storage_shape(tensor), tensor.dtype.np
+
     def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
-        owner.write(memory, offset, checked_feed(tensor, feeds))
+        given = feeds.get(tensor.name)
+        if given is None or given.shape != shape:
+            given = checked_feed(tensor, feeds)  # says what is wrong
+        owner.write(memory, offset, np.ascontiguousarray(given, kind))
 
     return step
 
 
 def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
-    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
-        raw = owner.read(memory, offset, tensor.nbytes)
-        if tensor.is_contiguous:
-            results[tensor.name] = raw.view(tensor.dtype.np).reshape(_storage_shape(tensor))
-        else:  # a strided view: the gaps were read too
-            results[tensor.name] = np.ndarray(tensor.shape, tensor.dtype.np, raw, 0, tensor.strides)
+    name, nbytes, kind = tensor.name, tensor.nbytes, tensor.dtype.np
+    shape = _storage_shape(tensor)
 
-    return step
+    def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        results[name] = owner.read(memory, offset, nbytes).view(kind).reshape(shape)
+
+    def strided(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
+        """The gaps of a view were read too."""
+        raw = owner.read(memory, offset, nbytes)
+        results[name] = np.ndarray(tensor.shape, kind, raw, 0, tensor.strides)
+
+    return step if tensor.is_contiguous else strided
 
 
 def _storage_shape(t: Tensor) -> tuple[int, ...]:

@@ -172,6 +172,13 @@ def tap(s: Step, x: Tensor, i: int) -> None:
         s.taps[f"layer_input.{i}"] = x
 
 
+def _wanted_rows(s: Step, x: Tensor) -> Tensor:
+    """[M, E]: the rows that get logits; a single row is wanted as it is."""
+    if s.shape.rows == s.shape.wanted == 1:
+        return x
+    return ops.get_rows(x, s.wanted, name="wanted_rows")
+
+
 def head(s: Step, x: Tensor) -> Graph:
     """Logits of the wanted rows, and the finished graph.
 
@@ -181,10 +188,9 @@ def head(s: Step, x: Tensor) -> Graph:
     if c.num_hidden_layers in s.shape.taps:
         normed = norm(s, x, "output_norm")  # [T, E]
         s.taps[f"layer_input.{c.num_hidden_layers}"] = normed
-        final = ops.get_rows(normed, s.wanted, name="wanted_rows")  # [M, E]
+        final = _wanted_rows(s, normed)
     else:
-        picked = ops.get_rows(x, s.wanted, name="wanted_rows")  # [M, E]
-        final = norm(s, picked, "output_norm")
+        final = norm(s, _wanted_rows(s, x), "output_norm")
     tied = "output.weight" not in s.catalogue
     table = s.w("token_embd.weight" if tied else "output.weight", c.vocab_size, c.hidden_size)
     logits = ops.mul_mat(table, final)  # [M, V]
