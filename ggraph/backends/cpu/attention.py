@@ -10,14 +10,17 @@ Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), h
 n positions of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
     F32X8,
+    I32,
     KERNELS,
     Kernel,
     KernelSpec,
@@ -29,6 +32,8 @@ CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
 MAX_HEAD = 256  # numbers per head
 MAX_QUERIES = 4  # queries handled together
+AHEAD = 16  # positions between use and prefetch
+TOGETHER = 4  # keys handled together
 LOWEST = -3.0e38  # stands for -inf where a difference must stay a number
 ARGS = ("q", "k", "v", "mask", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
         "vs", "vh", "ms", "ys", "part", "scale:f")  # fmt: skip
@@ -60,30 +65,60 @@ def _load8(k: Kernel, kind: str, at: Val) -> Val:
     return k.load(at, F32X8)
 
 
+def _prefetch(k: Kernel, at: Val, nbytes: int) -> None:
+    """Ask for the lines of `nbytes`: the heads that lie between hide the pattern from hardware."""
+    for line in range(0, nbytes, 64):
+        where = k.pointer(at + line)
+        k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
+
+
+def _sums4(k: Kernel, a: Sequence[Val]) -> Val:
+    """Sums of the lanes of four x8 vectors, as one x4 vector: ((0+1)+(2+3)) + ((4+5)+(6+7))."""
+
+    def pairs(x: Val, y: Val) -> Val:
+        even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
+        return k.shuffle(x, y, even) + k.shuffle(x, y, odd)
+
+    both = pairs(pairs(a[0], a[1]), pairs(a[2], a[3]))
+    return k.shuffle(both, both, range(4)) + k.shuffle(both, both, range(4, 8))
+
+
 def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> None:
-    """Scores of `positions` keys for each query, scaled, into job.scores."""
+    """Scores of `positions` keys, one or `TOGETHER`, for each query, scaled, into job.scores."""
     hd, ks = k.words("hd ks")
     keys = [job.keys + ks * (position + p) for p in range(positions)]
     sums = [[k.var(0, F32X8) for _ in keys] for _ in range(job.count)]
-    for d in k.loop(0, hd, 8):
-        loaded = [_load8(k, job.kind, key + d * ONE[job.kind]) for key in keys]
-        for g in range(job.count):
-            query = k.load(job.q + (hd * g + d) * 4, F32X8)
-            for p, key in enumerate(loaded):
-                sums[g][p].value = words.fma(k, query, key, sums[g][p].value)
+
+    def eight(d: Val) -> None:
+        queries = [k.load(job.q + (hd * g + d) * 4, F32X8) for g in range(job.count)]
+        for p, key in enumerate(keys):
+            loaded = _load8(k, job.kind, key + d * ONE[job.kind])
+            for g, query in enumerate(queries):
+                sums[g][p].value = words.fma(k, query, loaded, sums[g][p].value)
+            k.keep_order()
+
+    whole = hd // 32 * 32
+    for d in k.loop(0, whole, 32):
+        for key in keys:
+            _prefetch(k, key + ks * AHEAD + d * ONE[job.kind], 32 * ONE[job.kind])
+        for i in range(0, 32, 8):
+            eight(d + i)
+    for d in k.loop(whole, hd, 8):
+        eight(d)
+    scale = k.splat(k.arg("scale"), TOGETHER)
     for g in range(job.count):
-        for p in range(positions):
-            dot = words.hsum(k, sums[g][p].value) * k.arg("scale")
-            k.store(job.scores + (g * CHUNK + p) * 4 + (position - first) * 4, dot)
+        at = job.scores + (position - first + g * CHUNK) * 4
+        dots = _sums4(k, [sums[g][p % positions].value for p in range(TOGETHER)]) * scale
+        k.store(at, dots if positions == TOGETHER else k.lane(dots, 0))
 
 
 def _scores(k: Kernel, job: Job, first: Val, stop: Val) -> list[Val]:
     """Masked scores of positions first .. stop; returns the largest for each query."""
-    pairs = first + (stop - first) // 2 * 2
-    for position in k.loop(first, pairs, 2):
-        _dots(k, job, position, 2, first)
-    with k.when(pairs < stop):
-        _dots(k, job, pairs, 1, first)
+    whole = first + (stop - first) // TOGETHER * TOGETHER
+    for position in k.loop(first, whole, TOGETHER):
+        _dots(k, job, position, TOGETHER, first)
+    for position in k.loop(whole, stop):
+        _dots(k, job, position, 1, first)
     tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
     for i in k.loop(0, stop - first, 8):
         left = stop - first - i
@@ -115,20 +150,30 @@ def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width:
     hd, vs = k.words("hd vs")
 
     def dims(d: Val, count: int) -> None:
-        sums = [[k.var(0.0, F32X8) for _ in range(count)] for _ in out]
-        for position in k.loop(first, stop):
-            row = job.values + vs * position + d * ONE[job.kind]
-            weights = [
-                words.broadcast(k, job.scores + g * (CHUNK * 4) + (position - first) * 4)
-                for g in range(job.count)
-            ]
+        sums = [[k.var(0, F32X8) for _ in range(count)] for _ in out]
+        row = k.var(job.values + vs * first + d * ONE[job.kind])
+
+        def one(score: Val) -> None:
+            """Add the values of the position whose first weight is at `score`."""
+            at = row.value
+            _prefetch(k, at + vs * AHEAD, count * 8 * ONE[job.kind])
+            weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
             for i in range(count):
-                value = _load8(k, job.kind, row + i * 8 * ONE[job.kind])
+                value = _load8(k, job.kind, at + i * 8 * ONE[job.kind])
                 for g, weight in enumerate(weights):
                     sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
-        for g, at in enumerate(out):
+            row.value = at + vs
+
+        end = (stop - first) * 4
+        pairs = (stop - first) // 2 * 8
+        for at in k.loop(0, pairs, 8):
+            one(job.scores + at)
+            one(job.scores + at + 4)
+        for at in k.loop(pairs, end, 4):
+            one(job.scores + at)
+        for g, target in enumerate(out):
             for i in range(count):
-                k.store(at + (d + i * 8) * 4, sums[g][i].value)
+                k.store(target + (d + i * 8) * 4, sums[g][i].value)
 
     whole = hd // (8 * width) * (8 * width)
     for d in k.loop(0, whole, 8 * width):
