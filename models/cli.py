@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from ggraph import GgraphError, __version__
+from ggraph.backends.cpu.jit import WATCHERS
 
 from .cli_bench import bench_app
-from .cli_common import complain
+from .cli_common import CompilingLine, complain, notes
 from .cli_convert import convert, quantize
 from .cli_eagle3 import eagle3
 from .cli_generate import generate
@@ -61,6 +62,7 @@ def main() -> None:
     """Entry point: run a command and end with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows "?"
+    WATCHERS.append(CompilingLine(notes()))
     try:
         app()
     except GgraphError as error:

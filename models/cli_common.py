@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,23 @@ def notes() -> Console:
 def complain(error: BaseException) -> None:
     """One line on standard error, never wrapped and never read as markup."""
     notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+
+
+@dataclass
+class CompilingLine:
+    """Says, while the first run on a processor compiles its kernels, which one it is at."""
+
+    console: Console
+    count: int = 0
+
+    def __call__(self, name: str) -> None:
+        """One line at first; where it is a terminal, it goes on counting in place."""
+        self.count += 1
+        text = "first run on this processor: compiling kernels, which are kept"
+        if self.console.is_terminal:
+            self.console.print(f"[dim]{text} ({self.count}: {name})[/dim]\x1b[K", end="\r")
+        elif self.count == 1:
+            self.console.print(f"[dim]{text}[/dim]", soft_wrap=True)
 
 
 def model_path(given: Path | None, quiet: bool) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from small_model import TINY, small_model
 
 ROOT = Path(__file__).parent.parent
+HEAD = TINY / "eagle3_for_llama_tied"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,20 @@ def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
     assert any(name.startswith("flash_attn") for name in decode)
     shown = ggraph("eagle3", "-m", model, "-n", "6", "--profile", "Hello")[2]
     assert "GFLOP/s" in shown
+
+
+def test_the_first_run_says_that_it_compiles(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "1", "Hi"]
+    environment = {**os.environ, "GGRAPH_CACHE": str(tmp_path)}
+    said = [
+        subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stderr
+        for _ in range(2)
+    ]
+    assert said[0].count("compiling kernels") == 1
+    assert "compiling" not in said[1], "the second run finds them"
+    assert len(list((tmp_path / "cpu").glob("*.o"))) > 5
 
 
 def test_standard_input_is_a_prompt(model: Path) -> None:
@@ -288,10 +303,25 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
         (["plan", model, "--streams", "0"], "--streams 0"),
         (["plan", model, "--explain", "blk.0.atn"], "no tensor 'blk.0.atn' in this plan; is it"),
         (["plan", model, "--pin", "nomatch.*=cpu"], "nomatch"),
+        (["plan", model, "--device", "sim0,tpu0"], "unknown device 'tpu0'"),
+        (["plan", model, "--pin", "attn_q=sim9"], "unknown device 'sim9'; known: cpu"),
+        (["plan", model, "--pin", "(=cpu"], "not a regular expression"),
+        (
+            ["plan", model, "--device", "sim0,cpu", "-ot", "attn_q=sim0", "-ot", "attn_q=cpu"],
+            "contradictory pins for %blk.0.attn_q.weight: attn_q=sim0 and attn_q=cpu",
+        ),
+        (["plan", model, "--device", "sim0,cpu", "--layers", "sim7=3"], "known devices are sim0"),
+        (["plan", model, "--capacity", "cpu=all"], "--capacity 'cpu=all': expected DEVICE=BYTES"),
+        (["plan", model, "--capacity", "cpu=64"], "cpu has 64"),
+        (["plan", model, "--capacity", "cpu=4000"], "placed on cpu: "),
         (["plan", model, "--html", tmp_path / "no" / "x.html"], "cannot write"),
         (["eagle3", "-m", model, "--draft", "magic", "Hi"], "--draft 'magic'"),
         (["eagle3", "-m", model, "--draft", "eagle3", "Hi"], "needs a head"),
         (["eagle3", "-m", model, "--tree", "x", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
+        (["eagle3", "-m", model, "--tree", "99,4,4", "Hi"], "expected 2 to 69 tokens"),
+        (["eagle3", "-m", model, "--tree", "64,100,8", "Hi"], "may not exceed 512"),
+        (["eagle3", "-m", model, "--tree", "9,1,1000", "Hi"], "may not exceed 512"),
+        (["eagle3", "-m", model, "--head", HEAD, "--tree", "9,1,200", "Hi"], "knows 128 tokens"),
         (["eagle3", "-m", model, "--draft-max", "900", "Hi"], "expected 0 to 64"),
         (["eagle3", "-m", model, "--draft", "", "Hi"], "--draft ''"),
         (["eagle3", "-m", model, "--model-draft", "nothing.gguf", "Hi"], "no model at"),

@@ -8,6 +8,7 @@ kernel is loaded without building any IR.
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from ggraph import env
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec
 from ggraph.errors import BackendError
+
+WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
 
 
 @cache
@@ -106,6 +109,8 @@ class Jit:
         path = self._path(name)
         if path.is_file():
             return path.read_bytes()
+        for watcher in WATCHERS:
+            watcher(name)
         code = compile_object(KERNELS[name], self.isa)
         self.compiled.append(name)
         _write_atomically(path, code)
