@@ -53,9 +53,8 @@ def test_signatures_are_read_from_the_sources() -> None:
         "x": "P", "w": "P", "y": "P", "n": "q", "shape": "4q", "strides": "4q", "eps": "f",
         "type": "i",
     }  # fmt: skip
-    kernels_of = {s: set(kernels.signatures(s)) for s in ("matmul", "attention", "rope")}
-    assert kernels_of["rope"] == {"rope", "rope_set_rows"}
-    assert {f"mul_mat_{m}" for m in range(1, 9)} < kernels_of["matmul"]
+    assert set(kernels.signatures("rope")) == {"rope", "rope_set_rows"}
+    assert set(kernels.signatures("lanes")) == {f"mul_mat_{m}" for m in range(1, 9)}
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -120,6 +120,37 @@ static T exchange(T value, int offset) {
   return other;
 }
 
+static unsigned fragments[2][MOST][6];
+
+// A warp's product of fragments, each lane with its registers (PTX, mma.m16n8k16). Row r of a is
+// held by lanes r % 8 * 4 .. + 3, column c of b by lanes c * 4 .. + 3; a register has two columns
+// (or rows) of k, and the second pair of registers those from 8 on.
+static float lane_bf16(unsigned word, int k) {
+  const unsigned bits = (k % 2 ? word >> 16 : word & 0xffffu) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const int warp = here / 32, first = warp * 32, lane = here % 32;
+  unsigned(*held)[6] = fragments[warp_round[warp] & 1];
+  memcpy(held[here], a, 16);
+  memcpy(held[here] + 4, b, 8);
+  meet(warp_round[warp], warp_waiting[warp], warp_alive[warp]);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    float total = sum[i];
+    for (int k = 0; k < 16; ++k) {
+      const int t = k % 8 / 2, later = k / 8;
+      const unsigned left = held[first + row % 8 * 4 + t][row / 8 + 2 * later];
+      const unsigned right = held[first + column * 4 + t][4 + later];
+      total += lane_bf16(left, k) * lane_bf16(right, k);
+    }
+    sum[i] = total;
+  }
+}
+
 template <class... A, size_t... I>
 static void unpack(void (*f)(A...), void** args, std::index_sequence<I...>) {
   f(*(A*)args[I]...);
@@ -152,6 +183,7 @@ static void launch(void (*f)(A...), const unsigned* grid, unsigned threads, void
 #define gridDim (shim::grid_size)
 #define __syncthreads() shim::meet(shim::block_round, shim::block_waiting, shim::alive)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset)
+using shim::multiply;
 #define HOST_ENTRY(name)                                                             \
   extern "C" void host_##name(const unsigned* grid, unsigned threads, void** args) { \
     shim::launch(name, grid, threads, args);                                         \

@@ -20,12 +20,14 @@ WEIGHTS: tuple[str, ...] = tuple(
 CACHES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0")
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "matmul": ("WEIGHT", WEIGHTS),
+    "lanes": ("WEIGHT", ("f32", "f16", "bf16")),
+    "tiles": ("WEIGHT", tuple(w for w in WEIGHTS if w != "f32")),
     "attention": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
     "delay", "elementwise", "norm", "products", "rope", "rows", "softmax", "sort",
 )  # fmt: skip
-HEADERS = ("common.cuh", "blocks.cuh")
+HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
 
 

@@ -6,7 +6,7 @@ verifying a draft gives what one-by-one decoding gives. Legend: n outputs, k inn
 
 from math import prod
 
-from ggraph.backends.cuda.kernels import WEIGHTS
+from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
 from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule
 from ggraph.backends.protocol import Launch, Ref
@@ -15,7 +15,9 @@ from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
 FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS_ROWS
-WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/matmul.cu)
+WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
+TILE, TILE_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu
+TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
 
 
@@ -49,6 +51,12 @@ def _mul_mat(low: Lowering, x: Launch) -> None:
 
 def _few(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
     n, k = w.tensor.shape
+    if w.tensor.dtype.name in TILED and k % 32 == 0 and k:
+        low.call(
+            "mul_mat_tile", (-(-n // TILE), -(-m // PASS_ROWS), 1), TILE_WARPS * 32,
+            type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
+        )  # fmt: skip
+        return
     rows = min(m, PASS_ROWS)
     grid = (-(-n // (WARPS * OUTPUTS)), -(-m // PASS_ROWS) if m else 0, 1)
     low.call(

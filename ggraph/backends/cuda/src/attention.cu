@@ -13,10 +13,9 @@
 
 // Value d of a cache row.
 DEV float value_at(const u8* row, i64 d) {
-  if (CACHE::BLOCK == 1) {
-    if (CACHE::BYTES == 4) return ((const float*)row)[d];
+  if constexpr (CACHE::BLOCK == 1) {
     float v[8];
-    CACHE::load(row + d * CACHE::BYTES, 0, 1, v);
+    load_chunk<CACHE>(row + d * CACHE::BYTES, 0, 1, v);
     return v[0];
   }
   const u8* b = row + d / 32 * 34;  // Q8_0

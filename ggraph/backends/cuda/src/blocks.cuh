@@ -1,136 +1,218 @@
-// The block types: eight consecutive values of a row at a time, as `ggraph.formats.quants` has them.
+// The stored types: eight consecutive values of a row at a time, as `ggraph.formats.quants` has them.
 //
-// A struct per type: `load(row, c, k, v)` decodes the values 8c .. 8c+7 of a row of k values. Eight
-// values never cross a scale. Products and sums are rounded one by one (no fused multiply-add), so
-// that every value has the bits of the NumPy decoder. Layouts: ggml `ggml-common.h`.
+// A chunk c of a row is its values 8c .. 8c+7; none crosses a scale. A value of a block type is
+// step * code - floor, rounded after each operation (no fused multiply-add), so that it has the bits
+// of the NumPy decoder. Codes are small integers, which bf16 holds exactly. A step spans SPAN values;
+// types without FLOOR have none. Layouts: ggml `ggml-common.h`.
 #pragma once
 #include "common.cuh"
 
 TABLE i8 NL_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 TABLE i8 FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+// Sixteen bytes of a plain type, where they may be read at once.
+struct alignas(16) Quad {
+  u32 w[4];
+};
+DEV bool is_whole(const void* p, i64 c, i64 k) {
+  return 8 * c + 8 <= k && ((unsigned long long)p & 15) == 0;
+}
+
+struct f32 {
+  static const int BLOCK = 1, BYTES = 4, SPAN = 0;
+  static const bool ROUNDED = true;  // whether bf16 does not hold a value
+  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+    const float* p = (const float*)row + 8 * c;
+    if (is_whole(p, c, k)) {
+      const Quad a = ((const Quad*)p)[0], b = ((const Quad*)p)[1];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = bits_to_float(a.w[i]);
+        v[i + 4] = bits_to_float(b.w[i]);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? p[i] : 0.0f;
+  }
+};
+struct f16 {
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  static const bool ROUNDED = true;  // whether bf16 does not hold a value
+  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+    const u16* p = (const u16*)row + 8 * c;
+    if (is_whole(p, c, k)) {
+      const Quad a = *(const Quad*)p;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[2 * i] = half_to_float((u16)a.w[i]);
+        v[2 * i + 1] = half_to_float((u16)(a.w[i] >> 16));
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? half_to_float(p[i]) : 0.0f;
+  }
+};
+struct bf16 {
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  static const bool ROUNDED = false;  // whether bf16 does not hold a value
+  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+    const u16* p = (const u16*)row + 8 * c;
+    if (is_whole(p, c, k)) {
+      const Quad a = *(const Quad*)p;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[2 * i] = bits_to_float(a.w[i] << 16);
+        v[2 * i + 1] = bits_to_float(a.w[i] & 0xffff0000u);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? bf16_to_float(p[i]) : 0.0f;
+  }
+};
+
 // Types of 32 values: chunk j (0..3) of a block is in the low (j < 2) or high nibbles of 16 bytes.
 DEV int nibble(const u8* quants, int j, int i) {
   return j < 2 ? quants[8 * j + i] & 15 : quants[8 * (j - 2) + i] >> 4;
 }
 
-struct f32 {
-  static const int BLOCK = 1, BYTES = 4;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
-    const float* p = (const float*)row + 8 * c;
-    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? p[i] : 0.0f;
-  }
-};
-struct f16 {
-  static const int BLOCK = 1, BYTES = 2;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
-    const u16* p = (const u16*)row + 8 * c;
-    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? half_to_float(p[i]) : 0.0f;
-  }
-};
-struct bf16 {
-  static const int BLOCK = 1, BYTES = 2;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
-    const u16* p = (const u16*)row + 8 * c;
-    for (int i = 0; i < 8; ++i) v[i] = 8 * c + i < k ? bf16_to_float(p[i]) : 0.0f;
-  }
-};
 struct q4_0 {
-  static const int BLOCK = 32, BYTES = 18;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 18, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b);
-    for (int i = 0; i < 8; ++i) v[i] = d * (float)(nibble(b + 2, c % 4, i) - 8);
+    *step = half_at(b);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 2, (int)(c % 4), i) - 8;
   }
 };
 struct q4_1 {
-  static const int BLOCK = 32, BYTES = 20;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 20, SPAN = 32;
+  static const bool FLOOR = true;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b), m = half_at(b + 2);
-    for (int i = 0; i < 8; ++i) v[i] = d * (float)nibble(b + 4, c % 4, i) + m;
+    *step = half_at(b);
+    *floor = -half_at(b + 2);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 4, (int)(c % 4), i);
   }
 };
-// Fifth bits: bit 8j + i of the 32-bit word.
-DEV u32 fifth_bits(const u8* word, int j) { return word[j]; }
 struct q5_0 {
-  static const int BLOCK = 32, BYTES = 22;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 22, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b);
-    const u32 high = fifth_bits(b + 2, c % 4);
-    for (int i = 0; i < 8; ++i) {
-      const int q = nibble(b + 6, c % 4, i) | ((high >> i & 1) << 4);
-      v[i] = d * (float)(q - 16);
-    }
+    *step = half_at(b);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    const u32 high = b[2 + c % 4];  // bit 8j + i of the 32-bit word
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = (nibble(b + 6, (int)(c % 4), i) | (int)(high >> i & 1) << 4) - 16;
   }
 };
 struct q5_1 {
-  static const int BLOCK = 32, BYTES = 24;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 24, SPAN = 32;
+  static const bool FLOOR = true;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b), m = half_at(b + 2);
-    const u32 high = fifth_bits(b + 4, c % 4);
-    for (int i = 0; i < 8; ++i) {
-      const int q = nibble(b + 8, c % 4, i) | ((high >> i & 1) << 4);
-      v[i] = d * (float)q + m;
-    }
+    *step = half_at(b);
+    *floor = -half_at(b + 2);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    const u32 high = b[4 + c % 4];  // bit 8j + i of the 32-bit word
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 8, (int)(c % 4), i) | (int)(high >> i & 1) << 4;
   }
 };
 struct q8_0 {
-  static const int BLOCK = 32, BYTES = 34;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 34, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b);
-    const i8* q = (const i8*)(b + 2) + 8 * (c % 4);
-    for (int i = 0; i < 8; ++i) v[i] = (float)q[i] * d;
+    *step = half_at(b);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = ((const i8*)(b + 2))[8 * (c % 4) + i];
   }
 };
 struct iq4_nl {
-  static const int BLOCK = 32, BYTES = 18;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 18, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
-    const float d = half_at(b);
-    for (int i = 0; i < 8; ++i) v[i] = d * (float)NL_LEVELS[nibble(b + 2, c % 4, i)];
+    *step = half_at(b);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[nibble(b + 2, (int)(c % 4), i)];
   }
 };
 struct mxfp4 {
-  static const int BLOCK = 32, BYTES = 17;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 32, BYTES = 17, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     const u32 e = b[0];  // half of 2^(e - 127); the two least are subnormal
-    const float d = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-    for (int i = 0; i < 8; ++i) v[i] = d * (float)FP4_LEVELS[nibble(b + 1, c % 4, i)];
+    *step = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 4 * BYTES;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = FP4_LEVELS[nibble(b + 1, (int)(c % 4), i)];
   }
 };
 
 // Types of 256 values: e is the index of a chunk's first value within its block.
 struct q2_k {
-  static const int BLOCK = 256, BYTES = 84;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 84, SPAN = 16;
+  static const bool FLOOR = true;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), shift = e % 128 / 32 * 2;
-    const u8 scale = b[e / 16];
-    const float step = half_at(b + 80) * (float)(scale & 15);
-    const float least = half_at(b + 82) * (float)(scale >> 4);
-    const u8* q = b + 16 + e / 128 * 32 + e % 32;
-    for (int i = 0; i < 8; ++i) v[i] = step * (float)(q[i] >> shift & 3) - least;
+    const u8 packed = b[c % 32 / 2];
+    *step = half_at(b + 80) * (float)(packed & 15);
+    *floor = half_at(b + 82) * (float)(packed >> 4);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const u8* p = b + 16 + e / 128 * 32 + e % 32;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 128 / 32 * 2) & 3;
   }
 };
 struct q3_k {
-  static const int BLOCK = 256, BYTES = 110;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 110, SPAN = 16;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), shift = e % 128 / 32 * 2, s = e / 16;
+    const int s = (int)(c % 32) / 2;
     const u8* packed = b + 96;
     const int low = s < 8 ? packed[s] & 15 : packed[s - 8] >> 4;
     const int high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
-    const float step = half_at(b + 108) * (float)((low | high << 4) - 32);
-    const u8* q = b + 32 + e / 128 * 32 + e % 32;
+    *step = half_at(b + 108) * (float)((low | high << 4) - 32);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const u8* p = b + 32 + e / 128 * 32 + e % 32;
     const u8* mask = b + e % 32;
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int third = (mask[i] >> (e / 32) & 1) ^ 1;
-      v[i] = step * (float)((q[i] >> shift & 3) - (third << 2));
+      q[i] = (p[i] >> (e % 128 / 32 * 2) & 3) - (third << 2);
     }
   }
 };
@@ -145,88 +227,135 @@ DEV void six_bits(const u8* p, int s, int* scale, int* least) {
   }
 }
 struct q4_k {
-  static const int BLOCK = 256, BYTES = 144;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 144, SPAN = 32;
+  static const bool FLOOR = true;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), shift = e % 64 / 32 * 4;
     int scale, least;
-    six_bits(b + 4, e / 32, &scale, &least);
-    const float step = half_at(b) * (float)scale, floor = half_at(b + 2) * (float)least;
-    const u8* q = b + 16 + e / 64 * 32 + e % 32;  // a multiple of 8
-    const u32 first = word_at(q) >> shift, second = word_at(q + 4) >> shift;
+    six_bits(b + 4, (int)(c % 32) / 4, &scale, &least);
+    *step = half_at(b) * (float)scale;
+    *floor = half_at(b + 2) * (float)least;
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const u8* p = b + 16 + e / 64 * 32 + e % 32;  // a multiple of 8
+    const int shift = e % 64 / 32 * 4;
+    const u32 first = word_at(p) >> shift, second = word_at(p + 4) >> shift;
+    #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[i] = step * (float)(first >> 8 * i & 15) - floor;
-      v[i + 4] = step * (float)(second >> 8 * i & 15) - floor;
+      q[i] = first >> 8 * i & 15;
+      q[i + 4] = second >> 8 * i & 15;
     }
   }
 };
 struct q5_k {
-  static const int BLOCK = 256, BYTES = 176;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 176, SPAN = 32;
+  static const bool FLOOR = true;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), shift = e % 64 / 32 * 4, bit = e / 32;
     int scale, least;
-    six_bits(b + 4, bit, &scale, &least);
-    const float step = half_at(b) * (float)scale, floor = half_at(b + 2) * (float)least;
-    const u8* q = b + 48 + e / 64 * 32 + e % 32;
+    six_bits(b + 4, (int)(c % 32) / 4, &scale, &least);
+    *step = half_at(b) * (float)scale;
+    *floor = half_at(b + 2) * (float)least;
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const u8* p = b + 48 + e / 64 * 32 + e % 32;
     const u8* high = b + 16 + e % 32;
-    for (int i = 0; i < 8; ++i) {
-      const int value = (q[i] >> shift & 15) | ((high[i] >> bit & 1) << 4);
-      v[i] = step * (float)value - floor;
-    }
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 64 / 32 * 4) & 15) | (high[i] >> (e / 32) & 1) << 4;
   }
 };
 struct q6_k {
-  static const int BLOCK = 256, BYTES = 210;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 210, SPAN = 16;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), r = e % 128;
-    const float step = half_at(b + 208) * (float)((const i8*)b)[192 + e / 16];
+    *step = half_at(b + 208) * (float)((const i8*)b)[192 + c % 32 / 2];
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const int r = e % 128;
     const u8* low = b + e / 128 * 64 + r % 64;
     const u8* high = b + 128 + e / 128 * 32 + e % 32;
-    for (int i = 0; i < 8; ++i) {
-      const int q = (low[i] >> (r / 64 * 4) & 15) | ((high[i] >> (r / 32 * 2) & 3) << 4);
-      v[i] = step * (float)(q - 32);
-    }
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = ((low[i] >> (r / 64 * 4) & 15) | (high[i] >> (r / 32 * 2) & 3) << 4) - 32;
   }
 };
 struct iq4_xs {
-  static const int BLOCK = 256, BYTES = 136;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 136, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32), s = e / 32;
+    const int s = (int)(c % 32) / 4;
     const int low = b[4 + s / 2] >> (s % 2 * 4) & 15;
     const int high = half_word_at(b + 2) >> 2 * s & 3;
-    const float step = half_at(b) * (float)((low | high << 4) - 32);
-    for (int i = 0; i < 8; ++i) v[i] = step * (float)NL_LEVELS[nibble(b + 8 + 16 * s, c % 4, i)];
+    *step = half_at(b) * (float)((low | high << 4) - 32);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const u8* p = b + 8 + 16 * ((int)(c % 32) / 4);
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[nibble(p, (int)(c % 4), i)];
   }
 };
 
 // Trits: 0, 1 or 2 for -d, 0 and d. TQ1_0 has five to a byte, as a fraction of 256 in base 3.
 struct tq1_0 {
-  static const int BLOCK = 256, BYTES = 54;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 54, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const float d = half_at(b + 52);
+    *step = half_at(b + 52);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int e = 8 * (int)(c % 32) + i;
       const int digit = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
-      u32 q = b[e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48 + e % 4];
-      for (int j = 0; j < digit; ++j) q = q * 3 & 255;  // what is carried out is gone
-      v[i] = (float)((int)(q * 3 >> 8) - 1) * d;
+      u32 t = b[e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48 + e % 4];
+      for (int j = 0; j < digit; ++j) t = t * 3 & 255;  // what is carried out is gone
+      q[i] = (int)(t * 3 >> 8) - 1;
     }
   }
 };
 struct tq2_0 {
-  static const int BLOCK = 256, BYTES = 66;
-  DEV void load(const u8* row, i64 c, i64, float* v) {
+  static const int BLOCK = 256, BYTES = 66, SPAN = 32;
+  static const bool FLOOR = false;
+  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const float d = half_at(b + 64);
-    const int e = 8 * (int)(c % 32), shift = e % 128 / 32 * 2;
-    const u8* q = b + e / 128 * 32 + e % 32;
-    for (int i = 0; i < 8; ++i) v[i] = (float)((q[i] >> shift & 3) - 1) * d;
+    *step = half_at(b + 64);
+  }
+  DEV void codes(const u8* row, i64 c, int* q) {
+    const u8* b = row + c / 32 * BYTES;
+    const int e = 8 * (int)(c % 32);
+    const u8* p = b + e / 128 * 32 + e % 32;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 128 / 32 * 2) & 3) - 1;
   }
 };
+
+// Chunk c of a row of k values of any type.
+template <class T>
+DEV void load_chunk(const u8* row, i64 c, i64 k, float* v) {
+  if constexpr (T::SPAN == 0) {
+    T::load(row, c, k, v);
+  } else {
+    float step, floor;
+    int q[8];
+    T::scale(row, c, &step, &floor);
+    T::codes(row, c, q);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      v[i] = step * (float)q[i];
+      if (T::FLOOR) v[i] = v[i] - floor;
+    }
+  }
+}
 
 // Bytes of a row of k values.
 template <class T>

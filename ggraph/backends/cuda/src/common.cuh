@@ -25,6 +25,19 @@ DEV unsigned short float_to_half(float value) {
   return bits;
 }
 #define SHUFFLE_XOR(value, offset) __shfl_xor_sync(FULL_WARP, value, offset)
+// Two floats rounded to bf16 in one word, the first in the lower half.
+DEV unsigned bf16_pair(float first, float second) {
+  unsigned word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+// sum [16, 8] += a [16, 16] . b [16, 8], bf16, spread over the lanes of a warp as PTX says
+DEV void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 #endif
 
 typedef unsigned char u8;
@@ -55,6 +68,12 @@ DEV u16 float_to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 64u);
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+#ifdef GGRAPH_HOST
+DEV u32 bf16_pair(float first, float second) {
+  return (u32)float_to_bf16(first) | (u32)float_to_bf16(second) << 16;
+}
+#endif
 
 DEV float load_plain(const u8* p, int type) {
   if (type == F32) return *(const float*)p;

@@ -19,9 +19,3 @@ KERNEL delay(i64 duration) {
   while (nanoseconds() - begun < duration) {
   }
 }
-
-// Bytes that no kernel wrote: NaN in every float type.
-KERNEL poison(u8* memory, i64 bytes) {
-  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < bytes) memory[i] = 0xff;
-}

@@ -1,0 +1,151 @@
+// Products of a stored matrix of type WEIGHT and up to eight rows per pass, on the tensor cores.
+//
+// A block computes 16 outputs for eight rows; rows that are not given are zeros, so a row's bits do
+// not depend on how many there are. Its warps take the groups of 32 columns in turn, and their sums
+// are added in the order of the warps. x is split into two bf16 numbers (16 bits of precision);
+// block types multiply by their codes, which are exact, and scale each span's sum in float32.
+// Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
+#include "blocks.cuh"
+
+#define TILE 16
+#define ROWS 8
+#define WARPS 8
+
+// Four floats as the sum of two rows of bf16.
+DEV void split(const float* v, u32* high, u32* low) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    high[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
+    low[i] = bf16_pair(v[2 * i] - bits_to_float(high[i] << 16),
+                       v[2 * i + 1] - bits_to_float(high[i] & 0xffff0000u));
+  }
+}
+
+// A lane's chunk of one row of x, as fragments of two products.
+struct Given {
+  u32 high[2][2], low[2][2];
+};
+
+DEV Given given_of(const float* x, i64 row, i64 m, i64 chunk, i64 k) {
+  float v[8] = {};
+  if (row < m) load_chunk<f32>((const u8*)(x + row * k), chunk, k, v);
+  Given x8;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) split(v + 4 * h, x8.high[h], x8.low[h]);
+  return x8;
+}
+
+// sum += codes (rows g and g + 8) . x, both halves of x
+DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    multiply(sum, a[h], x.high[h]);
+    multiply(sum, a[h], x.low[h]);
+  }
+}
+
+// Plain types: the weights too are two bf16 numbers, unless they are bf16 already.
+template <class T>
+DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const Given& x,
+                     float* sum) {
+  const u8* rows[2] = {upper, lower};
+  u32 high[2][4], low[2][4];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float v[8];
+    load_chunk<T>(rows[r], chunk, k, v);
+    split(v, high[r], low[r]);
+    split(v + 4, high[r] + 2, low[r] + 2);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const u32 a[4] = {high[0][2 * h], high[1][2 * h], high[0][2 * h + 1], high[1][2 * h + 1]};
+    multiply(sum, a, x.high[h]);
+    multiply(sum, a, x.low[h]);
+    if (T::ROUNDED) {
+      const u32 b[4] = {low[0][2 * h], low[1][2 * h], low[0][2 * h + 1], low[1][2 * h + 1]};
+      multiply(sum, b, x.high[h]);
+    }
+  }
+}
+
+// The codes of a lane's chunk of two rows as fragments.
+template <class T>
+DEV void codes_of(const u8* upper, const u8* lower, i64 chunk, u32 (&a)[2][4]) {
+  int q[2][8];
+  T::codes(upper, chunk, q[0]);
+  T::codes(lower, chunk, q[1]);
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int* p = q[r] + 4 * h;
+      a[h][r] = bf16_pair((float)p[0], (float)p[1]);
+      a[h][r + 2] = bf16_pair((float)p[2], (float)p[3]);
+    }
+}
+
+// One span of block types: sum += step * (codes . x) - floor * (ones . x) per row.
+template <class T>
+DEV void span(const u8* upper, const u8* lower, i64 chunk, const u32 (&a)[2][4], const Given& x,
+              u32 ones, float* sum) {
+  float step[2], floor[2] = {0.0f, 0.0f}, products[4] = {}, totals[4] = {};
+  T::scale(upper, chunk, &step[0], &floor[0]);
+  T::scale(lower, chunk, &step[1], &floor[1]);
+  add_products(products, a, x);
+  if (T::FLOOR) {
+    const u32 all[2][4] = {{ones, ones, ones, ones}, {ones, ones, ones, ones}};
+    add_products(totals, all, x);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[i] = fmaf(step[i / 2], products[i], sum[i]);
+    if (T::FLOOR) sum[i] = fmaf(-floor[i / 2], totals[i], sum[i]);
+  }
+}
+
+template <class T>
+DEV void block_group(const u8* upper, const u8* lower, i64 group, const Given& x, float* sum) {
+  const int t = threadIdx.x % 4;
+  u32 a[2][4];
+  codes_of<T>(upper, lower, 4 * group + t, a);
+  if (T::SPAN == 32) {
+    span<T>(upper, lower, 4 * group, a, x, 0x3f803f80u, sum);
+    return;
+  }
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {  // spans of 16: lanes 0, 1 hold the first one, 2 and 3 the second
+    const u32 mine = t / 2 == s ? 0xffffffffu : 0u;
+    u32 part[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) part[h][i] = a[h][i] & mine;
+    span<T>(upper, lower, 4 * group + 2 * s, part, x, 0x3f803f80u & mine, sum);
+  }
+}
+
+// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
+KERNEL mul_mat_tile(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
+  SHARED float part[WARPS][TILE][ROWS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const i64 n0 = (i64)blockIdx.x * TILE, m0 = (i64)blockIdx.y * ROWS;
+  const i64 bytes = row_bytes<WEIGHT>(k);
+  const u8* upper = w + (n0 + g < n ? n0 + g : n - 1) * bytes;
+  const u8* lower = w + (n0 + g + 8 < n ? n0 + g + 8 : n - 1) * bytes;
+  float sum[4] = {};
+  for (i64 group = warp; group < k / 32; group += WARPS) {
+    const Given x8 = given_of(x, m0 + g, m, 4 * group + t, k);
+    if constexpr (WEIGHT::SPAN == 0) plain_group<WEIGHT>(upper, lower, 4 * group + t, k, x8, sum);
+    else block_group<WEIGHT>(upper, lower, group, x8, sum);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part[warp][g + i / 2 * 8][2 * t + i % 2] = sum[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
+    const i64 row = m0 + i / TILE, col = n0 + i % TILE;
+    float total = 0.0f;
+    for (int v = 0; v < WARPS; ++v) total += part[v][i % TILE][i / TILE];
+    if (row < m && col < n) y[row * n + col] = rest ? total + rest[row * n + col] : total;
+  }
+}
