@@ -189,7 +189,8 @@ class Step:
         asm.add(
             "rope_" + kind, barrier=False, x=x, y=y, pos=self.pos, index=index, freqs=self.freqs,
             factors=0, m=self.m, heads=heads, hd=HD, nr=HD, halves=0, xs=x.strides[0], xh=HD * 4,
-            ys=y.strides[0], yh=HD * (2 if cached else 4), mscale=1.0,
+            ys=y.strides[0], yh=HD * (2 if cached else 4), limit=self.context,
+            mscale=1.0,
         )  # fmt: skip
 
     def _attention(self, asm: Assembler, layer: Layer) -> None:
@@ -200,7 +201,7 @@ class Step:
         self._rope(asm, "f16", self.k, layer.keys, KV, self.index)
         asm.add(
             "set_rows_f16", x=self.v, y=layer.values, index=self.index, m=self.m, n=KV * HD,
-            xs=self.v.strides[0], ys=layer.values.strides[0],
+            xs=self.v.strides[0], ys=layer.values.strides[0], limit=self.context,
         )  # fmt: skip
         names = ["attend_chunks_f16", "merge_chunks"] if self.m <= 8 else ["attention_f16"]
         for name in names:

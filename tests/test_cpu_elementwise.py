@@ -133,7 +133,7 @@ def test_rope_into_cache_rows(kind: str, nr: int, halves: int) -> None:
     call(
         "rope_" + kind, 3, x=x, y=y, pos=pos, index=index, freqs=freqs, factors=factors, m=m,
         heads=heads, hd=hd, nr=nr, halves=halves, xs=x.strides[0], xh=x.strides[1],
-        ys=y.strides[0], yh=y.strides[1], mscale=1.5,
+        ys=y.strides[0], yh=y.strides[1], limit=7, mscale=1.5,
     )  # fmt: skip
     angle = (pos[:, None] * (freqs / factors)[: nr // 2])[:, None]
     cosine, sine = np.cos(angle) * 1.5, np.sin(angle) * 1.5
@@ -151,7 +151,21 @@ def test_set_rows(m: int, n: int, kind: str) -> None:
     x = normal(3, m, n)
     y = np.zeros((9, n), np.float32 if kind == "f32" else np.float16)
     index = np.random.default_rng(n).permutation(9)[:m].astype(np.int64)
-    call("set_rows_" + kind, x=x, y=y, index=index, m=m, n=n, xs=4 * n, ys=y.strides[0])
+    values = {"m": m, "n": n, "xs": 4 * n, "ys": y.strides[0], "limit": 9}
+    call("set_rows_" + kind, x=x, y=y, index=index, **values)
     want = np.zeros_like(y)
     want[index] = x.astype(y.dtype)
     assert np.array_equal(y, want)
+    outside = np.where(index % 2, index + 9, -1 - index)
+    call("set_rows_" + kind, x=-x, y=y, index=outside, **values)
+    assert np.array_equal(y, want), "an index beyond the target writes nowhere"
+
+
+@given(m=ROWS, n=SIZES)
+def test_gather(m: int, n: int) -> None:
+    x, y = normal(3, 9, n), np.zeros((m, n), np.float32)
+    ids = np.random.default_rng(n).integers(-2, 11, m).astype(np.int32)
+    call("gather", x=x, ids=ids, y=y, m=m, n=n, xs=4 * n, ys=4 * n, limit=9)
+    known = (ids >= 0) & (ids < 9)
+    assert np.array_equal(y[known], x[ids[known]])
+    assert np.isnan(y[~known]).all()

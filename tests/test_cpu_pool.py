@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_calls import call
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ggraph.backends.cpu.interpreter import BARRIER
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler, Flat, encode
+from ggraph.backends.cpu.program import Access, Assembler, Flat, encode
 from ggraph.errors import BackendError
 
 
@@ -105,3 +108,41 @@ def test_bad_arguments() -> None:
         encode("copy", {"x": 1.5, "y": 0, "m": 0, "n": 0, "xs": 0, "ys": 0})
     with pytest.raises(BackendError, match="is a number"):
         encode("scale", {n: np.zeros(1) for n in ["x", "y", "m", "n", "xs", "ys", "scale", "bias"]})
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 12)] * 4), min_size=1, max_size=24))
+def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, ...]]) -> None:
+    """Against all pairs: a barrier between every two that conflict, and none that nobody needs."""
+    asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
+    accesses = [Access(((a, a + b % 4),), ((c, c + d % 3),)) for a, b, c, d in drawn]
+    for access in accesses:
+        asm.add("neg", access=access, x=x, y=x, m=1, n=8, xs=32, ys=32)
+    meets = [bool(word & BARRIER) for word in asm.freeze().code[:, 1]]
+
+    def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return bool(set(range(*a)) & set(range(*b)))
+
+    def conflict(i: int, j: int) -> bool:
+        (ri,), (wi,), (rj,), (wj,) = (
+            accesses[i].reads, accesses[i].writes, accesses[j].reads, accesses[j].writes
+        )  # fmt: skip
+        return overlap(wi, wj) or overlap(wi, rj) or overlap(ri, wj)
+
+    begun = 0
+    for j in range(len(accesses)):
+        for i in range(j):
+            assert not conflict(i, j) or any(meets[i:j])
+        if j and meets[j - 1]:
+            assert any(conflict(i, j) for i in range(begun, j))
+            begun = j
+
+
+def test_an_instruction_that_does_not_say_what_it_accesses_waits_for_all() -> None:
+    asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
+    values = {"x": x, "y": x, "m": 1, "n": 8, "xs": 32, "ys": 32}
+    far = [Access((), ((100 * i, 100 * i + 8),)) for i in range(2)]
+    asm.add("neg", access=far[0], **values)
+    asm.add("neg", access=far[1], **values)
+    asm.add("neg", **values)
+    asm.add("neg", access=far[0], **values)
+    assert [word & BARRIER for word in asm.freeze().code[:, 1]] == [0, BARRIER, BARRIER, 0]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggraph.backends.cpu.lower import Lowering, Packed
+from ggraph.backends.cpu.lower import lower
+from ggraph.backends.cpu.lowering import Lowering, Packed
 from ggraph.backends.cpu.pages import drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -78,7 +79,7 @@ class CpuBackend(HostMemory):
         low = Lowering(self.pool, self.exact, self._packed)
         for x in launches:
             known, first = len(self._packed), len(low.asm.rows)
-            done = not x.result.tensor.size or low.lower(x)
+            done = not x.result.tensor.size or lower(low, x)
             if len(self._packed) > known:
                 self._release(x)
             if done:

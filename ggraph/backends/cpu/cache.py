@@ -3,6 +3,9 @@
 Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import (
     F16,
@@ -16,6 +19,7 @@ from ggraph.backends.cpu.simd import (
     Kernel,
     KernelSpec,
     Val,
+    kernel,
     vec,
 )  # fmt: skip
 
@@ -28,6 +32,13 @@ def _row_of(k: Kernel, index: Val, r: Val) -> Val:
     with k.when(index.ne(0)):
         row.value = k.load(index + r * 8, I64)
     return row.value
+
+
+@contextmanager
+def _inside(k: Kernel, row: Val) -> Iterator[None]:
+    """The body runs for rows that the target has; an index beyond it writes nowhere."""
+    with k.when(row >= 0), k.when(row < k.arg("limit")):
+        yield
 
 
 def _store8(k: Kernel, kind: str, at: Val, value: Val) -> None:
@@ -44,15 +55,17 @@ def _set_rows(kind: str) -> KernelSpec:
     def build(k: Kernel) -> None:
         x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
         for r in k.share(m):
-            source, target = x + xs * r, y + ys * _row_of(k, index, r)
+            row = _row_of(k, index, r)
+            source, target = x + xs * r, y + ys * row
             whole = n // 8 * 8
-            for c in k.loop(0, whole, 8):
-                _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
-            for c in k.loop(whole, n):
-                _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
+            with _inside(k, row):
+                for c in k.loop(0, whole, 8):
+                    _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
+                for c in k.loop(whole, n):
+                    _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
     name = "set_rows_" + kind
-    KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys"), build)
+    KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys", "limit"), build)
     return KERNELS[name]
 
 
@@ -107,7 +120,7 @@ def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
 
 ROPE_ARGS = (
     "x", "y", "pos", "index", "freqs", "factors", "m", "heads", "hd", "nr", "halves",
-    "xs", "xh", "ys", "yh", "mscale:f",
+    "xs", "xh", "ys", "yh", "limit", "mscale:f",
 )  # fmt: skip
 
 
@@ -121,12 +134,26 @@ def _rope(kind: str) -> KernelSpec:
             with k.when(present.value.ne(r)):
                 _angles(k, r, table)
                 present.value = r
-            target = y + ys * _row_of(k, index, r) + yh * h
-            _rope_head(k, kind, x + xs * r + xh * h, target, table)
+            row = _row_of(k, index, r)
+            with _inside(k, row):
+                _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
 
     name = "rope_" + kind
     KERNELS[name] = KernelSpec(name, ROPE_ARGS, build)
     return KERNELS[name]
+
+
+@kernel("x ids y m n xs ys limit")
+def gather(k: Kernel) -> None:
+    """y[r] = x[ids[r]], rows of n float32 by int32 ids; not a number beyond `limit` rows."""
+    x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
+    for r in k.share(m):
+        chosen = k.cast("sext", k.load(ids + r * 4, I32), I64)
+        known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0)
+        source = x + xs * k.select(known.ne(0), chosen, 0)
+        for c in k.loop(0, n):
+            value = k.load(source + c * 4, F32)
+            k.store(y + ys * r + c * 4, k.select(known.ne(0), value, float("nan")))
 
 
 SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}

@@ -9,112 +9,34 @@ H heads, K key-value heads, D head_dim.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from ggraph.backends.cpu import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
-from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Assembler
+from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
     FloatLayout,
     activation_bytes,
     layout_of,
-    packed_bytes,
 )
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import F16, F32, I32, I64, DType
-from ggraph.formats.quants import dequantize
-from ggraph.tensor import Array, Kind, Tensor
+from ggraph.dtype import F16, F32, I32, I64
 
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """A weight matrix [n, k] as the kernels want it."""
-
-    dtype: DType
-    data: Array
-
-
-@dataclass(eq=False)
-class Lowering:
-    """Turns launches into instructions. `packed` is shared by all programs of a backend."""
-
-    pool: Pool
-    exact: bool
-    packed: dict[tuple[int, int, str], Packed]
-    asm: Assembler = field(init=False)
-    quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
-
-    def __post_init__(self) -> None:
-        self.asm = Assembler(self.pool.jit)
-
-    def lower(self, launch: Launch) -> bool:
-        """Append the instructions of one launch, or say that there is no kernel for it."""
-        lowering = LOWERINGS.get(launch.result.tensor.op)
-        if lowering is None or not lowering(self, launch):
-            return False
-        self._forget(launch.result)
-        return True
-
-    def at(self, ref: Ref) -> int:
-        """Address of a tensor's first element; the memory is kept alive with the program."""
-        self.asm.kept.append(ref.memory.handle)
-        return int(ref.memory.handle.ctypes.data) + ref.offset
-
-    def weight(self, ref: Ref) -> Packed:
-        """The packed form of a weight, made on first use."""
-        t = ref.tensor
-        dtype = F32 if self.exact and t.dtype.is_block else t.dtype
-        key = (id(ref.memory), ref.offset, dtype.name)
-        if key not in self.packed:
-            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(t.shape[0], -1)
-            raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
-            self.packed[key] = self._pack(raw, dtype, t.shape)
-        return self.packed[key]
-
-    def blocks(self, ref: Ref, m: int, k: int) -> Array:
-        """The 8-bit activation blocks of m rows, computed once while the source stands."""
-        address = self.at(ref)
-        if address not in self.quantised:
-            out = np.zeros((m, activation_bytes(k)), np.uint8)
-            self.asm.add("quantise", x=address, out=out, m=m, k=k, xs=k * 4, os=out.strides[0])
-            self.quantised[address] = out
-        return self.quantised[address]
-
-    def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
-        n, k = shape
-        out = np.zeros(packed_bytes(dtype, n, k) + GUARD, np.uint8)
-        asm = Assembler(self.pool.jit)
-        asm.add(f"pack_{dtype.name}", raw=raw, out=out, n=n, k=k, row_bytes=raw.strides[0])
-        self.pool.run(asm.freeze())
-        return Packed(dtype, out)
-
-    def _forget(self, result: Ref) -> None:
-        """Blocks of sources that the result may have overwritten are no longer theirs."""
-        start = int(result.memory.handle.ctypes.data) + result.offset
-        stop = start + result.tensor.nbytes
-        for address in [a for a in self.quantised if start <= a < stop]:
-            del self.quantised[address]
-
-
 Lower = Callable[[Lowering, Launch], bool]
 
 
-def is_weight(ref: Ref) -> bool:
-    """Whether a source is a stored weight, which never changes."""
-    return ref.tensor.is_leaf and ref.tensor.kind is Kind.WEIGHT
-
-
-def is_rows(t: Tensor) -> bool:
-    """Whether a tensor is float32 without gaps."""
-    return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
+def lower(low: Lowering, launch: Launch) -> bool:
+    """Append the instructions of one launch, or say that there is no kernel for it."""
+    lowering = LOWERINGS.get(launch.result.tensor.op)
+    low.begin(launch)
+    if lowering is None or not lowering(low, launch):
+        return False
+    low.done(launch)
+    return True
 
 
 def _mul_mat(low: Lowering, x: Launch) -> bool:
@@ -134,28 +56,45 @@ def _mul_mat(low: Lowering, x: Launch) -> bool:
     packed = low.weight(w)
     layout = layout_of(packed.dtype)
     plain = isinstance(layout, FloatLayout)
-    source = low.at(a) if plain else low.blocks(a, m, k)
+    blocks = [] if plain else [low.blocks(a, m, k)]
+    source = low.at(a) if plain else blocks[0]
     step = k * 4 if plain else activation_bytes(k)
-    low.asm.add(
-        "matmul_" + layout.name, w=packed.data, x=source, y=low.at(x.result), n=n, k=k, m=m,
-        xs=step, ys=n * 4, add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
+    low.add(
+        "matmul_" + layout.name, uses=blocks, w=packed.data, x=source, y=low.at(x.result),
+        n=n, k=k, m=m, xs=step, ys=n * 4,
+        add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
     )  # fmt: skip
     return True
 
 
 def _get_rows(low: Lowering, x: Launch) -> bool:
-    """Rows of a stored table. Ids are checked by the caller: kernels trust them."""
+    """Rows of a table; an id beyond it gives a row that is not a number."""
     table, ids = x.sources
     t = table.tensor
-    if not is_weight(table) or len(t.shape) != 2 or t.dtype not in LAYOUTS:
+    if len(t.shape) != 2 or ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
         return False
-    if ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
+    if not is_weight(table):
+        return _gather(low, x)
+    if t.dtype not in LAYOUTS:
         return False
     packed = low.weight(table)
     n, k = t.shape
-    low.asm.add(
+    low.add(
         "rows_" + layout_of(packed.dtype).name, w=packed.data, ids=low.at(ids),
         y=low.at(x.result), n=n, k=k, m=ids.tensor.size, ys=k * 4,
+    )  # fmt: skip
+    return True
+
+
+def _gather(low: Lowering, x: Launch) -> bool:
+    """Chosen rows of float32 rows."""
+    rows, ids = x.sources
+    if not is_rows(rows.tensor):
+        return False
+    limit, n = rows.tensor.shape
+    low.add(
+        "gather", x=low.at(rows), ids=low.at(ids), y=low.at(x.result), m=ids.tensor.size, n=n,
+        xs=n * 4, ys=n * 4, limit=limit,
     )  # fmt: skip
     return True
 
@@ -169,9 +108,9 @@ def _set_rows(low: Lowering, x: Launch) -> bool:
         return False
     n = prod(rows.shape[1:])
     kind = "f32" if held.dtype is F32 else "f16"
-    low.asm.add(
+    low.add(
         "set_rows_" + kind, x=low.at(x.sources[1]), y=low.at(x.result), index=low.at(x.sources[2]),
-        m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n),
+        m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n), limit=held.shape[0],
     )  # fmt: skip
     return True
 
@@ -182,7 +121,7 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
         return False
     n = a.shape[-1]
     w = low.at(x.sources[1]) if len(x.sources) > 1 else 0
-    low.asm.add(
+    low.add(
         "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
         xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
     )  # fmt: skip
@@ -208,7 +147,7 @@ def _binary(kernel: str) -> Lower:
         m = a.size // n
         steps: dict[str, Any] = {"as": n * 4, "bs": n * 4 if b.size == a.size else 0, "ys": n * 4}
         sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-        low.asm.add(kernel, y=low.at(x.result), m=m, n=n, **sources, **steps)
+        low.add(kernel, y=low.at(x.result), m=m, n=n, **sources, **steps)
         return True
 
     return lower
@@ -220,7 +159,7 @@ def _unary(kernel: str) -> Lower:
         if not (is_rows(a) and is_rows(y)):
             return False
         n = a.shape[-1]
-        low.asm.add(
+        low.add(
             kernel, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
             xs=n * 4, ys=n * 4,
         )  # fmt: skip
@@ -239,7 +178,7 @@ def _concat(low: Lowering, x: Launch) -> bool:
     start, width = low.at(x.result), y.shape[-1]
     for s in x.sources:
         n = s.tensor.shape[-1]
-        low.asm.add("copy", x=low.at(s), y=start, m=s.tensor.size // n, n=n, xs=n * 4, ys=width * 4)
+        low.add("copy", x=low.at(s), y=start, m=s.tensor.size // n, n=n, xs=n * 4, ys=width * 4)
         start += n * 4
     return True
 
@@ -249,7 +188,7 @@ def _scale(low: Lowering, x: Launch) -> bool:
     if not is_rows(a):
         return False
     n = a.shape[-1]
-    low.asm.add(
+    low.add(
         "scale", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
         ys=n * 4, scale=_number(x, "scale"), bias=_number(x, "bias"),
     )  # fmt: skip
@@ -296,12 +235,13 @@ def _rotate(
     freqs = _number(x, "freq_scale") * _number(x, "freq_base") ** exponent
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
-    low.asm.add(
+    low.add(
         "rope_" + kind, x=low.at(a), y=low.at(x.result), pos=low.at(positions),
         index=low.at(index) if index is not None else 0, freqs=padded,
         factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
-        ys=heads * head_bytes, yh=head_bytes, mscale=_number(x, "attn_factor"),
+        ys=heads * head_bytes, yh=head_bytes, limit=x.result.tensor.shape[0],
+        mscale=_number(x, "attn_factor"),
     )  # fmt: skip
     return True
 
@@ -329,8 +269,11 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
         "ms": context * 4, "ys": heads * dim * 4, "part": part, "scale": _number(x, "scale"),
     }  # fmt: skip
-    for name in ("attend_chunks_" + kind, "merge_chunks") if few else ("attention_" + kind,):
-        low.asm.add(name, **values)
+    if few:
+        low.add("attend_chunks_" + kind, makes=[part], **values)
+        low.add("merge_chunks", uses=[part], **values)
+    else:
+        low.add("attention_" + kind, **values)
     return True
 
 

@@ -39,21 +39,64 @@ def _word(name: str, declared: str, value: Argument) -> int:
     return int(value)
 
 
+Range = tuple[int, int]  # addresses of the first byte and one past the last
+
+
+@dataclass(frozen=True)
+class Access:
+    """The memory that an instruction reads and writes; weights, which never change, left out."""
+
+    reads: tuple[Range, ...]
+    writes: tuple[Range, ...]
+
+    def conflicts(self, later: "Access") -> bool:
+        """Whether the two must not run at the same time."""
+        return (
+            _meet(self.writes, later.writes)
+            or _meet(self.writes, later.reads)
+            or _meet(self.reads, later.writes)
+        )
+
+
+def _meet(a: tuple[Range, ...], b: tuple[Range, ...]) -> bool:
+    return any(max(x[0], y[0]) < min(x[1], y[1]) for x in a for y in b)
+
+
 @dataclass
 class Assembler:
-    """Builds a program for the kernels of `jit`."""
+    """Builds a program for the kernels of `jit`.
+
+    Threads meet between two instructions only where it matters: where one of those since the last
+    meeting conflicts with the next. An instruction that does not say what it accesses conflicts
+    with all, unless `barrier` is off for it.
+    """
 
     jit: Jit
     rows: list[list[int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
+    _open: list[Access] = field(default_factory=list)  # of the instructions since the last meeting
 
-    def add(self, name: str, *, barrier: bool = True, **values: Argument) -> None:
-        """Append a call; `barrier=False` if the next instruction needs none of its results."""
-        words = [self.jit.address(name), BARRIER if barrier else 0, *encode(name, values)]
+    def add(
+        self, name: str, *, barrier: bool = True, access: Access | None = None, **values: Argument
+    ) -> None:
+        """Append a call. With `access`, barriers are found; else `barrier` says whether the next
+        instruction needs this one's results."""
+        if access is None or any(a.conflicts(access) for a in self._open):
+            self._meet()
+        flags = BARRIER if access is None and barrier else 0
+        words = [self.jit.address(name), flags, *encode(name, values)]
         self.rows.append(words + [0] * (WORDS - len(words)))
         self.names.append(name)
         self.kept += [v for v in values.values() if isinstance(v, np.ndarray)]
+        if access is not None:
+            self._open.append(access)
+
+    def _meet(self) -> None:
+        """Let threads meet after the last instruction, if some are running ahead."""
+        if self._open:
+            self.rows[-1][1] |= BARRIER
+            self._open = []
 
     def freeze(self) -> "Flat":
         """The finished program; its last instruction needs no barrier."""

@@ -1,0 +1,124 @@
+"""A lowering in progress: addresses, packed weights, quantised activations, accesses. Floor 6."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Access, Assembler, Range
+from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
+from ggraph.backends.protocol import Launch, Ref
+from ggraph.dtype import F32, DType
+from ggraph.formats.quants import dequantize
+from ggraph.tensor import Array, Kind, Tensor
+
+GUARD = 1 << 14  # bytes after the last tile that prefetches may name
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight matrix [n, k] as the kernels want it."""
+
+    dtype: DType
+    data: Array
+
+
+@dataclass(eq=False)
+class Lowering:
+    """Turns launches into instructions. `packed` is shared by all programs of a backend."""
+
+    pool: Pool
+    exact: bool
+    packed: dict[tuple[int, int, str], Packed]
+    asm: Assembler = field(init=False)
+    quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
+    _access: Access = field(default=Access((), ()))  # of the launch at hand
+
+    def __post_init__(self) -> None:
+        self.asm = Assembler(self.pool.jit)
+
+    def begin(self, launch: Launch) -> None:
+        """The next instructions are those of `launch`: they access its sources and its result."""
+        read = [s for s in launch.sources if not is_weight(s)]
+        self._access = Access(tuple(map(_range, read)), (_range(launch.result),))
+
+    def done(self, launch: Launch) -> None:
+        """The launch has its instructions: blocks of what it overwrote are not valid any more."""
+        self._forget(launch.result)
+
+    def add(
+        self,
+        name: str,
+        *,
+        uses: Sequence[Array] = (),
+        makes: Sequence[Array] = (),
+        **values: Any,
+    ) -> None:
+        """Append an instruction that accesses what the launch does, and private arrays."""
+        reads = (*self._access.reads, *map(_bytes_of, uses))
+        writes = tuple(map(_bytes_of, makes)) or self._access.writes
+        self.asm.add(name, access=Access(reads, writes), **values)
+
+    def at(self, ref: Ref) -> int:
+        """Address of a tensor's first element; the memory is kept alive with the program."""
+        self.asm.kept.append(ref.memory.handle)
+        return int(ref.memory.handle.ctypes.data) + ref.offset
+
+    def weight(self, ref: Ref) -> Packed:
+        """The packed form of a weight, made on first use."""
+        t = ref.tensor
+        dtype = F32 if self.exact and t.dtype.is_block else t.dtype
+        key = (id(ref.memory), ref.offset, dtype.name)
+        if key not in self.packed:
+            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(t.shape[0], -1)
+            raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
+            self.packed[key] = self._pack(raw, dtype, t.shape)
+        return self.packed[key]
+
+    def blocks(self, ref: Ref, m: int, k: int) -> Array:
+        """The 8-bit activation blocks of m rows, computed once while the source stands."""
+        address = self.at(ref)
+        if address not in self.quantised:
+            out = np.zeros((m, activation_bytes(k)), np.uint8)
+            self.add(
+                "quantise", makes=[out], out=out, x=address, m=m, k=k, xs=k * 4, os=out.strides[0]
+            )
+            self.quantised[address] = out
+        return self.quantised[address]
+
+    def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
+        n, k = shape
+        out = np.zeros(packed_bytes(dtype, n, k) + GUARD, np.uint8)
+        asm = Assembler(self.pool.jit)
+        asm.add(f"pack_{dtype.name}", raw=raw, out=out, n=n, k=k, row_bytes=raw.strides[0])
+        self.pool.run(asm.freeze())
+        return Packed(dtype, out)
+
+    def _forget(self, result: Ref) -> None:
+        """Blocks of sources that the result may have overwritten are no longer theirs."""
+        start = int(result.memory.handle.ctypes.data) + result.offset
+        stop = start + result.tensor.nbytes
+        for address in [a for a in self.quantised if start <= a < stop]:
+            del self.quantised[address]
+
+
+def _range(ref: Ref) -> Range:
+    """Addresses that a tensor covers, gaps of a view included."""
+    start = int(ref.memory.handle.ctypes.data) + ref.offset
+    return start, start + ref.tensor.nbytes
+
+
+def _bytes_of(a: Array) -> Range:
+    return int(a.ctypes.data), int(a.ctypes.data) + a.nbytes
+
+
+def is_weight(ref: Ref) -> bool:
+    """Whether a source is a stored weight, which never changes."""
+    return ref.tensor.is_leaf and ref.tensor.kind is Kind.WEIGHT
+
+
+def is_rows(t: Tensor) -> bool:
+    """Whether a tensor is float32 without gaps."""
+    return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
