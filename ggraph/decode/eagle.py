@@ -44,6 +44,12 @@ class TreeShape:
                 f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
                 f"expected 2 to {scored + 1} tokens"
             )
+        most = ROW_BUCKETS[-1]
+        if self.total_tokens > most or self.top_k * max(1, self.depth) > most:
+            raise InputError(
+                f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
+                f"tokens, and depth times top_k, may not exceed {most}"
+            )
 
 
 class DraftRunner:
@@ -108,6 +114,10 @@ class EagleDrafter:
     ) -> None:
         if not 0.0 <= p_min <= 1.0 or temp <= 0:
             raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
+        if tree is not None and tree.top_k > len(runner.model.target_ids):
+            raise InputError(
+                f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
+            )
         self.runner, self.tree, self.p_min = runner, tree, p_min
         self.random, self.temp = random, temp
         self.name, self.taps = "eagle3", runner.model.taps
