@@ -100,7 +100,9 @@ def test_a_session_replays_one_graph_and_a_new_plan_captures_another() -> None:
     for n in (8, 16):
         x = np.ones((3, n), np.float32)
         session.prepare(n, lambda n=n: graph_of(n), eye)  # type: ignore[misc]
-        first = session.run(n, {"x": x})["y"]
+        first = session.run(n, {"x": x})["y"]  # enqueued one by one
+        second = session.run(n, {"x": 3 * x})["y"]  # captured
+        assert calls[-1] == "graph of 3" and np.array_equal(second, 3 * first)
         marks = len(calls)
         again = session.run(n, {"x": 2 * x})["y"]
         assert calls[marks:] == ["graph of 3"], "one call, and nothing else"

@@ -208,14 +208,21 @@ class CudaBackend:
     def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
         """What `enqueue` puts on `streams`, as one call that enqueues it again.
 
-        The first call captures. Everything captured runs in the order of stream 0's graphs, which
-        is more order than the plan asks for, never less.
+        The first call enqueues, which loads kernels and library handles; the second one captures.
+        Everything captured runs in the order of stream 0's graphs, which is more order than the
+        plan asks for, never less.
         """
         if not self.graphs:
             return enqueue
         made: list[Any] = []
+        warm = False
 
         def replay() -> None:
+            nonlocal warm
+            if not warm:
+                warm = True
+                enqueue()
+                return
             if not made:
                 made.append(self._captured(streams, enqueue))
             self.driver.launch_graph(made[0], self.stream(0))

@@ -1,6 +1,6 @@
 """The driver boundary answered by CuPy, on a real GPU. Floor 6.
 
-CuPy's thin wrappers are used (runtime, driver, cuBLAS), not its arrays: memory, streams and graphs
+CuPy's thin wrappers are used (runtime and driver), not its arrays: memory, streams and graphs
 belong to the backend. Imported only when a device is opened.
 """
 
@@ -13,21 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cupy.cuda import cublas, driver, runtime
+from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
 from ggraph.backends.cuda import kernels, nvrtc
+from ggraph.backends.cuda.blas import Blas
 from ggraph.backends.cuda.driver import Grid
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
 OLDEST = 80  # compute capability: bf16 and asynchronous copies
-DATA_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType_t
-SUM_IN_F32 = 68  # CUBLAS_COMPUTE_32F
-DEFAULT_ALGORITHM = -1
 SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 NO_TIMING = 2  # cudaEventDisableTiming
-FAILURES = (runtime.CUDARuntimeError, driver.CUDADriverError, cublas.CUBLASError, MemoryError)
+FAILURES = (runtime.CUDARuntimeError, driver.CUDADriverError, MemoryError)
 
 
 @contextmanager
@@ -77,8 +75,17 @@ class CupyDriver:
     arch: str
     _modules: dict[Unit, Any] = field(default_factory=dict)
     _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
-    _handles: dict[int, int] = field(default_factory=dict)  # stream -> cuBLAS handle
     _undo: list[Callable[[], None]] = field(default_factory=list)
+    _blas: Blas = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._blas = Blas(self._kept)
+
+    def _kept(self, nbytes: int) -> int:
+        """Device memory until `close`."""
+        address = self.allocate(nbytes)
+        self._undo.append(lambda: self.free(address))
+        return address
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
@@ -186,24 +193,9 @@ class CupyDriver:
         add: bool,
         stream: int,
     ) -> None:
-        """cuBLAS counts columns first, so it computes y^T [n, m] = w [n, k] . x^T [k, m]."""
-        n, m, k = shape
-        one, old = ctypes.c_float(1.0), ctypes.c_float(1.0 if add else 0.0)
-        type_ = DATA_TYPES[kind]
-        with self._here(f"a product of {m} rows, {n} outputs, {k} columns"):
-            cublas.gemmEx(
-                self._blas(stream), cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, k,
-                ctypes.addressof(one), w, type_, k, x, type_, k, ctypes.addressof(old), y,
-                DATA_TYPES["f32"], row, SUM_IN_F32, DEFAULT_ALGORITHM,
-            )  # fmt: skip
-
-    def _blas(self, stream: int) -> int:
-        """A handle per stream, so that no two streams share a work space."""
-        if stream not in self._handles:
-            handle = self._handles[stream] = int(cublas.create())
-            cublas.setStream(handle, stream)
-            self._undo.append(lambda: cublas.destroy(handle))
-        return self._handles[stream]
+        """One call of cuBLAS."""
+        with self._here("a product"):
+            self._blas.product(w, x, y, shape, row, kind, add, stream)
 
     def begin_capture(self, stream: int) -> None:
         """Record; other threads may go on using the device."""
@@ -235,10 +227,10 @@ class CupyDriver:
 
     def close(self) -> None:
         """Destroy what was made, last first."""
+        self._quietly(self._blas.close)
         for undo in reversed(self._undo):
             self._quietly(undo)
         self._undo.clear()
-        self._handles.clear()
 
     def _quietly(self, undo: Callable[[], Any]) -> None:
         """Cleaning up goes on after a lost device."""

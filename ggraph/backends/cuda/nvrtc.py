@@ -5,45 +5,20 @@ toolkit. Compiled code is kept in `cache_dir()/cuda`, under a hash of all that w
 """
 
 import ctypes
-import ctypes.util
 import hashlib
-import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ggraph import env
+from ggraph.backends.cuda.libraries import shared
 from ggraph.errors import BackendError
 
-TOOLKITS = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu")
 
-
-@cache
 def library() -> Any:
     """The NVRTC library. BackendError where there is none."""
-    tried = []
-    for path in _candidates():
-        try:
-            return ctypes.CDLL(path)
-        except OSError as error:
-            tried.append(str(error))
-    raise BackendError(
-        "NVRTC, CUDA's compiler library, was not found; `pip install nvidia-cuda-nvrtc` brings it"
-        + (f" (tried: {'; '.join(tried)})" if tried else "")
-    )
-
-
-def _candidates() -> Iterator[str]:
-    """Libraries of installed wheels, newest first, then the system's."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-    found = [p for r in roots for p in r.glob("*/lib/libnvrtc.so.*")]
-    found += [p for r in TOOLKITS for p in Path(r).glob("libnvrtc.so.*")]
-    yield from (str(p) for p in sorted(found, key=lambda p: p.name, reverse=True))
-    named = ctypes.util.find_library("nvrtc")
-    if named is not None:
-        yield named
+    return shared("nvrtc", "nvidia-cuda-nvrtc")
 
 
 @cache
@@ -97,7 +72,8 @@ def compile_source(
         options = _strings([*flags, *(f"-D{d}" for d in defines.split())])
         status = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status:
-            raise BackendError(f"{name} {defines} for {arch} does not compile:\n{_log(program)}")
+            title = " ".join([name, defines]).strip()
+            raise BackendError(f"{title} does not compile for {arch}: {_errors(program)}")
         return _code(program, name)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -106,6 +82,13 @@ def compile_source(
 def _strings(values: Sequence[str] | Any) -> Any:
     encoded = [v.encode() for v in values]
     return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _errors(program: Any) -> str:
+    """The compiler's errors with their source lines, on one line."""
+    log = _log(program)
+    found = [" ".join(t.split()) for t in log.splitlines() if ": error" in t or "error:" in t]
+    return "; ".join(found) or log.replace("\n", " ")
 
 
 def _log(program: Any) -> str:
