@@ -136,8 +136,12 @@ def test_out_of_memory_names_what_is_held() -> None:
         bytes_on(backend, 400, "arena@cuda0")
     text = str(caught.value)
     assert "\n" not in text
-    for part in ("buffer 'arena@cuda0' of 400 bytes", "300 of 1000", "weights 700", "layers to"):
+    for part in ("buffer 'arena@cuda0' of 400 bytes", "300 of 1000", "weights 700", "a CPU split"):
         assert part in text
+    bytes_on(backend, 100, "blk.0.attn_q.weight")
+    bytes_on(backend, 100, "blk.1.attn_q.weight")
+    with pytest.raises(BackendError, match=r"Options\(layers=\{'cuda0': 1\}\)"):
+        bytes_on(backend, 400)
 
 
 def test_a_closed_or_lost_device_says_so_and_still_closes() -> None:

@@ -4,6 +4,7 @@ Everything goes through a `Driver`. Programs are lists of steps made once; a pla
 run here is captured into a CUDA graph on its first run and replayed from then on.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,15 @@ class CudaBackend:
         return self.driver.allocate(max(nbytes, 1))
 
     def _too_large(self, nbytes: int, what: str, free: int, total: int) -> str:
-        largest = sorted((m.buffer for m in self._held.values()), key=lambda b: -b.nbytes)[:8]
+        buffers = [m.buffer for m in self._held.values()]
+        largest = sorted(buffers, key=lambda b: -b.nbytes)[:8]
         held = ", ".join(f"{b.name} {b.nbytes}" for b in largest) or "nothing"
-        share = free * 100 // max(nbytes, 1)
+        layers = {m[1] for b in buffers if (m := _LAYER.match(b.name))}
+        kept = {self.spec.name: max(len(layers) - 1, 0)}
+        fewer = f"Options(layers={kept})" if layers else "a CPU split"
         return (
             f"{self.spec.name}: {what} of {nbytes} bytes does not fit: {free} of {total} bytes are "
-            f"free ({share} % of it); held here, largest first: {held}. "
-            "Give layers to the CPU, or use a shorter context"
+            f"free; held here, largest first: {held}. What would fit: {fewer}, or a shorter context"
         )
 
     def free(self, memory: Memory) -> None:

@@ -1,0 +1,56 @@
+"""The runner with `--device cuda0`: the stand-in for a GPU, and the one line without one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cuda_host import HostDriver, need_compiler
+from small_model import TINY, small_model
+from typer.testing import CliRunner
+
+from ggraph.backends import cuda
+from models.cli import app
+
+HEAD = TINY / "eagle3_for_llama_tied"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+@pytest.fixture
+def drivers(monkeypatch: pytest.MonkeyPatch) -> list[HostDriver]:
+    """The stand-ins that commands open, in order."""
+    made: list[HostDriver] = []
+
+    def opened(name: str) -> HostDriver:
+        made.append(HostDriver())
+        return made[-1]
+
+    monkeypatch.setattr(cuda, "open_driver", opened)
+    return made
+
+
+@need_compiler
+def test_text_is_the_same_with_and_without_a_head(model: Path, drivers: list[HostDriver]) -> None:
+    texts = []
+    for more in ([], ["--draft", "lookup"], ["--draft", "eagle3", "--head", str(HEAD)]):
+        given = ["generate", "-m", str(model), "-n", "8", "--temp", "0", "--device", "cuda0"]
+        result = CliRunner().invoke(app, [*given, *more, "--json", "ab ab ab"])
+        assert result.exit_code == 0, result.output
+        texts.append(json.loads(result.stdout)["text"])
+    assert len(set(texts)) == 1 and texts[0]
+    assert all(any("mul_mat_tile" in c for c in d.calls) for d in drivers), "the GPU did the work"
+    assert all(d.used == 0 and not d.pinned for d in drivers), "everything was given back"
+
+
+@need_compiler
+def test_the_plan_names_the_device(model: Path, drivers: list[HostDriver]) -> None:
+    result = CliRunner().invoke(app, ["plan", str(model), "--device", "cuda0"])
+    assert result.exit_code == 0 and "cuda0" in result.stdout, result.output
+
+
+def test_without_a_gpu_there_is_one_line(model: Path) -> None:
+    result = CliRunner().invoke(app, ["generate", "-m", str(model), "--device", "cuda9999", "x"])
+    assert result.exit_code != 0 and "cuda9999: " in str(result.exception)
