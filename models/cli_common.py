@@ -27,6 +27,7 @@ ModelPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.")]
 Context = Annotated[int | None, typer.Option("--ctx-size", "-c", help="Context in tokens.")]
+CacheType = Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")]
 Devices = Annotated[
     str, typer.Option("--device", help="Devices in order of preference, such as cpu,sim0.")
 ]

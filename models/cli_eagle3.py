@@ -11,6 +11,7 @@ from ggraph.decode.sampler import SamplerConfig
 
 from .cli_common import (
     AsJson,
+    CacheType,
     Context,
     ModelPath,
     Threads,
@@ -56,6 +57,7 @@ def eagle3(
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
     profile: WithProfile = False,
     ctx_size: Context = None,
+    cache_type: CacheType = "f16",
     threads: Threads = None,
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations.")] = False,
     as_json: AsJson = False,
@@ -75,7 +77,15 @@ def eagle3(
     if draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
     with closing(
-        load(path, ctx_size=ctx_size, threads=threads, head=head, exact=exact, profile=profile)
+        load(
+            path,
+            ctx_size=ctx_size,
+            threads=threads,
+            head=head,
+            exact=exact,
+            profile=profile,
+            cache_type=cache_type,
+        )
     ) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())

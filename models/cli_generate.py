@@ -12,6 +12,7 @@ from ggraph.decode.sampler import SamplerConfig
 
 from .cli_common import (
     AsJson,
+    CacheType,
     Context,
     Devices,
     ModelPath,
@@ -83,6 +84,7 @@ def generate(
     compare: Compare = False,
     profile: WithProfile = False,
     ctx_size: Context = None,
+    cache_type: CacheType = "f16",
     threads: Threads = None,
     device: Devices = "cpu",
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
@@ -107,6 +109,7 @@ def generate(
             head=head,
             exact=exact,
             profile=profile,
+            cache_type=cache_type,
         )
     ) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)

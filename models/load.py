@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ggraph import InputError, Options, Session, open_backend
+from ggraph import InputError, Options, Session, dtypes, open_backend
 from ggraph.decode.chat import ChatTemplate
 from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
@@ -18,6 +18,7 @@ from .heads import open_head
 from .registry import Model, open_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
+CACHE_TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "q8_0": dtypes.Q8_0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,27 +72,39 @@ def load(
     head: str | Path | None = None,
     exact: bool = False,
     profile: bool = False,
+    cache_type: str = "f16",
 ) -> Loaded:
     """Open a model for decoding.
 
     `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
     model, whose layers are then tapped. `exact` computes with float32
-    activations instead of 8-bit ones. `profile` makes the CPU able to time every op.
+    activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
+    is how keys and values are kept: one of `CACHE_TYPES`.
     Raises FormatError, ModelError, InputError or BackendError.
     """
     begun = time.perf_counter()
     path = Path(path)
     if not path.exists():
         raise InputError(f"no model at {path}")
+    if cache_type not in CACHE_TYPES:
+        raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
     model = open_model(path)
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
     session = open_session(devices, options, threads=threads, exact=exact, profile=profile)
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
-    runner = Runner(model, session, context, taps=taps)
+    kept = _cache_dtype(model, cache_type)
+    runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
     engine = Engine(runner, tokenizer.eos_ids)
     return Loaded(model, session, runner, engine, tokenizer, time.perf_counter() - begun, drafting)
+
+
+def _cache_dtype(model: Model, name: str) -> dtypes.DType:
+    dtype, head = CACHE_TYPES[name], model.config.head_dim
+    if head % dtype.block:
+        raise InputError(f"cache type {name}: {model.name} has {head} numbers per head")
+    return dtype
 
 
 def _context(model: Model, wanted: int | None) -> int:

@@ -9,15 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.backends.cpu import attention
+from ggraph.dtype import Q8_0
+from ggraph.formats.quants import dequantize, quantize
 
-TYPES = {"f32": np.float32, "f16": np.float16}
+TYPES = {"f32": np.float32, "f16": np.float16, "q8_0": np.float32}
+
+
+def stored(kind: str, x: np.ndarray) -> np.ndarray:
+    """A cache [n, heads, hd] as it lies in memory."""
+    return quantize(x.astype(np.float32), Q8_0) if kind == "q8_0" else x.astype(TYPES[kind])
+
+
+def numbers(cache: np.ndarray) -> np.ndarray:
+    """What a stored cache stands for, float64."""
+    plain = dequantize(cache, Q8_0) if cache.dtype == np.uint8 else cache
+    return plain.astype(np.float64)
 
 
 def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int) -> dict[str, Any]:
     """Random queries, cache and causal mask with a hole; outputs are zeros."""
     rng = np.random.default_rng(seed)
     q = rng.normal(size=(m, heads, hd)).astype(np.float32)
-    k, v = rng.normal(size=(2, n, kv, hd)).astype(TYPES[kind])
+    k, v = (stored(kind, rng.normal(size=(n, kv, hd))) for _ in range(2))
     shown = np.sort(rng.integers(1, n + 1, m))
     mask = np.where(np.arange(n) < shown[:, None], 0, -np.inf).astype(np.float32)
     if m > 1:
@@ -34,11 +47,11 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
 def oracle(a: dict[str, Any]) -> np.ndarray:
     m, heads, kv, hd = a["m"], a["heads"], a["kv_heads"], a["hd"]
     q = a["q"].astype(np.float64).reshape(m, kv, heads // kv, hd)
-    scores = np.einsum("mkgd,nkd->mkgn", q, a["k"].astype(np.float64)) * a["scale"]
+    scores = np.einsum("mkgd,nkd->mkgn", q, numbers(a["k"])) * a["scale"]
     scores += a["mask"][:, None, None]
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
-    return np.einsum("mkgn,nkd->mkgd", p, a["v"].astype(np.float64)).reshape(m, heads, hd)
+    return np.einsum("mkgn,nkd->mkgd", p, numbers(a["v"])).reshape(m, heads, hd)
 
 
 SHAPES = [(9, 3, 64), (4, 4, 80), (7, 1, 128), (2, 1, 8), (10, 2, 40), (6, 1, 256), (2, 1, 96)]
@@ -52,7 +65,8 @@ SHAPES = [(9, 3, 64), (4, 4, 80), (7, 1, 128), (2, 1, 8), (10, 2, 40), (6, 1, 25
     seed=st.integers(0, 9),
 )
 def test_against_float64(kind: str, shape: tuple[int, int, int], n: int, m: int, seed: int) -> None:
-    a = arguments(kind, m, *shape, n, seed)
+    heads, kv, hd = shape
+    a = arguments(kind, m, heads, kv, -(-hd // 32) * 32 if kind == "q8_0" else hd, n, seed)
     call("attention_" + kind, 3, **a)
     assert np.abs(a["y"] - oracle(a)).max() < 5e-6
     chunked = dict(a, y=np.zeros_like(a["y"]))

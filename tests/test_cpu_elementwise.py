@@ -6,6 +6,9 @@ from cpu_calls import call
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph.dtype import Q8_0
+from ggraph.formats.quants import quantize
+
 SIZES = st.sampled_from([1, 7, 8, 31, 32, 65, 576, 1100])
 ROWS = st.integers(0, 5)
 
@@ -159,6 +162,24 @@ def test_set_rows(m: int, n: int, kind: str) -> None:
     outside = np.where(index % 2, index + 9, -1 - index)
     call("set_rows_" + kind, x=-x, y=y, index=outside, **values)
     assert np.array_equal(y, want), "an index beyond the target writes nowhere"
+
+
+@given(m=ROWS, blocks=st.integers(1, 9), seed=st.integers(0, 99))
+def test_set_rows_in_blocks(m: int, blocks: int, seed: int) -> None:
+    """Bit for bit what the file format's own quantisation gives; zeros and halves included."""
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(m, blocks * 32)) * 10.0 ** rng.integers(-6, 6, (m, 1))).astype("f4")
+    x[rng.random(x.shape) < 0.1] = 0
+    x[:1, :32] = 0 if seed % 2 else np.arange(32) * 4.0
+    y = np.zeros((9, blocks * 34), np.uint8)
+    index = rng.permutation(9)[:m].astype(np.int64)
+    call(
+        "set_rows_q8_0", 3, x=x, y=y, index=index, m=m, n=blocks * 32, xs=x.strides[0],
+        ys=y.strides[0], limit=9,
+    )  # fmt: skip
+    want = np.zeros_like(y)
+    want[index] = quantize(x, Q8_0)
+    assert np.array_equal(y, want)
 
 
 @given(m=ROWS, n=SIZES)

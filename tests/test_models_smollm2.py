@@ -81,3 +81,14 @@ def test_replaying_adds_no_planning(loaded: Loaded) -> None:
     for _ in range(5):
         runner.text([1])
     assert loaded.session.plans_made == before
+
+
+@pytest.mark.parametrize(("kind", "error"), [("f16", 2e-3), ("q8_0", 0.05)])
+def test_a_narrow_cache_stays_near_the_reference(kind: str, error: float) -> None:
+    m = load(MODEL, ctx_size=512, threads=2, exact=True, cache_type=kind)
+    ids = REFERENCE["p0_ids"].tolist()
+    exact = fresh(load(MODEL, ctx_size=512, threads=2, exact=True)).text(ids, every=True).logits
+    found = m.runner.text(ids, every=True).logits
+    assert m.runner.cache_dtype.name == kind
+    spread = np.ptp(exact, axis=1, keepdims=True)
+    assert (np.abs(found - exact) / spread).max() < error

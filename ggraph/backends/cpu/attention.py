@@ -20,13 +20,16 @@ from ggraph.backends.cpu.simd import (
     F16,
     F32,
     F32X8,
+    I8,
     I32,
+    I32X8,
     KERNELS,
     Kernel,
     KernelSpec,
     Val,
     vec,
 )  # fmt: skip
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
@@ -37,7 +40,8 @@ TOGETHER = 4  # keys handled together
 LOWEST = -3.0e38  # stands for -inf where a difference must stay a number
 ARGS = ("q", "k", "v", "mask", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
         "vs", "vh", "ms", "ys", "part", "scale:f")  # fmt: skip
-ONE = {"f32": 4, "f16": 2}
+ONE = {"f32": 4, "f16": 2}  # bytes of a number
+KINDS = (*ONE, "q8_0")
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,26 @@ def state_bytes(hd: int) -> int:
     return HEAD + 4 * hd
 
 
-def _load8(k: Kernel, kind: str, at: Val) -> Val:
-    """Eight cache numbers as float32."""
+def _at(kind: str, head: Val, d: Val) -> Val:
+    """Address of number d of a head; in block types d begins a block."""
+    return head + d // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else head + d * ONE[kind]
+
+
+def _load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
+    """Eight cache numbers as float32, `i` after those at the address that `_at` gave."""
     if kind == "f16":
-        return k.cast("fpext", k.load(at, vec(F16, 8)), F32X8)
-    return k.load(at, F32X8)
+        return k.cast("fpext", k.load(at + i * 2, vec(F16, 8)), F32X8)
+    if kind == "f32":
+        return k.load(at + i * 4, F32X8)
+    block = at + i // Q8_BLOCK * Q8_BYTES
+    codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, 8))
+    scale = k.cast("fpext", k.load(block, F16), F32)
+    return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
+
+
+def _bytes_of(kind: str, count: int) -> int:
+    """Bytes of `count` numbers, for prefetching."""
+    return count * ONE.get(kind, 1)
 
 
 def _prefetch(k: Kernel, at: Val, nbytes: int) -> None:
@@ -89,10 +108,10 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> Non
     keys = [job.keys + ks * (position + p) for p in range(positions)]
     sums = [[k.var(0, F32X8) for _ in keys] for _ in range(job.count)]
 
-    def eight(d: Val) -> None:
-        queries = [k.load(job.q + (hd * g + d) * 4, F32X8) for g in range(job.count)]
+    def eight(d: Val, i: int) -> None:
+        queries = [k.load(job.q + (hd * g + d + i) * 4, F32X8) for g in range(job.count)]
         for p, key in enumerate(keys):
-            loaded = _load8(k, job.kind, key + d * ONE[job.kind])
+            loaded = _load8(k, job.kind, _at(job.kind, key, d), i)
             for g, query in enumerate(queries):
                 sums[g][p].value = words.fma(k, query, loaded, sums[g][p].value)
             k.keep_order()
@@ -100,11 +119,12 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> Non
     whole = hd // 32 * 32
     for d in k.loop(0, whole, 32):
         for key in keys:
-            _prefetch(k, key + ks * AHEAD + d * ONE[job.kind], 32 * ONE[job.kind])
+            _prefetch(k, _at(job.kind, key + ks * AHEAD, d), _bytes_of(job.kind, 32))
         for i in range(0, 32, 8):
-            eight(d + i)
-    for d in k.loop(whole, hd, 8):
-        eight(d)
+            eight(d, i)
+    if job.kind in ONE:
+        for d in k.loop(whole, hd, 8):
+            eight(d, 0)
     scale = k.splat(k.arg("scale"), TOGETHER)
     for g in range(job.count):
         at = job.scores + (position - first + g * CHUNK) * 4
@@ -151,15 +171,15 @@ def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width:
 
     def dims(d: Val, count: int) -> None:
         sums = [[k.var(0, F32X8) for _ in range(count)] for _ in out]
-        row = k.var(job.values + vs * first + d * ONE[job.kind])
+        row = k.var(_at(job.kind, job.values + vs * first, d))
 
         def one(score: Val) -> None:
             """Add the values of the position whose first weight is at `score`."""
             at = row.value
-            _prefetch(k, at + vs * AHEAD, count * 8 * ONE[job.kind])
+            _prefetch(k, at + vs * AHEAD, _bytes_of(job.kind, count * 8))
             weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
             for i in range(count):
-                value = _load8(k, job.kind, at + i * 8 * ONE[job.kind])
+                value = _load8(k, job.kind, at, i * 8)
                 for g, weight in enumerate(weights):
                     sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
             row.value = at + vs
@@ -178,7 +198,7 @@ def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width:
     whole = hd // (8 * width) * (8 * width)
     for d in k.loop(0, whole, 8 * width):
         dims(d, width)
-    if width > 1:
+    if width > 1 and job.kind in ONE:
         for d in k.loop(whole, hd, 8):
             dims(d, 1)
 
@@ -189,7 +209,7 @@ def _chunk(k: Kernel, job: Job, first: Val, stop: Val, states: list[Val]) -> Non
     for g, (top, state) in enumerate(zip(tops, states, strict=True)):
         k.store(state, top)
         k.store(state + 4, _exponentials(k, job, g, stop - first, top))
-    width = {1: 8, 2: 4, 3: 4}.get(job.count, 2)
+    width = {1: 8, 2: 4, 3: 4}.get(job.count, 2) if job.kind in ONE else Q8_BLOCK // 8
     _weighted(k, job, first, stop, [s + HEAD for s in states], width)
 
 
@@ -343,6 +363,8 @@ def _of_kind(build: Callable[[Kernel, str], None], kind: str) -> Callable[[Kerne
     return lambda k: build(k, kind)
 
 
-WHOLE = {kind: _register("attention_" + kind, _of_kind(_whole_rows, kind)) for kind in ONE}
-CHUNKS = {kind: _register("attend_chunks_" + kind, _of_kind(_single_chunks, kind)) for kind in ONE}
+WHOLE = {kind: _register("attention_" + kind, _of_kind(_whole_rows, kind)) for kind in KINDS}
+CHUNKS = {
+    kind: _register("attend_chunks_" + kind, _of_kind(_single_chunks, kind)) for kind in KINDS
+}
 MERGE = _register("merge_chunks", _merge_chunks)

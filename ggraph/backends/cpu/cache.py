@@ -3,17 +3,20 @@
 Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.quantise import load_block
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
     F32X8,
     F64,
     F64X8,
+    I8,
     I32,
+    I32X8,
     I64,
     KERNELS,
     Kernel,
@@ -22,6 +25,7 @@ from ggraph.backends.cpu.simd import (
     kernel,
     vec,
 )  # fmt: skip
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
 
@@ -67,6 +71,34 @@ def _set_rows(kind: str) -> KernelSpec:
     name = "set_rows_" + kind
     KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys", "limit"), build)
     return KERNELS[name]
+
+
+@kernel("x y index m n xs ys limit")
+def set_rows_q8_0(k: Kernel) -> None:
+    """Rows of n numbers, whole blocks of 32, as a float16 scale and 32 codes each.
+
+    The bits are those of `ggraph.formats.quantise`: scale = max |x| / 127, halves away from zero.
+    """
+    x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
+    blocks = n // Q8_BLOCK
+    for item in k.share(m * blocks):
+        r, b = item // blocks, item % blocks
+        row = _row_of(k, index, r)
+        with _inside(k, row):
+            numbers = load_block(k, x + xs * r + b * (Q8_BLOCK * 4))
+            _store_q8(k, numbers, y + ys * row + b * Q8_BYTES)
+
+
+def _store_q8(k: Kernel, x: Sequence[Val], out: Val) -> None:
+    sizes = [words.absolute(k, v) for v in x]
+    largest = words.hmax(k, k.maximum(*(k.maximum(*sizes[i : i + 2]) for i in (0, 2))))
+    scale = largest / 127.0
+    inverse = k.splat(k.select(scale > 0.0, k.const(1.0, F32) / scale, 0.0), 8)
+    k.store(out, k.cast("fptrunc", scale, F16))
+    for i, v in enumerate(x):
+        whole = k.intrinsic("llvm.round.v8f32", F32X8, v * inverse)
+        codes = k.cast("trunc", k.cast("fptosi", whole, I32X8), vec(I8, 8))
+        k.store(out + (Q8_CODES + 8 * i), codes)
 
 
 def _angles(k: Kernel, row: Val, table: Val) -> None:

@@ -9,6 +9,7 @@ H heads, K key-value heads, D head_dim.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -23,7 +24,8 @@ from ggraph.backends.cpu.tiles import (
     layout_of,
 )
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import F16, F32, I32, I64
+from ggraph.dtype import I32, I64
+from ggraph.tensor import Array
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
 Lower = Callable[[Lowering, Launch], bool]
@@ -100,16 +102,16 @@ def _gather(low: Lowering, x: Launch) -> bool:
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
-    """Float rows into a float32 or float16 cache, in place."""
+    """Float rows into a cache, in place."""
     held, rows, index = (s.tensor for s in x.sources)
-    if held.dtype not in (F32, F16) or not held.is_contiguous or not is_rows(rows):
+    if held.dtype.name not in attention.KINDS or not held.is_contiguous or not is_rows(rows):
         return False
     if index.dtype is not I64 or not index.is_contiguous:
         return False
     n = prod(rows.shape[1:])
-    kind = "f32" if held.dtype is F32 else "f16"
     low.add(
-        "set_rows_" + kind, x=low.at(x.sources[1]), y=low.at(x.result), index=low.at(x.sources[2]),
+        "set_rows_" + held.dtype.name, x=low.at(x.sources[1]), y=low.at(x.result),
+        index=low.at(x.sources[2]),
         m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n), limit=held.shape[0],
     )  # fmt: skip
     return True
@@ -195,35 +197,51 @@ def _scale(low: Lowering, x: Launch) -> bool:
     return True
 
 
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Where rotated rows go: an address or private memory, the element, the distance of heads, and
+    the address of the rows' indices (0: in order)."""
+
+    y: int | Array
+    kind: str
+    head_bytes: int
+    index: int = 0
+
+
 def _rope(low: Lowering, x: Launch) -> bool:
     a = x.sources[0]
     dim = a.tensor.shape[2] * 4
-    return _rotate(low, x, a, x.sources[1], None, x.sources[2:], "f32", dim)
+    return _rotate(low, x, a, x.sources[1], Target(low.at(x.result), "f32", dim), x.sources[2:])
 
 
 def _rope_set_rows(low: Lowering, x: Launch) -> bool:
-    """Rotated rows straight into a float32 or float16 cache, in place."""
+    """Rotated rows straight into a cache, in place; for blocks they are rotated beside it first."""
     held, a, positions, index, *factors = x.sources
     t = held.tensor
-    if t.dtype not in (F32, F16) or not t.is_contiguous:
+    if t.dtype.name not in attention.KINDS or not t.is_contiguous:
         return False
     if index.tensor.dtype is not I64 or not index.tensor.is_contiguous:
         return False
-    kind = "f32" if t.dtype is F32 else "f16"
-    return _rotate(low, x, a, positions, index, factors, kind, t.dtype.row_bytes(t.shape[2]))
+    head_bytes = t.dtype.row_bytes(t.shape[2])
+    if not t.dtype.is_block:
+        target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index))
+        return _rotate(low, x, a, positions, target, factors)
+    m, n = a.tensor.shape[0], prod(a.tensor.shape[1:])
+    beside = np.zeros((m, n), np.float32)
+    target = Target(beside, "f32", t.shape[2] * 4)
+    if not _rotate(low, x, a, positions, target, factors):
+        return False
+    low.add(
+        "set_rows_" + t.dtype.name, uses=[beside], x=beside, y=low.at(x.result),
+        index=low.at(index), m=m, n=n, xs=n * 4, ys=t.dtype.row_bytes(n), limit=t.shape[0],
+    )  # fmt: skip
+    return True
 
 
 def _rotate(
-    low: Lowering,
-    x: Launch,
-    a: Ref,
-    positions: Ref,
-    index: Ref | None,
-    factors: Sequence[Ref],
-    kind: str,
-    head_bytes: int,
+    low: Lowering, x: Launch, a: Ref, positions: Ref, target: Target, factors: Sequence[Ref]
 ) -> bool:
-    """Rotate [T, H, D] rows; `head_bytes` is the distance of heads in the result."""
+    """Rotate [T, H, D] rows."""
     attrs = x.result.tensor.attrs
     if not is_rows(a.tensor) or attrs["ext_factor"] != 0 or positions.tensor.dtype is not I32:
         return False
@@ -236,11 +254,12 @@ def _rotate(
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
     low.add(
-        "rope_" + kind, x=low.at(a), y=low.at(x.result), pos=low.at(positions),
-        index=low.at(index) if index is not None else 0, freqs=padded,
+        "rope_" + target.kind, makes=[target.y] if isinstance(target.y, np.ndarray) else [],
+        x=low.at(a), y=target.y, pos=low.at(positions), index=target.index, freqs=padded,
         factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
-        ys=heads * head_bytes, yh=head_bytes, limit=x.result.tensor.shape[0],
+        ys=heads * target.head_bytes, yh=target.head_bytes,
+        limit=x.result.tensor.shape[0] if target.index else rows,
         mscale=_number(x, "attn_factor"),
     )  # fmt: skip
     return True
@@ -254,11 +273,11 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     shown = x.sources[3].tensor if attrs["has_mask"] else None
     if not is_rows(q) or attrs["softcap"] or shown is None or not is_rows(shown):
         return False
-    if k.dtype is not v.dtype or k.dtype not in (F32, F16) or k.shape != v.shape:
+    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
         return False
     if dim % 8 or dim > attention.MAX_HEAD or k.strides[-1] != k.dtype.block_bytes:
         return False
-    kind = "f32" if k.dtype is F32 else "f16"
+    kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
     part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)

@@ -25,6 +25,7 @@ BLOCK = 32  # columns of a block
 GROUP = 4  # columns of one vector
 X_BLOCK = 40  # bytes of a quantised activation block: 32 codes, scale, scale * sum of codes
 X_SCALE, X_SUM = 32, 36
+Q8_BLOCK, Q8_BYTES, Q8_CODES = 32, 34, 2  # ggml's Q8_0: numbers, bytes, where its codes begin
 
 
 @dataclass(frozen=True)
