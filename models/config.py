@@ -186,13 +186,18 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     s = scaling_of(k)
     base = s.real("rope_theta", k.real("rope_theta", 10000.0))
     kind = s.get("rope_type") or s.get("type") or "default"
-    rope = Rope("neox", int(head_dim * k.real("partial_rotary_factor", 1.0)), base)
+    share = k.real("partial_rotary_factor", 1.0)
+    if not 0 < share <= 1:
+        raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")
+    rope = Rope("neox", int(head_dim * share), base)
     trained = s.integer(
         "original_max_position_embeddings", k.integer("max_position_embeddings", 2048)
     )
     if kind == "default":
         return rope
     if kind == "linear":
+        if s.real("factor") < 1:
+            raise ModelError(f"config.json rope: linear factor {s.real('factor')}")
         return _with(rope, freq_scale=1 / s.real("factor"))
     if kind == "llama3":
         return _with(rope, freq_factors=llama3_factors(rope, s, trained))
@@ -287,7 +292,10 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
     kind = k.get("rope.scaling.type", "none")
     if kind == "none" or not k.has("rope.scaling.factor"):
         return rope
-    scale = 1 / k.real("rope.scaling.factor")
+    factor = k.real("rope.scaling.factor")
+    if factor <= 0:
+        raise ModelError(f"GGUF metadata: rope.scaling.factor = {factor}")
+    scale = 1 / factor
     if kind == "linear":
         return _with(rope, freq_scale=scale)
     if kind == "yarn":

@@ -106,6 +106,8 @@ def sizes(tensors: Mapping[str, RawTensor], k: Keys, heads: int, where: object) 
     """
     if "blk.0.attn_kv_a_mqa.weight" not in tensors:
         return None
+    if heads < 1:
+        raise ModelError(f"{where}: latent attention with {heads} heads")
 
     def shape(name: str) -> tuple[int, ...]:
         title = f"blk.0.{name}.weight"
