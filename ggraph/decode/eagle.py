@@ -21,12 +21,16 @@ import numpy as np
 
 from ggraph.decode.acceptance import draw
 from ggraph.decode.draft import ROOT, Draft
+from ggraph.decode.draft_loop import feeds, table, unrolled
 from ggraph.decode.draft_model import DraftModel, DraftShape
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
+from ggraph.graph import Graph
 from ggraph.session import Session
-from ggraph.tensor import Array
+from ggraph.tensor import Array, Tensor
+
+LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class DraftRunner:
     ) -> None:
         self.model, self.session, self.cache_dtype = model, session, cache_dtype
         self.past = 0
+        # Where plans are captured and replayed, a chain is one plan instead of one per token.
+        self.unrolls = any(hasattr(b, "capture") for b in session.backends.values())
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
 
     def step(
@@ -93,6 +99,25 @@ class DraftRunner:
             },
         )
         return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
+
+    def chain(self, token: int, hidden: Array, count: int) -> list[int]:
+        """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
+        model = self.model
+        context = context_bucket(self.past + count, self._rows)
+        shape = DraftShape(1, context, 1, self._rows + 1, True, self.cache_dtype)
+        ids = table(model.name, model.target_ids)
+
+        def build() -> Graph:
+            return unrolled(model.build(shape), count, ids)
+
+        def storage(t: Tensor) -> Array:
+            held = t.name == ids.name
+            return model.target_ids.astype(np.int32) if held else model.weight(t)
+
+        key = (model.name, "chain", count, shape)
+        self.session.prepare(key, build, storage)
+        out = self.session.run(key, feeds(token, hidden, self.past, count, context))
+        return [int(t) for t in out["drafted"]]
 
 
 class EagleDrafter:
@@ -159,7 +184,16 @@ class EagleDrafter:
             self.runner.past += len(tokens)
         self._tokens, self._features = [], []
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a chain needs nothing of the host between its steps."""
+        certain = self.p_min == 0 and self.random is None
+        return self.runner.unrolls and certain and self.runner.model.sliding_window is None
+
     def _chain(self, limit: int) -> Draft:
+        if self._is_plain and 1 < limit <= LONGEST_LOOP + 1:
+            first = int(self.runner.model.target_ids[int(np.argmax(self._logits[0]))])
+            return Draft.chain([first, *self.runner.chain(first, self._hidden, limit - 1)])
         tokens: list[int] = []
         laws: dict[int, Array] = {}
         logits, hidden, past = self._logits, self._hidden, self.runner.past

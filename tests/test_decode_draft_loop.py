@@ -1,0 +1,121 @@
+"""A chain of drafts as one plan: the same tokens as step by step, and nothing in between."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_host import HostDriver, need_compiler
+from head_loop import saved, variant
+
+from ggraph.backends import open_backend
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.decode.draft_loop import table, unrolled
+from ggraph.decode.draft_model import DraftShape
+from ggraph.decode.eagle import DraftRunner, EagleDrafter
+from ggraph.decode.engine import Engine
+from ggraph.decode.length import Fixed
+from ggraph.decode.runner import Runner
+from ggraph.decode.speculate import Speculator
+from ggraph.dtype import F32
+from ggraph.errors import InputError
+from ggraph.plan import Do
+from ggraph.session import Session
+from models.eagle3 import Head
+from models.heads import open_head
+from models.load import open_session
+from models.registry import open_model
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+TARGET = TINY / "llama_tied"
+HEAD = TINY / "eagle3_for_llama_tied"
+PROMPT = [5, 17, 200, 33, 8, 91]
+
+
+def head_of(name: str, folder: Path) -> Head:
+    target = open_model(TARGET)
+    made = open_head(HEAD if name == "golden" else saved(folder, *variant(name)), target)
+    assert isinstance(made, Head)
+    return made
+
+
+def drafts(session: Session, head: Head, unrolls: bool, limit: int) -> list[tuple[int, ...]]:
+    """Two drafts after features that have nothing to do with a target."""
+    rng = np.random.default_rng(3)
+    runner = DraftRunner(head, session, 64, cache_dtype=F32)
+    runner.unrolls = unrolls
+    drafter = EagleDrafter(runner)
+    width = len(head.taps) * head.config.target_hidden_size
+    found = []
+    drafter.begin(PROMPT[0])
+    for _ in range(2):
+        features = rng.standard_normal((len(PROMPT), width)).astype(np.float32)
+        drafter.observe(PROMPT, features)
+        found.append(drafter.propose(limit).tokens)
+    return found
+
+
+@pytest.mark.parametrize("name", ["golden", "latent", "latent, two layers, 3.1"])
+@pytest.mark.parametrize("limit", [2, 5, 9])
+def test_one_plan_drafts_what_single_steps_draft(name: str, limit: int, tmp_path: Path) -> None:
+    head = head_of(name, tmp_path / "head")
+    session = open_session(threads=1, exact=True)
+    wanted = drafts(session, head, False, limit)
+    before = session.plans_made
+    assert drafts(session, head, True, limit) == wanted
+    assert all(len(d) == limit for d in wanted)
+    assert session.plans_made == before + 1, "one plan for the whole chain"
+    session.close()
+
+
+def test_a_windowed_or_choosy_drafter_goes_step_by_step(tmp_path: Path) -> None:
+    session = open_session(threads=1)
+    runner = DraftRunner(head_of("golden", tmp_path), session, 64)
+    assert not runner.unrolls, "without replay there is nothing to gain"
+    runner.unrolls = True
+    assert EagleDrafter(runner)._is_plain
+    assert not EagleDrafter(runner, p_min=0.1)._is_plain
+    assert not EagleDrafter(runner, random=np.random.default_rng(0))._is_plain
+    session.close()
+
+
+def test_wrong_graphs_are_refused(tmp_path: Path) -> None:
+    head = head_of("golden", tmp_path)
+    ids = table(head.name, head.target_ids)
+    true_rows = head.build(DraftShape(1, 256, 1, 513, False))
+    fed_back = head.build(DraftShape(1, 256, 1, 513, True))
+    for graph, count in ((true_rows, 2), (fed_back, 0)):
+        with pytest.raises(InputError, match="cannot be drafted"):
+            unrolled(graph, count, ids)
+
+
+@need_compiler
+def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) -> None:
+    head = head_of("golden", tmp_path)
+    texts = []
+    for length in (0, 4):
+        driver = HostDriver()
+        cuda = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+        session = Session({"cuda0": cuda, "cpu": open_backend("cpu", threads=1)})
+        engine = Engine(Runner(open_model(TARGET), session, 128, taps=head.taps), ())
+        drafter = EagleDrafter(DraftRunner(head, session, 128))
+        decoder = Speculator(engine, [drafter], Fixed(length)) if length else engine
+        pick = lambda logits: int(logits.argmax())  # noqa: E731
+        texts.append(list(decoder.generate(PROMPT, pick, lambda token: None, limit=10)))
+        if length:
+            _one_replay(session, driver, drafter)
+        session.close()
+    assert texts[0] == texts[1]
+
+
+def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:
+    """What a chain asks of the driver once its plan is captured; and its plan on one device."""
+    for _ in range(2):
+        drafter.runner.chain(7, np.zeros((1, drafter.runner.model.width), np.float32), 3)
+    marks = len(driver.calls)
+    drafter.runner.chain(9, np.ones((1, drafter.runner.model.width), np.float32), 3)
+    asked = driver.calls[marks:]
+    assert len(asked) == 1 and asked[0].startswith("graph of"), asked
+    key = next(k for k in session._verified if "chain" in k)  # type: ignore[operator]
+    plan = session._verified[key].plan
+    where = {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH}
+    assert where == {"cuda0"}
