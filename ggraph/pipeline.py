@@ -256,7 +256,24 @@ def _shortage(draft: Draft) -> str:
 def _unplanned(draft: Draft, error: AllocError) -> AllocError:
     """The last error, with the bound that makes the limit impossible or what is not known."""
     short = _shortage(draft) or "no bound excludes the limit, but no plan was found"
-    return AllocError(f"{error}; {short}")
+    return AllocError(f"{error}; {short}{_placed_there(draft)}")
+
+
+def _placed_there(draft: Draft, most: int = 6) -> str:
+    """The largest values on the device that the bound says is too small, else on those with a
+    limit; nothing before memory is laid out."""
+    if "fit" not in draft.made:
+        return ""
+    values, room = draft.schedule.values.values(), rooms(draft.schedule, draft.options.capacity)
+    bounds = lower_bounds(draft.schedule)
+    short = [d for d, n in room.items() if d in bounds and bounds[d].nbytes > n]
+    found = ""
+    for device in short or [d for d in draft.options.capacity if d in room]:
+        there = [v for v in values if v.device == device and not v.external and v.same_as is None]
+        there.sort(key=lambda v: -v.nbytes)
+        rows = ", ".join(f"%{v.name} {v.nbytes}" for v in there[:most])
+        found += f"; placed on {device}: {len(there)} values, the largest {rows}"
+    return found
 
 
 def _path(schedule: Schedule) -> str:

@@ -35,6 +35,9 @@ def plan(
         str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")
     ] = None,
     streams: Annotated[int, typer.Option(help="Compute streams per device.")] = 1,
+    capacity: Annotated[
+        str | None, typer.Option(help="Arena bytes per device at most, such as sim0=65536.")
+    ] = None,
     memory: Annotated[str, typer.Option(help="Allocator: hb, offline or ggml.")] = "hb",
     threads: Threads = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
@@ -51,7 +54,13 @@ def plan(
         raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
     if streams < 1:
         raise InputError(f"--streams {streams}: expected 1 or more")
-    options = Options(pins=tuple(pin or ()), layers=_layers(layers), streams=streams, memory=memory)
+    options = Options(
+        pins=tuple(pin or ()),
+        layers=_counts("--layers", "COUNT", layers),
+        streams=streams,
+        memory=memory,
+        capacity=_counts("--capacity", "BYTES", capacity),
+    )
     opened = open_model(model_path(model, as_json or dot))
     session = open_session(device_names(device), options, threads=threads)
     with closing(session):
@@ -82,12 +91,12 @@ def _explain(verified: VerifiedPlan, tensor: str, as_json: bool) -> None:
         print(found)
 
 
-def _layers(text: str | None) -> dict[str, int]:
+def _counts(option: str, unit: str, text: str | None) -> dict[str, int]:
     """`sim0=10,sim1=20` as a mapping. InputError for anything else."""
     found: dict[str, int] = {}
     for part in (text or "").split(",") if text else ():
         name, equals, count = part.partition("=")
         if not (name and equals and count.isdecimal()):
-            raise InputError(f"--layers {text!r}: expected DEVICE=COUNT, separated by commas")
+            raise InputError(f"{option} {text!r}: expected DEVICE={unit}, separated by commas")
         found[name.strip()] = int(count)
     return found

@@ -313,7 +313,7 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
         (["plan", model, "--device", "sim0,cpu", "--layers", "sim7=3"], "known devices are sim0"),
         (["plan", model, "--capacity", "cpu=all"], "--capacity 'cpu=all': expected DEVICE=BYTES"),
         (["plan", model, "--capacity", "cpu=64"], "cpu has 64"),
-        (["plan", model, "--capacity", "cpu=4000"], "placed on cpu: "),
+        (["plan", model, "--capacity", "cpu=1500"], "placed on cpu: "),
         (["plan", model, "--html", tmp_path / "no" / "x.html"], "cannot write"),
         (["eagle3", "-m", model, "--draft", "magic", "Hi"], "--draft 'magic'"),
         (["eagle3", "-m", model, "--draft", "eagle3", "Hi"], "needs a head"),

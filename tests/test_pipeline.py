@@ -79,6 +79,8 @@ def test_the_error_states_the_bound() -> None:
         AllocError, match=r"sim0 has 512 bytes and no plan of this order needs less than 640"
     ):
         make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
+    with pytest.raises(AllocError, match=r"placed on sim0: 27 values, the largest %x 96, "):
+        make_plan(GRAPH, [SIM0], Options(streams=3, capacity={"sim0": 512}))
     with pytest.raises(AllocError, match=r"%x needs 128 bytes, sim0 has 64"):
         make_plan(GRAPH, [SIM0], Options(capacity={"sim0": 64}))
 

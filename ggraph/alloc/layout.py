@@ -141,8 +141,10 @@ def check_capacity(
     for device, room in rooms(schedule, capacity).items():
         need = sum(b.nbytes for b in memory.buffers.values() if _owned(b, device))
         if need > room:
-            names = (v for v in schedule.values.values() if v.device == device and not v.external)
-            top = max(names, key=lambda v: v.nbytes)
+            owned = {
+                n for n, r in memory.regions.items() if _owned(memory.buffers[r.buffer], device)
+            }
+            top = max((schedule.values[n] for n in sorted(owned)), key=lambda v: v.nbytes)
             raise AllocError(
                 f"{device}: the plan needs {need} bytes, {room} are there; no {memory.mode} plan "
                 f"of this order needs less than {bounds.get(device, 0)}; "
