@@ -222,4 +222,4 @@ def _wants_peer(peer: str) -> bool:
 
 
 def _say(text: str) -> None:
-    notes().print(f"[dim]{text}[/dim]")
+    notes().print(f"[dim]{text}[/dim]", soft_wrap=True)
