@@ -113,6 +113,20 @@ def test_a_session_replays_one_graph_and_a_new_plan_captures_another() -> None:
 
 
 @need_compiler
+def test_a_plan_that_cannot_be_captured_runs_all_the_same() -> None:
+    backend = opened()
+    session = Session({"cuda0": backend, "cpu": open_backend("cpu", threads=1)})
+    session.prepare("k", graph_of, eye)
+    feeds = {"x": np.ones((3, 8), np.float32)}
+    first = session.run("k", feeds)["y"]
+    backend.driver.refuses_capture = True  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="cuda0: a plan runs without graph: capture"):
+        assert np.array_equal(session.run("k", feeds)["y"], first)
+    assert np.array_equal(session.run("k", feeds)["y"], first)
+    assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
+
+
+@need_compiler
 def test_an_op_without_a_kernel_goes_to_the_cpu_and_the_plan_says_so() -> None:
     x = input("x", (3, 8))
     h = ops.cumsum(ops.mul_mat(weight("w", (8, 8)), x, name="h"), name="summed")

@@ -108,6 +108,7 @@ class HostDriver:
         self._capture: _Capture | None = None
         self._count = 0
         self.lost = False
+        self.refuses_capture = False
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
@@ -250,6 +251,8 @@ class HostDriver:
         """The graph; a stream that was not joined back is refused, as CUDA does."""
         assert self._capture is not None
         capture, self._capture = self._capture, None
+        if self.refuses_capture:
+            raise BackendError("capture refused")
         reached = set(capture.last[stream])
         work = list(reached)
         while work:

@@ -5,6 +5,7 @@ run here is captured into a CUDA graph on its first run and replayed from then o
 """
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,24 +214,31 @@ class CudaBackend:
     def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
         """What `enqueue` puts on `streams`, as one call that enqueues it again.
 
-        The first call enqueues, which loads kernels and library handles; the second one captures.
+        The first call enqueues, which loads kernels and library handles; the second one captures,
+        or warns and goes on without where CUDA refuses.
         Everything captured runs in the order of stream 0's graphs, which is more order than the
         plan asks for, never less.
         """
         if not self.graphs:
             return enqueue
         made: list[Any] = []
-        warm = False
+        ready = refused = False
 
         def replay() -> None:
-            nonlocal warm
-            if not warm:
-                warm = True
+            nonlocal ready, refused
+            if ready and not made and not refused:
+                try:
+                    made.append(self._captured(streams, enqueue))
+                except BackendError as error:
+                    refused = True
+                    warnings.warn(
+                        f"{self.spec.name}: a plan runs without graph: {error}", stacklevel=2
+                    )
+            if made:
+                self.driver.launch_graph(made[0], self.stream(0))
+            else:
                 enqueue()
-                return
-            if not made:
-                made.append(self._captured(streams, enqueue))
-            self.driver.launch_graph(made[0], self.stream(0))
+            ready = True
 
         return replay
 
