@@ -233,6 +233,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="files whose path begins so")
     parser.add_argument("--verbose", action="store_true", help="print the caught ones as well")
+    parser.add_argument("--unchecked", action="store_true", help="no run without any change first")
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT)]
     importlib.import_module("ggraph")
@@ -247,7 +248,7 @@ def main() -> int:
     )
     every = [m for m in mutants(list(TESTS)) if m.path.startswith(given.only or "")]
     drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))
-    for room in sorted({room_of(m.path) for m in drawn}):
+    for room in sorted({room_of(m.path) for m in drawn}) if not given.unchecked else ():
         if is_caught(Mutant(f"{room}/__init__.py", -1, 0, "", "")):
             raise SystemExit(f"the tests of {room} fail without any change")
     survived = 0
