@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ggraph import InputError
 from ggraph.decode.draft import Drafter
 from ggraph.decode.draft_text import ModelDrafter
@@ -73,12 +75,21 @@ def make_policy(options: DraftOptions) -> LengthPolicy:
     return Adaptive(most=options.longest, least=options.least, whole=whole)
 
 
-def make_drafters(m: Loaded, options: DraftOptions) -> Sequence[Drafter]:
+@dataclass(frozen=True)
+class Drawn:
+    """Random drafts: a head's chains are drawn at `temp`, which stochastic rejection keeps more of
+    than of the head's best guesses."""
+
+    random: np.random.Generator | None = None
+    temp: float = 1.0
+
+
+def make_drafters(m: Loaded, options: DraftOptions, drawn: Drawn = Drawn()) -> Sequence[Drafter]:
     """The drafters in order. InputError when one needs what is not there."""
-    return [_make(name, m, options) for name in options.names]
+    return [_make(name, m, options, drawn) for name in options.names]
 
 
-def _make(name: str, m: Loaded, options: DraftOptions) -> Drafter:
+def _make(name: str, m: Loaded, options: DraftOptions, drawn: Drawn) -> Drafter:
     if name == "suffix":
         return SuffixDrafter()
     if name == "lookup":
@@ -86,21 +97,25 @@ def _make(name: str, m: Loaded, options: DraftOptions) -> Drafter:
     if name == "eagle3":
         if m.head is None:
             raise InputError("the eagle3 drafter needs a head: give one with --head")
-        return _with_head(m, m.head, options)
+        return _with_head(m, m.head, options, drawn)
     if options.model_draft is None:
         raise InputError("the model drafter needs a model: give one with --model-draft")
     return _smaller(m, options.model_draft, options)
 
 
-def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions) -> Drafter:
+def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions, drawn: Drawn) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
     runner = DraftRunner(head, m.session, m.runner.context)
     masked = head.masked if isinstance(head, Head) else None
     if masked is None:
-        return EagleDrafter(runner, tree=options.tree, p_min=options.p_min)
+        return EagleDrafter(
+            runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp
+        )
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
-    return ParallelDrafter(runner, masked, p_min=options.p_min)
+    return ParallelDrafter(
+        runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
+    )
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ggraph import InputError
 from ggraph.decode.engine import Statistics
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import SpeculationStatistics, Speculator
 from ggraph.decode.stream import TextStream
 
-from .drafting import DraftOptions, make_drafters, make_policy
+from .drafting import DraftOptions, Drawn, make_drafters, make_policy
 from .load import Loaded
 
 RULES = ("match", "reject")
@@ -87,7 +89,10 @@ class Generation:
         if drafting is None:
             return engine.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)
         law = sampler if drafting.rule == "reject" else None
-        drafters = make_drafters(self.m, drafting.options)
+        drawn = Drawn()
+        if law is not None and self.config.temp > 0:  # a stream of its own beside the sampler's
+            drawn = Drawn(np.random.default_rng([self.config.seed or 0, 1]), self.config.temp)
+        drafters = make_drafters(self.m, drafting.options, drawn)
         self._speculator = Speculator(engine, drafters, make_policy(drafting.options), law=law)
         self._speculator.warm(drafting.options.longest)
         return self._speculator.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)

@@ -13,6 +13,7 @@ from test_models_eagle3 import Scripted
 
 from ggraph.decode.draft import ROOT, Draft, Drafter
 from ggraph.decode.draft_text import ModelDrafter
+from ggraph.decode.eagle import EagleDrafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import Fixed
 from ggraph.decode.lookup import PromptLookup
@@ -21,7 +22,7 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.dtype import F32
 from ggraph.errors import InputError
-from models.drafting import DraftOptions, make_drafters, tree_shape
+from models.drafting import DraftOptions, Drawn, make_drafters, tree_shape
 from models.generation import Drafting, Generation
 from models.load import load, open_session
 from models.registry import open_model
@@ -191,6 +192,23 @@ def test_stop_strings_and_contexts_end_the_text_alike(model: Path) -> None:
                 if rule == "match":
                     assert (text, run.tokens, run.stopped) == plain, (options.names, stops)
                 assert len(run.tokens) <= 64
+    m.close()
+
+
+def test_rejection_repeats_itself_and_draws_its_drafts(model: Path) -> None:
+    """Seeded, the text is the same each time; drawn drafts change it, as the law allows."""
+    m = load(model, head=TINY / "eagle3_for_llama_tied", threads=1, ctx_size=64)
+    ids = m.prompt_ids("Hi Hi", chat=False)
+    run = Generation(m, ids, SamplerConfig(temp=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=4), 40)
+    drafting = Drafting(DraftOptions(("eagle3",), most=4, fixed=True), "reject")
+    texts = ["".join(run.run(drafting)) for _ in range(2)]
+    assert texts[0] == texts[1]
+    drafters = make_drafters(m, drafting.options, Drawn(np.random.default_rng(1), 2.0))
+    assert isinstance(drafters[0], EagleDrafter)
+    drafters[0].begin(1)
+    drafters[0].observe([5, 6], np.zeros((2, 192), np.float32))
+    draft = drafters[0].propose(3)
+    assert sorted(draft.laws) == [-1, 0, 1]
     m.close()
 
 
