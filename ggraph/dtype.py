@@ -77,12 +77,16 @@ MXFP4 = DType("mxfp4", 39, 32, 17, None)
 TQ1_0 = DType("tq1_0", 34, 256, 54, None)
 TQ2_0 = DType("tq2_0", 35, 256, 66, None)
 
+A8 = DType("a8", -1, 32, 40, None)
+"""Activations on their way into a product: 32 codes of 8 bits, then their scale and scale * sum of
+codes in float32. The type lives between two ops of one plan and in no file."""
+
 ALL: tuple[DType, ...] = (
     F32, F16, BF16, F64, I8, I16, I32, I64,
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4,
     TQ1_0, TQ2_0,
 )  # fmt: skip
-BY_NAME: dict[str, DType] = {t.name: t for t in ALL}
+BY_NAME: dict[str, DType] = {t.name: t for t in (*ALL, A8)}
 BY_GGUF: dict[int, DType] = {t.gguf: t for t in ALL}
 
 

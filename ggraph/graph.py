@@ -80,8 +80,9 @@ class Graph:
         needs any more is gone. Outputs and states keep their names.
         """
         done: dict[str, Tensor] = {}
+        fresh: dict[int, Tensor] = {}
         for t in self.tensors:
-            done[t.name] = _follow(t, heirs, done)
+            done[t.name] = _follow(t, heirs, done, fresh)
         outputs = {t.name: done[t.name] for t in self.outputs}
         also = [done[t.name] for t in self.updates.values() if not t.is_leaf]
         return Graph.of(outputs, also=also, name=self.name)
@@ -107,17 +108,24 @@ class Graph:
         return "\n".join([f"graph {self.name}", *("  " + line(t) for t in self.tensors)])
 
 
-def _follow(t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor]) -> Tensor:
-    """`t`, or its heir, with sources and viewed tensors taken from what is done already."""
+def _follow(
+    t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor], fresh: dict[int, Tensor]
+) -> Tensor:
+    """`t`, or its heir, with sources and viewed tensors taken from what is done already.
+
+    `fresh` holds what was made of new tensors, by identity: heirs may share them.
+    """
     if t.name in heirs:
         heir = heirs[t.name]
-        return done[heir.name] if heir.name in done else _follow(heir, {}, done)
-    sources = tuple(done[s.name] if s.name in done else _follow(s, heirs, done) for s in t.sources)
-    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
-        return t
-    if t.spec is None:
-        return t
-    return apply(t.op, *sources, name=t.name, **t.attrs)
+        return done[heir.name] if heir.name in done else _follow(heir, {}, done, fresh)
+    if id(t) in fresh:
+        return fresh[id(t)]
+    sources = tuple(
+        done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
+    )
+    same = all(a is b for a, b in zip(sources, t.sources, strict=True)) or t.spec is None
+    fresh[id(t)] = t if same else apply(t.op, *sources, name=t.name, **t.attrs)
+    return fresh[id(t)]
 
 
 def _order(roots: list[Tensor]) -> list[Tensor]:

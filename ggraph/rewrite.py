@@ -6,7 +6,7 @@ Each rule is a function from graph to graph and keeps every output's value.
 from collections.abc import Callable, Mapping, Sequence
 
 from ggraph.device import DeviceSpec
-from ggraph.dtype import F32
+from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
@@ -121,6 +121,45 @@ def fuse(graph: Graph, known: frozenset[str]) -> Graph:
     return graph.replace(heirs) if heirs else graph
 
 
+QUANTISED_PARTS = {"rms_norm_mul": "rms_norm_quantise", "swiglu": "swiglu_quantise"}
+
+
+def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
+    """Products with quantised weights take their rows in 8 bits, once for all that share them.
+
+    Where nothing else reads a norm or a gated unit, it gives 8 bits itself.
+    """
+    users = graph.users()
+    products = {t.name for t in graph.nodes if _takes_8_bits(t)}
+    made: dict[str, Tensor] = {}
+    heirs: dict[str, Tensor] = {}
+    for t in graph.nodes:
+        if t.name not in products:
+            continue
+        w, x, *rest = t.sources
+        if x.name not in made:
+            only = not x.is_output and all(u.name in products for u in users[x.name])
+            made[x.name] = _in_8_bits(x, known if only else frozenset())
+        heirs[t.name] = apply(t.op, w, made[x.name], *rest, name=t.name)
+    return graph.replace(heirs) if heirs else graph
+
+
+def _in_8_bits(x: Tensor, known: frozenset[str]) -> Tensor:
+    """x as A8, by the op that computes x where one in `known` gives 8 bits itself."""
+    name, fused = f"{x.name}.a8", QUANTISED_PARTS.get(x.op, "")
+    if fused in known:
+        return apply(fused, *x.sources, name=name, **x.attrs)
+    return apply("quantise", x, name=name)
+
+
+def _takes_8_bits(t: Tensor) -> bool:
+    if t.op not in ("mul_mat", "mul_mat_add"):
+        return False
+    w, x = t.sources[:2]
+    stored = w.is_leaf and w.kind is Kind.WEIGHT and w.dtype.is_block and len(w.shape) == 2
+    return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0
+
+
 RULES: tuple[Rule, ...] = (merge_duplicates, drop_identities)
 
 
@@ -129,4 +168,5 @@ def rewrite(graph: Graph, devices: Sequence[DeviceSpec]) -> Graph:
     for rule in RULES:
         graph = rule(graph)
     known = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
-    return fuse(graph, known) if known else graph
+    graph = fuse(graph, known) if known else graph
+    return quantise_activations(graph, known) if "quantise" in known else graph

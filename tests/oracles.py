@@ -677,3 +677,18 @@ def rope_set_rows(
     cache: Array, x: Array, positions: Array, index: Array, *factors: Array, **attrs: Any
 ) -> Array:
     return set_rows(cache.astype(np.float64), rope(x, positions, *factors, **attrs), index)
+
+
+@oracle("quantise")
+def quantise(x: Array) -> Array:
+    return x.astype(np.float64)
+
+
+@oracle("rms_norm_quantise")
+def rms_norm_quantise(x: Array, w: Array, *, eps: float) -> Array:
+    return rms_norm_mul(x, w, eps=eps)
+
+
+@oracle("swiglu_quantise")
+def swiglu_quantise(gate: Array, up: Array) -> Array:
+    return ORACLES["swiglu"](gate, up)

@@ -6,6 +6,11 @@ marked. The promise of `inplace_ok` holds where the source has the result's shap
 strides. `evaluate.py` runs whole graphs in NumPy.
 """
 
+from ggraph.ops.activations import (
+    quantise,
+    rms_norm_quantise,
+    swiglu_quantise,
+)
 from ggraph.ops.attention import (
     diag_mask_inf,
     diag_mask_zero,
@@ -192,12 +197,14 @@ __all__ = [
     "permute",
     "pool_1d",
     "pool_2d",
+    "quantise",
     "reglu",
     "relu",
     "repeat",
     "reshape",
     "rms_norm",
     "rms_norm_mul",
+    "rms_norm_quantise",
     "roll",
     "rope",
     "rope_set_rows",
@@ -220,6 +227,7 @@ __all__ = [
     "sum",
     "sum_rows",
     "swiglu",
+    "swiglu_quantise",
     "tanh",
     "top_k",
     "transpose",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.dtype import BF16, DType
+from ggraph.dtype import A8, BF16, DType
 from ggraph.errors import GraphError, InputError
+from ggraph.formats.activations import read_a8, write_a8
 from ggraph.formats.quants import dequantize, quantize
 from ggraph.graph import Graph
 from ggraph.ops.rules import identity
@@ -56,6 +57,8 @@ def decode(raw: Array, dtype: DType) -> Array:
     """
     if dtype is BF16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
+    if dtype is A8:
+        return read_a8(raw)
     if dtype.is_block:
         return dequantize(raw, dtype)
     return raw.astype(np.float32) if raw.dtype == np.float16 else raw
@@ -67,6 +70,8 @@ def encode(values: Array, dtype: DType) -> Array:
         if dtype is BF16:
             bits = quantize(np.ascontiguousarray(values, np.float32).reshape(-1), BF16)
             return bits.view(np.uint16).reshape(values.shape)
+        if dtype is A8:
+            return write_a8(values)
         if dtype.is_block:
             return quantize(np.ascontiguousarray(values, np.float32), dtype)
         plain: Array = values.astype(dtype.np)

@@ -1,7 +1,8 @@
 """Matrix products. Floor 4.
 
 Legend: m rows, n outputs, k inner size, B leading axes; T tokens, U experts per token, E experts.
-Weights come first, as in ggml, and may be of any float type; products and sums are float32.
+Weights come first, as in ggml, and may be of any float type; x is of a plain float type, or A8.
+Products and sums are float32.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ggraph.dtype import F16, F32, I32, Q4_0, Q8_0
+from ggraph.dtype import A8, F16, F32, I32, Q4_0, Q8_0
 from ggraph.errors import InputError
 from ggraph.ops.rules import expect, f32, index_type, plain_float, rank, real_valued, rule
 from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
@@ -20,7 +21,8 @@ def _mul_mat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(w, 2)
     rank(x, 2, None)
     real_valued(w)
-    plain_float(x)
+    if x.dtype is not A8:
+        plain_float(x)
     expect(w.shape[-1] == x.shape[-1], f"inner sizes {w.shape[-1]} and {x.shape[-1]} differ")
     expect(len(w.shape) <= len(x.shape), f"%{w.name} has more axes than %{x.name}")
     pairs = zip(reversed(w.shape[:-2]), reversed(x.shape[:-2]), strict=False)
@@ -61,6 +63,7 @@ MUL_MAT = register(
             Example((Arg((6, 64)), Arg((3, 64)))),
             Example((Arg((6, 64), Q8_0), Arg((1, 64))), tolerance=2e-2),
             Example((Arg((5, 64), Q4_0), Arg((2, 3, 64))), tolerance=2e-2),
+            Example((Arg((5, 64), Q4_0), Arg((3, 64), A8)), tolerance=2e-2),
             Example((Arg((6, 37), F16), Arg((3, 37), F16)), tolerance=2e-3),
             Example((Arg((2, 5, 8)), Arg((4, 3, 8)))),
             Example((Arg((1, 2, 5, 8)), Arg((3, 2, 4, 8)))),

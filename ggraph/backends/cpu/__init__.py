@@ -8,6 +8,7 @@ from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
+IN_8_BITS = frozenset({"quantise", "rms_norm_quantise", "swiglu_quantise"})
 
 
 def open(
@@ -20,6 +21,7 @@ def open(
     count = env.thread_count() if threads is None else threads
     if not 1 <= count <= 1024:
         raise InputError(f"threads = {count}: expected 1 to 1024")
-    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64, fused=FUSED)
+    fused = FUSED if exact else FUSED | IN_8_BITS
+    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64, fused=fused)
     pool = Pool(count)
     return CpuBackend(spec, pool, exact, Profile(pool) if profile else None)

@@ -24,7 +24,7 @@ from ggraph.backends.cpu.tiles import (
     layout_of,
 )
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import I32, I64
+from ggraph.dtype import A8, I32, I64
 from ggraph.tensor import Array
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -47,8 +47,8 @@ def _mul_mat(low: Lowering, x: Launch) -> bool:
     Other products are rare and stay with the reference.
     """
     w, a, *rest = x.sources
-    k = w.tensor.shape[-1]
-    if not is_weight(w) or len(w.tensor.shape) != 2 or not is_rows(a.tensor):
+    k, ready = w.tensor.shape[-1], a.tensor.dtype is A8 and a.tensor.is_contiguous
+    if not is_weight(w) or len(w.tensor.shape) != 2 or not (ready or is_rows(a.tensor)):
         return False
     if w.tensor.dtype not in LAYOUTS or (w.tensor.dtype.is_block and k % 32):
         return False
@@ -58,8 +58,10 @@ def _mul_mat(low: Lowering, x: Launch) -> bool:
     packed = low.weight(w)
     layout = layout_of(packed.dtype)
     plain = isinstance(layout, FloatLayout)
-    blocks = [] if plain else [low.blocks(a, m, k)]
-    source = low.at(a) if plain else blocks[0]
+    if plain and ready:
+        return False
+    blocks = [] if plain or ready else [low.blocks(a, m, k)]
+    source = blocks[0] if blocks else low.at(a)
     step = k * 4 if plain else activation_bytes(k)
     low.add(
         "matmul_" + layout.name, uses=blocks, w=packed.data, x=source, y=low.at(x.result),
@@ -126,6 +128,43 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     low.add(
         "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
         xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
+    )  # fmt: skip
+    return True
+
+
+def _quantise(low: Lowering, x: Launch) -> bool:
+    a = x.sources[0].tensor
+    if not is_rows(a):
+        return False
+    k = a.shape[-1]
+    low.add(
+        "quantise", x=low.at(x.sources[0]), out=low.at(x.result), m=a.size // k, k=k, xs=k * 4,
+        os=activation_bytes(k),
+    )  # fmt: skip
+    return True
+
+
+def _rms_norm_quantise(low: Lowering, x: Launch) -> bool:
+    a, w = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(w)):
+        return False
+    n = a.shape[-1]
+    low.add(
+        "rms_norm_quantise", x=low.at(x.sources[0]), w=low.at(x.sources[1]), out=low.at(x.result),
+        m=a.size // n, n=n, xs=n * 4, os=activation_bytes(n), eps=_number(x, "eps"),
+    )  # fmt: skip
+    return True
+
+
+def _swiglu_quantise(low: Lowering, x: Launch) -> bool:
+    a, b = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(b)):
+        return False
+    n = a.shape[-1]
+    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "os": activation_bytes(n)}
+    sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
+    low.add(
+        "silu_mul_quantise", out=low.at(x.result), m=a.size // n, n=n, **sources, **steps
     )  # fmt: skip
     return True
 
@@ -303,6 +342,9 @@ LOWERINGS: dict[str, Lower] = {
     "set_rows": _set_rows,
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,
+    "quantise": _quantise,
+    "rms_norm_quantise": _rms_norm_quantise,
+    "swiglu_quantise": _swiglu_quantise,
     "add": _binary("add"),
     "sub": _binary("sub"),
     "mul": _binary("mul"),

@@ -1,0 +1,35 @@
+"""The meaning of A8 blocks: activations in 8 bits. Floor 3.
+
+Legend: N blocks; a block is 32 codes int8, their scale float32, and scale * sum of codes float32,
+which the minimums of weights are multiplied with. scale = max |x| / 127.
+"""
+
+import numpy as np
+
+from ggraph.dtype import A8
+from ggraph.formats.checkpoint import Array
+
+CODES = A8.block
+SCALE, SUM = CODES, CODES + 4  # bytes from the start of a block
+
+
+def write_a8(values: Array) -> Array:
+    """Blocks uint8 [.., n / 32 * 40] of float32 [.., n]; codes are rounded to the nearest even."""
+    x = np.ascontiguousarray(values, np.float32).reshape(-1, CODES)
+    largest = np.abs(x).max(axis=1, keepdims=True) if x.size else np.zeros((0, 1), np.float32)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(x * inverse).astype(np.int8)
+    scale = largest * np.float32(1 / 127)
+    total = scale * codes.sum(axis=1, keepdims=True, dtype=np.int32).astype(np.float32)
+    parts = (codes.view(np.uint8), scale.view(np.uint8), total.view(np.uint8))
+    return np.concatenate(parts, axis=1).reshape(*values.shape[:-1], -1)
+
+
+def read_a8(raw: Array) -> Array:
+    """float32 [.., n] of blocks uint8 [.., n / 32 * 40]."""
+    blocks = np.ascontiguousarray(raw).reshape(-1, A8.block_bytes)
+    codes = blocks[:, :CODES].view(np.int8).astype(np.float32)
+    scale = np.ascontiguousarray(blocks[:, SCALE:SUM]).view(np.float32)
+    n = raw.shape[-1] // A8.block_bytes * CODES
+    values: Array = (codes * scale).reshape(*raw.shape[:-1], n)
+    return values
