@@ -7,11 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ggraph import InputError, Options, VerifiedPlan, explain
+from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
 from ggraph.decode.runner import Runner
+from ggraph.device import HOST
+from ggraph.pipeline import first_draft, run_passes_until
+from ggraph.plan import Plan
 from ggraph.plan_json import plan_to_json
+from ggraph.session import WeightSource
 from ggraph.show import graph_dot, plan_summary, plan_text
 from ggraph.show_html import plan_html
+from ggraph.verify import CounterExample, Rejected
 
 from .cli_common import AsJson, Devices, Threads, device_names, model_path, print_json, write_text
 from .load import open_session
@@ -70,9 +75,7 @@ def plan(
         if dot:
             print(graph_dot(graph))
             return
-        verified = session.prepare("shown", lambda: graph, opened.weight)
-        if export is not None:
-            write_text(export, json.dumps(plan_to_json(verified.plan)) + "\n")
+        verified = _proved(session, graph, opened.weight, html, export)
         if explain_tensor is not None:
             _explain(verified, explain_tensor, as_json)
         elif html is not None:
@@ -81,6 +84,37 @@ def plan(
             print_json(plan_summary(verified))
         elif export is None:
             print(plan_text(verified))
+
+
+def _proved(
+    session: Session, graph: Graph, weight: WeightSource, html: Path | None, export: Path | None
+) -> VerifiedPlan:
+    """The graph's plan, exported if wanted; a refused one too, with a page of its race."""
+    try:
+        verified = session.prepare("shown", lambda: graph, weight)
+    except Rejected as refusal:
+        _write_refused(session, graph, refusal.counter_example, html, export)
+        raise
+    if export is not None:
+        write_text(export, json.dumps(plan_to_json(verified.plan)) + "\n")
+    return verified
+
+
+def _write_refused(
+    session: Session, graph: Graph, fault: CounterExample, html: Path | None, export: Path | None
+) -> None:
+    """The plan that `verify` refused, as a page with the race in red and as JSON, where wanted."""
+    specs = [b.spec for name, b in session.backends.items() if name != HOST]
+    draft = run_passes_until(first_draft(graph, specs, session.options), "verify")
+    refused = Plan(draft.schedule, draft.made["allocate"])
+    if html is not None:
+        facts = {
+            "commands": len(draft.schedule.commands),
+            "arena bytes": refused.memory.arena_bytes,
+        }
+        write_text(html, plan_html(refused, facts, fault))
+    if export is not None:
+        write_text(export, json.dumps(plan_to_json(refused)) + "\n")
 
 
 def _explain(verified: VerifiedPlan, tensor: str, as_json: bool) -> None:

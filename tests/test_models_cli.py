@@ -213,6 +213,10 @@ def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     split = ["--device", "sim0,sim1,cpu", "--layers", "sim0=3,sim1=3", "--streams", "2"]
     assert ggraph("plan", tiny, *split, "--html", page)[0] == 0
     assert "<svg" in page.read_text()
+    given = ["--device", "sim0,cpu", "--streams", "3", "--memory", "ggml", "--html", page]
+    status, _, err = ggraph("plan", tiny, *given)
+    assert status != 0 and "race" in err, "list-order reuse on three streams"
+    assert "verify refuses this plan" in page.read_text()
     assert ggraph("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
 
 
