@@ -319,6 +319,18 @@ def test_a22_only_counts_and_sizes_are_compared() -> None:
     assert a.needs_realloc(NodeList((*same.tensors[:2], more), same.nodes, same.leafs))
 
 
+def test_a22_fewer_sources_than_reserved_replay_as_well() -> None:
+    """Wiring is not compared: slots that are gone are simply not looked at."""
+    full = chain(64, 64, 64)
+    full = replace(full, tensors=(*full.tensors[:2], replace(full.tensors[2], sources=(1, 0))))
+    a = GraphAllocator((CPU,))
+    a.reserve(full)
+    fewer = replace(full, tensors=(*full.tensors[:2], replace(full.tensors[2], sources=(1,))))
+    plan = a.allocate(fewer)
+    assert plan is not None and a.grown == 1
+    assert [s.at.offset for s in plan.spots] == [0, 64, 128]
+
+
 def test_a22_external_then_not() -> None:
     g = Lines()
     g.leaf("x", 32)

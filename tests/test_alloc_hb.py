@@ -189,3 +189,12 @@ def test_a_value_may_be_replaced_through_an_overwrite_chain() -> None:
     s = schedule([SIM], [x, replace(y, may_replace=("x",)), z], commands)
     assert allocate(s).arena_bytes == 64
     judge(s, allocate(s))
+
+
+def test_what_overwrites_a_rotating_value_rotates_with_it() -> None:
+    x = Value("x", "d", 64, slots=3)
+    y = Value("y", "d", 64, same_as="x")
+    s = schedule([SIM], [x, y], [act(Do.LAUNCH, S0, [], [x]), act(Do.LAUNCH, S0, [x], [y])])
+    m = allocate(s)
+    assert m.regions["x"].offsets == m.regions["y"].offsets == (0, 64, 128)
+    assert m.arena_bytes == 3 * 64

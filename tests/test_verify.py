@@ -339,3 +339,25 @@ def test_a_counter_example_is_data_too() -> None:
     assert len(data["repairs"]) == 2 and json.loads(json.dumps(data)) == data
     alone = fault(plan({"x": 1}, run(S0, "x"))).to_json()
     assert alone["commands"] == [None, None]
+
+
+def test_every_pair_that_must_be_ordered_is_counted() -> None:
+    """Per run: y's read of x after x (1); from the second run on x again after y's read and after x,
+    y after y (3). w reads x as well: a pair more, and one more for the next x."""
+    two = proof(plan({"x": 0, "y": 32}, run(S0, "x"), run(S0, "y", "x"), END))
+    assert two.pairs_checked == 2 * 1 + 3
+    body = (run(S0, "x"), run(S0, "y", "x"), record(S0), wait(S1), run(S1, "w", "x"), END)
+    assert proof(plan({"x": 0, "y": 32, "w": 64}, *body)).pairs_checked == 2 * 2 + 5
+
+
+def test_the_first_command_may_be_the_culprit() -> None:
+    f = fault(plan({"x": 0, "y": 0, "z": 64}, run(S0, "y"), run(S0, "z", "x"), x=INITIAL))
+    assert f.kind == "stale" and f.first is not None and f.first.index == 0
+    assert f.second is not None and f.second.index == 1
+    assert [line for line in f.nearby.splitlines() if line.startswith("  >")] != []
+    never = fault(plan({"x": 0, "z": 64}, run(S0, "z", "x")))
+    assert never.kind == "unwritten" and never.first is None
+
+
+def test_a_fault_without_bytes_names_none() -> None:
+    assert "bytes [" not in str(fault(plan({"x": 1}, run(S0, "x"))))

@@ -254,3 +254,25 @@ def test_a_part_is_chosen_by_the_graphs_own_indices() -> None:
         c = Command(Do.COPY, Actor("sim0"), "c", table.name, reads, writes, chosen_by=wrong)
         text = f"a copy chosen by {wrong!r} for 'table@sim0', which 'ids' chooses"
         assert text in faults(with_commands(p, [c]))
+
+
+def test_an_input_may_be_staged_in_two_buffers() -> None:
+    """Each half that the host writes is part of the input, neither is all of it."""
+    graph = Graph.of({"y": ops.scale(input("x", (4, 16)), 2.0, name="y")}, name="halves")
+    one, two = Access("one", 0, N // 2), Access("two", 0, N // 2)
+    whole, y = (Access("x", 0, N),), (Access("y", 0, N),)
+    host, stream = Actor("host"), Actor("sim0")
+    commands = [
+        Command(Do.HOST_WRITE, host, "one", "x", (), (one,)),
+        Command(Do.HOST_WRITE, host, "two", "x", (), (two,)),
+        Command(Do.COPY, stream, "x", "x", (one, two), whole),
+        Command(Do.LAUNCH, stream, "y", "y", whole, y),
+        Command(Do.HOST_READ, host, "y", "y", y),
+    ]
+    schedule = Schedule(Splits(Placement(graph, (SIM,), {}), ()), {}, tuple(commands))
+    p = Plan(schedule, PLAN.memory)
+    assert faults(p) == []
+    foreign = Command(Do.HOST_WRITE, host, "three", "x", (), (Access("three", 0, 4),))
+    assert faults(with_commands(p, [foreign, *commands])) == [
+        "host_write for 'x' moves three[0:4], bytes of another"
+    ]
