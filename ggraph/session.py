@@ -43,6 +43,11 @@ class Session:
         self._verified: dict[Hashable, VerifiedPlan] = {}
         self._lock = threading.RLock()
 
+    @property
+    def replays(self) -> bool:
+        """Whether a device captures plans, so that a longer plan costs no more to start."""
+        return any(hasattr(b, "capture") for b in self.backends.values())
+
     def prepare(
         self, key: Hashable, build: Callable[[], Graph], weights: WeightSource
     ) -> VerifiedPlan:

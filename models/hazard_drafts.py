@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from ggraph import InputError, Session
+from ggraph import InputError
 from ggraph.decode.eagle import DraftRunner, EagleDrafter
 from ggraph.decode.length import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
@@ -54,8 +54,7 @@ def _run(
 ) -> DraftReport:
     assert m.head is not None, name
     session = UnprovedSession(DRAFT_RECIPES[name])
-    stand_in = cast(Session, session)  # a drafter asks for `prepare` and `run` alone
-    drafter = EagleDrafter(DraftRunner(m.head, stand_in, m.runner.context))
+    drafter = EagleDrafter(DraftRunner(m.head, session, m.runner.context))
     speculator = Speculator(m.engine, [drafter], Fixed(most))
     sampler = Sampler(SamplerConfig(temp=0.0), m.model.vocab_size)
     m.engine.reset()

@@ -14,8 +14,9 @@ rejection the head is in the state of one that never drafted.
 Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840) for the head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bu
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
-from ggraph.session import Session
 from ggraph.tensor import Array, Tensor
 
 LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
@@ -56,16 +56,34 @@ class TreeShape:
             )
 
 
+class DraftSession(Protocol):
+    """What a drafter asks of a session: `ggraph.session.Session` is one."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether plans are captured and replayed."""
+        ...
+
+    def prepare(
+        self, key: Hashable, build: Callable[[], Graph], weights: Callable[[Tensor], Array]
+    ) -> object:
+        """Plan the graph that `build` makes under `key`, the first time."""
+        ...
+
+    def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step of the plan of `key`."""
+        ...
+
+
 class DraftRunner:
     """Steps of a draft head over its own cache; `past` slots hold true rows."""
 
     def __init__(
-        self, model: DraftModel, session: Session, context: int, *, cache_dtype: DType = F16
+        self, model: DraftModel, session: DraftSession, context: int, *, cache_dtype: DType = F16
     ) -> None:
         self.model, self.session, self.cache_dtype = model, session, cache_dtype
         self.past = 0
-        # Where plans are captured and replayed, a chain is one plan instead of one per token.
-        self.unrolls = any(hasattr(b, "capture") for b in session.backends.values())
+        self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
 
     def step(

@@ -1,6 +1,6 @@
 """A real drafter over plans that nobody proved: what a race does to acceptance. Floor 9.
 
-`UnprovedSession` offers what a drafter needs of a session (`prepare`, `run`), plans every graph by
+`UnprovedSession` offers what a drafter needs of a session, plans every graph by
 a recipe of the corpus, and replays it on the simulator: a refused plan under the adversarial order
 of its own counter-example, a sound one as timed. Memory lives on from step to step, so a read that
 comes too early finds what the step before left there, as on a device.
@@ -48,6 +48,8 @@ class _Step:
 class UnprovedSession:
     """Runs graphs by `recipe` on one simulated device. `refused` collects the counter-examples of
     its plans, `plans` counts them, `faults` counts reads that found foreign bytes."""
+
+    replays = False  # the simulator captures nothing, so chains go step by step
 
     def __init__(self, recipe: Recipe, device: DeviceSpec = GPU) -> None:
         self.recipe, self.device = recipe, device
