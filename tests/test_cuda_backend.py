@@ -14,10 +14,12 @@ from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, nvrtc, open_dri
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.protocol import Memory
 from ggraph.device import HOST
+from ggraph.dtype import Q8_0
 from ggraph.errors import BackendError, InputError
+from ggraph.formats.quantise import quantize
 from ggraph.pipeline import Options
-from ggraph.plan import Buffer
-from ggraph.tensor import Tensor
+from ggraph.plan import Buffer, Do
+from ggraph.tensor import Tensor, apply
 
 
 def bytes_on(backend: CudaBackend, nbytes: int, name: str = "b") -> Memory:
@@ -140,6 +142,24 @@ def test_an_op_without_a_kernel_goes_to_the_cpu_and_the_plan_says_so() -> None:
     got = session.run("k", {"x": data})["y"]
     assert np.array_equal(got, -data.cumsum(-1))
     assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
+
+
+@need_compiler
+def test_rows_in_8_bits_are_the_cpus_alone() -> None:
+    """A graph that asks for them is split; beside a GPU the rewrite makes none of its own."""
+    w, x = weight("w", (8, 64), Q8_0), input("x", (3, 64))
+    h = ops.mul_mat(w, apply("quantise", x, name="x.a8"), name="h")
+    graph = Graph.of({"h": h, "plain": ops.mul_mat(w, x)})
+    session = Session({"cuda0": opened(), "cpu": open_backend("cpu", threads=1)})
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((8, 64)).astype(np.float32)
+    verified = session.prepare("k", lambda: graph, lambda t: quantize(values, Q8_0))
+    where = {c.node: c.actor.device for c in verified.plan.schedule if c.do is Do.LAUNCH}
+    assert where == {"x.a8": "cpu", "h": "cpu", "plain": "cuda0"}
+    data = rng.standard_normal((3, 64)).astype(np.float32)
+    found, wanted = session.run("k", {"x": data}), data @ values.T
+    for name in ("h", "plain"):
+        assert np.abs(found[name] - wanted).max() < 0.02 * np.abs(wanted).max(), name
 
 
 def test_out_of_memory_names_what_is_held() -> None:

@@ -22,7 +22,10 @@ from ggraph.tensor import Array, Example, OpSpec, Tensor, apply, input, state
 pytestmark = need_compiler
 CASES = [c for c in examples.every() if c[0].name in RULES]
 NAMES = [f"{spec.name}-{i}" for spec, i, _ in CASES]
-LEFT = {("cast", 4), ("cast", 7), ("cpy", 2), ("set", 1), ("set_rows", 4), ("soft_max", 3)}
+LEFT = {
+    ("cast", 4), ("cast", 7), ("cpy", 2), ("mul_mat", 3), ("set", 1), ("set_rows", 4),
+    ("soft_max", 3),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "i", "example"), CASES, ids=NAMES)

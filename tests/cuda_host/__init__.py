@@ -117,6 +117,8 @@ class HostDriver:
     def allocate(self, nbytes: int) -> int:
         """Poisoned memory of the host."""
         self._check()
+        if nbytes > self.total - self.used:
+            raise BackendError(f"out of memory: {nbytes} bytes")
         raw = np.full(nbytes + 512, 0xFF, np.uint8)
         address = -(-raw.ctypes.data // 256) * 256
         self._memory[address] = raw

@@ -73,9 +73,37 @@ struct bf16 {
   }
 };
 
-// Types of 32 values: chunk j (0..3) of a block is in the low (j < 2) or high nibbles of 16 bytes.
-DEV int nibble(const u8* quants, int j, int i) {
-  return j < 2 ? quants[8 * j + i] & 15 : quants[8 * (j - 2) + i] >> 4;
+// Eight bytes of a block whose size is BYTES, by the widest loads that its alignment allows.
+template <int BYTES>
+DEV void eight_bytes(const u8* p, u8* out) {
+  if (BYTES % 4 == 0) {
+    const u32 first = word_at(p), second = word_at(p + 4);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[i] = (u8)(first >> 8 * i);
+      out[i + 4] = (u8)(second >> 8 * i);
+    }
+  } else if (BYTES % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u16 two = half_word_at(p + 2 * i);
+      out[2 * i] = (u8)two;
+      out[2 * i + 1] = (u8)(two >> 8);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = p[i];
+  }
+}
+
+// Types of 32 values: chunk c % 4 is in the low (0, 1) or high nibbles (2, 3) of 16 bytes.
+template <int BYTES>
+DEV void nibbles(const u8* quants, i64 c, int* q) {
+  u8 raw[8];
+  eight_bytes<BYTES>(quants + 8 * (c % 2), raw);
+  const int shift = (int)(c % 4) / 2 * 4;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) q[i] = raw[i] >> shift & 15;
 }
 
 struct q4_0 {
@@ -87,8 +115,9 @@ struct q4_0 {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
+    nibbles<BYTES>(b + 2, c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 2, (int)(c % 4), i) - 8;
+    for (int i = 0; i < 8; ++i) q[i] -= 8;
   }
 };
 struct q4_1 {
@@ -101,8 +130,7 @@ struct q4_1 {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 4, (int)(c % 4), i);
+    nibbles<BYTES>(b + 4, c, q);
   }
 };
 struct q5_0 {
@@ -115,8 +143,9 @@ struct q5_0 {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     const u32 high = b[2 + c % 4];  // bit 8j + i of the 32-bit word
+    nibbles<BYTES>(b + 6, c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = (nibble(b + 6, (int)(c % 4), i) | (int)(high >> i & 1) << 4) - 16;
+    for (int i = 0; i < 8; ++i) q[i] = (q[i] | (int)(high >> i & 1) << 4) - 16;
   }
 };
 struct q5_1 {
@@ -130,8 +159,9 @@ struct q5_1 {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     const u32 high = b[4 + c % 4];  // bit 8j + i of the 32-bit word
+    nibbles<BYTES>(b + 8, c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = nibble(b + 8, (int)(c % 4), i) | (int)(high >> i & 1) << 4;
+    for (int i = 0; i < 8; ++i) q[i] |= (int)(high >> i & 1) << 4;
   }
 };
 struct q8_0 {
@@ -143,8 +173,10 @@ struct q8_0 {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
+    u8 raw[8];
+    eight_bytes<BYTES>(b + 2 + 8 * (c % 4), raw);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = ((const i8*)(b + 2))[8 * (c % 4) + i];
+    for (int i = 0; i < 8; ++i) q[i] = (i8)raw[i];
   }
 };
 struct iq4_nl {
@@ -156,8 +188,9 @@ struct iq4_nl {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
+    nibbles<BYTES>(b + 2, c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[nibble(b + 2, (int)(c % 4), i)];
+    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[q[i]];
   }
 };
 struct mxfp4 {
@@ -170,8 +203,9 @@ struct mxfp4 {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 4 * BYTES;
+    nibbles<BYTES>(b + 1, c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = FP4_LEVELS[nibble(b + 1, (int)(c % 4), i)];
+    for (int i = 0; i < 8; ++i) q[i] = FP4_LEVELS[q[i]];
   }
 };
 
@@ -188,9 +222,10 @@ struct q2_k {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
-    const u8* p = b + 16 + e / 128 * 32 + e % 32;
+    u8 raw[8];
+    eight_bytes<BYTES>(b + 16 + e / 128 * 32 + e % 32, raw);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 128 / 32 * 2) & 3;
+    for (int i = 0; i < 8; ++i) q[i] = raw[i] >> (e % 128 / 32 * 2) & 3;
   }
 };
 struct q3_k {
@@ -207,8 +242,9 @@ struct q3_k {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
-    const u8* p = b + 32 + e / 128 * 32 + e % 32;
-    const u8* mask = b + e % 32;
+    u8 p[8], mask[8];
+    eight_bytes<BYTES>(b + 32 + e / 128 * 32 + e % 32, p);
+    eight_bytes<BYTES>(b + e % 32, mask);
     #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int third = (mask[i] >> (e / 32) & 1) ^ 1;
@@ -239,14 +275,10 @@ struct q4_k {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
-    const u8* p = b + 16 + e / 64 * 32 + e % 32;  // a multiple of 8
-    const int shift = e % 64 / 32 * 4;
-    const u32 first = word_at(p) >> shift, second = word_at(p + 4) >> shift;
+    u8 p[8];
+    eight_bytes<BYTES>(b + 16 + e / 64 * 32 + e % 32, p);
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      q[i] = first >> 8 * i & 15;
-      q[i + 4] = second >> 8 * i & 15;
-    }
+    for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 64 / 32 * 4) & 15;
   }
 };
 struct q5_k {
@@ -262,8 +294,9 @@ struct q5_k {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
-    const u8* p = b + 48 + e / 64 * 32 + e % 32;
-    const u8* high = b + 16 + e % 32;
+    u8 p[8], high[8];
+    eight_bytes<BYTES>(b + 48 + e / 64 * 32 + e % 32, p);
+    eight_bytes<BYTES>(b + 16 + e % 32, high);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 64 / 32 * 4) & 15) | (high[i] >> (e / 32) & 1) << 4;
   }
@@ -279,8 +312,9 @@ struct q6_k {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
     const int r = e % 128;
-    const u8* low = b + e / 128 * 64 + r % 64;
-    const u8* high = b + 128 + e / 128 * 32 + e % 32;
+    u8 low[8], high[8];
+    eight_bytes<BYTES>(b + e / 128 * 64 + r % 64, low);
+    eight_bytes<BYTES>(b + 128 + e / 128 * 32 + e % 32, high);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = ((low[i] >> (r / 64 * 4) & 15) | (high[i] >> (r / 32 * 2) & 3) << 4) - 32;
   }
@@ -297,9 +331,9 @@ struct iq4_xs {
   }
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const u8* p = b + 8 + 16 * ((int)(c % 32) / 4);
+    nibbles<BYTES>(b + 8 + 16 * ((int)(c % 32) / 4), c, q);
     #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[nibble(p, (int)(c % 4), i)];
+    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[q[i]];
   }
 };
 
@@ -333,7 +367,8 @@ struct tq2_0 {
   DEV void codes(const u8* row, i64 c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     const int e = 8 * (int)(c % 32);
-    const u8* p = b + e / 128 * 32 + e % 32;
+    u8 p[8];
+    eight_bytes<BYTES>(b + e / 128 * 32 + e % 32, p);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 128 / 32 * 2) & 3) - 1;
   }

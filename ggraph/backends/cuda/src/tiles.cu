@@ -44,6 +44,22 @@ DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
   }
 }
 
+// A lane's chunk of a plain row as bf16 words, and what they leave out.
+template <class T>
+DEV void words_of(const u8* row, i64 chunk, i64 k, u32* high, u32* low) {
+  const u8* p = row + 16 * chunk;
+  if (!T::ROUNDED && is_whole(p, chunk, k)) {  // bf16 as it lies there
+    const Quad raw = *(const Quad*)p;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) high[i] = raw.w[i];
+    return;
+  }
+  float v[8];
+  load_chunk<T>(row, chunk, k, v);
+  split(v, high, low);
+  split(v + 4, high + 2, low + 2);
+}
+
 // Plain types: the weights too are two bf16 numbers, unless they are bf16 already.
 template <class T>
 DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const Given& x,
@@ -51,12 +67,7 @@ DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const G
   const u8* rows[2] = {upper, lower};
   u32 high[2][4], low[2][4];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float v[8];
-    load_chunk<T>(rows[r], chunk, k, v);
-    split(v, high[r], low[r]);
-    split(v + 4, high[r] + 2, low[r] + 2);
-  }
+  for (int r = 0; r < 2; ++r) words_of<T>(rows[r], chunk, k, high[r], low[r]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const u32 a[4] = {high[0][2 * h], high[1][2 * h], high[0][2 * h + 1], high[1][2 * h + 1]};
