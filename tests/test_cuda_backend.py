@@ -147,9 +147,9 @@ def test_an_op_without_a_kernel_goes_to_the_cpu_and_the_plan_says_so() -> None:
 @need_compiler
 def test_rows_in_8_bits_are_the_cpus_alone() -> None:
     """A graph that asks for them is split; beside a GPU the rewrite makes none of its own."""
-    w, x = weight("w", (8, 64), Q8_0), input("x", (3, 64))
+    w, x = weight("w", (8, 64), Q8_0), input("x", (3, 64))  # a weight lies on one device
     h = ops.mul_mat(w, apply("quantise", x, name="x.a8"), name="h")
-    graph = Graph.of({"h": h, "plain": ops.mul_mat(w, x)})
+    graph = Graph.of({"h": h, "plain": ops.mul_mat(weight("v", (8, 64), Q8_0), x)})
     session = Session({"cuda0": opened(), "cpu": open_backend("cpu", threads=1)})
     rng = np.random.default_rng(0)
     values = rng.standard_normal((8, 64)).astype(np.float32)
