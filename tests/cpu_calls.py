@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import dtype as dt
-from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise  # noqa: F401
+from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise, slots  # noqa: F401
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool

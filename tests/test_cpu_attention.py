@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.backends.cpu import attention
+from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 
@@ -38,10 +39,23 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
     return {
         "q": q, "k": k, "v": v, "mask": mask, "y": np.zeros_like(q), "m": m, "heads": heads,
         "kv_heads": kv, "hd": hd, "n": n, "qs": q.strides[0], "ks": k.strides[0],
-        "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], "ms": mask.strides[0],
+        "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], **listed(mask),
         "ys": q.strides[0], "scale": hd**-0.5,
         "part": np.full(attention.scratch_bytes(m, heads, hd, n), 0xFF, np.uint8),
     }  # fmt: skip
+
+
+def listed(mask: np.ndarray) -> dict[str, Any]:
+    """The lists of what a mask shows, with anything behind their ends."""
+    m, n = mask.shape
+    lists = np.full((m, list_bytes(n)), 0x55, np.uint8)
+    call("shown_slots", 3, mask=mask, list=lists, m=m, n=n, ms=n * 4, ls=lists.strides[0])
+    return {"list": lists, "ls": lists.strides[0]}
+
+
+def attend(name: str, threads: int, a: dict[str, Any]) -> None:
+    """Run a kernel of attention; the mask itself serves the oracle alone."""
+    call(name, threads, **{key: value for key, value in a.items() if key != "mask"})
 
 
 def oracle(a: dict[str, Any]) -> np.ndarray:
@@ -67,36 +81,78 @@ SHAPES = [(9, 3, 64), (4, 4, 80), (7, 1, 128), (2, 1, 8), (10, 2, 40), (6, 1, 25
 def test_against_float64(kind: str, shape: tuple[int, int, int], n: int, m: int, seed: int) -> None:
     heads, kv, hd = shape
     a = arguments(kind, m, heads, kv, -(-hd // 32) * 32 if kind == "q8_0" else hd, n, seed)
-    call("attention_" + kind, 3, **a)
+    attend("attention_" + kind, 3, a)
     assert np.abs(a["y"] - oracle(a)).max() < 5e-6
     chunked = dict(a, y=np.zeros_like(a["y"]))
-    call("attend_chunks_" + kind, 2, **chunked)
-    call("merge_chunks", 4, **chunked)
+    attend("attend_chunks_" + kind, 2, chunked)
+    attend("merge_chunks", 4, chunked)
     assert np.array_equal(chunked["y"], a["y"]), "single chunks merge to the same bits"
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_bits_depend_on_neither_batch_nor_bucket(kind: str) -> None:
     a = arguments(kind, 12, 9, 3, 64, 300, 4)
-    call("attention_" + kind, 1, **a)
+    attend("attention_" + kind, 1, a)
     for row in range(12):
-        alone = dict(a, q=a["q"][row:], mask=a["mask"][row:], m=1, y=np.zeros((1, 9, 64), "f4"))
-        call("attention_" + kind, 2, **alone)
+        alone = dict(a, q=a["q"][row:], list=a["list"][row:], m=1, y=np.zeros((1, 9, 64), "f4"))
+        attend("attention_" + kind, 2, alone)
         assert np.array_equal(alone["y"][0], a["y"][row])
     wide = np.full((12, 512), -np.inf, np.float32)
     wide[:, :300] = a["mask"]
     cache = {x: np.concatenate([a[x], a[x][:212]]) for x in "kv"}
     part = np.zeros(attention.scratch_bytes(12, 9, 64, 512), np.uint8)
-    bucket = dict(a, **cache, mask=wide, ms=wide.strides[0], n=512, part=part, y=a["y"] * 0)
-    call("attention_" + kind, 2, **bucket)
+    bucket = dict(a, **cache, **listed(wide), n=512, part=part, y=a["y"] * 0)
+    attend("attention_" + kind, 2, bucket)
     assert np.array_equal(bucket["y"], a["y"]), "a longer bucket changes nothing"
 
 
-def test_rows_that_show_nothing_and_no_mask() -> None:
+@pytest.mark.parametrize("kind", TYPES)
+@given(n=st.sampled_from([16, 129, 300, 640]), seed=st.integers(0, 99))
+def test_bits_depend_on_what_is_seen_not_on_where_it_lies(kind: str, n: int, seed: int) -> None:
+    """Keys and values spread over a longer cache, in their order, between slots that are hidden."""
+    a = arguments(kind, 3, 9, 3, 64, n, seed)
+    rng = np.random.default_rng(seed)
+    wide = n + 1 + seed * 3
+    slots = np.sort(rng.choice(wide, n, replace=False))
+    mask = np.full((3, wide), -np.inf, np.float32)
+    mask[:, slots] = a["mask"]
+    caches = {x: stored(kind, rng.normal(size=(wide, 3, 64))) for x in "kv"}
+    for x in "kv":
+        caches[x][slots] = a[x]
+    part = np.full(attention.scratch_bytes(3, 9, 64, wide), 0xFF, np.uint8)
+    spread = dict(a, **caches, **listed(mask), n=wide, part=part, y=a["y"] * 0)
+    attend("attention_" + kind, 2, a)
+    attend("attention_" + kind, 2, spread)
+    assert np.array_equal(spread["y"], a["y"])
+    attend("attend_chunks_" + kind, 2, dict(spread, y=(again := a["y"] * 0)))
+    attend("merge_chunks", 2, dict(spread, y=again))
+    assert np.array_equal(again, a["y"])
+
+
+def test_what_a_mask_shows() -> None:
+    rng = np.random.default_rng(3)
+    for n in (1, 7, 8, 9, 64, 131):
+        mask = np.where(rng.random((5, n)) < (0.3, 1, 0, 0.9, 0.5)[n % 5], -np.inf, 0.0)
+        mask = (mask + rng.normal(size=(5, n))).astype(np.float32)
+        lists = listed(mask)["list"].view(np.int32)
+        for row, own in zip(mask, lists, strict=True):
+            shown = np.flatnonzero(np.isfinite(row))
+            assert own[0] == len(shown)
+            assert np.array_equal(own[8 : 8 + len(shown)], shown)
+            biases = own[8 + n + SPARE :].view(np.float32)
+            assert np.array_equal(biases[: len(shown)], row[shown])
+
+
+def test_a_finite_mask_is_added_to_the_scores() -> None:
+    a = arguments("f32", 3, 4, 2, 32, 70, 5)
+    a["mask"] += np.random.default_rng(1).normal(size=a["mask"].shape).astype(np.float32)
+    a |= listed(a["mask"])
+    attend("attention_f32", 2, a)
+    assert np.abs(a["y"] - oracle(a)).max() < 5e-6
+
+
+def test_rows_that_show_nothing() -> None:
     a = arguments("f32", 2, 2, 1, 16, 40, 0)
     a["mask"][0] = -np.inf
-    call("attention_f32", **a)
+    attend("attention_f32", 2, a | listed(a["mask"]))
     assert (a["y"][0] == 0).all() and np.isfinite(a["y"][1]).all()
-    free = dict(a, mask=0, y=np.zeros_like(a["y"]))
-    call("attention_f32", **free)
-    assert np.abs(free["y"] - oracle(dict(a, mask=np.zeros((2, 40))))).max() < 5e-6

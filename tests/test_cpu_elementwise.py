@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.dtype import Q8_0
-from ggraph.formats.quants import quantize
+from ggraph.formats.quants import dequantize, quantize
 
 SIZES = st.sampled_from([1, 7, 8, 31, 32, 65, 576, 1100])
 ROWS = st.integers(0, 5)
@@ -182,11 +182,16 @@ def test_set_rows_in_blocks(m: int, blocks: int, seed: int) -> None:
     assert np.array_equal(y, want)
 
 
+@pytest.mark.parametrize("kind", ("f32", "f16", "q8_0"))
 @given(m=ROWS, n=SIZES)
-def test_gather(m: int, n: int) -> None:
+def test_gather(kind: str, m: int, n: int) -> None:
+    n = -(-n // 32) * 32 if kind == "q8_0" else n
     x, y = normal(3, 9, n), np.zeros((m, n), np.float32)
+    held = quantize(x, Q8_0) if kind == "q8_0" else x.astype("f2" if kind == "f16" else "f4")
     ids = np.random.default_rng(n).integers(-2, 11, m).astype(np.int32)
-    call("gather", x=x, ids=ids, y=y, m=m, n=n, xs=4 * n, ys=4 * n, limit=9)
+    sizes = {"xs": held.strides[0], "ys": 4 * n, "limit": 9}
+    call("gather_" + kind, x=held, ids=ids, y=y, m=m, n=n, **sizes)
     known = (ids >= 0) & (ids < 9)
-    assert np.array_equal(y[known], x[ids[known]])
+    meant = dequantize(held, Q8_0) if kind == "q8_0" else held.astype(np.float32)
+    assert np.array_equal(y[known], meant[ids[known]])
     assert np.isnan(y[~known]).all()

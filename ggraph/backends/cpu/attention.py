@@ -1,13 +1,15 @@
 """Attention over the cache with an online soft-max, for grouped queries. Floor 6.
 
-The cache is walked in chunks of `CHUNK` positions. A chunk gives, for each head, the largest
-score, the sum of exponentials and the weighted sum of values; chunks are merged in order. That
-order alone decides a row's bits: not the number of rows, the bucket or the threads. `attention_*`
-does whole rows; where rows are few, `attend_chunks_*` shares out single chunks and `merge_chunks`
-puts them together with the same arithmetic.
+`slots.py` first lists the slots that each row's mask shows. A row walks its list, not the
+cache, in chunks of `CHUNK` entries. A chunk gives, for each head, the largest score, the sum of
+exponentials and the weighted sum of values; chunks are merged in order. What a row sees thus
+decides its bits: neither the number of rows, the bucket or the threads, nor in which slots lies
+what it sees, so that a node of a draft tree gets the bits that it has as text. `attention_*` does
+whole rows; where rows are few, `attend_chunks_*` shares out single chunks and `merge_chunks` puts
+them together with the same arithmetic.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
-n positions of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
+n slots of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +25,14 @@ from ggraph.backends.cpu.simd import (
     I8,
     I32,
     I32X8,
+    I64,
     KERNELS,
     Kernel,
     KernelSpec,
     Val,
     vec,
 )  # fmt: skip
+from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, list_of, shown_count
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 CHUNK = 128  # positions of a chunk
@@ -38,22 +42,26 @@ MAX_QUERIES = 4  # queries handled together
 AHEAD = 16  # positions between use and prefetch
 TOGETHER = 4  # keys handled together
 LOWEST = -3.0e38  # stands for -inf where a difference must stay a number
-ARGS = ("q", "k", "v", "mask", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
-        "vs", "vh", "ms", "ys", "part", "scale:f")  # fmt: skip
+ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
+        "vs", "vh", "ls", "ys", "part", "scale:f")  # fmt: skip
 ONE = {"f32": 4, "f16": 2}  # bytes of a number
 KINDS = (*ONE, "q8_0")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A group of queries of one row on one key head; addresses of everything it reads."""
+    """A group of queries of one row on one key head; addresses of everything it reads.
+
+    `slots` and `biases` are those of the chunk's first position.
+    """
 
     kind: str
     count: int
     q: Val  # [count, hd]
     keys: Val
     values: Val
-    mask: Val  # 0: none
+    slots: Val
+    biases: Val
     scores: Val  # [MAX_QUERIES, CHUNK]
 
 
@@ -102,10 +110,15 @@ def _sums4(k: Kernel, a: Sequence[Val]) -> Val:
     return k.shuffle(both, both, range(4)) + k.shuffle(both, both, range(4, 8))
 
 
-def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> None:
+def _slot(k: Kernel, job: Job, position: Val) -> Val:
+    return k.cast("sext", k.load(job.slots + position * 4, I32), I64)
+
+
+def _dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
     """Scores of `positions` keys, one or `TOGETHER`, for each query, scaled, into job.scores."""
     hd, ks = k.words("hd ks")
-    keys = [job.keys + ks * (position + p) for p in range(positions)]
+    keys = [job.keys + ks * _slot(k, job, position + p) for p in range(positions)]
+    later = [job.keys + ks * _slot(k, job, position + (p + AHEAD)) for p in range(positions)]
     sums = [[k.var(0, F32X8) for _ in keys] for _ in range(job.count)]
 
     def eight(d: Val, i: int) -> None:
@@ -118,8 +131,8 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> Non
 
     whole = hd // 32 * 32
     for d in k.loop(0, whole, 32):
-        for key in keys:
-            _prefetch(k, _at(job.kind, key + ks * AHEAD, d), _bytes_of(job.kind, 32))
+        for key in later:
+            _prefetch(k, _at(job.kind, key, d), _bytes_of(job.kind, 32))
         for i in range(0, 32, 8):
             eight(d, i)
     if job.kind in ONE:
@@ -127,28 +140,25 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: Val) -> Non
             eight(d, 0)
     scale = k.splat(k.arg("scale"), TOGETHER)
     for g in range(job.count):
-        at = job.scores + (position - first + g * CHUNK) * 4
+        at = job.scores + (position + g * CHUNK) * 4
         dots = _sums4(k, [sums[g][p % positions].value for p in range(TOGETHER)]) * scale
         k.store(at, dots if positions == TOGETHER else k.lane(dots, 0))
 
 
-def _scores(k: Kernel, job: Job, first: Val, stop: Val) -> list[Val]:
-    """Masked scores of positions first .. stop; returns the largest for each query."""
-    whole = first + (stop - first) // TOGETHER * TOGETHER
-    for position in k.loop(first, whole, TOGETHER):
-        _dots(k, job, position, TOGETHER, first)
-    for position in k.loop(whole, stop):
-        _dots(k, job, position, 1, first)
+def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
+    """Biased scores of the chunk's `length` positions; returns the largest for each query."""
+    whole = length // TOGETHER * TOGETHER
+    for position in k.loop(0, whole, TOGETHER):
+        _dots(k, job, position, TOGETHER)
+    for position in k.loop(whole, length):
+        _dots(k, job, position, 1)
     tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
-    for i in k.loop(0, stop - first, 8):
-        left = stop - first - i
-        shown = words.tail_mask(k, left)
-        bias = k.var(0.0, F32X8)
-        with k.when(job.mask.ne(0)):
-            bias.value = words.load_tail(k, job.mask + (first + i) * 4, left)
+    for i in k.loop(0, length, 8):
+        shown = words.tail_mask(k, length - i)
+        bias = k.load(job.biases + i * 4, F32X8)
         for g, top in enumerate(tops):
             at = job.scores + g * (CHUNK * 4) + i * 4
-            value = k.select(shown, k.load(at, F32X8) + bias.value, float("-inf"))
+            value = k.select(shown, k.load(at, F32X8) + bias, float("-inf"))
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
@@ -165,32 +175,31 @@ def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
     return words.hsum(k, total.value)
 
 
-def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width: int) -> None:
+def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> None:
     """Sums of values weighted by job.scores, `width` vectors of 8 dimensions at a time."""
     hd, vs = k.words("hd vs")
 
     def dims(d: Val, count: int) -> None:
         sums = [[k.var(0, F32X8) for _ in range(count)] for _ in out]
-        row = k.var(_at(job.kind, job.values + vs * first, d))
 
-        def one(score: Val) -> None:
-            """Add the values of the position whose first weight is at `score`."""
-            at = row.value
-            _prefetch(k, at + vs * AHEAD, _bytes_of(job.kind, count * 8))
+        def one(position: Val) -> None:
+            """Add the values of one position of the chunk."""
+            at = _at(job.kind, job.values + vs * _slot(k, job, position), d)
+            later = _at(job.kind, job.values + vs * _slot(k, job, position + AHEAD), d)
+            _prefetch(k, later, _bytes_of(job.kind, count * 8))
+            score = job.scores + position * 4
             weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
             for i in range(count):
                 value = _load8(k, job.kind, at, i * 8)
                 for g, weight in enumerate(weights):
                     sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
-            row.value = at + vs
 
-        end = (stop - first) * 4
-        pairs = (stop - first) // 2 * 8
-        for at in k.loop(0, pairs, 8):
-            one(job.scores + at)
-            one(job.scores + at + 4)
-        for at in k.loop(pairs, end, 4):
-            one(job.scores + at)
+        pairs = length // 2 * 2
+        for position in k.loop(0, pairs, 2):
+            one(position)
+            one(position + 1)
+        for position in k.loop(pairs, length):
+            one(position)
         for g, target in enumerate(out):
             for i in range(count):
                 k.store(target + (d + i * 8) * 4, sums[g][i].value)
@@ -203,14 +212,14 @@ def _weighted(k: Kernel, job: Job, first: Val, stop: Val, out: list[Val], width:
             dims(d, 1)
 
 
-def _chunk(k: Kernel, job: Job, first: Val, stop: Val, states: list[Val]) -> None:
-    """State of one chunk for each query of the job, written to `states`."""
-    tops = _scores(k, job, first, stop)
+def _chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
+    """State of a chunk of `length` positions for each query of the job, written to `states`."""
+    tops = _scores(k, job, length)
     for g, (top, state) in enumerate(zip(tops, states, strict=True)):
         k.store(state, top)
-        k.store(state + 4, _exponentials(k, job, g, stop - first, top))
+        k.store(state + 4, _exponentials(k, job, g, length, top))
     width = {1: 8, 2: 4, 3: 4}.get(job.count, 2) if job.kind in ONE else Q8_BLOCK // 8
-    _weighted(k, job, first, stop, [s + HEAD for s in states], width)
+    _weighted(k, job, length, [s + HEAD for s in states], width)
 
 
 def _merge(k: Kernel, state: Val, part: Val) -> None:
@@ -254,13 +263,16 @@ def _groups(k: Kernel, each: Callable[[Val, int], None]) -> None:
             each(whole, count)
 
 
-def _job(k: Kernel, kind: str, row: Val, kv: Val, first: Val, count: int, scores: Val) -> Job:
-    """The job of queries first .. first + count - 1 on key head kv."""
-    q, keys, values, mask, hd, qs, kh, vh, ms = k.words("q k v mask hd qs kh vh ms")
-    head = kv * (k.arg("heads") // k.arg("kv_heads")) + first
-    masked = k.select(mask.eq(0), mask, mask + ms * row)
-    query = q + qs * row + head * hd * 4
-    return Job(kind, count, query, keys + kh * kv, values + vh * kv, masked, scores)
+def _job(
+    k: Kernel, kind: str, at: tuple[Val, Val, Val], first: Val, count: int, scores: Val
+) -> Job:
+    """The job of queries first .. first + count - 1 at (row, key head, first list entry)."""
+    q, keys, values, hd, n, qs, kh, vh = k.words("q k v hd n qs kh vh")
+    row, kv, start = at
+    query = q + qs * row + _head(k, kv, first) * hd * 4
+    slots = list_of(k, row) + (LIST_HEAD + start * 4)
+    biases = slots + (n + SPARE) * 4
+    return Job(kind, count, query, keys + kh * kv, values + vh * kv, slots, biases, scores)
 
 
 def _head(k: Kernel, kv: Val, first: Val) -> Val:
@@ -268,7 +280,7 @@ def _head(k: Kernel, kv: Val, first: Val) -> Val:
 
 
 def _whole_rows(k: Kernel, kind: str) -> None:
-    y, m, kv_heads, hd, n, ys = k.words("y m kv_heads hd n ys")
+    y, m, kv_heads, hd, ys = k.words("y m kv_heads hd ys")
     scores = k.scratch(MAX_QUERIES * CHUNK * 4)
     room = state_bytes(MAX_HEAD)
     states = [k.scratch(room) for _ in range(MAX_QUERIES)]
@@ -277,34 +289,18 @@ def _whole_rows(k: Kernel, kind: str) -> None:
         row, kv = item // kv_heads, item % kv_heads
 
         def queries(first: Val, count: int, row: Val = row, kv: Val = kv) -> None:
-            job = _job(k, kind, row, kv, first, count, scores)
             for state in states[:count]:
                 _clear(k, state)
-            for start in k.loop(0, n, CHUNK):
-                stop = k.minimum(start + CHUNK, n)
-                stop = _last(k, job.mask, start, stop)
-                with k.when(start < stop):
-                    _chunk(k, job, start, stop, parts[:count])
-                    for state, part in zip(states[:count], parts[:count], strict=True):
-                        _merge(k, state, part)
+            shown = shown_count(k, row)
+            for start in k.loop(0, shown, CHUNK):
+                job = _job(k, kind, (row, kv, start), first, count, scores)
+                _chunk(k, job, k.minimum(shown - start, CHUNK), parts[:count])
+                for state, part in zip(states[:count], parts[:count], strict=True):
+                    _merge(k, state, part)
             for g, state in enumerate(states[:count]):
                 _finish(k, state, y + ys * row + (_head(k, kv, first) + g) * hd * 4)
 
         _groups(k, queries)
-
-
-def _last(k: Kernel, mask: Val, start: Val, stop: Val) -> Val:
-    """End of what the mask shows of start .. stop, in units of 8; `start` where all is hidden."""
-    end = k.var(stop)
-    with k.when(mask.ne(0)):
-        end.value = start
-        for i in k.loop(start, stop, 8):
-            left = stop - i
-            bias = words.load_tail(k, mask + i * 4, left)
-            top = k.select(words.tail_mask(k, left), bias, float("-inf"))
-            with k.when(words.hmax(k, top) > LOWEST):
-                end.value = k.minimum(i + 8, stop)
-    return end.value
 
 
 def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
@@ -322,13 +318,13 @@ def _single_chunks(k: Kernel, kind: str) -> None:
         c, kv, row = item % chunks, item // chunks % kv_heads, item // chunks // kv_heads
 
         def queries(first: Val, count: int, row: Val = row, kv: Val = kv, c: Val = c) -> None:
-            job = _job(k, kind, row, kv, first, count, scores)
             start = c * CHUNK
-            stop = _last(k, job.mask, start, k.minimum(start + CHUNK, n))
+            job = _job(k, kind, (row, kv, start), first, count, scores)
+            length = k.minimum(shown_count(k, row) - start, CHUNK)
             states = [_part(k, row, _head(k, kv, first) + g, c) for g in range(count)]
-            with k.if_else(start < stop) as (some, none):
+            with k.if_else(length > 0) as (some, none):
                 with some:
-                    _chunk(k, job, start, stop, states)
+                    _chunk(k, job, length, states)
                 with none:
                     for state in states:  # nothing shown: the merge skips it
                         k.store(state, k.const(float("-inf"), F32))

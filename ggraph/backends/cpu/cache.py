@@ -175,18 +175,43 @@ def _rope(kind: str) -> KernelSpec:
     return KERNELS[name]
 
 
-@kernel("x ids y m n xs ys limit")
-def gather(k: Kernel) -> None:
-    """y[r] = x[ids[r]], rows of n float32 by int32 ids; not a number beyond `limit` rows."""
-    x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
-    for r in k.share(m):
-        chosen = k.cast("sext", k.load(ids + r * 4, I32), I64)
-        known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0)
-        source = x + xs * k.select(known.ne(0), chosen, 0)
-        for c in k.loop(0, n):
-            value = k.load(source + c * 4, F32)
-            k.store(y + ys * r + c * 4, k.select(known.ne(0), value, float("nan")))
+def _gather(kind: str) -> KernelSpec:
+    size = 2 if kind == "f16" else 4
+
+    def eight(k: Kernel, row: Val, i: Val) -> Val:
+        """Numbers i to i + 7 of a row, float32."""
+        if kind == "f32":
+            return k.load(row + i * 4, F32X8)
+        if kind == "f16":
+            return words.load_f16x8(k, row + i * 2)
+        block = row + i // Q8_BLOCK * Q8_BYTES
+        codes = k.load(block + i % Q8_BLOCK + Q8_CODES, vec(I8, 8))
+        scale = k.cast("fpext", k.load(block, F16), F32)
+        return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
+
+    def one(k: Kernel, at: Val) -> Val:
+        return k.cast("fpext", k.load(at, F16), F32) if kind == "f16" else k.load(at, F32)
+
+    def build(k: Kernel) -> None:
+        """y[r] = x[ids[r]], rows of n numbers by int32 ids; not a number beyond `limit` rows."""
+        x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
+        whole = n // 8 * 8
+        for r in k.share(m):
+            chosen = k.cast("sext", k.load(ids + r * 4, I32), I64)
+            known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
+            row, out = x + xs * k.select(known, chosen, 0), y + ys * r
+            for c in k.loop(0, whole, 8):
+                k.store(out + c * 4, k.select(known, eight(k, row, c), float("nan")))
+            if kind != "q8_0":
+                for c in k.loop(whole, n):
+                    value = one(k, row + c * size)
+                    k.store(out + c * 4, k.select(known, value, float("nan")))
+
+    name = "gather_" + kind
+    KERNELS[name] = KernelSpec(name, ("x", "ids", "y", "m", "n", "xs", "ys", "limit"), build)
+    return KERNELS[name]
 
 
+GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "q8_0")}
 SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}
 ROPE = {kind: _rope(kind) for kind in ("f32", "f16")}

@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
+from ggraph.backends.cpu import (  # noqa: F401
+    attention,
+    cache,
+    elementwise,
+    matmul,
+    pack,
+    quantise,
+    slots,
+)
 from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -91,14 +99,15 @@ def _get_rows(low: Lowering, x: Launch) -> bool:
 
 
 def _gather(low: Lowering, x: Launch) -> bool:
-    """Chosen rows of float32 rows."""
+    """Chosen rows of a tensor that is no weight, such as a cache."""
     rows, ids = x.sources
-    if not is_rows(rows.tensor):
+    t = rows.tensor
+    if t.dtype.name not in cache.GATHER or not t.is_contiguous:
         return False
-    limit, n = rows.tensor.shape
+    limit, n = t.shape
     low.add(
-        "gather", x=low.at(rows), ids=low.at(ids), y=low.at(x.result), m=ids.tensor.size, n=n,
-        xs=n * 4, ys=n * 4, limit=limit,
+        "gather_" + t.dtype.name, x=low.at(rows), ids=low.at(ids), y=low.at(x.result),
+        m=ids.tensor.size, n=n, xs=t.strides[0], ys=n * 4, limit=limit,
     )  # fmt: skip
     return True
 
@@ -319,19 +328,20 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
+    listed = low.shown(x.sources[3])
     part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
-        "mask": low.at(x.sources[3]), "y": low.at(x.result), "m": rows, "heads": heads,
+        "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
         "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ms": context * 4, "ys": heads * dim * 4, "part": part, "scale": _number(x, "scale"),
+        "ls": listed.strides[0], "ys": heads * dim * 4, "part": part, "scale": _number(x, "scale"),
     }  # fmt: skip
     if few:
-        low.add("attend_chunks_" + kind, makes=[part], **values)
+        low.add("attend_chunks_" + kind, uses=[listed], makes=[part], **values)
         low.add("merge_chunks", uses=[part], **values)
     else:
-        low.add("attention_" + kind, **values)
+        low.add("attention_" + kind, uses=[listed], **values)
     return True
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
+from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.dtype import F32, DType
@@ -34,6 +35,7 @@ class Lowering:
     packed: dict[tuple[int, int, str], Packed]
     asm: Assembler = field(init=False)
     quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
+    lists: dict[int, Array] = field(default_factory=dict)  # address of a mask -> shown slots
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -88,6 +90,19 @@ class Lowering:
             self.quantised[address] = out
         return self.quantised[address]
 
+    def shown(self, mask: Ref) -> Array:
+        """The list of the slots that each row of a mask shows, made once while the mask stands."""
+        address = self.at(mask)
+        if address not in self.lists:
+            m, n = mask.tensor.shape
+            out = np.zeros((m, list_bytes(n)), np.uint8)
+            self.add(
+                "shown_slots", makes=[out], list=out, mask=address, m=m, n=n, ms=n * 4,
+                ls=out.strides[0],
+            )  # fmt: skip
+            self.lists[address] = out
+        return self.lists[address]
+
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         n, k = shape
         out = np.zeros(packed_bytes(dtype, n, k) + GUARD, np.uint8)
@@ -97,11 +112,12 @@ class Lowering:
         return Packed(dtype, out)
 
     def _forget(self, result: Ref) -> None:
-        """Blocks of sources that the result may have overwritten are no longer theirs."""
+        """What was made of sources that the result may have overwritten is no longer theirs."""
         start = int(result.memory.handle.ctypes.data) + result.offset
         stop = start + result.tensor.nbytes
-        for address in [a for a in self.quantised if start <= a < stop]:
-            del self.quantised[address]
+        for made in (self.quantised, self.lists):
+            for address in [a for a in made if start <= a < stop]:
+                del made[address]
 
 
 def _range(ref: Ref) -> Range:

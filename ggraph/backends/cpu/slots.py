@@ -1,0 +1,55 @@
+"""Lists of the cache slots that a mask shows, which attention walks. Floor 6.
+
+Legend: m rows, n slots; a list is [count, 0 .., slots[n + SPARE], biases[n + SPARE]] in 4-byte
+words, where a bias is what the mask adds to a score.
+"""
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.simd import I32, I64, Kernel, Val, kernel
+
+LIST_HEAD = 32  # bytes before a list's slots: their count, padding
+SPARE = 32  # entries after a list's last that may be written, and prefetched
+LOWEST = -3.0e38  # what the mask holds below that is hidden
+
+
+def list_bytes(n: int) -> int:
+    """Bytes of one row's list over n slots."""
+    return LIST_HEAD + 8 * (n + SPARE)
+
+
+def list_of(k: Kernel, row: Val) -> Val:
+    """Address of a row's list."""
+    return k.arg("list") + k.arg("ls") * row
+
+
+def shown_count(k: Kernel, row: Val) -> Val:
+    """How many slots a row's list has."""
+    return k.cast("sext", k.load(list_of(k, row), I32), I64)
+
+
+@kernel("mask list m n ms ls")
+def shown_slots(k: Kernel) -> None:
+    """For each row of the mask [m, n] the slots that it shows, ascending, and their biases."""
+    mask, n, ms = k.words("mask n ms")
+    for row in k.share(k.arg("m")):
+        entry = k.var(list_of(k, row) + LIST_HEAD)
+        biases = (n + SPARE) * 4
+        lanes = k.consts(range(8), I32)
+        for first in k.loop(0, n, 8):
+            left = n - first
+            bias = words.load_tail(k, mask + ms * row + first * 4, left)
+            bias = k.select(words.tail_mask(k, left), bias, float("-inf"))
+            at = entry.value
+            with k.if_else(-words.hmax(k, -bias) > LOWEST) as (all_shown, not_all):
+                with all_shown:
+                    k.store(at, k.splat(k.cast("trunc", first, I32), 8) + lanes)
+                    k.store(at + biases, bias)
+                    entry.value = at + 32
+                with not_all, k.when(words.hmax(k, bias) > LOWEST):
+                    for lane in range(8):
+                        own, at = k.lane(bias, lane), entry.value
+                        k.store(at, k.cast("trunc", first + lane, I32))
+                        k.store(at + biases, own)
+                        entry.value = k.select(own > LOWEST, at + 4, at)
+        count = (entry.value - list_of(k, row) - LIST_HEAD) // 4
+        k.store(list_of(k, row), k.cast("trunc", count, I32))
