@@ -7,6 +7,8 @@ from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array
 
+PAGE = 4096  # bytes that a driver locks at a time
+
 
 def aligned_bytes(nbytes: int, alignment: int) -> Array:
     """A zeroed uint8 array whose first byte is a multiple of `alignment`."""
@@ -22,8 +24,10 @@ class HostMemory:
     """The part of the backend protocol that memory alone needs: allocate, free, read, write."""
 
     def allocate(self, buffer: Buffer) -> Memory:
-        """Zeroed memory of `buffer.nbytes`."""
-        return Memory(buffer, aligned_bytes(buffer.nbytes, buffer.alignment))
+        """Zeroed memory of `buffer.nbytes`, in pages of its own: a GPU's driver locks whole pages,
+        and refuses one that is locked already."""
+        whole = -(-buffer.nbytes // PAGE) * PAGE
+        return Memory(buffer, aligned_bytes(whole, max(buffer.alignment, PAGE))[: buffer.nbytes])
 
     def free(self, memory: Memory) -> None:
         """Nothing to do: the array goes with its last user."""

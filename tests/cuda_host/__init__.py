@@ -28,6 +28,7 @@ from ggraph.errors import BackendError
 
 SHIM = Path(__file__).parent / "shim.h"
 BUILT = Path(tempfile.gettempdir()) / "ggraph-cuda-host"
+PAGE = 4096
 COMPILER = shutil.which("g++")
 need_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
@@ -99,7 +100,7 @@ class HostDriver:
     def __init__(self, total: int = 1 << 30) -> None:
         self.total, self.used = total, 0
         self.calls: list[str] = []
-        self.pinned: set[int] = set()
+        self.pinned: dict[int, int] = {}  # address -> bytes
         self.now = 0.0
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._queues: dict[int, deque[Work]] = {}
@@ -134,14 +135,17 @@ class HostDriver:
         self.used -= raw.size - 512
 
     def pin(self, address: int, nbytes: int) -> bool:
-        """Note the address; memory is pinned once."""
-        known = address in self.pinned
-        self.pinned.add(address)
-        return not known
+        """Note the range; a page is locked once, as CUDA has it."""
+        first, last = address // PAGE, (address + max(nbytes, 1) - 1) // PAGE
+        for a, n in self.pinned.items():
+            if first <= (a + n - 1) // PAGE and a // PAGE <= last:
+                return False
+        self.pinned[address] = max(nbytes, 1)
+        return True
 
     def unpin(self, address: int) -> None:
         """Forget it; one that was not pinned is a fault of the backend."""
-        self.pinned.remove(address)
+        del self.pinned[address]
 
     def stream(self) -> int:
         """A queue."""
@@ -187,7 +191,9 @@ class HostDriver:
         self.now = max([self.now, *(t.done_at or 0.0 for t in targets)])
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Bytes, when the stream comes to it."""
+        """Bytes, when the stream comes to it. A graph takes no memory that is not locked."""
+        if self._capture is not None and not (self._is_fixed(target) and self._is_fixed(source)):
+            raise BackendError("a captured copy of pageable memory")
 
         def run() -> None:
             ctypes.memmove(target, source, nbytes)
@@ -296,6 +302,11 @@ class HostDriver:
     def close(self) -> None:
         """Forget everything."""
         self._queues.clear()
+
+    def _is_fixed(self, address: int) -> bool:
+        """Whether an address is the device's, or locked memory of the host."""
+        own = any(a <= address < a + raw.size for a, raw in self._memory.items())
+        return own or any(a <= address < a + n for a, n in self.pinned.items())
 
     def _check(self) -> None:
         if self.lost:

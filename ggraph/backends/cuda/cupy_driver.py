@@ -25,7 +25,7 @@ from ggraph.errors import BackendError
 OLDEST = 80  # compute capability: bf16 and asynchronous copies
 SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 NO_TIMING = 2  # cudaEventDisableTiming
-FAILURES = (runtime.CUDARuntimeError, driver.CUDADriverError, MemoryError)
+FAILURES = (RuntimeError, MemoryError)  # CuPy's own are RuntimeErrors, as is a missing library
 
 
 @contextmanager
@@ -57,7 +57,19 @@ def open_driver(index: int) -> "CupyDriver":
         raise BackendError(
             f"cuda{index}: {name} is sm_{capability}; sm_{OLDEST} or newer is needed"
         )
+    _reach_peers(index, count)
     return CupyDriver(index, name, f"sm_{capability}")
+
+
+def _reach_peers(index: int, count: int) -> None:
+    """Copies between GPUs go directly where the machine allows it, else through the host."""
+    for other in range(count):
+        try:
+            if other != index and runtime.deviceCanAccessPeer(index, other):
+                runtime.setDevice(index)
+                runtime.deviceEnablePeerAccess(other)
+        except FAILURES:  # another backend has done so already
+            continue
 
 
 @dataclass(eq=False)

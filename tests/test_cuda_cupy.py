@@ -1,0 +1,105 @@
+"""The driver over CuPy without a GPU: each of its calls binds to CuPy's own functions, which then
+find no driver. What the calls do is for `tests/test_cuda_gpu.py`, on a GPU.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggraph.backends.cuda.kernels import Unit
+from ggraph.errors import BackendError
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+from cupy.cuda import runtime
+
+from ggraph.backends.cuda import cupy_driver
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "memory": lambda d: d.memory(),
+    "allocate": lambda d: d.allocate(10),
+    "stream": lambda d: d.stream(),
+    "event": lambda d: d.event(),
+    "record": lambda d: d.record(1, 2),
+    "wait": lambda d: d.wait(1, 2),
+    "synchronise": lambda d: d.synchronise(),
+    "synchronise a stream": lambda d: d.synchronise(stream=3),
+    "synchronise with an event": lambda d: d.synchronise(event=3),
+    "copy": lambda d: d.copy(1, 2, 3, 4),
+    "begin_capture": lambda d: d.begin_capture(1),
+    "end_capture": lambda d: d.end_capture(1),
+    "launch_graph": lambda d: d.launch_graph(cupy_driver._Graph(1, 2), 3),
+    "edges": lambda d: d.edges(cupy_driver._Graph(1, 2)),
+    "launch": lambda d: d.launch(SimpleNamespace(ptr=1), (1, 2, 3), 32, [b"12345678"], 4),
+}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> cupy_driver.CupyDriver:
+    """A driver that claims a GPU; `setDevice`, which each call begins with, is let through."""
+    if _has_gpu():
+        pytest.skip("this machine has a GPU: tests/test_cuda_gpu.py says more")
+    monkeypatch.setattr(runtime, "setDevice", lambda index: None)
+    return cupy_driver.CupyDriver(0, "a GPU", "sm_90")
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(runtime.getDeviceCount() > 0)
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_reaches_cuda(name: str, driver: cupy_driver.CupyDriver) -> None:
+    """A wrong name or argument would be an AttributeError or a TypeError."""
+    with pytest.raises(BackendError, match=r"^CUDA: .* on a GPU failed: .*(driver|libcuda)"):
+        CALLS[name](driver)
+
+
+def test_what_may_fail_quietly_does(driver: cupy_driver.CupyDriver) -> None:
+    raw = np.zeros(8192, np.uint8)
+    assert not driver.pin(raw.ctypes.data, 4096)
+    driver.unpin(raw.ctypes.data)
+    driver.free(1)
+    for name in ("streamDestroy", "eventDestroy", "graphDestroy", "graphExecDestroy"):
+        driver._undo.append(lambda name=name: getattr(runtime, name)(1))  # type: ignore[misc]
+    for call in (runtime.deviceCanAccessPeer, runtime.deviceEnablePeerAccess):
+        assert callable(call)
+    driver.close()
+    assert not driver._undo
+
+
+def test_loading_a_kernel_reaches_cuda(
+    driver: cupy_driver.CupyDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cupy_driver.nvrtc, "build", lambda *given: b"\x7fELF")
+    with pytest.raises(BackendError, match=r"^CUDA: loading rms_norm of norm\.cu on a GPU failed"):
+        driver.function(Unit("norm"), "rms_norm")
+
+
+def test_a_product_reaches_cublas(driver: cupy_driver.CupyDriver) -> None:
+    try:
+        cupy_driver.Blas(lambda n: 1).handle(1)
+    except BackendError as error:
+        if "was not found" in str(error):
+            pytest.skip(f"cuBLAS is not installed: {error}")
+    with pytest.raises(BackendError, match="making a handle failed with cuBLAS status 1"):
+        driver.product(1, 2, 3, (4, 5, 6), 7, "bf16", False, 1)
+
+
+def test_no_gpu_is_one_line() -> None:
+    if _has_gpu():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(BackendError, match=r"^cuda0: no usable NVIDIA driver or GPU here"):
+        cupy_driver.open_driver(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("streamNonBlocking", 1), ("memcpyDefault", 4), ("streamCaptureModeRelaxed", 2)],
+)
+def test_constants(name: str, value: int) -> None:
+    assert getattr(runtime, name) == value
