@@ -17,7 +17,7 @@ from models.load import open_session
 from models.registry import open_model
 
 TINY = Path(__file__).parent / "golden" / "tiny"
-TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm",
+TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
            "mistral_sliding")  # fmt: skip
 PARENTS = (-1, 0, 0, 0, 0, 1, 1, 2, 3, 5, 5, 6, 9, 9, 12, 12)  # of a tree's nodes
 PATH = (0, 1, 5, 9, 12, 15)  # what is accepted of it

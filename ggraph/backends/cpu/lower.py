@@ -21,18 +21,16 @@ from ggraph.backends.cpu import (  # noqa: F401
     elementwise,
     matmul,
     pack,
+    products,
     quantise,
     slots,
 )
-from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight
+from ggraph.backends.cpu.lowering import Lowering, is_rows
 from ggraph.backends.cpu.tiles import (
-    LAYOUTS,
-    FloatLayout,
     activation_bytes,
-    layout_of,
 )
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import A8, I32, I64
+from ggraph.dtype import I32, I64
 from ggraph.tensor import Array
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -46,69 +44,6 @@ def lower(low: Lowering, launch: Launch) -> bool:
     if lowering is None or not lowering(low, launch):
         return False
     low.done(launch)
-    return True
-
-
-def _mul_mat(low: Lowering, x: Launch) -> bool:
-    """A stored matrix times float rows, plus a third source where there is one.
-
-    Other products are rare and stay with the reference.
-    """
-    w, a, *rest = x.sources
-    k, ready = w.tensor.shape[-1], a.tensor.dtype is A8 and a.tensor.is_contiguous
-    if not is_weight(w) or len(w.tensor.shape) != 2 or not (ready or is_rows(a.tensor)):
-        return False
-    if w.tensor.dtype not in LAYOUTS or (w.tensor.dtype.is_block and k % 32):
-        return False
-    m, n = a.tensor.size // k, w.tensor.shape[0]
-    if rest and not is_rows(rest[0].tensor):
-        return False
-    packed = low.weight(w)
-    layout = layout_of(packed.dtype)
-    plain = isinstance(layout, FloatLayout)
-    if plain and ready:
-        return False
-    blocks = [] if plain or ready else [low.blocks(a, m, k)]
-    source = blocks[0] if blocks else low.at(a)
-    step = k * 4 if plain else activation_bytes(k)
-    low.add(
-        "matmul_" + layout.name, uses=blocks, w=packed.data, x=source, y=low.at(x.result),
-        n=n, k=k, m=m, xs=step, ys=n * 4,
-        add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
-    )  # fmt: skip
-    return True
-
-
-def _get_rows(low: Lowering, x: Launch) -> bool:
-    """Rows of a table; an id beyond it gives a row that is not a number."""
-    table, ids = x.sources
-    t = table.tensor
-    if len(t.shape) != 2 or ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
-        return False
-    if not is_weight(table):
-        return _gather(low, x)
-    if t.dtype not in LAYOUTS:
-        return False
-    packed = low.weight(table)
-    n, k = t.shape
-    low.add(
-        "rows_" + layout_of(packed.dtype).name, w=packed.data, ids=low.at(ids),
-        y=low.at(x.result), n=n, k=k, m=ids.tensor.size, ys=k * 4,
-    )  # fmt: skip
-    return True
-
-
-def _gather(low: Lowering, x: Launch) -> bool:
-    """Chosen rows of a tensor that is no weight, such as a cache."""
-    rows, ids = x.sources
-    t = rows.tensor
-    if t.dtype.name not in cache.GATHER or not t.is_contiguous:
-        return False
-    limit, n = t.shape
-    low.add(
-        "gather_" + t.dtype.name, x=low.at(rows), ids=low.at(ids), y=low.at(x.result),
-        m=ids.tensor.size, n=n, xs=t.strides[0], ys=n * 4, limit=limit,
-    )  # fmt: skip
     return True
 
 
@@ -346,9 +281,10 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
 
 
 LOWERINGS: dict[str, Lower] = {
-    "mul_mat": _mul_mat,
-    "mul_mat_add": _mul_mat,
-    "get_rows": _get_rows,
+    "mul_mat": products.mul_mat,
+    "mul_mat_add": products.mul_mat,
+    "mul_mat_id": products.mul_mat_id,
+    "get_rows": products.get_rows,
     "set_rows": _set_rows,
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,

@@ -1,5 +1,6 @@
 """A lowering in progress: addresses, packed weights, quantised activations, accesses. Floor 6."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A weight matrix [n, k] as the kernels want it."""
+    """A weight matrix [n, k], or [experts, n, k] one after the other, as the kernels want it."""
 
     dtype: DType
     data: Array
@@ -74,7 +75,8 @@ class Lowering:
         dtype = F32 if self.exact and t.dtype.is_block else t.dtype
         key = (id(ref.memory), ref.offset, dtype.name)
         if key not in self.packed:
-            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(t.shape[0], -1)
+            count = math.prod(t.shape[:-1])
+            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
             self.packed[key] = self._pack(raw, dtype, t.shape)
         return self.packed[key]
@@ -104,10 +106,13 @@ class Lowering:
         return self.lists[address]
 
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
-        n, k = shape
-        out = np.zeros(packed_bytes(dtype, n, k) + GUARD, np.uint8)
+        *experts, n, k = shape
+        size = packed_bytes(dtype, n, k)
+        out = np.zeros(size * math.prod(experts) + GUARD, np.uint8)
         asm = Assembler(self.pool.jit)
-        asm.add(f"pack_{dtype.name}", raw=raw, out=out, n=n, k=k, row_bytes=raw.strides[0])
+        for e in range(math.prod(experts)):
+            rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]
+            asm.add(f"pack_{dtype.name}", raw=rows, out=tiles, n=n, k=k, row_bytes=raw.strides[0])
         self.pool.run(asm.freeze())
         return Packed(dtype, out)
 

@@ -18,6 +18,7 @@ from ggraph.backends.cpu.simd import (
     F32X8,
     I8X32,
     I32,
+    I64,
     KERNELS,
     Kernel,
     KernelSpec,
@@ -41,6 +42,7 @@ ROWS = 5  # rows of x per pass
 FLOAT_ROWS = 3
 AHEAD = 8192  # bytes between use and prefetch: the hardware alone reaches 2/3 of the bandwidth
 ARGS = "w x y n k m xs ys add adds"
+ID_ARGS = "w x y ids n k m u xs xu ys es experts"
 HALVES = range(TILE // HALF)
 Pass = Callable[[int, Val, Val], None]
 
@@ -216,7 +218,29 @@ def _walk(k: Kernel, walk: Walk) -> None:
                 _group(k, walk, t, first, count)
 
 
-def _build(k: Kernel, layout: Packed) -> None:
+def _walk_experts(k: Kernel, walk: Walk) -> None:
+    """The same for m pairs of a token and one of its u experts, each with that expert's tiles.
+
+    An id that is no expert's gives a row that is not a number.
+    """
+    w, x, y, ids, n, m, u = k.words("w x y ids n m u")
+    xs, xu, ys, es, experts = k.words("xs xu ys es experts")
+    for t in k.share((n + (walk.tile - 1)) // walk.tile):
+        column, left = t * (walk.tile * 4), n - t * walk.tile
+        for pair in k.loop(0, m):
+            expert = k.cast("sext", k.load(ids + pair * 4, I32), I64)
+            known = k.select(expert >= 0, k.select(expert < experts, k.const(1, I64), 0), 0)
+            with k.if_else(known.ne(0)) as (some, none):
+                with some:
+                    weights = w + es * expert + t * walk.tile_bytes
+                    walk.run(1, weights, x + xs * (pair // u) + xu * (pair % u))
+                with none:
+                    for at in _homes(walk.home, walk.tile, 1):
+                        k.store(at, k.const(float("nan"), F32X8))
+            _write_row(k, walk.tile, walk.home, y + ys * pair + column, k.const(0, I64), left)
+
+
+def _build(k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None]) -> None:
     columns = k.arg("k")
     rows = FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS
     home = k.scratch(rows * layout.tile * 4)
@@ -226,16 +250,20 @@ def _build(k: Kernel, layout: Packed) -> None:
     else:
         size = columns // BLOCK * layout.block_bytes
         run = _quantised_pass(k, layout, home)
-    _walk(k, Walk(layout.tile, rows, size, home, run))
+    walk_rows(k, Walk(layout.tile, rows, size, home, run))
 
 
-def _register(layout: Packed) -> KernelSpec:
+def _register(
+    name: str, args: str, layout: Packed, walk_rows: Callable[[Kernel, Walk], None]
+) -> KernelSpec:
     def build(k: Kernel) -> None:
-        _build(k, layout)
+        _build(k, layout, walk_rows)
 
-    spec = KernelSpec("matmul_" + layout.name, tuple(ARGS.split()), build)
-    KERNELS[spec.name] = spec
-    return spec
+    KERNELS[name] = KernelSpec(name, tuple(args.split()), build)
+    return KERNELS[name]
 
 
-MATMUL = {layout.name: _register(layout) for layout in LAYOUTS.values()}
+MATMUL = {a.name: _register("matmul_" + a.name, ARGS, a, _walk) for a in LAYOUTS.values()}
+MATMUL_ID = {
+    a.name: _register("matmul_id_" + a.name, ID_ARGS, a, _walk_experts) for a in LAYOUTS.values()
+}

@@ -1,0 +1,51 @@
+"""Products with chosen experts: the bits of each expert's own product."""
+
+import numpy as np
+import pytest
+from cpu_calls import activations, call, packed_weight, product, raw_weight
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
+from ggraph.dtype import DType
+
+EXPERTS = 4
+
+
+@pytest.mark.parametrize("dtype", list(LAYOUTS), ids=str)
+@given(
+    n=st.sampled_from([1, 16, 35]),
+    tokens=st.integers(0, 5),
+    used=st.integers(1, 3),
+    own=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_each_pair_gets_its_experts_product(
+    dtype: DType, n: int, tokens: int, used: int, own: bool, threads: int, seed: int
+) -> None:
+    """`own`: every expert of a token has a row of x of its own; else they share one."""
+    k = 2 * max(dtype.block, 32)
+    rng = np.random.default_rng(seed)
+    raws = [raw_weight(dtype, n, k, seed + e) for e in range(EXPERTS)]
+    each = [packed_weight(dtype, raw, n, k) for raw in raws]
+    size = packed_bytes(dtype, n, k)
+    tiles = np.concatenate([*(t[:size] for t in each), np.zeros(1 << 14, np.uint8)])
+    per_token = used if own else 1
+    x, _ = activations(dtype, rng.normal(size=(tokens * per_token, k)).astype(np.float32))
+    ids = rng.integers(-1, EXPERTS + 1, (tokens, used)).astype(np.int32)
+    y = np.full((tokens, used, n), 7.0, np.float32)
+    row = x.strides[0]
+    call(
+        "matmul_id_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, ids=ids, n=n, k=k,
+        m=ids.size, u=used, xs=row * per_token, xu=row if own else 0, ys=n * 4, es=size,
+        experts=EXPERTS,
+    )  # fmt: skip
+    for t, u in np.ndindex(tokens, used):
+        chosen = ids[t, u]
+        if not 0 <= chosen < EXPERTS:
+            assert np.isnan(y[t, u]).all(), "an expert that does not exist must be visible"
+            continue
+        source = x[t * per_token + (u if own else 0)][None]
+        want = product(dtype, each[chosen], source, n, k, 1)
+        assert np.array_equal(y[t, u], want[0])
