@@ -3,8 +3,9 @@
     python scripts/startup.py [MODEL] [--rounds 5] [--threads 2] [--peer none] [--json OUT]
 
 Caches are warm (one run before is not counted). Medians; `cpu` is processor time up to the first
-token, which other processes disturb less than the clock. Resident memory is read after the first
-token: all of it, and the part that is not backed by a file. Linux only.
+token, which other processes disturb less than the clock. Resident memory is read at the last piece
+of a short answer: all of it, the part that is not backed by a file, and the peak since the start,
+which is what the bar is held against. Linux only.
 """
 
 import argparse
@@ -19,20 +20,30 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
 from models.fetch import fetch_default
 from models.load import load
 from models.peer import Peer
 
-ROOT = Path(__file__).parent.parent
 PROMPT = "Write one sentence about the sea."
+NEW = 48  # tokens of the answer
 BAR_SECONDS, BAR_MEMORY = 3.0, 2.0
 
 
+KINDS = {"resident": "VmRSS:", "anonymous": "RssAnon:", "file": "RssFile:", "peak": "VmHWM:"}
+
+
 def resident(pid: int) -> dict[str, int]:
-    """Bytes of a living process: all, without and with a file behind them."""
-    rows = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    found = {r[0]: int(r[1]) * 1024 for r in rows if r[0] in ("VmRSS:", "RssAnon:", "RssFile:")}
-    return {"resident": found["VmRSS:"], "anonymous": found["RssAnon:"], "file": found["RssFile:"]}
+    """Bytes of a process: all, without and with a file behind them, and the most it ever had.
+    Empty for one that has ended."""
+    try:
+        rows = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    except OSError:
+        return {}
+    found = {r[0]: int(r[1]) * 1024 for r in rows if r[0] in KINDS.values()}
+    return {k: found[v] for k, v in KINDS.items()} if len(found) == len(KINDS) else {}
 
 
 def processor_seconds(pid: int) -> float:
@@ -48,9 +59,9 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
-    """One start of `ggraph generate`, up to the first piece of text; memory a moment later."""
+    """One start of `ggraph generate`: time to the first piece of text, memory at the last one."""
     command = [
-        sys.executable, "-m", "models", "generate", "-m", str(path), "--temp", "0", "-n", "48",
+        sys.executable, "-m", "models", "generate", "-m", str(path), "--temp", "0", "-n", str(NEW),
         "-t", str(threads), PROMPT,
     ]  # fmt: skip
     begun = time.perf_counter()
@@ -65,7 +76,8 @@ def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
         os.read(running.stdout.fileno(), 1)
         wall, cpu = time.perf_counter() - begun, processor_seconds(running.pid)
         memory = resident(running.pid)
-        running.stdout.read()
+        while os.read(running.stdout.fileno(), 1 << 16):
+            memory = resident(running.pid) or memory  # the last one while it still answers
     return {"seconds": wall, "cpu": cpu, **memory}
 
 
@@ -74,8 +86,9 @@ def run_theirs(path: Path, threads: int, ids: list[int]) -> dict[str, float]:
     begun = time.perf_counter()
     with closing(Peer(path, threads)) as peer:
         peer.ask(ids, 1)
-        wall = time.perf_counter() - begun
-        return {"seconds": wall, "cpu": processor_seconds(peer.pid), **resident(peer.pid)}
+        wall, cpu = time.perf_counter() - begun, processor_seconds(peer.pid)
+        peer.ask(ids, NEW)
+        return {"seconds": wall, "cpu": cpu, **resident(peer.pid)}
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -88,7 +101,8 @@ def show(name: str, found: dict[str, float], nbytes: int) -> None:
     print(
         f"{name:10} first token {found['seconds']:.2f} s (cpu {found['cpu']:.2f} s) · resident "
         f"{found['resident'] / 1e6:.0f} MB = {found['resident'] / nbytes:.2f}x the file "
-        f"(anonymous {found['anonymous'] / 1e6:.0f}, mapped {found['file'] / 1e6:.0f})",
+        f"(anonymous {found['anonymous'] / 1e6:.0f}, mapped {found['file'] / 1e6:.0f}), peak "
+        f"{found['peak'] / 1e6:.0f} MB = {found['peak'] / nbytes:.2f}x",
         flush=True,
     )
 
@@ -124,7 +138,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     mine = result["ggraph"]
-    met = mine["seconds"] < BAR_SECONDS and mine["resident"] < BAR_MEMORY * nbytes
+    met = mine["seconds"] < BAR_SECONDS and mine["peak"] < BAR_MEMORY * nbytes
     print(f"bars: under {BAR_SECONDS:g} s and under {BAR_MEMORY:g}x: {'met' if met else 'not met'}")
     sys.exit(0 if met else 1)
 

@@ -7,6 +7,7 @@ first, everywhere in the text. Streaming is in stream.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +43,6 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self._encoder = encoder
         self._encode_special = encode_special
-        self._ids = {t: i for i, t in enumerate(vocabulary.tokens) if t}
         self._markers = _longest_first(vocabulary, vocabulary.control | vocabulary.user_defined)
         self._always = _longest_first(vocabulary, vocabulary.user_defined)
 
@@ -86,6 +86,11 @@ class Tokenizer:
         listed = metadata.get("tokenizer.ggml.scores")
         scores = [0.0] * count if listed is None else numbers(listed, count, "scores")
         return cls(vocabulary, SpmEncoder(vocabulary.tokens, scores, vocabulary.unk_id))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        """Made when first asked for: answering a prompt does without."""
+        return {t: i for i, t in enumerate(self.vocabulary.tokens) if t}
 
     @property
     def vocab_size(self) -> int:

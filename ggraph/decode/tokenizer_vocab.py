@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from ggraph.errors import FormatError
+from ggraph.formats.strings import Pieces, Texts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Token types as GGUF numbers them."""
@@ -53,8 +54,8 @@ class Vocabulary:
     taken off again). A hole in the ids has an empty text and no bytes.
     """
 
-    tokens: tuple[str, ...]
-    pieces: tuple[bytes, ...]
+    tokens: Sequence[str]
+    pieces: Sequence[bytes]
     control: frozenset[int]
     user_defined: frozenset[int]
     eos_ids: frozenset[int]
@@ -136,7 +137,7 @@ def vocabulary_from_gguf(
     add = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", not byte_level)
     return Vocabulary(
-        tokens=tuple(tokens),
+        tokens=Texts(tokens),
         pieces=_pieces(tokens, types, byte_level),
         control=frozenset(i for i, k in enumerate(types) if k in (CONTROL, UNKNOWN)),
         user_defined=frozenset(i for i, k in enumerate(types) if k == USER_DEFINED),
@@ -240,7 +241,7 @@ def _corrected_types(types: list[int], ids: Mapping[str, int], ends: frozenset[i
     return out
 
 
-def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> tuple[bytes, ...]:
+def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> Pieces:
     """The bytes of every token. Byte-level ones are translated all at once, being most of them."""
     plain = [t if k == NORMAL else "" for t, k in zip(tokens, types, strict=True)]
     try:
@@ -248,9 +249,9 @@ def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> tu
     except UnicodeEncodeError:
         joined = None
     if joined is None:
-        return tuple(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True))
+        return Pieces(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True))
     ends = list(accumulate(map(len, plain)))
-    return tuple(
+    return Pieces(
         joined[end - len(t) : end] if t else _piece(token, kind, byte_level)
         for t, end, token, kind in zip(plain, ends, tokens, types, strict=True)
     )

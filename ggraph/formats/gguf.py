@@ -18,11 +18,13 @@ import numpy as np
 from ggraph.dtype import BY_GGUF, DType
 from ggraph.errors import FormatError
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.formats.strings import Texts
 
 MAGIC = b"GGUF"
 ALIGNMENT = 32
 MAX_DIMS = 4
 MAX_DEPTH = 4  # of arrays within arrays
+MANY = 1024  # strings of an array that is kept in one piece
 _SCALARS = {
     0: "B",
     1: "b",
@@ -158,7 +160,8 @@ def _value(c: _Cursor, kind: int, what: str, depth: int) -> Any:
         raw = c.take(count * _SMALLEST[item], what)
         return np.frombuffer(raw, _NUMPY[item])
     found = _strings(c, count) if item == _STRING else []
-    return found + [_value(c, item, what, depth + 1) for _ in range(count - len(found))]
+    found += [_value(c, item, what, depth + 1) for _ in range(count - len(found))]
+    return Texts(found) if item == _STRING and count >= MANY else found
 
 
 def _strings(c: _Cursor, count: int) -> list[str]:
@@ -259,7 +262,7 @@ def _packed(key: str, value: Any) -> bytes:
         return struct.pack("<I", _STRING) + _packed_string(value)
     if isinstance(value, np.ndarray):
         return _packed_array(key, value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Texts)):
         if all(isinstance(v, str) for v in value):
             items = b"".join(map(_packed_string, value))
             return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + items

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed
-from ggraph.backends.cpu.pages import drop_pages, mapping_of
+from ggraph.backends.cpu.lowering import Lowering, Packed, is_weight
+from ggraph.backends.cpu.pages import drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.host import HostMemory
@@ -77,6 +77,7 @@ class CpuBackend(HostMemory):
         spans: list[Span] = []
         fallbacks = []
         low = Lowering(self.pool, self.exact, self._packed)
+        before = len(self._packed)
         for x in launches:
             known, first = len(self._packed), len(low.asm.rows)
             done = not x.result.tensor.size or lower(low, x)
@@ -91,6 +92,9 @@ class CpuBackend(HostMemory):
             pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
+        if len(self._packed) > before:
+            for ref in (r for x in launches for r in x.sources if is_weight(r)):
+                drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _release(self, x: Launch) -> None:

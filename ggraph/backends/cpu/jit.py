@@ -1,23 +1,25 @@
-"""Compiles kernels and finds compiled ones in the cache on disk. Floor 6.
+"""Finds compiled kernels in the cache on disk, or has them compiled. Floor 6.
 
-One object file per kernel, named by the kernel, the processor, the LLVM version and a hash of the
-source of this package, so that a changed kernel or another machine never meets stale code. A cached
-kernel is loaded without building any IR.
+One file per kernel, named by the kernel, the processor, the compiler's version and a hash of the
+source of this package, so that a changed kernel or another machine never meets stale code. Where
+`image.py` can, the file is an image, which is mapped and run without LLVM; else it is the system's
+object file (.o), which LLVM loads.
 """
 
 import hashlib
 import os
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
-from llvmlite import binding as llvm
-from llvmlite import ir
+import llvmlite
 
 from ggraph import env
+from ggraph.backends.cpu.compiler import Linker, compile_object
+from ggraph.backends.cpu.image import Unlinkable, link, map_image
 from ggraph.backends.cpu.isa import Isa, host
-from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec
+from ggraph.backends.cpu.simd import KERNELS
 from ggraph.errors import BackendError
 
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
@@ -31,56 +33,6 @@ def _source_hash() -> str:
     return digest.hexdigest()
 
 
-def machine(isa: Isa) -> llvm.TargetMachine:
-    """LLVM's code generator for a target."""
-    target = llvm.Target.from_triple(isa.triple)
-    return target.create_target_machine(
-        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", codemodel="default", jit=True
-    )
-
-
-def build_ir(spec: KernelSpec, isa: Isa) -> ir.Module:
-    """The kernel's IR as its Python function emits it."""
-    module = ir.Module(spec.name)
-    module.triple = isa.triple
-    k = Kernel(module, spec, isa)
-    spec.build(k)
-    k.b.ret_void()
-    return module
-
-
-PASSES = ("sroa", "simplify_cfg", "new_gvn", "instruction_combine", "simplify_cfg",
-          "loop_rotate", "new_gvn", "instruction_combine")  # fmt: skip
-
-
-def optimise(module: ir.Module, isa: Isa) -> llvm.ModuleRef:
-    """Verified and optimised by the short list above.
-
-    LLVM's standard pipeline reassociates integer sums and re-rolls what kernels laid out by hand,
-    which costs the register tiles up to half their speed; it would also compile slower.
-    """
-    tm = machine(isa)
-    parsed = llvm.parse_assembly(str(module))
-    parsed.data_layout = str(tm.target_data)
-    parsed.verify()
-    passes = llvm.create_new_module_pass_manager()
-    for name in PASSES:
-        getattr(passes, f"add_{name}_pass")()
-    passes.run(parsed, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options()))
-    return parsed
-
-
-def compile_object(spec: KernelSpec, isa: Isa) -> bytes:
-    """Machine code of one kernel."""
-    return bytes(machine(isa).emit_object(optimise(build_ir(spec, isa), isa)))
-
-
-def assembly(name: str, isa: Isa | None = None) -> str:
-    """Assembly text of a kernel, for reading and for tests of what was selected."""
-    isa = isa or host()
-    return str(machine(isa).emit_assembly(optimise(build_ir(KERNELS[name], isa), isa)))
-
-
 class Jit:
     """Loaded kernels of one target. `address(name)` compiles or loads on first use."""
 
@@ -88,38 +40,48 @@ class Jit:
         self.isa = isa or host()
         self.folder = folder or env.cache_dir() / "cpu"
         self.compiled: list[str] = []  # kernels that were not in the cache
-        self._jit = llvm.create_lljit_compiler(machine(self.isa))
-        self._loaded: dict[str, tuple[int, object]] = {}
+        self._loaded: dict[str, int] = {}
+        self._held: list[object] = []  # maps of images
 
     def address(self, name: str) -> int:
         """Entry point of kernel `name`. BackendError for an unknown one."""
         if name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        return self._loaded[name][0]
+            if name not in KERNELS:
+                raise BackendError(f"no CPU kernel {name!r}; known: {', '.join(sorted(KERNELS))}")
+            self._loaded[name] = self._image(name) or self._object(name)
+        return self._loaded[name]
 
-    def _load(self, name: str) -> tuple[int, object]:
-        if name not in KERNELS:
-            raise BackendError(f"no CPU kernel {name!r}; known: {', '.join(sorted(KERNELS))}")
-        library = llvm.JITLibraryBuilder().add_object_img(self._object(name))
-        library.add_current_process().export_symbol(name)
-        tracker = library.link(self._jit, name)
-        return tracker[name], tracker
+    def _image(self, name: str) -> int:
+        """The kernel's address from its image on disk; 0 where there is none to run."""
+        mapped = map_image(self._path(name, "image"))
+        if mapped is None:
+            return 0
+        self._held.append(mapped)
+        return mapped.address
 
-    def _object(self, name: str) -> bytes:
-        path = self._path(name)
-        if path.is_file():
-            return path.read_bytes()
+    def _object(self, name: str) -> int:
+        """The kernel's address after compiling it, or from an object that LLVM must load."""
+        path = self._path(name, "o")
+        code = path.read_bytes() if path.is_file() else self._compile(name)
+        try:
+            _write_atomically(self._path(name, "image"), link(code, name))
+        except Unlinkable:
+            _write_atomically(path, code)
+        return self._image(name) or self._linker.load(name, code)
+
+    def _compile(self, name: str) -> bytes:
         for watcher in WATCHERS:
             watcher(name)
-        code = compile_object(KERNELS[name], self.isa)
         self.compiled.append(name)
-        _write_atomically(path, code)
-        return code
+        return compile_object(KERNELS[name], self.isa)
 
-    def _path(self, name: str) -> Path:
-        version = ".".join(map(str, llvm.llvm_version_info))
-        text = f"{name}|{self.isa.key}|{version}|{_source_hash()}"
-        return self.folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.o"
+    @cached_property
+    def _linker(self) -> Linker:
+        return Linker(self.isa)
+
+    def _path(self, name: str, kind: str) -> Path:
+        text = f"{name}|{self.isa.key}|{llvmlite.__version__}|{_source_hash()}"
+        return self.folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.{kind}"
 
 
 def _write_atomically(path: Path, code: bytes) -> None:

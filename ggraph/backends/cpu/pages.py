@@ -36,3 +36,11 @@ def drop_pages(data: Array) -> int:
         return 0
     held.madvise(mmap.MADV_DONTNEED, start, stop - start)
     return stop - start
+
+
+def drop_map(data: Array) -> None:
+    """Forget all pages of the read-only map that `data` is a window on: headers and neighbours that
+    came along when something small was read."""
+    held = mapping_of(data)
+    if held is not None and not data.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
+        held.madvise(mmap.MADV_DONTNEED)

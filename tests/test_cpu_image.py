@@ -1,0 +1,135 @@
+"""Kernels as images: what they compute, what is refused, what is loaded again, and without LLVM."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggraph.backends.cpu import isa, jit
+from ggraph.backends.cpu.compiler import compile_object
+from ggraph.backends.cpu.image import HEADER, Unlinkable, link, map_image
+from ggraph.backends.cpu.isa import Isa, detect, host
+from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Assembler
+from ggraph.backends.cpu.simd import KERNELS
+
+LINUX_X86 = host().is_x86 and sys.platform == "linux"
+only_elf = pytest.mark.skipif(not LINUX_X86, reason="images are made of x86-64 ELF objects")
+
+CHILD = """
+import json, sys
+from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.pool import Pool
+pool = Pool(2)
+pool.jit.address("matmul_n4m")
+print(json.dumps([pool.jit.compiled, "llvmlite.binding" in sys.modules]))
+"""
+
+
+def outputs(kernels: Jit) -> list[bytes]:
+    """Bits that three kernels with constants and tables in their objects write."""
+    x = np.linspace(-9, 9, 64, dtype=np.float32).reshape(2, 32)
+    y, z, scaled = (np.zeros_like(x) for _ in range(3))
+    pool, asm = Pool(1, kernels), Assembler(kernels)
+    rows: dict[str, Any] = {"m": 2, "n": 32}
+    asm.add("silu_mul", a=x, b=x, y=y, **rows, **{"as": 128, "bs": 128, "ys": 128})
+    asm.add("exp", x=x, y=z, **rows, xs=128, ys=128)
+    asm.add("rms_norm", x=x, w=0, y=scaled, **rows, xs=128, ys=128, eps=1e-5)
+    pool.run(asm.freeze())
+    pool.close()
+    return [a.tobytes() for a in (y, z, scaled)]
+
+
+def unlinkable(code: bytes, entry: str) -> bytes:
+    raise Unlinkable(f"{entry}: {len(code)} bytes")
+
+
+@only_elf
+def test_images_compute_the_bits_of_llvms_own_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = outputs(Jit(folder=tmp_path / "images"))
+    assert {p.suffix for p in (tmp_path / "images").iterdir()} == {".image"}
+    monkeypatch.setattr(jit, "link", unlinkable)
+    objects = Jit(folder=tmp_path / "objects")
+    assert outputs(objects) == images
+    assert {p.suffix for p in (tmp_path / "objects").iterdir()} == {".o"}
+    again = Jit(folder=tmp_path / "objects")
+    assert outputs(again) == images
+    assert not again.compiled
+
+
+@only_elf
+def test_a_damaged_image_is_made_again(tmp_path: Path) -> None:
+    first = Jit(folder=tmp_path)
+    expected = outputs(first)
+    for path in tmp_path.iterdir():
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+        assert map_image(path) is None
+    second = Jit(folder=tmp_path)
+    assert outputs(second) == expected
+    assert sorted(second.compiled) == sorted(first.compiled) != []
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[: HEADER - 1])
+        assert map_image(path) is None
+        path.write_bytes(b"")
+        assert map_image(path) is None
+    assert map_image(tmp_path / "absent") is None
+
+
+@only_elf
+def test_what_an_image_cannot_hold_is_refused(tmp_path: Path) -> None:
+    code = compile_object(KERNELS["exp"], host())
+    with pytest.raises(Unlinkable, match="no function 'other'"):
+        link(code, "other")
+    for bad in (b"", b"\x7fELF" + bytes(80), code[:17] + b"\x07" + code[18:]):
+        with pytest.raises(Unlinkable):
+            link(bad, "exp")
+    absolute = code.replace(struct.pack("<I", 2), struct.pack("<I", 1))  # PC32 becomes an address
+    with pytest.raises((Unlinkable, struct.error, IndexError)):
+        link(absolute, "exp")
+    old = Isa(host().triple, "x86-64", "", "plain")  # calls the library's fused multiply-add
+    with pytest.raises(Unlinkable, match="relocation"):
+        link(compile_object(KERNELS["exp"], old), "exp")
+    there = Jit(old, tmp_path)
+    assert outputs(there) == outputs(Jit(folder=tmp_path / "host"))
+    assert ".o" in {p.suffix for p in tmp_path.iterdir()}
+
+
+@only_elf
+def test_a_second_run_needs_no_llvm(tmp_path: Path) -> None:
+    runs = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", CHILD], check=True, capture_output=True, text=True,
+                cwd=Path(__file__).parent.parent, env={"GGRAPH_CACHE": str(tmp_path)},
+            ).stdout
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert runs[0][0] and runs[0][1]
+    assert runs[1] == [[], False]
+
+
+def test_the_processor_is_noted_and_a_torn_note_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    found = detect()
+    for content in (None, "{", '{"triple": 1}'):
+        host.cache_clear()
+        if content is not None:
+            for path in (tmp_path / "cpu").glob("host-*"):
+                path.write_text(content)
+        assert host() == found
+        note = isa._note()
+        assert note is None or Isa(**json.loads(note.read_text())) == found
+    host.cache_clear()
