@@ -21,6 +21,7 @@ from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
+Bound = tuple[Do, Step]  # what a step does, and how
 
 
 class Executor:
@@ -75,18 +76,19 @@ class Executor:
 
     def _bind(self, phase: int) -> list[Step]:
         """The closures of one phase, launches of one stream taken together."""
-        bound: list[tuple[bool, Step]] = []  # whether the host acts, and how
+        bound: list[Bound] = []
         runs = groupby(self.plan.schedule, key=lambda c: (c.do is Do.LAUNCH, c.actor))
         for (is_launch, actor), commands in runs:
             if is_launch:
                 launches = [self._launch(c, phase) for c in commands]
                 backend = self._backends[actor.device]
-                bound.append((False, _submit(backend, actor.stream, backend.lower(launches))))
+                program = backend.lower(launches)
+                bound.append((Do.LAUNCH, _submit(backend, actor.stream, program)))
             else:
-                bound.extend((c.do in HOST_STEPS, self._step(c, phase)) for c in commands)
+                bound.extend((c.do, self._step(c, phase)) for c in commands)
         return self._captured(bound)
 
-    def _captured(self, bound: list[tuple[bool, Step]]) -> list[Step]:
+    def _captured(self, bound: list[Bound]) -> list[Step]:
         """What is enqueued between two host steps as one step, where all commands are one device's
         and that can capture. A partial copy's extent is known to the host alone: no graph then."""
         enqueued = [c for c in self.plan.schedule if c.do not in HOST_STEPS]
@@ -96,7 +98,7 @@ class Executor:
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []
-        for is_host, run in groupby(bound, key=lambda b: b[0]):
+        for is_host, run in groupby(_writes_first(bound), key=lambda b: b[0] in HOST_STEPS):
             parts = [step for _, step in run]
             steps += parts if is_host else [_replay(backend.capture(streams, _all(parts)))]
         return steps
@@ -171,6 +173,17 @@ class Executor:
             tuple(self._ref(s, phase) for s in t.sources),
             self._at(scratch, phase) if scratch else None,
         )
+
+
+def _writes_first(bound: list[Bound]) -> list[Bound]:
+    """The same with host writes before all that is enqueued since the host last waited: what is
+    enqueued may run late, so a proved plan is right in either order, and then one graph is enough.
+    """
+    ordered: list[Bound] = []
+    for waits, part in groupby(bound, key=lambda b: b[0] in (Do.HOST_SYNC, Do.HOST_READ)):
+        held = [b for b in part if b[0] is not Do.HOST_FREE]
+        ordered += held if waits else sorted(held, key=lambda b: b[0] is not Do.HOST_WRITE)
+    return ordered
 
 
 def _nothing(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
