@@ -107,9 +107,11 @@ def byte_token_piece(text: str) -> bytes:
         raise FormatError(f"tokenizer: byte token {text!r}, expected <0xHH>") from None
 
 
-def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+def strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     """The list of strings under `key`; FormatError when absent or holding anything else."""
     values = metadata.get(key)
+    if isinstance(values, Texts):
+        return values
     if values is None or isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise FormatError(f"{key}: expected a list of strings, got {type(values).__name__}")
     out = list(values)

@@ -5,11 +5,9 @@ when it is asked for.
 """
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Generic, TypeVar, overload
-
-import numpy as np
 
 T = TypeVar("T", str, bytes)
 
@@ -18,9 +16,11 @@ class _Joined(Sequence[T], Generic[T]):
     """Items cut out of one `bytes` object; `_item` says what a cut-out is."""
 
     def __init__(self, items: Iterable[bytes]) -> None:
-        listed = list(items)
-        self._bytes = b"".join(listed)
-        self._stops = np.fromiter(accumulate(map(len, listed), initial=0), np.int64)
+        joined, stops = bytearray(), array("q", [0])
+        for item in items:
+            joined += item
+            stops.append(len(joined))
+        self._bytes, self._stops = bytes(joined), stops
 
     @abstractmethod
     def _item(self, raw: bytes) -> T: ...

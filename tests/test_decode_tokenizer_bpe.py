@@ -1,0 +1,82 @@
+"""Merging against the `tokenizers` engine, over random vocabularies and words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+
+from ggraph.decode.tokenizer_bpe import BpeEncoder, Merges
+from ggraph.decode.tokenizer_pre import PreTokenizer
+from ggraph.decode.tokenizer_vocab import byte_chars
+from ggraph.errors import FormatError
+
+LETTERS = "abcé "
+WORDS = (r" ?\S+|\s+",)
+
+
+@st.composite
+def vocabularies(draw: st.DrawFn) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and ranked merges, each of which joins two tokens that are there."""
+    chars = byte_chars()
+    tokens = [chars[b] for b in LETTERS.encode()]
+    tokens = list(dict.fromkeys(tokens))
+    merges: list[tuple[str, str]] = []
+    for _ in range(draw(st.integers(0, 14))):
+        pair = draw(st.sampled_from(tokens)), draw(st.sampled_from(tokens))
+        merges.append(pair)
+        if "".join(pair) not in tokens:
+            tokens.append("".join(pair))
+    return tokens, draw(st.permutations(merges))
+
+
+def engine(tokens: list[str], merges: list[tuple[str, str]], whole: bool) -> Engine:
+    """The library's encoder over the same tables."""
+    made = Engine(
+        models.BPE(
+            {t: i for i, t in enumerate(tokens)}, list(dict.fromkeys(merges)), ignore_merges=whole
+        )
+    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cut = pre_tokenizers.Split(Regex(WORDS[0]), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([cut, to_bytes])
+    return made
+
+
+@given(vocabularies(), st.lists(st.text(LETTERS, max_size=30), max_size=4), st.booleans())
+def test_ids_are_those_of_the_library(
+    vocabulary: tuple[list[str], list[tuple[str, str]]], texts: list[str], whole: bool
+) -> None:
+    tokens, merges = vocabulary
+    ours = BpeEncoder(tokens, [f"{a} {b}" for a, b in merges], PreTokenizer(WORDS, whole))
+    theirs = engine(tokens, merges, whole)
+    for text in [*texts, *texts]:  # the second time from the cache
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
+
+
+def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:
+    encoder = BpeEncoder(["a", "b", "ab"], ["a b"], PreTokenizer(WORDS))
+    assert encoder.encode("ab") == [2]
+    assert encoder.encode("axb") == [0, 1]
+    assert encoder.encode("x") == []
+
+
+def test_a_long_word_takes_steps_in_proportion() -> None:
+    """20,000 letters without a cut: the merges of one word are not quadratic in it."""
+    calls = 0
+
+    class Counted(Merges):
+        def find(self, left: int, right: int) -> tuple[int, int] | None:
+            nonlocal calls
+            calls += 1
+            return super().find(left, right)
+
+    merges = Counted(["a a", "aa aa"], {"a": 0, "aa": 1, "aaaa": 2})
+    assert merges.apply([0] * 20_000) == [2] * 5_000
+    assert calls <= 3 * 20_000
+
+
+@pytest.mark.parametrize(("merge", "text"), [("ab", "is not two parts"), ("a b", "is no token")])
+def test_a_merge_that_makes_no_sense_is_refused(merge: str, text: str) -> None:
+    with pytest.raises(FormatError, match=text):
+        BpeEncoder(["a", "b"], [merge], PreTokenizer(WORDS))
