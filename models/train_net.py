@@ -202,6 +202,7 @@ def run_steps(
     embedded = words.embedding[batch.tokens[:, : n + steps - 1]]
     outs = net(batch.features[..., :-e], embedded, steps)
     at = torch.arange(n, device=truth.device)
+    laws = _Laws(truth, at[None, :] < batch.lengths[:, None], words.output, loss)
     found = []
     for i, out in enumerate(outs):
         # Step i at p guesses token p + 2 + i, whose chances the target gives at p + 1 + i.
@@ -211,22 +212,37 @@ def run_steps(
         label = words.place[batch.tokens[rows, columns + ahead]]  # [M]
         guess = net.logits(out[rows, columns])  # [M, W]
         covered = label >= 0
-        aim = truth[rows[covered], columns[covered] + ahead]  # [M', E]
-        total = _loss(guess[covered], aim, words.output, label[covered], loss)
+        total = laws.loss(guess[covered], (rows[covered], columns[covered] + ahead), label[covered])
         right = torch.zeros_like(known)
         right[rows, columns] = guess.argmax(-1) == label
         found.append(StepResult(total, int(covered.sum()), right, known))
     return found
 
 
-def _loss(guess: Tensor, aim: Tensor, output: Tensor, label: Tensor, kind: str) -> Tensor:
-    """Summed loss of M rows of draft logits [M, W], from the target's final hidden rows [M, E]."""
-    if kind == "hard":
-        return F.cross_entropy(guess, label, reduction="sum")
-    with torch.no_grad():
-        law = torch.softmax(aim @ output.T, -1)
-        least = (law * torch.log(law.clamp_min(1e-30))).sum() if kind == "kl" else 0.0
-    return least - (law * torch.log_softmax(guess, -1)).sum()
+class _Laws:
+    """The target's distributions over the draft vocabulary, computed once for all steps.
+
+    `truth` [B, N, E] holds final hidden rows, of which `real` bool [B, N] are no padding; `output`
+    [W, E].
+    """
+
+    def __init__(self, truth: Tensor, real: Tensor, output: Tensor, kind: str) -> None:
+        self.kind = kind
+        if kind == "hard":
+            return
+        self.row = torch.full(real.shape, -1, dtype=torch.long, device=truth.device)
+        self.row[real] = torch.arange(int(real.sum()), device=truth.device)
+        with torch.no_grad():
+            self.law = torch.softmax(truth[real] @ output.T, -1)  # [rows, W]
+
+    def loss(self, guess: Tensor, where: tuple[Tensor, Tensor], label: Tensor) -> Tensor:
+        """Summed loss of M rows of draft logits [M, W], whose laws stand at `where`."""
+        if self.kind == "hard":
+            return F.cross_entropy(guess, label, reduction="sum")
+        with torch.no_grad():
+            law = self.law[self.row[where]]  # [M, W]
+            least = (law * torch.log(law.clamp_min(1e-30))).sum() if self.kind == "kl" else 0.0
+        return least - (law * torch.log_softmax(guess, -1)).sum()
 
 
 def accepted_lengths(results: Sequence[StepResult], chain: int) -> tuple[float, list[float]]:

@@ -156,7 +156,7 @@ def trained(
     loop = importlib.import_module("models.train_loop")
     export = importlib.import_module("models.train_export")
     options = loop.TrainOptions(
-        draft_vocab=128, epochs=3, batch_tokens=512, rate=3e-3, save_seconds=2, loss="kl"
+        draft_vocab=128, epochs=3, batch_tokens=512, rate=3e-3, save_seconds=0, loss="kl"
     )
     loop.use_threads(1)
     out = tmp_path_factory.mktemp("trained")
@@ -171,7 +171,9 @@ Trained = tuple[Any, Path, list[dict[str, Any]]]
 
 def test_a_head_learns(trained: Trained) -> None:
     _, out, entries = trained
-    assert entries[-1]["loss"] < 0.8 * entries[0]["loss"]
+    losses = [e["loss"] for e in entries]
+    third = len(losses) // 3
+    assert third >= 3 and np.mean(losses[-third:]) < 0.5 * np.mean(losses[:third])
     assert entries[-1]["accepted_length"] > 1.2 > 1 + 3 / 128  # chance is one hit in 128
     lines = (out / "training.jsonl").read_text().splitlines()
     assert [json.loads(line)["tokens"] for line in lines] == [e["tokens"] for e in entries]
