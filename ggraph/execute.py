@@ -6,7 +6,7 @@ such list per phase.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import lcm
 from typing import Any
 
@@ -17,7 +17,7 @@ from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import HOST
 from ggraph.errors import InputError
 from ggraph.ops.copies import slice_runs
-from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
+from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, Schedule, VerifiedPlan
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
@@ -90,11 +90,13 @@ class Executor:
 
     def _captured(self, bound: list[Bound]) -> list[Step]:
         """What is enqueued between two host steps as one step, where all commands are one device's
-        and that can capture. A partial copy's extent is known to the host alone: no graph then."""
+        and that can capture. No graph where a partial copy's extent is known to the host alone, or
+        where runs overlap: graphs run one after another, and drop waits for the run before."""
         enqueued = [c for c in self.plan.schedule if c.do not in HOST_STEPS]
         devices = {c.actor.device for c in enqueued}
         backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
-        if not hasattr(backend, "capture") or any(c.chosen_by is not None for c in enqueued):
+        partial = any(c.chosen_by is not None for c in enqueued)
+        if not hasattr(backend, "capture") or partial or not _ends_complete(self.plan.schedule):
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []
@@ -173,6 +175,12 @@ class Executor:
             tuple(self._ref(s, phase) for s in t.sources),
             self._at(scratch, phase) if scratch else None,
         )
+
+
+def _ends_complete(schedule: Schedule) -> bool:
+    """Whether the host waits for everything behind the last command that it enqueues."""
+    behind = takewhile(lambda c: c.do in HOST_STEPS, reversed(schedule.commands))
+    return any(c.do is Do.HOST_SYNC and c.event is None and c.waits_for is None for c in behind)
 
 
 def _writes_first(bound: list[Bound]) -> list[Bound]:

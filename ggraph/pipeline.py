@@ -42,6 +42,7 @@ class Options:
     layers: Mapping[str, int] = field(default_factory=dict)  # layers per device, in order
     streams: int = 1  # compute streams per device, at most what the device has
     copies: int = 1  # rotating slots of every input
+    overlap: bool = False  # the next run may be enqueued while this one still computes
     memory: str = "hb"  # allocator mode: "hb", "offline" or "ggml"
     offline_seconds: float = 0.2  # bound on the search of mode "offline"
     capacity: Mapping[str, int] = field(default_factory=dict)  # bytes per device, below its own
@@ -98,7 +99,11 @@ def _split(d: Draft) -> Any:
 def _order(d: Draft) -> Schedule:
     o = d.options
     return order(
-        d.made["split"], streams=o.streams, n_copies=o.copies, forced_sync=frozenset(o.forced_sync)
+        d.made["split"],
+        streams=o.streams,
+        n_copies=o.copies,
+        forced_sync=frozenset(o.forced_sync),
+        overlap=o.overlap,
     )
 
 
@@ -160,6 +165,7 @@ REMEDIES: tuple[Remedy, ...] = (
     ("search offsets for longer", _searching, "allocate", False),
     ("add orderings between streams", lambda o: o, "fit", True),
     ("one stream per device", lambda o: replace(o, streams=1), "order", True),
+    ("runs apart", lambda o: replace(o, overlap=False), "order", True),
     ("one slot per input", lambda o: replace(o, copies=1), "order", True),
 )
 

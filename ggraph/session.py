@@ -40,6 +40,7 @@ class Session:
         self.load_seconds = 0.0
         self._external: dict[str, Memory] = {}
         self._executors: dict[Hashable, Executor] = {}
+        self._latest: Executor | None = None
         self._verified: dict[Hashable, VerifiedPlan] = {}
         self._lock = threading.RLock()
 
@@ -67,14 +68,17 @@ class Session:
             executor = self._executors.get(key)
             if executor is None:
                 raise InputError(f"no plan was prepared for {key!r}")
+            if self.options.overlap and executor is not self._latest:
+                self._settle()  # a plan's proof knows its own runs, not those of another plan
+            self._latest = executor
             return executor.run(feeds)
 
     def read_state(self, name: str) -> Array:
         """The bytes of a state as a uint8 array (a copy)."""
         with self._lock:
             memory = self._known(name)
+            self._settle()
             backend = self.backends[memory.buffer.device]
-            backend.synchronise()
             return backend.read(memory, 0, memory.buffer.nbytes)
 
     def write_state(self, name: str, data: Array) -> None:
@@ -85,9 +89,8 @@ class Session:
                 raise InputError(
                     f"state {name!r}: expected {memory.buffer.nbytes} bytes, got {data.nbytes}"
                 )
-            backend = self.backends[memory.buffer.device]
-            backend.synchronise()
-            backend.write(memory, 0, data)
+            self._settle()
+            self.backends[memory.buffer.device].write(memory, 0, data)
 
     def close(self) -> None:
         """Give all memory back; the session cannot run any more."""
@@ -100,6 +103,11 @@ class Session:
             self._external.clear()
             for backend in self.backends.values():
                 backend.close()
+
+    def _settle(self) -> None:
+        """Wait for everything that was enqueued."""
+        for backend in self.backends.values():
+            backend.synchronise()
 
     def _known(self, name: str) -> Memory:
         memory = self._external.get(name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ggraph.graph import Graph
+from ggraph.order import critical_path, estimate, speedup
 from ggraph.plan import Plan, Schedule, VerifiedPlan
 from ggraph.tensor import Kind, Tensor, line
 
@@ -60,6 +61,7 @@ def plan_text(verified: VerifiedPlan) -> str:
         *_splits(plan),
         *_placement(plan),
         *_streams(plan),
+        f"estimated: {estimate(plan.schedule)}",
         *_memory(plan),
         *_certificate(verified),
         *("log  " + entry for entry in plan.log),
@@ -135,6 +137,8 @@ def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:
             v: {"buffer": r.buffer, "offsets": list(r.offsets), "bytes": r.nbytes}
             for v, r in plan.memory.regions.items()
         },
+        "critical_path_seconds": critical_path(plan.schedule)[0],
+        "speedup_over_one_stream": speedup(plan.schedule),
         "certificate": vars(verified.certificate),
         "log": list(plan.log),
     }

@@ -1,16 +1,19 @@
 """`ggraph plan`: what would run where, in which bytes, and the proof. Floor 10."""
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
 from ggraph.decode.runner import Runner
-from ggraph.device import HOST
-from ggraph.pipeline import first_draft, run_passes_until
+from ggraph.device import HOST, DeviceSpec
+from ggraph.pipeline import Trade, first_draft, run_passes_until, trade_table
 from ggraph.plan import Plan
 from ggraph.plan_json import plan_to_json
 from ggraph.session import WeightSource
@@ -24,6 +27,27 @@ from .registry import open_model
 
 MODES = ("hb", "offline", "ggml")
 
+_Pins = Annotated[list[str] | None, typer.Option("--pin", "-ot", help="REGEX=DEVICE for tensors.")]
+_Layers = Annotated[str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")]
+_Capacity = Annotated[
+    str | None, typer.Option(help="Arena bytes per device at most, such as sim0=65536.")
+]
+_Copies = Annotated[int, typer.Option(help="Rotating slots per input.", min=1)]
+_Overlap = Annotated[
+    bool, typer.Option("--overlap", help="The next run may begin while this one computes.")
+]
+_Forced = Annotated[
+    list[str] | None,
+    typer.Option("--forced-sync", metavar="TENSOR", help="Split and make the host wait here."),
+]
+_Explained = Annotated[
+    str | None,
+    typer.Option("--explain", metavar="TENSOR", help="Why one tensor lies where it lies."),
+]
+_Trade = Annotated[
+    bool, typer.Option("--trade", help="Print bytes against waits and time, per stream count.")
+]
+
 
 def plan(
     model: Annotated[
@@ -33,28 +57,28 @@ def plan(
     context: Annotated[int, typer.Option(help="Cache rows that attention reaches.")] = 256,
     ctx_size: Annotated[int, typer.Option("--ctx-size", "-c", help="Cache rows in all.")] = 1024,
     device: Devices = "cpu",
-    pin: Annotated[
-        list[str] | None, typer.Option("--pin", "-ot", help="REGEX=DEVICE for tensors.")
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")
-    ] = None,
+    pin: _Pins = None,
+    layers: _Layers = None,
     streams: Annotated[int, typer.Option(help="Compute streams per device.")] = 1,
-    capacity: Annotated[
-        str | None, typer.Option(help="Arena bytes per device at most, such as sim0=65536.")
-    ] = None,
+    copies: _Copies = 1,
+    overlap: _Overlap = False,
+    forced_sync: _Forced = None,
+    capacity: _Capacity = None,
     memory: Annotated[str, typer.Option(help="Allocator: hb, offline or ggml.")] = "hb",
     threads: Threads = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
-    explain_tensor: Annotated[
-        str | None,
-        typer.Option("--explain", metavar="TENSOR", help="Why one tensor lies where it lies."),
-    ] = None,
+    explain_tensor: _Explained = None,
+    trade: _Trade = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with all pictures.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the plan for `ggraph verify`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the verified plan of one decoding step: splits, streams, placement, memory, proof."""
+    """Print the verified plan of one decoding step: splits, streams, placement, memory, proof.
+
+    Example: ggraph plan model.gguf --device sim0,cpu --layers sim0=10 --streams 2 --html plan.html
+
+    Example: ggraph plan model.gguf --device sim0 --trade
+    """
     if memory not in MODES:
         raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
     if streams < 1:
@@ -63,27 +87,59 @@ def plan(
         pins=tuple(pin or ()),
         layers=_counts("--layers", "COUNT", layers),
         streams=streams,
+        copies=copies,
+        overlap=overlap,
+        forced_sync=tuple(forced_sync or ()),
         memory=memory,
         capacity=_counts("--capacity", "BYTES", capacity),
     )
     opened = open_model(model_path(model, as_json or dot))
-    session = open_session(device_names(device), options, threads=threads)
-    with closing(session):
+    with closing(open_session(device_names(device), options, threads=threads)) as session:
         runner = Runner(opened, session, ctx_size)
-        shape = runner.shape(rows, rows, max(rows, context))
-        graph = opened.build(shape)
+        graph = opened.build(runner.shape(rows, rows, max(rows, context)))
         if dot:
             print(graph_dot(graph))
-            return
-        verified = _proved(session, graph, opened.weight, html, export)
-        if explain_tensor is not None:
-            _explain(verified, explain_tensor, as_json)
-        elif html is not None:
-            write_text(html, plan_html(verified.plan, vars(verified.certificate)))
-        elif as_json:
-            print_json(plan_summary(verified))
-        elif export is None:
-            print(plan_text(verified))
+        elif trade:
+            _print_trade(trade_table(graph, _specs(session), options), as_json)
+        else:
+            verified = _proved(session, graph, opened.weight, html, export)
+            _print(verified, explain_tensor, html, export, as_json)
+
+
+def _print(
+    verified: VerifiedPlan,
+    tensor: str | None,
+    html: Path | None,
+    export: Path | None,
+    as_json: bool,
+) -> None:
+    """One tensor's explanation, the page, the plan as JSON, or as text where no file was wanted."""
+    if tensor is not None:
+        _explain(verified, tensor, as_json)
+    elif html is not None:
+        write_text(html, plan_html(verified.plan, vars(verified.certificate)))
+    elif as_json:
+        print_json(plan_summary(verified))
+    elif export is None:
+        print(plan_text(verified))
+
+
+def _specs(session: Session) -> list[DeviceSpec]:
+    return [b.spec for name, b in session.backends.items() if name != HOST]
+
+
+def _print_trade(rows: Sequence[Trade], as_json: bool) -> None:
+    """Both prices of each way to run the graph: bytes of all arenas, and waits with their time."""
+    if as_json:
+        print_json([vars(r) for r in rows])
+        return
+    columns = ("streams", "orderings added", "waits", "arena bytes", "lost to concurrency", "us")
+    table = Table(*columns, box=None, pad_edge=False)
+    for r in rows:
+        counts = (r.streams, r.added, r.waits)
+        sizes = (f"{r.nbytes:,}", f"{r.lost_bytes:,}", f"{r.critical_path_s * 1e6:.1f}")
+        table.add_row(*map(str, counts), *sizes)
+    Console(highlight=False).print(table)
 
 
 def _proved(
@@ -104,8 +160,7 @@ def _write_refused(
     session: Session, graph: Graph, fault: CounterExample, html: Path | None, export: Path | None
 ) -> None:
     """The plan that `verify` refused, as a page with the race in red and as JSON, where wanted."""
-    specs = [b.spec for name, b in session.backends.items() if name != HOST]
-    draft = run_passes_until(first_draft(graph, specs, session.options), "verify")
+    draft = run_passes_until(first_draft(graph, _specs(session), session.options), "verify")
     refused = Plan(draft.schedule, draft.made["allocate"])
     if html is not None:
         facts = {

@@ -134,4 +134,5 @@ def random_options(r: random.Random, graph: Graph, devices: list[DeviceSpec]) ->
         memory=r.choice(("hb", "hb", "offline")),
         offline_seconds=0.002,
         rewrites=rewrites,
+        overlap=r.random() < 0.3,
     )

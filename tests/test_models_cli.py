@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_model import TINY, small_model
@@ -218,6 +219,34 @@ def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     assert status != 0 and "race" in err, "list-order reuse on three streams"
     assert "verify refuses this plan" in page.read_text()
     assert ggraph("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
+
+
+def test_plan_prints_what_concurrency_buys_and_costs() -> None:
+    """Speed-up over one stream, the table of both prices, and upstream's forced split."""
+    tiny, gpu = TINY / "llama_tied", ["--device", "sim0,cpu"]
+    one = json.loads(ggraph("plan", tiny, *gpu, "--json")[1])
+    three = json.loads(ggraph("plan", tiny, *gpu, "--streams", "3", "--json")[1])
+    assert three["speedup_over_one_stream"] > 1.1 > one["speedup_over_one_stream"]
+    assert three["critical_path_seconds"] < one["critical_path_seconds"]
+    _, out, _ = ggraph("plan", tiny, *gpu, "--streams", "3")
+    assert f"{three['speedup_over_one_stream']:.2f}x of one stream" in out
+    rows = json.loads(ggraph("plan", tiny, *gpu, "--trade", "--json")[1])
+    assert rows[0]["streams"] == 1 and rows[0]["nbytes"] == arena_bytes(one)
+    assert any(r["streams"] > 1 and r["critical_path_s"] < rows[0]["critical_path_s"] for r in rows)
+    assert "orderings added" in ggraph("plan", tiny, *gpu, "--trade")[1]
+    flag = ["--forced-sync", "blk.1.attn_norm.rms"]
+    forced = json.loads(ggraph("plan", tiny, *gpu, *flag, "--json")[1])
+    assert len(forced["splits"]) == len(one["splits"]) + 1
+    assert sum("host_sync  sim0.0" in c for c in forced["commands"]) == 1
+    rotated = json.loads(ggraph("plan", tiny, *gpu, "--copies", "2", "--overlap", "--json")[1])
+    assert len(rotated["regions"]["tokens"]["offsets"]) == 2
+    status, _, err = ggraph("plan", tiny, *gpu, "--forced-sync", "nobody")
+    assert status != 0 and "has no node nobody" in err
+
+
+def arena_bytes(facts: dict[str, Any]) -> int:
+    """Bytes of the plan's own buffers."""
+    return sum(b["bytes"] for b in facts["buffers"].values() if not b["external"])
 
 
 def test_plan_explains_a_tensor() -> None:

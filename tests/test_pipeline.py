@@ -74,6 +74,23 @@ def test_slots_are_given_up_last() -> None:
     assert any("trying: one slot per input" in line for line in tight.plan.log)
 
 
+def test_runs_are_taken_apart_where_overlap_does_not_fit() -> None:
+    """What a run leaves behind may not be recycled while the next one writes early."""
+    wide = arenas(make_plan(GRAPH, [SIM0], Options(overlap=True, copies=2)))["sim0"]
+    apart = arenas(make_plan(GRAPH, [SIM0], Options(copies=2)))["sim0"]
+    assert apart <= wide
+    tight = make_plan(GRAPH, [SIM0], Options(overlap=True, capacity={"sim0": apart - 1}, copies=2))
+    log = "\n".join(tight.plan.log)
+    assert log.index("trying: runs apart") < log.index("trying: one slot per input")
+
+
+def test_an_overlapping_plan_lets_the_host_go_early() -> None:
+    """The next run's input may be written while this run computes, in steady state."""
+    commands = make_plan(GRAPH, [SIM0], Options(overlap=True, copies=2)).plan.schedule.commands
+    waits = [c for c in commands if c.do is Do.HOST_SYNC]
+    assert waits and all(c.event is not None for c in waits), "never for everything"
+
+
 def test_the_error_states_the_bound() -> None:
     with pytest.raises(
         AllocError, match=r"sim0 has 512 bytes and no plan of this order needs less than 640"

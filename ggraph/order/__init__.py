@@ -12,11 +12,11 @@ from ggraph.errors import PlanError
 from ggraph.order.commands import Draft, commands
 from ggraph.order.events import synchronised
 from ggraph.order.streams import assign
-from ggraph.order.timing import critical_path, speedup
+from ggraph.order.timing import critical_path, estimate, speedup
 from ggraph.order.values import carried, values
 from ggraph.plan import Schedule, Split, Splits
 
-__all__ = ["critical_path", "order", "speedup"]
+__all__ = ["critical_path", "estimate", "order", "speedup"]
 
 
 def order(

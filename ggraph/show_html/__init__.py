@@ -10,6 +10,7 @@ before it has ended.
 from collections.abc import Iterator, Mapping
 from html import escape
 
+from ggraph.order import estimate
 from ggraph.plan import Plan
 from ggraph.show_html.chart import Axis
 from ggraph.show_html.memory import COLOURS, memories
@@ -102,7 +103,8 @@ def charts(plan: Plan, fault: CounterExample | None = None, of: str = "") -> Ite
     axis = Axis(max((s.stop for s in times), default=1.0))
     sites = (fault.first, fault.second) if fault is not None else ()
     hot = {s.index for s in sites if s is not None}
-    yield chapter(streams, "Estimated time. Lines lead from what records an event to who waits.")
+    lines = "Lines lead from what records an event to who waits."
+    yield chapter(streams, f"Estimated time: {estimate(plan.schedule)}. {lines}")
     yield LEGEND + CONTROLS
     yield timeline(bars_of(plan.schedule, times, hot), axis, links_of(plan.schedule))
     yield chapter(

@@ -1,14 +1,35 @@
 """The real session and executor on simulated devices, the host included in the interleaving."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from worlds import CPU, SIM0, SIM1, feeds, no_reuse, schedule_of, tiny, weights
+from worlds import (
+    CPU,
+    SIM0,
+    SIM1,
+    C,
+    E,
+    T,
+    feeds,
+    linear,
+    no_reuse,
+    schedule_of,
+    tiny,
+    weights,
+)
 
+from ggraph import ops
 from ggraph.backends import open_backend
-from ggraph.backends.sim import Machine, Random, SimBackend, SimHost, Simulator
+from ggraph.backends.sim import Adversarial, Machine, Random, SimBackend, SimHost, Simulator
 from ggraph.device import HOST
+from ggraph.dtype import I32
+from ggraph.graph import Graph
+from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import Options
 from ggraph.session import Session
+from ggraph.tensor import input, state
 
 GRAPH = tiny()
 WEIGHTS, FEEDS = weights(GRAPH), feeds(GRAPH, 3)
@@ -33,6 +54,73 @@ def test_a_session_over_three_simulated_devices_is_bit_equal(seed: int) -> None:
     machine = Machine(Random(seed))
     devices = {d.name: SimBackend(d, machine) for d in (SIM0, SIM1, CPU)}
     assert replayed(Session({**devices, HOST: SimHost(machine)}, OPTIONS)) == wanted()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("copies", [1, 2])
+def test_runs_that_overlap_are_bit_equal(seed: int, copies: int) -> None:
+    machine = Machine(Random(seed))
+    devices = {d.name: SimBackend(d, machine) for d in (SIM0, SIM1, CPU)}
+    options = replace(OPTIONS, overlap=True, copies=copies)
+    assert replayed(Session({**devices, HOST: SimHost(machine)}, options)) == wanted()
+
+
+def writer() -> Graph:
+    """A cache written on a stream of its own, for which the output does not wait."""
+    x, slots = input("x", (T, E)), input("slots", (T,), I32)
+    y = ops.add(linear(x, "a"), linear(x, "b"))
+    written = ops.set_rows(state("cache", (C, E)), linear(x, "c"), slots, name="written")
+    return Graph.of({"y": y}, also=[written], name="writer")
+
+
+def reader() -> Graph:
+    """The product of a cache's first rows, on one stream."""
+    held = ops.rows(state("cache", (C, E)), 0, T, name="held")
+    return Graph.of({"y": linear(held, "r")}, name="reader")
+
+
+@pytest.mark.parametrize("look", [False, True])
+def test_a_session_waits_between_two_plans_whose_runs_overlap(look: bool) -> None:
+    """A plan's proof speaks of its own runs: what another plan still does, the session waits for,
+    and so it does before the host touches a state."""
+    machine = Machine(Adversarial("written", "r"))
+    spec = replace(SIM0, copy_streams=0)
+    session = Session(
+        {"sim0": SimBackend(spec, machine), HOST: SimHost(machine)},
+        Options(streams=3, overlap=True),
+    )
+    found = weights(writer()) | weights(reader())
+    for graph in (writer(), reader()):
+        session.prepare(graph.name, lambda g=graph: g, lambda t: found[t.name])  # type: ignore[misc]
+    feed = {"x": FEEDS[0]["x"], "slots": np.arange(T, dtype=np.int32)}
+    session.run("writer", feed)
+    right = evaluate(writer(), {**found, **feed, "cache": np.zeros((C, E), np.float32)})["cache"]
+    if look:
+        assert session.read_state("cache").tobytes() == right.tobytes()
+    y = session.run("reader", {})["y"]
+    session.close()
+    assert y.tobytes() == evaluate(reader(), {**found, "cache": right})["y"].tobytes()
+
+
+class Capturing(SimBackend):
+    """Counts what it is asked to capture."""
+
+    captured = 0
+
+    def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+        return enqueue
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_runs_that_overlap_are_not_captured(overlap: bool) -> None:
+    """Captured graphs run one after another and drop waits for the run before: the first run, which
+    is not captured yet, would be unordered with the second."""
+    machine = Machine(Random(1))
+    backend = Capturing(SIM0, machine)
+    session = Session({"sim0": backend, HOST: SimHost(machine)}, Options(overlap=overlap))
+    assert replayed(session) == wanted()
+    assert bool(backend.captured) != overlap and session.replays
 
 
 def test_devices_by_name_and_the_real_cpu() -> None:
