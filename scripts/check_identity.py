@@ -1,13 +1,14 @@
 """Byte identity on a real model: the text is the same with and without speculation.
 
     python scripts/check_identity.py [--prompts 40] [--tokens 128] [--threads 2]
-                                     [--kinds eagle3,latent,...] [--json OUT]
+                                     [--kinds told,eagle3,latent,...] [--head HEAD] [--json OUT]
 
 SmolLM2 with 8-bit activations, greedy and seeded sampling, first turns of MT-bench. Each prompt is
 decoded plainly and with every drafter; the draft length runs through 1 to 8 and the tree through 8
 to 32 nodes from prompt to prompt. Heads are random (seeded), so that most of their guesses are
-wrong; the smaller model is SmolLM2's first six layers. Prints one line per prompt, and ends with
-status 1 if anything differed.
+wrong, but for one given with --head (kind `trained`); the smaller model is SmolLM2's first six
+layers; `told` knows the text and hides it among wrong nodes of its trees, so that much is accepted
+from everywhere in them. Prints one line per prompt, and ends with status 1 if anything differed.
 """
 
 import argparse
@@ -16,14 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 from random_heads import HEADS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph.decode.draft import Drafter
+from ggraph import Array
+from ggraph.decode.draft import ROOT, Draft, Drafter
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.length import Fixed
@@ -40,7 +43,52 @@ PROMPTS = Path(__file__).parent.parent / "bench" / "data" / "eval" / "mt_bench.j
 Made = dict[str, tuple[Sequence[Drafter], int]]
 
 
-def from_text(m: Loaded, length: int, nodes: int) -> Made:
+@dataclass(eq=False)
+class Told:
+    """Knows the text, and hides its next tokens in a tree of wrong ones."""
+
+    truth: Sequence[int]
+    vocabulary: int
+    random: Random
+    name: str = "told"
+    taps: tuple[int, ...] = ()
+    length: int = 0
+
+    def begin(self, first: int) -> None:
+        """A new text."""
+        self.length = 1
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """The text went on."""
+        self.length += len(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        """Half of the nodes hang from a random earlier one; the others go on with the text."""
+        left = list(self.truth[self.length : self.length + limit])
+        tokens: list[int] = []
+        parents: list[int] = []
+        before = ROOT
+        while len(tokens) < limit:
+            parent = before if left and self.random.random() < 0.5 else None
+            if parent is None:
+                parents.append(self.random.randrange(-1, len(tokens)))
+                tokens.append(self.random.randrange(self.vocabulary))
+            else:
+                before = len(tokens)
+                parents.append(parent)
+                tokens.append(left.pop(0))
+        return Draft(tuple(tokens), tuple(parents))
+
+
+def told(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
+    """The text itself, hidden in trees."""
+    return {
+        f"told {n}": ([Told(truth, m.model.vocab_size, Random(n))], n)
+        for n in (length, nodes, 32 - length)
+    }
+
+
+def from_text(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
     """Drafters that need no head: the text itself, and a smaller model, alone and staged."""
     cut = replace(m.model, config=replace(m.model.config, num_hidden_layers=6))
     runner = Runner(cut.beside("small."), m.session, m.runner.context)
@@ -52,7 +100,7 @@ def from_text(m: Loaded, length: int, nodes: int) -> Made:
     }
 
 
-def in_turn(m: Loaded, length: int, nodes: int) -> Made:
+def in_turn(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
     """A head whose guesses are made one after another: chain, tree, and behind another drafter."""
     assert m.head is not None, "the model was loaded without a head"
     runner = DraftRunner(m.head, m.session, m.runner.context)
@@ -63,16 +111,16 @@ def in_turn(m: Loaded, length: int, nodes: int) -> Made:
     }
 
 
-def in_parallel(m: Loaded, length: int, nodes: int) -> Made:
+def in_parallel(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
     """A head that guesses everything in one step."""
     assert isinstance(m.head, Head) and m.head.masked is not None, "the head has no masked row"
     runner = DraftRunner(m.head, m.session, m.runner.context)
     return {f"parallel {length}": ([ParallelDrafter(runner, m.head.masked)], length)}
 
 
-KINDS: dict[str, Callable[[Loaded, int, int], Made]] = {
-    "text": from_text, "eagle3": in_turn, "latent": in_turn, "eagle1": in_turn,
-    "parallel": in_parallel,
+KINDS: dict[str, Callable[[Loaded, int, int, Sequence[int]], Made]] = {
+    "told": told, "text": from_text, "trained": in_turn, "eagle3": in_turn, "latent": in_turn,
+    "eagle1": in_turn, "parallel": in_parallel,
 }  # fmt: skip
 
 
@@ -94,7 +142,7 @@ def check(m: Loaded, kind: str, prompt: str, i: int, limit: int) -> tuple[list[s
     ids, different, count = m.prompt_ids(prompt), [], 0
     for temp in (0.0, 0.8):
         plain = text(m, ids, temp, limit, None)
-        made = KINDS[kind](m, 1 + i % 8, (8, 12, 16, 24, 32)[i % 5])
+        made = KINDS[kind](m, 1 + i % 8, (8, 12, 16, 24, 32)[i % 5], [*ids, *plain])
         for name, drafters in made.items():
             count += 1
             if text(m, ids, temp, limit, drafters) != plain:
@@ -108,13 +156,16 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join(k for k in KINDS if k != "trained"))
+    parser.add_argument("--head", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()][: given.prompts]
-    begun, failures, compared = time.time(), [], 0
-    for kind in given.kinds.split(","):
-        head = HEADS[kind](Path(tempfile.mkdtemp()) / kind) if kind in HEADS else None
+    failures: list[str] = []
+    begun, compared = time.time(), 0
+    for kind in given.kinds.split(",") + ["trained"] * (given.head is not None):
+        head = given.head if kind == "trained" else None
+        head = HEADS[kind](Path(tempfile.mkdtemp()) / kind) if kind in HEADS else head
         m = load(fetch_default(), threads=given.threads, ctx_size=2048, head=head)
         for i, row in enumerate(rows):
             different, count = check(m, kind, row["turns"][0], i, given.tokens)
