@@ -7,6 +7,7 @@ NaN, and what is decoded means nothing. Used by `gpu_check.py`.
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,14 @@ class Random:
 
     @property
     def data(self) -> np.ndarray[Any, Any]:
-        """The storage: ones for norms, else a random tile over and over."""
+        """The storage: ones for norms, else a random tile, which who loads it may have to repeat
+        (`gpu_speed.Seeded` does)."""
         if any(n in self.name for n in NORMS):
             return np.ones(self.shape, self.dtype.np)
-        return np.resize(tile(self.dtype), self.nbytes)
+        return tile(self.dtype)[: self.nbytes]
 
 
+@cache
 def tile(dtype: DType) -> np.ndarray[Any, Any]:
     """About TILE bytes of whole random blocks; scales are such that values are near 0.02."""
     rng = np.random.default_rng(0)
@@ -132,10 +135,8 @@ def weight_bytes(m: Model) -> int:
     return sum(t.nbytes for n, t in m.catalogue.items() if n != "token_embd.weight")
 
 
-def weight_count(m: Model) -> int:
-    """Multiplications per token in the matrices, the embedding apart."""
-    return sum(
-        int(np.prod(t.shape))
-        for n, t in m.catalogue.items()
-        if len(t.shape) > 1 and n != "token_embd.weight"
-    )
+def products(m: Model, rows: int) -> int:
+    """Multiplications of a prompt's matrices: all rows in the layers, one row in the output."""
+    sizes = {n: int(np.prod(t.shape)) for n, t in m.catalogue.items() if len(t.shape) > 1}
+    inner = sum(size for n, size in sizes.items() if n.startswith("blk."))
+    return inner * rows + sizes["output.weight"]

@@ -1,0 +1,287 @@
+"""The correctness sections of `gpu_check.py`: each takes a driver and gives a dict with "ok"."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gpu_models
+import numpy as np
+
+from ggraph import Graph, Options, Session, dtypes, input, ops, weight
+from ggraph.backends import open_backend
+from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
+from ggraph.backends.cuda.lower import RULES, accepts
+from ggraph.backends.protocol import Launch, Ref
+from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.engine import Engine
+from ggraph.decode.length import Fixed
+from ggraph.decode.runner import Runner
+from ggraph.decode.speculate import Speculator
+from ggraph.hazards import HAZARDS
+from ggraph.hazards.gpu import run_on_gpu
+from ggraph.ops import examples
+from ggraph.ops.evaluate import evaluate, read, reference, to_logical, to_storage
+from ggraph.plan import Actor, Buffer, Command, Do
+from models.heads import open_head
+from models.registry import Model, open_model
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ROOT / "tests" / "golden" / "tiny"
+MODELS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
+          "mistral_sliding")  # fmt: skip
+F32_BAR, QUANTISED_BAR = 1e-3, 2e-2  # of the logits' spread
+COMPILERS = 16  # threads that compile kernels side by side
+Found = dict[str, Any]
+
+
+def opened(driver: Driver, graphs: bool = True) -> CudaBackend:
+    """A backend with events of its own."""
+    return CudaBackend(cuda_spec("cuda0", driver), driver, graphs, Events())
+
+
+def session(driver: Driver, graphs: bool = True) -> Session:
+    """The GPU alone: everything here has kernels."""
+    return Session({"cuda0": opened(driver, graphs)})
+
+
+def check_compile(driver: Driver, quick: bool) -> Found:
+    """Every unit for this GPU, side by side, into the cache: later sections wait for none."""
+    units = kernels.units()[:4] if quick else kernels.units()
+    arch = driver.arch if driver.arch.startswith("sm_") else "sm_90"
+    wrong = []
+
+    def build(unit: kernels.Unit) -> None:
+        file = f"{unit.source}.cu"
+        try:
+            nvrtc.build(file, kernels.text(file), kernels.headers(), arch, unit.defines)
+        except Exception as error:
+            wrong.append(f"{unit}: {error}")
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        list(pool.map(build, units))
+    count = sum(len(kernels.signatures(u.source)) for u in units)
+    return {"ok": not wrong, "arch": arch, "units": len(units), "kernels": count, "wrong": wrong}
+
+
+def check_tests(driver: Driver, quick: bool) -> Found:
+    """The tests that need a GPU, by pytest in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider",
+               "-rfE", "tests/test_cuda_gpu.py", "-k", "not stand-in"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)",
+                                                      done.stdout[-400:])}  # fmt: skip
+    wrong = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    tail = "" if done.returncode == 0 else (done.stdout + done.stderr)[-6000:]
+    return {"ok": done.returncode == 0 and bool(counts.get("passed")), **counts, "wrong": wrong,
+            "tail": tail}  # fmt: skip
+
+
+def check_ops(driver: Driver, quick: bool) -> Found:
+    """Every example of every op with a kernel, against the op's NumPy reference."""
+    wrong, count = [], 0
+    for spec, i, example in examples.every():
+        y = examples.build(spec, example)
+        if spec.name not in RULES or not accepts(y) or not y.size:
+            continue
+        count += 1
+        error = _op_error(driver, y, examples.feeds(spec, example, i))
+        if not error <= example.tolerance:
+            wrong.append(f"{spec.name} {i}: {error:.2e}")
+    return {"ok": not wrong, "examples": count, "wrong": wrong}
+
+
+def _op_error(driver: Driver, y: Any, given: dict[str, Any]) -> float:
+    """Largest difference over the largest magnitude."""
+    backend = opened(driver)
+    held = {}
+    for s in y.sources:
+        held[s.name] = backend.allocate(Buffer(s.name, "cuda0", s.nbytes, 256))
+        raw = np.frombuffer(to_storage(given[s.name], s).tobytes(), np.uint8)
+        backend.write(held[s.name], 0, raw)
+    target = backend.allocate(Buffer("y", "cuda0", y.nbytes, 256))
+    if y.overwritten is not None:
+        target = held[y.overwritten.name]
+    refs = tuple(Ref(s, held[s.name], 0) for s in y.sources)
+    launch = Launch(Command(Do.LAUNCH, Actor("cuda0"), "y", "y"), Ref(y, target, 0), refs)
+    backend.submit(0, backend.lower([launch]))
+    backend.synchronise()
+    got = read(y, backend.read(target, 0, y.nbytes)).astype(np.float64)
+    copies = [given[s.name].copy() for s in y.sources]
+    wanted = to_logical(to_storage(reference(y, copies), y), y).astype(np.float64)
+    for memory in {id(m): m for m in (*held.values(), target)}.values():
+        backend.free(memory)
+    finite = np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return float("inf")
+    span = float(np.abs(wanted[finite]).max(initial=1e-30))
+    return float(np.abs(got - wanted)[finite].max(initial=0)) / span
+
+
+def check_invariance(driver: Driver, quick: bool) -> Found:
+    """1 to 32 rows of every weight type: a row's bits do not depend on the others."""
+    wrong = []
+    rng = np.random.default_rng(0)
+    names = ("bf16", "q4_k", "q8_0") if quick else [t.name for t in dtypes.ALL if t.is_block]
+    for name in (*names, "f16", "f32"):
+        dtype = dtypes.dtype(name)
+        n = 13 if quick else 515
+        raw = np.resize(gpu_models.tile(dtype), dtype.row_bytes(1024) * n)
+        x = rng.standard_normal((32, 1024)).astype(np.float32)
+        whole = _product(driver, dtype, raw, x)
+        for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31):
+            if not np.array_equal(_product(driver, dtype, raw, x[:m]), whole[:m]):
+                wrong.append(f"{name}, {m} rows")
+    return {"ok": not wrong, "wrong": wrong}
+
+
+def _product(driver: Driver, dtype: Any, raw: Any, x: Any) -> Any:
+    """x [m, 1024] times a stored weight [n, 1024]."""
+    s = session(driver)
+    n = raw.size // dtype.row_bytes(1024)
+    y = ops.mul_mat(weight("w", (n, 1024), dtype), input("x", x.shape), name="y")
+    s.prepare("k", lambda: Graph.of({"y": y}), lambda t: raw)
+    found = s.run("k", {"x": x})["y"]
+    s.close()
+    return found
+
+
+def check_races(driver: Driver, quick: bool) -> Found:
+    """The corpus on real streams: bad plans corrupt, fixed plans do not."""
+    times = 5 if quick else 100
+    reports = [run_on_gpu(h, driver, times) for h in HAZARDS]
+    bad = [r.bad_wrong / times for r in reports if r.bad_wrong is not None]
+    fixed = sum(r.fixed_wrong for r in reports)
+    return {"ok": not fixed and min(bad) >= 0.95, "times": times, "plans": len(reports),
+            "bad_share": min(bad), "fixed_wrong": fixed,
+            "reports": [r.to_json() for r in reports]}  # fmt: skip
+
+
+def check_logits(driver: Driver, quick: bool) -> Found:
+    """Tiny models against vectors made with transformers: prompt, then token by token."""
+    errors = {}
+    for name in MODELS[:1] if quick else MODELS:
+        expected = np.load(TINY / name / "expected.npz")
+        ids = expected["ids"].tolist()[: 22 if quick else None]
+        s = session(driver)
+        runner = Runner(open_model(TINY / name), s, 64, cache_dtype=dtypes.F32)
+        parts = [runner.text(p, every=True).logits for p in (ids[:20], *([i] for i in ids[20:]))]
+        s.close()
+        errors[name] = spread_error(np.concatenate(parts), expected["logits"][: len(ids)])
+    return {"ok": max(errors.values()) < F32_BAR, "bar": F32_BAR, "errors": errors}
+
+
+def check_split(driver: Driver, quick: bool) -> Found:
+    """Half of a model's layers on the GPU and half on the CPU, by ordinary splits."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return {"ok": True, "skipped": "llvmlite, which the CPU backend needs, is not installed"}
+    expected = np.load(TINY / MODELS[0] / "expected.npz")
+    backends = {"cuda0": opened(driver), "cpu": open_backend("cpu", threads=2, exact=True)}
+    s = Session(backends, Options(layers={"cuda0": 3}))
+    runner = Runner(open_model(TINY / MODELS[0]), s, 64, cache_dtype=dtypes.F32)
+    got = [runner.text(expected["ids"][i : i + 4].tolist(), every=True).logits for i in (0, 4, 8)]
+    key = (runner.model.name, runner.shape(4, 4, 12))
+    schedule = s.prepare(key, lambda: Graph.of({}), runner.model.weight).plan.schedule
+    where = sorted({c.actor.device for c in schedule if c.do is Do.LAUNCH})
+    s.close()
+    error = spread_error(np.concatenate(got), expected["logits"][:12])
+    return {"ok": error < F32_BAR and where == ["cpu", "cuda0"], "error": error, "devices": where}
+
+
+def spread_error(got: Any, expected: Any) -> float:
+    """Largest difference over the spread of a row."""
+    spread = expected.max(-1, keepdims=True) - expected.min(-1, keepdims=True)
+    return float((np.abs(got - expected) / spread).max())
+
+
+def check_model(driver: Driver, pieces: Sequence[Path]) -> Found:
+    """A real checkpoint, as it is stored and with its weights decoded to float32: logits against
+    the float32 meaning of the same graph in NumPy. A file may come in pieces, in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pieces[0]
+        if len(pieces) > 1:
+            path = Path(folder) / "model.gguf"
+            with path.open("wb") as whole:
+                whole.writelines(piece.read_bytes() for piece in pieces)
+        m = open_model(path)
+        ids = [(i * 7919 + 13) % min(m.vocab_size, 40000) for i in range(6)]
+        wanted = _meaning(driver, m, ids)
+        kinds = {t.dtype for t in m.catalogue.values()}
+        error = spread_error(_logits(driver, m, ids), wanted)
+        exact = spread_error(_logits(driver, decoded(m), ids), wanted)
+    bar = QUANTISED_BAR if any(k.is_block for k in kinds) else F32_BAR
+    return {"ok": error < bar and exact < F32_BAR, "model": m.name, "bar": bar, "error": error,
+            "f32_bar": F32_BAR, "error_f32": exact}  # fmt: skip
+
+
+def decoded(m: Model) -> Model:
+    """The same model with every weight in float32."""
+    plain = {n: replace(t, dtype=dtypes.F32, data=t.float32()) for n, t in m.catalogue.items()}
+    return replace(m, name=f"{m.name} f32", catalogue=plain)
+
+
+def _logits(driver: Driver, m: Model, ids: list[int]) -> Any:
+    s = session(driver)
+    found = Runner(m, s, 64, cache_dtype=dtypes.F32).text(ids, every=True).logits
+    s.close()
+    return found
+
+
+def _meaning(driver: Driver, m: Model, ids: list[int]) -> Any:
+    """Logits of all rows by the ops' NumPy references."""
+    count = len(ids)  # a bucket of its own: no padding
+    runner = Runner(m, session(driver), 64, cache_dtype=dtypes.F32)
+    shape = runner.shape(count, count, count)
+    graph = m.build(shape)
+    feeds = {t.name: to_logical(m.weight(t), t) for t in graph if t.kind.value == "weight"}
+    mask = np.full((count, shape.context), -np.inf, np.float32)
+    for i in range(count):
+        mask[i, : i + 1] = 0
+    order = np.arange(count)
+    feeds |= {
+        "tokens": np.array(ids, np.int32), "positions": order.astype(np.int32),
+        "slots": order.astype(np.int64), "mask": mask, "length": np.array([count], np.int32),
+        "wanted": order.astype(np.int32),
+    }  # fmt: skip
+    return evaluate(graph, feeds)["logits"]
+
+
+def check_identity(driver: Driver, quick: bool) -> Found:
+    """Greedy text with the EAGLE-3 head, chain and tree, is that of plain decoding."""
+    prompts = [[5, 17, 200, 33], [1, 2, 3, 4, 5, 6], [300, 8], [99] * 12][: 1 if quick else 4]
+    limit = 6 if quick else 100
+    target = open_model(TINY / "llama_tied")
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    differing = []
+    for prompt in prompts:
+        plain = _text(driver, target, None, prompt, limit, None, 0)
+        for title, tree, length in (("chain", None, 4), ("tree", TreeShape(16, 3, 4), 15)):
+            if _text(driver, target, head, prompt, limit, tree, length) != plain:
+                differing.append(f"{title}, prompt of {len(prompt)}")
+    return {"ok": not differing, "texts": 3 * len(prompts), "differing": differing}
+
+
+def _text(
+    driver: Driver, target: Any, head: Any, prompt: list[int], limit: int, tree: Any, length: int
+) -> list[int]:
+    s = session(driver)
+    taps = tuple(dict.fromkeys(head.taps)) if head is not None else ()
+    engine = Engine(Runner(target, s, 256, taps=taps), ())
+    decoder: Any = engine
+    if head is not None:
+        drafter = EagleDrafter(DraftRunner(head, s, 256), tree=tree)
+        decoder = Speculator(engine, [drafter], Fixed(length))
+    found = list(decoder.generate(prompt, greedy, lambda token: None, limit=limit))
+    s.close()
+    return found
+
+
+def greedy(logits: Any) -> int:
+    """The best token."""
+    return int(logits.argmax())
