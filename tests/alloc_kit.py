@@ -27,6 +27,7 @@ from ggraph.plan import (
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "ggml_alloc_offsets.jsonl.gz"
+HUGE = (1 << 38) + 5  # bytes of now and then a value, where a device has room for it
 HOST_DOES = {Do.HOST_WRITE, Do.HOST_READ, Do.HOST_SYNC, Do.HOST_FREE}
 
 
@@ -62,6 +63,7 @@ def random_schedule(r: random.Random) -> Schedule:
         for k in range(r.randint(1, 2))
     ]
     actors = [Actor(d.name, s) for d in devices for s in range(d.streams)]
+    wide = {d.name for d in devices if d.max_buffer_bytes > HUGE}
     values: list[Value] = []
     commands: list[Command] = []
     events = [f"e{k}" for k in range(3)]
@@ -69,7 +71,7 @@ def random_schedule(r: random.Random) -> Schedule:
         actor = r.choice(actors)
         kind = r.random()
         if kind < 0.6:
-            commands.append(_launch(r, i, actor, values))
+            commands.append(_launch(r, i, actor, values, actor.device in wide))
         elif kind < 0.8:
             do = r.choice((Do.RECORD, Do.RECORD, Do.WAIT))
             commands.append(Command(do, actor, do.value, event=r.choice(events)))
@@ -105,12 +107,13 @@ def _fresh(r: random.Random, i: int, device: str, values: list[Value]) -> Value:
     return v
 
 
-def _launch(r: random.Random, i: int, actor: Actor, values: list[Value]) -> Command:
+def _launch(r: random.Random, i: int, actor: Actor, values: list[Value], wide: bool) -> Command:
     here = [v for v in values if v.device == actor.device]
     reads = r.sample(here, min(len(here), r.randint(0, 3)))
     same = r.choice(reads).name if reads and r.random() < 0.1 else None
     sizes = {v.name: v for v in values}
-    nbytes = sizes[same].nbytes if same else r.choice((0, 1, 64, 64, 100, 256, 256))
+    most = HUGE if wide else 256
+    nbytes = sizes[same].nbytes if same else r.choice((0, 1, 64, 64, 100, 256, 256, most))
     over = tuple(v.name for v in reads) if r.random() < 0.6 else ()
     made = Value(f"v{i}", actor.device, nbytes, same, () if same else over)
     values.append(made)

@@ -9,13 +9,17 @@ from tempfile import TemporaryDirectory
 import pytest
 from head_loop import grown, layer, saved, variant
 
+from ggraph.alloc import allocate
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import move_graph
 from ggraph.device import DeviceSpec
 from ggraph.graph import Graph
+from ggraph.order import order
 from ggraph.pipeline import Options, make_plan
+from ggraph.place import place
 from ggraph.plan import Do, Plan, VerifiedPlan
+from ggraph.split import split
 from ggraph.verify import CounterExample, examine
 from models.heads import open_head
 from models.registry import open_model
@@ -108,6 +112,18 @@ def collided(plan: Plan) -> Plan:
                 regions[a] = replace(regions[a], offsets=regions[b].offsets)
                 return replace(plan, memory=replace(plan.memory, regions=regions))
     raise AssertionError("no command reads two values of the arena")
+
+
+def test_on_one_stream_hb_never_needs_more_than_ggml() -> None:
+    """The model's graphs, and strictly less wherever a view keeps ggml from working in place."""
+    ratios = {}
+    for name, build in GRAPHS.items():
+        schedule = order(split(place(build(), [CPU])))
+        hb, ggml = (allocate(schedule, mode=m).arena_bytes for m in ("hb", "ggml"))
+        ratios[name] = hb / ggml
+    assert max(ratios.values()) <= 1.0
+    steps = [r for name, r in ratios.items() if name.startswith((*TARGETS, "llama"))]
+    assert len(steps) >= 15 and max(steps) < 0.9
 
 
 @pytest.mark.parametrize("name", GRAPHS)
