@@ -141,6 +141,35 @@ def test_experts(dtype: DType) -> None:
         assert np.abs(run(y, stored.copy()) - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("dtype", [dt.BF16, dt.F32, dt.Q4_K, dt.Q6_K], ids=str)
+def test_a_pair_of_token_and_expert_has_the_same_bits_in_any_company(dtype: DType) -> None:
+    """More pairs than one pass takes, experts without any, and an id that does not exist."""
+    n, k, t, u, e = 21, 256, 13, 2, 5
+    rng = np.random.default_rng(6)
+    raw = raw_weight(dtype, e * n, k)
+    x = rng.normal(size=(t, 1, k)).astype(np.float32)
+    ids = rng.choice([0, 2, 2, 2, 4], (t, u)).astype(np.int32)
+    ids[3, 1] = e
+    whole = _chosen(dtype, raw, (e, n, k), x, ids)
+    assert np.isnan(whole[3, 1]).all() and not np.isnan(np.delete(whole, 7, 0)[:3]).any()
+    for i in range(t):
+        one = _chosen(dtype, raw, (e, n, k), x[i : i + 1], ids[i : i + 1])
+        assert np.array_equal(one[0], whole[i], equal_nan=True), f"token {i}"
+    weights = decoded(dtype, raw, k).reshape(e, n, k).astype(np.float64)
+    for i, j in ((0, 0), (12, 1)):
+        wanted = weights[ids[i, j]] @ x[i, 0]
+        bound = np.abs(weights[ids[i, j]]) @ np.abs(x[i, 0])
+        assert (np.abs(whole[i, j] - wanted) <= 1e-5 * bound).all()
+
+
+def _chosen(dtype: DType, raw: Array, shape: tuple[int, int, int], x: Array, ids: Array) -> Array:
+    y = ops.mul_mat_id(
+        weight("w", shape, dtype), input("x", x.shape), input("i", ids.shape, I32), name="y"
+    )
+    stored = {"w": raw.reshape(-1), "x": x.reshape(-1).view(np.uint8), "i": ids.view(np.uint8)}
+    return run(y, {name: b.reshape(-1) for name, b in stored.items()})
+
+
 def test_an_expert_that_does_not_exist_is_visible() -> None:
     y = ops.mul_mat_id(weight("w", (2, 3, 8)), input("x", (1, 1, 8)), input("i", (1, 2), I32))
     ones = np.ones(48, np.float32).view(np.uint8)

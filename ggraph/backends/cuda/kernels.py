@@ -25,7 +25,7 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
-    "delay", "elementwise", "norm", "products", "rope", "rows", "softmax", "sort",
+    "delay", "elementwise", "experts", "norm", "products", "rope", "rows", "softmax", "sort",
 )  # fmt: skip
 HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}

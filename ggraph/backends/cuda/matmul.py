@@ -18,6 +18,7 @@ FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 TILE, TILE_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
+MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
 
 
@@ -139,10 +140,33 @@ def _mul_mat_id(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     used = ids.tensor.shape[1]
+    if w.tensor.dtype.name in TILED and k % 32 == 0 and k and experts <= MOST_EXPERTS:
+        _grouped(low, x)
+        return
     low.call(
         "mul_mat_id", (-(-n // (WARPS * OUTPUTS)), ids.tensor.size, 1), WARPS * 32,
         type=w.tensor.dtype.name, w=low.at(w), x=low.at(a), y=low.at(x.result), ids=low.at(ids),
         n=n, k=k, experts=experts, used=used, each=int(a.tensor.shape[1] == used),
+    )  # fmt: skip
+
+
+def _grouped(low: Lowering, x: Launch) -> None:
+    """Pairs by expert, then each expert's weights against eight of its pairs at a time."""
+    w, a, ids = x.sources
+    experts, n, k = w.tensor.shape
+    pairs, used = ids.tensor.size, ids.tensor.shape[1]
+    order = low.work_space(4 * (pairs + 2 * (experts + 2)))
+    starts = order + 4 * pairs
+    active = starts + 4 * (experts + 2)
+    low.call(
+        "group_pairs", (1, 1, 1), 256, ids=low.at(ids), order=order, starts=starts, active=active,
+        pairs=pairs, experts=experts,
+    )  # fmt: skip
+    low.call(
+        "mul_mat_id_tile", (-(-n // TILE), min(pairs, experts + 1), 1), TILE_WARPS * 32,
+        type=w.tensor.dtype.name, w=low.at(w), x=low.at(a), y=low.at(x.result), order=order,
+        starts=starts, active=active, n=n, k=k, experts=experts, used=used,
+        each=int(a.tensor.shape[1] == used),
     )  # fmt: skip
 
 

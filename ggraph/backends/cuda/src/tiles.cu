@@ -26,9 +26,9 @@ struct Given {
   u32 high[2][2], low[2][2];
 };
 
-DEV Given given_of(const float* x, i64 row, i64 m, i64 chunk, i64 k) {
+DEV Given given_of(const float* row, i64 chunk, i64 k) {
   float v[8] = {};
-  if (row < m) load_chunk<f32>((const u8*)(x + row * k), chunk, k, v);
+  if (row) load_chunk<f32>((const u8*)row, chunk, k, v);
   Given x8;
 #pragma unroll
   for (int h = 0; h < 2; ++h) split(v + 4 * h, x8.high[h], x8.low[h]);
@@ -136,27 +136,65 @@ DEV void block_group(const u8* upper, const u8* lower, i64 group, const Given& x
   }
 }
 
-// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
-KERNEL mul_mat_tile(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
-  SHARED float part[WARPS][TILE][ROWS];
+// One pass of a block: 16 outputs from n0 on of w [n, k], and eight rows, of which `row` is row g of
+// x or none. Every warp's sums go to `part`.
+template <class T>
+DEV void tile_of(const u8* w, const float* row, i64 n0, i64 n, i64 k, float (&part)[WARPS][TILE][ROWS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const i64 n0 = (i64)blockIdx.x * TILE, m0 = (i64)blockIdx.y * ROWS;
-  const i64 bytes = row_bytes<WEIGHT>(k);
+  const i64 bytes = row_bytes<T>(k);
   const u8* upper = w + (n0 + g < n ? n0 + g : n - 1) * bytes;
   const u8* lower = w + (n0 + g + 8 < n ? n0 + g + 8 : n - 1) * bytes;
   float sum[4] = {};
   for (i64 group = warp; group < k / 32; group += WARPS) {
-    const Given x8 = given_of(x, m0 + g, m, 4 * group + t, k);
-    if constexpr (WEIGHT::SPAN == 0) plain_group<WEIGHT>(upper, lower, 4 * group + t, k, x8, sum);
-    else block_group<WEIGHT>(upper, lower, group, x8, sum);
+    const Given x8 = given_of(row, 4 * group + t, k);
+    if constexpr (T::SPAN == 0) plain_group<T>(upper, lower, 4 * group + t, k, x8, sum);
+    else block_group<T>(upper, lower, group, x8, sum);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) part[warp][g + i / 2 * 8][2 * t + i % 2] = sum[i];
   __syncthreads();
+}
+
+// Sum i of a tile, output i % TILE of row i / TILE, the warps in order.
+DEV float total_of(const float (&part)[WARPS][TILE][ROWS], int i) {
+  float total = 0.0f;
+  for (int v = 0; v < WARPS; ++v) total += part[v][i % TILE][i / TILE];
+  return total;
+}
+
+// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
+KERNEL mul_mat_tile(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
+  SHARED float part[WARPS][TILE][ROWS];
+  const i64 n0 = (i64)blockIdx.x * TILE, m0 = (i64)blockIdx.y * ROWS, mine = m0 + threadIdx.x % 32 / 4;
+  tile_of<WEIGHT>(w, mine < m ? x + mine * k : 0, n0, n, k, part);
   for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
     const i64 row = m0 + i / TILE, col = n0 + i % TILE;
-    float total = 0.0f;
-    for (int v = 0; v < WARPS; ++v) total += part[v][i % TILE][i / TILE];
+    const float total = total_of(part, i);
     if (row < m && col < n) y[row * n + col] = rest ? total + rest[row * n + col] : total;
+  }
+}
+
+// y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair
+// of token p / used takes x row p (each = 1) or p / used (each = 0). Group `experts` gives NaN. A
+// pair's bits do not depend on its group. Grid (n / 16, groups).
+KERNEL mul_mat_id_tile(const u8* w, const float* x, float* y, const int* order, const int* starts,
+                       const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
+  SHARED float part[WARPS][TILE][ROWS];
+  if ((int)blockIdx.y >= active[0]) return;  // the whole block
+  const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
+  const int end = starts[expert + 1];
+  const u8* matrix = w + expert * n * row_bytes<WEIGHT>(k);
+  for (int first = starts[expert]; first < end; first += ROWS) {
+    const int mine = first + threadIdx.x % 32 / 4;
+    const i64 pair = mine < end ? order[mine] : 0;
+    const float* row = x + (each ? pair : pair / used) * k;
+    if (expert < experts) tile_of<WEIGHT>(matrix, mine < end ? row : 0, n0, n, k, part);
+    for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
+      const int at = first + i / TILE;
+      const i64 col = n0 + i % TILE;
+      if (at < end && col < n)
+        y[order[at] * n + col] = expert < experts ? total_of(part, i) : bits_to_float(0x7fc00000u);
+    }
+    __syncthreads();  // before the next pass overwrites `part`
   }
 }
