@@ -13,7 +13,7 @@ from oracles import ORACLES
 from ggraph import ops
 from ggraph.backends.cuda.attention import frequencies
 from ggraph.backends.cuda.lower import RULES, accepts
-from ggraph.dtype import F16, F32, I32, I64, Q8_0, DType
+from ggraph.dtype import BF16, F16, F32, I32, I64, Q8_0, DType
 from ggraph.errors import ShapeError
 from ggraph.ops import examples
 from ggraph.ops.rope import DEFAULTS, YARN, rope_angles
@@ -95,6 +95,37 @@ def test_attention_with_a_tree_mask(
     got = run(y, stored)
     assert_near(got, meaning(y, stored), 2e-5, f"{kind}")
     assert not got[4].any()
+
+
+@pytest.mark.parametrize("kind", [F32, F16, BF16, Q8_0], ids=str)
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+def test_attention_of_many_rows(kind: DType, dim: int) -> None:
+    """By tiles: causal, with a row that sees nothing, one that sees one place, and few others."""
+    rng = np.random.default_rng(dim)
+    rows, context = 43, 71
+    mask = np.where(np.arange(context) <= np.arange(rows)[:, None] + 20, 0, -np.inf)
+    mask[40] = -np.inf
+    mask[41] = np.where(np.arange(context) == 66, 0, -np.inf)
+    mask[42] = np.where(rng.random(context) < 0.2, -1.5, -np.inf)
+    y, stored = _attention(rng, kind, rows, 4, 2, dim, context, mask.astype(np.float32))
+    got = run(y, stored)
+    assert_near(got, meaning(y, stored), 2e-5, f"{kind}")
+    assert not got[40].any()
+
+
+def test_attention_of_many_rows_with_a_length_and_a_cap() -> None:
+    rng = np.random.default_rng(7)
+    q, k, v = input("q", (33, 3, 64)), input("k", (50, 1, 64), F16), input("v", (50, 1, 32), F16)
+    y = ops.flash_attn(q, k, v, None, input("n", (1,), I32), scale=0.3, softcap=2.0, name="y")
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (q, k, v)}
+    stored = {t.name: bytes_of(t, values[t.name]) for t in (q, k, v)}
+    stored["k"][37 * 128 :] = 0xFF  # beyond the length: NaN
+    stored["v"][37 * 64 :] = 0xFF
+    stored["n"] = np.array([37], np.int32).view(np.uint8)
+    kept = {n: b[: 37 * size] for n, b, size in (("k", stored["k"], 128), ("v", stored["v"], 64))}
+    k, v = input("k", (37, 1, 64), F16), input("v", (37, 1, 32), F16)
+    short = ops.flash_attn(q, k, v, scale=0.3, softcap=2.0, name="y")
+    assert_near(run(y, stored), meaning(short, {**stored, **kept}), 2e-5, "length")
 
 
 def _attention(

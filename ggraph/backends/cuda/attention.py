@@ -17,6 +17,8 @@ from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
 SPLIT, MAX_HEAD = 64, 256  # as in src/attention.cu
+FEW_ROWS = 32  # up to here a row's bits depend on that row alone, as in `matmul`
+TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
 PART_BYTES = 1 << 26  # of partial results at a time
 
 
@@ -101,32 +103,60 @@ def _attended(t: Tensor) -> bool:
 
 
 def _flash_attn(low: Lowering, x: Launch) -> None:
-    """Slices of query rows, so that partial results stay small; bits do not depend on slices."""
+    """Few rows over splits of the cache, so that bits depend on nothing else; many rows by tiles
+    on the tensor cores."""
+    q, v = x.sources[0].tensor, x.sources[2].tensor
+    tiled = all(d % 32 == 0 and 0 < d <= MAX_TILED for d in (q.shape[2], v.shape[2]))
+    given = _given(low, x)
+    if q.shape[0] > FEW_ROWS and tiled:
+        grid = (-(-q.shape[0] // TILED_ROWS), q.shape[1], 1)
+        low.call(
+            "attend_rows", grid, 128, type=v.dtype.name, y=low.at(x.result), rows=q.shape[0],
+            **given,
+        )  # fmt: skip
+    else:
+        _few(low, x, given)
+
+
+def _given(low: Lowering, x: Launch) -> dict[str, Any]:
+    """The arguments that both kernels share."""
     q, k, v, *rest = x.sources
     attrs = x.result.tensor.attrs
     mask = rest.pop(0) if attrs["has_mask"] else None
     length = rest.pop(0) if attrs["has_length"] else None
-    rows, heads, dim = q.tensor.shape
     context, kv_heads, v_dim = v.tensor.shape
-    splits = max(1, -(-context // SPLIT))
+    return {
+        "q": low.at(q), "k": low.at(k), "v": low.at(v),
+        "mask": low.at(mask) if mask is not None else 0,
+        "length": low.at(length) if length is not None else 0, "kv_heads": kv_heads,
+        "dim": q.tensor.shape[2], "v_dim": v_dim, "context": context,
+        "k_row": k.tensor.strides[0], "k_head": k.tensor.strides[1],
+        "v_row": v.tensor.strides[0], "v_head": v.tensor.strides[1],
+        "mask_row": mask.tensor.strides[0] if mask is not None else 0,
+        "scale": number(x, "scale"), "softcap": number(x, "softcap"),
+        "mask_type": PLAIN[mask.tensor.dtype] if mask is not None else 0,
+    }  # fmt: skip
+
+
+def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
+    """Slices of query rows, so that partial results stay small; bits do not depend on slices."""
+    q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
+    (rows, heads, dim), v_dim = q.shape, given["v_dim"]
+    splits = max(1, -(-given["context"] // SPLIT))
     row_bytes = heads * splits * (2 + v_dim) * 4
     slice_rows = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
     parts = low.work_space(slice_rows * row_bytes)
-    kept, shown = k.tensor.strides, mask.tensor.strides[0] if mask is not None else 0
     for t in range(0, rows, slice_rows):
         count = min(slice_rows, rows - t)
+        here = {
+            **given, "q": given["q"] + t * heads * dim * 4,
+            "mask": given["mask"] + t * given["mask_row"],
+        }  # fmt: skip
         low.call(
-            "attend", (splits, heads, count), 128, type=k.tensor.dtype.name,
-            q=low.at(q) + t * heads * dim * 4, k=low.at(k), v=low.at(v),
-            mask=low.at(mask) + t * shown if mask is not None else 0,
-            length=low.at(length) if length is not None else 0, parts=parts, kv_heads=kv_heads,
-            dim=dim, v_dim=v_dim, context=context, k_row=kept[0], k_head=kept[1],
-            v_row=v.tensor.strides[0], v_head=v.tensor.strides[1], q_row=heads * dim,
-            mask_row=shown, scale=number(x, "scale"), softcap=number(x, "softcap"),
-            mask_type=PLAIN[mask.tensor.dtype] if mask is not None else 0,
-        )  # fmt: skip
+            "attend", (splits, heads, count), 128, type=kind, parts=parts, q_row=heads * dim, **here
+        )
         low.call(
-            "merge", (heads, count, 1), 128, type=k.tensor.dtype.name, parts=parts,
+            "merge", (heads, count, 1), 128, type=kind, parts=parts,
             y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
         )  # fmt: skip
 

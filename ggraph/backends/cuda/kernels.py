@@ -23,11 +23,12 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "lanes": ("WEIGHT", ("f32", "f16", "bf16")),
     "tiles": ("WEIGHT", tuple(w for w in WEIGHTS if w != "f32")),
     "attention": ("CACHE", CACHES),
+    "prompt": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
     "delay", "elementwise", "experts", "norm", "products", "rope", "rows", "softmax", "sort",
 )  # fmt: skip
-HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh")
+HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
 
 

@@ -16,7 +16,7 @@ from ggraph.tensor import Tensor
 PASS_ROWS = 8  # rows per pass over the weights
 FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS_ROWS
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
-TILE, TILE_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu
+TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time

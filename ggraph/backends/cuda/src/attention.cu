@@ -1,4 +1,4 @@
-// Attention over a cache of type CACHE with any mask (causal, windows, trees), in two steps.
+// Attention of few query rows over a cache of type CACHE with any mask (windows, trees), in two steps.
 //
 // The cache is cut into splits of SPLIT rows. `attend` gives each split's largest score, sum and
 // mixed values; `merge` adds the splits in order. Neither depends on the number of query rows, and

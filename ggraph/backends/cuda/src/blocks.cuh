@@ -20,7 +20,6 @@ DEV bool is_whole(const void* p, i64 c, i64 k) {
 
 struct f32 {
   static const int BLOCK = 1, BYTES = 4, SPAN = 0;
-  static const bool ROUNDED = true;  // whether bf16 does not hold a value
   DEV void load(const u8* row, i64 c, i64 k, float* v) {
     const float* p = (const float*)row + 8 * c;
     if (is_whole(p, c, k)) {
@@ -38,7 +37,6 @@ struct f32 {
 };
 struct f16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
-  static const bool ROUNDED = true;  // whether bf16 does not hold a value
   DEV void load(const u8* row, i64 c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {
@@ -56,7 +54,6 @@ struct f16 {
 };
 struct bf16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
-  static const bool ROUNDED = false;  // whether bf16 does not hold a value
   DEV void load(const u8* row, i64 c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {

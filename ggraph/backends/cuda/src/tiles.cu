@@ -5,35 +5,11 @@
 // are added in the order of the warps. x is split into two bf16 numbers (16 bits of precision);
 // block types multiply by their codes, which are exact, and scale each span's sum in float32.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
-#include "blocks.cuh"
+#include "pieces.cuh"
 
 #define TILE 16
 #define ROWS 8
-#define WARPS 8
-
-// Four floats as the sum of two rows of bf16.
-DEV void split(const float* v, u32* high, u32* low) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    high[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
-    low[i] = bf16_pair(v[2 * i] - bits_to_float(high[i] << 16),
-                       v[2 * i + 1] - bits_to_float(high[i] & 0xffff0000u));
-  }
-}
-
-// A lane's chunk of one row of x, as fragments of two products.
-struct Given {
-  u32 high[2][2], low[2][2];
-};
-
-DEV Given given_of(const float* row, i64 chunk, i64 k) {
-  float v[8] = {};
-  if (row) load_chunk<f32>((const u8*)row, chunk, k, v);
-  Given x8;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) split(v + 4 * h, x8.high[h], x8.low[h]);
-  return x8;
-}
+#define WARPS 16
 
 // sum += codes (rows g and g + 8) . x, both halves of x
 DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
@@ -42,22 +18,6 @@ DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
     multiply(sum, a[h], x.high[h]);
     multiply(sum, a[h], x.low[h]);
   }
-}
-
-// A lane's chunk of a plain row as bf16 words, and what they leave out.
-template <class T>
-DEV void words_of(const u8* row, i64 chunk, i64 k, u32* high, u32* low) {
-  const u8* p = row + 16 * chunk;
-  if (!T::ROUNDED && is_whole(p, chunk, k)) {  // bf16 as it lies there
-    const Quad raw = *(const Quad*)p;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) high[i] = raw.w[i];
-    return;
-  }
-  float v[8];
-  load_chunk<T>(row, chunk, k, v);
-  split(v, high, low);
-  split(v + 4, high + 2, low + 2);
 }
 
 // Plain types: the weights too are two bf16 numbers, unless they are bf16 already.
@@ -73,7 +33,7 @@ DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const G
     const u32 a[4] = {high[0][2 * h], high[1][2 * h], high[0][2 * h + 1], high[1][2 * h + 1]};
     multiply(sum, a, x.high[h]);
     multiply(sum, a, x.low[h]);
-    if (T::ROUNDED) {
+    if (!exact<T>::VALUE) {
       const u32 b[4] = {low[0][2 * h], low[1][2 * h], low[0][2 * h + 1], low[1][2 * h + 1]};
       multiply(sum, b, x.high[h]);
     }
@@ -146,7 +106,9 @@ DEV void tile_of(const u8* w, const float* row, i64 n0, i64 n, i64 k, float (&pa
   const u8* lower = w + (n0 + g + 8 < n ? n0 + g + 8 : n - 1) * bytes;
   float sum[4] = {};
   for (i64 group = warp; group < k / 32; group += WARPS) {
-    const Given x8 = given_of(row, 4 * group + t, k);
+    float v[8] = {};
+    if (row) load_chunk<f32>((const u8*)row, 4 * group + t, k, v);
+    const Given x8 = given_of(v);
     if constexpr (T::SPAN == 0) plain_group<T>(upper, lower, 4 * group + t, k, x8, sum);
     else block_group<T>(upper, lower, group, x8, sum);
   }
