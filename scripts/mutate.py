@@ -31,16 +31,19 @@ from hypothesis import HealthCheck, Phase, settings
 ROOT = Path(__file__).resolve().parent.parent
 # Tests of each room, the quick ones first.
 TESTS = {
-    "ggraph/alloc": ("errors", "listing", "dyn", "ggml", "hb", "search", "instances", "explain"),
-    "ggraph/verify": ("verify", "verify_static", "verify_wiring", "verify_repairs", "verify_brute"),
-}
+    "ggraph/alloc": (
+        "errors", "listing", "dyn", "ggml", "reserve", "hb", "search", "instances", "explain",
+    ),
+    "ggraph/verify": (
+        "verify", "verify_static", "verify_figures", "verify_wiring", "verify_repairs", "verify_brute",
+    ),
+}  # fmt: skip
 FIRST = {
     **dict.fromkeys(("blocks", "clocks", "hb", "layout"), "hb"),
     **dict.fromkeys(("canon", "anneal", "offline", "bounds", "fit", "offers", "tenants"), "search"),
     "check": "errors",
-    "reserve": "ggml",
     "listed": "listing",
-    "live": "verify",
+    "live": "verify_figures",
     "static": "verify_static",
     "wiring": "verify_wiring",
     "report": "verify_repairs",
