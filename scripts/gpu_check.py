@@ -36,6 +36,7 @@ CHECKS: dict[str, Callable[[Driver, bool], Found]] = {
     "ops": gpu_correct.check_ops,
     "invariance": gpu_correct.check_invariance,
     "logits": gpu_correct.check_logits,
+    "draw": gpu_correct.check_draw,
     "split": gpu_correct.check_split,
     "identity": gpu_correct.check_identity,
     "races": gpu_correct.check_races,

@@ -23,6 +23,7 @@ from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import Fixed
 from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.hazards import HAZARDS
 from ggraph.hazards.gpu import run_on_gpu
@@ -175,6 +176,27 @@ def check_logits(driver: Driver, quick: bool) -> Found:
         s.close()
         errors[name] = spread_error(np.concatenate(parts), expected["logits"][: len(ids)])
     return {"ok": max(errors.values()) < F32_BAR, "bar": F32_BAR, "errors": errors}
+
+
+def check_draw(driver: Driver, quick: bool) -> Found:
+    """Tokens drawn on the device are those of the host's sampler for the same uniform numbers;
+    float32 may tip one that falls on an edge of the law."""
+    rows, size = (4, 500) if quick else (64, 128256)
+    sampler = Sampler(SamplerConfig(seed=1), size)
+    logits = (np.random.default_rng(0).standard_normal((rows, size)) * 3).astype(np.float32)
+    numbers, wanted = [], []
+    for row in logits:
+        numbers.append([sampler.clone().uniform()])
+        wanted.append(sampler.sample(row))
+    s = session(driver)
+    graph = Graph.of(
+        {"token": ops.draw(input("logits", (rows, size)), input("u", (rows, 1)), name="token")}
+    )
+    s.prepare("k", lambda: graph, lambda t: np.zeros(0))
+    given = {"logits": logits, "u": np.array(numbers, np.float32)}
+    different = [int((s.run("k", given)["token"] != wanted).sum()) for _ in range(3)]
+    s.close()
+    return {"ok": max(different) <= rows // 50, "rows": rows, "different": different}
 
 
 def check_split(driver: Driver, quick: bool) -> Found:

@@ -34,7 +34,7 @@ def _once(work: Any, wait: Any, least: float = 0.0, watched: Any = None) -> tupl
 def test_every_section_runs(check: Any, tmp_path: Path) -> None:
     """In two commands that share one file; the model comes in two pieces."""
     out = tmp_path / "gpu.json"
-    sections = "ops,invariance,logits,split,identity,races,ceilings,speed"
+    sections = "ops,invariance,logits,draw,split,identity,races,ceilings,speed"
     raw = small_file(tmp_path).read_bytes()
     pieces = [tmp_path / "model.0", tmp_path / "model.1"]
     for path, part in zip(pieces, (raw[:50_000], raw[50_000:]), strict=True):

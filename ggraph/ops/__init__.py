@@ -39,6 +39,9 @@ from ggraph.ops.create import (
     fill,
     tri,
 )
+from ggraph.ops.draw import (
+    draw,
+)
 from ggraph.ops.elementwise import (
     add,
     clamp,
@@ -162,6 +165,7 @@ __all__ = [
     "diag_mask_inf",
     "diag_mask_zero",
     "div",
+    "draw",
     "dup",
     "elu",
     "exp",

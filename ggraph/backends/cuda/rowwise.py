@@ -85,6 +85,16 @@ def _sum_rows(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
 
 
+def _cumsum(low: Lowering, x: Launch) -> None:
+    a = x.sources[0]
+    n = a.tensor.shape[-1]
+    low.call(
+        "cumsum", (row_count(a.tensor), 1, 1), threads(n), x=low.at(a), y=low.at(x.result), n=n,
+        step=a.tensor.strides[-1], shape=row_sizes(a.tensor), strides=row_steps(a.tensor),
+        type_=PLAIN[a.tensor.dtype],
+    )  # fmt: skip
+
+
 def _weighable(t: Tensor) -> bool:
     x = t.sources[0]
     return is_plain(*t.sources) and has_rows(x) and fits(x) and t.attrs["max_bias"] == 0
@@ -189,6 +199,7 @@ RULES: dict[str, Rule] = {
         lambda t: is_plain(t.sources[0]) and t.sources[0].is_contiguous, _group_norm
     ),
     **{name: Rule(_summable, _sum_rows) for name in ("sum", "sum_rows", "mean")},
+    "cumsum": Rule(_summable, _cumsum),
     "soft_max": Rule(_weighable, _soft_max),
     **{name: Rule(_orderable, _first_k) for name in ("argmax", "top_k", "argsort")},
     "get_rows": Rule(_gatherable, _get_rows),

@@ -1,4 +1,4 @@
-// Normalisation of rows; one block per row, every thread sums its own elements in order.
+// Normalisation and sums of rows; one block per row, every thread sums its own elements in order.
 // Legend: n row length; x and y have `type`, strides in bytes.
 #include "common.cuh"
 
@@ -62,4 +62,33 @@ KERNEL sum_rows(const u8* x, float* y, i64 n, i64 step, Axes shape, Axes strides
   for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += load_plain(row + i * step, type);
   const float total = block_sum(sum, part);
   if (threadIdx.x == 0) y[blockIdx.x] = total * factor;
+}
+
+// Running sums of each row; a thread's elements lie side by side, and it begins with the sum of all
+// threads before it.
+KERNEL cumsum(const u8* x, u8* y, i64 n, i64 step, Axes shape, Axes strides, int type) {
+  SHARED float before[1024];
+  const int size = plain_size(type);
+  const u8* row = x + place_of(blockIdx.x, shape, strides);
+  u8* out = y + blockIdx.x * n * size;
+  const i64 each = (n + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each;
+  const i64 last = first + each < n ? first + each : n;
+  float sum = 0.0f;
+  for (i64 i = first; i < last; ++i) sum += load_plain(row + i * step, type);
+  before[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float begun = 0.0f;
+    for (int t = 0; t < (int)blockDim.x; ++t) {
+      const float own = before[t];
+      before[t] = begun;
+      begun += own;
+    }
+  }
+  __syncthreads();
+  sum = before[threadIdx.x];
+  for (i64 i = first; i < last; ++i) {
+    sum += load_plain(row + i * step, type);
+    store_plain(out + i * size, type, sum);
+  }
 }
