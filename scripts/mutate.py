@@ -32,12 +32,25 @@ ROOT = Path(__file__).resolve().parent.parent
 # Tests of each room, the quick ones first.
 TESTS = {
     "ggraph/alloc": (
-        "errors", "listing", "dyn", "ggml", "reserve", "hb", "search", "instances", "explain",
+        "errors",
+        "listing",
+        "dyn",
+        "ggml",
+        "reserve",
+        "hb",
+        "search",
+        "instances",
+        "explain",
     ),
     "ggraph/verify": (
-        "verify", "verify_static", "verify_figures", "verify_wiring", "verify_repairs", "verify_brute",
+        "verify",
+        "verify_static",
+        "verify_figures",
+        "verify_wiring",
+        "verify_repairs",
+        "verify_brute",
     ),
-}  # fmt: skip
+}
 FIRST = {
     **dict.fromkeys(("blocks", "clocks", "hb", "layout"), "hb"),
     **dict.fromkeys(("canon", "anneal", "offline", "bounds", "fit", "offers", "tenants"), "search"),
