@@ -1,0 +1,187 @@
+"""What every training of a head shares: options, beginning, optimiser step, batches. Floor 10.
+
+Needs PyTorch (extra [train]). Legend: E width, W draft vocabulary, V target vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ggraph import Array, InputError
+
+from .registry import Model
+from .train_data import Text
+from .train_net import DraftNet, NetConfig, StepResult
+
+LOG = "training.jsonl"
+LOSSES = ("ce", "kl", "hard")
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a head is trained. `draft_vocab` of 0 keeps the whole vocabulary.
+
+    The first `single` share of the tokens is learnt with one step, which is cheaper, the rest with
+    `steps`. `prompts_too` learns from the prompts' tokens as well.
+    """
+
+    draft_vocab: int = 8192
+    steps: int = 3
+    step_weight: float = 0.8
+    loss: str = "ce"
+    rate: float = 1e-3
+    warm_up: float = 0.03
+    clip: float = 1.0
+    batch_tokens: int = 2048
+    epochs: float = 2.0
+    single: float = 0.3
+    prompts_too: bool = True
+    feedback_norm: bool = False
+    warm_start: bool = True
+    seed: int = 0
+    save_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise InputError(f"loss {self.loss!r}; known: {', '.join(LOSSES)}")
+        if self.draft_vocab < 0 or not 1 <= self.steps <= 16 or self.batch_tokens < 8:
+            raise InputError(
+                f"draft vocabulary {self.draft_vocab}, {self.steps} steps, "
+                f"{self.batch_tokens} tokens a batch: out of range"
+            )
+        if not 0 < self.rate < 1 or not 0 <= self.warm_up < 1 or self.clip <= 0:
+            raise InputError(
+                f"rate {self.rate}, warm-up {self.warm_up}, clip {self.clip}: out of range"
+            )
+        if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1:
+            raise InputError(f"{self.epochs} epochs, single {self.single}: out of range")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What training needs of the target: embedding and output matrix f32 [V, E]."""
+
+    model: Model
+    embedding: Array
+    output: Array
+
+    @classmethod
+    def of(cls, model: Model) -> "Target":
+        """Read both matrices; they are one where the checkpoint ties them."""
+        embedding = model.catalogue["token_embd.weight"].float32()
+        output = model.catalogue.get("output.weight")
+        return cls(model, embedding, embedding if output is None else output.float32())
+
+
+def net_config(model: Model, taps: int, vocabulary: int, options: TrainOptions) -> NetConfig:
+    """A head as wide as its target, with the target's heads, feed-forward and rotary base."""
+    c = model.config
+    return NetConfig(
+        width=c.hidden_size,
+        taps=taps,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        intermediate=c.intermediate_size or 4 * c.hidden_size,
+        vocabulary=vocabulary,
+        rope_base=c.rope.freq_base,
+        eps=c.rms_norm_eps,
+        feedback_norm=options.feedback_norm,
+    )
+
+
+def frequent_ids(texts: Iterable[Text], vocabulary: int, wanted: int) -> Array:
+    """The `wanted` tokens that these answers use most, ascending i64 [W]."""
+    counts = np.zeros(vocabulary, np.int64)
+    for text in texts:
+        np.add.at(counts, text.tokens[text.prompt_length :], 1)
+    return np.sort(np.argsort(-counts, kind="stable")[:wanted])
+
+
+def warm_start(net: DraftNet, target: Target, ids: Array) -> None:
+    """Begin with the target's last layer on the feature half, its rows of the output matrix, and
+    the last tap passed through."""
+    c, model = net.config, target.model
+    blk = f"blk.{model.layer_count - 1}"
+    e = c.width
+
+    def stored(name: str) -> Any:
+        return torch.from_numpy(model.catalogue[name].float32())
+
+    with torch.no_grad():
+        net.fc.weight.normal_(0, 1e-3)
+        net.fc.weight[:, -e:] += torch.eye(e)
+        net.lm_head.weight.copy_(torch.from_numpy(target.output[ids]))
+        net.norm.weight.copy_(stored("output_norm.weight"))
+        net.hidden_norm.weight.copy_(stored(f"{blk}.attn_norm.weight"))
+        net.input_layernorm.weight.copy_(stored(f"{blk}.attn_norm.weight"))
+        net.post_attention_layernorm.weight.copy_(stored(f"{blk}.ffn_norm.weight"))
+        for part, heads in (("q", c.heads), ("k", c.kv_heads), ("v", 0)):
+            weight = stored(f"{blk}.attn_{part}.weight")  # [H*D, E]
+            if heads and model.config.rope.mode == "normal":
+                weight = _halves(weight, heads)
+            wide = getattr(net, f"{part}_proj").weight
+            wide.normal_(0, 5e-3)
+            wide[:, e:] += weight
+        net.o_proj.weight.copy_(stored(f"{blk}.attn_output.weight"))
+        if f"{blk}.ffn_gate.weight" in model.catalogue:
+            for part in ("gate", "up", "down"):
+                getattr(net, f"{part}_proj").weight.copy_(stored(f"{blk}.ffn_{part}.weight"))
+
+
+def _halves(rows: Any, heads: int) -> Any:
+    """Rows [H*D, E] from interleaved rotary pairs to half-split ones, as heads store them."""
+    wide = rows.shape[1]
+    return rows.view(heads, -1, 2, wide).transpose(1, 2).reshape(-1, wide)
+
+
+def optimizer_of(net: DraftNet, rate: float) -> Any:
+    """AdamW; norms do not decay."""
+    decayed = [p for p in net.parameters() if p.ndim > 1]
+    plain = [p for p in net.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+
+
+def is_held(t: Text) -> bool:
+    """Whether a text is only tested on: one of 32, by its index."""
+    return t.index % 32 == 31
+
+
+def descend(net: DraftNet, optimizer: Any, results: Sequence[StepResult], o: TrainOptions) -> None:
+    """One optimiser step on the steps' mean losses, later steps weighing less."""
+    weighted = [o.step_weight**i * r.loss / max(1, r.count) for i, r in enumerate(results)]
+    optimizer.zero_grad(set_to_none=True)
+    torch.stack(weighted).sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), o.clip)
+    optimizer.step()
+
+
+def length_of(t: Text) -> int:
+    """Tokens of a text."""
+    return len(t.tokens)
+
+
+def packed(texts: Sequence[Text], most: int) -> Iterator[list[Text]]:
+    """Runs of texts, sorted by length, that pad to at most `most` positions."""
+    batch: list[Text] = []
+    for t in texts:
+        if batch and (len(batch) + 1) * len(t.tokens) > most:
+            yield batch
+            batch = []
+        batch.append(t)
+    if batch:
+        yield batch
+
+
+def rate_at(done: float, o: TrainOptions) -> float:
+    """Learning rate after a share `done` of the training: warm-up, then a cosine to a tenth."""
+    if done < o.warm_up:
+        return o.rate * max(done, 1e-3) / o.warm_up
+    progress = (done - o.warm_up) / (1 - o.warm_up)
+    return o.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))
