@@ -24,6 +24,9 @@ DraftMin = Annotated[int, typer.Option(help="Fewest, when drafting at all.")]
 DraftPMin = Annotated[float, typer.Option(help="End a draft below this chance.")]
 Fixed = Annotated[bool, typer.Option("--fixed", help="Always draft --draft-max tokens.")]
 Tree = Annotated[str | None, typer.Option(help="Dynamic tree: TOTAL,DEPTH,TOP_K.")]
+DeviceDraft = Annotated[
+    str | None, typer.Option("--device-draft", help="Draft there, on streams of its own.")
+]
 Accept = Annotated[str, typer.Option(help="match (same text) or reject (same law).")]
 
 

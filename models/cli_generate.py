@@ -25,6 +25,7 @@ from .cli_common import (
 )
 from .cli_draft import (
     Accept,
+    DeviceDraft,
     Draft,
     DraftMax,
     DraftMin,
@@ -87,6 +88,7 @@ def generate(
     cache_type: CacheType = "f16",
     threads: Threads = None,
     device: Devices = "cpu",
+    device_draft: DeviceDraft = None,
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,6 +108,7 @@ def generate(
             ctx_size=ctx_size,
             threads=threads,
             devices=names,
+            device_draft=device_draft if asked else None,
             head=head,
             exact=exact,
             profile=profile,

@@ -105,7 +105,7 @@ def _make(name: str, m: Loaded, options: DraftOptions, drawn: Drawn) -> Drafter:
 
 def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions, drawn: Drawn) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
-    runner = DraftRunner(head, m.session, m.runner.context)
+    runner = DraftRunner(head, m.drafts, m.runner.context)
     masked = head.masked if isinstance(head, Head) else None
     if masked is None:
         return EagleDrafter(
@@ -130,5 +130,5 @@ def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
     other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
     if mine is not None and other is not None and list(mine) != list(other):
         raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
-    runner = Runner(model.beside("small."), m.session, m.runner.context)
+    runner = Runner(model.beside("small."), m.drafts, m.runner.context)
     return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())

@@ -32,6 +32,12 @@ class Loaded:
     tokenizer: Tokenizer
     load_seconds: float
     head: Head | FirstHead | None = None
+    draft_session: Session | None = None  # where drafts run on devices of their own
+
+    @property
+    def drafts(self) -> Session:
+        """Where drafters run."""
+        return self.session if self.draft_session is None else self.draft_session
 
     def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
         """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
@@ -46,19 +52,31 @@ class Loaded:
 
     def close(self) -> None:
         """Give devices and memory back."""
+        if self.draft_session is not None:
+            self.draft_session.close()
         self.session.close()
 
 
 def open_session(
-    devices: Sequence[str] = ("cpu",), options: Options | None = None, **backend_options: Any
+    devices: Sequence[str] = ("cpu",),
+    options: Options | None = None,
+    *,
+    apart: bool = False,
+    **backend_options: Any,
 ) -> Session:
-    """A session on the named devices; the CPU is added as the last resort where it is missing."""
+    """A session on the named devices; the CPU is added as the last resort where it is missing.
+
+    A session that shares a GPU with another one is `apart`; other options are the CPU's.
+    """
     names = list(dict.fromkeys(devices))
     if not names:
         raise InputError("no device was named")
     if "cpu" not in names:
         names.append("cpu")
-    backends = {n: open_backend(n, **(backend_options if n == "cpu" else {})) for n in names}
+    backends = {}
+    for n in names:
+        shares = {"apart": True} if apart and n.startswith("cuda") else {}
+        backends[n] = open_backend(n, **(backend_options if n == "cpu" else shares))
     return Session(backends, options)
 
 
@@ -68,6 +86,7 @@ def load(
     ctx_size: int | None = None,
     threads: int | None = None,
     devices: Sequence[str] = ("cpu",),
+    device_draft: str | None = None,
     options: Options | None = None,
     head: str | Path | None = None,
     exact: bool = False,
@@ -77,7 +96,8 @@ def load(
     """Open a model for decoding.
 
     `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
-    model, whose layers are then tapped. `exact` computes with float32
+    model, whose layers are then tapped. `device_draft` gives drafters a session of their own there,
+    with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
     is how keys and values are kept: one of `CACHE_TYPES`.
     Raises FormatError, ModelError, InputError or BackendError.
@@ -91,13 +111,16 @@ def load(
     model = open_model(path)
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
-    session = open_session(devices, options, threads=threads, exact=exact, profile=profile)
+    cpu = {"threads": threads, "exact": exact, "profile": profile}
+    session = open_session(devices, options, **cpu)
+    apart = open_session([device_draft], apart=True, **cpu) if device_draft is not None else None
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
     kept = _cache_dtype(model, cache_type)
     runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
     engine = Engine(runner, tokenizer.eos_ids)
-    return Loaded(model, session, runner, engine, tokenizer, time.perf_counter() - begun, drafting)
+    seconds = time.perf_counter() - begun
+    return Loaded(model, session, runner, engine, tokenizer, seconds, drafting, apart)
 
 
 def _cache_dtype(model: Model, name: str) -> dtypes.DType:

@@ -85,6 +85,22 @@ def test_two_backends_share_events() -> None:
     assert (two.read(b, 0, 8) == 5).all()
 
 
+def test_events_of_a_closed_device_are_forgotten() -> None:
+    """Another backend that shares the events must not wait for them."""
+    driver, other, events = HostDriver(), HostDriver(), Events()
+    one = CudaBackend(cuda_spec("cuda0", driver), driver, True, events)
+    two = CudaBackend(cuda_spec("cuda1", other), other, True, events)
+    for _ in range(3):
+        one.record(0, "done")
+        two.record(0, "done")
+    assert len(events.made) == 2, "one event per name and device"
+    two.close()
+    assert events.known == {} and list(events.made) == [("done", driver)]
+    one.wait(0, "done")
+    one.close()
+    assert not events.made
+
+
 def graph_of(n: int = 8) -> Graph:
     x = input("x", (3, n))
     h = ops.mul_mat(weight(f"w{n}", (n, n)), x, name="h")

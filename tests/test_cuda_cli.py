@@ -46,6 +46,30 @@ def test_text_is_the_same_with_and_without_a_head(model: Path, drivers: list[Hos
 
 
 @need_compiler
+@pytest.mark.parametrize(
+    ("target", "drafts", "opened"),
+    [("cuda0", "cuda0", 2), ("cuda0", "cpu", 1), ("cpu", "cuda0", 1)],
+)
+def test_drafts_on_a_device_of_their_own(
+    model: Path, drivers: list[HostDriver], target: str, drafts: str, opened: int
+) -> None:
+    """On the same GPU too: other streams, other memory, other graphs; the text stays the same."""
+    given = ["generate", "-m", str(model), "-n", "8", "--temp", "0", "--exact", "--json"]
+    head = ["--draft", "eagle3", "--head", str(HEAD), "--fixed", "--draft-max", "3"]
+    split = ["--device", target, "--device-draft", drafts]
+    texts = []
+    for more in (["--device", target], [*head, *split]):
+        result = CliRunner().invoke(app, [*given, *more, "ab ab ab"])
+        assert result.exit_code == 0, result.output
+        texts.append(json.loads(result.stdout)["text"])
+    assert texts[0] == texts[1] and texts[0]
+    new = drivers[-opened:]
+    drafting = [d for d in new if any(c.startswith("first_k") for c in d.calls)]
+    assert len(drafting) == (drafts == "cuda0"), "chains choose their tokens where they run"
+    assert all(d.used == 0 and not d.pinned for d in drivers), "everything was given back"
+
+
+@need_compiler
 def test_the_plan_names_the_device(model: Path, drivers: list[HostDriver]) -> None:
     result = CliRunner().invoke(app, ["plan", str(model), "--device", "cuda0"])
     assert result.exit_code == 0 and "cuda0" in result.stdout, result.output

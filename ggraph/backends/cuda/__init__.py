@@ -27,10 +27,14 @@ __all__ = [
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
 
 
-def open(name: str, *, graphs: bool = True) -> CudaBackend:
-    """The GPU that `name` counts ("cuda" and "cuda0": the first). `graphs` captures whole plans."""
+def open(name: str, *, graphs: bool = True, apart: bool = False) -> CudaBackend:
+    """The GPU that `name` counts ("cuda" and "cuda0": the first). `graphs` captures whole plans.
+
+    The backends of one session know one another's events; one for another session is `apart`.
+    """
     driver = open_driver(name)
-    return CudaBackend(cuda_spec(name, driver), driver, graphs)
+    spec = cuda_spec(name, driver)
+    return CudaBackend(spec, driver, graphs, *([Events()] if apart else []))
 
 
 def open_driver(name: str) -> Driver:

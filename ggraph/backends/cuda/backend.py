@@ -52,14 +52,21 @@ class CudaProgram:
 class Events:
     """The events that the backends of one process share, by the plan's names."""
 
-    known: dict[str, tuple[int, Driver]] = field(default_factory=dict)
+    known: dict[str, tuple[int, Driver]] = field(default_factory=dict)  # as last recorded
+    made: dict[tuple[str, Driver], int] = field(default_factory=dict)
 
     def handle(self, name: str, driver: Driver) -> int:
-        """The event of this name on a device; one of another device is forgotten."""
-        held = self.known.get(name)
-        if held is None or held[1] is not driver:
-            held = self.known[name] = (driver.event(), driver)
-        return held[0]
+        """The event of this name on a device, which is about to be recorded."""
+        key = (name, driver)
+        if key not in self.made:
+            self.made[key] = driver.event()
+        self.known[name] = (self.made[key], driver)
+        return self.made[key]
+
+    def forget(self, driver: Driver) -> None:
+        """Drop the events of a device that is closed; nothing may wait for them any more."""
+        self.known = {n: held for n, held in self.known.items() if held[1] is not driver}
+        self.made = {key: event for key, event in self.made.items() if key[1] is not driver}
 
 
 _SHARED = Events()
@@ -294,6 +301,7 @@ class CudaBackend:
             self.driver.free(address)
         for known in (self._held, self._extra, self._pinned, self._streams, self._constants):
             known.clear()
+        self.events.forget(self.driver)
         self.driver.close()
 
     def _open(self) -> None:
