@@ -104,17 +104,10 @@ def generate(
     path, names = model_path(model, as_json), device_names(device)
     with closing(
         load(
-            path,
-            ctx_size=ctx_size,
-            threads=threads,
-            devices=names,
-            device_draft=device_draft if asked else None,
-            head=head,
-            exact=exact,
-            profile=profile,
-            cache_type=cache_type,
+            path, ctx_size=ctx_size, threads=threads, devices=names, head=head, exact=exact,
+            device_draft=device_draft if asked else None, profile=profile, cache_type=cache_type,
         )
-    ) as m:
+    ) as m:  # fmt: skip
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, stop or ())
         if compare:

@@ -111,7 +111,7 @@ def load(
     model = open_model(path)
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
-    cpu = {"threads": threads, "exact": exact, "profile": profile}
+    cpu: dict[str, Any] = {"threads": threads, "exact": exact, "profile": profile}
     session = open_session(devices, options, **cpu)
     apart = open_session([device_draft], apart=True, **cpu) if device_draft is not None else None
     drafting = open_head(Path(head), model) if head is not None else None

@@ -34,7 +34,9 @@ def open(name: str, *, graphs: bool = True, apart: bool = False) -> CudaBackend:
     """
     driver = open_driver(name)
     spec = cuda_spec(name, driver)
-    return CudaBackend(spec, driver, graphs, *([Events()] if apart else []))
+    made = CudaBackend(spec, driver, graphs)
+    made.events = Events() if apart else made.events
+    return made
 
 
 def open_driver(name: str) -> Driver:
