@@ -162,6 +162,24 @@ def test_attention_bits_depend_on_the_row_alone() -> None:
         assert np.array_equal(run(y1, one)[0], whole[t]), f"row {t}"
 
 
+def test_attention_bits_do_not_depend_on_where_it_lies() -> None:
+    """The same keys and values among hidden rows of a longer cache, across the ends of splits."""
+    rng = np.random.default_rng(2)
+    rows, context, wide = 4, 130, 211
+    mask = np.where(rng.random((rows, context)) < 0.8, 0, -np.inf).astype(np.float32)
+    y, stored = _attention(rng, F16, rows, 4, 2, 64, context, mask)
+    slots = np.sort(rng.choice(wide, context, replace=False))
+    spread = np.full((rows, wide), -np.inf, np.float32)
+    spread[:, slots] = mask
+    z, other = _attention(rng, F16, rows, 4, 2, 64, wide, spread)
+    other["q"] = stored["q"]
+    for name in ("k", "v"):
+        other[name] = other[name].reshape(wide, -1).copy()
+        other[name][slots] = stored[name].reshape(context, -1)
+        other[name] = other[name].reshape(-1)
+    assert np.array_equal(run(z, other), run(y, stored))
+
+
 @pytest.mark.parametrize("changes", [{}, {"freq_scale": 0.125}, YARN, {"freq_base": 1e6}])
 def test_frequencies_are_those_of_the_tables(changes: dict[str, float]) -> None:
     attrs = {**DEFAULTS, "n_rot": 64, **changes}

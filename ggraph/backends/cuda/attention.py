@@ -146,11 +146,14 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     row_bytes = heads * splits * (2 + v_dim) * 4
     slice_rows = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
     parts = low.work_space(slice_rows * row_bytes)
+    given = {**given, "lists": _lists(low, x, given)}
+    del given["length"]
     for t in range(0, rows, slice_rows):
         count = min(slice_rows, rows - t)
         here = {
             **given, "q": given["q"] + t * heads * dim * 4,
             "mask": given["mask"] + t * given["mask_row"],
+            "lists": given["lists"] + t * 4 * (1 + given["context"]),
         }  # fmt: skip
         low.call(
             "attend", (splits, heads, count), 128, type=kind, parts=parts, q_row=heads * dim, **here
@@ -159,6 +162,22 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
             "merge", (heads, count, 1), 128, type=kind, parts=parts,
             y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
         )  # fmt: skip
+
+
+def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:
+    """Address of the lists of what each row sees: made once for all layers that share a mask."""
+    attrs = x.result.tensor.attrs
+    rows, context = x.sources[0].tensor.shape[0], given["context"]
+    deciding = [s.tensor.name for s in x.sources[3:]]
+    key = (tuple(deciding), attrs["has_mask"], attrs["has_length"], rows, context)
+    if key not in low.lists:
+        address = low.lists[key] = low.private(rows * 4 * (1 + context))
+        names = ("mask", "length", "context", "mask_row", "mask_type")
+        kind = x.sources[2].tensor.dtype.name
+        low.call(
+            "shown", (rows, 1, 1), 128, type=kind, lists=address, **{n: given[n] for n in names}
+        )
+    return low.lists[key]
 
 
 RULES: dict[str, Rule] = {

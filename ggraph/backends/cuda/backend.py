@@ -289,6 +289,12 @@ class CudaBackend:
             self._extra.append(held[0])
         return held[0]
 
+    def private(self, nbytes: int) -> int:
+        """Scratch memory of one program, kept until the backend is closed."""
+        address = self._allocate(nbytes, "lists of a program")
+        self._extra.append(address)
+        return address
+
     def close(self) -> None:
         """Wait where possible, then free everything. Further calls raise BackendError."""
         if self._closed:

@@ -5,7 +5,7 @@ lowering: a program is a list of steps, and submitting it is a loop. The tables 
 in `lower.py`; a rule never asks the device anything, so planning can ask `accepts` without one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -38,6 +38,10 @@ class Keeper(Protocol):
         """Address of scratch memory that only kernels of one stream use."""
         ...
 
+    def private(self, nbytes: int) -> int:
+        """Address of scratch memory of one program alone."""
+        ...
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -54,6 +58,7 @@ class Lowering:
     keeper: Keeper
     stream: int
     steps: list[Step] = field(default_factory=list)
+    lists: dict[Hashable, int] = field(default_factory=dict)  # what rows of a mask see: addresses
 
     def at(self, ref: Ref) -> int:
         """Address of a tensor's first element."""
@@ -87,6 +92,10 @@ class Lowering:
     def work_space(self, nbytes: int) -> int:
         """Address of scratch memory of this stream."""
         return self.keeper.work_space(self.stream, nbytes)
+
+    def private(self, nbytes: int) -> int:
+        """Address of scratch memory of this program, which no other one touches."""
+        return self.keeper.private(nbytes)
 
 
 def number(x: Launch, name: str) -> float:

@@ -1,8 +1,9 @@
 // Attention of few query rows over a cache of type CACHE with any mask (windows, trees), in two steps.
 //
-// The cache is cut into splits of SPLIT rows. `attend` gives each split's largest score, sum and
-// mixed values; `merge` adds the splits in order. Neither depends on the number of query rows, and
-// a split that shows nothing adds nothing, so neither do bits depend on the size of the cache.
+// `shown` lists the cache rows that each query row sees. The list, not the cache, is cut into splits
+// of SPLIT rows. `attend` gives each split's largest score, sum and mixed values; `merge` adds the
+// splits in order. So bits depend neither on the number of query rows, nor on the size of the cache,
+// nor on where in it lies what a row sees: a tree's node gets the bits that it has as text.
 // Legend: T query rows, H query heads, K key-value heads, D and V head sizes, C cache rows.
 // Source: FlashAttention, arXiv 2205.14135; split over the cache: Flash-Decoding.
 #include "blocks.cuh"
@@ -27,40 +28,63 @@ struct Cache {
   i64 k_row, k_head, v_row, v_head;  // strides in bytes
 };
 
-// Scores of the split's rows into `score`; hidden ones are -inf.
+DEV float shown_at(const u8* mask, i64 row, int mask_type) {
+  return mask ? load_plain(mask + row * plain_size(mask_type), mask_type) : 0.0f;
+}
+
+// lists [T, 1 + C]: how many cache rows a query row sees, then which, ascending.
+KERNEL shown(const u8* mask, const int* length, int* lists, i64 context, i64 mask_row,
+             int mask_type) {
+  SHARED int counts[THREADS];
+  const i64 t = blockIdx.x;
+  const u8* own = mask ? mask + t * mask_row : 0;
+  i64 seen = length ? length[0] : context;
+  seen = seen < 0 ? 0 : seen > context ? context : seen;
+  const i64 each = (seen + THREADS - 1) / THREADS, begin = threadIdx.x * each;
+  const i64 end = begin + each > seen ? seen : begin + each;
+  int count = 0;
+  for (i64 r = begin; r < end; ++r) count += shown_at(own, r, mask_type) != -INF;
+  counts[threadIdx.x] = count;
+  __syncthreads();
+  int* list = lists + t * (1 + context);
+  int at = 1;
+  for (int i = 0; i < (int)threadIdx.x; ++i) at += counts[i];
+  for (i64 r = begin; r < end; ++r)
+    if (shown_at(own, r, mask_type) != -INF) list[at++] = (int)r;
+  if (threadIdx.x == THREADS - 1) list[0] = at - 1;
+}
+
+// Scores of the split's `rows` rows, those in `list`, into `score`; -inf behind them.
 DEV void scores_of(const Cache& cache, const float* query, const u8* mask, int mask_type,
-                   float softcap, i64 kv_head, i64 dim, i64 begin, i64 rows, float* score) {
+                   float softcap, i64 kv_head, i64 dim, const int* list, i64 rows, float* score) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   for (i64 r = warp; r < SPLIT; r += warps) {
-    const float shown =
-        r >= rows ? -INF
-                  : mask ? load_plain(mask + (begin + r) * plain_size(mask_type), mask_type) : 0.0f;
     float sum = 0.0f;
-    if (shown != -INF) {  // the whole warp
-      const u8* key = cache.k + (begin + r) * cache.k_row + kv_head * cache.k_head;
+    if (r < rows) {  // the whole warp
+      const u8* key = cache.k + list[r] * cache.k_row + kv_head * cache.k_head;
       for (i64 d = lane; d < dim; d += 32) sum = fmaf(query[d], value_at(key, d), sum);
     }
     sum = warp_sum(sum);
     if (softcap != 0.0f) sum = softcap * tanhf(sum / softcap);
-    if (lane == 0) score[r] = shown == -INF ? -INF : sum + shown;
+    if (lane == 0) score[r] = r < rows ? sum + shown_at(mask, list[r], mask_type) : -INF;
   }
 }
 
 // parts [T, H, splits, 2 + V]: largest score, sum of weights, and the values they mix.
-KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* length,
+KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
               float* parts, i64 kv_heads, i64 dim, i64 v_dim, i64 context, i64 k_row, i64 k_head,
               i64 v_row, i64 v_head, i64 q_row, i64 mask_row, float scale, float softcap,
               int mask_type) {
   SHARED float query[MAX_HEAD], score[SPLIT], weight[SPLIT];
   const i64 split = blockIdx.x, h = blockIdx.y, t = blockIdx.z, heads = gridDim.y;
   const i64 begin = split * SPLIT, kv_head = h / (heads / kv_heads);
-  i64 seen = length ? length[0] : context;
-  seen = seen < 0 ? 0 : seen > context ? context : seen;
-  const i64 rows = seen - begin < 0 ? 0 : seen - begin > SPLIT ? SPLIT : seen - begin;
+  const int* list = lists + t * (1 + context);
+  const i64 left = list[0] - begin, rows = left < 0 ? 0 : left > SPLIT ? SPLIT : left;
+  list += 1 + begin;
   const Cache cache = {k, v, k_row, k_head, v_row, v_head};
   for (i64 d = threadIdx.x; d < dim; d += blockDim.x) query[d] = q[t * q_row + h * dim + d] * scale;
   __syncthreads();
-  scores_of(cache, query, mask ? mask + t * mask_row : 0, mask_type, softcap, kv_head, dim, begin,
+  scores_of(cache, query, mask ? mask + t * mask_row : 0, mask_type, softcap, kv_head, dim, list,
             rows, score);
   __syncthreads();
   float top = -INF, sum = 0.0f;
@@ -79,7 +103,7 @@ KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const in
     for (i64 r = 0; r < rows; ++r)
       if (weight[r] != 0.0f)
         mixed = fmaf(weight[r],
-                     value_at(cache.v + (begin + r) * v_row + kv_head * v_head, d), mixed);
+                     value_at(cache.v + list[r] * v_row + kv_head * v_head, d), mixed);
     part[2 + d] = mixed;
   }
 }
