@@ -1,6 +1,7 @@
 """Every kernel source and template instance compiles for sm_80 and sm_90, without a GPU."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_the_count_of_what_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     weights = {t.name for t in dtype.ALL if t.is_block} | {"f32", "f16", "bf16"}
     assert {u.type for u in units if u.source == "matmul"} == weights
     assert len(units) == len(set(units)) and count >= len(units)
+
+
+def test_the_page_names_every_kernel() -> None:
+    """docs/cuda.md lists which kernels run as host C++."""
+    page = (Path(__file__).parent.parent / "docs" / "cuda.md").read_text()
+    few = {f"mul_mat_{m}" for m in range(2, 8)}  # "`mul_mat_1` to `mul_mat_8`"
+    assert not [k for k in set(kernels.homes()) - few if f"`{k}`" not in page]
+    assert f"{len(kernels.units())} sources and template instances" in page
 
 
 def test_a_kernel_that_does_not_compile_names_its_line() -> None:

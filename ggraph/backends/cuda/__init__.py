@@ -24,6 +24,7 @@ __all__ = [
     "open_driver",
 ]
 
+LIBRARIES = 1 << 29  # bytes left to cuBLAS, code, constants and work space; small GPUs leave less
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
 
 
@@ -58,6 +59,7 @@ def open_driver(name: str) -> Driver:
 def cuda_spec(name: str, driver: Driver, **fields: Any) -> CudaSpec:
     """The spec of a device as planning sees it; `fields` replace."""
     free, _ = driver.memory()
+    free -= min(free // 8, LIBRARIES)
     given: dict[str, Any] = {
         "memory_bytes": free,
         "max_buffer_bytes": free,
