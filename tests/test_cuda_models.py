@@ -3,6 +3,7 @@
 The backend is the real one, over the host stand-in for a driver (see `cuda_host`).
 """
 
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,19 +187,18 @@ def _nodes_by_command(
     cuda: Recording, executor: Executor, verified: VerifiedPlan
 ) -> dict[int, list[int]]:
     """Numbers of the graph's nodes for each command, in enqueue order."""
-    found: dict[int, list[int]] = {}
-    at = 0
-    for i, c in enumerate(verified.plan.schedule):
-        count = 0
-        if c.do is Do.COPY:
-            count = 1
-        elif c.do is Do.LAUNCH:
-            launch: Launch = executor._launch(c, 0)
-            count = len(cuda.lower([launch]).steps)
-        if count:
-            found[i] = list(range(at, at + count))
-        at += count
-    return found
+    counts: dict[int, int] = {}
+    commands = list(enumerate(verified.plan.schedule))
+    for (do, _), run in groupby(commands, lambda c: (c[1].do, c[1].actor)):
+        indices, members = zip(*run, strict=True)
+        if do is Do.COPY:
+            counts.update(dict.fromkeys(indices, 1))
+        elif do is Do.LAUNCH:  # lowered together: later ones use what earlier ones made
+            launches: list[Launch] = [executor._launch(c, 0) for c in members]
+            steps = [0, *(len(cuda.lower(launches[: n + 1]).steps) for n in range(len(launches)))]
+            counts.update((i, b - a) for i, (a, b) in zip(indices, pairwise(steps), strict=True))
+    ends = list(accumulate(counts.get(i, 0) for i, _ in commands))
+    return {i: list(range(ends[i] - n, ends[i])) for i, n in counts.items() if n}
 
 
 @need_compiler
