@@ -47,6 +47,8 @@ def context_bucket(reach: int, most: int) -> int:
 
 def padded(values: Sequence[int], count: int, filler: int) -> Array:
     """i32 [count]: the values, then fillers."""
+    if len(values) == count:
+        return np.array(values, np.int32)
     out = np.full(count, filler, np.int32)
     out[: len(values)] = values
     return out
@@ -55,6 +57,11 @@ def padded(values: Sequence[int], count: int, filler: int) -> Array:
 def visibility(rows: Rows, count: int, context: int, window: int | None = None) -> Array:
     """f32 [count, C]: 0 where a row may see a slot, else -inf; padding rows see nothing."""
     real = len(rows.tokens)
+    if rows.visible is None and window is None:  # the common case: no arrays of bools
+        mask = np.full((count, context), -np.inf, np.float32)
+        for row, slot in zip(mask, rows.slots, strict=False):
+            row[: slot + 1] = 0
+        return mask
     allowed = np.zeros((count, context), bool)
     if rows.visible is None:
         allowed[:real] = np.arange(context)[None, :] <= np.asarray(rows.slots)[:, None]
