@@ -10,10 +10,10 @@ from cpu_calls import call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu.interpreter import BARRIER
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Flat, encode
+from ggraph.backends.cpu.simd import BARRIER
 from ggraph.errors import BackendError
 
 

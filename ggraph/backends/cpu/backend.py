@@ -4,7 +4,7 @@ Launches become flat programs for the compiled interpreter; what has no kernel r
 its NumPy reference, with block-type weights dequantised once and kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,9 @@ from ggraph.ops.evaluate import decode, raw_view, read, reference, write
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Kind, Tensor
 
+STREAMED = (
+    1 << 25
+)  # bytes of a step's weights from which no usual cache keeps them for the next one
 SMALL = 1 << 16  # bytes of a weight that is copied out of a mapped file
 
 
@@ -76,7 +79,9 @@ class CpuBackend(HostMemory):
         pieces: list[Piece] = []
         spans: list[Span] = []
         fallbacks = []
-        low = Lowering(self.pool, self.exact, self._packed)
+        weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
+        stream = sum(weights.values()) > STREAMED
+        low = Lowering(self.pool, self.exact, self._packed, stream)
         before = len(self._packed)
         for x in launches:
             known, first = len(self._packed), len(low.asm.rows)
@@ -87,13 +92,13 @@ class CpuBackend(HostMemory):
                 spans.append((x, first, len(low.asm.rows)))
                 continue
             self._flush(low, steps, pieces, spans)
-            low, spans = Lowering(self.pool, self.exact, self._packed), []
+            low, spans = Lowering(self.pool, self.exact, self._packed, stream), []
             steps.append(self._step(x))
             pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
         if len(self._packed) > before:
-            for ref in (r for x in launches for r in x.sources if is_weight(r)):
+            for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
@@ -198,6 +203,10 @@ class CpuBackend(HostMemory):
             shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)
             self._decoded[key] = decode(shaped, t.dtype).reshape(t.shape)
         return self._decoded[key]
+
+
+def _weights(launches: Sequence[Launch]) -> Iterator[Ref]:
+    return (r for x in launches for r in x.sources if is_weight(r))
 
 
 def _logical(ref: Ref) -> Array:

@@ -15,10 +15,9 @@ States of a worker: ASLEEP (in the read), AWAKE (looking out), JOB (has somethin
 
 from llvmlite import ir
 
-from ggraph.backends.cpu.simd import HEADER_WORDS, I32, I64, Kernel, Val, Var, kernel
+from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Val, Var, kernel
 
 WORDS = 24  # of an instruction
-BARRIER = 1
 ASLEEP, AWAKE, JOB, QUIT = range(4)
 LINE = 64  # bytes between words that different threads write
 CPU_AT = 8  # offset of a thread's processor number in its line of `states`
@@ -175,4 +174,4 @@ def pool_work(k: Kernel) -> None:
             _atomic(k, "add", finished, 1)
 
 
-__all__ = ["ASLEEP", "BARRIER", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]
+__all__ = ["ASLEEP", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]

@@ -34,13 +34,14 @@ class Lowering:
     pool: Pool
     exact: bool
     packed: dict[tuple[int, int, str], Packed]
+    stream: bool = False  # weights pass the caches by
     asm: Assembler = field(init=False)
     quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
     lists: dict[int, Array] = field(default_factory=dict)  # address of a mask -> shown slots
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
-        self.asm = Assembler(self.pool.jit)
+        self.asm = Assembler(self.pool.jit, self.stream)
 
     def begin(self, launch: Launch) -> None:
         """The next instructions are those of `launch`: they access its sources and its result."""

@@ -20,6 +20,7 @@ from ggraph.backends.cpu.simd import (
     I32,
     I64,
     KERNELS,
+    STREAM,
     Kernel,
     KernelSpec,
     Val,
@@ -41,6 +42,7 @@ from ggraph.backends.cpu.tiles import (
 ROWS = 5  # rows of x per pass
 FLOAT_ROWS = 3
 AHEAD = 2048  # bytes between use and prefetch; from 8192 on, some lines have left the nearest cache
+FLOAT_AHEAD = 1024  # the same for float weights, whose lines are used up faster
 ARGS = "w x y n k m xs ys add adds"
 ID_ARGS = "w x y ids n k m u xs xu ys es experts"
 HALVES = range(TILE // HALF)
@@ -48,10 +50,13 @@ Pass = Callable[[int, Val, Val], None]
 
 
 def _prefetch(k: Kernel, address: Val, nbytes: int) -> None:
-    """Ask for the cache lines that `nbytes` at `address` touch."""
-    for line in range(0, nbytes, 64):
-        at = k.pointer(address + line)
-        k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(3), I32(1))
+    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept."""
+    with k.if_else(k.flag(STREAM)) as (once, again):
+        for branch, keep in ((once, 0), (again, 3)):
+            with branch:
+                for line in range(0, nbytes, 64):
+                    at = k.pointer(address + line)
+                    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
 
 
 def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
@@ -154,7 +159,7 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
         sums = [[k.var(0, F32X8) for _ in range(count)] for _ in halves]
         for c in k.loop(0, columns):
             at = tile + c * (layout.tile * step)
-            _prefetch(k, at + AHEAD, layout.tile * step)
+            _prefetch(k, at + FLOAT_AHEAD, layout.tile * step)
             ones = [words.broadcast(k, x + xs * r + c * 4) for r in range(count)]
             for h in halves:
                 w = _load_floats(k, layout, at + h * HALF * step)

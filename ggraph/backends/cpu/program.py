@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggraph.backends.cpu.interpreter import BARRIER, WORDS
+from ggraph.backends.cpu.interpreter import WORDS
 from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.simd import BARRIER, KERNELS, STREAM
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
@@ -68,10 +68,12 @@ class Assembler:
 
     Threads meet between two instructions only where it matters: where one of those since the last
     meeting conflicts with the next. An instruction that does not say what it accesses conflicts
-    with all, unless `barrier` is off for it.
+    with all, unless `barrier` is off for it. With `stream`, weights pass the caches by, which then
+    keep everything else.
     """
 
     jit: Jit
+    stream: bool = False
     rows: list[list[int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Assembler:
         instruction needs this one's results."""
         if access is None or any(a.conflicts(access) for a in self._open):
             self._meet()
-        flags = BARRIER if access is None and barrier else 0
+        flags = (BARRIER if access is None and barrier else 0) | (STREAM if self.stream else 0)
         words = [self.jit.address(name), flags, *encode(name, values)]
         self.rows.append(words + [0] * (WORDS - len(words)))
         self.names.append(name)

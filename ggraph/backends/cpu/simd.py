@@ -186,6 +186,7 @@ def kernel(args: str) -> Callable[[Callable[["Kernel"], None]], KernelSpec]:
 
 
 HEADER_WORDS = 2  # an instruction starts with its kernel's address and its flags
+BARRIER, STREAM = 1, 2  # flags: all threads meet afterwards; weights are too many to stay in caches
 
 
 class Kernel:
@@ -233,6 +234,10 @@ class Kernel:
         if not is_float:
             return self.load(self.instruction + 8 * index, I64)
         return Val(self, self.b.fptrunc(self.load(self.instruction + 8 * index, F64).v, F32))
+
+    def flag(self, bit: int) -> Val:
+        """Whether the instruction has a flag."""
+        return (self.load(self.instruction + 8, I64) & bit).ne(0)
 
     def words(self, names: str) -> list[Val]:
         """Several arguments at once, in the order asked for."""
