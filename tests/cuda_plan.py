@@ -4,9 +4,12 @@ The plan's side is the verifier's own order (`ggraph.verify.clocks`), the graph'
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ggraph.backends.cuda import CudaBackend
+from ggraph.backends.cuda.lower import emit
+from ggraph.backends.cuda.lowering import Lowering
 from ggraph.execute import Executor
 from ggraph.plan import HOST_STEPS, Do, VerifiedPlan
 from ggraph.verify.clocks import clocks
@@ -27,18 +30,23 @@ class Recording(CudaBackend):
 def nodes_by_command(
     cuda: CudaBackend, executor: Executor, verified: VerifiedPlan
 ) -> dict[int, list[int]]:
-    """Numbers of the graph's nodes for each command, in enqueue order; host steps have none."""
+    """Numbers of the graph's nodes for each command, in enqueue order; host steps have none.
+
+    Neighbouring launches of a stream are lowered together, as runs do it.
+    """
     found: dict[int, list[int]] = {}
     at = 0
-    for i, c in enumerate(verified.plan.schedule):
-        count = 0
-        if c.do is Do.COPY:
-            count = 1
-        elif c.do is Do.LAUNCH:
-            count = len(cuda.lower([executor._launch(c, 0)]).steps)
-        if count:
-            found[i] = list(range(at, at + count))
-        at += count
+    commands = enumerate(verified.plan.schedule)
+    for (do, actor), run in groupby(commands, lambda c: (c[1].do, c[1].actor)):
+        low = Lowering(cuda, actor.stream)
+        for i, c in run:
+            before = len(low.steps)
+            if do is Do.LAUNCH:
+                emit(low, executor._launch(c, 0))
+            count = len(low.steps) - before + (do is Do.COPY)
+            if count:
+                found[i] = list(range(at, at + count))
+            at += count
     return found
 
 
