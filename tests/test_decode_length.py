@@ -72,3 +72,22 @@ def test_a_tree_is_drafted_whole_or_not_at_all() -> None:
             policy.learn("d", draft, Kept(kept, (*kept, 0)), k * 0.01, VERIFY + k * ROW)
         assert policy.length("d", 64) == (15 if hits else 0)
     assert seen == {0, 15}
+
+
+@given(
+    st.lists(st.integers(0, 8), min_size=1, max_size=200),
+    st.sampled_from([0.01, 0.1, 0.4]),
+    st.sampled_from([0.0, 0.02, 0.1]),
+)
+def test_no_text_loses_much_by_drafts(hits: list[int], row: float, draft: float) -> None:
+    """Whatever is accepted when: the time is at most 1.5 % and an eighth of a step above plain."""
+    policy, spent, gained = Adaptive(most=8), 0.0, 0
+    for right in hits:
+        k = policy.length("d", 64)
+        kept = tuple(range(min(k, right)))
+        took = VERIFY + k * row
+        policy.learn("d", Draft.chain([1] * k), Kept(kept, (*kept, 0)), k * draft, took)
+        spent += took + k * draft
+        gained += len(kept) + 1
+    first = row + draft  # what a first draft of one token costs is not known before
+    assert spent <= VERIFY * (1.016 * gained + 0.13) + first, (spent, gained)

@@ -7,6 +7,7 @@ chooses every one of them, the draft only decides how many steps that takes.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -158,7 +159,8 @@ class Speculator:
         runner.keep(chosen)
         self._observe(kept.tokens, result, chosen[: len(kept.tokens)])
         clock.append(time.perf_counter())
-        drafting, planning, verifying, sampling, rest = np.diff(clock)
+        spent = [after - before for before, after in pairwise(clock)]
+        drafting, planning, verifying, sampling, rest = spent
         stats.draft_seconds += drafting
         stats.verify_seconds += verifying
         stats.sample_seconds += sampling
