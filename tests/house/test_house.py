@@ -141,13 +141,16 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+TORCH_PARTS = ("net", "loop", "parts", "online", "target")
+
+
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
         ("numba", ("ggraph/alloc/", "ggraph/backends/cpu/")),
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
-        ("torch", ("models/train_net.py", "models/train_loop.py")),
+        ("torch", tuple(f"models/train_{x}.py" for x in TORCH_PARTS)),
         ("gguf", ()),
         ("typer", ("models/",)),
         ("rich", ("models/",)),
