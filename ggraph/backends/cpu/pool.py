@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -135,7 +136,12 @@ class Pool:
             raise BackendError("the pool is closed")
         with self._lock:
             self._job[2], self._job[3] = program.code.ctypes.data, len(program.code)
-            self._entry(self._job.ctypes.data, 0, self.threads)
+            if self.threads == 1:
+                self._entry(self._job.ctypes.data, 0, 1)
+                return
+            begun = time.perf_counter()
+            self._entry(self._job.ctypes.data, 0, 1 if program.tempo.choose() else self.threads)
+            program.tempo.note(time.perf_counter() - begun)
 
     def close(self) -> None:
         """End the workers; the pool cannot run again."""

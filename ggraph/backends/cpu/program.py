@@ -12,6 +12,7 @@ import numpy as np
 from ggraph.backends.cpu.interpreter import WORDS
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.simd import BARRIER, KERNELS, STREAM
+from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
@@ -115,6 +116,7 @@ class Flat:
     code: Array
     names: tuple[str, ...]
     kept: tuple[Array, ...]
+    tempo: Tempo = field(default_factory=Tempo)
 
 
 __all__ = ["Assembler", "Flat", "encode"]
