@@ -141,6 +141,29 @@ def test_experts(dtype: DType) -> None:
         assert np.abs(run(y, stored.copy()) - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("dtype", [dt.BF16, dt.F16, dt.Q4_K, dt.Q8_0], ids=str)
+def test_rows_that_begin_anywhere_give_the_same_bits(dtype: DType) -> None:
+    """A view of x, or of a plain w, whose first byte is no multiple of 16."""
+    n, k = 17, 256
+    rng = np.random.default_rng(8)
+    raw = raw_weight(dtype, n, k)
+    x = rng.normal(size=(3, k)).astype(np.float32)
+    flat = np.concatenate([np.zeros(3, np.float32), x.reshape(-1)])
+    held = input("x", flat.shape)
+    view = ops.narrow(held, 0, 3, 3 * k).reshape(3, k)
+    stored = {"w": raw.reshape(-1), "x": flat.view(np.uint8)}
+    y = ops.mul_mat(weight("w", (n, k), dtype), view, name="y")
+    assert np.array_equal(run(y, stored), product(dtype, raw, x))
+    if dtype.is_block:
+        return
+    wide = weight("w", (n * k + 1,), dtype)
+    w = ops.narrow(wide, 0, 1, n * k).reshape(n, k)
+    stored = {"w": np.concatenate([raw.reshape(-1)[:2], raw.reshape(-1)]),
+              "x": x.reshape(-1).view(np.uint8)}  # fmt: skip
+    got = run(ops.mul_mat(w, input("x", x.shape), name="y"), stored)
+    assert np.abs(got - product(dtype, raw, x)).max() < 1e-4 * np.abs(got).max()
+
+
 @pytest.mark.parametrize("dtype", [dt.BF16, dt.F32, dt.Q4_K, dt.Q6_K], ids=str)
 def test_a_pair_of_token_and_expert_has_the_same_bits_in_any_company(dtype: DType) -> None:
     """More pairs than one pass takes, experts without any, and an id that does not exist."""

@@ -16,6 +16,7 @@ from ggraph.tensor import Tensor
 PASS_ROWS = 8  # rows per pass over the weights
 FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS_ROWS
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
+WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
@@ -50,9 +51,26 @@ def _mul_mat(low: Lowering, x: Launch) -> None:
         _many(low, w, low.at(a), low.at(x.result), m, add)
 
 
+def _is_tiled(low: Lowering, w: Ref) -> bool:
+    """Whether src/tiles.cu can read w: whole groups of columns, and rows where it expects them."""
+    k = w.tensor.shape[-1]
+    return w.tensor.dtype.name in TILED and k % 32 == 0 and k > 0 and low.at(w) % WIDE == 0
+
+
+def _aligned(low: Lowering, x: int, nbytes: int, behind: int = 0) -> int:
+    """x where wide loads may read it: there, or `behind` bytes into the work space."""
+    if x % WIDE == 0:
+        return x
+    space = low.work_space(behind + nbytes + WIDE) + behind
+    space += -space % WIDE
+    low.copy(space, x, nbytes)
+    return space
+
+
 def _few(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
     n, k = w.tensor.shape
-    if w.tensor.dtype.name in TILED and k % 32 == 0 and k:
+    if _is_tiled(low, w):
+        x = _aligned(low, x, 4 * m * k)
         low.call(
             "mul_mat_tile", (-(-n // TILE), -(-m // PASS_ROWS), 1), TILE_WARPS * 32,
             type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
@@ -140,7 +158,7 @@ def _mul_mat_id(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     used = ids.tensor.shape[1]
-    if w.tensor.dtype.name in TILED and k % 32 == 0 and k and experts <= MOST_EXPERTS:
+    if _is_tiled(low, w) and experts <= MOST_EXPERTS:
         _grouped(low, x)
         return
     low.call(
@@ -155,7 +173,9 @@ def _grouped(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     pairs, used = ids.tensor.size, ids.tensor.shape[1]
-    order = low.work_space(4 * (pairs + 2 * (experts + 2)))
+    lists = 4 * (pairs + 2 * (experts + 2))
+    rows = _aligned(low, low.at(a), a.tensor.nbytes, lists)
+    order = low.work_space(lists)
     starts = order + 4 * pairs
     active = starts + 4 * (experts + 2)
     low.call(
@@ -164,7 +184,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
     low.call(
         "mul_mat_id_tile", (-(-n // TILE), min(pairs, experts + 1), 1), TILE_WARPS * 32,
-        type=w.tensor.dtype.name, w=low.at(w), x=low.at(a), y=low.at(x.result), order=order,
+        type=w.tensor.dtype.name, w=low.at(w), x=rows, y=low.at(x.result), order=order,
         starts=starts, active=active, n=n, k=k, experts=experts, used=used,
         each=int(a.tensor.shape[1] == used),
     )  # fmt: skip

@@ -14,21 +14,26 @@ TABLE i8 FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -
 struct alignas(16) Quad {
   u32 w[4];
 };
-DEV bool is_whole(const void* p, i64 c, i64 k) {
+DEV bool is_whole(const void* p, int c, i64 k) {
   return 8 * c + 8 <= k && ((unsigned long long)p & 15) == 0;
+}
+
+// Eight floats at a multiple of 16 bytes.
+DEV void eight_floats(const float* p, float* v) {
+  const Quad a = ((const Quad*)p)[0], b = ((const Quad*)p)[1];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[i] = bits_to_float(a.w[i]);
+    v[i + 4] = bits_to_float(b.w[i]);
+  }
 }
 
 struct f32 {
   static const int BLOCK = 1, BYTES = 4, SPAN = 0;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+  DEV void load(const u8* row, int c, i64 k, float* v) {
     const float* p = (const float*)row + 8 * c;
     if (is_whole(p, c, k)) {
-      const Quad a = ((const Quad*)p)[0], b = ((const Quad*)p)[1];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[i] = bits_to_float(a.w[i]);
-        v[i + 4] = bits_to_float(b.w[i]);
-      }
+      eight_floats(p, v);
       return;
     }
 #pragma unroll
@@ -37,7 +42,7 @@ struct f32 {
 };
 struct f16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+  DEV void load(const u8* row, int c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {
       const Quad a = *(const Quad*)p;
@@ -54,7 +59,7 @@ struct f16 {
 };
 struct bf16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
-  DEV void load(const u8* row, i64 c, i64 k, float* v) {
+  DEV void load(const u8* row, int c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {
       const Quad a = *(const Quad*)p;
@@ -95,49 +100,70 @@ DEV void eight_bytes(const u8* p, u8* out) {
 
 // Types of 32 values: chunk c % 4 is in the low (0, 1) or high nibbles (2, 3) of 16 bytes.
 template <int BYTES>
-DEV void nibbles(const u8* quants, i64 c, int* q) {
+DEV void nibbles(const u8* quants, int c, int* q) {
   u8 raw[8];
   eight_bytes<BYTES>(quants + 8 * (c % 2), raw);
-  const int shift = (int)(c % 4) / 2 * 4;
+  const int shift = c % 4 / 2 * 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) q[i] = raw[i] >> shift & 15;
+}
+
+// The same chunk as four words of two bf16 numbers, each 128 plus a code: 0 and 2, 1 and 3, 4 and 6,
+// 5 and 7. From 128 on, bf16 counts in ones, so a code is put in place by its bits alone.
+template <int BYTES>
+DEV void nibble_pairs(const u8* p, int shift, u32* out) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u8* q = p + 4 * i;
+    const u32 word = BYTES % 4 == 0 ? word_at(q) : half_word_at(q) | (u32)half_word_at(q + 2) << 16;
+    out[2 * i] = (word >> shift & 0x000f000fu) | 0x43004300u;
+    out[2 * i + 1] = (word >> (shift + 8) & 0x000f000fu) | 0x43004300u;
+  }
 }
 
 struct q4_0 {
   static const int BLOCK = 32, BYTES = 18, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     nibbles<BYTES>(b + 2, c, q);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] -= 8;
   }
+  static const int BIAS = 136;  // of `pairs` over `codes`
+  DEV void pairs(const u8* row, int c, u32* out) {
+    nibble_pairs<BYTES>(row + c / 4 * BYTES + 2 + 8 * (c % 2), c % 4 / 2 * 4, out);
+  }
 };
 struct q4_1 {
   static const int BLOCK = 32, BYTES = 20, SPAN = 32;
   static const bool FLOOR = true;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
     *floor = -half_at(b + 2);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     nibbles<BYTES>(b + 4, c, q);
+  }
+  static const int BIAS = 128;
+  DEV void pairs(const u8* row, int c, u32* out) {
+    nibble_pairs<BYTES>(row + c / 4 * BYTES + 4 + 8 * (c % 2), c % 4 / 2 * 4, out);
   }
 };
 struct q5_0 {
   static const int BLOCK = 32, BYTES = 22, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     const u32 high = b[2 + c % 4];  // bit 8j + i of the 32-bit word
     nibbles<BYTES>(b + 6, c, q);
@@ -148,12 +174,12 @@ struct q5_0 {
 struct q5_1 {
   static const int BLOCK = 32, BYTES = 24, SPAN = 32;
   static const bool FLOOR = true;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
     *floor = -half_at(b + 2);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     const u32 high = b[4 + c % 4];  // bit 8j + i of the 32-bit word
     nibbles<BYTES>(b + 8, c, q);
@@ -164,11 +190,11 @@ struct q5_1 {
 struct q8_0 {
   static const int BLOCK = 32, BYTES = 34, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     u8 raw[8];
     eight_bytes<BYTES>(b + 2 + 8 * (c % 4), raw);
@@ -179,11 +205,11 @@ struct q8_0 {
 struct iq4_nl {
   static const int BLOCK = 32, BYTES = 18, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     nibbles<BYTES>(b + 2, c, q);
     #pragma unroll
@@ -193,12 +219,12 @@ struct iq4_nl {
 struct mxfp4 {
   static const int BLOCK = 32, BYTES = 17, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     const u32 e = b[0];  // half of 2^(e - 127); the two least are subnormal
     *step = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 4 * BYTES;
     nibbles<BYTES>(b + 1, c, q);
     #pragma unroll
@@ -210,15 +236,15 @@ struct mxfp4 {
 struct q2_k {
   static const int BLOCK = 256, BYTES = 84, SPAN = 16;
   static const bool FLOOR = true;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     const u8 packed = b[c % 32 / 2];
     *step = half_at(b + 80) * (float)(packed & 15);
     *floor = half_at(b + 82) * (float)(packed >> 4);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     u8 raw[8];
     eight_bytes<BYTES>(b + 16 + e / 128 * 32 + e % 32, raw);
     #pragma unroll
@@ -228,17 +254,17 @@ struct q2_k {
 struct q3_k {
   static const int BLOCK = 256, BYTES = 110, SPAN = 16;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int s = (int)(c % 32) / 2;
+    const int s = c % 32 / 2;
     const u8* packed = b + 96;
     const int low = s < 8 ? packed[s] & 15 : packed[s - 8] >> 4;
     const int high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
     *step = half_at(b + 108) * (float)((low | high << 4) - 32);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     u8 p[8], mask[8];
     eight_bytes<BYTES>(b + 32 + e / 128 * 32 + e % 32, p);
     eight_bytes<BYTES>(b + e % 32, mask);
@@ -250,47 +276,50 @@ struct q3_k {
   }
 };
 // Scale and minimum number s (0..7), six bits each, of the 12 bytes that Q4_K and Q5_K share.
-DEV void six_bits(const u8* p, int s, int* scale, int* least) {
-  if (s < 4) {
-    *scale = p[s] & 63;
-    *least = p[s + 4] & 63;
-  } else {
-    *scale = (p[s + 4] & 15) | (p[s - 4] >> 2 & 48);
-    *least = (p[s + 4] >> 4) | (p[s] >> 2 & 48);
-  }
+DEV void six_bits(const Quad& head, int s, int* scale, int* least) {
+  const u32 first = head.w[1] >> 8 * (s % 4), second = head.w[2] >> 8 * (s % 4);
+  const u32 third = head.w[3] >> 8 * (s % 4);
+  *scale = s < 4 ? first & 63 : (third & 15) | (first >> 2 & 48);
+  *least = s < 4 ? second & 63 : (third >> 4 & 15) | (second >> 2 & 48);
+}
+// The step and floor of chunk c of a block that begins with two float16 and such scales.
+DEV void step_and_floor(const u8* b, int c, float* step, float* floor) {
+  const Quad head = *(const Quad*)b;  // these blocks are multiples of 16 bytes
+  int scale, least;
+  six_bits(head, c % 32 / 4, &scale, &least);
+  *step = half_to_float((u16)head.w[0]) * (float)scale;
+  *floor = half_to_float((u16)(head.w[0] >> 16)) * (float)least;
 }
 struct q4_k {
   static const int BLOCK = 256, BYTES = 144, SPAN = 32;
   static const bool FLOOR = true;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
-    const u8* b = row + c / 32 * BYTES;
-    int scale, least;
-    six_bits(b + 4, (int)(c % 32) / 4, &scale, &least);
-    *step = half_at(b) * (float)scale;
-    *floor = half_at(b + 2) * (float)least;
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
+    step_and_floor(row + c / 32 * BYTES, c, step, floor);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     u8 p[8];
     eight_bytes<BYTES>(b + 16 + e / 64 * 32 + e % 32, p);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 64 / 32 * 4) & 15;
   }
+  static const int BIAS = 128;
+  DEV void pairs(const u8* row, int c, u32* out) {
+    const int e = 8 * (c % 32);
+    const u8* p = row + c / 32 * BYTES + 16 + e / 64 * 32 + e % 32;
+    nibble_pairs<BYTES>(p, e % 64 / 32 * 4, out);
+  }
 };
 struct q5_k {
   static const int BLOCK = 256, BYTES = 176, SPAN = 32;
   static const bool FLOOR = true;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
-    const u8* b = row + c / 32 * BYTES;
-    int scale, least;
-    six_bits(b + 4, (int)(c % 32) / 4, &scale, &least);
-    *step = half_at(b) * (float)scale;
-    *floor = half_at(b + 2) * (float)least;
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
+    step_and_floor(row + c / 32 * BYTES, c, step, floor);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     u8 p[8], high[8];
     eight_bytes<BYTES>(b + 48 + e / 64 * 32 + e % 32, p);
     eight_bytes<BYTES>(b + 16 + e % 32, high);
@@ -301,13 +330,13 @@ struct q5_k {
 struct q6_k {
   static const int BLOCK = 256, BYTES = 210, SPAN = 16;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     *step = half_at(b + 208) * (float)((const i8*)b)[192 + c % 32 / 2];
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     const int r = e % 128;
     u8 low[8], high[8];
     eight_bytes<BYTES>(b + e / 128 * 64 + r % 64, low);
@@ -319,16 +348,16 @@ struct q6_k {
 struct iq4_xs {
   static const int BLOCK = 256, BYTES = 136, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
-    const int s = (int)(c % 32) / 4;
+    const int s = c % 32 / 4;
     const int low = b[4 + s / 2] >> (s % 2 * 4) & 15;
     const int high = half_word_at(b + 2) >> 2 * s & 3;
     *step = half_at(b) * (float)((low | high << 4) - 32);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    nibbles<BYTES>(b + 8 + 16 * ((int)(c % 32) / 4), c, q);
+    nibbles<BYTES>(b + 8 + 16 * (c % 32 / 4), c, q);
     #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[q[i]];
   }
@@ -338,15 +367,15 @@ struct iq4_xs {
 struct tq1_0 {
   static const int BLOCK = 256, BYTES = 54, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     *step = half_at(b + 52);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
     #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int e = 8 * (int)(c % 32) + i;
+      const int e = 8 * (c % 32) + i;
       const int digit = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
       u32 t = b[e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48 + e % 4];
       for (int j = 0; j < digit; ++j) t = t * 3 & 255;  // what is carried out is gone
@@ -357,13 +386,13 @@ struct tq1_0 {
 struct tq2_0 {
   static const int BLOCK = 256, BYTES = 66, SPAN = 32;
   static const bool FLOOR = false;
-  DEV void scale(const u8* row, i64 c, float* step, float* floor) {
+  DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     *step = half_at(b + 64);
   }
-  DEV void codes(const u8* row, i64 c, int* q) {
+  DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (int)(c % 32);
+    const int e = 8 * (c % 32);
     u8 p[8];
     eight_bytes<BYTES>(b + e / 128 * 32 + e % 32, p);
     #pragma unroll
@@ -373,7 +402,7 @@ struct tq2_0 {
 
 // Chunk c of a row of k values of any type.
 template <class T>
-DEV void load_chunk(const u8* row, i64 c, i64 k, float* v) {
+DEV void load_chunk(const u8* row, int c, i64 k, float* v) {
   if constexpr (T::SPAN == 0) {
     T::load(row, c, k, v);
   } else {

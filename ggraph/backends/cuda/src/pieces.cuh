@@ -37,11 +37,12 @@ DEV Given given_of(const float* v) {
 }
 
 // Chunk c of a stored row of k values as bf16 words, and what they leave out (nothing for bf16).
-template <class T>
-DEV void words_of(const u8* row, i64 c, i64 k, u32* high, u32* low) {
+// ALIGNED: the row begins at a multiple of 16 bytes, and k is a multiple of 8.
+template <class T, bool ALIGNED>
+DEV void words_of(const u8* row, int c, i64 k, u32* high, u32* low) {
   if constexpr (exact<T>::VALUE) {
     const u8* p = row + 16 * c;
-    if (is_whole(p, c, k)) {  // as it lies there
+    if (ALIGNED || is_whole(p, c, k)) {  // as it lies there
       const Quad raw = *(const Quad*)p;
 #pragma unroll
       for (int i = 0; i < 4; ++i) high[i] = raw.w[i];

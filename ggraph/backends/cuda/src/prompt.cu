@@ -18,7 +18,8 @@ struct Queries {
   u32 high[CHUNKS][2][4], low[CHUNKS][2][4];
 };
 
-DEV void queries_of(const float* q, i64 row, i64 rows, i64 q_row, i64 dim, float scale, Queries& to) {
+DEV void queries_of(const float* q, i64 row, i64 rows, i64 q_row, i64 dim, float scale,
+                    Queries& to) {
   const int c = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < CHUNKS; ++i)
@@ -41,7 +42,7 @@ DEV void scores_of(const Queries& q, const u8* key, i64 dim, float* sum) {
   for (int i = 0; i < CHUNKS; ++i) {
     if (32 * i >= dim) continue;
     u32 high[4], low[4];
-    words_of<CACHE>(key, 4 * i + c, dim, high, low);
+    words_of<CACHE, false>(key, 4 * i + c, dim, high, low);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32 a[4] = {q.high[i][0][2 * h], q.high[i][1][2 * h], q.high[i][0][2 * h + 1],
@@ -107,7 +108,8 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
                    int mask_type) {
   const int r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
   const i64 h = blockIdx.y, heads = gridDim.y, kv_head = h / (heads / kv_heads);
-  const i64 first = ((i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS, mine = first + r;
+  const i64 first = ((i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
+  const i64 mine = first + r;
   if (first >= rows) return;  // the whole warp
   i64 seen = length ? length[0] : context;
   seen = seen < 0 ? 0 : seen > context ? context : seen;

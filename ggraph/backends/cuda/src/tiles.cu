@@ -2,7 +2,7 @@
 //
 // A block computes 16 outputs for eight rows; rows that are not given are zeros, so a row's bits do
 // not depend on how many there are. Its warps take the groups of 32 columns in turn, and their sums
-// are added in the order of the warps. x is split into two bf16 numbers (16 bits of precision);
+// are added in the order of the warps. x and w begin at multiples of 16 bytes. x is split into two bf16 numbers (16 bits of precision);
 // block types multiply by their codes, which are exact, and scale each span's sum in float32.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
 #include "pieces.cuh"
@@ -22,12 +22,12 @@ DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
 
 // Plain types: the weights too are two bf16 numbers, unless they are bf16 already.
 template <class T>
-DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const Given& x,
+DEV void plain_group(const u8* upper, const u8* lower, int chunk, i64 k, const Given& x,
                      float* sum) {
   const u8* rows[2] = {upper, lower};
   u32 high[2][4], low[2][4];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) words_of<T>(rows[r], chunk, k, high[r], low[r]);
+  for (int r = 0; r < 2; ++r) words_of<T, true>(rows[r], chunk, k, high[r], low[r]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const u32 a[4] = {high[0][2 * h], high[1][2 * h], high[0][2 * h + 1], high[1][2 * h + 1]};
@@ -40,43 +40,80 @@ DEV void plain_group(const u8* upper, const u8* lower, i64 chunk, i64 k, const G
   }
 }
 
+// Types whose codes come as pairs of bf16 numbers with a bias (see `nibble_pairs`).
+template <class T>
+struct paired {
+  static const bool VALUE = false;
+};
+template <>
+struct paired<q4_0> {
+  static const bool VALUE = true;
+};
+template <>
+struct paired<q4_1> {
+  static const bool VALUE = true;
+};
+template <>
+struct paired<q4_k> {
+  static const bool VALUE = true;
+};
+
+// A lane's chunk of x in the order of its weights' codes.
+template <class T>
+DEV Given given_to(const float* v) {
+  if (!paired<T>::VALUE) return given_of(v);
+  const float turned[8] = {v[0], v[2], v[1], v[3], v[4], v[6], v[5], v[7]};
+  return given_of(turned);
+}
+
 // The codes of a lane's chunk of two rows as fragments.
 template <class T>
-DEV void codes_of(const u8* upper, const u8* lower, i64 chunk, u32 (&a)[2][4]) {
-  int q[2][8];
-  T::codes(upper, chunk, q[0]);
-  T::codes(lower, chunk, q[1]);
+DEV void codes_of(const u8* upper, const u8* lower, int chunk, u32 (&a)[2][4]) {
+  const u8* rows[2] = {upper, lower};
 #pragma unroll
-  for (int h = 0; h < 2; ++h)
+  for (int r = 0; r < 2; ++r) {
+    u32 words[4];
+    if constexpr (paired<T>::VALUE) {
+      T::pairs(rows[r], chunk, words);
+    } else {
+      int q[8];
+      T::codes(rows[r], chunk, q);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int* p = q[r] + 4 * h;
-      a[h][r] = bf16_pair((float)p[0], (float)p[1]);
-      a[h][r + 2] = bf16_pair((float)p[2], (float)p[3]);
+      for (int i = 0; i < 4; ++i) words[i] = bf16_pair((float)q[2 * i], (float)q[2 * i + 1]);
     }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      a[h][r] = words[2 * h];
+      a[h][r + 2] = words[2 * h + 1];
+    }
+  }
 }
 
 // One span of block types: sum += step * (codes . x) - floor * (ones . x) per row.
 template <class T>
-DEV void span(const u8* upper, const u8* lower, i64 chunk, const u32 (&a)[2][4], const Given& x,
+DEV void span(const u8* upper, const u8* lower, int chunk, const u32 (&a)[2][4], const Given& x,
               u32 ones, float* sum) {
   float step[2], floor[2] = {0.0f, 0.0f}, products[4] = {}, totals[4] = {};
   T::scale(upper, chunk, &step[0], &floor[0]);
   T::scale(lower, chunk, &step[1], &floor[1]);
   add_products(products, a, x);
-  if (T::FLOOR) {
+  if constexpr (paired<T>::VALUE) {
+    for (int r = 0; r < 2; ++r) floor[r] = fmaf((float)T::BIAS, step[r], floor[r]);
+  }
+  const bool floors = T::FLOOR || paired<T>::VALUE;
+  if (floors) {
     const u32 all[2][4] = {{ones, ones, ones, ones}, {ones, ones, ones, ones}};
     add_products(totals, all, x);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     sum[i] = fmaf(step[i / 2], products[i], sum[i]);
-    if (T::FLOOR) sum[i] = fmaf(-floor[i / 2], totals[i], sum[i]);
+    if (floors) sum[i] = fmaf(-floor[i / 2], totals[i], sum[i]);
   }
 }
 
 template <class T>
-DEV void block_group(const u8* upper, const u8* lower, i64 group, const Given& x, float* sum) {
+DEV void block_group(const u8* upper, const u8* lower, int group, const Given& x, float* sum) {
   const int t = threadIdx.x % 4;
   u32 a[2][4];
   codes_of<T>(upper, lower, 4 * group + t, a);
@@ -99,16 +136,19 @@ DEV void block_group(const u8* upper, const u8* lower, i64 group, const Given& x
 // One pass of a block: 16 outputs from n0 on of w [n, k], and eight rows, of which `row` is row g of
 // x or none. Every warp's sums go to `part`.
 template <class T>
-DEV void tile_of(const u8* w, const float* row, i64 n0, i64 n, i64 k, float (&part)[WARPS][TILE][ROWS]) {
+DEV void tile_of(const u8* w, const float* row, i64 n0, i64 n, i64 k,
+                 float (&part)[WARPS][TILE][ROWS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const i64 bytes = row_bytes<T>(k);
   const u8* upper = w + (n0 + g < n ? n0 + g : n - 1) * bytes;
   const u8* lower = w + (n0 + g + 8 < n ? n0 + g + 8 : n - 1) * bytes;
+  const int groups = (int)(k / 32);
   float sum[4] = {};
-  for (i64 group = warp; group < k / 32; group += WARPS) {
+#pragma unroll 2
+  for (int group = warp; group < groups; group += WARPS) {
     float v[8] = {};
-    if (row) load_chunk<f32>((const u8*)row, 4 * group + t, k, v);
-    const Given x8 = given_of(v);
+    if (row) eight_floats(row + 32 * group + 8 * t, v);
+    const Given x8 = given_to<T>(v);
     if constexpr (T::SPAN == 0) plain_group<T>(upper, lower, 4 * group + t, k, x8, sum);
     else block_group<T>(upper, lower, group, x8, sum);
   }
@@ -127,7 +167,8 @@ DEV float total_of(const float (&part)[WARPS][TILE][ROWS], int i) {
 // y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
 KERNEL mul_mat_tile(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED float part[WARPS][TILE][ROWS];
-  const i64 n0 = (i64)blockIdx.x * TILE, m0 = (i64)blockIdx.y * ROWS, mine = m0 + threadIdx.x % 32 / 4;
+  const i64 n0 = (i64)blockIdx.x * TILE, m0 = (i64)blockIdx.y * ROWS;
+  const i64 mine = m0 + threadIdx.x % 32 / 4;
   tile_of<WEIGHT>(w, mine < m ? x + mine * k : 0, n0, n, k, part);
   for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
     const i64 row = m0 + i / TILE, col = n0 + i % TILE;
