@@ -2,8 +2,9 @@
 //
 // A block computes 16 outputs for eight rows; rows that are not given are zeros, so a row's bits do
 // not depend on how many there are. Its warps take the groups of 32 columns in turn, and their sums
-// are added in the order of the warps. x and w begin at multiples of 16 bytes. x is split into two bf16 numbers (16 bits of precision);
-// block types multiply by their codes, which are exact, and scale each span's sum in float32.
+// are added in the order of the warps. x is split into two bf16 numbers (16 bits of precision);
+// block types multiply by their codes, which are exact (some with 128 on top, taken off with the
+// floor), and scale each span's sum in float32. x and w begin at multiples of 16 bytes.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
 #include "pieces.cuh"
 
