@@ -22,7 +22,8 @@ from ggraph.decode.length import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.errors import InputError, PlanError
-from ggraph.hazards.corpus import planned
+from ggraph.hazards import find, run_hazard
+from ggraph.hazards.corpus import Expected, Recipe, planned
 from ggraph.hazards.drafting import DRAFT_RECIPES, UnprovedSession
 from ggraph.hazards.faults import forgets_waits_before
 from ggraph.hazards.parts import GPU
@@ -139,6 +140,42 @@ def test_every_graph_of_the_head_races_in_list_order_on_two_streams(model: Path)
         refused = {n for n, v in verdicts.items() if isinstance(v, CounterExample)}
         assert refused == {EARLY, REUSED}
     m.close()
+
+
+NORMS = ("blk.0.attn_norm.rms", "blk.0.attn_norm_2.rms")  # of the embedding and of the feature
+FORCED = "upstream's forced synchronisation"
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "expected"),
+    [
+        ("01H", DRAFT_RECIPES[EARLY], Expected("race", "logits", "copy:logits@host")),
+        ("01P", DRAFT_RECIPES[REUSED], None),
+        ("01S", None, None),
+    ],
+)
+def test_the_three_forms_hold_on_the_real_decoder_graph(
+    model: Path, name: str, bad: Recipe | None, expected: Expected | None
+) -> None:
+    """H corrupts and is refused, P too, S is proved; upstream's flag costs time in each."""
+    m = load(model, head=HEAD, ctx_size=256, threads=1)
+    head: Any = m.head
+    graph = head.build(DraftShape(8, 256, 8, 513, True))
+    m.close()
+    two = name == "01P"
+    form = replace(
+        find(name),
+        build=lambda: graph,
+        bad=bad,
+        expected=expected,
+        fixed=DRAFT_RECIPES[FIXED if two else SOUND],
+        others={FORCED: Recipe("hb" if two else "ggml", 2 if two else 1, forced_sync=NORMS)},
+    )
+    report = run_hazard(form, seed=1, orders=20)
+    assert not report.failures and report.certificate is not None
+    assert (report.counter_example is None) == (bad is None) == (report.corruption is None)
+    fixed, forced = report.prices["fixed"], report.prices[FORCED]
+    assert forced.seconds > fixed.seconds and forced.nbytes == fixed.nbytes
 
 
 def test_an_unproved_session_refuses_what_it_does_not_know() -> None:
