@@ -108,16 +108,21 @@ DEV void nibbles(const u8* quants, int c, int* q) {
   for (int i = 0; i < 8; ++i) q[i] = raw[i] >> shift & 15;
 }
 
-// The same chunk as four words of two bf16 numbers, each 128 plus a code: 0 and 2, 1 and 3, 4 and 6,
-// 5 and 7. From 128 on, bf16 counts in ones, so a code is put in place by its bits alone.
+// Four codes of a word of eight as two words of two bf16 numbers, each 128 plus a code: 0 and 2, 1
+// and 3. From 128 on, bf16 counts in ones, so a code is put in place by its bits alone.
+DEV void nibble_pairs(u32 word, int shift, u32* out) {
+  out[0] = (word >> shift & 0x000f000fu) | 0x43004300u;
+  out[1] = (word >> (shift + 8) & 0x000f000fu) | 0x43004300u;
+}
+
+// A chunk of eight codes in that form.
 template <int BYTES>
-DEV void nibble_pairs(const u8* p, int shift, u32* out) {
+DEV void chunk_pairs(const u8* p, int shift, u32* out) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const u8* q = p + 4 * i;
     const u32 word = BYTES % 4 == 0 ? word_at(q) : half_word_at(q) | (u32)half_word_at(q + 2) << 16;
-    out[2 * i] = (word >> shift & 0x000f000fu) | 0x43004300u;
-    out[2 * i + 1] = (word >> (shift + 8) & 0x000f000fu) | 0x43004300u;
+    nibble_pairs(word, shift, out + 2 * i);
   }
 }
 
@@ -136,7 +141,7 @@ struct q4_0 {
   }
   static const int BIAS = 136;  // of `pairs` over `codes`
   DEV void pairs(const u8* row, int c, u32* out) {
-    nibble_pairs<BYTES>(row + c / 4 * BYTES + 2 + 8 * (c % 2), c % 4 / 2 * 4, out);
+    chunk_pairs<BYTES>(row + c / 4 * BYTES + 2 + 8 * (c % 2), c % 4 / 2 * 4, out);
   }
 };
 struct q4_1 {
@@ -153,7 +158,7 @@ struct q4_1 {
   }
   static const int BIAS = 128;
   DEV void pairs(const u8* row, int c, u32* out) {
-    nibble_pairs<BYTES>(row + c / 4 * BYTES + 4 + 8 * (c % 2), c % 4 / 2 * 4, out);
+    chunk_pairs<BYTES>(row + c / 4 * BYTES + 4 + 8 * (c % 2), c % 4 / 2 * 4, out);
   }
 };
 struct q5_0 {
@@ -282,11 +287,10 @@ DEV void six_bits(const Quad& head, int s, int* scale, int* least) {
   *scale = s < 4 ? first & 63 : (third & 15) | (first >> 2 & 48);
   *least = s < 4 ? second & 63 : (third >> 4 & 15) | (second >> 2 & 48);
 }
-// The step and floor of chunk c of a block that begins with two float16 and such scales.
-DEV void step_and_floor(const u8* b, int c, float* step, float* floor) {
-  const Quad head = *(const Quad*)b;  // these blocks are multiples of 16 bytes
+// Step and floor number s of a block that begins with two float16 and such scales.
+DEV void scaled(const Quad& head, int s, float* step, float* floor) {
   int scale, least;
-  six_bits(head, c % 32 / 4, &scale, &least);
+  six_bits(head, s, &scale, &least);
   *step = half_to_float((u16)head.w[0]) * (float)scale;
   *floor = half_to_float((u16)(head.w[0] >> 16)) * (float)least;
 }
@@ -294,7 +298,7 @@ struct q4_k {
   static const int BLOCK = 256, BYTES = 144, SPAN = 32;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    step_and_floor(row + c / 32 * BYTES, c, step, floor);
+    scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
   }
   DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;
@@ -305,17 +309,30 @@ struct q4_k {
     for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 64 / 32 * 4) & 15;
   }
   static const int BIAS = 128;
-  DEV void pairs(const u8* row, int c, u32* out) {
-    const int e = 8 * (c % 32);
-    const u8* p = row + c / 32 * BYTES + 16 + e / 64 * 32 + e % 32;
-    nibble_pairs<BYTES>(p, e % 64 / 32 * 4, out);
+  // What a lane needs of 64 columns of a block: codes of chunks t and t + 4 are in the same bytes.
+  struct Held {
+    Quad head;
+    u32 low, high;
+  };
+  DEV Held hold(const u8* row, int pair, int t) {
+    const u8* b = row + pair / 4 * BYTES;
+    const u8* p = b + 16 + pair % 4 * 32 + 8 * t;
+    const Held held = {*(const Quad*)b, word_at(p), word_at(p + 4)};
+    return held;
+  }
+  DEV void scale(const Held& held, int s, float* step, float* floor) {
+    scaled(held.head, s, step, floor);
+  }
+  DEV void pairs(const Held& held, int half, u32* out) {
+    nibble_pairs(held.low, 4 * half, out);
+    nibble_pairs(held.high, 4 * half, out + 2);
   }
 };
 struct q5_k {
   static const int BLOCK = 256, BYTES = 176, SPAN = 32;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    step_and_floor(row + c / 32 * BYTES, c, step, floor);
+    scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
   }
   DEV void codes(const u8* row, int c, int* q) {
     const u8* b = row + c / 32 * BYTES;

@@ -11,6 +11,7 @@
 #define TILE 16
 #define ROWS 8
 #define WARPS 16
+#define ONES 0x3f803f80u  // two bf16 ones
 
 // sum += codes (rows g and g + 8) . x, both halves of x
 DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
@@ -41,22 +42,19 @@ DEV void plain_group(const u8* upper, const u8* lower, int chunk, i64 k, const G
   }
 }
 
+template <class A, class B>
+struct same {
+  static const bool VALUE = false;
+};
+template <class A>
+struct same<A, A> {
+  static const bool VALUE = true;
+};
+
 // Types whose codes come as pairs of bf16 numbers with a bias (see `nibble_pairs`).
 template <class T>
 struct paired {
-  static const bool VALUE = false;
-};
-template <>
-struct paired<q4_0> {
-  static const bool VALUE = true;
-};
-template <>
-struct paired<q4_1> {
-  static const bool VALUE = true;
-};
-template <>
-struct paired<q4_k> {
-  static const bool VALUE = true;
+  static const bool VALUE = same<T, q4_0>::VALUE || same<T, q4_1>::VALUE || same<T, q4_k>::VALUE;
 };
 
 // A lane's chunk of x in the order of its weights' codes.
@@ -67,36 +65,41 @@ DEV Given given_to(const float* v) {
   return given_of(turned);
 }
 
+// Words of two rows as the fragments of two products.
+DEV void fragments(const u32 (&words)[2][4], u32 (&a)[2][4]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      a[h][r] = words[r][2 * h];
+      a[h][r + 2] = words[r][2 * h + 1];
+    }
+}
+
 // The codes of a lane's chunk of two rows as fragments.
 template <class T>
 DEV void codes_of(const u8* upper, const u8* lower, int chunk, u32 (&a)[2][4]) {
   const u8* rows[2] = {upper, lower};
+  u32 words[2][4];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    u32 words[4];
     if constexpr (paired<T>::VALUE) {
-      T::pairs(rows[r], chunk, words);
+      T::pairs(rows[r], chunk, words[r]);
     } else {
       int q[8];
       T::codes(rows[r], chunk, q);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = bf16_pair((float)q[2 * i], (float)q[2 * i + 1]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      a[h][r] = words[2 * h];
-      a[h][r + 2] = words[2 * h + 1];
+      for (int i = 0; i < 4; ++i) words[r][i] = bf16_pair((float)q[2 * i], (float)q[2 * i + 1]);
     }
   }
+  fragments(words, a);
 }
 
 // One span of block types: sum += step * (codes . x) - floor * (ones . x) per row.
 template <class T>
-DEV void span(const u8* upper, const u8* lower, int chunk, const u32 (&a)[2][4], const Given& x,
+DEV void span(const float (&step)[2], float (&floor)[2], const u32 (&a)[2][4], const Given& x,
               u32 ones, float* sum) {
-  float step[2], floor[2] = {0.0f, 0.0f}, products[4] = {}, totals[4] = {};
-  T::scale(upper, chunk, &step[0], &floor[0]);
-  T::scale(lower, chunk, &step[1], &floor[1]);
+  float products[4] = {}, totals[4] = {};
   add_products(products, a, x);
   if constexpr (paired<T>::VALUE) {
     for (int r = 0; r < 2; ++r) floor[r] = fmaf((float)T::BIAS, step[r], floor[r]);
@@ -117,9 +120,12 @@ template <class T>
 DEV void block_group(const u8* upper, const u8* lower, int group, const Given& x, float* sum) {
   const int t = threadIdx.x % 4;
   u32 a[2][4];
+  float step[2], floor[2] = {0.0f, 0.0f};
   codes_of<T>(upper, lower, 4 * group + t, a);
   if (T::SPAN == 32) {
-    span<T>(upper, lower, 4 * group, a, x, 0x3f803f80u, sum);
+    T::scale(upper, 4 * group, &step[0], &floor[0]);
+    T::scale(lower, 4 * group, &step[1], &floor[1]);
+    span<T>(step, floor, a, x, ONES, sum);
     return;
   }
 #pragma unroll
@@ -130,7 +136,28 @@ DEV void block_group(const u8* upper, const u8* lower, int group, const Given& x
     for (int h = 0; h < 2; ++h)
 #pragma unroll
       for (int i = 0; i < 4; ++i) part[h][i] = a[h][i] & mine;
-    span<T>(upper, lower, 4 * group + 2 * s, part, x, 0x3f803f80u & mine, sum);
+    T::scale(upper, 4 * group + 2 * s, &step[0], &floor[0]);
+    T::scale(lower, 4 * group + 2 * s, &step[1], &floor[1]);
+    span<T>(step, floor, part, x, ONES & mine, sum);
+  }
+}
+
+// Q4_K, 64 columns in one step, for what two groups share.
+DEV void q4_k_step(const u8* upper, const u8* lower, int pair, const float* row, float* sum) {
+  const int t = threadIdx.x % 4;
+  const q4_k::Held held[2] = {q4_k::hold(upper, pair, t), q4_k::hold(lower, pair, t)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float v[8] = {}, step[2], floor[2];
+    if (row) eight_floats(row + 64 * pair + 32 * half + 8 * t, v);
+    u32 words[2][4], a[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      q4_k::pairs(held[r], half, words[r]);
+      q4_k::scale(held[r], pair % 4 * 2 + half, &step[r], &floor[r]);
+    }
+    fragments(words, a);
+    span<q4_k>(step, floor, a, given_to<q4_k>(v), ONES, sum);
   }
 }
 
@@ -145,13 +172,17 @@ DEV void tile_of(const u8* w, const float* row, i64 n0, i64 n, i64 k,
   const u8* lower = w + (n0 + g + 8 < n ? n0 + g + 8 : n - 1) * bytes;
   const int groups = (int)(k / 32);
   float sum[4] = {};
+  if constexpr (same<T, q4_k>::VALUE) {
+    for (int pair = warp; pair < groups / 2; pair += WARPS) q4_k_step(upper, lower, pair, row, sum);
+  } else {
 #pragma unroll 2
-  for (int group = warp; group < groups; group += WARPS) {
-    float v[8] = {};
-    if (row) eight_floats(row + 32 * group + 8 * t, v);
-    const Given x8 = given_to<T>(v);
-    if constexpr (T::SPAN == 0) plain_group<T>(upper, lower, 4 * group + t, k, x8, sum);
-    else block_group<T>(upper, lower, group, x8, sum);
+    for (int group = warp; group < groups; group += WARPS) {
+      float v[8] = {};
+      if (row) eight_floats(row + 32 * group + 8 * t, v);
+      const Given x8 = given_to<T>(v);
+      if constexpr (T::SPAN == 0) plain_group<T>(upper, lower, 4 * group + t, k, x8, sum);
+      else block_group<T>(upper, lower, group, x8, sum);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) part[warp][g + i / 2 * 8][2 * t + i % 2] = sum[i];
