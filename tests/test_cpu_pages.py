@@ -1,12 +1,13 @@
 """Pages of packed weights: given back, read again from the file, and nothing else touched."""
 
 import mmap
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ggraph.backends.cpu.pages import PAGE, drop_pages, mapping_of
+from ggraph.backends.cpu.pages import LINE, PAGE, PIECE, Shelf, drop_map, drop_pages, mapping_of
 
 
 @pytest.fixture
@@ -39,3 +40,24 @@ def test_memory_that_is_no_read_only_map_is_left_alone(tmp_path: Path) -> None:
     private[:] = 7
     assert drop_pages(private) == 0
     assert (private == 7).all()
+
+
+def test_a_map_is_forgotten_whole_and_read_again(mapped: mmap.mmap) -> None:
+    window = np.frombuffer(mapped, np.uint8, PAGE, PAGE)
+    before = window.copy()
+    drop_map(window)
+    drop_map(before)  # ordinary memory is left alone
+    assert (window == before).all()
+
+
+def test_arrays_of_a_shelf_are_zero_aligned_and_apart() -> None:
+    shelf = Shelf()
+    sizes = [1, LINE, 100_000, PIECE, 5, PIECE + 3, 7]
+    arrays = [shelf.take(n) for n in sizes]
+    ends = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays)
+    assert [a.nbytes for a in arrays] == sizes
+    assert all(a.ctypes.data % LINE == 0 and not a[:9].any() for a in arrays)
+    assert all(stop <= start for (_, stop), (start, _) in pairwise(ends))
+    for i, a in enumerate(arrays):
+        a[-1] = i + 1
+    assert [int(a[-1]) for a in arrays] == list(range(1, len(sizes) + 1))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed, is_weight
-from ggraph.backends.cpu.pages import drop_map, drop_pages, mapping_of
+from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.host import HostMemory
@@ -47,6 +47,7 @@ class CpuBackend(HostMemory):
     exact: bool = False
     profile: Profile | None = None
     _packed: dict[tuple[int, int, str], Packed] = field(default_factory=dict)
+    _shelf: Shelf = field(default_factory=Shelf)  # of packed weights
     _decoded: dict[int, Array] = field(default_factory=dict)  # id of a weight's memory -> float32
     _closed: bool = False
 
@@ -81,7 +82,7 @@ class CpuBackend(HostMemory):
         fallbacks = []
         weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
         stream = sum(weights.values()) > STREAMED
-        low = Lowering(self.pool, self.exact, self._packed, stream)
+        low = Lowering(self.pool, self.exact, self._packed, stream, self._shelf)
         before = len(self._packed)
         for x in launches:
             known, first = len(self._packed), len(low.asm.rows)
@@ -92,7 +93,7 @@ class CpuBackend(HostMemory):
                 spans.append((x, first, len(low.asm.rows)))
                 continue
             self._flush(low, steps, pieces, spans)
-            low, spans = Lowering(self.pool, self.exact, self._packed, stream), []
+            low, spans = Lowering(self.pool, self.exact, self._packed, stream, self._shelf), []
             steps.append(self._step(x))
             pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)

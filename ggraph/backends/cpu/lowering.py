@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
 from ggraph.backends.cpu.slots import list_bytes
@@ -16,7 +17,7 @@ from ggraph.dtype import F32, DType
 from ggraph.formats.quants import dequantize
 from ggraph.tensor import Array, Kind, Tensor
 
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
+GUARD = 1 << 12  # bytes after the last tile that prefetches may name
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Lowering:
     exact: bool
     packed: dict[tuple[int, int, str], Packed]
     stream: bool = False  # weights pass the caches by
+    shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
     quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
     lists: dict[int, Array] = field(default_factory=dict)  # address of a mask -> shown slots
@@ -109,7 +111,7 @@ class Lowering:
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
         size = packed_bytes(dtype, n, k)
-        out = np.zeros(size * math.prod(experts) + GUARD, np.uint8)
+        out = self.shelf.take(size * math.prod(experts) + GUARD)
         asm = Assembler(self.pool.jit)
         for e in range(math.prod(experts)):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]
