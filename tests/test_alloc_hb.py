@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ggraph.alloc import allocate, lower_bounds
 from ggraph.device import HOST, DeviceSpec
-from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Value
+from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, MemoryMap, Value
 
 SIM = DeviceSpec("d", "sim", alignment=32, streams=2)
 S0, S1 = Actor("d", 0), Actor("d", 1)
@@ -198,3 +198,16 @@ def test_what_overwrites_a_rotating_value_rotates_with_it() -> None:
     m = allocate(s)
     assert m.regions["x"].offsets == m.regions["y"].offsets == (0, 64, 128)
     assert m.arena_bytes == 3 * 64
+
+
+def test_no_result_replaces_a_source_that_is_also_read_further_inside() -> None:
+    """A kernel that reads two views of x writes the second one's bytes before it has read them."""
+    x, y = Value("x", "d", 64), Value("y", "d", 64, None, ("x",))
+    places = {}
+    for starts in ((0,), (0, 32)):
+        reads = tuple(Access("x", start, start + 32) for start in starts)
+        made = Command(Do.LAUNCH, S0, "y", None, reads, (Access("y", 0, 64),))
+        commands = [act(Do.LAUNCH, S0, (), [x]), made, act(Do.LAUNCH, S0, [y], ()), END]
+        m = allocate(schedule([SIM], [x, y], commands))
+        places[starts] = m.regions["y"].offset == m.regions["x"].offset
+    assert places == {(0,): True, (0, 32): False}
