@@ -34,7 +34,7 @@ def test_a_crew_that_waits_is_given_up_soon_and_taken_back_when_it_no_longer_doe
 
 
 def test_a_busy_start_is_noticed_without_a_quiet_run_to_compare_with() -> None:
-    assert played(Tempo(), [5.0] * 50, 1.0)[5:].count(True) >= 40
+    assert played(Tempo(), [5.0] * 60, 1.0)[10:].count(True) >= 40
 
 
 @given(st.floats(0.1, 10.0), st.floats(0.1, 10.0))

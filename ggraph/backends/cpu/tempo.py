@@ -9,7 +9,7 @@ pool may change it from run to run, by what it measures.
 from dataclasses import dataclass, field
 
 RATE = 0.3  # weight of the newest run in the running means
-FIRST_TRY = 3  # runs before the other way is tried for the first time
+FIRST_TRY = 8  # runs before the other way is tried for the first time
 GAP, MOST_GAP = 16, 256  # runs between tries of the other way; doubles while it loses
 SURPRISE = 1.5  # a run this much slower than usual lets the other way be tried at once
 WINS = 2  # runs in a row in which the other way must be faster to be taken
