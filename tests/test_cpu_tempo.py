@@ -42,4 +42,4 @@ def test_the_worse_way_costs_little(crew: float, alone: float) -> None:
     chosen = played(Tempo(), [crew] * 400, alone)
     spent = sum(alone if a else crew for a in chosen)
     best, worst = sorted((crew, alone))
-    assert spent <= 400 * best / 0.94 + 12 * (worst - best)
+    assert spent <= 400 * best / 0.94 + 18 * (worst - best)
