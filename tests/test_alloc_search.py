@@ -96,12 +96,9 @@ def test_interpreted_and_compiled_search_agree() -> None:
     np.add.at(total_bytes, cliques.member, p.size[owner])
     results = []
     for solve in (canon.solve, canon.solve.plain):
-        at = np.full(len(p), -1, dtype=np.int64)
-        state = canon.State(
-            at, at * 0, total_bytes.copy(), np.zeros(len(p)), np.array([10**6], dtype=np.int64)
-        )
-        assert solve(room, state, 0, cliques.count, 0, -1, int(bound * 1.2))
-        results.append(at)
+        state = canon.begun(room, total_bytes, 10**6)
+        assert solve(room, state, np.arange(len(p)), 0, cliques.count, 0, -1, int(bound * 1.2))
+        results.append(state.at)
     assert (results[0] == results[1]).all() and sound(p, results[0])
     height, at = annealing.anneal(p, order, bound, 10**6, 0)
     assert sound(p, at) and height == (at + p.size).max()
@@ -110,7 +107,7 @@ def test_interpreted_and_compiled_search_agree() -> None:
 def test_a_height_below_the_bound_is_refuted() -> None:
     p, cliques, bound = intervals(5, 10)
     tree = offline._Tree(p, cliques, 0)
-    found, used = tree.attempt(bound - 32, 10**9)
+    found, used = tree.attempt(np.arange(len(p)), bound - 32, 10**9)
     assert found is None and used < 10**9
 
 
@@ -133,9 +130,9 @@ def test_the_tree_search_is_exact() -> None:
     for seed in range(25):
         p, live, _, best = crowded(seed)
         tree = offline._Tree(p, offline.cliques_of(live), 0)
-        at, _ = tree.attempt(best, 10**8)
+        at, _ = tree.attempt(np.arange(6), best, 10**8)
         assert at is not None and sound(p, at) and (at + p.size).max() <= best
-        below, left = tree.attempt(best - 1, 10**8)
+        below, left = tree.attempt(np.arange(6), best - 1, 10**8)
         assert below is None and left < 10**8
 
 
@@ -153,13 +150,12 @@ def test_parts_that_nothing_connects_are_undone_together() -> None:
     p, m, bound, best = Packing(np.ones(6, np.int64), start, np.nonzero(near)[1]), 6, 2, 3
     tree = offline._Tree(p, offline.cliques_of(live), 0)
     for height, solved in ((bound, False), (best, True)):
-        state = canon.State(
-            np.full(m, -1), np.zeros(m, np.int64), tree.total.copy(), np.zeros(m), np.array([10**7])
-        )
-        assert canon.solve(tree.room, state, 0, len(tree.total), 0, -1, height) is solved
+        state, cliques = canon.begun(tree.room, tree.total, 10**7), len(tree.total)
+        assert canon.solve(tree.room, state, np.arange(m), 0, cliques, 0, -1, height) is solved
         assert state.work[0] > 0 and (state.at >= 0).all() == solved
         if not solved:
             assert (state.at == -1).all() and (state.total == tree.total).all()
+            assert not state.low.any() and not state.top.any()
 
 
 def test_a_block_without_conflicts_does_not_stop_the_annealing() -> None:
@@ -359,7 +355,24 @@ def test_the_tree_search_lowers_a_packing_that_is_too_high() -> None:
     p, cliques, bound = intervals(11)
     stack = np.concatenate([[0], np.cumsum(p.size)[:-1]])
     top = int(p.size.sum())
-    at = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 2_000_000)
-    assert sound(p, at) and bound <= int((at + p.size).max()) < top
-    same = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 0)
+    at, height = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 2_000_000)
+    assert sound(p, at) and bound <= height == int((at + p.size).max()) < top
+    same, height = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 0)
     np.testing.assert_array_equal(same, stack)
+    assert height == top
+
+
+def test_a_longer_search_is_never_worse_than_one_that_ended_with_an_earlier_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offline, "EPOCH", 40_000)
+    for seed in range(6):
+        p, cliques, bound = intervals(seed, 14)
+        start = np.argsort(-p.size)
+        at, heights = fit.packed(p, start)[1], []
+        for epochs in (0, 1, 3, 7):
+            seconds = epochs * 40_000 / offline.STEPS_PER_SECOND
+            found = offline.search(p, start, at, bound, cliques, seconds, 0)
+            assert sound(p, found)
+            heights.append(int((found + p.size).max()))
+        assert heights == sorted(heights, reverse=True) and heights[-1] >= bound

@@ -34,8 +34,7 @@ class Room(NamedTuple):
     end: Ints  # [m], one past its last clique
     member_start: Ints  # [m + 1], cliques of each block
     member: Ints
-    order: Ints  # [m], permutation: earlier is tried first
-    rank: Ints  # [m], its inverse
+    rank: Ints  # [m], place in the order: a smaller one is tried first
 
 
 class State(NamedTuple):
@@ -46,38 +45,39 @@ class State(NamedTuple):
     total: Ints  # [c], bytes of unplaced members
     blame: Floats  # [m], how often a block was part of a dead end
     work: Ints  # [1]
+    trail: Ints  # [conflicts, 2], blocks and what their `low` was before it was raised
+    top: Ints  # [1], entries of the trail
+    least: Ints  # [c], scratch
 
 
-@compiled
-def _unplaced(room: Room, state: State, c0: int, c1: int) -> Ints:
-    """Blocks of the stretch [c0, c1) that are not placed, in the order to try."""
-    m = len(room.size)
-    out = np.empty(m, np.int64)
-    k = 0
-    for q in range(m):
-        b = room.order[q]
-        if state.at[b] < 0 and room.begin[b] >= c0 and room.end[b] <= c1:
-            out[k] = b
-            k += 1
-    state.work[0] -= m
-    return out[:k]
+def begun(room: Room, total: Ints, work: int) -> State:
+    """The state in which nothing is placed, with `work` inner steps to spend."""
+    m, zero = len(room.size), np.zeros(1, np.int64)
+    at, low = np.full(m, -1, np.int64), np.zeros(m, np.int64)
+    trail = np.empty((len(room.near), 2), np.int64)
+    left = np.array([work], np.int64)
+    return State(at, low, total.copy(), np.zeros(m), left, trail, zero, np.empty_like(total))
 
 
 @compiled
 def _dead(room: Room, state: State, rest: Ints, c0: int, c1: int, last: int, height: int) -> bool:
     """Whether some block, or the members of some clique, no longer fit below `height`."""
-    lows = np.full(c1 - c0, FAR, np.int64)
     for b in rest:
-        o = max(state.low[b], last)
-        if o + room.size[b] > height:
+        if max(state.low[b], last) + room.size[b] > height:
             state.blame[b] += 1.0
             return True
-        for x in range(room.member_start[b], room.member_start[b + 1]):
-            c = room.member[x] - c0
-            lows[c] = min(lows[c], o)
-        state.work[0] -= room.member_start[b + 1] - room.member_start[b]
     for c in range(c0, c1):
-        if state.total[c] > 0 and lows[c - c0] + state.total[c] > height:
+        state.least[c] = FAR
+    steps = len(rest) + c1 - c0
+    for b in rest:
+        o = max(state.low[b], last)
+        for x in range(room.member_start[b], room.member_start[b + 1]):
+            c = room.member[x]
+            state.least[c] = min(state.least[c], o)
+        steps += room.member_start[b + 1] - room.member_start[b]
+    state.work[0] -= steps
+    for c in range(c0, c1):
+        if state.total[c] > 0 and state.least[c] + state.total[c] > height:
             for b in rest:
                 for x in range(room.member_start[b], room.member_start[b + 1]):
                     if room.member[x] == c:
@@ -87,30 +87,45 @@ def _dead(room: Room, state: State, rest: Ints, c0: int, c1: int, last: int, hei
 
 
 @compiled
-def _parts(room: Room, rest: Ints, c0: int, c1: int) -> Ints:
-    """Borders [parts, 2] of stretches that no unplaced block connects and that have one."""
-    opens = np.zeros(c1 - c0 + 1, np.int64)
-    for b in rest:
-        opens[room.begin[b] - c0] += 1
-        opens[room.end[b] - c0] -= 1
-    crossing = np.zeros(c1 - c0 + 1, np.int64)  # blocks that go on over the border before c
+def _border(room: Room, rest: Ints, c0: int, c1: int) -> int:
+    """The first border between cliques with blocks on both sides and none across, or -1."""
+    crossing = np.zeros(c1 - c0 + 1, np.int64)  # change of blocks that go on over the border at c
+    first, last = c1, c0
     for b in rest:
         crossing[room.begin[b] + 1 - c0] += 1
         crossing[room.end[b] - c0] -= 1
-    out = np.empty((c1 - c0, 2), np.int64)
-    count = live = over = 0
-    since = c0
-    busy = False
-    for c in range(c0, c1 + 1):
+        first, last = min(first, room.begin[b]), max(last, room.end[b])
+    over = 0
+    for c in range(first + 1, last):
         over += crossing[c - c0]
-        if c > c0 and over == 0:
-            if busy:
-                out[count, 0], out[count, 1] = since, c
-                count += 1
-            since, busy = c, False
-        live += opens[c - c0]
-        busy = busy or live > 0
-    return out[:count]
+        if over == 0:
+            return c
+    return -1
+
+
+@compiled
+def _eligible(room: Room, state: State, rest: Ints, last: int, before: int) -> Ints:
+    """The blocks that may be placed next, lowest first.
+
+    What starts where another block would still fit below is not next; of two blocks on one level
+    only one order is tried.
+    """
+    ceiling = FAR
+    for b in rest:
+        ceiling = min(ceiling, max(state.low[b], last) + room.size[b])
+    found = np.empty(len(rest), np.int64)
+    count = 0
+    for b in rest:
+        o, r = state.low[b], room.rank[b]
+        if o < last or o >= ceiling or (o == last and before >= 0 and r < room.rank[before]):
+            continue
+        j = count  # insertion sort: these are few
+        while j > 0 and (o, r) < (state.low[found[j - 1]], room.rank[found[j - 1]]):
+            found[j] = found[j - 1]
+            j -= 1
+        found[j] = b
+        count += 1
+    return found[:count]
 
 
 @compiled
@@ -121,50 +136,63 @@ def _put(room: Room, state: State, b: int, sign: int) -> None:
 
 
 @compiled
-def solve(room: Room, state: State, c0: int, c1: int, last: int, before: int, height: int) -> bool:
-    """Place every unplaced block of [c0, c1) at or above `last`, the offset of block `before`.
+def _place(room: Room, state: State, b: int) -> None:
+    """Put block b as low as it goes; unplaced blocks in conflict go above it."""
+    o = state.at[b] = state.low[b]
+    _put(room, state, b, -1)
+    for x in range(room.start[b], room.start[b + 1]):
+        other = room.near[x]
+        if state.at[other] < 0 and state.low[other] < o + room.size[b]:
+            k = state.top[0]
+            state.trail[k, 0], state.trail[k, 1] = other, state.low[other]
+            state.top[0] = k + 1
+            state.low[other] = o + room.size[b]
+
+
+@compiled
+def _lift(room: Room, state: State, b: int) -> None:
+    """Take block b away again."""
+    state.at[b] = -1
+    _put(room, state, b, 1)
+
+
+@compiled
+def _rewind(state: State, mark: int) -> None:
+    """Undo what was raised since the trail had `mark` entries."""
+    for k in range(state.top[0] - 1, mark - 1, -1):
+        state.low[state.trail[k, 0]] = state.trail[k, 1]
+    state.top[0] = mark
+
+
+@compiled
+def solve(
+    room: Room, state: State, rest: Ints, c0: int, c1: int, last: int, before: int, height: int
+) -> bool:
+    """Place the blocks `rest` of [c0, c1) at or above `last`, the offset of block `before`.
 
     On success the offsets are in `state.at`; otherwise, or out of work, all is as it was.
     """
-    rest = _unplaced(room, state, c0, c1)
     if len(rest) == 0:
         return True
     if state.work[0] < 0 or _dead(room, state, rest, c0, c1, last, height):
         return False
-    parts = _parts(room, rest, c0, c1)
-    if len(parts) > 1:
-        for k in range(len(parts)):
-            if not solve(room, state, parts[k, 0], parts[k, 1], last, before, height):
-                for b in rest:
-                    if state.at[b] >= 0:
-                        state.at[b] = -1
-                        _put(room, state, b, 1)
-                return False
-        return True
-    lows = np.empty(len(rest), np.int64)
-    ceiling = FAR
-    for q in range(len(rest)):
-        b = rest[q]
-        lows[q] = state.low[b]
-        ceiling = min(ceiling, max(lows[q], last) + room.size[b])
-    for q in np.argsort(lows * KEYS + np.arange(len(rest))):
-        b, o = rest[q], lows[q]
-        # What starts at the ceiling leaves room for another block below it; of two blocks on one
-        # level only one order is tried.
-        if o < last or (o == last and before >= 0 and room.rank[b] < room.rank[before]):
-            continue
-        if o >= ceiling or state.work[0] < 0:
-            break
-        state.at[b] = o
-        _put(room, state, b, -1)
-        for x in range(room.start[b], room.start[b + 1]):
-            other = room.near[x]
-            if state.at[other] < 0:
-                state.low[other] = max(state.low[other], o + room.size[b])
-        if solve(room, state, c0, c1, o, b, height):
+    mark, border = state.top[0], _border(room, rest, c0, c1)
+    if border >= 0:
+        left, right = rest[room.end[rest] <= border], rest[room.end[rest] > border]
+        if not solve(room, state, left, c0, border, last, before, height):
+            return False
+        if solve(room, state, right, border, c1, last, before, height):
             return True
-        state.at[b] = -1
-        _put(room, state, b, 1)
-        for z in range(len(rest)):
-            state.low[rest[z]] = lows[z]
+        for b in left:
+            _lift(room, state, b)
+        _rewind(state, mark)
+        return False
+    for b in _eligible(room, state, rest, last, before):
+        _place(room, state, b)
+        if solve(room, state, rest[rest != b], c0, c1, state.at[b], b, height):
+            return True
+        _lift(room, state, b)
+        _rewind(state, mark)
+        if state.work[0] < 0:
+            break
     return False

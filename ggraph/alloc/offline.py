@@ -14,11 +14,14 @@ import numpy as np
 
 from ggraph.alloc.anneal import anneal
 from ggraph.alloc.bounds import Bytes
-from ggraph.alloc.canon import KEYS, Floats, Room, State, solve
+from ggraph.alloc.canon import Floats, Room, begun, solve
 from ggraph.alloc.fit import Ints, Packing, extent
 
 STEPS_PER_SECOND = 200_000_000  # inner steps of the nominal machine
-FIRST_SLICE = 2_000_000  # steps of the first tree searches; later ones get more
+EPOCH = 5 * STEPS_PER_SECOND  # a longer search goes on where a shorter one ended
+LONG, SHORT = 10_000_000, 4_000_000  # steps of the first tree searches of either kind
+SHARE = 2  # one search of so many is a long one
+CYCLE = 12  # long searches until every key has met every aim; then they get twice the steps
 AIMS = (0.0, 0.3, 0.6, 0.9)  # where between bound and best the next search aims
 
 
@@ -59,7 +62,7 @@ def room_of(p: Packing, cliques: Cliques) -> Room:
     owner = np.repeat(np.arange(m), np.diff(p.start))
     np.maximum.at(end, owner, first[p.near] + 1)  # reach every conflicting block's first clique
     every = np.arange(m, dtype=np.int64)
-    return Room(p.size, p.start, p.near, begin, end, cliques.start, cliques.member, every, every)
+    return Room(p.size, p.start, p.near, begin, end, cliques.start, cliques.member, every)
 
 
 def _keys(p: Packing, room: Room, total: Ints) -> list[Floats]:
@@ -88,27 +91,33 @@ class _Tree:
         self.blame = np.zeros(len(p))
         self.round = 0
 
-    def order(self) -> Ints:
-        """The next order to try: a static key, corrected by blame, then also by chance."""
-        base = self.keys[self.round % len(self.keys)]
-        score = base - 0.5 * self.blame / max(self.blame.max(), 1e-9)
-        if self.round >= len(self.keys):
-            score = score + 0.1 * self.rng.random(len(self.p))
-        return np.argsort(score, kind="stable").astype(np.int64)
+    def next(self, bound: int, top: int) -> tuple[Ints, int, int]:
+        """The next order to try, the height to ask for, and the steps that it is worth.
 
-    def attempt(self, height: int, work: int) -> tuple[Ints | None, int]:
+        Long searches follow a static key, short ones a key corrected by blame and by chance.
+        """
+        longs, others = -(-self.round // SHARE), self.round - self.round // SHARE - 1
+        is_long = self.round % SHARE == 0
+        k = longs if is_long else others
+        score = self.keys[k % len(self.keys)]
+        aim = AIMS[k // len(self.keys) % len(AIMS) if is_long else k % len(AIMS)]
+        if not is_long:
+            score = score - 0.5 * self.blame / max(self.blame.max(), 1e-9)
+            score = score + (0.1 * self.rng.random(len(self.p)) if k >= len(self.keys) else 0.0)
+        steps = LONG << k // CYCLE if is_long else SHORT * (1 + k // 16)
+        height = min(bound + int(aim * (top - bound)), top - 1)
+        return np.argsort(score, kind="stable").astype(np.int64), height, steps
+
+    def attempt(self, order: Ints, height: int, work: int) -> tuple[Ints | None, int]:
         """Offsets below `height` if a search of `work` steps finds them, and the steps used."""
-        order = self.order()
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        blank = np.full(len(self.p), -1, dtype=np.int64)
-        left = np.array([work], dtype=np.int64)
-        state = State(blank, blank * 0, self.total.copy(), np.zeros(len(self.p)), left)
-        room = self.room._replace(order=order, rank=rank)
-        done = solve(room, state, 0, len(self.total), 0, -1, height)
+        room = self.room._replace(rank=rank)
+        state = begun(room, self.total, work)
+        done = solve(room, state, order, 0, len(self.total), 0, -1, height)
         self.blame = 0.9 * self.blame + state.blame / max(state.blame.max(), 1.0)
         self.round += 1
-        return (state.at if done else None), work - int(left[0])
+        return (state.at if done else None), work - int(state.work[0])
 
 
 def search(
@@ -123,29 +132,33 @@ def search(
     """Offsets no worse than `at` after at most `seconds` of nominal work.
 
     `order` is a good placement order to start from, `bound` a height that cannot be beaten;
-    reaching it ends the search. Where the blocks need several buffers nothing is searched.
+    reaching it ends the search. Each epoch is twice as long as the one before and begins with the
+    best so far, so a search is never worse than one that ended with an earlier epoch. Where the
+    blocks need several buffers nothing is searched.
     """
     best, top = at, int(extent(at, p.size, p.limit))
-    if top <= bound or top > p.limit:
+    if top > p.limit:
         return best
-    work = int(seconds * STEPS_PER_SECOND)
-    share = work if cliques is None else work // 5
-    height, found = anneal(p, order, bound, share, seed)
-    if height < top:
-        best, top = found, height
-    if cliques is None or len(p) >= KEYS:
-        return best
-    return _climb(_Tree(p, cliques, seed), best, top, bound, work - share)
+    work, piece = int(seconds * STEPS_PER_SECOND), EPOCH
+    tree = _Tree(p, cliques, seed) if cliques is not None and top > bound else None
+    while top > bound and work > 0:
+        now = min(work, piece)
+        height, found = anneal(p, order, bound, now if tree is None else now // 5, seed)
+        if height < top:
+            best, top = found, height
+        if tree is not None:
+            best, top = _climb(tree, best, top, bound, now - now // 5)
+        work, piece, seed = work - now, 2 * piece, seed + 1
+        order = np.argsort(best, kind="stable")
+    return best
 
 
-def _climb(tree: _Tree, best: Ints, top: int, bound: int, work: int) -> Ints:
+def _climb(tree: _Tree, best: Ints, top: int, bound: int, work: int) -> tuple[Ints, int]:
     """Ask the tree search for lower and lower heights until the work is spent."""
     while top > bound and work > 0:
-        aim = AIMS[tree.round % len(AIMS)]
-        height = min(bound + int(aim * (top - bound)), top - 1)
-        piece = min(work, FIRST_SLICE * (1 + tree.round // 16))
-        found, used = tree.attempt(height, piece)
+        order, height, steps = tree.next(bound, top)
+        found, used = tree.attempt(order, height, min(work, steps))
         work -= max(used, 1)
         if found is not None:
             best, top = found, int((found + tree.p.size).max())
-    return best
+    return best, top
