@@ -136,14 +136,15 @@ def test_the_tree_search_is_exact() -> None:
         assert below is None and left < 10**8
 
 
-def test_parts_that_nothing_connects_are_undone_together() -> None:
-    """An easy part in front of one that cannot be solved at its bound: all is as it was."""
+@pytest.mark.parametrize("first", [True, False])
+def test_parts_that_nothing_connects_are_undone_together(first: bool) -> None:
+    """An easy part before or behind one that cannot be solved at its bound: all is as it was."""
     # Blocks 1 to 5 of size 1 conflict in a ring: no two cliques hold three, yet three are needed.
     ring = [(k, k % 5 + 1) for k in range(1, 6)]
     live = np.zeros((6, 6), dtype=np.int8)
-    live[0, 0] = 1
+    live[0 if first else 5, 0] = 1
     near = np.zeros((6, 6), dtype=bool)
-    for c, pair in enumerate(ring, start=1):
+    for c, pair in enumerate(ring, start=int(first)):
         live[c, list(pair)] = 1
         near[pair] = near[pair[::-1]] = True
     start = np.concatenate([[0], near.sum(axis=1).cumsum()])
