@@ -20,6 +20,7 @@ from .eagle3 import Head
 from .load import Loaded
 from .registry import open_model
 
+WINDOW = 32  # true rows that a head reads at once where drafts must pay for themselves
 NAMES = ("eagle3", "suffix", "lookup", "model")
 
 
@@ -109,8 +110,9 @@ def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions, drawn: 
     masked = head.masked if isinstance(head, Head) else None
     if masked is None:
         return EagleDrafter(
-            runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp
-        )
+            runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
+            window=None if options.fixed else WINDOW,
+        )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
     return ParallelDrafter(

@@ -18,6 +18,7 @@ from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculate import Speculator
 from ggraph.dtype import F32
+from ggraph.errors import InputError
 from ggraph.session import Session
 from ggraph.tensor import Array
 from models.heads import open_head
@@ -169,3 +170,25 @@ def test_after_a_rejection_the_head_drafts_like_a_fresh_one(
     fresh.begin(IDS[0])
     fresh.observe(IDS[1:31], features[:30])
     assert used.propose(6) == fresh.propose(6)
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(10, 2, 3)], ids=["chain", "tree"])
+def test_a_window_reads_the_end_of_what_waits(
+    session: Session, target: Model, tree: TreeShape | None
+) -> None:
+    """As if the text began there: rope sees differences of positions alone. Later rows join."""
+    features = EXPECTED["features"]
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    runner = DraftRunner(head, session, CONTEXT, cache_dtype=F32)
+    windowed = EagleDrafter(runner, tree=tree, window=9)
+    windowed.begin(IDS[0])
+    apart = open_session(threads=1, exact=True)  # heads of one name share a session's cache
+    tail = drafter(apart, target, tree)
+    tail.begin(IDS[10])
+    for start, stop in ((1, 20), (20, 23), (23, 24)):
+        windowed.observe(IDS[start:stop], features[start - 1 : stop - 1])
+        tail.observe(IDS[max(start, 11) : stop], features[max(start, 11) - 1 : stop - 1])
+        assert windowed.propose(6) == tail.propose(6)
+    assert windowed.runner.offset == 10 and windowed.runner.past == 13
+    with pytest.raises(InputError, match="window 0"):
+        EagleDrafter(runner, window=0)
