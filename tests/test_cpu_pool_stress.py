@@ -57,6 +57,8 @@ def decode(m: Loaded, limit: int, interrupt_at: int | None = None) -> list[int]:
 @pytest.mark.skipif(os.name == "nt", reason="signals differ on Windows")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ctrl_c_during_decode_leaves_a_usable_session(tmp_path: Path, threads: int) -> None:
+    # A shell may start the tests with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     m = load(small_model(tmp_path / "small.gguf"), threads=threads, ctx_size=512)
     m.engine.ends = frozenset()
     want = decode(m, 60)
@@ -68,5 +70,6 @@ def test_ctrl_c_during_decode_leaves_a_usable_session(tmp_path: Path, threads: i
         except KeyboardInterrupt:
             interrupted += 1
         assert decode(m, 60) == want, f"after an interrupt at token {at}"
+    signal.signal(signal.SIGINT, before)
     assert interrupted == 24
     m.close()

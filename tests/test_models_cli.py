@@ -87,7 +87,7 @@ def test_the_first_run_says_that_it_compiles(model: Path, tmp_path: Path) -> Non
     ]
     assert said[0].count("compiling kernels") == 1
     assert "compiling" not in said[1], "the second run finds them"
-    assert len(list((tmp_path / "cpu").glob("*.o"))) > 5
+    assert len(list((tmp_path / "cpu").glob("*.image"))) > 5
 
 
 def test_standard_input_is_a_prompt(model: Path) -> None:

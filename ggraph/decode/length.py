@@ -22,6 +22,7 @@ RATE = 0.15  # weight of the newest observation in the running means
 BORROWED = 2  # observations of the depth above that a depth's own are blended with
 PATIENCE = 8  # rounds without a draft before a failing drafter is tried again; doubles
 MOST_PATIENCE = 128
+LOOK = 8  # rounds without a draft for which a choice holds
 FIRST = 4  # drafted tokens of a drafter's first try
 # Steps of plain decoding that drafts may lose in all: at once, and more with each step. Together
 # with the bookkeeping of a round this keeps answers of any length above 0.97 of plain speed; on 60
@@ -80,6 +81,8 @@ class Habits:
     seconds: Mean = field(default_factory=lambda: Mean(0.0))  # per drafted token
     patience: int = PATIENCE
     waiting: int = 0
+    best: tuple[int, int] = (0, 0)  # the bound under which a length was chosen, and that length
+    fresh: int = 0  # rounds for which it still holds
 
 
 @dataclass
@@ -106,7 +109,7 @@ class Adaptive:
             return 0  # a plain step first: all costs are held against it
         if not habits.conditional:
             return most if self.whole else self._afforded(habits, min(most, FIRST))
-        best = self._best(habits, most)
+        best = self._settled(habits, most)
         if best == 0:
             return self._patiently(habits, most)
         habits.patience, habits.waiting = PATIENCE, 0
@@ -122,6 +125,7 @@ class Adaptive:
         habits = self._habits.setdefault(drafter, Habits())
         if not draft:
             return
+        habits.fresh = 0
         habits.seconds.add(draft_seconds / len(draft))
         self._credit += len(kept.nodes) - self._loss(habits, len(draft))
         reach = max(draft.depths())
@@ -145,12 +149,21 @@ class Adaptive:
 
     def _patiently(self, habits: Habits, most: int) -> int:
         habits.waiting += 1
+        if habits.waiting < habits.patience:
+            return 0
         tried = self._afforded(habits, most if self.whole else min(2, most))
-        if habits.waiting < habits.patience or not tried:
+        if not tried:
             return 0
         habits.waiting = 0
         habits.patience = min(2 * habits.patience, MOST_PATIENCE)
         return tried
+
+    def _settled(self, habits: Habits, most: int) -> int:
+        """The best length, which is looked for again after a draft and every `LOOK` rounds."""
+        if habits.fresh == 0 or habits.best[0] != most:
+            habits.best, habits.fresh = (most, self._best(habits, most)), LOOK
+        habits.fresh -= 1
+        return habits.best[1]
 
     def _best(self, habits: Habits, most: int) -> int:
         """The length up to `most` with the most expected tokens per second; a tree is as deep as
