@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import dtype as dt
-from ggraph.backends.cpu.isa import Isa, dot_variant, host, plain
 from ggraph.backends.cpu.compiler import assembly
+from ggraph.backends.cpu.isa import Isa, dot_variant, host, plain
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
 from ggraph.dtype import DType

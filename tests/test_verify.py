@@ -342,8 +342,8 @@ def test_a_counter_example_is_data_too() -> None:
 
 
 def test_every_pair_that_must_be_ordered_is_counted() -> None:
-    """Per run: y's read of x after x (1); from the second run on x again after y's read and after x,
-    y after y (3). w reads x as well: a pair more, and one more for the next x."""
+    """Per run: y's read of x after x (1); from the second run on x again after y's read and after
+    x, y after y (3). w reads x as well: a pair more, and one more for the next x."""
     two = proof(plan({"x": 0, "y": 32}, run(S0, "x"), run(S0, "y", "x"), END))
     assert two.pairs_checked == 2 * 1 + 3
     body = (run(S0, "x"), run(S0, "y", "x"), record(S0), wait(S1), run(S1, "w", "x"), END)
