@@ -20,6 +20,7 @@ from .cli_draft import Head
 from .convert import FILE_TYPES
 from .load import load
 from .peer import MISSING, Peer
+from .shipped import head_for
 
 bench_app = typer.Typer(
     name="bench", help="Measure speed, as ratios within one run.", no_args_is_help=True
@@ -104,6 +105,8 @@ def _line(r: dict[str, Any]) -> str:
     )
 
 
+WITH_HEAD = "suffix+eagle3,suffix,eagle3,eagle3:4,eagle3:16/4/4"
+WITHOUT_HEAD = "suffix,suffix:4"
 PROMPTS = Path(__file__).parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
 
 
@@ -140,8 +143,10 @@ def spec(
       ggraph bench spec --head head.gguf --settings eagle3,eagle3:4,eagle3:16/4/4,suffix+eagle3
     """
     _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
-    default = "suffix,eagle3,eagle3:4,eagle3:16/4/4" if head is not None else "suffix,suffix:4"
-    ways = [parse_setting(s, head is not None) for s in (settings or default).split(",")]
+    path = model_path(model, False)
+    head = head_for(path) if head is None else head
+    given = settings or (WITHOUT_HEAD if head is None else WITH_HEAD)
+    ways = [parse_setting(s, head is not None) for s in given.split(",")]
     if (with_peer := _wants_peer(peer)) and (head is None or head.suffix != ".gguf"):
         raise InputError("--peer llama.cpp needs --head with a GGUF file, which both engines read")
     asked = read_prompts(prompts, limit)
@@ -150,7 +155,6 @@ def spec(
         **machine(), "bench": "spec", "threads": threads, "rounds": rounds, "new_tokens": tokens,
         "prompts": prompts.stem, "head": head.name if head is not None else None,
     }  # fmt: skip
-    path = model_path(model, False)
     with (
         closing(load(path, ctx_size=ctx_size, threads=threads, head=head)) as m,
         closing(Peer(path, threads, m.runner.context, head)) if with_peer else nullcontext() as p,

@@ -13,8 +13,11 @@ from .cli_common import notes, print_json
 from .drafting import DraftOptions, tree_shape
 from .generation import Comparison, Drafting, Generation, compare, comparison_facts
 from .load import Loaded
+from .shipped import head_for
 
-Head = Annotated[Path | None, typer.Option(help="Draft head: folder or GGUF file.")]
+Head = Annotated[
+    Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
+]
 Draft = Annotated[
     str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
 ]
@@ -30,6 +33,15 @@ DeviceDraft = Annotated[
 Accept = Annotated[str, typer.Option(help="match (same text) or reject (same law).")]
 
 
+def known_head(
+    head: Path | None, model: Path, draft: str | None, model_draft: Path | None
+) -> Path | None:
+    """The head that was given, else the one that comes with ggraph for the model, where no other
+    drafter was asked for."""
+    wanted = "eagle3" in draft.split(",") if draft is not None else model_draft is None
+    return head_for(model) if head is None and wanted else head
+
+
 def drafting_from(
     head: Path | None,
     draft: str | None,
@@ -40,8 +52,10 @@ def drafting_from(
     accept: str,
 ) -> Drafting:
     """The options as one value; `lengths` are most, fewest and least chance. InputError for bad
-    ones. Without `draft` the head drafts, or the smaller model, or the text's own repetitions."""
-    fallback = "eagle3" if head is not None else "model" if model_draft is not None else "suffix"
+    ones. Without `draft` the text's own repetitions draft, and where there are none the head (which
+    alone makes trees), or the smaller model alone."""
+    with_head = "suffix,eagle3" if tree is None else "eagle3"
+    fallback = with_head if head is not None else "model" if model_draft is not None else "suffix"
     names = tuple((fallback if draft is None else draft).split(","))
     return Drafting(
         DraftOptions(names, *lengths, fixed=fixed, tree=tree_shape(tree), model_draft=model_draft),

@@ -34,6 +34,7 @@ from .cli_draft import (
     ModelDraft,
     Tree,
     drafting_from,
+    known_head,
     print_comparison,
 )
 from .cli_profile import WithProfile, print_profile, profiled
@@ -76,9 +77,10 @@ def eagle3(
       ggraph eagle3 --model llama.gguf --head head.gguf --tree 16,4,4 "Hello"
     """
     lengths = (draft_max, draft_min, draft_p_min)
-    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
     text = read_prompt(prompt)
     path = model_path(model, as_json)
+    head = known_head(head, path, draft, model_draft)
+    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
     if draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
     with closing(

@@ -35,6 +35,7 @@ from .cli_draft import (
     ModelDraft,
     Tree,
     drafting_from,
+    known_head,
     print_comparison,
     speculation_line,
 )
@@ -98,10 +99,11 @@ def generate(
         seed=None if seed < 0 else seed,
     )  # fmt: skip
     lengths = (draft_max, draft_min, draft_p_min)
-    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
     asked = compare or not (head is None and draft is None and model_draft is None)
     text = read_prompt(prompt)
     path, names = model_path(model, as_json), device_names(device)
+    head = known_head(head, path, draft, model_draft) if asked else None
+    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
     with closing(
         load(
             path, ctx_size=ctx_size, threads=threads, devices=names, head=head, exact=exact,
