@@ -6,7 +6,6 @@ The target stays as it is: its embedding and its output matrix are read from the
 features from the shards of `models.train_data`. On the CPU the same seed gives the same head.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -25,15 +24,14 @@ from .train_net import (
     DraftNet,
     StepResult,
     Words,
-    accepted_lengths,
     run_steps,
 )  # fmt: skip
 from .train_parts import (
-    LOG,
     Report,
     Target,
     TrainOptions,
     descend,
+    figures,
     frequent_ids,
     is_held,
     length_of,
@@ -41,6 +39,7 @@ from .train_parts import (
     optimizer_of,
     packed,
     rate_at,
+    tell,
     warm_start,
 )  # fmt: skip
 
@@ -208,10 +207,7 @@ class _Run:
                 batch = self.prepared(texts, answers_only=True)
                 net, steps = self.state.net, self.options.steps
                 results.append(run_steps(net, batch, self.words, steps))
-        parts = [accepted_lengths(r, self.options.steps) for r in results]
-        weights = [float(r[0].known.sum()) for r in results]
-        mean = float(np.average([p[0] for p in parts], weights=weights))
-        return mean, np.average([p[1] for p in parts], axis=0, weights=weights).tolist()
+        return figures(results)
 
     def _tell(self, loss: float, held: Sequence[Text], total: int) -> None:
         length, hits = self.tested(held)
@@ -226,10 +222,7 @@ class _Run:
             "accepted_length": round(length, 4),
             "hits": [round(h, 4) for h in hits],
         }
-        with open(self.out / LOG, "a", encoding="utf-8") as f:
-            f.write(json.dumps(entry) + "\n")
-        if self.report is not None:
-            self.report(entry)
+        tell(self.out, entry, self.report)
 
     def _save(self) -> None:
         state, path = self.state, self.out / CHECKPOINT

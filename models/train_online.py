@@ -4,7 +4,6 @@ What `models.train_loop` reads from shards is made here on the device: texts fir
 the time, then batch by batch the target's features, so that nothing but tokens is kept.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ import torch
 from ggraph import Array, InputError
 
 from .train_data import Text
-from .train_net import Batch, DraftNet, StepResult, Tensor, Words, accepted_lengths, run_steps
+from .train_net import Batch, DraftNet, StepResult, Tensor, Words, run_steps
 from .train_parts import (
-    LOG,
     Report,
     Target,
     TrainOptions,
     descend,
+    figures,
     frequent_ids,
     is_held,
     length_of,
@@ -31,6 +30,7 @@ from .train_parts import (
     optimizer_of,
     packed,
     rate_at,
+    tell,
     warm_start,
 )  # fmt: skip
 from .train_target import TorchTarget, Writing, write_texts
@@ -192,16 +192,8 @@ class OnlineTraining:
             self._stepped(net, words, texts, self.options.steps, answers_only=True)
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens)
         ]
-        parts = [accepted_lengths(r, self.options.steps) for r in results]
-        weights = [float(r[0].known.sum()) for r in results]
-        hits = np.average([p[1] for p in parts], axis=0, weights=weights)
-        return {
-            "accepted_length": round(float(np.average([p[0] for p in parts], weights=weights)), 4),
-            "hits": [round(float(h), 4) for h in hits],
-        }
+        length, hits = figures(results)
+        return {"accepted_length": round(length, 4), "hits": [round(h, 4) for h in hits]}
 
     def _tell(self, entry: dict[str, Any]) -> None:
-        with open(self.out / LOG, "a", encoding="utf-8") as f:
-            f.write(json.dumps(entry) + "\n")
-        if self.report is not None:
-            self.report(entry)
+        tell(self.out, entry, self.report)

@@ -3,9 +3,11 @@
 Needs PyTorch (extra [train]). Legend: E width, W draft vocabulary, V target vocabulary.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from ggraph import Array, InputError
 
 from .registry import Model
 from .train_data import Text
-from .train_net import DraftNet, NetConfig, StepResult
+from .train_net import DraftNet, NetConfig, StepResult, accepted_lengths
 
 LOG = "training.jsonl"
 LOSSES = ("ce", "kl", "hard")
@@ -160,6 +162,22 @@ def descend(net: DraftNet, optimizer: Any, results: Sequence[StepResult], o: Tra
     torch.stack(weighted).sum().backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), o.clip)
     optimizer.step()
+
+
+def figures(results: Sequence[Sequence[StepResult]]) -> tuple[float, list[float]]:
+    """Accepted length and hit rates over batches of held-out texts, one step or more each."""
+    parts = [accepted_lengths(r, len(r)) for r in results]
+    weights = [float(r[0].known.sum()) for r in results]
+    mean = float(np.average([p[0] for p in parts], weights=weights))
+    return mean, np.average([p[1] for p in parts], axis=0, weights=weights).tolist()
+
+
+def tell(out: Path, entry: dict[str, Any], report: Report | None) -> None:
+    """Append an entry to the log in the folder `out`, and pass it on."""
+    with open(out / LOG, "a", encoding="utf-8") as f:
+        f.write(json.dumps(entry) + "\n")
+    if report is not None:
+        report(entry)
 
 
 def length_of(t: Text) -> int:

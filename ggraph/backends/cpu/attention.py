@@ -18,22 +18,19 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.cache import ONE, load8, number_at
 from ggraph.backends.cpu.simd import (
-    F16,
     F32,
     F32X8,
-    I8,
     I32,
-    I32X8,
     I64,
     KERNELS,
     Kernel,
     KernelSpec,
     Val,
-    vec,
 )  # fmt: skip
-from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, list_of, shown_count
-from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
+from ggraph.backends.cpu.slots import LIST_HEAD, LOWEST, SPARE, list_of, shown_count
+from ggraph.backends.cpu.tiles import Q8_BLOCK
 
 CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
@@ -41,10 +38,8 @@ MAX_HEAD = 256  # numbers per head
 MAX_QUERIES = 4  # queries handled together
 AHEAD = 16  # positions between use and prefetch
 TOGETHER = 4  # keys handled together
-LOWEST = -3.0e38  # stands for -inf where a difference must stay a number
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
         "vs", "vh", "ls", "ys", "part", "scale:f")  # fmt: skip
-ONE = {"f32": 4, "f16": 2}  # bytes of a number
 KINDS = (*ONE, "q8_0")
 
 
@@ -68,23 +63,6 @@ class Job:
 def state_bytes(hd: int) -> int:
     """Bytes of one head's state."""
     return HEAD + 4 * hd
-
-
-def _at(kind: str, head: Val, d: Val) -> Val:
-    """Address of number d of a head; in block types d begins a block."""
-    return head + d // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else head + d * ONE[kind]
-
-
-def _load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
-    """Eight cache numbers as float32, `i` after those at the address that `_at` gave."""
-    if kind == "f16":
-        return k.cast("fpext", k.load(at + i * 2, vec(F16, 8)), F32X8)
-    if kind == "f32":
-        return k.load(at + i * 4, F32X8)
-    block = at + i // Q8_BLOCK * Q8_BYTES
-    codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, 8))
-    scale = k.cast("fpext", k.load(block, F16), F32)
-    return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
 
 
 def _bytes_of(kind: str, count: int) -> int:
@@ -124,7 +102,7 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
     def eight(d: Val, i: int) -> None:
         queries = [k.load(job.q + (hd * g + d + i) * 4, F32X8) for g in range(job.count)]
         for p, key in enumerate(keys):
-            loaded = _load8(k, job.kind, _at(job.kind, key, d), i)
+            loaded = load8(k, job.kind, number_at(job.kind, key, d), i)
             for g, query in enumerate(queries):
                 sums[g][p].value = words.fma(k, query, loaded, sums[g][p].value)
             k.keep_order()
@@ -132,7 +110,7 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
     whole = hd // 32 * 32
     for d in k.loop(0, whole, 32):
         for key in later:
-            _prefetch(k, _at(job.kind, key, d), _bytes_of(job.kind, 32))
+            _prefetch(k, number_at(job.kind, key, d), _bytes_of(job.kind, 32))
         for i in range(0, 32, 8):
             eight(d, i)
     if job.kind in ONE:
@@ -184,13 +162,13 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
 
         def one(position: Val) -> None:
             """Add the values of one position of the chunk."""
-            at = _at(job.kind, job.values + vs * _slot(k, job, position), d)
-            later = _at(job.kind, job.values + vs * _slot(k, job, position + AHEAD), d)
+            at = number_at(job.kind, job.values + vs * _slot(k, job, position), d)
+            later = number_at(job.kind, job.values + vs * _slot(k, job, position + AHEAD), d)
             _prefetch(k, later, _bytes_of(job.kind, count * 8))
             score = job.scores + position * 4
             weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
             for i in range(count):
-                value = _load8(k, job.kind, at, i * 8)
+                value = load8(k, job.kind, at, i * 8)
                 for g, weight in enumerate(weights):
                     sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
 

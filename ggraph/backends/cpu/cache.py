@@ -28,6 +28,24 @@ from ggraph.backends.cpu.simd import (
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
+ONE = {"f32": 4, "f16": 2}  # bytes of a number
+
+
+def number_at(kind: str, row: Val, d: Val) -> Val:
+    """Address of number d of a cache row; in block types d begins a block."""
+    return row + d // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else row + d * ONE[kind]
+
+
+def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
+    """Eight cache numbers as float32, `i` after those at the address that `number_at` gave."""
+    if kind == "f16":
+        return words.load_f16x8(k, at + i * 2)
+    if kind == "f32":
+        return k.load(at + i * 4, F32X8)
+    block = at + i // Q8_BLOCK * Q8_BYTES
+    codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, 8))
+    scale = k.cast("fpext", k.load(block, F16), F32)
+    return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
 
 
 def _row_of(k: Kernel, index: Val, r: Val) -> Val:
@@ -176,18 +194,7 @@ def _rope(kind: str) -> KernelSpec:
 
 
 def _gather(kind: str) -> KernelSpec:
-    size = 2 if kind == "f16" else 4
-
-    def eight(k: Kernel, row: Val, i: Val) -> Val:
-        """Numbers i to i + 7 of a row, float32."""
-        if kind == "f32":
-            return k.load(row + i * 4, F32X8)
-        if kind == "f16":
-            return words.load_f16x8(k, row + i * 2)
-        block = row + i // Q8_BLOCK * Q8_BYTES
-        codes = k.load(block + i % Q8_BLOCK + Q8_CODES, vec(I8, 8))
-        scale = k.cast("fpext", k.load(block, F16), F32)
-        return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
+    size, step = (2 if kind == "f16" else 4), (Q8_BLOCK if kind == "q8_0" else 8)
 
     def one(k: Kernel, at: Val) -> Val:
         return k.cast("fpext", k.load(at, F16), F32) if kind == "f16" else k.load(at, F32)
@@ -195,13 +202,16 @@ def _gather(kind: str) -> KernelSpec:
     def build(k: Kernel) -> None:
         """y[r] = x[ids[r]], rows of n numbers by int32 ids; not a number beyond `limit` rows."""
         x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
-        whole = n // 8 * 8
+        whole = n // step * step
         for r in k.share(m):
             chosen = k.cast("sext", k.load(ids + r * 4, I32), I64)
             known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
             row, out = x + xs * k.select(known, chosen, 0), y + ys * r
-            for c in k.loop(0, whole, 8):
-                k.store(out + c * 4, k.select(known, eight(k, row, c), float("nan")))
+            for c in k.loop(0, whole, step):
+                at = number_at(kind, row, c)
+                for i in range(0, step, 8):
+                    value = k.select(known, load8(k, kind, at, i), float("nan"))
+                    k.store(out + (c + i) * 4, value)
             if kind != "q8_0":
                 for c in k.loop(whole, n):
                     value = one(k, row + c * size)

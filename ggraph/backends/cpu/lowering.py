@@ -38,8 +38,7 @@ class Lowering:
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
-    quantised: dict[int, Array] = field(default_factory=dict)  # address of a source -> its blocks
-    lists: dict[int, Array] = field(default_factory=dict)  # address of a mask -> shown slots
+    made: dict[tuple[str, int], Array] = field(default_factory=dict)  # by kernel, source's address
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -86,27 +85,27 @@ class Lowering:
 
     def blocks(self, ref: Ref, m: int, k: int) -> Array:
         """The 8-bit activation blocks of m rows, computed once while the source stands."""
-        address = self.at(ref)
-        if address not in self.quantised:
-            out = np.zeros((m, activation_bytes(k)), np.uint8)
-            self.add(
-                "quantise", makes=[out], out=out, x=address, m=m, k=k, xs=k * 4, os=out.strides[0]
-            )
-            self.quantised[address] = out
-        return self.quantised[address]
+        step = activation_bytes(k)
+        return self._made("quantise", ref, "x", "out", (m, step), m=m, k=k, xs=k * 4, os=step)
 
     def shown(self, mask: Ref) -> Array:
         """The list of the slots that each row of a mask shows, made once while the mask stands."""
-        address = self.at(mask)
-        if address not in self.lists:
-            m, n = mask.tensor.shape
-            out = np.zeros((m, list_bytes(n)), np.uint8)
-            self.add(
-                "shown_slots", makes=[out], list=out, mask=address, m=m, n=n, ms=n * 4,
-                ls=out.strides[0],
-            )  # fmt: skip
-            self.lists[address] = out
-        return self.lists[address]
+        m, n = mask.tensor.shape
+        step = list_bytes(n)
+        shape = (m, step)
+        return self._made("shown_slots", mask, "mask", "list", shape, m=m, n=n, ms=n * 4, ls=step)
+
+    def _made(
+        self, kernel: str, ref: Ref, source: str, result: str, shape: tuple[int, int], **values: Any
+    ) -> Array:
+        """What a kernel makes of a source, bytes of `shape`, once while the source stands."""
+        key = (kernel, address := self.at(ref))
+        if key not in self.made:
+            out = np.zeros(shape, np.uint8)
+            places: dict[str, Any] = {source: address, result: out}
+            self.add(kernel, makes=[out], **places, **values)
+            self.made[key] = out
+        return self.made[key]
 
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
@@ -123,9 +122,8 @@ class Lowering:
         """What was made of sources that the result may have overwritten is no longer theirs."""
         start = int(result.memory.handle.ctypes.data) + result.offset
         stop = start + result.tensor.nbytes
-        for made in (self.quantised, self.lists):
-            for address in [a for a in made if start <= a < stop]:
-                del made[address]
+        for key in [k for k in self.made if start <= k[1] < stop]:
+            del self.made[key]
 
 
 def _range(ref: Ref) -> Range:
