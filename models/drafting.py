@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ggraph import InputError
+from ggraph.decode.costs import Costs
 from ggraph.decode.draft import Drafter
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
@@ -68,12 +70,12 @@ def tree_shape(text: str | None) -> TreeShape | None:
     return TreeShape(total, depth, top_k)
 
 
-def make_policy(options: DraftOptions) -> LengthPolicy:
-    """How long to draft."""
+def make_policy(options: DraftOptions, costs: Costs | None = None) -> LengthPolicy:
+    """How long to draft. `costs` are those that earlier texts on this machine measured."""
     if options.fixed:
         return Fixed(options.longest)
-    whole = options.tree is not None
-    return Adaptive(most=options.longest, least=options.least, whole=whole)
+    whole, costs = options.tree is not None, costs or Costs()
+    return Adaptive(most=options.longest, least=options.least, whole=whole, costs=costs)
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,17 @@ class Drawn:
     temp: float = 1.0
 
 
-def make_drafters(m: Loaded, options: DraftOptions, drawn: Drawn = Drawn()) -> Sequence[Drafter]:
-    """The drafters in order. InputError when one needs what is not there."""
-    return [_make(name, m, options, drawn) for name in options.names]
+def make_drafters(
+    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: LengthPolicy | None = None
+) -> Sequence[Drafter]:
+    """The drafters in order, which may ask `policy` whether to go on. InputError when one needs
+    what is not there."""
+    return [_make(name, m, options, drawn, policy) for name in options.names]
 
 
-def _make(name: str, m: Loaded, options: DraftOptions, drawn: Drawn) -> Drafter:
+def _make(
+    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: LengthPolicy | None
+) -> Drafter:
     if name == "suffix":
         return SuffixDrafter()
     if name == "lookup":
@@ -98,13 +105,19 @@ def _make(name: str, m: Loaded, options: DraftOptions, drawn: Drawn) -> Drafter:
     if name == "eagle3":
         if m.head is None:
             raise InputError("the eagle3 drafter needs a head: give one with --head")
-        return _with_head(m, m.head, options, drawn)
+        return _with_head(m, m.head, options, drawn, policy)
     if options.model_draft is None:
         raise InputError("the model drafter needs a model: give one with --model-draft")
     return _smaller(m, options.model_draft, options)
 
 
-def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions, drawn: Drawn) -> Drafter:
+def _with_head(
+    m: Loaded,
+    head: Head | FirstHead,
+    options: DraftOptions,
+    drawn: Drawn,
+    policy: LengthPolicy | None,
+) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
     runner = DraftRunner(head, m.drafts, m.runner.context)
     masked = head.masked if isinstance(head, Head) else None
@@ -112,6 +125,7 @@ def _with_head(m: Loaded, head: Head | FirstHead, options: DraftOptions, drawn: 
         return EagleDrafter(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
+            goes_on=partial(policy.goes_on, "eagle3") if policy is not None else None,
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")

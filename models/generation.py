@@ -92,8 +92,9 @@ class Generation:
         drawn = Drawn()
         if law is not None and self.config.temp > 0:  # a stream of its own beside the sampler's
             drawn = Drawn(np.random.default_rng([self.config.seed or 0, 1]), self.config.temp)
-        drafters = make_drafters(self.m, drafting.options, drawn)
-        self._speculator = Speculator(engine, drafters, make_policy(drafting.options), law=law)
+        policy = make_policy(drafting.options, self.m.costs)
+        drafters = make_drafters(self.m, drafting.options, drawn, policy)
+        self._speculator = Speculator(engine, drafters, policy, law=law)
         self._speculator.warm(drafting.options.longest)
         return self._speculator.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)
 

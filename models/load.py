@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ggraph import InputError, Options, Session, dtypes, open_backend
 from ggraph.decode.chat import ChatTemplate
+from ggraph.decode.costs import Costs
 from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
 from ggraph.decode.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class Loaded:
     load_seconds: float
     head: Head | FirstHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
+    costs: Costs = field(default_factory=Costs)  # of verifying and drafting, kept from text to text
 
     @property
     def drafts(self) -> Session:

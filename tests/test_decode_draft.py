@@ -1,10 +1,13 @@
 """Drafts, lookup drafters and acceptance against brute force."""
 
+from collections import Counter
+from math import prod
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.decode.draft import ROOT, Draft
-from ggraph.decode.lookup import PromptLookup, SuffixDrafter, continuation
+from ggraph.decode.lookup import DISCOUNTS, PromptLookup, SuffixDrafter, continuation
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -17,17 +20,68 @@ def longest_repeated_suffix(text: list[int]) -> int:
     return 0
 
 
+def followers(text: list[int], suffix: list[int]) -> Counter[int]:
+    """How often each token stands behind `suffix`."""
+    n = len(suffix)
+    return Counter(text[e] for e in range(n, len(text)) if text[e - n : e] == suffix)
+
+
 @given(TEXTS)
 def test_suffix_match_is_the_longest_repeated_suffix(text: list[int]) -> None:
-    drafter = SuffixDrafter(least=1)
+    drafter = SuffixDrafter()
     drafter.begin(text[0])
     drafter.observe(text[1:], None)
-    n = drafter._automaton.match_length
-    assert n == longest_repeated_suffix(text)
-    if n:
-        end = drafter._automaton.earlier_end()
-        assert end < len(text)
-        assert text[end - n : end] == text[-n:]
+    assert drafter._automaton.match_length == longest_repeated_suffix(text)
+
+
+@given(TEXTS)
+def test_suffix_proposes_what_followed_most_often_and_says_how_sure_it_is(text: list[int]) -> None:
+    drafter = SuffixDrafter(likely=0.0)
+    drafter.begin(text[0])
+    drafter.observe(text[1:], None)
+    draft = drafter.propose(1)
+    n = longest_repeated_suffix(text)
+    assert bool(draft) == (n > 0)
+    if not n:
+        return
+    behind = followers(text, text[-n:])
+    most = max(behind.values())
+    ends = {t: max(e for e in range(n, len(text)) if text[e - n : e + 1] == [*text[-n:], t])
+            for t, count in behind.items() if count == most}  # fmt: skip
+    assert draft.tokens[0] == max(ends, key=lambda t: ends[t]), (text, behind)
+    # Classes hold suffixes of several lengths that stand in the same places, so that what is held
+    # back belongs to the longest of them.
+    held = [DISCOUNTS[min(m, len(DISCOUNTS)) - 1] for m in range(n, len(text) + 1)]
+    chances = [(most - d) / behind.total() for d in held]
+    assert any(abs(draft.chances[0] - c) < 1e-12 for c in chances), (text, draft)
+
+
+@given(TEXTS, st.integers(1, 8), st.floats(0.0, 1.0))
+def test_a_suffix_draft_is_as_likely_as_was_asked(text: list[int], most: int, least: float) -> None:
+    drafter = SuffixDrafter(likely=least)
+    drafter.begin(text[0])
+    drafter.observe(text[1:], None)
+    draft = drafter.propose(most)
+    assert len(draft) <= most and draft.is_chain
+    assert all(0.0 <= c <= 1.0 for c in draft.chances)
+    assert not draft or prod(draft.chances) >= least
+
+
+def test_a_loop_is_drafted_on_and_on() -> None:
+    drafter = SuffixDrafter()
+    drafter.begin(1)
+    drafter.observe([2, 3, *[1, 2, 3] * 9], None)
+    assert drafter.propose(8).tokens == (1, 2, 3, 1, 2, 3, 1, 2)
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=12), st.integers(0, 14))
+def test_the_first_nodes_of_a_draft_are_a_draft(raw: list[int], count: int) -> None:
+    parents = tuple(min(p, i - 1) for i, p in enumerate(raw))
+    draft = Draft(tuple(range(len(raw))), parents, chances=tuple(0.5 for _ in raw))
+    cut = draft.first(count)
+    assert cut.tokens == draft.tokens[:count]
+    assert cut.parents == parents[:count]
+    assert len(cut.chances) == len(cut)
 
 
 @given(TEXTS, st.integers(1, 8))

@@ -25,15 +25,20 @@ ROOT = -1
 @dataclass(frozen=True)
 class Draft:
     """Guessed tokens as a tree. `laws[parent]` is the law f64 [V] that the parent's children were
-    drawn from, where they were drawn at random; guesses without a law count as certain."""
+    drawn from, where they were drawn at random; guesses without a law count as certain. `chances`
+    is what the drafter itself thinks of each token, its parent being right; empty where it does not
+    say. No text depends on it."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     laws: Mapping[int, Array] = field(default_factory=dict)
+    chances: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise InputError(f"draft: {len(self.tokens)} tokens, {len(self.parents)} parents")
+        if self.chances and len(self.chances) != len(self.tokens):
+            raise InputError(f"draft: {len(self.tokens)} tokens, {len(self.chances)} chances")
         for i, p in enumerate(self.parents):
             if not ROOT <= p < i:
                 raise InputError(f"draft: node {i} has parent {p}; expected {ROOT} to {i - 1}")
@@ -42,9 +47,19 @@ class Draft:
         return len(self.tokens)
 
     @staticmethod
-    def chain(tokens: Sequence[int]) -> "Draft":
+    def chain(tokens: Sequence[int], chances: Sequence[float] = ()) -> "Draft":
         """A draft without branches."""
-        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+        parents = tuple(range(-1, len(tokens) - 1))
+        return Draft(tuple(tokens), parents, chances=tuple(chances))
+
+    def first(self, count: int) -> "Draft":
+        """The draft's first `count` nodes; their parents are among them."""
+        if count >= len(self):
+            return self
+        if count <= 0:
+            return NOTHING
+        laws = {p: law for p, law in self.laws.items() if p < count}
+        return Draft(self.tokens[:count], self.parents[:count], laws, self.chances[:count])
 
     @property
     def is_chain(self) -> bool:
@@ -91,6 +106,9 @@ class Draft:
         for row, path in zip(out, paths, strict=True):
             row[: len(path)] = path
         return out
+
+
+NOTHING = Draft()
 
 
 class Drafter(Protocol):

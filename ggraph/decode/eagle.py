@@ -147,8 +147,10 @@ class EagleDrafter:
     """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
 
     `p_min` ends a chain at the first guess that the head itself finds less likely than that.
+    `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
     With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
-    rejection. Of more than `window` true rows that wait, the head reads the last.
+    rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
+    Of more than `window` true rows that wait, the head reads the last.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class EagleDrafter:
         random: np.random.Generator | None = None,
         temp: float = 1.0,
         window: int | None = None,
+        goes_on: Callable[[Sequence[float]], bool] | None = None,
     ) -> None:
         if not 0.0 <= p_min <= 1.0 or temp <= 0 or (window is not None and window < 1):
             raise InputError(
@@ -171,6 +174,7 @@ class EagleDrafter:
             )
         self.runner, self.tree, self.p_min = runner, tree, p_min
         self.random, self.temp, self.window = random, temp, window
+        self.goes_on = goes_on
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []
@@ -227,19 +231,28 @@ class EagleDrafter:
             return Draft.chain([first, *self.runner.chain(first, self._hidden, limit - 1)])
         tokens: list[int] = []
         laws: dict[int, Array] = {}
+        chances: list[float] = []
         logits, hidden, past = self._logits, self._hidden, self.runner.past
-        for i in range(limit):
+        while True:
             best = int(np.argmax(logits[0]))
-            if self.p_min > 0 and np.exp(log_softmax(logits)[0, best]) < self.p_min:
+            sure = chance_of(logits[0], best)
+            if sure < self.p_min:
                 break
             if self.random is not None:
-                best, laws[i - 1] = drawn(self.runner.model, logits[0], self.temp, self.random)
+                best, law = drawn(self.runner.model, logits[0], self.temp, self.random)
+                laws[len(tokens) - 1] = law
+            else:
+                chances.append(sure)
             tokens.append(int(self.runner.model.target_ids[best]))
-            if i + 1 < limit:
-                slot = [past + i]
-                rows = Rows(tokens[-1:], slot, slot)
-                logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
-        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)
+            if len(tokens) == limit or not self._wants_more(chances):
+                break
+            slot = [past + len(tokens) - 1]
+            rows = Rows(tokens[-1:], slot, slot)
+            logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
+        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws, tuple(chances))
+
+    def _wants_more(self, chances: Sequence[float]) -> bool:
+        return self.goes_on is None or self.random is not None or self.goes_on(chances)
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
         """Expand level by level, then keep the best nodes of all that were scored."""
@@ -308,6 +321,11 @@ def drawn(
     law = np.zeros(model.target_vocabulary, np.float64)
     law[model.target_ids] = own
     return draw(own, random.random()), law
+
+
+def chance_of(logits: Array, best: int) -> float:
+    """The softmax of logits [W] at the greatest of them."""
+    return 1.0 / float(np.exp(logits - logits[best]).sum())
 
 
 def log_softmax(logits: Array) -> Array:

@@ -1,193 +1,295 @@
-"""How long to draft: the length that promises most tokens per second. Floor 9.
+"""How much to draft: what promises to pay, and what can be afforded. Floor 9.
 
-Legend: K draft length, a_i chance that a draft is accepted up to and including depth i,
-v(K) seconds to verify K + 1 rows, d seconds to draft one token.
+Legend: path_i chance that a draft is right up to its i-th token, e(K) what verifying K tokens costs
+beyond a plain step, in plain steps, r tokens per plain step's time so far.
 
-    tokens per second of K:  (1 + a_1 + .. + a_K) / (v(K) + K d)
+    worth of the first K tokens of a draft:  path_1 + .. + path_K - r e(K)
 
-K = 0 is plain decoding, so a drafter that does not pay is left alone; it is tried again now and
-then, ever more rarely while it keeps failing. Drafts must also be afforded: what they have gained
-against plain decoding so far, less what a failing draft of K would cost, may not fall below a
-small debt. All numbers are measured while decoding. The choice changes the speed only, never the
-text.
+Chances are what the drafter says of each token (else a half), times what such words of it proved to
+be worth in this text: every proposal is held against the text, whether it was verified or not.
+Costs are measured (`costs.py`). An account bounds what a text can lose: whatever drafts bring and
+cost is booked, and one whose failure would overdraw the account is not verified, nor is a drafter
+asked whose guess would. The choice changes the speed only, never the text.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ggraph.decode.acceptance import Kept
+from ggraph.decode.costs import Costs
 from ggraph.decode.draft import Draft
 
-RATE = 0.15  # weight of the newest observation in the running means
-BORROWED = 2  # observations of the depth above that a depth's own are blended with
-PATIENCE = 8  # rounds without a draft before a failing drafter is tried again; doubles
-MOST_PATIENCE = 128
-LOOK = 8  # rounds without a draft for which a choice holds
-FIRST = 4  # drafted tokens of a drafter's first try
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
-# each step. The bookkeeping of a round and the scatter of single steps come on top.
-DEBT, DEBT_PER_STEP = 0.12, 0.015
+# each token. The scatter of single steps comes on top.
+DEBT, DEBT_PER_TOKEN = 0.12, 0.015
+MARGIN = 1.1  # least r: drafts must promise a little more than they cost
+AMPLE, SCARCE = 0.5, 2.0  # steps that may be lost freely; how much more is asked with none left
+BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
+FADING = 0.97  # weight of older proposals at each new one
+UNSAID = 0.5  # the chance of a token of which the drafter says nothing
+SURE = 0.98  # no chance is taken to be greater
+FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
+HOPE, HOPES = 0.05, 2  # what asking a dear drafter is taken to bring, and as how many observations
+FORGET = 0.15  # weight of the newest worth of asking
+PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
+MOST_PATIENCE = 128
 
 
 class LengthPolicy(Protocol):
-    """Chooses the draft length of each round."""
+    """Chooses whom to ask for a draft in each round, and how much of it to verify."""
 
-    def length(self, drafter: str, most: int) -> int:
-        """Nodes to ask for, 0 to `most`."""
+    def begin(self, past: int) -> None:
+        """A round begins behind `past` tokens."""
         ...
 
-    def learn(
-        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
-    ) -> None:
-        """What a round took and brought."""
+    def length(self, drafter: str, most: int, held: float) -> int:
+        """Tokens to ask for, 0 to `most`, where a draft worth `held` steps is there already."""
+        ...
+
+    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
+        """Whether a drafter that is sure of its guesses by `chances` is to make another."""
+        ...
+
+    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
+        """The part of a draft that is worth verifying, its worth, given what drafting took."""
+        ...
+
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
+        """What a round brought, and what it took without drafting."""
         ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same length."""
+    """Always the same length, by the first drafter that proposes something."""
 
     count: int
 
-    def length(self, drafter: str, most: int) -> int:
-        """`count`, as far as there is room."""
-        return max(0, min(self.count, most))
+    def begin(self, past: int) -> None:
+        """Nothing to note."""
 
-    def learn(
-        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
-    ) -> None:
+    def length(self, drafter: str, most: int, held: float) -> int:
+        """`count`, as far as there is room, until there is a draft."""
+        return max(0, min(self.count, most)) if held <= 0 else 0
+
+    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
+        """Always."""
+        return True
+
+    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
+        """All of it."""
+        return draft, float(len(draft))
+
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Nothing to learn."""
 
 
 @dataclass
-class Mean:
-    """A running mean that forgets."""
+class Trust:
+    """What a drafter's words proved to be worth: right guesses, and how many it had promised."""
 
-    value: float
-    seen: int = 0
+    right: float = BELIEF
+    promised: float = BELIEF
 
-    def add(self, x: float) -> None:
-        """Count one observation; the first few weigh more."""
-        self.seen += 1
-        self.value += max(RATE, 1.0 / (self.seen + 1)) * (x - self.value)
+    def chance(self, said: float) -> float:
+        """A chance that the drafter stated, corrected."""
+        return min(SURE, said * self.right / self.promised)
+
+    def check(self, said: float, right: bool) -> None:
+        """Hold one statement against the text; the first belief fades too."""
+        self.right = FADING * self.right + right
+        self.promised = FADING * self.promised + said
 
 
 @dataclass
 class Habits:
-    """What is known of one drafter."""
+    """What is known of one drafter in this text."""
 
-    conditional: list[Mean] = field(default_factory=list)  # chance at depth i, given depth i - 1
-    seconds: Mean = field(default_factory=lambda: Mean(0.0))  # per drafted token
+    trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
+    next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
+    asking: float = HOPE  # mean worth of asking, its cost deducted
+    asked: int = HOPES
     patience: int = PATIENCE
     waiting: int = 0
-    best: tuple[int, int] = (0, 0)  # the bound under which a length was chosen, and that length
-    fresh: int = 0  # rounds for which it still holds
+    states: bool = False  # whether it says how sure it is
 
 
 @dataclass
 class Adaptive:
-    """The measured cost model of this file's head. `most` bounds the length.
+    """The model and the account of this file's head. `most` bounds the length.
 
-    `whole` is for trees, whose depth does not grow by a node: all of `most`, or nothing.
+    `whole` is for trees, whose depth does not grow by a node: all of `most`, or nothing. `costs`
+    may be shared by the policies of many texts, one after another.
     """
 
     most: int = 8
     least: int = 0
     whole: bool = False
+    costs: Costs = field(default_factory=Costs)
+    credit: float = DEBT  # steps that drafts may still lose
     _habits: dict[str, Habits] = field(default_factory=dict)
-    _verify: dict[int, Mean] = field(default_factory=dict)  # rows -> seconds
-    _credit: float = DEBT  # steps that drafts may still lose
+    _offers: list[tuple[Habits, Draft]] = field(default_factory=list)
+    _tokens: float = 8.0  # so far, with some at plain speed for a beginning
+    _steps: float = 8.0  # what they took
 
-    def length(self, drafter: str, most: int) -> int:
-        """The best length by the model; unknown lengths are tried upwards one by one."""
+    def begin(self, past: int) -> None:
+        """Costs are those of a text of this length."""
+        self.costs.settle(past)
+        self._offers.clear()
+
+    def length(self, drafter: str, most: int, held: float) -> int:
+        """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
+        it has paid so far, or its turn to be tried again has come."""
         most = min(self.most, most)
-        habits = self._habits.setdefault(drafter, Habits())
-        if most <= 0:
+        costs = self.costs
+        if most <= 0 or not costs.plain:  # a plain step first: all costs are held against it
             return 0
-        if 1 not in self._verify:
-            return 0  # a plain step first: all costs are held against it
-        if not habits.conditional:
-            return most if self.whole else self._afforded(habits, min(most, FIRST))
-        best = self._settled(habits, most)
-        if best == 0:
-            return self._patiently(habits, most)
-        habits.patience, habits.waiting = PATIENCE, 0
-        return self._afforded(habits, max(best, min(self.least, most)))
-
-    def learn(
-        self, drafter: str, draft: Draft, kept: Kept, draft_seconds: float, verify_seconds: float
-    ) -> None:
-        """Update acceptance by depth and both costs."""
-        rows = len(draft) + 1
-        self._verify.setdefault(rows, Mean(verify_seconds)).add(verify_seconds)
-        self._credit += DEBT_PER_STEP
-        habits = self._habits.setdefault(drafter, Habits())
-        if not draft:
-            return
-        habits.fresh = 0
-        habits.seconds.add(draft_seconds / len(draft))
-        self._credit += len(kept.nodes) - self._loss(habits, len(draft))
-        reach = max(draft.depths())
-        for depth in range(min(reach, len(kept.nodes) + 1)):
-            if depth == len(habits.conditional):
-                habits.conditional.append(Mean(0.5))
-            habits.conditional[depth].add(float(depth < len(kept.nodes)))
-
-    def _afforded(self, habits: Habits, k: int) -> int:
-        """The longest draft up to k whose failure leaves no more debt than is allowed."""
+        guess = costs.guess(drafter)
         if self.whole:
-            return k if self._loss(habits, k) <= self._credit else 0
-        while k > 0 and self._loss(habits, k) > self._credit:
-            k -= 1
-        return k
+            return most if self._asks(drafter, held, most * guess + costs.extra(most + 1)) else 0
+        if guess < FREE:
+            return most if costs.extra(2) <= self.credit else 0
+        if not self._asks(drafter, held, guess + costs.extra(2)):
+            return 0
+        habits = self._of(drafter)
+        return most if habits.states else self._ordered(habits, most, guess)
 
-    def _loss(self, habits: Habits, k: int) -> float:
-        """What a draft of k costs, in steps of plain decoding."""
-        plain = self._verify_seconds(1)
-        return (self._verify_seconds(k + 1) - plain + k * habits.seconds.value) / plain
+    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
+        """Whether the next guess promises more than its own step and its row cost."""
+        made, costs = len(chances), self.costs
+        if made == 0:
+            return True
+        habits = self._of(drafter)
+        path = habits.next_said.get(made, UNSAID)
+        for i, said in enumerate(chances):
+            path *= self._trust(habits, i, said, True).chance(said)
+        guess = costs.guess(drafter)
+        price = guess + costs.extra(made + 2) - costs.extra(made + 1)
+        affordable = (made + 1) * guess + costs.extra(made + 2) <= self.credit
+        return affordable and path > self._rate() * price
 
-    def _patiently(self, habits: Habits, most: int) -> int:
+    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
+        """The length of the greatest worth that the account can bear; drafting is booked."""
+        habits, guesses = self._of(drafter), max(1, len(draft))
+        self.costs.note_guess(drafter, seconds / guesses)
+        spent = guesses * self.costs.guess(drafter)
+        self.credit -= spent
+        self._steps += spent
+        self._offers.append((habits, draft))
+        habits.states = bool(draft.chances)
+        count, worth = self._best(habits, draft, self._strict())
+        if spent >= FREE:
+            habits.asked += 1
+            rate = self._rate()
+            gain = self._best(habits, draft, rate)[1] - rate * spent
+            habits.asking += max(FORGET, 1 / habits.asked) * (gain - habits.asking)
+        for i, said in enumerate(draft.chances):
+            mean = habits.next_said.get(i, UNSAID)
+            habits.next_said[i] = mean + FORGET * (said - mean)
+        return draft.first(count), worth
+
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
+        """Book the round, and hold every proposal against the text."""
+        rows, gained = len(draft) + 1, len(kept.tokens)
+        self.costs.note_step(rows, seconds)
+        extra = self.costs.extra(rows)
+        self.credit += DEBT_PER_TOKEN * gained + (gained - 1 - extra if draft else 0.0)
+        self._tokens += gained
+        self._steps += 1 + extra
+        for habits, offer in self._offers:
+            self._check(habits, offer, draft, kept)
+
+    def _of(self, drafter: str) -> Habits:
+        found = self._habits.get(drafter)
+        if found is None:
+            found = self._habits[drafter] = Habits()
+        return found
+
+    def _rate(self) -> float:
+        """What a step's time has brought, and must bring."""
+        return max(MARGIN, self._tokens / self._steps)
+
+    def _strict(self) -> float:
+        """The same, but more where little may be lost, lest drafts that promise next to nothing use
+        up what better ones need."""
+        return self._rate() * (1 + SCARCE * max(0.0, 1 - self.credit / AMPLE))
+
+    def _asks(self, drafter: str, held: float, price: float) -> bool:
+        """Whether to ask a drafter whose guess costs something."""
+        habits = self._of(drafter)
         habits.waiting += 1
-        if habits.waiting < habits.patience:
-            return 0
-        tried = self._afforded(habits, most if self.whole else min(2, most))
-        if not tried:
-            return 0
+        if price > self.credit:
+            return False
+        if habits.asking > 0:
+            if habits.asking <= held:
+                return False
+            habits.patience = PATIENCE
+        elif habits.waiting < habits.patience:
+            return False
+        else:
+            habits.patience = min(2 * habits.patience, MOST_PATIENCE)
         habits.waiting = 0
-        habits.patience = min(2 * habits.patience, MOST_PATIENCE)
-        return tried
+        return True
 
-    def _settled(self, habits: Habits, most: int) -> int:
-        """The best length, which is looked for again after a draft and every `LOOK` rounds."""
-        if habits.fresh == 0 or habits.best[0] != most:
-            habits.best, habits.fresh = (most, self._best(habits, most)), LOOK
-        habits.fresh -= 1
-        return habits.best[1]
-
-    def _best(self, habits: Habits, most: int) -> int:
-        """The length up to `most` with the most expected tokens per second; a tree is as deep as
-        the deepest so far."""
-        gained, chance, here = 1.0, 1.0, 0.5
-        best, rate = 0, 1.0 / self._verify_seconds(1)
+    def _ordered(self, habits: Habits, most: int, guess: float) -> int:
+        """How many guesses to order at once of a dear drafter that does not say how sure it is."""
+        best, worth, total, path = 1, 0.0, 0.0, 1.0
         for k in range(1, most + 1):
-            if k <= len(habits.conditional):
-                seen = habits.conditional[k - 1]
-                here = (seen.seen * seen.value + BORROWED * here) / (seen.seen + BORROWED)
-            chance *= here
-            gained += chance if k <= len(habits.conditional) or not self.whole else 0.0
-            if k == most or not self.whole:
-                found = gained / (self._verify_seconds(k + 1) + k * habits.seconds.value)
-                best, rate = (k, found) if found > rate else (best, rate)
+            price = k * guess + self.costs.extra(k + 1)
+            if price > self.credit:
+                break
+            path *= self._trust(habits, k - 1, UNSAID, False).chance(UNSAID)
+            total += path
+            if total - self._rate() * price > worth:
+                best, worth = k, total - self._rate() * price
         return best
 
-    def _verify_seconds(self, rows: int) -> float:
-        """Measured, or drawn through the nearest measured neighbours."""
-        if rows in self._verify:
-            return self._verify[rows].value
-        below = max((r for r in self._verify if r < rows), default=1)
-        above = min((r for r in self._verify if r > rows), default=None)
-        low = self._verify[below].value
-        if above is not None:
-            share = (rows - below) / (above - below)
-            return low + share * (self._verify[above].value - low)
-        return low * (1 + 0.1 * (rows - below))
+    def _trust(self, habits: Habits, depth: int, said: float, states: bool) -> Trust:
+        """Statements of about the same chance are trusted alike; without any, those of a depth."""
+        key = int(4 * said) if states else -1 - depth
+        found = habits.trust.get(key)
+        if found is None:
+            found = habits.trust[key] = Trust()
+        return found
+
+    def _best(self, habits: Habits, draft: Draft, rate: float) -> tuple[int, float]:
+        """How many of the draft's tokens are worth most where a step is worth `rate` tokens, and
+        how much; (0, 0.0) where none are."""
+        costs, stated = self.costs, bool(draft.chances)
+        reach = self.most if draft.is_chain else max(draft.depths(), default=0)
+        total, path = 0.0, 1.0
+        best, worth = 0, 0.0
+        longest = max(2, costs.longest + 1)  # unknown lengths are tried one after another
+        for i in range(min(len(draft), reach)):
+            said = draft.chances[i] if stated else UNSAID
+            path *= self._trust(habits, i, said, stated).chance(said)
+            total += path
+            if self.whole:
+                continue
+            extra = costs.extra(i + 2)
+            if extra > self.credit or i + 2 > longest:
+                break
+            if total - rate * extra > worth or i + 1 == self.least:
+                best, worth = i + 1, total - rate * extra
+        if self.whole and draft:
+            worth = total - rate * costs.extra(len(draft) + 1)
+            return (len(draft), worth) if worth > 0 else (0, 0.0)
+        return (best, worth) if worth > 0 else (0, 0.0)
+
+    def _check(self, habits: Habits, offer: Draft, draft: Draft, kept: Kept) -> None:
+        """Hold a proposal against what the text became, as far as that is known."""
+        stated = bool(offer.chances)
+        if offer.is_chain:
+            pairs = zip(offer.tokens, kept.tokens, strict=False)
+            results = [guess == token for guess, token in pairs]
+        elif offer is not draft:
+            return  # how far a tree would have been right is known of the verified one only
+        else:
+            results = [d < len(kept.nodes) for d in range(max(offer.depths(), default=0))]
+        for depth, right in enumerate(results):
+            said = offer.chances[depth] if stated else UNSAID
+            self._trust(habits, depth, said, stated).check(said, right)
+            if not right:
+                return
+            habits.patience = PATIENCE

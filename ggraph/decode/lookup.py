@@ -1,16 +1,23 @@
 """Drafters without a model: what followed here before. Floor 9.
 
 `PromptLookup` finds the longest recent n-gram that ended like the text does now (Saxena 2023,
-"prompt lookup decoding"). `SuffixDrafter` does the same for suffixes of any length with a suffix
-automaton, built online in amortised constant time per token (Blumer et al. 1985).
+"prompt lookup decoding"). `SuffixDrafter` goes on from the longest suffix that stood there before,
+with a suffix automaton built online in amortised constant time per token (Blumer et al. 1985), and
+says how sure it is: a token that followed c of n times is taken to come again with chance
+(c - D) / n, D by the length of the suffix (absolute discounting, Ney, Essen and Kneser 1994).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ggraph.decode.draft import Draft
+from ggraph.decode.draft import NOTHING, Draft
 from ggraph.errors import InputError
 from ggraph.tensor import Array
+
+# The chance that is held back for other tokens, by the length of the suffix, 1 first. Measured on
+# answers of SmolLM2-135M-Instruct to 60 prompts of Spec-Bench that no published figure uses.
+DISCOUNTS = (0.74, 0.52, 0.36, 0.32, 0.25, 0.22, 0.19, 0.13)
+CHAIN = 64  # shorter suffixes whose counts a new token raises
 
 
 @dataclass
@@ -68,54 +75,71 @@ def continuation(text: Sequence[int], start: int, limit: int) -> list[int]:
     return out
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
     """A class of substrings with the same end positions."""
 
     length: int  # of the longest substring in the class
     link: int  # the class of its longest proper suffix that is elsewhere too
-    end: int  # end position of the latest known occurrence
+    count: int = 1  # end positions
+    end: int = 0  # the latest of them
     next: dict[int, int] = field(default_factory=dict)
 
 
 class SuffixAutomaton:
-    """All substrings of a growing text, with where each was last seen before the newest token."""
+    """All substrings of a growing text, with how often each was seen."""
 
     def __init__(self) -> None:
-        self.text: list[int] = []
-        self._states = [_State(0, -1, 0)]
+        self.size = 0  # tokens of the text
+        self._states = [_State(0, -1)]
         self._last = 0  # class of the whole text
-        self._earlier = 0
-        self._match = 0  # class of the longest suffix that occurred before
-        self.match_length = 0
+
+    @property
+    def match(self) -> int:
+        """The class of the longest suffix that occurred before; 0 is the empty one's."""
+        return max(0, self._states[self._last].link)
+
+    @property
+    def match_length(self) -> int:
+        """Tokens of that suffix."""
+        return self._states[self.match].length
 
     def push(self, token: int) -> None:
-        """Add a token; amortised constant time."""
-        self._follow(token)
-        self.text.append(token)
+        """Add a token; amortised constant time but for the counts, of which `CHAIN` are raised."""
+        self.size += 1
         self._extend(token)
-        self._touch()
+        states, state = self._states, self.match
+        for _ in range(CHAIN):
+            if state <= 0:
+                return
+            here = states[state]
+            here.count += 1
+            here.end = self.size
+            state = here.link
 
-    def earlier_end(self) -> int:
-        """End position of an earlier occurrence of the longest repeated suffix."""
-        return self._earlier
-
-    def _follow(self, token: int) -> None:
-        """Extend the longest repeated suffix by `token`, shortening it until it fits."""
+    def following(self, state: int) -> tuple[int, int, float]:
+        """What followed the suffixes of a class most often (the latest of equals): the token, the
+        class that it leads to, and its chance. The chance is 0 where nothing followed."""
         states = self._states
-        while self._match and token not in states[self._match].next:
-            self._match = states[self._match].link
-            self.match_length = states[self._match].length
-        target = states[self._match].next.get(token)
-        self._match = target if target is not None else 0
-        self.match_length = self.match_length + 1 if target is not None else 0
-        self._earlier = states[self._match].end if self.match_length else 0
+        here = states[state]
+        while not here.next and here.link > 0:  # only the end of the text is like this
+            here = states[here.link]
+        best, total, most, latest = (0, 0), 0, 0, 0
+        for pair in here.next.items():
+            then = states[pair[1]]
+            count = then.count
+            total += count
+            if count > most or (count == most and then.end > latest):
+                best, most, latest = pair, count, then.end
+        if not total or not here.length:
+            return (*best, 0.0)
+        return (*best, (most - DISCOUNTS[min(here.length, len(DISCOUNTS)) - 1]) / total)
 
     def _extend(self, token: int) -> None:
         """The classical online construction: one new class, at most one split."""
         states = self._states
         new, p = len(states), self._last
-        states.append(_State(states[p].length + 1, 0, len(self.text)))
+        states.append(_State(states[p].length + 1, 0, 1, self.size))
         while p != -1 and token not in states[p].next:
             states[p].next[token] = new
             p = states[p].link
@@ -131,32 +155,21 @@ class SuffixAutomaton:
         states = self._states
         clone = len(states)
         old = states[q]
-        states.append(_State(states[p].length + 1, old.link, old.end, dict(old.next)))
+        states.append(_State(states[p].length + 1, old.link, old.count, old.end, dict(old.next)))
         while p != -1 and states[p].next.get(token) == q:
             states[p].next[token] = clone
             p = states[p].link
         old.link = clone
-        if self._match == q and self.match_length <= states[clone].length:
-            self._match = clone
         return clone
-
-    def _touch(self) -> None:
-        """The matched suffix now also ends here; a few links up are refreshed, which is enough
-        for recent occurrences to be preferred."""
-        state = self._match
-        for _ in range(8):
-            if state <= 0:
-                return
-            self._states[state].end = len(self.text)
-            state = self._states[state].link
 
 
 @dataclass
 class SuffixDrafter:
-    """Proposes what followed the longest suffix of the text that occurred before."""
+    """Proposes what followed the longest suffix of the text that occurred before, as long as all of
+    it together is at least `likely` to come again."""
 
-    least: int = 2  # shortest suffix that is trusted
-    per_match: float = 2.0  # drafted tokens per matched token: long matches go on for long
+    least: int = 1  # shortest suffix that is trusted
+    likely: float = 0.05
     name: str = "suffix"
     taps: tuple[int, ...] = ()
     _automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -172,10 +185,18 @@ class SuffixDrafter:
             self._automaton.push(token)
 
     def propose(self, limit: int) -> Draft:
-        """The continuation of the longest repeated suffix."""
-        matched = self._automaton.match_length
-        if matched < self.least:
-            return Draft()
-        count = min(limit, max(1, int(self.per_match * matched)))
-        start = self._automaton.earlier_end()
-        return Draft.chain(continuation(self._automaton.text, start, count))
+        """The likeliest continuation of the longest repeated suffix, with the chance of each."""
+        known = self._automaton
+        if known.match_length < self.least:
+            return NOTHING
+        state, path = known.match, 1.0
+        tokens: list[int] = []
+        chances: list[float] = []
+        while len(tokens) < limit:
+            token, state, chance = known.following(state)
+            path *= chance
+            if path < self.likely:
+                break
+            tokens.append(token)
+            chances.append(chance)
+        return Draft.chain(tokens, chances) if tokens else NOTHING

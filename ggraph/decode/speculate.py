@@ -7,19 +7,22 @@ chooses every one of them, the draft only decides how many steps that takes.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
-from ggraph.decode.draft import Draft, Drafter
+from ggraph.decode.draft import NOTHING, Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import LengthPolicy
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
 from ggraph.errors import InputError
 from ggraph.tensor import Array
+
+FIRST = (0,)
+# New tokens, the taps of the step behind them (not its logits, which are large), its rows.
+Seen = tuple[Sequence[int], dict[int, Array], Sequence[int]]
 
 
 @dataclass
@@ -47,6 +50,8 @@ class SpeculationStatistics:
     def note(self, draft: Draft, kept: Kept) -> None:
         """Count one round."""
         self.rounds += 1
+        if not draft:
+            return
         self.drafted += len(draft)
         self.accepted += len(kept.nodes)
         reach = max(draft.depths(), default=0)
@@ -71,7 +76,7 @@ class Law(Protocol):
 
 
 class Speculator:
-    """Decodes like `engine`, with drafters that are asked in order until one proposes something.
+    """Decodes like `engine`, with drafters that are asked in order as the policy says.
 
     The runner must have been made with the drafters' taps. With `law` (a sampler) drafts are held
     against the target by stochastic rejection, which keeps the law but not the individual text;
@@ -94,6 +99,7 @@ class Speculator:
             )
         self.engine, self.drafters, self.policy, self.law = engine, tuple(drafters), policy, law
         self.statistics = SpeculationStatistics()
+        self._unseen: dict[str, list[Seen]] = {}
 
     def generate(
         self, prompt: Sequence[int], pick: Pick, accept: Accept, *, limit: int = -1
@@ -108,9 +114,8 @@ class Speculator:
             return
         token = yield from self._prompt(prompt, pick, accept)
         while token not in engine.ends and engine.statistics.new_tokens < limit:
-            left = limit - engine.statistics.new_tokens
             begun = time.perf_counter()
-            kept = self._round(token, left, pick, accept)
+            kept = self._round(token, limit - engine.statistics.new_tokens, pick, accept)
             engine.statistics.decode_seconds += time.perf_counter() - begun
             engine.statistics.new_tokens += len(kept.tokens)
             engine.statistics.steps += 1
@@ -133,6 +138,7 @@ class Speculator:
         begun = time.perf_counter()
         result = engine.runner.text(prompt)
         token = engine.choose(result.logits[-1], pick, accept)
+        self._unseen = {d.name: [] for d in self.drafters}
         for drafter in self.drafters:
             drafter.begin(prompt[0])
         self._observe([*prompt[1:], token], result, range(len(prompt)))
@@ -142,41 +148,74 @@ class Speculator:
         return token
 
     def _round(self, token: int, left: int, pick: Pick, accept: Accept) -> Kept:
-        """Draft, verify, keep; `left` bounds the tokens that may still be emitted."""
+        """Draft, verify, keep; `left` bounds the tokens that may still be emitted. Without a draft
+        it is plain decoding's step."""
         runner, stats = self.engine.runner, self.statistics
-        clock = [time.perf_counter()]
-        room = min(left - 1, runner.context - runner.past - 1)
-        speaker, draft = self._draft(room)
-        clock.append(time.perf_counter())
-        rows = verification_rows(token, draft, runner.past)
-        runner.ready(len(rows.tokens), max(rows.slots) + 1)
-        clock.append(time.perf_counter())
-        result = runner.step(rows, range(len(rows.tokens)))
-        clock.append(time.perf_counter())
-        kept = self._accept(draft, result.logits, pick, accept, left)
-        clock.append(time.perf_counter())
-        chosen = [0, *(n + 1 for n in kept.nodes)]
-        runner.keep(chosen)
-        self._observe(kept.tokens, result, chosen[: len(kept.tokens)])
-        clock.append(time.perf_counter())
-        spent = [after - before for before, after in pairwise(clock)]
-        drafting, planning, verifying, sampling, rest = spent
-        stats.draft_seconds += drafting
-        stats.verify_seconds += verifying
-        stats.sample_seconds += sampling
-        stats.host_seconds += rest + planning
+        begun = time.perf_counter()
+        draft = self._draft(min(left - 1, runner.context - runner.past - 1))
+        drafted = time.perf_counter()
+        if draft or self.law is not None:
+            kept = self._verified(token, draft, left, pick, accept)
+        else:
+            kept = self._plain(token, pick, accept)
+        spent = time.perf_counter() - drafted
+        stats.draft_seconds += drafted - begun
         stats.note(draft, kept)
-        self.policy.learn(speaker, draft, kept, drafting, verifying)
+        self.policy.learn(draft, kept, spent)
         return kept
 
-    def _draft(self, room: int) -> tuple[str, Draft]:
-        """The first draft that anyone proposes, and whose it is."""
+    def _plain(self, token: int, pick: Pick, accept: Accept) -> Kept:
+        """The step of `Engine.generate`."""
+        begun = time.perf_counter()
+        result = self.engine.runner.text([token])
+        run = time.perf_counter()
+        token = pick(result.logits[-1])
+        accept(token)
+        chosen = time.perf_counter()
+        kept = Kept((), (token,))
+        self._observe(kept.tokens, result, FIRST)
+        self._count(run - begun, chosen - run, time.perf_counter() - chosen)
+        return kept
+
+    def _verified(self, token: int, draft: Draft, left: int, pick: Pick, accept: Accept) -> Kept:
+        """One step over the last token and the draft, and what is kept of it."""
+        runner = self.engine.runner
+        begun = time.perf_counter()
+        rows = verification_rows(token, draft, runner.past)
+        runner.ready(len(rows.tokens), max(rows.slots) + 1)
+        ready = time.perf_counter()
+        result = runner.step(rows, range(len(rows.tokens)))
+        run = time.perf_counter()
+        kept = self._accept(draft, result.logits, pick, accept, left)
+        chosen = time.perf_counter()
+        path = [0, *(n + 1 for n in kept.nodes)]
+        runner.keep(path)
+        self._observe(kept.tokens, result, path[: len(kept.tokens)])
+        self._count(run - ready, chosen - run, time.perf_counter() - chosen + ready - begun)
+        return kept
+
+    def _count(self, verifying: float, sampling: float, rest: float) -> None:
+        """Add a round's seconds."""
+        stats = self.statistics
+        stats.verify_seconds += verifying
+        stats.sample_seconds += sampling
+        stats.host_seconds += rest
+
+    def _draft(self, room: int) -> Draft:
+        """The draft that is worth most of those that are asked for; none where none is worth it."""
+        policy, best, held = self.policy, NOTHING, 0.0
+        policy.begin(self.engine.runner.past)
         for drafter in self.drafters:
-            wanted = self.policy.length(drafter.name, room)
-            draft = drafter.propose(wanted) if wanted > 0 else Draft()
-            if draft:
-                return drafter.name, known(draft, self.engine.runner.model.vocab_size)
-        return self.drafters[0].name, Draft()
+            wanted = policy.length(drafter.name, room, held)
+            if wanted <= 0:
+                continue
+            begun = time.perf_counter()
+            self._tell(drafter)
+            proposed = known(drafter.propose(wanted), self.engine.runner.model.vocab_size)
+            draft, worth = policy.weigh(drafter.name, proposed, time.perf_counter() - begun)
+            if draft and worth > held:
+                best, held = draft, worth
+        return best
 
     def _accept(self, draft: Draft, logits: Array, pick: Pick, accept: Accept, left: int) -> Kept:
         ends, law = self.engine.ends, self.law
@@ -187,21 +226,34 @@ class Speculator:
         )
 
     def _observe(self, tokens: Sequence[int], result: Result, rows: Sequence[int]) -> None:
-        """Tell every drafter how the text went on, with the taps it asked for."""
+        """Tell the drafters how the text went on; those with taps not before they are asked, since
+        gathering features takes time and they may not be asked for long."""
         for drafter in self.drafters:
-            features = None
             if drafter.taps:
-                wide = np.concatenate([result.taps[i] for i in drafter.taps], axis=1)
-                features = wide[list(rows)]
-            drafter.observe(tokens, features)
+                self._unseen[drafter.name].append((tokens, result.taps, rows))
+            else:
+                drafter.observe(tokens, None)
+
+    def _tell(self, drafter: Drafter) -> None:
+        """What the drafter has not been told yet, with the taps it asked for."""
+        unseen = self._unseen[drafter.name]
+        if not unseen:
+            return
+        tokens = [t for said, _, _ in unseen for t in said]
+        parts = [
+            np.concatenate([taps[i] for i in drafter.taps], axis=1)[list(rows)]
+            for _, taps, rows in unseen
+        ]
+        unseen.clear()
+        drafter.observe(tokens, parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
 def known(draft: Draft, vocabulary: int) -> Draft:
     """The draft up to its first token that the target does not have."""
-    bad = [i for i, t in enumerate(draft.tokens) if not 0 <= t < vocabulary]
-    if not bad:
+    if not draft or (min(draft.tokens) >= 0 and max(draft.tokens) < vocabulary):
         return draft
-    return Draft(draft.tokens[: bad[0]], draft.parents[: bad[0]], draft.laws)
+    bad = [i for i, t in enumerate(draft.tokens) if not 0 <= t < vocabulary]
+    return draft.first(bad[0])
 
 
 def verification_rows(token: int, draft: Draft, past: int) -> Rows:

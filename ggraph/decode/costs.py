@@ -1,0 +1,97 @@
+"""What steps and drafts take on this machine, measured while decoding. Floor 9.
+
+Kept from text to text: a table of seconds by rows, for texts of about the same length, and of
+seconds per guess by drafter. Steps count by their ratio to a step of one row.
+"""
+
+from dataclasses import dataclass, field
+
+RATE = 0.1  # weight of the newest observation in the running means
+SPIKE = 1.5  # greatest share of the mean, or its inverse, that an observation counts as
+ROW = 0.1  # share of a step that one more row is taken to cost before any was measured
+GUESS = 0.1  # the same for a guess
+
+
+@dataclass
+class Mean:
+    """A running mean that forgets, and that single disturbances hardly move."""
+
+    value: float = 0.0
+    seen: int = 0
+
+    def add(self, x: float) -> None:
+        """Count one observation. The first run of a plan touches its memory, so that the second
+        replaces it where it is less."""
+        self.seen += 1
+        if self.seen <= 2:
+            self.value = x if self.seen == 1 else min(self.value, x)
+            return
+        x = min(max(x, self.value / SPIKE), self.value * SPIKE)
+        self.value += max(RATE, 1.0 / self.seen) * (x - self.value)
+
+
+@dataclass
+class Costs:
+    """Running means, relative to a step of one row."""
+
+    _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
+    _guess: dict[str, Mean] = field(default_factory=dict)  # drafter -> seconds per guess
+    _here: dict[int, Mean] = field(default_factory=dict)
+    _class: int = -1
+
+    def settle(self, past: int) -> None:
+        """The text has `past` tokens now; attention costs what it does for such a text."""
+        found = past.bit_length()
+        if found != self._class:
+            self._class = found
+            self._here = self._steps.setdefault(found, {})
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a step of one row; 0 where none was measured."""
+        if 1 in self._here:
+            return self._here[1].value
+        others = [t[1].value for t in self._steps.values() if 1 in t]
+        return others[-1] if others else 0.0
+
+    @property
+    def longest(self) -> int:
+        """Most rows of which a step was measured, for any text."""
+        return max((max(t) for t in self._steps.values() if t), default=0)
+
+    def extra(self, rows: int) -> float:
+        """What a step of `rows` rows costs beyond one row, in steps of one row."""
+        if rows <= 1:
+            return 0.0
+        if rows in self._here and 1 in self._here:
+            return max(0.0, self._here[rows].value / self._here[1].value - 1.0)
+        for table in (self._here, *reversed(self._steps.values())):
+            if rows in table and 1 in table:
+                return max(0.0, table[rows].value / table[1].value - 1.0)
+        return self._between(rows)
+
+    def guess(self, drafter: str) -> float:
+        """What a guess of a drafter costs, in steps of one row."""
+        seen = self._guess.get(drafter)
+        return GUESS if seen is None else seen.value / self.plain if self.plain else 0.0
+
+    def note_step(self, rows: int, seconds: float) -> None:
+        """A step of `rows` rows took `seconds`, with everything that belongs to its round."""
+        seen = self._here.get(rows)
+        if seen is None:
+            seen = self._here[rows] = Mean()
+        seen.add(seconds)
+
+    def note_guess(self, drafter: str, seconds: float) -> None:
+        """A guess took `seconds`."""
+        self._guess.setdefault(drafter, Mean()).add(seconds)
+
+    def _between(self, rows: int) -> float:
+        """Drawn through the nearest measured neighbours."""
+        known = {r for table in self._steps.values() if 1 in table for r in table}
+        below = max((r for r in known if r < rows), default=1)
+        above = min((r for r in known if r > rows), default=None)
+        low = self.extra(below)
+        if above is None:
+            return low + ROW * (rows - below)
+        return low + (rows - below) / (above - below) * (self.extra(above) - low)
