@@ -12,7 +12,7 @@ ROW = 0.1  # share of a step that one more row is taken to cost before any was m
 GUESS = 0.1  # the same for a guess
 
 
-@dataclass
+@dataclass(slots=True)
 class Mean:
     """A running mean that forgets, and that single disturbances hardly move."""
 

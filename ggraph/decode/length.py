@@ -24,7 +24,6 @@ from ggraph.decode.draft import Draft
 # each token. The scatter of single steps comes on top.
 DEBT, DEBT_PER_TOKEN = 0.12, 0.015
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
-AMPLE, SCARCE = 0.5, 2.0  # steps that may be lost freely; how much more is asked with none left
 BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
 FADING = 0.97  # weight of older proposals at each new one
 UNSAID = 0.5  # the chance of a token of which the drafter says nothing
@@ -32,6 +31,8 @@ SURE = 0.98  # no chance is taken to be greater
 FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
 HOPE, HOPES = 0.05, 2  # what asking a dear drafter is taken to bring, and as how many observations
 FORGET = 0.15  # weight of the newest worth of asking
+HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
+SAMPLE = 8  # plain steps of which one is measured, once there were as many
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
 MOST_PATIENCE = 128
 
@@ -85,7 +86,7 @@ class Fixed:
         """Nothing to learn."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Trust:
     """What a drafter's words proved to be worth: right guesses, and how many it had promised."""
 
@@ -102,10 +103,11 @@ class Trust:
         self.promised = FADING * self.promised + said
 
 
-@dataclass
+@dataclass(slots=True)
 class Habits:
     """What is known of one drafter in this text."""
 
+    price: float = FREE  # of a guess, in plain steps
     trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
     next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
     asking: float = HOPE  # mean worth of asking, its cost deducted
@@ -121,6 +123,10 @@ class Adaptive:
 
     `whole` is for trees, whose depth does not grow by a node: all of `most`, or nothing. `costs`
     may be shared by the policies of many texts, one after another.
+
+    A round without a draft must cost next to nothing, and everything that Python touches is out of
+    the processor's caches after a step: hence what follows from costs is kept ready, and renewed
+    when a draft was verified or several plain steps were made.
     """
 
     most: int = 8
@@ -132,92 +138,120 @@ class Adaptive:
     _offers: list[tuple[Habits, Draft]] = field(default_factory=list)
     _tokens: float = 8.0  # so far, with some at plain speed for a beginning
     _steps: float = 8.0  # what they took
+    _plain: int = 0  # plain steps so far
+    _class: int = -1
+    _extra: list[float] = field(default_factory=list)  # by drafted tokens
+    _open: bool = False  # whether a draft of one token can be afforded
 
     def begin(self, past: int) -> None:
         """Costs are those of a text of this length."""
-        self.costs.settle(past)
-        self._offers.clear()
+        if past.bit_length() != self._class:
+            self._class = past.bit_length()
+            self.costs.settle(past)
+            self._renew()
+        if self._offers:
+            self._offers.clear()
 
     def length(self, drafter: str, most: int, held: float) -> int:
         """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
         it has paid so far, or its turn to be tried again has come."""
         most = min(self.most, most)
-        costs = self.costs
-        if most <= 0 or not costs.plain:  # a plain step first: all costs are held against it
-            return 0
-        guess = costs.guess(drafter)
-        if self.whole:
-            return most if self._asks(drafter, held, most * guess + costs.extra(most + 1)) else 0
-        if guess < FREE:
-            return most if costs.extra(2) <= self.credit else 0
-        if not self._asks(drafter, held, guess + costs.extra(2)):
+        if most <= 0 or not self._open:
             return 0
         habits = self._of(drafter)
-        return most if habits.states else self._ordered(habits, most, guess)
+        if self.whole:
+            whole = most * habits.price + self._extra[most]
+            return most if self._asks(habits, held, whole) else 0
+        if habits.price < FREE:
+            return most if habits.price + self._extra[1] <= self.credit else 0
+        if not self._asks(habits, held, habits.price + self._extra[1]):
+            return 0
+        return most if habits.states else self._ordered(habits, most)
 
     def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
         """Whether the next guess promises more than its own step and its row cost."""
-        made, costs = len(chances), self.costs
+        made = len(chances)
         if made == 0:
             return True
+        if made >= self.most:
+            return False
         habits = self._of(drafter)
         path = habits.next_said.get(made, UNSAID)
         for i, said in enumerate(chances):
             path *= self._trust(habits, i, said, True).chance(said)
-        guess = costs.guess(drafter)
-        price = guess + costs.extra(made + 2) - costs.extra(made + 1)
-        affordable = (made + 1) * guess + costs.extra(made + 2) <= self.credit
+        price = habits.price + self._extra[made + 1] - self._extra[made]
+        affordable = (made + 1) * habits.price + self._extra[made + 1] <= self.credit
         return affordable and path > self._rate() * price
 
     def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
         """The length of the greatest worth that the account can bear; drafting is booked."""
-        habits, guesses = self._of(drafter), max(1, len(draft))
-        self.costs.note_guess(drafter, seconds / guesses)
-        spent = guesses * self.costs.guess(drafter)
+        habits = self._of(drafter)
+        guesses = max(1, len(draft)) if habits.price >= FREE else 1  # else asking is what costs
+        if habits.price >= FREE or self._plain % SAMPLE == 0:
+            self.costs.note_guess(drafter, seconds / guesses)
+            habits.price = self.costs.guess(drafter)
+        spent = guesses * habits.price
         self.credit -= spent
         self._steps += spent
+        if not draft:
+            return draft, 0.0
         self._offers.append((habits, draft))
         habits.states = bool(draft.chances)
-        count, worth = self._best(habits, draft, self._strict())
+        count, worth = self._best(habits, draft)
         if spent >= FREE:
-            habits.asked += 1
-            rate = self._rate()
-            gain = self._best(habits, draft, rate)[1] - rate * spent
-            habits.asking += max(FORGET, 1 / habits.asked) * (gain - habits.asking)
-        for i, said in enumerate(draft.chances):
-            mean = habits.next_said.get(i, UNSAID)
-            habits.next_said[i] = mean + FORGET * (said - mean)
+            self._asked(habits, draft, worth - self._rate() * spent)
         return draft.first(count), worth
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Book the round, and hold every proposal against the text."""
-        rows, gained = len(draft) + 1, len(kept.tokens)
-        self.costs.note_step(rows, seconds)
-        extra = self.costs.extra(rows)
-        self.credit += DEBT_PER_TOKEN * gained + (gained - 1 - extra if draft else 0.0)
+        gained = len(kept.tokens)
+        self.credit += DEBT_PER_TOKEN * gained
         self._tokens += gained
-        self._steps += 1 + extra
+        if draft:
+            self.costs.note_step(len(draft) + 1, seconds)
+            self._renew()
+            extra = self._extra[len(draft)]
+            self.credit += gained - 1 - extra
+            self._steps += 1 + extra
+        else:
+            self._steps += 1
+            self._plain += 1
+            if self._plain % SAMPLE == 0 or self._plain < SAMPLE:
+                self.costs.note_step(1, seconds)
+                self._renew()
+        self._open = bool(self._extra) and self._extra[1] <= self.credit
         for habits, offer in self._offers:
             self._check(habits, offer, draft, kept)
+
+    def _renew(self) -> None:
+        """What follows from costs; nothing is open before a plain step was measured."""
+        costs = self.costs
+        if costs.plain:
+            self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
+            self._open = self.most > 0 and self._extra[1] <= self.credit
+            for name, habits in self._habits.items():
+                habits.price = costs.guess(name)
+
+    def _asked(self, habits: Habits, draft: Draft, gain: float) -> None:
+        """Note what asking a dear drafter was worth."""
+        for i, said in enumerate(draft.chances):
+            mean = habits.next_said.get(i, UNSAID)
+            habits.next_said[i] = mean + FORGET * (said - mean)
+        habits.asked += 1
+        habits.asking += max(FORGET, 1 / habits.asked) * (gain - habits.asking)
 
     def _of(self, drafter: str) -> Habits:
         found = self._habits.get(drafter)
         if found is None:
-            found = self._habits[drafter] = Habits()
+            found = self._habits[drafter] = Habits(self.costs.guess(drafter))
         return found
 
     def _rate(self) -> float:
         """What a step's time has brought, and must bring."""
         return max(MARGIN, self._tokens / self._steps)
 
-    def _strict(self) -> float:
-        """The same, but more where little may be lost, lest drafts that promise next to nothing use
-        up what better ones need."""
-        return self._rate() * (1 + SCARCE * max(0.0, 1 - self.credit / AMPLE))
-
-    def _asks(self, drafter: str, held: float, price: float) -> bool:
+    def _asks(self, habits: Habits, held: float, price: float) -> bool:
         """Whether to ask a drafter whose guess costs something."""
-        habits = self._of(drafter)
         habits.waiting += 1
         if price > self.credit:
             return False
@@ -232,11 +266,11 @@ class Adaptive:
         habits.waiting = 0
         return True
 
-    def _ordered(self, habits: Habits, most: int, guess: float) -> int:
+    def _ordered(self, habits: Habits, most: int) -> int:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
         best, worth, total, path = 1, 0.0, 0.0, 1.0
         for k in range(1, most + 1):
-            price = k * guess + self.costs.extra(k + 1)
+            price = k * habits.price + self._extra[k]
             if price > self.credit:
                 break
             path *= self._trust(habits, k - 1, UNSAID, False).chance(UNSAID)
@@ -253,33 +287,36 @@ class Adaptive:
             found = habits.trust[key] = Trust()
         return found
 
-    def _best(self, habits: Habits, draft: Draft, rate: float) -> tuple[int, float]:
-        """How many of the draft's tokens are worth most where a step is worth `rate` tokens, and
-        how much; (0, 0.0) where none are."""
-        costs, stated = self.costs, bool(draft.chances)
-        reach = self.most if draft.is_chain else max(draft.depths(), default=0)
-        total, path = 0.0, 1.0
+    def _best(self, habits: Habits, draft: Draft) -> tuple[int, float]:
+        """How many of the draft's tokens are worth most, and how much; (0, 0.0) where none are."""
+        rate = self._rate()
+        if self.whole:
+            return self._all_of(habits, draft, rate)
+        extra, chances, total, path = self._extra, draft.chances, 0.0, 1.0
         best, worth = 0, 0.0
-        longest = max(2, costs.longest + 1)  # unknown lengths are tried one after another
-        for i in range(min(len(draft), reach)):
-            said = draft.chances[i] if stated else UNSAID
-            path *= self._trust(habits, i, said, stated).chance(said)
+        longest = max(1, self.costs.longest)  # unknown lengths are tried one after another
+        for n in range(1, min(len(draft), self.most, longest) + 1):
+            said = chances[n - 1] if chances else UNSAID
+            path *= self._trust(habits, n - 1, said, bool(chances)).chance(said)
             total += path
-            if self.whole:
-                continue
-            extra = costs.extra(i + 2)
-            if extra > self.credit or i + 2 > longest:
+            if extra[n] > self.credit or path < HOPELESS:
                 break
-            if total - rate * extra > worth or i + 1 == self.least:
-                best, worth = i + 1, total - rate * extra
-        if self.whole and draft:
-            worth = total - rate * costs.extra(len(draft) + 1)
-            return (len(draft), worth) if worth > 0 else (0, 0.0)
+            if total - rate * extra[n] > worth or n == self.least:
+                best, worth = n, total - rate * extra[n]
         return (best, worth) if worth > 0 else (0, 0.0)
+
+    def _all_of(self, habits: Habits, draft: Draft, rate: float) -> tuple[int, float]:
+        """The same for a tree, whose depths are the tokens that it may bring."""
+        total, path = 0.0, 1.0
+        for depth in range(max(draft.depths(), default=0)):
+            path *= self._trust(habits, depth, UNSAID, False).chance(UNSAID)
+            total += path
+        worth = total - rate * self._extra[min(len(draft), self.most)]
+        return (len(draft), worth) if worth > 0 else (0, 0.0)
 
     def _check(self, habits: Habits, offer: Draft, draft: Draft, kept: Kept) -> None:
         """Hold a proposal against what the text became, as far as that is known."""
-        stated = bool(offer.chances)
+        stated = bool(offer.chances) and not self.whole
         if offer.is_chain:
             pairs = zip(offer.tokens, kept.tokens, strict=False)
             results = [guess == token for guess, token in pairs]

@@ -210,12 +210,13 @@ class Speculator:
             if wanted <= 0:
                 continue
             begun = time.perf_counter()
-            self._tell(drafter)
-            proposed = known(drafter.propose(wanted), self.engine.runner.model.vocab_size)
-            draft, worth = policy.weigh(drafter.name, proposed, time.perf_counter() - begun)
-            if draft and worth > held:
+            if drafter.taps:
+                self._tell(drafter)
+            draft = drafter.propose(wanted)
+            draft, worth = policy.weigh(drafter.name, draft, time.perf_counter() - begun)
+            if worth > held:
                 best, held = draft, worth
-        return best
+        return known(best, self.engine.runner.model.vocab_size) if best else best
 
     def _accept(self, draft: Draft, logits: Array, pick: Pick, accept: Accept, left: int) -> Kept:
         ends, law = self.engine.ends, self.law
