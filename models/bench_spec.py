@@ -1,8 +1,12 @@
 """Measures drafts against plain decoding, prompt by prompt in one process. Floor 10.
 
-Every prompt is decoded plainly and with each setting in turn, several rounds; the texts must be
-equal. A run in which a plan was made is repeated: planning belongs to neither side. The ratio of a
-prompt is the median over the rounds of plain seconds over speculative ones.
+Every prompt is decoded with each setting in turn, several rounds, a plain run before and after each
+round; the texts must be equal. The prompt itself is read once: only decoding is timed. A run in
+which a plan was made is repeated: planning belongs to neither side. The ratio of a round is the
+mean of its two plain runs over the speculative one, a prompt's the median over the rounds.
+
+Plain decoding is held against itself by the same rule (a run against the mean of its neighbours):
+ratios that scatter no more than these say nothing.
 """
 
 import json
@@ -56,6 +60,7 @@ class Measured:
     shares: list[float] = field(default_factory=list)
     identical: bool = True
     did: SpeculationStatistics | None = None
+    counted: float | None = None  # speed by what steps and drafts cost on average
 
     @property
     def ratio(self) -> float:
@@ -69,9 +74,17 @@ class Answer:
 
     prompt: Prompt
     tokens: list[int]
-    plain: list[float]  # tokens per second, one per round
+    plain: list[float]  # tokens per second, before the first round and after each
     settings: dict[str, Measured]
     peer: list[Reply] = field(default_factory=list)  # llama.cpp with the same head, per round
+
+    @property
+    def noise(self) -> list[float]:
+        """Speeds of plain runs against the mean time of the runs before and after."""
+        if len(self.plain) < 3:
+            return [self.plain[0] / self.plain[1]] if len(self.plain) == 2 else []
+        threes = zip(self.plain, self.plain[1:], self.plain[2:], strict=False)
+        return [here * (1 / before + 1 / after) / 2 for before, here, after in threes]
 
     @property
     def loops(self) -> bool:
@@ -132,31 +145,52 @@ def measure(
     rounds: int,
     peer: Peer | None = None,
 ) -> Iterator[Answer]:
-    """Answers as they come; `limit` new tokens each, greedy. `peer` drafts with the same head."""
-    for prompt in prompts:
-        ids = m.prompt_ids(prompt.text)
-        run = Generation(m, ids, SamplerConfig(temp=0.0, seed=0), limit)
-        answer = Answer(prompt, [], [], {s.name: Measured() for s in settings})
-        for _ in range(rounds):
-            plain, rate, _share = _planned(run, None)
-            answer.tokens = answer.tokens or list(run.tokens)
-            answer.plain.append(rate)
-            for s in settings:
-                _one(answer, run, s, plain)
+    """Answers as they come; `limit` new tokens each, greedy. `peer` drafts with the same head.
+
+    Before the first, its prompt is decoded in every way without being measured, so that costs are
+    known and memory was touched.
+    """
+    m.engine.remembers = True
+    try:
+        for i, prompt in enumerate(prompts):
+            ids = m.prompt_ids(prompt.text)
+            run = Generation(m, ids, SamplerConfig(temp=0.0, seed=0), limit)
+            for drafting in (None, *(s.drafting for s in settings)) if i == 0 else ():
+                _planned(run, drafting)
+            answer = _rounds(run, prompt, settings, rounds)
             if peer is not None:
-                answer.peer.append(peer.ask(ids, limit, ignore_end=False))
-        yield answer
+                answer.peer = [peer.ask(ids, limit, ignore_end=False) for _ in range(rounds)]
+            yield answer
+    finally:
+        m.engine.remembers = False
 
 
-def _one(answer: Answer, run: Generation, setting: Setting, plain: float) -> None:
-    """One round of one setting."""
+def _rounds(run: Generation, prompt: Prompt, settings: Sequence[Setting], rounds: int) -> Answer:
+    """One prompt, in all rounds; the order of the settings turns round from one to the next."""
+    answer = Answer(prompt, [], [], {s.name: Measured() for s in settings})
+    before, rate, _share = _planned(run, None)
+    answer.tokens, answer.plain = list(run.tokens), [rate]
+    for number in range(rounds):
+        order = settings if number % 2 == 0 else settings[::-1]
+        took = {s.name: _one(answer, run, s) for s in order}
+        after, rate, _share = _planned(run, None)
+        answer.plain.append(rate)
+        for name, seconds in took.items():
+            ratio = (before + after) / 2 / seconds if seconds else 1.0
+            answer.settings[name].ratios.append(ratio)
+        before = after
+    return answer
+
+
+def _one(answer: Answer, run: Generation, setting: Setting) -> float:
+    """One run with one setting; its seconds."""
     found = answer.settings[setting.name]
     seconds, rate, share = _planned(run, setting.drafting)
     found.identical &= run.tokens == answer.tokens
-    found.ratios.append(plain / seconds if seconds else 1.0)
     found.rates.append(rate)
     found.shares.append(share)
-    found.did = run.speculation
+    found.did, found.counted = run.speculation, run.counted
+    return seconds
 
 
 def _planned(run: Generation, drafting: Drafting | None) -> tuple[float, float, float]:
@@ -179,6 +213,8 @@ def summary(answers: Sequence[Answer], setting: str) -> dict[str, Any]:
     rounds = sum(d.rounds for d in did)
     kept, drafted = sum(d.accepted for d in did), sum(d.drafted for d in did)
     ratios = [f.ratio for f in found]
+    noise = [statistics.median(a.noise) for a in answers if a.noise]
+    counted = [f.counted for f in found if f.counted is not None]
     return {
         "prompts": len(answers),
         "plain_tokens_per_second": statistics.mean(statistics.median(a.plain) for a in answers),
@@ -186,6 +222,11 @@ def summary(answers: Sequence[Answer], setting: str) -> dict[str, Any]:
         "mean_speedup": statistics.mean(ratios),
         "least_speedup": min(ratios),
         "below_floor": sum(r < FLOOR for r in ratios),
+        "counted_mean": statistics.mean(counted) if counted else None,
+        "counted_least": min(counted) if counted else None,
+        "plain_against_itself_mean": statistics.mean(noise) if noise else None,
+        "plain_against_itself_least": min(noise) if noise else None,
+        "plain_against_itself_below_floor": sum(r < FLOOR for r in noise),
         "acceptance_length": (kept + rounds) / rounds if rounds else 0.0,
         "drafted": drafted,
         "accepted": kept,
@@ -225,11 +266,12 @@ def facts(answer: Answer) -> dict[str, Any]:
     return {
         "prompt": answer.prompt.name, "group": answer.prompt.group,
         "category": answer.prompt.category, "tokens": len(answer.tokens), "loops": answer.loops,
-        "plain_tokens_per_second": answer.plain,
+        "plain_tokens_per_second": answer.plain, "plain_against_itself": answer.noise,
         "settings": {
             name: {
                 "tokens_per_second": f.rates, "speedups": f.ratios, "speedup": f.ratio,
-                "identical": f.identical, "cores": f.shares,
+                "identical": f.identical, "cores": f.shares, "counted": f.counted,
+                "steps_by_rows": f.did.by_rows if f.did else {},
                 "rounds": f.did.rounds if f.did else 0,
                 "acceptance_length": f.did.acceptance_length if f.did else 0.0,
                 "drafted": f.did.drafted if f.did else 0,

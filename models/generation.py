@@ -10,6 +10,7 @@ import numpy as np
 
 from ggraph import InputError
 from ggraph.decode.engine import Statistics
+from ggraph.decode.length import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import SpeculationStatistics, Speculator
 from ggraph.decode.stream import TextStream
@@ -66,6 +67,13 @@ class Generation:
     def speculation(self) -> SpeculationStatistics | None:
         """What drafts did in the last run, None where it was a plain one."""
         return self._speculator.statistics if self._speculator is not None else None
+
+    @property
+    def counted(self) -> float | None:
+        """Tokens per plain step of the last run by what steps and drafts cost on average; None
+        where nothing was decided by costs."""
+        policy = self._speculator.policy if self._speculator is not None else None
+        return policy.speed if isinstance(policy, Adaptive) else None
 
     def run(self, drafting: Drafting | None) -> Iterator[str]:
         """The answer's text, piece by piece, without what ends it."""

@@ -9,6 +9,7 @@ import pytest
 from small_model import small_model
 
 from ggraph import InputError
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.speculate import SpeculationStatistics
 from models.bench_spec import (
     Answer,
@@ -20,6 +21,7 @@ from models.bench_spec import (
     summary,
     tables,
 )
+from models.generation import Generation
 from models.load import load
 
 ROOT = Path(__file__).parent.parent
@@ -112,24 +114,62 @@ def test_texts_are_equal_and_every_round_counts(model: Path) -> None:
     found = list(measure(m, prompts, ways, 24, 2))
     m.close()
     for a in found:
-        assert len(a.plain) == 2
+        assert len(a.plain) == 3
+        assert len(a.noise) == 1
         assert 1 <= len(a.tokens) <= 24
-        for f in a.settings.values():
+        for name, f in a.settings.items():
             assert f.identical
             assert len(f.ratios) == len(f.rates) == 2
             assert f.did is not None
             assert f.did.accepted + f.did.rounds >= len(a.tokens) - 1
+            assert sum(f.did.by_rows.values()) == f.did.rounds
+            assert sum((n - 1) * count for n, count in f.did.by_rows.items()) == f.did.drafted
+            assert (f.counted is None) == (name != "suffix"), "fixed lengths count nothing"
+    assert not m.engine.remembers
+
+
+def test_a_prompt_is_read_once_and_the_text_stays_what_it_was(model: Path) -> None:
+    m = load(model, threads=1, ctx_size=256)
+    ids, other = m.prompt_ids("abcabcabc"), m.prompt_ids("hello")
+    ways = [None, parse_setting("suffix:3", False).drafting]
+
+    def texts() -> list[list[int]]:
+        found = []
+        for asked in (ids, ids, other, ids):
+            run = Generation(m, asked, SamplerConfig(temp=0.0, seed=0), 20)
+            for way in ways:
+                "".join(run.run(way))
+                found.append(run.tokens)
+        return found
+
+    plainly = texts()
+    m.engine.remembers = True
+    assert texts() == plainly
+    m.engine.remembers = False
+    m.close()
+
+
+def test_plain_decoding_is_held_against_itself() -> None:
+    steady = Answer(Prompt("1", "qa", "qa", "?"), [1], [50.0] * 4, {})
+    assert steady.noise == [1.0, 1.0]
+    uneven = Answer(Prompt("1", "qa", "qa", "?"), [1], [50.0, 25.0, 50.0, 50.0], {})
+    assert uneven.noise == pytest.approx([0.5, 1.5])
+    found = summary([answer([1], [1.0], 0)], "s")
+    assert found["plain_against_itself_mean"] is None
 
 
 def test_the_command_prints_tables_and_writes_json(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "spec.json"
     prompts = tmp_path / "p.jsonl"
-    prompts.write_text(json.dumps({"category": "qa", "turns": ["ab ab ab"]}) + "\n")
+    prompts.write_text((json.dumps({"category": "qa", "turns": ["ab ab ab"]}) + "\n") * 2)
     command = [sys.executable, "-m", "models", "bench", "spec", "-m", str(model), "--rounds", "1",
-               "-n", "16", "-t", "1", "--prompts", str(prompts), "--json", str(out)]  # fmt: skip
+               "-n", "16", "-t", "1", "--minutes", "0", "--prompts", str(prompts),
+               "--json", str(out)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "identical" in done.stdout
     facts = json.loads(out.read_text())
     assert set(facts["tables"]) == {"suffix", "suffix:4"}
     assert facts["answers"][0]["settings"]["suffix:4"]["identical"] is True
+    assert facts["asked"] == 2
+    assert len(facts["answers"]) == 1, "no further prompt after no time"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ggraph.decode.runner import Runner
+from ggraph.decode.runner import Result, Runner
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -41,12 +41,18 @@ class Statistics:
 
 
 class Engine:
-    """Decodes with one runner. `ends` are the token ids that end a text."""
+    """Decodes with one runner. `ends` are the token ids that end a text.
+
+    An engine that `remembers` does not compute a prompt's step again where the same prompt is read
+    twice in a row; nothing else may use the runner in between.
+    """
 
     def __init__(self, runner: Runner, ends: Iterable[int]) -> None:
         self.runner = runner
         self.ends = frozenset(ends)
         self.statistics = Statistics()
+        self.remembers = False
+        self._read: tuple[tuple[int, ...], Result] | None = None
 
     def reset(self) -> None:
         """Forget the text in the cache; plans and weights stay."""
@@ -72,7 +78,7 @@ class Engine:
             return
         self.runner.prepare(len(prompt))  # planning has statistics of its own
         begun = time.perf_counter()
-        token = self.choose(self.runner.text(prompt).logits[-1], pick, accept)
+        token = self.choose(self.read(prompt).logits[-1], pick, accept)
         stats.prompt_seconds = time.perf_counter() - begun
         stats.new_tokens = 1
         yield token
@@ -86,6 +92,16 @@ class Engine:
             stats.steps += 1
             yield token
         self.conclude(token, limit == room)
+
+    def read(self, prompt: Sequence[int]) -> Result:
+        """The prompt's step, behind an empty cache or what stands in it."""
+        known = tuple(prompt) if self.remembers and self.runner.past == 0 else None
+        if known is not None and self._read is not None and self._read[0] == known:
+            self.runner.past = len(known)
+            return self._read[1]
+        result = self.runner.text(prompt)
+        self._read = (known, result) if known is not None else None
+        return result
 
     def begin(self, prompt_tokens: int) -> Statistics:
         """Fresh statistics for a generation."""

@@ -31,6 +31,7 @@ SURE = 0.98  # no chance is taken to be greater
 FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
 HOPE, HOPES = 0.05, 2  # what asking a dear drafter is taken to bring, and as how many observations
 FORGET = 0.15  # weight of the newest worth of asking
+BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
 SAMPLE = 8  # plain steps of which one is measured, once there were as many
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
@@ -136,12 +137,18 @@ class Adaptive:
     credit: float = DEBT  # steps that drafts may still lose
     _habits: dict[str, Habits] = field(default_factory=dict)
     _offers: list[tuple[Habits, Draft]] = field(default_factory=list)
-    _tokens: float = 8.0  # so far, with some at plain speed for a beginning
-    _steps: float = 8.0  # what they took
+    _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
+    _steps: float = BEGUN  # what they took
     _plain: int = 0  # plain steps so far
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
     _open: bool = False  # whether a draft of one token can be afforded
+
+    @property
+    def speed(self) -> float:
+        """Tokens per plain step's time so far, by mean costs."""
+        steps = self._steps - BEGUN
+        return (self._tokens - BEGUN) / steps if steps else 1.0
 
     def begin(self, past: int) -> None:
         """Costs are those of a text of this length."""

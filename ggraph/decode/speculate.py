@@ -37,6 +37,7 @@ class SpeculationStatistics:
     accepted: int = 0
     tried_at: list[int] = field(default_factory=list)  # drafts that reached depth i + 1
     accepted_at: list[int] = field(default_factory=list)  # of those, accepted
+    by_rows: dict[int, int] = field(default_factory=dict)  # rows of a step -> such steps
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -50,6 +51,8 @@ class SpeculationStatistics:
     def note(self, draft: Draft, kept: Kept) -> None:
         """Count one round."""
         self.rounds += 1
+        rows = len(draft) + 1
+        self.by_rows[rows] = self.by_rows.get(rows, 0) + 1
         if not draft:
             return
         self.drafted += len(draft)
@@ -136,7 +139,7 @@ class Speculator:
         engine = self.engine
         engine.runner.prepare(len(prompt))
         begun = time.perf_counter()
-        result = engine.runner.text(prompt)
+        result = engine.read(prompt)
         token = engine.choose(result.logits[-1], pick, accept)
         self._unseen = {d.name: [] for d in self.drafters}
         for drafter in self.drafters:
