@@ -50,6 +50,14 @@ def train_eagle3(
     steps: Annotated[int, typer.Option(help="Steps of the training-time test.")] = 3,
     loss: Annotated[str, typer.Option(help="ce, kl or hard.")] = "ce",
     rate: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-3,
+    alive: Annotated[
+        int,
+        typer.Option(help="Later steps learn where guesses were among the best N; 0: everywhere."),
+    ] = 2,
+    candidates: Annotated[
+        int,
+        typer.Option(help="Random tokens in a loss beside the likely ones; 0: all tokens."),
+    ] = 512,
     epochs: Annotated[float, typer.Option(help="How often all tokens are seen.")] = 2.0,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
     feedback_norm: Annotated[
@@ -74,7 +82,7 @@ def train_eagle3(
     loop = _torch_part("train_loop")
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
-        epochs=epochs, feedback_norm=feedback_norm, seed=seed,
+        epochs=epochs, feedback_norm=feedback_norm, alive=alive, candidates=candidates, seed=seed,
     )  # fmt: skip
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())

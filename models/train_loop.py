@@ -19,13 +19,7 @@ import torch
 from ggraph import Array, InputError
 
 from .train_data import Text, describe, read_shard, shards
-from .train_net import (
-    Batch,
-    DraftNet,
-    StepResult,
-    Words,
-    run_steps,
-)  # fmt: skip
+from .train_net import DraftNet
 from .train_parts import (
     Report,
     Target,
@@ -35,6 +29,7 @@ from .train_parts import (
     frequent_ids,
     is_held,
     length_of,
+    lesson_of,
     net_config,
     optimizer_of,
     packed,
@@ -42,6 +37,7 @@ from .train_parts import (
     tell,
     warm_start,
 )  # fmt: skip
+from .train_steps import Batch, StepResult, Words, run_steps
 
 CHECKPOINT = "checkpoint.pt"
 HELD = 64  # texts for testing
@@ -178,7 +174,8 @@ class _Run:
             group["lr"] = rate_at(done, o)
         batch = self.prepared(texts, answers_only=not o.prompts_too)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            results = run_steps(net, batch, self.words, steps, loss=o.loss)
+            lesson = lesson_of(o, self.state.batches)
+            results = run_steps(net, batch, self.words, steps, lesson)
         descend(net, self.state.optimizer, results, o)
         return float(results[0].loss.detach()) / max(1, results[0].count)
 

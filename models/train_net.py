@@ -2,8 +2,8 @@
 
 Only training imports this file: it needs the extra [train]. Decoding runs `models.eagle3`.
 
-Legend: B texts, N positions, E width of head and target, A taps, H heads, K key-value heads,
-D head_dim, W draft vocabulary, S steps of the training-time test.
+Legend: B texts, N positions, M positions of some texts one after another, E width of head and
+target, A taps, H heads, K key-value heads, D head_dim, W draft vocabulary.
 
 Position p holds the target's features at p and the embedding of token p + 1; it predicts token
 p + 2. Step i of the training-time test starts from the previous step's output at every position,
@@ -13,7 +13,7 @@ steps 1 to i only the one at p itself: the chain that it would have drafted.
 Source: Li et al. 2025 (arXiv 2503.01840), section 3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -75,194 +75,114 @@ class DraftNet(nn.Module):  # type: ignore[misc]
         self.lm_head = nn.Linear(e, c.vocabulary, bias=False)
 
     def forward(self, features: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
-        """Outputs before the final norm, [B, N, E] for each step.
+        """Outputs before the final norm, [B, N, E] for each step, at every position.
 
         `features` [B, N, A*E]; `embedded` [B, N + steps - 1, E] holds the embedding of token p + 1
         at p.
         """
-        n = features.shape[1]
-        hidden, past, outs = self.fc(features), _Keys(self.config), []
-        for i in range(steps):
-            hidden = self._layer(hidden, embedded[:, i : i + n], past, i)
-            outs.append(hidden)
-            if self.config.feedback_norm:
-                hidden = self.norm(hidden)
+        b, n = features.shape[:2]
+        out, past = self.first(features, embedded[:, :n])
+        every = torch.ones(b, n, dtype=torch.bool, device=features.device)
+        past.rows, past.columns = every.nonzero(as_tuple=True)
+        outs = [out]
+        for i in range(1, steps):
+            flat = self.further(outs[-1].flatten(0, 1), embedded[:, i : i + n].flatten(0, 1), past)
+            outs.append(flat.view(b, n, -1))
         return outs
 
-    def logits(self, out: Tensor) -> Tensor:
-        """[.., E] -> [.., W]."""
-        return self.lm_head(self.norm(out))
+    def first(self, features: Tensor, embedded: Tensor) -> tuple[Tensor, "Past"]:
+        """Step 0: outputs [B, N, E] from features [B, N, A*E] and embeddings [B, N, E]."""
+        past = Past(self.config)
+        return self._layer(self.fc(features), embedded, past.begin), past
 
-    def _layer(self, g: Tensor, embedded: Tensor, past: "_Keys", i: int) -> Tensor:
-        c, (b, n, _) = self.config, g.shape
-        x = torch.cat([self.input_layernorm(embedded), self.hidden_norm(g)], -1)  # [B, N, 2E]
-        q = self.q_proj(x).view(b, n, c.heads, c.head_dim).transpose(1, 2)  # [B, H, N, D]
-        k = self.k_proj(x).view(b, n, c.kv_heads, c.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(b, n, c.kv_heads, c.head_dim).transpose(1, 2)
-        mixed = past.attend(q, k, v, i)  # [B, H, N, D]
-        h = g + self.o_proj(mixed.transpose(1, 2).reshape(b, n, -1))
+    def further(self, out: Tensor, embedded: Tensor, past: "Past") -> Tensor:
+        """The next step at the M positions that `past` holds: outputs [M, E], from the outputs
+        before [M, E] and the embeddings [M, E] of the tokens that followed."""
+        hidden = self.norm(out) if self.config.feedback_norm else out
+        return self._layer(hidden, embedded, past.go_on)
+
+    def logits(self, out: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """[.., E] -> [.., W], or of the draft tokens `chosen` [C] only: [.., C]."""
+        weight = self.lm_head.weight if chosen is None else self.lm_head.weight[chosen]
+        return F.linear(self.norm(out), weight)
+
+    def _layer(self, g: Tensor, embedded: Tensor, mix: Callable[..., Tensor]) -> Tensor:
+        c = self.config
+        x = torch.cat([self.input_layernorm(embedded), self.hidden_norm(g)], -1)  # [.., 2E]
+        q = self.q_proj(x).unflatten(-1, (c.heads, c.head_dim))  # [.., H, D]
+        k = self.k_proj(x).unflatten(-1, (c.kv_heads, c.head_dim))
+        v = self.v_proj(x).unflatten(-1, (c.kv_heads, c.head_dim))
+        h = g + self.o_proj(mix(q, k, v).flatten(-2))
         y = self.post_attention_layernorm(h)
         return h + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
-class _Keys:
-    """Keys and values of the steps so far, and attention over them."""
+class Past:
+    """Keys and values of the steps so far, and attention over them.
+
+    Of later steps it holds those at the positions that go on: texts `rows` [M], ascending, and
+    `columns` [M].
+    """
+
+    rows: Tensor
+    columns: Tensor
 
     def __init__(self, c: NetConfig) -> None:
         self.config = c
-        self.held: list[tuple[Tensor, Tensor]] = []
+        self.own: list[tuple[Tensor, Tensor]] = []  # of steps 1 and on: keys, values [M, K, D]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, i: int) -> Tensor:
-        """q [B, H, N, D], k and v [B, K, N, D] of step i: the mixed values [B, H, N, D]."""
+    def begin(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Step 0: q [B, N, H, D], k and v [B, N, K, D]; the mixed values [B, N, H, D]."""
+        at = torch.arange(q.shape[1], device=q.device)
+        q, k = (rotated(t, self.config.rope_base, at) for t in (q, k))
+        self.first = k, v
         group = self.config.heads // self.config.kv_heads
-        q, k = (rotated(t, self.config.rope_base, i) for t in (q, k))
-        self.held.append((k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
-        k0, v0 = self.held[0]
-        if i == 0:
-            return F.scaled_dot_product_attention(q, k0, v0, is_causal=True)
-        n, scale = q.shape[2], q.shape[3] ** -0.5
-        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-        scores = (q @ k0.transpose(-1, -2)).masked_fill(hidden, float("-inf"))  # [B, H, N, N]
-        own = [(q * kj).sum(-1, keepdim=True) for kj, _ in self.held[1:]]  # each [B, H, N, 1]
-        shares = torch.softmax(torch.cat([scores, *own], -1) * scale, -1)
-        mixed = shares[..., :n] @ v0
-        for j, (_, vj) in enumerate(self.held[1:]):
-            mixed = mixed + shares[..., n + j : n + j + 1] * vj
-        return mixed
+        k, v = (t.transpose(1, 2).repeat_interleave(group, 1) for t in (k, v))  # [B, H, N, D]
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True)
+        return mixed.transpose(1, 2)
+
+    def keep(self, which: Tensor) -> None:
+        """Go on with these of the M positions only: i64 [M'], ascending."""
+        self.rows, self.columns = self.rows[which], self.columns[which]
+        self.own = [(k[which], v[which]) for k, v in self.own]
+
+    def go_on(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A later step: q [M, H, D], k and v [M, K, D]; the mixed values [M, H, D]."""
+        c, at = self.config, self.columns + len(self.own) + 1
+        q, k = (rotated(t, c.rope_base, at) for t in (q, k))
+        self.own.append((k, v))
+        counts = torch.bincount(self.rows, minlength=len(self.first[0])).tolist()
+        mixed, end = [], 0
+        for b, count in enumerate(counts):
+            begin, end = end, end + count
+            if count:
+                mixed.append(self._text(b, slice(begin, end), q[begin:end]))
+        return torch.cat(mixed) if mixed else q
+
+    def _text(self, b: int, part: slice, q: Tensor) -> Tensor:
+        """Attention of one text's queries [m, H, D]: step 0 up to each, then its own chain."""
+        c, m = self.config, len(q)
+        k0, v0 = (t[b].transpose(0, 1) for t in self.first)  # [K, N, D]
+        n = k0.shape[1]
+        q = q.view(m, c.kv_heads, -1, c.head_dim).permute(1, 2, 0, 3)  # [K, H/K, m, D]
+        scores = (q.flatten(1, 2) @ k0.transpose(1, 2)).view(*q.shape[:3], n)
+        hidden = torch.arange(n, device=q.device) > self.columns[part, None]  # [m, N]
+        scores = scores.masked_fill(hidden, float("-inf"))
+        own = [(k[part].transpose(0, 1)[:, None], v[part].transpose(0, 1)[:, None])
+               for k, v in self.own]  # [K, 1, m, D]  # fmt: skip
+        near = [(q * k).sum(-1, keepdim=True) for k, _ in own]  # [K, H/K, m, 1]
+        shares = torch.softmax(torch.cat([scores, *near], -1) * c.head_dim**-0.5, -1)
+        mixed = (shares[..., :n].flatten(1, 2) @ v0).view_as(q)
+        for j, (_, v) in enumerate(own):
+            mixed = mixed + shares[..., n + j : n + j + 1] * v
+        return mixed.permute(2, 0, 1, 3).flatten(1, 2)  # [m, H, D]
 
 
-def rotated(x: Tensor, base: float, offset: int) -> Tensor:
-    """Rotary embedding of [B, H, N, D] at positions offset .. offset + N - 1, halves paired."""
-    n, d = x.shape[2], x.shape[3]
+def rotated(x: Tensor, base: float, positions: Tensor) -> Tensor:
+    """Rotary embedding of [.., N, H, D] at positions [N], halves paired."""
+    d = x.shape[-1]
     inverse = base ** (-torch.arange(0, d, 2, dtype=torch.float32, device=x.device) / d)
-    angle = torch.outer(torch.arange(offset, offset + n, device=x.device).float(), inverse)
+    angle = torch.outer(positions.float(), inverse)[:, None]  # [N, 1, D / 2]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., : d // 2], x[..., d // 2 :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Texts side by side, padded at the end.
-
-    `features` [B, N, (A+1)*E] with the final norm's output last, `tokens` i64 [B, N + S] where
-    position p holds token p + 1, `wanted` bool [B, N]: positions from which drafts are learnt,
-    `lengths` [B] rows each.
-    """
-
-    features: Tensor
-    tokens: Tensor
-    wanted: Tensor
-    lengths: Tensor
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One step's loss sum over `count` positions, and where its guess was right.
-
-    `known` bool [B, N]: a next token is known there; `right` is False elsewhere.
-    """
-
-    loss: Tensor
-    count: int
-    right: Tensor
-    known: Tensor
-
-
-@dataclass(frozen=True)
-class Words:
-    """The vocabularies: `embedding` and `output` of the target, f32 [V, E], and for the draft's
-    W tokens `ids` [W], with `place` [V] the way back, -1 for tokens that the draft has not."""
-
-    embedding: Tensor
-    output: Tensor
-    ids: Tensor
-    place: Tensor
-
-    @classmethod
-    def of(cls, embedding: Tensor, output: Tensor, ids: Tensor) -> "Words":
-        """With the way back computed."""
-        place = torch.full((len(embedding),), -1, dtype=torch.long, device=ids.device)
-        place[ids] = torch.arange(len(ids), device=ids.device)
-        return cls(embedding, output[ids], ids, place)
-
-
-def run_steps(
-    net: DraftNet, batch: Batch, words: Words, steps: int, *, loss: str = "ce"
-) -> list[StepResult]:
-    """Losses and hits of each step.
-
-    `loss` is "ce" (against the target's distribution over the draft vocabulary), "kl" (the same
-    minus the target's entropy: equal gradients), or "hard" (against the text's next token).
-    Positions whose next token the draft vocabulary lacks are not learnt from.
-    """
-    e = net.config.width
-    truth = batch.features[..., -e:]  # [B, N, E]
-    n = truth.shape[1]
-    embedded = words.embedding[batch.tokens[:, : n + steps - 1]]
-    outs = net(batch.features[..., :-e], embedded, steps)
-    at = torch.arange(n, device=truth.device)
-    laws = _Laws(truth, at[None, :] < batch.lengths[:, None], words.output, loss)
-    found = []
-    for i, out in enumerate(outs):
-        # Step i at p guesses token p + 2 + i, whose chances the target gives at p + 1 + i.
-        ahead = 1 + i
-        known = batch.wanted & (at[None, :] + ahead < batch.lengths[:, None])
-        rows, columns = known.nonzero(as_tuple=True)
-        label = words.place[batch.tokens[rows, columns + ahead]]  # [M]
-        guess = net.logits(out[rows, columns])  # [M, W]
-        covered = label >= 0
-        total = laws.loss(guess[covered], (rows[covered], columns[covered] + ahead), label[covered])
-        right = torch.zeros_like(known)
-        right[rows, columns] = guess.argmax(-1) == label
-        found.append(StepResult(total, int(covered.sum()), right, known))
-    return found
-
-
-class _Laws:
-    """The target's distributions over the draft vocabulary, computed once for all steps.
-
-    `truth` [B, N, E] holds final hidden rows, of which `real` bool [B, N] are no padding; `output`
-    [W, E].
-    """
-
-    def __init__(self, truth: Tensor, real: Tensor, output: Tensor, kind: str) -> None:
-        self.kind = kind
-        if kind == "hard":
-            return
-        self.row = torch.full(real.shape, -1, dtype=torch.long, device=truth.device)
-        self.row[real] = torch.arange(int(real.sum()), device=truth.device)
-        with torch.no_grad():
-            self.law = torch.softmax(truth[real] @ output.T, -1)  # [rows, W]
-
-    def loss(self, guess: Tensor, where: tuple[Tensor, Tensor], label: Tensor) -> Tensor:
-        """Summed loss of M rows of draft logits [M, W], whose laws stand at `where`."""
-        if self.kind == "hard":
-            return F.cross_entropy(guess, label, reduction="sum")
-        with torch.no_grad():
-            law = self.law[self.row[where]]  # [M, W]
-            least = (law * torch.log(law.clamp_min(1e-30))).sum() if self.kind == "kl" else 0.0
-        return least - (law * torch.log_softmax(guess, -1)).sum()
-
-
-def accepted_lengths(results: Sequence[StepResult], chain: int) -> tuple[float, list[float]]:
-    """Mean tokens per round, the bonus counted, of greedy chains; and the hit rate of each step.
-
-    Rounds follow one another through each text as in decoding: the next begins after what the
-    last one won.
-    """
-    hits = [float(r.right.sum()) / max(1, int(r.known.sum())) for r in results]
-    rounds = tokens = 0
-    right = torch.stack([r.right for r in results[:chain]]).cpu().numpy()  # [S, B, N]
-    known = results[0].known.cpu().numpy()
-    for b in range(known.shape[0]):
-        positions = known[b].nonzero()[0]
-        p, stop = (int(positions[0]), int(positions[-1])) if len(positions) else (1, 0)
-        while p <= stop:
-            won = 1
-            for i in range(len(right)):
-                if not right[i, b, p]:
-                    break
-                won += 1
-            rounds, tokens, p = rounds + 1, tokens + won, p + won
-    return tokens / max(1, rounds), hits

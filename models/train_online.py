@@ -16,7 +16,7 @@ import torch
 from ggraph import Array, InputError
 
 from .train_data import Text
-from .train_net import Batch, DraftNet, StepResult, Tensor, Words, run_steps
+from .train_net import DraftNet, Tensor
 from .train_parts import (
     Report,
     Target,
@@ -26,6 +26,7 @@ from .train_parts import (
     frequent_ids,
     is_held,
     length_of,
+    lesson_of,
     net_config,
     optimizer_of,
     packed,
@@ -33,6 +34,7 @@ from .train_parts import (
     tell,
     warm_start,
 )  # fmt: skip
+from .train_steps import WHOLE, Batch, Lesson, StepResult, Words, run_steps
 from .train_target import TorchTarget, Writing, write_texts
 
 SORTED = 64  # batches whose texts are sorted by length together
@@ -132,14 +134,15 @@ class OnlineTraining:
         budget = self.online.seconds * (1 - self.online.texts_share)
         begun = told = time.perf_counter()
         seen = 0
-        for texts in self._batches(learnt):
+        for number, texts in enumerate(self._batches(learnt)):
             done = (time.perf_counter() - begun) / budget
             if done >= 1:
                 break
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(done, o)
             steps = 1 if done < o.single else o.steps
-            results = self._stepped(net, words, texts, steps, answers_only=not o.prompts_too)
+            batch = self._batch(texts, answers_only=not o.prompts_too)
+            results = self._stepped(net, words, batch, steps, lesson_of(o, number))
             descend(net, optimizer, results, o)
             seen += sum(map(length_of, texts))
             if time.perf_counter() - told > self.online.tell_seconds:
@@ -163,11 +166,10 @@ class OnlineTraining:
                     yield batches[i]
 
     def _stepped(
-        self, net: DraftNet, words: Words, texts: Sequence[Text], steps: int, *, answers_only: bool
+        self, net: DraftNet, words: Words, batch: Batch, steps: int, lesson: Lesson
     ) -> list[StepResult]:
-        batch = self._batch(texts, answers_only=answers_only)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            return run_steps(net, batch, words, steps, loss=self.options.loss)
+            return run_steps(net, batch, words, steps, lesson)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _batch(self, texts: Sequence[Text], *, answers_only: bool) -> Batch:
@@ -189,7 +191,9 @@ class OnlineTraining:
     def tested(self, net: DraftNet, words: Words, held: Sequence[Text]) -> dict[str, Any]:
         """Accepted length (bonus counted) and hit rates on the answers of held-out texts."""
         results = [
-            self._stepped(net, words, texts, self.options.steps, answers_only=True)
+            self._stepped(
+                net, words, self._batch(texts, answers_only=True), self.options.steps, WHOLE
+            )
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens)
         ]
         length, hits = figures(results)

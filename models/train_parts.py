@@ -17,7 +17,8 @@ from ggraph import Array, InputError
 
 from .registry import Model
 from .train_data import Text
-from .train_net import DraftNet, NetConfig, StepResult, accepted_lengths
+from .train_net import DraftNet, NetConfig
+from .train_steps import Lesson, StepResult, accepted_lengths
 
 LOG = "training.jsonl"
 LOSSES = ("ce", "kl", "hard")
@@ -29,7 +30,8 @@ class TrainOptions:
     """How a head is trained. `draft_vocab` of 0 keeps the whole vocabulary.
 
     The first `single` share of the tokens is learnt with one step, which is cheaper, the rest with
-    `steps`. `prompts_too` learns from the prompts' tokens as well.
+    `steps`. `prompts_too` learns from the prompts' tokens as well. `alive` and `candidates` leave
+    out what teaches little (`train_steps.Lesson`); 0 keeps everything.
     """
 
     draft_vocab: int = 8192
@@ -44,6 +46,8 @@ class TrainOptions:
     single: float = 0.3
     prompts_too: bool = True
     feedback_norm: bool = False
+    alive: int = 2
+    candidates: int = 512
     warm_start: bool = True
     seed: int = 0
     save_seconds: float = 120.0
@@ -59,6 +63,10 @@ class TrainOptions:
         if not 0 < self.rate < 1 or not 0 <= self.warm_up < 1 or self.clip <= 0:
             raise InputError(
                 f"rate {self.rate}, warm-up {self.warm_up}, clip {self.clip}: out of range"
+            )
+        if self.alive < 0 or self.candidates < 0:
+            raise InputError(
+                f"alive {self.alive}, {self.candidates} candidates: expected 0 (all) or more"
             )
         if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1:
             raise InputError(f"{self.epochs} epochs, single {self.single}: out of range")
@@ -195,6 +203,11 @@ def packed(texts: Sequence[Text], most: int) -> Iterator[list[Text]]:
         batch.append(t)
     if batch:
         yield batch
+
+
+def lesson_of(o: TrainOptions, batch: int) -> Lesson:
+    """What the batch of this number teaches; its random candidates follow from the number."""
+    return Lesson(o.loss, o.alive, o.candidates, o.seed * 1_000_003 + batch)
 
 
 def rate_at(done: float, o: TrainOptions) -> float:
