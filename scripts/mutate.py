@@ -39,6 +39,7 @@ TESTS = {
         "reserve",
         "hb",
         "search",
+        "climb",
         "instances",
         "explain",
     ),
@@ -53,7 +54,8 @@ TESTS = {
 }
 FIRST = {
     **dict.fromkeys(("blocks", "clocks", "hb", "layout"), "hb"),
-    **dict.fromkeys(("canon", "anneal", "offline", "bounds", "fit", "offers", "tenants"), "search"),
+    **dict.fromkeys(("canon", "offline"), "climb"),
+    **dict.fromkeys(("anneal", "bounds", "fit", "offers", "tenants"), "search"),
     "check": "errors",
     "listed": "listing",
     "live": "verify_figures",

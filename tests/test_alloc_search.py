@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from itertools import permutations
 
 import networkx as nx
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from alloc_kit import act, judge, random_schedule, schedule
 from hypothesis import given
 from hypothesis import strategies as st
+from packing_kit import intervals, sound
 
 from ggraph.alloc import (
     allocate,
@@ -22,10 +22,11 @@ from ggraph.alloc import (
     packing,
 )
 from ggraph.alloc import anneal as annealing
+from ggraph.alloc import climb as climbing
 from ggraph.alloc.blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
 from ggraph.alloc.clocks import clocks
-from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
+from ggraph.alloc.fit import NO_LIMIT, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
 from ggraph.device import DeviceSpec
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Schedule, Value
@@ -33,27 +34,6 @@ from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Sched
 SIM = DeviceSpec("d", "sim", alignment=32, streams=2)
 S0, S1 = Actor("d", 0), Actor("d", 1)
 END = Command(Do.HOST_SYNC, HOST_ACTOR, "end")
-
-
-def intervals(seed: int, m: int = 24) -> tuple[Packing, offline.Cliques, int]:
-    """Blocks that live in random stretches of time, and their live-bytes bound."""
-    r = np.random.default_rng(seed)
-    first = r.integers(0, 30, m)
-    last = first + r.integers(1, 12, m)
-    size = r.integers(1, 40, m) * 32
-    near = (first[:, None] < last) & (first < last[:, None])
-    np.fill_diagonal(near, False)
-    start = np.concatenate([[0], near.sum(axis=1).cumsum()])
-    live = np.array([(first <= t) & (t < last) for t in range(42)]).astype(np.int8)
-    p = Packing(size, start, np.nonzero(near)[1])
-    return p, offline.cliques_of(live), int((live @ size).max())
-
-
-def sound(p: Packing, at: Ints) -> bool:
-    owner = np.repeat(np.arange(len(p)), np.diff(p.start))
-    below = at[p.near] + p.size[p.near] <= at[owner]
-    above = at[owner] + p.size[owner] <= at[p.near]
-    return bool((below | above).all() and (at >= 0).all())
 
 
 @given(st.integers(0, 10_000))
@@ -91,9 +71,8 @@ def test_interpreted_and_compiled_search_agree() -> None:
         assert (compiled == plain).all()
         total = fit.extent(compiled, p.size, 1600)
         assert total == fit.extent.plain(compiled, p.size, 1600)
-    room, total_bytes = offline.room_of(p, cliques), np.zeros(cliques.count, dtype=np.int64)
-    owner = np.repeat(np.arange(len(p)), np.diff(cliques.start))
-    np.add.at(total_bytes, cliques.member, p.size[owner])
+    tree = climbing.Tree(p, cliques)
+    room, total_bytes = tree.room, tree.total
     results = []
     for solve in (canon.solve, canon.solve.plain):
         state = canon.begun(room, total_bytes, 10**6)
@@ -102,61 +81,6 @@ def test_interpreted_and_compiled_search_agree() -> None:
     assert (results[0] == results[1]).all() and sound(p, results[0])
     height, at = annealing.anneal(p, order, bound, 10**6, 0)
     assert sound(p, at) and height == (at + p.size).max()
-
-
-def test_a_height_below_the_bound_is_refuted() -> None:
-    p, cliques, bound = intervals(5, 10)
-    tree = offline._Tree(p, cliques, 0)
-    found, used = tree.attempt(np.arange(len(p)), bound - 32, 10**9)
-    assert found is None and used < 10**9
-
-
-def crowded(seed: int, m: int = 6) -> tuple[Packing, np.ndarray, int, int]:
-    """A few blocks in little time: problem, live table, bound, and the true optimum."""
-    r = np.random.default_rng(seed)
-    first = r.integers(0, 6, m)
-    last = first + r.integers(1, 4, m)
-    size = r.integers(1, 7, m)
-    near = (first[:, None] < last) & (first < last[:, None])
-    np.fill_diagonal(near, False)
-    live = np.array([(first <= t) & (t < last) for t in range(9)]).astype(np.int8)
-    p = Packing(size, np.concatenate([[0], near.sum(axis=1).cumsum()]), np.nonzero(near)[1])
-    best = min(fit.packed(p, np.array(o))[0] for o in permutations(range(m)))
-    return p, live, int((live @ size).max()), best
-
-
-def test_the_tree_search_is_exact() -> None:
-    """It finds the optimum of every order of placement, and refutes everything below."""
-    for seed in range(25):
-        p, live, _, best = crowded(seed)
-        tree = offline._Tree(p, offline.cliques_of(live), 0)
-        at, _ = tree.attempt(np.arange(6), best, 10**8)
-        assert at is not None and sound(p, at) and (at + p.size).max() <= best
-        below, left = tree.attempt(np.arange(6), best - 1, 10**8)
-        assert below is None and left < 10**8
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_parts_that_nothing_connects_are_undone_together(first: bool) -> None:
-    """An easy part before or behind one that cannot be solved at its bound: all is as it was."""
-    # Blocks 1 to 5 of size 1 conflict in a ring: no two cliques hold three, yet three are needed.
-    ring = [(k, k % 5 + 1) for k in range(1, 6)]
-    live = np.zeros((6, 6), dtype=np.int8)
-    live[0 if first else 5, 0] = 1
-    near = np.zeros((6, 6), dtype=bool)
-    for c, pair in enumerate(ring, start=int(first)):
-        live[c, list(pair)] = 1
-        near[pair] = near[pair[::-1]] = True
-    start = np.concatenate([[0], near.sum(axis=1).cumsum()])
-    p, m, bound, best = Packing(np.ones(6, np.int64), start, np.nonzero(near)[1]), 6, 2, 3
-    tree = offline._Tree(p, offline.cliques_of(live), 0)
-    for height, solved in ((bound, False), (best, True)):
-        state, cliques = canon.begun(tree.room, tree.total, 10**7), len(tree.total)
-        assert canon.solve(tree.room, state, np.arange(m), 0, cliques, 0, -1, height) is solved
-        assert state.work[0] > 0 and (state.at >= 0).all() == solved
-        if not solved:
-            assert (state.at == -1).all() and (state.total == tree.total).all()
-            assert not state.low.any() and not state.top.any()
 
 
 def test_a_block_without_conflicts_does_not_stop_the_annealing() -> None:
@@ -349,31 +273,3 @@ def test_large_packings_are_placed_by_the_compiled_form(monkeypatch: pytest.Monk
         again, same = fit.packed(p, order, best=best)
         assert again == total
         np.testing.assert_array_equal(same, at)
-
-
-def test_the_tree_search_lowers_a_packing_that_is_too_high() -> None:
-    """From a stack of everything it comes down, as far as the bound where the work suffices."""
-    p, cliques, bound = intervals(11)
-    stack = np.concatenate([[0], np.cumsum(p.size)[:-1]])
-    top = int(p.size.sum())
-    at, height = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 2_000_000)
-    assert sound(p, at) and bound <= height == int((at + p.size).max()) < top
-    same, height = offline._climb(offline._Tree(p, cliques, 0), stack, top, bound, 0)
-    np.testing.assert_array_equal(same, stack)
-    assert height == top
-
-
-def test_a_longer_search_is_never_worse_than_one_that_ended_with_an_earlier_epoch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(offline, "EPOCH", 40_000)
-    for seed in range(6):
-        p, cliques, bound = intervals(seed, 14)
-        start = np.argsort(-p.size)
-        at, heights = fit.packed(p, start)[1], []
-        for epochs in (0, 1, 3, 7):
-            seconds = epochs * 40_000 / offline.STEPS_PER_SECOND
-            found = offline.search(p, start, at, bound, cliques, seconds, 0)
-            assert sound(p, found)
-            heights.append(int((found + p.size).max()))
-        assert heights == sorted(heights, reverse=True) and heights[-1] >= bound

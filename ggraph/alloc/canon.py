@@ -21,7 +21,6 @@ from ggraph.alloc.jit import compiled
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 FAR = 1 << 62
-KEYS = 1 << 20  # more blocks than this in one packing are not searched
 
 
 class Room(NamedTuple):
@@ -35,28 +34,31 @@ class Room(NamedTuple):
     member_start: Ints  # [m + 1], cliques of each block
     member: Ints
     rank: Ints  # [m], place in the order: a smaller one is tried first
+    weight: Ints  # [m], what placing a block counts as progress
 
 
 class State(NamedTuple):
-    """What the search changes. `work[0]` counts down inner steps; below zero all ends."""
+    """What the search changes. `work` counts down inner steps and nodes; below zero all ends."""
 
     at: Ints  # [m], offset or -1
     low: Ints  # [m], lowest offset that what is placed allows
     total: Ints  # [c], bytes of unplaced members
     blame: Floats  # [m], how often a block was part of a dead end
-    work: Ints  # [1]
+    work: Ints  # [2], inner steps and nodes that are left
+    placed: Ints  # [2], weight of what is placed, now and at most so far
     trail: Ints  # [conflicts, 2], blocks and what their `low` was before it was raised
     top: Ints  # [1], entries of the trail
     least: Ints  # [c], scratch
 
 
-def begun(room: Room, total: Ints, work: int) -> State:
-    """The state in which nothing is placed, with `work` inner steps to spend."""
+def begun(room: Room, total: Ints, work: int, nodes: int = FAR) -> State:
+    """The state in which nothing is placed, with `work` inner steps and `nodes` to spend."""
     m, zero = len(room.size), np.zeros(1, np.int64)
     at, low = np.full(m, -1, np.int64), np.zeros(m, np.int64)
     trail = np.empty((len(room.near), 2), np.int64)
-    left = np.array([work], np.int64)
-    return State(at, low, total.copy(), np.zeros(m), left, trail, zero, np.empty_like(total))
+    left, placed = np.array([work, nodes], np.int64), np.zeros(2, np.int64)
+    scratch = np.empty_like(total)
+    return State(at, low, total.copy(), np.zeros(m), left, placed, trail, zero, scratch)
 
 
 @compiled
@@ -131,6 +133,7 @@ def _eligible(room: Room, state: State, rest: Ints, last: int, before: int) -> I
 @compiled
 def _put(room: Room, state: State, b: int, sign: int) -> None:
     """Take block b's bytes out of its cliques' totals (sign -1), or give them back (+1)."""
+    state.placed[0] -= sign * room.weight[b]
     for x in range(room.member_start[b], room.member_start[b + 1]):
         state.total[room.member[x]] += sign * room.size[b]
 
@@ -172,9 +175,11 @@ def solve(
 
     On success the offsets are in `state.at`; otherwise, or out of work, all is as it was.
     """
+    state.placed[1] = max(state.placed[1], state.placed[0])
     if len(rest) == 0:
         return True
-    if state.work[0] < 0 or _dead(room, state, rest, c0, c1, last, height):
+    state.work[1] -= 1
+    if min(state.work) < 0 or _dead(room, state, rest, c0, c1, last, height):
         return False
     mark, border = state.top[0], _border(room, rest, c0, c1)
     if border >= 0:
@@ -193,6 +198,6 @@ def solve(
             return True
         _lift(room, state, b)
         _rewind(state, mark)
-        if state.work[0] < 0:
+        if min(state.work) < 0:
             break
     return False

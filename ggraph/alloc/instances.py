@@ -16,9 +16,10 @@ import numpy as np
 from ggraph.alloc.blocks import conflict_pairs, make_blocks
 from ggraph.alloc.bounds import live_table, lower_bound
 from ggraph.alloc.check import alignments
+from ggraph.alloc.climb import Cliques
 from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import Ints, Packing
-from ggraph.alloc.offline import Cliques, cliques_of
+from ggraph.alloc.offline import cliques_of
 from ggraph.device import DeviceSpec
 from ggraph.errors import FormatError
 from ggraph.graph import Graph
@@ -117,7 +118,7 @@ def from_csv(text: str, name: str) -> Instance:
     p = _intervals(size, lower, upper)
     bound = int((live @ size).max(initial=0))
     life = upper - lower
-    return Instance(name, ids, p, lower, life, bound, "live bytes", p, cliques_of(live))
+    return Instance(name, ids, p, lower, life, bound, "live bytes", p, cliques_of(live, life))
 
 
 def to_json(instance: Instance, *, alignment: int, about: str) -> str:
@@ -182,7 +183,7 @@ def _parsed(data: Mapping[str, Any]) -> Instance:
     names = tuple(str(r["name"]) for r in rows)
     bound, method = int(str(data["bound"])), str(data["bound_method"])
     listed = _intervals(size, lower, upper)
-    found = cliques_of(live)
+    found = cliques_of(live, upper - lower)
     return Instance(str(data["name"]), names, p, lower, upper - lower, bound, method, listed, found)
 
 

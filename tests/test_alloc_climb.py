@@ -1,0 +1,155 @@
+"""The tree search, the climbs that steer it, and what a longer search is worth."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from packing_kit import crowded, intervals, sound, stacked
+
+from ggraph.alloc import canon, fit, offline
+from ggraph.alloc import climb as climbing
+from ggraph.alloc.fit import Packing
+
+
+def test_a_height_below_the_bound_is_refuted() -> None:
+    p, cliques, bound = intervals(5, 10)
+    tree = climbing.Tree(p, cliques)
+    got = tree.attempt(np.arange(len(p)), bound - 32, 10**9, 10**9)
+    assert got.at is None and 0 < got.used < 10**9
+    assert got.placed == 0 and got.blame.any()
+
+
+def test_the_tree_search_is_exact() -> None:
+    """It finds the optimum of every order of placement, and refutes everything below."""
+    for seed in range(25):
+        p, live, _, best = crowded(seed)
+        tree = climbing.Tree(p, offline.cliques_of(live))
+        found = tree.attempt(np.arange(6), best, 10**8, 10**8)
+        assert found.at is not None and sound(p, found.at) and (found.at + p.size).max() <= best
+        assert found.placed == tree.room.weight.sum()
+        below = tree.attempt(np.arange(6), best - 1, 10**8, 10**8)
+        assert below.at is None and below.used < 10**8
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_parts_that_nothing_connects_are_undone_together(first: bool) -> None:
+    """An easy part before or behind one that cannot be solved at its bound: all is as it was."""
+    # Blocks 1 to 5 of size 1 conflict in a ring: no two cliques hold three, yet three are needed.
+    ring = [(k, k % 5 + 1) for k in range(1, 6)]
+    live = np.zeros((6, 6), dtype=np.int8)
+    live[0 if first else 5, 0] = 1
+    near = np.zeros((6, 6), dtype=bool)
+    for c, pair in enumerate(ring, start=int(first)):
+        live[c, list(pair)] = 1
+        near[pair] = near[pair[::-1]] = True
+    start = np.concatenate([[0], near.sum(axis=1).cumsum()])
+    p, m, bound, best = Packing(np.ones(6, np.int64), start, np.nonzero(near)[1]), 6, 2, 3
+    tree = climbing.Tree(p, offline.cliques_of(live))
+    for height, solved in ((bound, False), (best, True)):
+        state, cliques = canon.begun(tree.room, tree.total, 10**7), len(tree.total)
+        assert canon.solve(tree.room, state, np.arange(m), 0, cliques, 0, -1, height) is solved
+        assert state.work[0] > 0 and (state.at >= 0).all() == solved
+        if not solved:
+            assert (state.at == -1).all() and (state.total == tree.total).all()
+            assert not state.low.any() and not state.top.any()
+
+
+def test_the_tree_search_lowers_a_packing_that_is_too_high() -> None:
+    """From a stack of everything it comes down, as far as the bound where the work suffices."""
+    p, cliques, bound = intervals(11)
+    goal = stacked(p, bound, 4_000_000)
+    climbing.climb(p, cliques, goal, 0)
+    assert sound(p, goal.at) and goal.top == int((goal.at + p.size).max())
+    assert bound <= goal.top < p.size.sum()
+    idle = stacked(p, bound, 0)
+    climbing.climb(p, cliques, idle, 0)
+    assert idle.top == p.size.sum() and idle.work == 0
+
+
+def test_more_work_is_never_worse() -> None:
+    """A climb with more work passes through all that one with less has found."""
+    for seed in range(6):
+        p, cliques, bound = intervals(seed, 24)
+        tops = []
+        for work in (10_000, 100_000, 170_000, 1_000_000):
+            goal = stacked(p, bound, work)
+            climbing.climb(p, cliques, goal, seed)
+            assert sound(p, goal.at) and (goal.at + p.size).max() == goal.top
+            tops.append(goal.top)
+        assert tops == sorted(tops, reverse=True) and tops[-1] >= bound
+
+
+def test_a_search_with_few_nodes_ends_and_says_how_far_it_got() -> None:
+    p, cliques, bound = intervals(3, 40)
+    tree = climbing.Tree(p, cliques)
+    reached = []
+    for nodes in (1, 10, len(p) // 2):
+        got = tree.attempt(np.arange(len(p)), 2 * bound, 10**9, nodes)
+        assert got.at is None and got.used > 0
+        reached.append(got.placed)
+    assert 0 < reached[0] < reached[1] < reached[2] < tree.room.weight.sum()
+
+
+def test_a_climb_ends_without_progress_and_the_next_begins_from_another_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Towards a height that does not exist; keys get noise after a lap."""
+    monkeypatch.setattr(climbing, "PATIENCE", 2)
+    p, live, _, best = crowded(4)
+    tree = climbing.Tree(p, offline.cliques_of(live))
+    rng, work = np.random.default_rng(0), 10**9
+    goal = climbing.Goal(np.zeros(6, np.int64), best, best - 1, work)
+    climbing.climb_once(tree, goal, 0, rng)
+    assert goal.top == best and 0 < goal.work < work
+    plain = [tree.key(k, rng) for k in range(climbing.LAP)]
+    again = [tree.key(k, rng) for k in range(climbing.LAP)]
+    np.testing.assert_array_equal(plain, again)
+    assert any((a != b).any() for a, b in pairwise(plain[: len(climbing.KEYS)]))
+    noisy = [tree.key(climbing.LAP, rng) for _ in range(20)]
+    assert any((noisy[0] != b).any() for b in noisy)
+    assert all((np.sort(x) == np.linspace(0, 1, 6)).all() for x in (*plain, *noisy))
+
+
+def test_keys_put_the_largest_first() -> None:
+    """Load, then life: of two blocks under the same load the longer life goes first."""
+    live = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=np.int8)
+    near = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=bool)
+    start = np.concatenate([[0], near.sum(axis=1).cumsum()])
+    p = Packing(np.array([5, 1, 9]), start, np.nonzero(near)[1])
+    tree = climbing.Tree(p, offline.cliques_of(live))
+    assert np.argsort(tree.key(0, np.random.default_rng(0))).tolist() == [2, 1, 0]
+    assert tree.traits["life"].tolist() == [1, 2, 1] and tree.traits["load"].tolist() == [6, 6, 9]
+    longer = offline.cliques_of(live, np.array([7, 2, 1]))
+    key = climbing.Tree(p, longer).key(0, np.random.default_rng(0))
+    assert np.argsort(key).tolist() == [2, 0, 1]
+
+
+def test_without_cliques_a_longer_search_is_never_worse_than_an_earlier_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offline, "EPOCH", 40_000)
+    for seed in range(6):
+        p, _, bound = intervals(seed, 14)
+        start = np.argsort(-p.size)
+        at, heights = fit.packed(p, start)[1], []
+        for epochs in (0, 1, 3, 7):
+            seconds = epochs * 40_000 / offline.STEPS_PER_SECOND
+            found = offline.search(p, start, at, bound, None, seconds, 0)
+            assert sound(p, found)
+            heights.append(int((found + p.size).max()))
+        assert heights == sorted(heights, reverse=True) and heights[-1] >= bound
+
+
+def test_a_longer_search_is_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole epochs or parts of them, once the annealing before the climbs is complete."""
+    monkeypatch.setattr(offline, "EPOCH", 40_000)
+    for seed in range(6):
+        p, cliques, bound = intervals(seed, 14)
+        start = np.argsort(-p.size)
+        at, heights = fit.packed(p, start)[1], []
+        for epochs in (0, 1, 1.5, 3, 7.25):
+            seconds = epochs * 40_000 / offline.STEPS_PER_SECOND
+            found = offline.search(p, start, at, bound, cliques, seconds, 0)
+            assert sound(p, found)
+            heights.append(int((found + p.size).max()))
+        assert heights == sorted(heights, reverse=True) and heights[-1] >= bound
