@@ -80,7 +80,7 @@ def known(row: float, most: int, drafters: Sequence[Says] = ()) -> Costs:
     """Costs that were measured before."""
     costs = Costs()
     costs.settle(100)
-    for rows in range(1, most + 2):
+    for rows in (*range(1, most + 2), *range(1, most + 2)):
         costs.note_step(rows, (1 + row * (rows - 1)) * PLAIN)
     for d in drafters:
         costs.note_guess(d.name, d.guess * PLAIN)
@@ -205,6 +205,22 @@ def test_a_tree_is_drafted_whole_or_not_at_all(hits: int, paid: bool) -> None:
     assert (sum(chosen[200:]) > 15 * 150) == paid
 
 
+def test_a_tree_of_unknown_cost_is_tried_once() -> None:
+    """What is assumed of 16 rows is more than any text may lose; what they cost shows once."""
+    for row, again in ((0.3, False), (0.005, True)):
+        policy = Adaptive(most=15, whole=True)
+        chosen = []
+        for i in range(60):
+            policy.begin(100 + i)
+            wanted = policy.length("t", 64, 0.0)
+            draft, _ = policy.weigh("t", TREE, 0.01 * PLAIN) if wanted else (NOTHING, 0.0)
+            chosen.append(len(draft))
+            kept = (0, 3, 9) if draft else ()
+            policy.learn(draft, Kept(kept, (*kept, 0)), (1 + row * len(draft)) * PLAIN)
+        assert chosen[1] == 15
+        assert (sum(chosen[2:]) > 0) == again, (row, chosen)
+
+
 def test_a_mean_hardly_moves_at_a_single_disturbance() -> None:
     mean = Mean()
     for x in [9.0, *[1.0] * 20, 50.0]:
@@ -229,9 +245,20 @@ def test_costs_of_another_length_serve_until_there_are_own_ones() -> None:
     assert costs.longest == 5
 
 
+def test_a_first_run_that_took_very_long_is_not_believed() -> None:
+    costs = Costs()
+    costs.settle(10)
+    for _ in range(2):
+        costs.note_step(1, PLAIN)
+    costs.note_step(2, 90 * PLAIN)
+    assert costs.extra(2) <= 0.5
+    costs.note_step(2, 1.3 * PLAIN)
+    assert abs(costs.extra(2) - 0.3) < 1e-9
+
+
 def test_rows_that_were_never_measured_lie_between_or_above_those_that_were() -> None:
     costs = Costs()
     costs.settle(10)
-    for rows, steps in ((1, 1.0), (2, 1.1), (5, 1.7)):
+    for rows, steps in ((1, 1.0), (2, 1.1), (5, 1.7)) * 2:
         costs.note_step(rows, steps * PLAIN)
     assert 0.1 < costs.extra(3) < costs.extra(4) < 0.7 < costs.extra(6)

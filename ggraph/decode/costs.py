@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 RATE = 0.1  # weight of the newest observation in the running means
 SPIKE = 1.5  # greatest share of the mean, or its inverse, that an observation counts as
 ROW = 0.1  # share of a step that one more row is taken to cost before any was measured
+FIRST_ROW = 0.5  # most that one more row is taken to cost after a single run
 GUESS = 0.1  # the same for a guess
 
 
@@ -63,11 +64,12 @@ class Costs:
         """What a step of `rows` rows costs beyond one row, in steps of one row."""
         if rows <= 1:
             return 0.0
-        if rows in self._here and 1 in self._here:
-            return max(0.0, self._here[rows].value / self._here[1].value - 1.0)
         for table in (self._here, *reversed(self._steps.values())):
-            if rows in table and 1 in table:
-                return max(0.0, table[rows].value / table[1].value - 1.0)
+            seen = table.get(rows)
+            if seen is not None and 1 in table:
+                ratio = max(0.0, seen.value / table[1].value - 1.0)
+                # A single run says how little, not how much: it may have touched its memory first.
+                return ratio if seen.seen > 1 else min(ratio, FIRST_ROW * (rows - 1))
         return self._between(rows)
 
     def guess(self, drafter: str) -> float:

@@ -163,12 +163,12 @@ class Adaptive:
         """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
         it has paid so far, or its turn to be tried again has come."""
         most = min(self.most, most)
-        if most <= 0 or not self._open:
+        if most <= 0 or not self._open:  # before a plain step was measured, too
             return 0
         habits = self._of(drafter)
         if self.whole:
             whole = most * habits.price + self._extra[most]
-            return most if self._asks(habits, held, whole) else 0
+            return most if self._unknown(most) or self._asks(habits, held, whole) else 0
         if habits.price < FREE:
             return most if habits.price + self._extra[1] <= self.credit else 0
         if not self._asks(habits, held, habits.price + self._extra[1]):
@@ -318,8 +318,15 @@ class Adaptive:
         for depth in range(max(draft.depths(), default=0)):
             path *= self._trust(habits, depth, UNSAID, False).chance(UNSAID)
             total += path
+        if self._unknown(len(draft)):
+            return len(draft), total
         worth = total - rate * self._extra[min(len(draft), self.most)]
         return (len(draft), worth) if worth > 0 else (0, 0.0)
+
+    def _unknown(self, nodes: int) -> bool:
+        """Whether no step as large as a tree's was measured: one is tried then, since a tree may be
+        dear by what is assumed and cheap in truth."""
+        return self.costs.longest <= nodes
 
     def _check(self, habits: Habits, offer: Draft, draft: Draft, kept: Kept) -> None:
         """Hold a proposal against what the text became, as far as that is known."""

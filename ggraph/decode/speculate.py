@@ -157,12 +157,17 @@ class Speculator:
         begun = time.perf_counter()
         draft = self._draft(min(left - 1, runner.context - runner.past - 1))
         drafted = time.perf_counter()
+        stats.draft_seconds += drafted - begun
         if draft or self.law is not None:
-            kept = self._verified(token, draft, left, pick, accept)
+            rows = verification_rows(token, draft, runner.past)
+            runner.ready(len(rows.tokens), max(rows.slots) + 1)
+            ready = time.perf_counter()  # planning is not what such a step costs
+            stats.host_seconds += ready - drafted
+            drafted = ready
+            kept = self._verified(rows, draft, left, pick, accept)
         else:
             kept = self._plain(token, pick, accept)
         spent = time.perf_counter() - drafted
-        stats.draft_seconds += drafted - begun
         stats.note(draft, kept)
         self.policy.learn(draft, kept, spent)
         return kept
@@ -180,13 +185,10 @@ class Speculator:
         self._count(run - begun, chosen - run, time.perf_counter() - chosen)
         return kept
 
-    def _verified(self, token: int, draft: Draft, left: int, pick: Pick, accept: Accept) -> Kept:
+    def _verified(self, rows: Rows, draft: Draft, left: int, pick: Pick, accept: Accept) -> Kept:
         """One step over the last token and the draft, and what is kept of it."""
         runner = self.engine.runner
         begun = time.perf_counter()
-        rows = verification_rows(token, draft, runner.past)
-        runner.ready(len(rows.tokens), max(rows.slots) + 1)
-        ready = time.perf_counter()
         result = runner.step(rows, range(len(rows.tokens)))
         run = time.perf_counter()
         kept = self._accept(draft, result.logits, pick, accept, left)
@@ -194,7 +196,7 @@ class Speculator:
         path = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(path)
         self._observe(kept.tokens, result, path[: len(kept.tokens)])
-        self._count(run - ready, chosen - run, time.perf_counter() - chosen + ready - begun)
+        self._count(run - begun, chosen - run, time.perf_counter() - chosen)
         return kept
 
     def _count(self, verifying: float, sampling: float, rest: float) -> None:
