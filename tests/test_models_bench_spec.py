@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from small_model import small_model
@@ -15,6 +16,7 @@ from models.bench_spec import (
     Answer,
     Measured,
     Prompt,
+    facts,
     measure,
     parse_setting,
     read_prompts,
@@ -173,3 +175,29 @@ def test_the_command_prints_tables_and_writes_json(model: Path, tmp_path: Path) 
     assert facts["answers"][0]["settings"]["suffix:4"]["identical"] is True
     assert facts["asked"] == 2
     assert len(facts["answers"]) == 1, "no further prompt after no time"
+
+
+def test_figures_are_made_of_results_and_made_again_in_place(model: Path, tmp_path: Path) -> None:
+    m = load(model, threads=1, ctx_size=256)
+    prompts = [Prompt(str(i), g, "c", "ab ab ab") for i, g in enumerate(["qa", "rag"])]
+    ways = [parse_setting(s, False) for s in ("suffix", "suffix:3")]
+    found = list(measure(m, prompts, ways, 16, 2))
+    m.close()
+    result = {
+        "prompts": "spec_bench", "asked": 2, "new_tokens": 16, "threads": 1, "rounds": 2,
+        "head": None, "processor": "one", "date": "2026-01-02 03:04", "tables": tables(found, ways),
+        "answers": [facts(a) for a in found],
+    }  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    page, picture = tmp_path / "page.md", tmp_path / "pictures" / "speed.svg"
+    page.write_text("# Page\n")
+    command = [sys.executable, "scripts/draft_figures.py", str(tmp_path / "r.json"),
+               "--page", str(page), "--picture", str(picture)]  # fmt: skip
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert text.startswith("# Page\n") and text.count("| qa | 1 |") == 2, text
+    assert text.count("| all | 2 |") == 2
+    shown = ElementTree.fromstring(picture.read_text())
+    assert len([e for e in shown.iter() if e.tag.endswith("rect")]) >= 2 * 3

@@ -1,0 +1,142 @@
+"""The figures of drafting in docs/eagle3.md, made of what `ggraph bench spec` measured.
+
+    python scripts/draft_figures.py RESULT.json [RESULT.json ...]
+
+Results are files of `ggraph bench spec --json`. Writes a table per file and setting between the
+marks of docs/eagle3.md, and a picture of the mean speeds, docs/eagle3/speed.svg.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "eagle3.md"
+PICTURE = ROOT / "docs" / "eagle3" / "speed.svg"
+BEGIN, END = "<!-- figures: made by scripts/draft_figures.py -->", "<!-- end of figures -->"
+COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df")
+HEAD = (
+    "", "prompts", "plain, tokens/s", "drafts, tokens/s", "mean", "least", "below 0.97x",
+    "tokens a round", "drafts kept", "counted: mean, least", "plain against itself: least, below",
+    "text",
+)  # fmt: skip
+WIDE, LEFT, BAR, GAP = 720, 150, 11, 12  # of the picture, in its units
+
+Row = dict[str, Any]
+
+
+def ratio(value: float | None) -> str:
+    """A speed as tables show it."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def table(groups: dict[str, Row]) -> str:
+    """One setting, group by group."""
+    lines = [HEAD, ("---",) * len(HEAD)]
+    for group, r in groups.items():
+        lines.append((
+            group, str(r["prompts"]), f"{r['plain_tokens_per_second']:.1f}",
+            f"{r['tokens_per_second']:.1f}", f"**{ratio(r['mean_speedup'])}**",
+            ratio(r["least_speedup"]), str(r["below_floor"]), f"{r['acceptance_length']:.2f}",
+            f"{r['acceptance_rate']:.1%}",
+            f"{ratio(r['counted_mean'])}, {ratio(r['counted_least'])}",
+            f"{ratio(r['plain_against_itself_least'])}, {r['plain_against_itself_below_floor']}",
+            "identical" if r["identical"] else "DIFFERENT",
+        ))  # fmt: skip
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def title(found: Row) -> str:
+    """What was measured, on what."""
+    done, asked = len(found["answers"]), found["asked"]
+    some = f"{done}" if done == asked else f"{done} of {asked}"
+    return (
+        f"{found['prompts']}, {some} prompts, {found['new_tokens']} tokens, greedy, "
+        f"{found['threads']} threads, {found['rounds']} rounds, head {found['head'] or 'none'}, "
+        f"{found['processor']}, {found['date'][:10]}"
+    )
+
+
+def text(results: Sequence[Row]) -> str:
+    """All tables with the picture before them."""
+    parts = [f"![mean speed by group of prompts]({PICTURE.relative_to(PAGE.parent)})\n"]
+    for found in results:
+        parts.append(f"{title(found)}:\n")
+        parts += [f"`{name}`\n\n{table(groups)}" for name, groups in found["tables"].items()]
+    return "\n".join(parts)
+
+
+def bars(results: Sequence[Row]) -> list[tuple[str, list[tuple[str, float, float]]]]:
+    """Groups of all results with the settings' mean and least speeds."""
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for result in results:
+        for name, groups in result["tables"].items():
+            for group, r in groups.items():
+                label = f"{group} ({result['prompts']})" if group.startswith("all") else group
+                held = found.setdefault(label, [])
+                held.append((name, r["mean_speedup"], r["least_speedup"]))
+    return list(found.items())
+
+
+def picture(results: Sequence[Row]) -> str:
+    """Bars of mean speed, a mark at the least of any prompt, a line at plain decoding's speed."""
+    groups = bars(results)
+    names = list(dict.fromkeys(n for _, held in groups for n, _, _ in held))
+    scale = (WIDE - LEFT - 60) / max(mean for _, held in groups for _, mean, _ in held)
+    y, parts = 30.0, []
+    for i, name in enumerate(names):
+        x = LEFT + 130 * i
+        colour = COLOURS[i % len(COLOURS)]
+        parts.append(f'<rect x="{x}" y="8" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 14}" y="17">{name}</text>')
+    for group, held in groups:
+        middle = y + BAR * len(held) / 2 + 4
+        parts.append(f'<text x="{LEFT - 8}" y="{middle:.0f}" text-anchor="end">{group}</text>')
+        for name, mean, least in held:
+            colour, end = COLOURS[names.index(name) % len(COLOURS)], LEFT + mean * scale
+            low = LEFT + least * scale
+            parts.append(
+                f'<rect x="{LEFT}" y="{y:.0f}" width="{mean * scale:.1f}" height="{BAR - 2}" '
+                f'fill="{colour}"/><line x1="{low:.1f}" x2="{low:.1f}" y1="{y:.0f}" '
+                f'y2="{y + BAR - 2:.0f}" stroke="black" stroke-width="2"/>'
+                f'<text x="{end + 4:.1f}" y="{y + 9:.0f}">{mean:.2f}x</text>'
+            )
+            y += BAR
+        y += GAP
+    plain = LEFT + scale
+    parts.append(f'<line x1="{plain:.1f}" x2="{plain:.1f}" y1="26" y2="{y:.0f}" stroke="#888"/>')
+    label = "mean speed against plain decoding (line: 1x); black marks: the slowest prompt"
+    parts.append(f'<text x="{LEFT}" y="{y + 14:.0f}">{label}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y + 24:.0f}" '
+        f'font-family="sans-serif" font-size="11"><rect width="{WIDE}" height="{y + 24:.0f}" '
+        f'fill="white"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def placed(page: str, figures: str) -> str:
+    """The page with the figures between its marks; they come last where it has none yet."""
+    if BEGIN not in page:
+        page = f"{page.rstrip()}\n\n## Measured\n\n{BEGIN}\n{END}\n"
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{figures}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> None:
+    """Write both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--picture", type=Path, default=PICTURE)
+    given = parser.parse_args()
+    results = [json.loads(path.read_text()) for path in given.results]
+    given.picture.parent.mkdir(parents=True, exist_ok=True)
+    given.picture.write_text(picture(results))
+    given.page.write_text(placed(given.page.read_text(), text(results)))
+    print(f"wrote {given.page} and {given.picture}")
+
+
+if __name__ == "__main__":
+    main()
