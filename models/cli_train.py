@@ -22,6 +22,16 @@ Target = Annotated[
     Path | None,
     typer.Option("--target", "--model", "-m", help="GGUF file or folder; default: SmolLM2."),
 ]
+Exclude = Annotated[
+    list[Path] | None, typer.Option(help="Prompts that must not be trained on; repeatable.")
+]
+Taps = Annotated[str | None, typer.Option(help="Layer inputs to read; default 2, N/2 and N-3.")]
+Alive = Annotated[
+    int, typer.Option(help="Later steps learn where guesses were among the best N; 0: everywhere.")
+]
+Candidates = Annotated[
+    int, typer.Option(help="Random tokens in a loss beside the likely ones; 0: all tokens.")
+]
 DATA, FOLDER, FILE = "data", "head", "head.gguf"
 
 
@@ -31,9 +41,7 @@ def train_eagle3(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with a prompt each, or one prompt a line.")
     ] = None,
-    exclude: Annotated[
-        list[Path] | None, typer.Option(help="Prompts that must not be trained on; repeatable.")
-    ] = None,
+    exclude: Exclude = None,
     tokens: Annotated[int, typer.Option(help="Tokens of answers to make.")] = 1_000_000,
     own_share: Annotated[
         float, typer.Option(help="Share of texts whose prompt the target makes up.")
@@ -43,21 +51,13 @@ def train_eagle3(
     ] = 4,
     new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
     lanes: Annotated[int, typer.Option(help="Texts that are decoded together.")] = 32,
-    taps: Annotated[
-        str | None, typer.Option(help="Layer inputs to read; default 2, N/2 and N-3.")
-    ] = None,
+    taps: Taps = None,
     draft_vocab: Annotated[int, typer.Option(help="Draft tokens; 0 keeps them all.")] = 8192,
     steps: Annotated[int, typer.Option(help="Steps of the training-time test.")] = 3,
     loss: Annotated[str, typer.Option(help="ce, kl or hard.")] = "ce",
     rate: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-3,
-    alive: Annotated[
-        int,
-        typer.Option(help="Later steps learn where guesses were among the best N; 0: everywhere."),
-    ] = 2,
-    candidates: Annotated[
-        int,
-        typer.Option(help="Random tokens in a loss beside the likely ones; 0: all tokens."),
-    ] = 512,
+    alive: Alive = 2,
+    candidates: Candidates = 512,
     epochs: Annotated[float, typer.Option(help="How often all tokens are seen.")] = 2.0,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
     feedback_norm: Annotated[
