@@ -107,6 +107,8 @@ def make_answers(
     }
     _describe(folder, described)
     seen, stored = _progress(folder)
+    if enough is not None and stored >= enough:
+        return
     runner = Runner(m.model, m.session, options.lanes * options.text_tokens, taps=kept)
     lanes = Lanes(runner, options.lanes, options.text_tokens, m.tokenizer.eos_ids)
     tokens, batch = stored, list[Text]()

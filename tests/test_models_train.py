@@ -103,6 +103,12 @@ def test_an_interrupted_run_goes_on(loaded: Loaded, data: Path, tmp_path: Path) 
     assert tokens_of(tmp_path) == tokens_of(data)
 
 
+def test_a_folder_that_holds_enough_stays_as_it_is(loaded: Loaded, data: Path) -> None:
+    before = [p.name for p in shards(data)]
+    make_answers(loaded, prompts(200), TAPS, data, OPTIONS, enough=1)
+    assert [p.name for p in shards(data)] == before
+
+
 def test_a_folder_made_otherwise_is_refused(loaded: Loaded, data: Path) -> None:
     with pytest.raises(InputError, match="made otherwise: options differ"):
         make_answers(loaded, prompts(9), TAPS, data, replace(OPTIONS, seed=4))
