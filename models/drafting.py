@@ -22,7 +22,7 @@ from .eagle3 import Head
 from .load import Loaded
 from .registry import open_model
 
-WINDOW = 32  # true rows that a head reads at once where drafts must pay for themselves
+WINDOW = 8  # true rows that a head reads at once where drafts must pay for themselves
 NAMES = ("eagle3", "suffix", "lookup", "model")
 
 

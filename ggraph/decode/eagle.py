@@ -94,11 +94,8 @@ class DraftRunner:
     ) -> tuple[Array, Array]:
         """Logits f32 [M, W] and hidden f32 [M, E] of the wanted rows; `past` does not move."""
         count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
-        bucket, seen = row_bucket(count), row_bucket(len(wanted))
-        context = context_bucket(reach, self._rows)
-        shape = DraftShape(bucket, context, seen, self._rows + 1, fed_back, self.cache_dtype)
-        key = (self.model.name, shape)
-        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        shape = self.ready(count, len(wanted), reach, fed_back=fed_back)
+        bucket, seen, context = shape.rows, shape.wanted, shape.context
         wide = np.zeros((bucket, features.shape[1]), np.float32)
         wide[:count] = features
         feeds = (
@@ -107,7 +104,7 @@ class DraftRunner:
             else {"window_mask": visibility(rows, bucket, context, self.model.sliding_window)}
         )
         out = self.session.run(
-            key,
+            (self.model.name, shape),
             {
                 **feeds,
                 "tokens": padded(rows.tokens, bucket, 0),
@@ -120,6 +117,15 @@ class DraftRunner:
             },
         )
         return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
+
+    def ready(self, rows: int, wanted: int, reach: int, *, fed_back: bool) -> DraftShape:
+        """The bucket of a step of `rows` rows that see `reach` slots, planned on first use."""
+        context = context_bucket(reach, self._rows)
+        buckets = row_bucket(rows), context, row_bucket(wanted), self._rows + 1
+        shape = DraftShape(*buckets, fed_back, self.cache_dtype)
+        key = (self.model.name, shape)
+        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        return shape
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
@@ -179,6 +185,13 @@ class EagleDrafter:
         self._tokens: list[int] = []
         self._features: list[Array] = []
         self._logits = self._hidden = np.zeros((1, 0), np.float32)
+
+    def warm(self) -> None:
+        """Make the plans of the usual steps, where the rows that are read at once are bounded."""
+        for rows in range(1, (self.window or 0) + 1):
+            self.runner.ready(rows, 1, rows, fed_back=False)
+        if self.window and self.tree is None:
+            self.runner.ready(1, 1, self.window, fed_back=True)
 
     def begin(self, first: int) -> None:
         """Forget the old text. The first token has no feature before it and is not drafted from."""

@@ -7,7 +7,7 @@ chooses every one of them, the draft only decides how many steps that takes.
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,15 @@ class Law(Protocol):
         ...
 
 
+@runtime_checkable
+class Plans(Protocol):
+    """A drafter that has plans to make."""
+
+    def warm(self) -> None:
+        """Make them."""
+        ...
+
+
 class Speculator:
     """Decodes like `engine`, with drafters that are asked in order as the policy says.
 
@@ -131,6 +140,9 @@ class Speculator:
         runner = self.engine.runner
         for rows in range(1, most + 2):
             runner.ready(rows, runner.past + rows)
+        for drafter in self.drafters:
+            if isinstance(drafter, Plans):
+                drafter.warm()
 
     def _prompt(
         self, prompt: Sequence[int], pick: Pick, accept: Accept
