@@ -1,14 +1,17 @@
 """The numbers beside a verdict: live bytes of a certificate, costs and places of repairs."""
 
+from dataclasses import replace
+
 from verify_kit import S0, S1, SIZE, fault, get, plan, proof, run, sync
 
 from ggraph import ops
 from ggraph.backends.sim import sim_spec
 from ggraph.graph import Graph
 from ggraph.pipeline import make_plan
-from ggraph.plan import Plan
+from ggraph.plan import Buffer, MemoryMap, Plan, Region
 from ggraph.tensor import input, weight
-from ggraph.verify import Repair
+from ggraph.verify import Repair, races
+from ggraph.verify.report import CONTEXT, neighbourhood
 
 HALF = SIZE // 2
 
@@ -67,3 +70,92 @@ def test_an_output_with_gaps_is_brought_to_the_host_as_it_lies() -> None:
     graph = Graph.of({"part": ops.columns(y, 0, 4)}, name="gaps")
     plan_ = make_plan(graph, [sim_spec("sim0")])
     assert plan_.certificate.reads_proved > 0
+
+
+def test_no_more_is_saved_than_is_born_or_dies() -> None:
+    """x dies where half of y and all of u are born: only the half of y lies on x."""
+    work = run(S0, "x"), run(S0, f"y:0:{HALF} u", "x"), sync(), get("u")
+    p = plan({"x": 0, "y": 32, "u": 64}, *work, y={"may_replace": ("x",)})
+    assert bound(p) == 2 * SIZE
+    dies = run(S0, f"x:0:{HALF}"), run(S0, "y u", f"x:0:{HALF}"), sync(), get("u")
+    p = plan({"x": 0, "y": 32, "u": 64}, *dies, y={"may_replace": ("x",)})
+    assert bound(p) == 2 * SIZE
+
+
+def test_a_kept_value_counts_to_the_end_unless_it_is_carried_on() -> None:
+    """What follows is another value's, whose bytes are counted where that one is written."""
+    work = run(S0, "k"), run(S0, "x"), run(S0, "y", "x"), sync(), get("y")
+    kept = plan({"k": 0, "x": 32, "y": 64}, *work, k={"kept": True})
+    assert bound(kept) == 3 * SIZE
+    assert bound(plan({"k": 0, "x": 32, "y": 64}, *work)) == 2 * SIZE
+    traits = {"s": {"initial": True}, "k": {"kept": True, "same_as": "s"}}
+    heir = plan({"s": 0, "k": 0, "x": 32, "y": 64}, *work, carried={"s": "k"}, **traits)
+    assert bound(heir) == 3 * SIZE
+
+
+def test_a_callers_buffer_is_not_counted() -> None:
+    p = plan({"w": 0, "y": 32}, run(S0, "y", "w"), sync(), get("y"))
+    regions = {**p.memory.regions, "w": Region("theirs", (0,), SIZE)}
+    buffers = {**p.memory.buffers, "theirs": Buffer("theirs", "d", SIZE, 16, external=True)}
+    w = replace(p.schedule.values["w"], external=True, initial=True)
+    schedule = replace(p.schedule, values={**p.schedule.values, "w": w})
+    assert bound(replace(p, schedule=schedule, memory=MemoryMap("hb", buffers, regions))) == SIZE
+
+
+def test_one_stream_loses_nothing_to_concurrency_and_several_never_less_than_nothing() -> None:
+    one = plan({"x": 0, "y": 32}, run(S0, "x"), run(S0, "y", "x"), sync(), get("y"))
+    assert proof(one).peak_bytes > bound(one) and proof(one).concurrency_bytes == 0
+    both = plan({"x": 0, "y": 32}, run(S0, "x"), run(S1, "y"), sync(), get("x"), get("y"))
+    full = {"mem": Buffer("mem", "d", 2 * SIZE, 16), "host": Buffer("host", "host", 0, 16)}
+    tight = replace(both, memory=replace(both.memory, buffers=full))
+    assert proof(tight).peak_bytes == bound(tight) == 2 * SIZE
+    assert proof(tight).concurrency_bytes == 0
+
+
+def test_a_race_names_the_earlier_command_first_wherever_its_bytes_begin() -> None:
+    """The earlier one begins further up; both write."""
+    p = plan({"x": 16, "y": 0}, run(S0, "x"), run(S1, "y"))
+    first = races(p)[0]
+    assert (first.first.index, first.second.index, first.values) == (0, 1, ("x", "y"))
+    assert (first.start, first.stop) == (16, 32)
+    before = run(S0, "z"), run(S0, "z"), run(S0, "z")
+    for places in ({"x": 16, "y": 0, "z": 64}, {"x": 0, "y": 16, "z": 64}):
+        found = races(plan(places, *before, run(S0, "x"), run(S1, "y")))[0]
+        assert (found.first.index, found.second.index, found.values) == (3, 4, ("x", "y"))
+
+
+def test_a_command_that_reads_what_it_makes_is_not_told_to_come_before_itself() -> None:
+    found = fault(plan({"x": 0}, run(S0, "x", "x"), sync()))
+    assert (found.kind, found.values, found.repairs) == ("unwritten", ("x",), ())
+
+
+def test_the_neighbourhood_has_so_many_commands_on_either_side_and_no_more() -> None:
+    commands = [run(S0, f"v{i}") for i in range(4 * CONTEXT)]
+    middle, start = 2 * CONTEXT, 0
+    numbers = [int(line[4:9]) for line in neighbourhood(commands, middle).splitlines()]
+    assert numbers == list(range(middle - CONTEXT, middle + CONTEXT + 1))
+    numbers = [int(line[4:9]) for line in neighbourhood(commands, start).splitlines()]
+    assert numbers == list(range(CONTEXT + 1))
+
+
+def test_every_byte_of_a_kept_value_must_outlive_the_run() -> None:
+    """Its first byte alone, or its last, is written over by another value."""
+    for spoiled in ("y:0:1", f"y:{SIZE - 1}:{SIZE}"):
+        p = plan({"k": 0, "y": 0}, run(S0, "k"), run(S0, spoiled), sync(), k={"kept": True})
+        found = fault(p)
+        assert (found.kind, found.values) == ("stale", ("k", "y"))
+
+
+def test_every_pair_of_commands_is_a_race_of_its_own() -> None:
+    """Two readers of one value against one writer, and one reader against two writers."""
+    shared = {"x": 0, "y": 0, "u": 64, "v": 96}
+    two_readers = run(S0, "x"), sync(), run(S0, "u", "x"), run(S0, "v", "x"), run(S1, "y"), sync()
+    assert {(r.first.index, r.second.index) for r in races(plan(shared, *two_readers))} == {
+        (2, 4),
+        (3, 4),
+    }
+    two_writers = run(S0, "x"), sync(), run(S0, "u", "x"), run(S1, "y"), run(S1, "y"), sync()
+    assert {(r.first.index, r.second.index) for r in races(plan(shared, *two_writers))} == {
+        (2, 3),
+        (2, 4),
+    }

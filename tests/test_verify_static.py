@@ -239,3 +239,40 @@ def test_values_without_bytes_may_lie_anywhere() -> None:
 def test_the_culprit_is_shown_with_its_neighbours() -> None:
     f = fault(also(record(S1), wait(S0, "f"))(good()))
     assert f.first and f.first.index == 5 and ">     5      d.0 wait       f" in f.nearby
+
+
+@pytest.mark.parametrize("do", [Do.RECORD, Do.WAIT, Do.HOST_SYNC, Do.HOST_FREE, Do.HOST_WRITE])
+def test_what_moves_no_data_out_declares_no_reads(do: Do) -> None:
+    actor = S0 if do in (Do.RECORD, Do.WAIT) else HOST_ACTOR
+    event = "e" if do in (Do.RECORD, Do.WAIT) else None
+    found = fault(also(record(S0), Command(do, actor, "odd", None, READS, (), event))(good()))
+    assert f"{do.value} cannot touch" in found.message
+
+
+@pytest.mark.parametrize("do", [Do.RECORD, Do.WAIT, Do.HOST_SYNC, Do.HOST_READ])
+def test_what_moves_no_data_in_declares_no_writes(do: Do) -> None:
+    actor = S0 if do in (Do.RECORD, Do.WAIT) else HOST_ACTOR
+    event = "e" if do in (Do.RECORD, Do.WAIT) else None
+    found = fault(also(record(S0), Command(do, actor, "odd", None, (), READS, event))(good()))
+    assert f"{do.value} cannot touch" in found.message
+
+
+def test_an_empty_buffer_is_no_fault() -> None:
+    proof(with_buffer(good(), Buffer("empty", "d", 0, 16)))
+
+
+def test_the_longest_period_that_is_proved() -> None:
+    """64 runs are, 65 are not."""
+    for slots, refused in ((64, False), (65, True)):
+        p = with_buffer(region("hx", offsets=(0,) * slots)(good()), Buffer("spare", "d", 0, 16))
+        assert any("period" in f.message for f in static_faults(p)) is refused
+
+
+def test_a_part_may_be_chosen_by_what_the_host_has_read() -> None:
+    """Not before it has, and by nothing else."""
+    moved = replace(copy(S0, "y", "hx"), chosen_by="hx")
+    read = Command(Do.HOST_READ, HOST_ACTOR, "get", "hx", (Access("hx", 0, SIZE),))
+    after = plan({"y": 32, "hx": 0}, put("hx"), read, moved, END)
+    assert not [f for f in static_faults(after) if "chosen" in f.message]
+    before = plan({"y": 32, "hx": 0}, put("hx"), moved, read, END)
+    assert [f for f in static_faults(before) if "has not read before" in f.message]

@@ -9,7 +9,7 @@ from plan_strategies import with_commands
 from ggraph import ops
 from ggraph.backends.sim import sim_spec
 from ggraph.device import DeviceSpec
-from ggraph.dtype import I32
+from ggraph.dtype import F32, I32
 from ggraph.graph import Graph
 from ggraph.ops.copies import copy
 from ggraph.pipeline import Options, make_plan
@@ -225,7 +225,13 @@ def viewed(table: Tensor, x: Tensor) -> Tensor:
     return ops.scale(table.reshape(8, 64), 2.0, name="y")
 
 
-@pytest.mark.parametrize("user", [other_ids, whole, viewed])
+def changed_ids(table: Tensor, x: Tensor) -> Tensor:
+    """Other indices, made from the right ones by an operation of one source."""
+    there = ops.cast(ops.cast(table.sources[1], F32, name="real"), I32, name="back")
+    return ops.mul_mat_id(table, x, there, name="y")
+
+
+@pytest.mark.parametrize("user", [other_ids, whole, viewed, changed_ids])
 def test_only_the_slices_that_were_picked_may_be_read(user: object) -> None:
     found = launches(experts(True, user))  # type: ignore[arg-type]
     assert found == ["reads slices of 'table@sim0' that its partial copy need not bring"]
@@ -276,3 +282,24 @@ def test_an_input_may_be_staged_in_two_buffers() -> None:
     assert faults(with_commands(p, [foreign, *commands])) == [
         "host_write for 'x' moves three[0:4], bytes of another"
     ]
+
+
+def test_bytes_that_two_copies_shift_are_traced_to_where_they_were() -> None:
+    """A part out of the middle goes through a buffer at another place, and on to its reader."""
+    a, part = input("a", (4, 16)), 2 * 64  # bytes of two rows of four
+    node = copy(ops.narrow(a, 0, 1, 2, name="part"), "sim0", name="moved")
+    graph = Graph.of({"y": ops.scale(node, 2.0, name="y")}, name="shift")
+    stream = Actor("sim0")
+
+    def moves(start: int) -> list[str]:
+        commands = [
+            Command(Do.COPY, stream, "one", "moved", (Access("a", 64, 64 + part),),
+                    (Access("mid", 32, 32 + part),)),
+            Command(Do.COPY, stream, "two", "moved", (Access("mid", start, start + part),),
+                    (Access("moved", 0, part),)),
+        ]  # fmt: skip
+        schedule = Schedule(Splits(Placement(graph, (SIM,), {}), ()), {}, tuple(commands))
+        return [m for m in faults(Plan(schedule, PLAN.memory)) if "bytes of" in m]
+
+    assert moves(32) == []
+    assert moves(28) == [m for m in moves(28) if "'moved'" in m] != []

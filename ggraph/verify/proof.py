@@ -216,7 +216,7 @@ class Proof:
         value, run = expected
         count, values = len(self.plan.schedule.commands), self.plan.schedule.values
         made = run * count + self._producer.get(value, 0)
-        if u is not None and run >= 0 and made >= u:
+        if u is not None and run >= 0 and made > u:
             producer = self._producer[value]
             return (producer_repair(self._at(made), self._at(u), producer, u % count),)
         gone = run >= 0 or values[value].initial
