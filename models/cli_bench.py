@@ -29,6 +29,12 @@ bench_app = typer.Typer(
 )
 
 Peers = Annotated[str, typer.Option("--peer", help="llama.cpp, or none to leave it out.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Start no further prompt after so many minutes.")
+]
+DraftPeer = Annotated[
+    str, typer.Option("--peer", help="llama.cpp: let it draft 4 tokens with the same GGUF head.")
+]
 Out = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
 
 
@@ -125,15 +131,9 @@ def spec(
     ] = PROMPTS,
     limit: Annotated[int, typer.Option(help="Prompts, the same number from each group.")] = 20,
     tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.")] = 128,
-    rounds: Annotated[
-        int, typer.Option(help="Rounds per prompt, a plain run before and after each.")
-    ] = 5,
-    minutes: Annotated[
-        float | None, typer.Option(help="Start no further prompt after so many minutes.")
-    ] = None,
-    peer: Annotated[
-        str, typer.Option(help="llama.cpp: let it draft 4 tokens with the same head (GGUF) too.")
-    ] = "none",
+    rounds: Annotated[int, typer.Option(help="Rounds per prompt, between plain runs.")] = 5,
+    minutes: Minutes = None,
+    peer: DraftPeer = "none",
     threads: Threads = None,
     ctx_size: Context = None,
     out: Out = None,
@@ -170,11 +170,11 @@ def spec(
     ):
         found = measure_drafts(m, asked, ways, tokens, rounds, p)
         answers = list(_told(found, len(asked), minutes))
-    result["asked"] = len(asked)
-    result["answers"] = [facts(a) for a in answers]
-    result["tables"] = tables(answers, ways)
-    if with_peer:
-        result["llama_cpp"] = peer_summary(answers)
+    result |= {
+        "asked": len(asked), "answers": [facts(a) for a in answers],
+        "tables": tables(answers, ways),
+        **({"llama_cpp": peer_summary(answers)} if with_peer else {}),
+    }  # fmt: skip
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
     if not _print_result(result):

@@ -43,7 +43,7 @@ def commands(quick: bool, head: Path | None) -> dict[str, list[str]]:
     """Name of each result and the command that makes it, as a user would type it."""
     cpu = ["-m", "models", "bench", "cpu", "--rounds", "3" if quick else "5", "--types", "q4_1"]
     files = ["-m", "models", "bench", "cpu", "--rounds", "3", "--tokens", "24", "--types", OTHERS]
-    spec = ["-m", "models", "bench", "spec", "--rounds", "2" if quick else "3", "--threads", "2"]
+    spec = ["-m", "models", "bench", "spec", "--rounds", "2" if quick else "5", "--threads", "2"]
     found = {
         "cpu2": [*cpu, "--threads", "2"],
         "cpu1": [*cpu, "--threads", "1"],

@@ -22,7 +22,7 @@ from ggraph.decode.draft import Draft
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
 # each token. The scatter of single steps comes on top.
-DEBT, DEBT_PER_TOKEN = 0.12, 0.015
+DEBT, DEBT_PER_TOKEN = 0.1, 0.01
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
 FADING = 0.97  # weight of older proposals at each new one
