@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from packing_kit import crowded, intervals, sound, stacked
 
-from ggraph.alloc import canon, fit, offline
+from ggraph.alloc import canon, fit, instances, offline
 from ggraph.alloc import climb as climbing
-from ggraph.alloc.fit import Packing
+from ggraph.alloc.fit import Ints, Packing
 
 
 def test_a_height_below_the_bound_is_refuted() -> None:
@@ -153,3 +153,53 @@ def test_a_longer_search_is_never_worse(monkeypatch: pytest.MonkeyPatch) -> None
             assert sound(p, found)
             heights.append(int((found + p.size).max()))
         assert heights == sorted(heights, reverse=True) and heights[-1] >= bound
+
+
+def test_annealing_alone_ends_where_the_bound_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Epochs of one, two, four pieces, the last one cut to the work that is left."""
+    monkeypatch.setattr(offline, "EPOCH", 1000)
+    p, _, bound = intervals(1, 10)
+    spent: list[tuple[int, int]] = []
+
+    def noted(p: Packing, order: Ints, bound: int, work: int, seed: int) -> tuple[int, Ints]:
+        assert len(spent) < 9, f"no end in sight: {spent}"
+        spent.append((work, seed))
+        return int(p.size.sum()), np.zeros(10, np.int64)
+
+    monkeypatch.setattr(offline, "anneal", noted)
+    goal = stacked(p, bound, 5000)
+    offline._anneal_in_epochs(p, np.arange(10), goal, 3)
+    assert spent == [(1000, 3), (2000, 4), (2000, 5)] and goal.work == 0
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(0.5, 500), (1.0, 1000), (7.0, 1000)])
+def test_a_fifth_of_one_epoch_is_spent_on_annealing_and_the_rest_on_climbs(
+    epochs: float, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "EPOCH", 5000)
+    p, cliques, bound = intervals(2, 24)
+    goals = []
+    monkeypatch.setattr(offline, "climb", lambda p, c, goal, seed: goals.append(goal))
+    stack = stacked(p, bound, 0)
+    seconds = epochs * 5000 / offline.STEPS_PER_SECOND
+    offline.search(p, np.arange(len(p)), stack.at, 1, cliques, seconds, 0)
+    assert [g.work for g in goals] == [int(epochs * 5000) - share]
+
+
+@pytest.mark.parametrize("climb", range(len(climbing.AIMS)))
+def test_a_height_one_above_the_bound_is_asked_for_the_bound(climb: int) -> None:
+    """Whatever the climb's aim is."""
+    p, live, _, best = crowded(7)
+    tree, rng = climbing.Tree(p, offline.cliques_of(live)), np.random.default_rng(0)
+    goal = climbing.Goal(np.zeros(6, np.int64), best + 1, best, 10**8)
+    climbing.climb_once(tree, goal, climb, rng)
+    assert goal.top == best and sound(p, goal.at)
+
+
+def test_lives_of_a_file_are_as_long_as_it_says() -> None:
+    text = "id,lower,upper,size\na,0,7,4\nb,2,3,4\nc,5,90,4\n"
+    assert instances.from_csv(text, "lives").cliques.life.tolist() == [7, 1, 85]
+    rows = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], dtype=np.int8)
+    assert offline.cliques_of(rows).life.tolist() == [2, 1, 1]
