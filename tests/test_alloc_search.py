@@ -273,3 +273,27 @@ def test_large_packings_are_placed_by_the_compiled_form(monkeypatch: pytest.Monk
         again, same = fit.packed(p, order, best=best)
         assert again == total
         np.testing.assert_array_equal(same, at)
+
+
+def test_a_device_whose_values_have_no_bytes_does_not_hide_the_next_one() -> None:
+    empty, full = (DeviceSpec(name, "sim", alignment=32) for name in ("e", "f"))
+    none, x = Value("none", "e", 0), Value("x", "f", 64)
+    run = [act(Do.LAUNCH, Actor("e", 0), [], [none]), act(Do.LAUNCH, Actor("f", 0), [], [x]), END]
+    m = allocate(schedule([empty, full], [none, x], run))
+    assert m.buffers["arena@f"].nbytes == 64 and m.regions["x"].offsets == (0,)
+
+
+@pytest.mark.parametrize("traits", [{"initial": True}, {"kept": True}])
+def test_list_order_gives_no_bytes_away_that_outlive_the_run(traits: dict[str, bool]) -> None:
+    """As `ggml` mode keeps an output: either trait alone is enough."""
+    s = replace(Value("s", "d", 64), **traits)
+    x, y, z = (Value(name, "d", 64) for name in "xyz")
+    run = [
+        act(Do.LAUNCH, S0, [], [s]) if s.kept else act(Do.LAUNCH, S0, [s], [x]),
+        act(Do.LAUNCH, S0, [s], [x]) if s.kept else act(Do.LAUNCH, S0, [x], [y]),
+        act(Do.LAUNCH, S0, [x], [y]) if s.kept else act(Do.LAUNCH, S0, [y], [z]),
+        act(Do.LAUNCH, S0, [y], [z]),
+        END,
+    ]
+    m = allocate(schedule([SIM], [s, x, y, z], run), mode="ggml")
+    assert all(m.regions[v].offsets != m.regions["s"].offsets for v in "xyz")
