@@ -20,6 +20,7 @@ from ggraph.alloc import (
     offline,
     ordering_offers,
     packing,
+    rooms,
 )
 from ggraph.alloc import anneal as annealing
 from ggraph.alloc import climb as climbing
@@ -28,6 +29,7 @@ from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_b
 from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import NO_LIMIT, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
+from ggraph.alloc.tenants import overlap
 from ggraph.device import DeviceSpec
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Schedule, Value
 
@@ -297,3 +299,15 @@ def test_list_order_gives_no_bytes_away_that_outlive_the_run(traits: dict[str, b
     ]
     m = allocate(schedule([SIM], [s, x, y, z], run), mode="ggml")
     assert all(m.regions[v].offsets != m.regions["s"].offsets for v in "xyz")
+
+
+def test_a_rotating_buffer_of_the_callers_takes_room_for_every_slot() -> None:
+    w = Value("w", "d", 64, external=True, slots=3)
+    s = schedule([DeviceSpec("d", "sim", memory_bytes=1000, alignment=32)], [w], [END])
+    assert rooms(s, None)["d"] == 1000 - 3 * 64
+
+
+def test_a_region_without_bytes_overlaps_nothing() -> None:
+    inside, whole = Region("b", (32,), 0), Region("b", (0,), 64)
+    assert not overlap(inside, whole) and not overlap(whole, inside)
+    assert overlap(whole, Region("b", (63,), 1)) and not overlap(whole, Region("b", (64,), 1))
