@@ -8,6 +8,7 @@ from packing_kit import crowded, intervals, sound, stacked
 
 from ggraph.alloc import canon, fit, instances, offline
 from ggraph.alloc import climb as climbing
+from ggraph.alloc.canon import Floats
 from ggraph.alloc.fit import Ints, Packing
 
 
@@ -203,3 +204,25 @@ def test_lives_of_a_file_are_as_long_as_it_says() -> None:
     assert instances.from_csv(text, "lives").cliques.life.tolist() == [7, 1, 85]
     rows = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], dtype=np.int8)
     assert offline.cliques_of(rows).life.tolist() == [2, 1, 1]
+
+
+def test_a_climb_goes_on_from_what_got_at_least_as_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of searches that place 5, 3, 5, 4 bytes the second and the fourth are forgotten."""
+    monkeypatch.setattr(climbing, "PATIENCE", 2)
+    p, live, _, best = crowded(4)
+    tree, rng = climbing.Tree(p, offline.cliques_of(live)), np.random.default_rng(0)
+    placed, tried, shaken = iter((5, 3, 5, 4, 4)), [], []
+
+    def attempt(score: Floats, height: int, work: int, nodes: int) -> climbing.Trial:
+        tried.append(score)
+        return climbing.Trial(None, 1, next(placed), np.ones(6))
+
+    def noted(score: Floats, blame: Floats, rng: np.random.Generator) -> Floats:
+        shaken.append(score)
+        return score + 1.0
+
+    monkeypatch.setattr(tree, "attempt", attempt)
+    monkeypatch.setattr(tree, "shaken", noted)
+    climbing.climb_once(tree, climbing.Goal(np.zeros(6, np.int64), best, 0, 99), 0, rng)
+    first = [int(score[0] - tried[0][0]) for score in shaken]
+    assert first == [0, 0, 1, 1] and len(tried) == 4
