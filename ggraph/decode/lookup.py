@@ -15,8 +15,8 @@ from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 # The chance that is held back for other tokens, by the length of the suffix, 1 first. Measured on
-# answers of SmolLM2-135M-Instruct to 60 prompts of Spec-Bench that no published figure uses.
-DISCOUNTS = (0.76, 0.46, 0.36, 0.28, 0.25, 0.22, 0.18, 0.09)
+# 403 greedy answers of SmolLM2-135M-Instruct to prompts of its own and of public training sets.
+DISCOUNTS = (0.81, 0.49, 0.42, 0.34, 0.26, 0.24, 0.23, 0.09)
 CHAIN = 64  # shorter suffixes whose counts a new token raises
 
 
