@@ -1,5 +1,6 @@
 """How much is drafted follows what was measured, and no text can lose more than is allowed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.costs import Costs, Mean
+from ggraph.decode.costs import KEYS, Costs, Mean
 from ggraph.decode.draft import NOTHING, Draft
 from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, Adaptive, Fixed
 
@@ -262,3 +263,19 @@ def test_rows_that_were_never_measured_lie_between_or_above_those_that_were() ->
     for rows, steps in ((1, 1.0), (2, 1.1), (5, 1.7)) * 2:
         costs.note_step(rows, steps * PLAIN)
     assert 0.1 < costs.extra(3) < costs.extra(4) < 0.7 < costs.extra(6)
+
+
+def test_costs_of_another_length_count_with_the_attention_of_this_one() -> None:
+    """A second row that cost 0.1 steps of a short text, where a step is half as long again here."""
+    costs = known(0.1, 3)
+    costs.settle(1000)
+    assert math.isclose(costs.extra(2), 0.1)  # nothing is known of such texts yet
+    for _ in range(2):
+        costs.note_step(1, 1.5 * PLAIN)
+    assert math.isclose(costs.extra(2), (0.1 + 0.5 * KEYS) / 1.5)
+    assert math.isclose(costs.extra(3), (0.2 + 2 * 0.5 * KEYS) / 1.5)
+    for _ in range(2):
+        costs.note_step(2, 1.6 * PLAIN)
+    assert math.isclose(costs.extra(2), 1.6 / 1.5 - 1)  # measured is measured
+    costs.settle(100)
+    assert math.isclose(costs.extra(2), 0.1)

@@ -12,6 +12,9 @@ ROW = 0.1  # share of a step that one more row is taken to cost before any was m
 FIRST_ROW = 0.5  # most that one more row is taken to cost after a single run
 GUESS = 0.1  # the same for a guess
 
+# What attention of one more row costs of the first one's, whose keys are in the cache then.
+KEYS = 0.5
+
 
 @dataclass(slots=True)
 class Mean:
@@ -67,10 +70,16 @@ class Costs:
         for table in (self._here, *reversed(self._steps.values())):
             seen = table.get(rows)
             if seen is not None and 1 in table:
-                ratio = max(0.0, seen.value / table[1].value - 1.0)
+                ratio = self._ratio(seen.value - table[1].value, rows, table[1].value)
                 # A single run says how little, not how much: it may have touched its memory first.
                 return ratio if seen.seen > 1 else min(ratio, FIRST_ROW * (rows - 1))
         return self._between(rows)
+
+    def _ratio(self, more: float, rows: int, one: float) -> float:
+        """The share of a step here that `rows` rows add, where they took `more` seconds beyond the
+        `one` of a row alone, for texts of any length: attention grows with the text, row by row."""
+        plain = self.plain
+        return max(0.0, more + KEYS * (rows - 1) * (plain - one)) / plain
 
     def guess(self, drafter: str) -> float:
         """What a guess of a drafter costs, in steps of one row."""
