@@ -30,6 +30,7 @@ UNSAID = 0.5  # the chance of a token of which the drafter says nothing
 SURE = 0.98  # no chance is taken to be greater
 FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
 HOPE, HOPES = 0.05, 2  # what asking a dear drafter is taken to bring, and as how many observations
+DULL, PAUSE = 8, 4  # so many fruitless rounds, and a cheap drafter is asked in one of four only
 FORGET = 0.15  # weight of the newest worth of asking
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
@@ -115,6 +116,7 @@ class Habits:
     asked: int = HOPES
     patience: int = PATIENCE
     waiting: int = 0
+    dull: int = 0  # rounds in which nothing of it was worth verifying, one after another
     states: bool = False  # whether it says how sure it is
 
 
@@ -170,7 +172,7 @@ class Adaptive:
             whole = most * habits.price + self._extra[most]
             return most if self._unknown(most) or self._asks(habits, held, whole) else 0
         if habits.price < FREE:
-            return most if habits.price + self._extra[1] <= self.credit else 0
+            return most if self._hears(habits) else 0
         if not self._asks(habits, held, habits.price + self._extra[1]):
             return 0
         return most if habits.states else self._ordered(habits, most)
@@ -200,6 +202,7 @@ class Adaptive:
         spent = guesses * habits.price
         self.credit -= spent
         self._steps += spent
+        habits.dull += 1
         if not draft:
             return draft, 0.0
         self._offers.append((habits, draft))
@@ -207,6 +210,8 @@ class Adaptive:
         count, worth = self._best(habits, draft)
         if spent >= FREE:
             self._asked(habits, draft, worth - self._rate() * spent)
+        if count:
+            habits.dull = 0
         return draft.first(count), worth
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
@@ -256,6 +261,13 @@ class Adaptive:
     def _rate(self) -> float:
         """What a step's time has brought, and must bring."""
         return max(MARGIN, self._tokens / self._steps)
+
+    def _hears(self, habits: Habits) -> bool:
+        """Whether to ask a cheap drafter: its price is small, but text that nobody foresees would
+        pay it in every round."""
+        habits.waiting += 1
+        pausing = habits.dull >= DULL and habits.waiting % PAUSE != 0
+        return not pausing and habits.price + self._extra[1] <= self.credit
 
     def _asks(self, habits: Habits, held: float, price: float) -> bool:
         """Whether to ask a drafter whose guess costs something."""

@@ -227,8 +227,7 @@ class Speculator:
             if wanted <= 0:
                 continue
             begun = time.perf_counter()
-            if drafter.taps:
-                self._tell(drafter)
+            self._tell(drafter)
             draft = drafter.propose(wanted)
             draft, worth = policy.weigh(drafter.name, draft, time.perf_counter() - begun)
             if worth > held:
@@ -244,20 +243,21 @@ class Speculator:
         )
 
     def _observe(self, tokens: Sequence[int], result: Result, rows: Sequence[int]) -> None:
-        """Tell the drafters how the text went on; those with taps not before they are asked, since
-        gathering features takes time and they may not be asked for long."""
-        for drafter in self.drafters:
-            if drafter.taps:
-                self._unseen[drafter.name].append((tokens, result.taps, rows))
-            else:
-                drafter.observe(tokens, None)
+        """How the text went on, for drafters to be told when they are asked: gathering features
+        takes time, and what is told at once costs less than token by token."""
+        for unseen in self._unseen.values():
+            unseen.append((tokens, result.taps, rows))
 
     def _tell(self, drafter: Drafter) -> None:
-        """What the drafter has not been told yet, with the taps it asked for."""
+        """What the drafter has not been told yet, with the taps that it wants."""
         unseen = self._unseen[drafter.name]
         if not unseen:
             return
         tokens = [t for said, _, _ in unseen for t in said]
+        if not drafter.taps:
+            unseen.clear()
+            drafter.observe(tokens, None)
+            return
         parts = [
             np.concatenate([taps[i] for i in drafter.taps], axis=1)[list(rows)]
             for _, taps, rows in unseen
