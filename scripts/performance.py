@@ -182,13 +182,18 @@ def spec_part(name: str) -> str:
     text = (
         f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`\n\n"
     )
-    head = ["", "prompts", "plain", "drafts", "mean", "least", "under 0.97x", "accepted", "text"]
+    head = [
+        "", "prompts", "plain", "drafts", "mean", "least", "under 0.97x", "counted: mean, least",
+        "plain against itself: least, under", "accepted", "text",
+    ]  # fmt: skip
     for setting, groups in found["tables"].items():
         rows = [
             [
                 group, str(r["prompts"]), f"{r['plain_tokens_per_second']:.1f}",
                 f"{r['tokens_per_second']:.1f}", f"**{r['mean_speedup']:.2f}x**",
                 f"{r['least_speedup']:.2f}x", str(r["below_floor"]),
+                f"{r['counted_mean']:.2f}x, {r['counted_least']:.2f}x",
+                f"{r['plain_against_itself_least']:.2f}x, {r['plain_against_itself_below_floor']}",
                 f"{r['acceptance_length']:.2f}", "identical" if r["identical"] else "DIFFERENT",
             ]
             for group, r in groups.items()
