@@ -157,6 +157,9 @@ class Speculator:
         for drafter in self.drafters:
             drafter.begin(prompt[0])
         self._observe([*prompt[1:], token], result, range(len(prompt)))
+        for drafter in self.drafters:
+            if not drafter.taps:  # reading a prompt belongs to the prompt's time
+                self._tell(drafter)
         engine.statistics.prompt_seconds = time.perf_counter() - begun
         engine.statistics.new_tokens = 1
         yield token
