@@ -137,6 +137,8 @@ class _Run:
         options, state = self.options, self.state
         begun = time.perf_counter() - state.seconds
         saved, seen, at, epoch = time.perf_counter(), 0, 0, 0
+        if state.tokens >= total:
+            return
         while seen < total:
             for texts in self._epoch(files, epoch):
                 seen += sum(len(t.tokens) for t in texts)
@@ -172,37 +174,20 @@ class _Run:
         steps = 1 if done < o.single else o.steps
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate_at(done, o)
-        batch = self.prepared(texts, answers_only=not o.prompts_too)
+        batch = batch_of(texts, o.steps, self.device, answers_only=not o.prompts_too)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             lesson = lesson_of(o, self.state.batches)
             results = run_steps(net, batch, self.words, steps, lesson)
         descend(net, self.state.optimizer, results, o)
         return float(results[0].loss.detach()) / max(1, results[0].count)
 
-    def prepared(self, texts: Sequence[Text], *, answers_only: bool) -> Batch:
-        """Texts as one padded batch on the device."""
-        steps = self.options.steps
-        lengths = [len(t.features) for t in texts]
-        n, wide = max(lengths), texts[0].features.shape[1]
-        features = np.zeros((len(texts), n, wide), np.float32)
-        tokens = np.zeros((len(texts), n + steps), np.int64)
-        wanted = np.zeros((len(texts), n), bool)
-        for b, t in enumerate(texts):
-            features[b, : lengths[b]] = t.features
-            following = t.tokens[1 : n + steps + 1]
-            tokens[b, : len(following)] = following
-            first = max(0, t.prompt_length - 1) if answers_only else 0
-            wanted[b, first : lengths[b]] = True
-        arrays = (features, tokens, wanted, np.array(lengths))
-        return Batch(*(torch.from_numpy(a).to(self.device) for a in arrays))
-
     def tested(self, held: Sequence[Text]) -> tuple[float, list[float]]:
         """Accepted length and hit rates on held-out answers."""
         results: list[list[StepResult]] = []
         with torch.no_grad():
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens):
-                batch = self.prepared(texts, answers_only=True)
                 net, steps = self.state.net, self.options.steps
+                batch = batch_of(texts, steps, self.device, answers_only=True)
                 results.append(run_steps(net, batch, self.words, steps))
         return figures(results)
 
@@ -234,6 +219,23 @@ class _Run:
         }
         torch.save(held, path.with_suffix(".tmp"))
         os.replace(path.with_suffix(".tmp"), path)
+
+
+def batch_of(texts: Sequence[Text], steps: int, device: Any, *, answers_only: bool) -> Batch:
+    """Texts as one padded batch on the device, with the tokens that `steps` steps look at."""
+    lengths = [len(t.features) for t in texts]
+    n, wide = max(lengths), texts[0].features.shape[1]
+    features = np.zeros((len(texts), n, wide), np.float32)
+    tokens = np.zeros((len(texts), n + steps), np.int64)
+    wanted = np.zeros((len(texts), n), bool)
+    for b, t in enumerate(texts):
+        features[b, : lengths[b]] = t.features
+        following = t.tokens[1 : n + steps + 1]
+        tokens[b, : len(following)] = following
+        first = max(0, t.prompt_length - 1) if answers_only else 0
+        wanted[b, first : lengths[b]] = True
+    arrays = (features, tokens, wanted, np.array(lengths))
+    return Batch(*(torch.from_numpy(a).to(device) for a in arrays))
 
 
 def use_threads(count: int | None) -> None:

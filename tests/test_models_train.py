@@ -233,8 +233,12 @@ def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path:
         loop.train(target, data, tmp_path / "parts", options, stop)
     parts, same = loop.train(target, data, tmp_path / "parts", options)
     assert np.array_equal(ids, same)
+    log = (tmp_path / "parts" / "training.jsonl").read_text()
+    again, _ = loop.train(target, data, tmp_path / "parts", options)
+    assert (tmp_path / "parts" / "training.jsonl").read_text() == log
     for name, value in whole.state_dict().items():
         assert torch.equal(value, parts.state_dict()[name]), name
+        assert torch.equal(value, again.state_dict()[name]), name
     other = replace(options, draft_vocab=32)
     with pytest.raises(InputError, match="made with other options or data"):
         loop.train(target, data, tmp_path / "parts", other)
