@@ -34,7 +34,7 @@ DULL, PAUSE = 8, 4  # so many fruitless rounds, and a cheap drafter is asked in 
 FORGET = 0.15  # weight of the newest worth of asking
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
-SAMPLE = 8  # plain steps of which one is measured, once there were as many
+SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were as many
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
 MOST_PATIENCE = 128
 
@@ -142,6 +142,7 @@ class Adaptive:
     _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
     _steps: float = BEGUN  # what they took
     _plain: int = 0  # plain steps so far
+    _drafted: int = 0  # steps with a draft
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
     _open: bool = False  # whether a draft of one token can be afforded
@@ -220,9 +221,7 @@ class Adaptive:
         self.credit += DEBT_PER_TOKEN * gained
         self._tokens += gained
         if draft:
-            self.costs.note_step(len(draft) + 1, seconds)
-            self._renew()
-            extra = self._extra[len(draft)]
+            extra = self._verified(len(draft), seconds)
             self.credit += gained - 1 - extra
             self._steps += 1 + extra
         else:
@@ -234,6 +233,17 @@ class Adaptive:
         self._open = bool(self._extra) and self._extra[1] <= self.credit
         for habits, offer in self._offers:
             self._check(habits, offer, draft, kept)
+
+    def _verified(self, count: int, seconds: float) -> float:
+        """Note what verifying `count` tokens took; returns what it costs beyond a plain step. What
+        that says of other lengths can wait, unless little is known yet."""
+        self.costs.note_step(count + 1, seconds)
+        self._drafted += 1
+        if self._drafted % SAMPLE == 0 or self._drafted < SAMPLE or not self._extra:
+            self._renew()
+        else:
+            self._extra[count] = self.costs.extra(count + 1)
+        return self._extra[count]
 
     def _renew(self) -> None:
         """What follows from costs; nothing is open before a plain step was measured."""
