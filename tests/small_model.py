@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ggraph import dtypes
 from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models.convert import model_to_gguf
 from models.registry import open_model
@@ -45,3 +49,24 @@ def small_model(path: Path, changes: Mapping[str, Any] | None = None) -> Path:
     write_gguf(path, kept, list(checkpoint.tensors.values()))
     bare.unlink()
     return path
+
+
+def learnable_model(folder: Path) -> Path:
+    """A small model whose next token follows mostly from the last one, so that it can be learnt.
+
+    The layers of a random model add noise that no head could foresee: theirs is turned down, and
+    the output matrix is the embedding with its rows exchanged.
+    """
+    checkpoint = open_checkpoint(small_model(folder / "plain.gguf"))
+    tensors = {}
+    for name, t in checkpoint.tensors.items():
+        quiet = name.endswith(("attn_output.weight", "ffn_down.weight"))
+        data = t.float32() * np.float32(0.01 if quiet else 1.0)
+        tensors[name] = RawTensor(name, dtypes.F32, t.shape, data)
+    embedding = tensors["token_embd.weight"]
+    rows = np.random.default_rng(1).permutation(len(embedding.data))
+    tensors["output.weight"] = RawTensor(
+        "output.weight", dtypes.F32, embedding.shape, embedding.data[rows]
+    )
+    write_gguf(folder / "small.gguf", checkpoint.metadata, list(tensors.values()))
+    return folder / "small.gguf"

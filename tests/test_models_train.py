@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_model import small_model
+from small_model import learnable_model
 from typer.testing import CliRunner
 
-from ggraph import InputError, dtypes
+from ggraph import InputError
 from ggraph.decode.eagle import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.errors import FormatError
-from ggraph.formats import open_checkpoint
-from ggraph.formats.checkpoint import RawTensor
-from ggraph.formats.gguf import write_gguf
 from models.cli import app
 from models.eagle3 import Head
 from models.heads import open_head
@@ -34,25 +31,7 @@ TAPS = (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A small model whose next token follows mostly from the last one, so that it can be learnt.
-
-    The layers of a random model add noise that no head could foresee: theirs is turned down, and
-    the output matrix is the embedding with its rows exchanged.
-    """
-    path = small_model(tmp_path_factory.mktemp("train") / "plain.gguf")
-    checkpoint = open_checkpoint(path)
-    tensors = {}
-    for name, t in checkpoint.tensors.items():
-        quiet = name.endswith(("attn_output.weight", "ffn_down.weight"))
-        data = t.float32() * np.float32(0.01 if quiet else 1.0)
-        tensors[name] = RawTensor(name, dtypes.F32, t.shape, data)
-    embedding = tensors["token_embd.weight"]
-    rows = np.random.default_rng(1).permutation(len(embedding.data))
-    tensors["output.weight"] = RawTensor(
-        "output.weight", dtypes.F32, embedding.shape, embedding.data[rows]
-    )
-    write_gguf(path.with_name("small.gguf"), checkpoint.metadata, list(tensors.values()))
-    return load(path.with_name("small.gguf"), ctx_size=128)
+    return load(learnable_model(tmp_path_factory.mktemp("train")), ctx_size=128)
 
 
 def prompts(count: int) -> list[str]:
