@@ -103,8 +103,13 @@ class Generation:
         policy = make_policy(drafting.options, self.m.costs)
         drafters = make_drafters(self.m, drafting.options, drawn, policy)
         self._speculator = Speculator(engine, drafters, policy, law=law)
-        self._speculator.warm(drafting.options.longest)
-        return self._speculator.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)
+        return self._speculator.generate(
+            self.ids,
+            sampler.sample,
+            sampler.accept,
+            limit=self.limit,
+            longest=drafting.options.longest,
+        )
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,22 @@ def test_prompts_longer_than_a_batch_and_empty_ones(target: Model) -> None:
     session.close()
 
 
+def test_plans_for_drafts_are_made_behind_the_first_token(target: Model) -> None:
+    session = open_session(threads=1, exact=True)
+    engine = Engine(Runner(target, session, 96, cache_dtype=F32), ())
+    spec = Speculator(engine, [PromptLookup(least=1)], Fixed(5))
+    pick = lambda x: int(x.argmax())  # noqa: E731
+    text = spec.generate(IDS[:10], pick, _ignore, limit=30, longest=5)
+    next(text)
+    assert session.plans_made == 1, "the first token waits for the prompt's plan alone"
+    next(text)
+    made = session.plans_made
+    assert made == 1 + 6, "one row, and as many more as are drafted"
+    assert len(list(text)) == 28
+    assert session.plans_made == made, "no round waits for a plan"
+    session.close()
+
+
 def _ignore(token: int) -> None:
     """A sampler without memory."""
 

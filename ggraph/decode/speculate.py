@@ -114,9 +114,17 @@ class Speculator:
         self._unseen: dict[str, list[Seen]] = {}
 
     def generate(
-        self, prompt: Sequence[int], pick: Pick, accept: Accept, *, limit: int = -1
+        self,
+        prompt: Sequence[int],
+        pick: Pick,
+        accept: Accept,
+        *,
+        limit: int = -1,
+        longest: int = 0,
     ) -> Iterator[int]:
-        """Yield the tokens that plain decoding would yield (see `Engine.generate`)."""
+        """Yield the tokens that plain decoding would yield (see `Engine.generate`). The plans for
+        drafts of up to `longest` tokens are made behind the first token, for which nobody should
+        wait longer, and before the second, so that no round waits."""
         engine, stats = self.engine, SpeculationStatistics()
         self.statistics = stats
         room = engine.room(prompt)
@@ -125,6 +133,8 @@ class Speculator:
         if limit == 0:
             return
         token = yield from self._prompt(prompt, pick, accept)
+        if longest and token not in engine.ends and limit > 1:
+            self.warm(longest)
         while token not in engine.ends and engine.statistics.new_tokens < limit:
             begun = time.perf_counter()
             kept = self._round(token, limit - engine.statistics.new_tokens, pick, accept)
