@@ -5,7 +5,7 @@ words, where a bias is what the mask adds to a score.
 """
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import I32, I64, Kernel, Val, kernel
+from ggraph.backends.cpu.simd import I32, I32X8, I64, Kernel, Val, kernel, vec
 
 LIST_HEAD = 32  # bytes before a list's slots: their count, padding
 SPARE = 32  # entries after a list's last that may be written, and prefetched
@@ -25,6 +25,17 @@ def list_of(k: Kernel, row: Val) -> Val:
 def shown_count(k: Kernel, row: Val) -> Val:
     """How many slots a row's list has."""
     return k.cast("sext", k.load(list_of(k, row), I32), I64)
+
+
+def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count: Val) -> None:
+    """out[i] = base + stride * slots[i], i64, for count slots rounded up to whole eights.
+
+    A stride is below 4 GiB.
+    """
+    step = k.cast("zext", k.splat(k.cast("trunc", stride, I32), 8), vec(I64, 8))
+    for i in k.loop(0, count, 8):
+        slot = k.cast("zext", k.load(slots + i * 4, I32X8), vec(I64, 8))
+        k.store(out + i * 8, slot * step + k.splat(base, 8))
 
 
 @kernel("mask list m n ms ls")

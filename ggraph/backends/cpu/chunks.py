@@ -1,0 +1,219 @@
+"""One chunk of attention: scores, exponentials, weighted values; and states put together. Floor 6.
+
+`attention.py` says which chunks there are and who does them. A chunk's state for a query is its
+largest score, the sum of exponentials and the weighted sum of values.
+
+Legend: hd numbers per head; a state is [largest, sum, 0 .., out[hd]] in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.cache import ONE, load8, number_at
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var
+from ggraph.backends.cpu.slots import LOWEST
+from ggraph.backends.cpu.tiles import Q8_BLOCK
+
+CHUNK = 128  # positions of a chunk
+HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
+MAX_QUERIES = 4  # queries handled together
+TOGETHER = 4  # keys handled together
+SUMS = 12  # of vectors that registers hold beside what they are made of
+LINE = 64  # bytes of a cache line
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Memory to ask for while something else is computed: `step` bytes at a turn, up to `end`."""
+
+    cursor: Var
+    step: Val
+    end: Val
+
+
+@dataclass(frozen=True)
+class Job:
+    """A group of queries of one row on one key head; addresses of everything it reads.
+
+    `keys` and `values` are tables of addresses, one for each position of the chunk; `biases` are
+    those of the chunk's first position. `aheads`: of keys and of values.
+    """
+
+    kind: str
+    count: int
+    q: Val  # [count, hd]
+    keys: Val
+    values: Val
+    biases: Val
+    scores: Val  # [MAX_QUERIES, CHUNK]
+    aheads: tuple[Ahead, Ahead]
+
+
+def state_bytes(hd: int) -> int:
+    """Bytes of one head's state."""
+    return HEAD + 4 * hd
+
+
+def _ask(k: Kernel, ahead: Ahead) -> None:
+    """One turn of asking: hardware does not foresee a walk over one head's part of each row."""
+    first = ahead.cursor.value
+    stop = k.minimum(first + ahead.step, ahead.end)
+    for at in k.loop(first, stop, LINE):
+        where = k.pointer(at)
+        k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
+    ahead.cursor.value = stop
+
+
+def _sums4(k: Kernel, a: Sequence[Val]) -> Val:
+    """Sums of the lanes of four x8 vectors, as one x4 vector: ((0+1)+(2+3)) + ((4+5)+(6+7))."""
+
+    def pairs(x: Val, y: Val) -> Val:
+        even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
+        return k.shuffle(x, y, even) + k.shuffle(x, y, odd)
+
+    both = pairs(pairs(a[0], a[1]), pairs(a[2], a[3]))
+    return k.shuffle(both, both, range(4)) + k.shuffle(both, both, range(4, 8))
+
+
+def _entry(k: Kernel, table: Val, position: Val) -> Val:
+    return k.load(table + position * 8, I64)
+
+
+def _dots(k: Kernel, job: Job, position: Val, positions: int, first: int, count: int) -> None:
+    """Scores of `positions` keys, one or `TOGETHER`, for `count` queries, into job.scores."""
+    hd = k.arg("hd")
+    keys = [_entry(k, job.keys, position + p) for p in range(positions)]
+    sums = [[k.var(0, F32X8) for _ in keys] for _ in range(count)]
+    rows = [job.q + hd * (g * 4) for g in range(first, first + count)]
+    step = Q8_BLOCK if job.kind not in ONE else 8
+    for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
+        for i in range(0, step, 8):
+            queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
+            for p, key in enumerate(keys):
+                loaded = load8(k, job.kind, number_at(job.kind, key, d), i)
+                for g, query in enumerate(queries):
+                    sums[g][p].value = words.fma(k, query, loaded, sums[g][p].value)
+                k.keep_order()
+    scale = k.splat(k.arg("scale"), TOGETHER)
+    for g in range(count):
+        at = job.scores + (position + (first + g) * CHUNK) * 4
+        dots = _sums4(k, [sums[g][p % positions].value for p in range(TOGETHER)]) * scale
+        k.store(at, dots if positions == TOGETHER else k.lane(dots, 0))
+
+
+def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
+    """The same for all queries of the job: as many at once as registers hold sums of."""
+    at_once = job.count if job.count * TOGETHER <= SUMS else 2
+    for first in range(0, job.count, at_once):
+        _dots(k, job, position, positions, first, min(at_once, job.count - first))
+
+
+def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
+    """Biased scores of the chunk's `length` positions; returns the largest for each query."""
+    whole = length // TOGETHER * TOGETHER
+    for position in k.loop(0, whole, TOGETHER):
+        _ask(k, job.aheads[0])
+        _all_dots(k, job, position, TOGETHER)
+    for position in k.loop(whole, length):
+        _all_dots(k, job, position, 1)
+    tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
+    for i in k.loop(0, length, 8):
+        shown = words.tail_mask(k, length - i)
+        bias = k.load(job.biases + i * 4, F32X8)
+        for g, top in enumerate(tops):
+            at = job.scores + g * (CHUNK * 4) + i * 4
+            value = k.select(shown, k.load(at, F32X8) + bias, float("-inf"))
+            k.store(at, value)
+            top.value = k.maximum(value, top.value)
+    return [words.hmax(k, top.value) for top in tops]
+
+
+def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
+    """Replace query g's scores by exp(score - top); returns their sum."""
+    total = k.var(0.0, F32X8)
+    for i in k.loop(0, length, 8):
+        at = job.scores + g * (CHUNK * 4) + i * 4
+        value = words.exp(k, k.load(at, F32X8) - k.splat(top, 8))
+        k.store(at, value)
+        total.value = total.value + value
+    return words.hsum(k, total.value)
+
+
+def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> None:
+    """Sums of values weighted by job.scores, `width` vectors of 8 dimensions at a time."""
+    hd = k.arg("hd")
+
+    def dims(d: Val, count: int) -> None:
+        sums = [[k.var(0, F32X8) for _ in range(count)] for _ in out]
+
+        def one(position: Val) -> None:
+            """Add the values of one position of the chunk."""
+            at = number_at(job.kind, _entry(k, job.values, position), d)
+            score = job.scores + position * 4
+            weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
+            for i in range(count):
+                value = load8(k, job.kind, at, i * 8)
+                for g, weight in enumerate(weights):
+                    sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
+
+        pairs = length // 2 * 2
+        for position in k.loop(0, pairs, 2):
+            _ask(k, job.aheads[1])
+            one(position)
+            one(position + 1)
+        for position in k.loop(pairs, length):
+            one(position)
+        for g, target in enumerate(out):
+            for i in range(count):
+                k.store(target + (d + i * 8) * 4, sums[g][i].value)
+
+    whole = hd // (8 * width) * (8 * width)
+    for d in k.loop(0, whole, 8 * width):
+        dims(d, width)
+    if width > 1 and job.kind in ONE:
+        for d in k.loop(whole, hd, 8):
+            dims(d, 1)
+
+
+def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
+    """State of a chunk of `length` positions for each query of the job, written to `states`."""
+    tops = _scores(k, job, length)
+    for g, (top, state) in enumerate(zip(tops, states, strict=True)):
+        k.store(state, top)
+        k.store(state + 4, _exponentials(k, job, g, length, top))
+    width = {1: 8, 2: 4, 3: 4}.get(job.count, 2) if job.kind in ONE else Q8_BLOCK // 8
+    _weighted(k, job, length, [s + HEAD for s in states], width)
+
+
+def merge(k: Kernel, state: Val, part: Val) -> None:
+    """state = state and part together, each scaled to the larger of the two largest scores."""
+    old, new = k.load(state, F32), k.load(part, F32)
+    top = k.maximum(old, new)
+    both = k.shuffle(k.splat(old - top, 8), k.splat(new - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
+    factors = words.exp(k, both)
+    keep, add = k.lane(factors, 0), k.lane(factors, 1)
+    k.store(state, top)
+    k.store(state + 4, k.load(state + 4, F32) * keep + k.load(part + 4, F32) * add)
+    for d in k.loop(0, k.arg("hd"), 8):
+        at = d * 4 + HEAD
+        scaled = k.load(part + at, F32X8) * k.splat(add, 8)
+        k.store(state + at, words.fma(k, k.load(state + at, F32X8), k.splat(keep, 8), scaled))
+
+
+def clear(k: Kernel, state: Val) -> None:
+    """The state of nothing seen."""
+    k.store(state, k.const(LOWEST, F32))
+    k.store(state + 4, k.const(0.0, F32))
+    for d in k.loop(0, k.arg("hd"), 8):
+        k.store(state + d * 4 + HEAD, k.const(0.0, F32X8))
+
+
+def finish(k: Kernel, state: Val, y: Val) -> None:
+    """y = out / sum (zeros where nothing was shown)."""
+    total = k.load(state + 4, F32)
+    share = k.splat(k.select(total > 0.0, k.const(1.0, F32) / total, 0.0), 8)
+    for d in k.loop(0, k.arg("hd"), 8):
+        k.store(y + d * 4, k.load(state + d * 4 + HEAD, F32X8) * share)
