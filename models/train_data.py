@@ -13,7 +13,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +257,8 @@ def read_shard(path: Path, *, features: bool = True) -> list[Text]:
         texts.append(Text(int(index), int(prompt), tokens, rows[at - i : at - i + n - 1]))
         at += n
     return texts
+
+
+def apart(t: Text) -> Text:
+    """A text whose features do not keep those of its whole shard in memory."""
+    return replace(t, features=t.features.copy())

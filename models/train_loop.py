@@ -18,7 +18,7 @@ import torch
 
 from ggraph import Array, InputError
 
-from .train_data import Text, describe, read_shard, shards
+from .train_data import Text, apart, describe, read_shard, shards
 from .train_net import DraftNet
 from .train_parts import (
     Report,
@@ -96,7 +96,7 @@ def _surveyed(files: Sequence[Path]) -> tuple[list[Text], int]:
         texts = read_shard(path, features=False)
         total += sum(len(t.tokens) for t in texts if not is_held(t))
         if len(held) < HELD and any(map(is_held, texts)):
-            held += filter(is_held, read_shard(path))
+            held += map(apart, filter(is_held, read_shard(path)))
     if not held or not total:
         raise InputError(f"{len(files)} shards of data are too few: no text is left for testing")
     return held[:HELD], total

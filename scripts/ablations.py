@@ -38,7 +38,15 @@ from models.fetch import fetch_default
 from models.heads import default_taps
 from models.load import Loaded, load
 from models.registry import open_model
-from models.train_data import AnswerOptions, Text, describe, make_answers, read_shard, shards
+from models.train_data import (
+    AnswerOptions,
+    Text,
+    apart,
+    describe,
+    make_answers,
+    read_shard,
+    shards,
+)
 from models.train_export import export_folder, export_gguf
 from models.train_loop import batch_of, train, use_threads
 from models.train_net import DraftNet
@@ -104,7 +112,7 @@ def texts_of(data: Path) -> tuple[list[Text], int]:
         texts = read_shard(path, features=False)
         learnt += sum(len(t.tokens) for t in texts if not is_held(t))
         if any(map(is_held, texts)):
-            held += filter(is_held, read_shard(path))
+            held += map(apart, filter(is_held, read_shard(path)))
     return [t for t in held if len(t.tokens) - t.prompt_length >= 2], learnt
 
 
