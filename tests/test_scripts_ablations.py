@@ -81,6 +81,8 @@ def test_decoding_says_what_plain_decoding_says(made: Path) -> None:
         assert all(w["identical"] and len(w["speedups"]) == 2 for w in ways.values())
         assert 1 <= ways["eagle3:4"]["acceptance_length"] <= 5
         assert ways["eagle3"]["counted_mean"] > 0
+        chain = ways["eagle3:4"]
+        assert chain["least_plain_seconds"] > 0 < chain["least_round_seconds"]
 
 
 def test_what_is_there_is_kept(made: Path) -> None:
@@ -101,9 +103,29 @@ def test_the_page_shows_all_heads(made: Path) -> None:
                str(picture))  # fmt: skip
     text = page.read_text()
     assert text.startswith("# Page\n\ntail\n") and text.count("## Ablations") == 1
-    assert text.count("| identical |") == 6 and "| another seed: what chance does |" in text
+    assert "Texts: identical to plain." in text and text.count(" ± ") == 6 + 5 + 2 * 6
+    assert "| another seed: what chance does |" in text
     shown = ElementTree.fromstring(picture.read_text())
     assert len([e for e in shown.iter() if e.tag.endswith("rect")]) == 1 + 6
+
+
+def test_speeds_are_counted_by_vocabulary() -> None:
+    heads = {"a": 8, "b": 8, "c": 16}
+    ways = {"a": (2.0, 0.3), "b": (1.0, 0.1), "c": (2.0, 0.4)}
+    found = {
+        "variants": {n: {"draft_vocabulary": v} for n, v in heads.items()},
+        "decoding": {
+            n: {
+                "eagle3:4": {
+                    "acceptance_length": length,
+                    "least_round_seconds": seconds,
+                    "least_plain_seconds": 0.1,
+                }
+            }
+            for n, (length, seconds) in ways.items()
+        },
+    }
+    assert [ablations.counted(found, n) for n in "abc"] == pytest.approx([1.0, 0.5, 0.5])
 
 
 def test_errors_are_those_of_weighed_texts() -> None:
