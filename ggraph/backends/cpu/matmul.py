@@ -88,6 +88,7 @@ def _integer_sums(k: Kernel, layout: Layout, block: Val, rows: list[Val], sub: i
             four = words.broadcast4(k, x + GROUP * group)
             for h in HALVES:
                 dots[h][r].step(weights[h], four)
+        words.Dot.settle([dots[h][r] for h in HALVES for r in range(len(rows))])
         k.keep_order()
     return [dots[h][r].result() for h in HALVES for r in range(len(rows))]
 
@@ -104,18 +105,30 @@ def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list[Va
     width = HALF * layout.scale_bytes
     for sub in range(layout.subs):
         ints = _integer_sums(k, layout, block, rows, sub)
-        for h in HALVES:
-            d = load_scales(k, layout, block + (sub * len(HALVES) + h) * width)
-            z = _minimums(k, layout, block, h) if layout.has_minimum else None
-            for r, x in enumerate(rows):
-                home = sums[h * len(rows) + r]
+        at = [block + (sub * len(HALVES) + h) * width for h in HALVES]
+        scales = [load_scales(k, layout, a) for a in at]
+        totals = []
+        for r, x in enumerate(rows):
+            one = words.broadcast(k, x + X_SCALE)
+            for h in HALVES:
                 product = k.cast("sitofp", ints[h * len(rows) + r], F32X8)
-                total = words.fma(
-                    k, product, d * words.broadcast(k, x + X_SCALE), k.load(home, F32X8)
-                )
-                if z is not None:
-                    total = words.fma(k, z, words.broadcast(k, x + X_SUM), total)
-                k.store(home, total)
+                home = sums[h * len(rows) + r]
+                totals.append(words.fma(k, product, scales[h] * one, k.load(home, F32X8)))
+            k.keep_order()
+        if layout.has_minimum:
+            k.keep_order()
+            totals = _less_minimums(k, layout, block, rows, totals)
+        for i, total in enumerate(totals):
+            k.store(sums[i % 2 * len(rows) + i // 2], total)
+
+
+def _less_minimums(
+    k: Kernel, layout: Layout, block: Val, rows: list[Val], totals: list[Val]
+) -> list[Val]:
+    """Totals of every (row, half) and what the minimums add."""
+    minimums = [_minimums(k, layout, block, h) for h in HALVES]
+    sums = [words.broadcast(k, x + X_SUM) for x in rows]
+    return [words.fma(k, minimums[i % 2], sums[i // 2], total) for i, total in enumerate(totals)]
 
 
 def _homes(home: Val, tile: int, count: int) -> list[Val]:
@@ -133,10 +146,11 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
         sums = _homes(home, TILE, count)
         for at in sums:
             k.store(at, k.const(0.0, F32X8))
+        starts = [k.opaque(x + xs * r) for r in range(count)]
         for b in k.loop(0, blocks):
             block = tile + b * layout.block_bytes
             _prefetch(k, block + AHEAD, layout.block_bytes)
-            rows = [x + xs * r + b * X_BLOCK for r in range(count)]
+            rows = [start + b * X_BLOCK for start in starts]
             _block(k, layout, block, rows, sums)
 
     return run
@@ -157,10 +171,11 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
     def run(count: int, tile: Val, x: Val) -> None:
         """The same with float weights and float activations, sums in registers."""
         sums = [[k.var(0, F32X8) for _ in range(count)] for _ in halves]
+        starts = [k.opaque(x + xs * r) for r in range(count)]
         for c in k.loop(0, columns):
             at = tile + c * (layout.tile * step)
             _prefetch(k, at + FLOAT_AHEAD, layout.tile * step)
-            ones = [words.broadcast(k, x + xs * r + c * 4) for r in range(count)]
+            ones = [words.broadcast(k, start + c * 4) for start in starts]
             for h in halves:
                 w = _load_floats(k, layout, at + h * HALF * step)
                 for total, one in zip(sums[h], ones, strict=True):
@@ -210,17 +225,28 @@ def _group(k: Kernel, walk: Walk, t: Val, first: Val, count: int) -> None:
         _write_row(k, walk.tile, home, y + ys * row + column, residual, n - t * walk.tile)
 
 
+def _next_rows(k: Kernel, walk: Walk, left: Val) -> Val:
+    """Rows of the next pass: as many as it can take, but the last two passes share alike."""
+    alike = k.select(left <= 2 * walk.rows - 2, (left + 1) // 2, walk.rows)
+    return k.select(left <= walk.rows, left, alike)
+
+
+def _groups(k: Kernel, walk: Walk, t: Val) -> None:
+    """All rows of x with tile t."""
+    m, first = k.arg("m"), k.var(0)
+    with k.while_(lambda: first.value < m):
+        rows = _next_rows(k, walk, m - first.value)
+        for count in range(1, walk.rows + 1):
+            with k.when(rows.eq(count)):
+                _group(k, walk, t, first.value, count)
+        first.value = first.value + rows
+
+
 def _walk(k: Kernel, walk: Walk) -> None:
     """Loops over this thread's tiles and, for each, over groups of rows."""
-    n, m = k.words("n m")
+    n = k.arg("n")
     for t in k.share((n + (walk.tile - 1)) // walk.tile):
-        whole = m // walk.rows
-        for g in k.loop(0, whole):
-            _group(k, walk, t, g * walk.rows, walk.rows)
-        first = whole * walk.rows
-        for count in range(1, walk.rows):
-            with k.when((m - first).eq(count)):
-                _group(k, walk, t, first, count)
+        _groups(k, walk, t)
 
 
 def _walk_experts(k: Kernel, walk: Walk) -> None:

@@ -276,6 +276,23 @@ class Kernel:
         """A conversion by its LLVM name: sext, zext, trunc, sitofp, fptosi, fpext, bitcast ..."""
         return Val(self, getattr(self.b, op)(value.v, t))
 
+    def opaque(self, value: Val) -> Val:
+        """The same value, kept in a register: the compiler does not see what it was made of.
+
+        Without, LLVM computes addresses of rows anew at each use.
+        """
+        kind = ir.FunctionType(value.v.type, [value.v.type])
+        return Val(self, self.b.call(ir.InlineAsm(kind, "", "=r,0"), [value.v]))
+
+    def settle(self, values: Sequence[Val]) -> list[Val]:
+        """The same x86 vectors, all of them computed at this point: arithmetic does not move
+        across either, as memory accesses do not across `keep_order`."""
+        kinds = [v.v.type for v in values]
+        both = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+        places = ["=x"] * len(values) + [str(i) for i in range(len(values))]
+        found = self.b.call(ir.InlineAsm(both, "", ",".join(places), True), [v.v for v in values])
+        return [Val(self, self.b.extract_value(found, i)) for i in range(len(values))]
+
     def select(self, condition: Val, then: Val, other: Num) -> Val:
         """`then` where the condition holds, else `other`."""
         return Val(self, self.b.select(condition.v, then.v, self.same(other, then).v))

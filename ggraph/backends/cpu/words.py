@@ -5,6 +5,7 @@ equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of 
 """
 
 import math
+from collections.abc import Sequence
 
 from llvmlite import ir
 
@@ -190,6 +191,17 @@ class Dot:
         """The sums so far, int32 x8."""
         self._widen()
         return self._sum()
+
+    @staticmethod
+    def settle(dots: "Sequence[Dot]") -> None:
+        """All steps so far are computed here, where the compiler would keep products for later."""
+        k = dots[0].k
+        both = any(d.pairs is not None and d.total is not None for d in dots)
+        if k.isa.dot != "avx2" or both:  # registers do not hold both
+            return
+        name = "total" if dots[0].pairs is None else "pairs"
+        for d, value in zip(dots, k.settle([getattr(d, name) for d in dots]), strict=True):
+            setattr(d, name, value)
 
     def _sum(self) -> Val:
         return self.total if self.total is not None else self.k.const(0, I32X8)
