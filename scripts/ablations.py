@@ -64,7 +64,7 @@ LEAST = 16  # tokens of a held-out answer whose prompt is decoded
 OWN = AnswerOptions(own_share=1.0)
 HEAD = (
     "", "head, MB", "tokens seen", "training, s", "answers' tokens it can say", "first guess right",
-    "tokens a round, held-out answers", "against base", "tokens a round, decoding",
+    "tokens a round, held-out answers", "against base, or twice", "tokens a round, decoding",
     "chain of 4, clock", "chain of 4, counted", "free length, clock", "free length, counted",
 )  # fmt: skip
 WIDE, LEFT, BAR = 720, 250, 24  # of the picture, in its units
@@ -74,24 +74,34 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """One head: its name, what differs from the base, and its share of the base's tokens."""
+    """One head: its name, what differs from the base, its share of the base's tokens, and the head
+    that it is held against."""
 
     name: str
     what: str
     options: Row
     tokens: float = 1.0
+    against: str = BASE
 
 
-VARIANTS = (
-    Variant(BASE, "base", {}),
-    Variant("other-seed", "another seed: what chance does", {"seed": 1}),
+DOUBLE = "tokens-double"
+CHANGES = (
     Variant("vocabulary-4096", "4,096 draft tokens", {"draft_vocab": 4096}),
     Variant("vocabulary-16384", "16,384 draft tokens", {"draft_vocab": 16384}),
     Variant("steps-1", "1 step", {"steps": 1}),
     Variant("steps-5", "5 steps", {"steps": 5}),
     Variant("feedback-norm", "feedback behind the norm (3.1)", {"feedback_norm": True}),
+)
+VARIANTS = (
+    Variant(BASE, "base", {}),
+    Variant("other-seed", "another seed: what chance does", {"seed": 1}),
+    *CHANGES,
     Variant("tokens-half", "half the tokens", {}, 0.5),
-    Variant("tokens-double", "twice the tokens", {}, 2.0),
+    Variant(DOUBLE, "twice the tokens", {}, 2.0),
+    *(
+        replace(v, name=f"{v.name}-double", what=f"{v.what}, twice", tokens=2.0, against=DOUBLE)
+        for v in CHANGES
+    ),
 )
 
 
@@ -154,7 +164,7 @@ def trained(target: Target, held: Sequence[Text], learnt: int, v: Variant, given
     export_gguf(folder / "head", target.model, folder / "head.gguf", given.type)
     log = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     found = {
-        "what": v.what, "options": asdict(options), "tokens": log[-1]["tokens"],
+        "options": asdict(options), "tokens": log[-1]["tokens"],
         "seconds": log[-1]["seconds"], "draft_vocabulary": len(ids),
         "bytes": (folder / "head.gguf").stat().st_size,
         "held": judged(net, ids, target, held),
@@ -177,7 +187,7 @@ def held_prompts(m: Loaded, held: Sequence[Text], count: int, new: int) -> list[
     return [found[i * len(found) // count] for i in range(min(count, len(found)))]
 
 
-def decoded(path: Path, heads: dict[str, Path], held: Sequence[Text], given: Any) -> Row:
+def decoded(path: Path, heads: Sequence[str], held: Sequence[Text], given: Any) -> Row:
     """Held-out prompts decoded with every head in turn, prompt by prompt: summaries by head.
 
     A plain run stands before and after each round of each head. Every head has a model and a
@@ -187,7 +197,8 @@ def decoded(path: Path, heads: dict[str, Path], held: Sequence[Text], given: Any
     answers: dict[str, list[Answer]] = {name: [] for name in heads}
     with ExitStack() as stack:
         runs: dict[str, Iterator[Answer]] = {}
-        for name, head in heads.items():
+        for name in heads:
+            head = given.work / name / "head.gguf"
             m = load(path, head=head, threads=given.threads, ctx_size=given.ctx_size)
             stack.enter_context(closing(m))
             prompts = held_prompts(m, held, given.prompts, given.new_tokens)
@@ -224,7 +235,7 @@ def weighed(values: Sequence[float], weights: Sequence[float]) -> tuple[float, f
 
 
 def against(found: Row, base: Row) -> tuple[float, float]:
-    """Mean difference of a head from the base, text by text, and its standard error."""
+    """Mean difference of a head from another, text by text, and its standard error."""
     differences = np.subtract(found["held"]["lengths"], base["held"]["lengths"])
     return weighed(differences.tolist(), base["held"]["weights"])
 
@@ -237,33 +248,34 @@ def run(given: argparse.Namespace) -> None:
     target = Target.of(open_model(path))
     held, learnt = texts_of(given.data)
     chosen = [v for v in VARIANTS if not given.only or v.name in given.only.split(",")]
-    variants = {v.name: trained(target, held, learnt, v, given) for v in chosen}
+    variants = {
+        v.name: {**trained(target, held, learnt, v, given), "what": v.what, "against": v.against}
+        for v in chosen
+    }
     result = {
         **machine(), "model": target.model.name, "threads": given.threads, "chain": CHAIN,
         "new_tokens": given.new_tokens, "rounds": given.rounds, "held_texts": len(held),
         "learnt_texts_tokens": learnt, "variants": variants,
     }  # fmt: skip
-    heads = {name: given.work / name / "head.gguf" for name in variants}
-    result["decoding"] = decoded(path, heads, held, given)
+    result["decoding"] = decoded(path, list(variants), held, given)
     result["load_average"] = [result["load_average"], load_average()]
-    given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {given.json}")
 
 
 def table(found: Row) -> str:
     """All heads, one a line."""
-    base = found["variants"][BASE]
     lines = [HEAD, ("---",) * len(HEAD)]
     for name, v in found["variants"].items():
         length, error = weighed(v["held"]["lengths"], v["held"]["weights"])
+        base = found["variants"].get(v["against"], v)
         more, paired = against(v, base)
         chain, free = (found["decoding"][name][s] for s in (FIXED, FREE))
         lines.append((
             v["what"], f"{v['bytes'] / 1e6:.1f}", f"{v['tokens']:,}", f"{v['seconds']:.0f}",
             f"{v['held']['covered']:.1%}", f"{v['held']['hits'][0]:.1%}",
             f"{length:.3f} ± {error:.3f}",
-            "-" if name == BASE else f"**{more:+.3f}** ± {paired:.3f}",
+            "-" if base is v else f"**{more:+.3f}** ± {paired:.3f}",
             f"{chain['acceptance_length']:.3f}", speed(chain), f"{counted(found, name):.3f}x",
             speed(free), f"{free['counted_mean']:.3f}x",
         ))  # fmt: skip

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = AnswerOptions(new_tokens=24, text_tokens=128, lanes=8, own_share=0.5, seed=3)
-ONLY = "base,other-seed,vocabulary-4096,steps-5,feedback-norm,tokens-half"
+ONLY = "base,other-seed,vocabulary-4096,steps-5,tokens-double,steps-1-double"
 
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -59,13 +59,14 @@ def test_every_head_differs_in_what_it_says(made: Path) -> None:
     assert list(heads) == ONLY.split(",")
     base = heads["base"]["options"]
     for name, changed in (
-        ("steps-5", {"steps"}), ("feedback-norm", {"feedback_norm"}), ("other-seed", {"seed"}),
-        ("tokens-half", {"epochs"}), ("vocabulary-4096", {"draft_vocab"}),
+        ("steps-5", {"steps"}), ("other-seed", {"seed"}), ("tokens-double", {"epochs"}),
+        ("vocabulary-4096", {"draft_vocab"}), ("steps-1-double", {"epochs", "steps"}),
     ):  # fmt: skip
         assert {k for k, v in heads[name]["options"].items() if v != base[k]} == changed
     tokens = {name: h["tokens"] for name, h in heads.items()}
-    assert tokens["base"] == tokens["steps-5"] == tokens["feedback-norm"]
-    assert tokens["tokens-half"] < tokens["base"]
+    assert tokens["base"] == tokens["steps-5"]
+    assert tokens["steps-1-double"] == tokens["tokens-double"] > 1.5 * tokens["base"]
+    assert heads["steps-1-double"]["against"] == "tokens-double"
     assert heads["vocabulary-4096"]["draft_vocabulary"] > heads["base"]["draft_vocabulary"] == 16
     for h in heads.values():
         assert len(h["held"]["lengths"]) == found["held_texts"] > 1
