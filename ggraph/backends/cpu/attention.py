@@ -202,12 +202,13 @@ def _single_chunks(k: Kernel, kind: str) -> None:
 def _merge_chunks(k: Kernel) -> None:
     y, m, heads, hd, ys = k.words("y m heads hd ys")
     state = k.scratch(state_bytes(MAX_HEAD))
-    for item in k.share(m * heads):
-        row, head = item // heads, item % heads
-        clear(k, state)
-        for c in k.loop(0, (shown_count(k, row) + (CHUNK - 1)) // CHUNK):
-            merge(k, state, _part(k, row, head, c))
-        finish(k, state, y + ys * row + head * hd * 4)
+    rows, parts = k.grid(m, heads)
+    for row in k.loop(*rows):
+        for head in k.loop(*parts):
+            clear(k, state)
+            for c in k.loop(0, (shown_count(k, row) + (CHUNK - 1)) // CHUNK):
+                merge(k, state, _part(k, row, head, c))
+            finish(k, state, y + ys * row + head * hd * 4)
 
 
 def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:

@@ -3,8 +3,10 @@
 Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.quantise import load_block
@@ -28,7 +30,11 @@ from ggraph.backends.cpu.simd import (
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
+PIECE = 32  # columns of a row that one thread copies at least
 ONE = {"f32": 4, "f16": 2}  # bytes of a number
+
+
+Store = Callable[[Kernel, str, Val, Val], None]
 
 
 def number_at(kind: str, row: Val, d: Val) -> Val:
@@ -76,14 +82,16 @@ def _set_rows(kind: str) -> KernelSpec:
 
     def build(k: Kernel) -> None:
         x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
-        for r in k.share(m):
+        rows, pieces = k.grid(m, (n + (PIECE - 1)) // PIECE)
+        for r in k.loop(*rows):
             row = _row_of(k, index, r)
             source, target = x + xs * r, y + ys * row
-            whole = n // 8 * 8
+            start, stop = pieces[0] * PIECE, k.minimum(pieces[1] * PIECE, n)
+            whole = start + k.maximum(stop - start, 0) // 8 * 8
             with _inside(k, row):
-                for c in k.loop(0, whole, 8):
+                for c in k.loop(start, whole, 8):
                     _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
-                for c in k.loop(whole, n):
+                for c in k.loop(whole, stop):
                     _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
     name = "set_rows_" + kind
@@ -136,25 +144,47 @@ def _angles(k: Kernel, row: Val, table: Val) -> None:
         k.store(table + MAX_ROTATED * 4 + i * 4, sine)
 
 
+def _turned(k: Kernel, table: Val, i: Val, t: ir.Type, pair: tuple[Val, Val]) -> tuple[Val, Val]:
+    """The pairs from `i` on, one or eight, turned by their angles."""
+    c, s = k.load(table + i * 4, t), k.load(table + MAX_ROTATED * 4 + i * 4, t)
+    a, b = pair
+    return a * c - b * s, a * s + b * c
+
+
 def _rotate_halves(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
     """Pairs (i, i + nr/2): the form of Qwen and of HF checkpoints."""
     half = k.arg("nr") // 2
-    size = 2 if kind == "f16" else 4
-    for i in k.loop(0, half):
-        a, b = k.load(x + i * 4, F32), k.load(x + (half + i) * 4, F32)
-        c, s = k.load(table + i * 4, F32), k.load(table + MAX_ROTATED * 4 + i * 4, F32)
-        _store1(k, kind, y + i * size, a * c - b * s)
-        _store1(k, kind, y + (half + i) * size, a * s + b * c)
+    whole = half // 8 * 8
+
+    def some(i: Val, t: ir.Type, store: Store) -> None:
+        pair = k.load(x + i * 4, t), k.load(x + (half + i) * 4, t)
+        first, second = _turned(k, table, i, t, pair)
+        store(k, kind, y + i * ONE[kind], first)
+        store(k, kind, y + (half + i) * ONE[kind], second)
+
+    for i in k.loop(0, whole, 8):
+        some(i, F32X8, _store8)
+    for i in k.loop(whole, half):
+        some(i, F32, _store1)
+
+
+EVEN, ODD = range(0, 16, 2), range(1, 16, 2)
+FRONT, BACK = (0, 8, 1, 9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)
 
 
 def _rotate_pairs(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
     """Pairs (2i, 2i + 1): the form of llama-architecture GGUF files."""
-    size = 2 if kind == "f16" else 4
-    for i in k.loop(0, k.arg("nr") // 2):
-        a, b = k.load(x + i * 8, F32), k.load(x + i * 8 + 4, F32)
-        c, s = k.load(table + i * 4, F32), k.load(table + MAX_ROTATED * 4 + i * 4, F32)
-        _store1(k, kind, y + i * (2 * size), a * c - b * s)
-        _store1(k, kind, y + i * (2 * size) + size, a * s + b * c)
+    size, half = ONE[kind], k.arg("nr") // 2
+    whole = half // 8 * 8
+    for i in k.loop(0, whole, 8):
+        both = k.load(x + i * 8, F32X8), k.load(x + i * 8 + 32, F32X8)
+        turned = _turned(k, table, i, F32X8, (k.shuffle(*both, EVEN), k.shuffle(*both, ODD)))
+        for at, lanes in ((0, FRONT), (8, BACK)):
+            _store8(k, kind, y + (i * 2 + at) * size, k.shuffle(*turned, lanes))
+    for i in k.loop(whole, half):
+        pair = k.load(x + i * 8, F32), k.load(x + i * 8 + 4, F32)
+        for at, value in enumerate(_turned(k, table, i, F32, pair)):
+            _store1(k, kind, y + (i * 2 + at) * size, value)
 
 
 def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
@@ -178,15 +208,14 @@ def _rope(kind: str) -> KernelSpec:
     def build(k: Kernel) -> None:
         x, y, index, m, heads, xs, xh, ys, yh = k.words("x y index m heads xs xh ys yh")
         table = k.scratch(MAX_ROTATED * 8 + 64)
-        present = k.var(-1)
-        for item in k.share(m * heads):
-            r, h = item // heads, item % heads
-            with k.when(present.value.ne(r)):
-                _angles(k, r, table)
-                present.value = r
+        rows, parts = k.grid(m, heads)
+        for r in k.loop(*rows):
             row = _row_of(k, index, r)
-            with _inside(k, row):
-                _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
+            with k.when(parts[0] < parts[1]):
+                _angles(k, r, table)
+            for h in k.loop(*parts):
+                with _inside(k, row):
+                    _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
 
     name = "rope_" + kind
     KERNELS[name] = KernelSpec(name, ROPE_ARGS, build)

@@ -40,10 +40,11 @@ def load_block(k: Kernel, x: Val) -> list[Val]:
 def quantise(k: Kernel) -> None:
     """out[m] = quantised rows of x[m, k]."""
     x, out, m, columns, xs, os = k.words("x out m k xs os")
-    blocks = columns // BLOCK
-    for item in k.share(m * blocks):
-        r, b = item // blocks, item % blocks
-        quantise_block(k, load_block(k, x + xs * r + b * (BLOCK * 4)), out + os * r + b * X_BLOCK)
+    rows, blocks = k.grid(m, columns // BLOCK)
+    for r in k.loop(*rows):
+        for b in k.loop(*blocks):
+            block = load_block(k, x + xs * r + b * (BLOCK * 4))
+            quantise_block(k, block, out + os * r + b * X_BLOCK)
 
 
 __all__ = ["load_block", "quantise", "quantise_block"]

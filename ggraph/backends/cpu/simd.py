@@ -186,6 +186,7 @@ def kernel(args: str) -> Callable[[Callable[["Kernel"], None]], KernelSpec]:
 
 
 HEADER_WORDS = 2  # an instruction starts with its kernel's address and its flags
+MANY = 8  # rows for each thread from which rows are shared out, not their columns
 BARRIER, STREAM = 1, 2  # flags: all threads meet afterwards; weights are too many to stay in caches
 
 
@@ -348,6 +349,20 @@ class Kernel:
         start = units * self.thread // self.threads * align
         stop = self.minimum(units * (self.thread + 1) // self.threads * align, count)
         yield from self.loop(start, stop)
+
+    def grid(self, rows: Val, units: Val) -> tuple[tuple[Val, Val], tuple[Val, Val]]:
+        """This thread's rows and units of each, first and end: all units of a part of the rows
+        where rows are many; else of every row the part whose columns it made in a product."""
+        many = rows >= self.threads * MANY
+
+        few = rows < self.threads * MANY
+
+        def part(count: Val, shared: Val) -> tuple[Val, Val]:
+            first = self.select(shared, count * self.thread // self.threads, 0)
+            end = count * (self.thread + 1) // self.threads
+            return first, self.select(shared, end, count)
+
+        return part(rows, many), part(units, few)
 
     @contextmanager
     def when(self, condition: Val) -> Iterator[None]:
