@@ -33,6 +33,7 @@ from ggraph.backends.cpu.chunks import (
 )
 from ggraph.backends.cpu.simd import I32, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 256  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
@@ -41,7 +42,7 @@ ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "
 KINDS = (*ONE, "q8_0")
 
 
-Aheads = tuple[Ahead, Ahead]  # of keys and of values
+Aheads = tuple[Ahead, Ahead]  # beside keys and beside values
 
 
 @dataclass(frozen=True)
@@ -87,28 +88,61 @@ def _job(
     return Job(kind, count, query, room.keys, room.values, biases, room.scores, aheads)
 
 
-def _ahead(k: Kernel, base: Val, step: Val, at: Place, wanted: Val, turns: int) -> Ahead:
-    """This key head's part of the rows in the chunk that follows, if wanted, over `turns`."""
+def _slot(k: Kernel, at: Place, entry: Val) -> Val:
+    """A slot of a row's list; one beyond the last may be read."""
+    return k.cast("sext", k.load(list_of(k, at.row) + (LIST_HEAD + entry * 4), I32), I64)
+
+
+def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: int) -> Ahead:
+    """This key head's part of the rows in the chunk that follows, in so many pieces."""
     begin, shown = at.start + CHUNK, shown_count(k, at.row)
-    entries = (k.minimum(begin, shown), k.minimum(begin + CHUNK, shown) - 1)
-    slots = list_of(k, at.row) + LIST_HEAD  # one beyond the last may be read
-    ends = [k.cast("sext", k.load(slots + i * 4, I32), I64) for i in entries]
-    span = k.minimum(ends[1] - ends[0] + 1, CHUNK) * step // k.arg("kv_heads")
-    span = k.select(wanted, k.select(begin < shown, span, 0), 0)
-    at_first = base + ends[0] * step + span * at.kv
-    return Ahead(k.var(at_first), (span // turns + LINE) // LINE * LINE, at_first + span)
+    first = _slot(k, at, k.minimum(begin, shown))
+    rows = _slot(k, at, k.minimum(begin + CHUNK, shown) - 1) - first + 1
+    span = k.minimum(rows, CHUNK) * step // k.arg("kv_heads")
+    width = (span // pieces + LINE) // LINE * LINE
+    at_first = base + first * step + span * at.kv
+    return Ahead(k.var(at_first), width, width, k.select(begin < shown, at_first + span, 0))
 
 
-def _aheads(k: Kernel, at: Place, wanted: Val) -> Aheads:
-    """Of keys and of values, where they are wanted."""
-    keys, values, ks, vs = k.words("k v ks vs")
+def _own_heads(k: Kernel, kind: str, base: Val, step: Val, at: Place, wanted: Val) -> Ahead:
+    """One head's part of the rows of a chunk that is the only one."""
+    hd = k.arg("hd")
+    width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
+    first = base + _slot(k, at, at.start) * step
+    end = k.select(wanted, first + at.length * step, 0)
+    return Ahead(k.var(first), width, step, end)
+
+
+def _aheads(k: Kernel, kind: str, at: Place, fresh: Val) -> Aheads:
+    """What to ask for where nothing was yet for this chunk and head: beside keys their values and
+    beside values the next head's keys if there is one chunk alone, else of the next chunk."""
+    keys, values, ks, kh, vs, vh, kv_heads = k.words("k v ks kh vs vh kv_heads")
     turns = CHUNK // TOGETHER
-    return _ahead(k, keys, ks, at, wanted, turns), _ahead(k, values, vs, at, wanted, 2 * turns)
+    own = (
+        _own_heads(k, kind, values + vh * at.kv, vs, at, at.kv >= 0),
+        _own_heads(k, kind, keys + kh * (at.kv + 1), ks, at, at.kv + 1 < kv_heads),
+    )
+    following = (
+        _next_chunk(k, keys, ks, at, turns * TOGETHER),
+        _next_chunk(k, values, vs, at, turns * 2),
+    )
+    alone = shown_count(k, at.row) <= CHUNK
+    return _either(k, alone, fresh, own[0], following[0]), _either(
+        k, alone, fresh, own[1], following[1]
+    )
+
+
+def _either(k: Kernel, first: Val, fresh: Val, a: Ahead, b: Ahead) -> Ahead:
+    """The one or the other; where neither is wanted its end is its cursor."""
+    begin = k.select(first, a.cursor.value, b.cursor.value)
+    end = k.select(fresh, k.select(first, a.end, b.end), 0)
+    width, stride = k.select(first, a.width, b.width), k.select(first, a.stride, b.stride)
+    return Ahead(k.var(k.select(end.eq(0), end, begin)), width, stride, end)
 
 
 def _nothing(k: Kernel) -> Aheads:
     zero = k.const(0, I64)
-    return Ahead(k.var(0), zero, zero), Ahead(k.var(0), zero, zero)
+    return Ahead(k.var(0), zero, zero, zero), Ahead(k.var(0), zero, zero, zero)
 
 
 def _head(k: Kernel, kv: Val, first: Val) -> Val:
@@ -186,7 +220,7 @@ def _single_chunks(k: Kernel, kind: str) -> None:
         here = c * k.arg("kv_heads") + kv
         length = k.minimum(shown_count(k, row) - c * CHUNK, CHUNK)
         at = Place(row, kv, c * CHUNK, length)
-        aheads = _aheads(k, at, last.value.ne(here))
+        aheads = _aheads(k, kind, at, last.value.ne(here))
         last.value = here
 
         def queries(

@@ -27,10 +27,12 @@ LINE = 64  # bytes of a cache line
 
 @dataclass(frozen=True)
 class Ahead:
-    """Memory to ask for while something else is computed: `step` bytes at a turn, up to `end`."""
+    """Memory to ask for while something else is computed: pieces of `width` bytes, one every
+    `stride` bytes, up to `end`."""
 
     cursor: Var
-    step: Val
+    width: Val
+    stride: Val
     end: Val
 
 
@@ -39,7 +41,8 @@ class Job:
     """A group of queries of one row on one key head; addresses of everything it reads.
 
     `keys` and `values` are tables of addresses, one for each position of the chunk; `biases` are
-    those of the chunk's first position. `aheads`: of keys and of values.
+    those of the chunk's first position. `aheads`: to ask for
+    beside the keys and beside the values.
     """
 
     kind: str
@@ -57,14 +60,15 @@ def state_bytes(hd: int) -> int:
     return HEAD + 4 * hd
 
 
-def _ask(k: Kernel, ahead: Ahead) -> None:
+def _ask(k: Kernel, ahead: Ahead, pieces: int) -> None:
     """One turn of asking: hardware does not foresee a walk over one head's part of each row."""
-    first = ahead.cursor.value
-    stop = k.minimum(first + ahead.step, ahead.end)
-    for at in k.loop(first, stop, LINE):
-        where = k.pointer(at)
-        k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
-    ahead.cursor.value = stop
+    with k.when(ahead.cursor.value < ahead.end):
+        for _ in range(pieces):
+            first = ahead.cursor.value
+            for at in k.loop(first, first + ahead.width, LINE):
+                where = k.pointer(at)
+                k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
+            ahead.cursor.value = first + ahead.stride
 
 
 def _sums4(k: Kernel, a: Sequence[Val]) -> Val:
@@ -115,7 +119,7 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
     """Biased scores of the chunk's `length` positions; returns the largest for each query."""
     whole = length // TOGETHER * TOGETHER
     for position in k.loop(0, whole, TOGETHER):
-        _ask(k, job.aheads[0])
+        _ask(k, job.aheads[0], TOGETHER)
         _all_dots(k, job, position, TOGETHER)
     for position in k.loop(whole, length):
         _all_dots(k, job, position, 1)
@@ -161,7 +165,7 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
 
         pairs = length // 2 * 2
         for position in k.loop(0, pairs, 2):
-            _ask(k, job.aheads[1])
+            _ask(k, job.aheads[1], 1)
             one(position)
             one(position + 1)
         for position in k.loop(pairs, length):
