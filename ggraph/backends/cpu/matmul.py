@@ -213,16 +213,35 @@ class Walk:
     run: Pass
 
 
+def _write_tile(k: Kernel, walk: Walk, y: Val, add: Val, count: int) -> None:
+    """The same for `count` rows of a whole tile, without a question for each."""
+    ys, adds = k.words("ys adds")
+    with k.if_else(add.ne(0)) as (some, none):
+        for branch, residual in ((some, True), (none, False)):
+            with branch:
+                for r in range(count):
+                    for at in range(0, walk.tile * 4, HALF * 4):
+                        value = k.load(walk.home + (r * walk.tile * 4 + at), F32X8)
+                        if residual:
+                            value = value + k.load(add + adds * r + at, F32X8)
+                        k.store(y + ys * r + at, value)
+
+
 def _group(k: Kernel, walk: Walk, t: Val, first: Val, count: int) -> None:
     """Rows first .. first + count - 1 of x with tile t."""
     w, x, y, n, xs, ys, add, adds = k.words("w x y n xs ys add adds")
     walk.run(count, w + t * walk.tile_bytes, x + xs * first)
-    column = t * (walk.tile * 4)
-    for r in k.loop(0, count):
-        row = first + r
-        residual = k.select(add.eq(0), add, add + adds * row + column)
-        home = walk.home + r * (walk.tile * 4)
-        _write_row(k, walk.tile, home, y + ys * row + column, residual, n - t * walk.tile)
+    column, left = t * (walk.tile * 4), n - t * walk.tile
+    out = y + ys * first + column
+    residual = k.select(add.eq(0), add, add + adds * first + column)
+    with k.if_else(left >= walk.tile) as (whole, part):
+        with whole:
+            _write_tile(k, walk, out, residual, count)
+        with part:
+            for r in k.loop(0, count):
+                own = k.select(add.eq(0), add, residual + adds * r)
+                home = walk.home + r * (walk.tile * 4)
+                _write_row(k, walk.tile, home, out + ys * r, own, left)
 
 
 def _next_rows(k: Kernel, walk: Walk, left: Val) -> Val:
