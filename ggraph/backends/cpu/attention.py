@@ -13,7 +13,7 @@ Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), h
 n slots of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ggraph.backends.cpu.cache import ONE
@@ -22,7 +22,6 @@ from ggraph.backends.cpu.chunks import (
     HEAD,
     LINE,
     MAX_QUERIES,
-    TOGETHER,
     Ahead,
     Job,
     chunk,
@@ -42,7 +41,8 @@ ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "
 KINDS = (*ONE, "q8_0")
 
 
-Aheads = tuple[Ahead, Ahead]  # beside keys and beside values
+Aheads = tuple[Sequence[Ahead], Sequence[Ahead]]  # beside keys and beside values
+NOTHING: Aheads = ((), ())
 
 
 @dataclass(frozen=True)
@@ -93,56 +93,47 @@ def _slot(k: Kernel, at: Place, entry: Val) -> Val:
     return k.cast("sext", k.load(list_of(k, at.row) + (LIST_HEAD + entry * 4), I32), I64)
 
 
-def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: int) -> Ahead:
+def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: Val) -> Ahead:
     """This key head's part of the rows in the chunk that follows, in so many pieces."""
     begin, shown = at.start + CHUNK, shown_count(k, at.row)
     first = _slot(k, at, k.minimum(begin, shown))
     rows = _slot(k, at, k.minimum(begin + CHUNK, shown) - 1) - first + 1
     span = k.minimum(rows, CHUNK) * step // k.arg("kv_heads")
-    width = (span // pieces + LINE) // LINE * LINE
+    width = (span // pieces + (LINE - 1)) // LINE * LINE
     at_first = base + first * step + span * at.kv
     return Ahead(k.var(at_first), width, width, k.select(begin < shown, at_first + span, 0))
 
 
-def _own_heads(k: Kernel, kind: str, base: Val, step: Val, at: Place, wanted: Val) -> Ahead:
-    """One head's part of the rows of a chunk that is the only one."""
+def _own_rows(k: Kernel, kind: str, base: Val, step: Val, at: Place) -> Ahead:
+    """One head's part of the rows of this chunk."""
     hd = k.arg("hd")
     width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
     first = base + _slot(k, at, at.start) * step
-    end = k.select(wanted, first + at.length * step, 0)
-    return Ahead(k.var(first), width, step, end)
+    return Ahead(k.var(first), width, step, first + at.length * step)
 
 
-def _aheads(k: Kernel, kind: str, at: Place, fresh: Val) -> Aheads:
-    """What to ask for where nothing was yet for this chunk and head: beside keys their values and
-    beside values the next head's keys if there is one chunk alone, else of the next chunk."""
+def _wanted(k: Kernel, wanted: Val, ahead: Ahead) -> Ahead:
+    """The same, or nothing."""
+    end = k.select(wanted, ahead.end, 0)
+    begin = k.select(end.eq(0), end, ahead.cursor.value)
+    return Ahead(k.var(begin), ahead.width, ahead.stride, end)
+
+
+def _aheads(k: Kernel, kind: str, at: Place, fresh: Val, first: Val) -> Aheads:
+    """What to ask for, where nothing was yet for this chunk and head: of the next chunk keys beside
+    keys and values beside values; in a thread's first chunk its own values and next keys too."""
     keys, values, ks, kh, vs, vh, kv_heads = k.words("k v ks kh vs vh kv_heads")
-    turns = CHUNK // TOGETHER
-    own = (
-        _own_heads(k, kind, values + vh * at.kv, vs, at, at.kv >= 0),
-        _own_heads(k, kind, keys + kh * (at.kv + 1), ks, at, at.kv + 1 < kv_heads),
+    dims = k.select(kv_heads < k.arg("heads"), k.const(32, I64), 64)  # of a pass over values
+    turns = k.maximum(k.arg("hd") // dims, 1) * (CHUNK // 2)
+    own_values = _own_rows(k, kind, values + vh * at.kv, vs, at)
+    own_keys = _own_rows(k, kind, keys + kh * (at.kv + 1), ks, at)
+    another = k.select(first, at.kv + 1, kv_heads) < kv_heads
+    next_keys = _next_chunk(k, keys, ks, at, k.const(CHUNK, I64))
+    next_values = _next_chunk(k, values, vs, at, turns)
+    return (
+        (_wanted(k, first, own_values), _wanted(k, fresh, next_keys)),
+        (_wanted(k, another, own_keys), _wanted(k, fresh, next_values)),
     )
-    following = (
-        _next_chunk(k, keys, ks, at, turns * TOGETHER),
-        _next_chunk(k, values, vs, at, turns * 2),
-    )
-    alone = shown_count(k, at.row) <= CHUNK
-    return _either(k, alone, fresh, own[0], following[0]), _either(
-        k, alone, fresh, own[1], following[1]
-    )
-
-
-def _either(k: Kernel, first: Val, fresh: Val, a: Ahead, b: Ahead) -> Ahead:
-    """The one or the other; where neither is wanted its end is its cursor."""
-    begin = k.select(first, a.cursor.value, b.cursor.value)
-    end = k.select(fresh, k.select(first, a.end, b.end), 0)
-    width, stride = k.select(first, a.width, b.width), k.select(first, a.stride, b.stride)
-    return Ahead(k.var(k.select(end.eq(0), end, begin)), width, stride, end)
-
-
-def _nothing(k: Kernel) -> Aheads:
-    zero = k.const(0, I64)
-    return Ahead(k.var(0), zero, zero, zero), Ahead(k.var(0), zero, zero, zero)
 
 
 def _head(k: Kernel, kv: Val, first: Val) -> Val:
@@ -168,7 +159,7 @@ def _whole_rows(k: Kernel, kind: str) -> None:
             for start in k.loop(0, shown, CHUNK):
                 length = k.minimum(shown - start, CHUNK)
                 at = Place(row, kv, start, length)
-                job = _job(k, kind, room, at, first, count, _nothing(k))
+                job = _job(k, kind, room, at, first, count, NOTHING)
                 chunk(k, job, length, parts[:count])
                 for state, part in zip(states[:count], parts[:count], strict=True):
                     merge(k, state, part)
@@ -215,12 +206,14 @@ def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val]]:
 
 def _single_chunks(k: Kernel, kind: str) -> None:
     room = _room(k)
-    last = k.var(-1)  # chunk and key head of the item before
+    last, begun = k.var(-1), k.var(-1)  # chunk and key head of the item before; the first chunk
     for c, kv, row in _share_chunks(k):
         here = c * k.arg("kv_heads") + kv
         length = k.minimum(shown_count(k, row) - c * CHUNK, CHUNK)
         at = Place(row, kv, c * CHUNK, length)
-        aheads = _aheads(k, kind, at, last.value.ne(here))
+        begun.value = k.select(last.value < 0, c, begun.value)
+        fresh = last.value.ne(here)
+        aheads = _aheads(k, kind, at, fresh, k.select(fresh, c, -1).eq(begun.value))
         last.value = here
 
         def queries(

@@ -52,7 +52,7 @@ class Job:
     values: Val
     biases: Val
     scores: Val  # [MAX_QUERIES, CHUNK]
-    aheads: tuple[Ahead, Ahead]
+    aheads: tuple[Sequence[Ahead], Sequence[Ahead]]
 
 
 def state_bytes(hd: int) -> int:
@@ -67,7 +67,7 @@ def _ask(k: Kernel, ahead: Ahead, pieces: int) -> None:
             first = ahead.cursor.value
             for at in k.loop(first, first + ahead.width, LINE):
                 where = k.pointer(at)
-                k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(3), I32(1))
+                k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(2), I32(1))
             ahead.cursor.value = first + ahead.stride
 
 
@@ -119,7 +119,8 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
     """Biased scores of the chunk's `length` positions; returns the largest for each query."""
     whole = length // TOGETHER * TOGETHER
     for position in k.loop(0, whole, TOGETHER):
-        _ask(k, job.aheads[0], TOGETHER)
+        for ahead in job.aheads[0]:
+            _ask(k, ahead, TOGETHER)
         _all_dots(k, job, position, TOGETHER)
     for position in k.loop(whole, length):
         _all_dots(k, job, position, 1)
@@ -165,7 +166,8 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
 
         pairs = length // 2 * 2
         for position in k.loop(0, pairs, 2):
-            _ask(k, job.aheads[1], 1)
+            for ahead in job.aheads[1]:
+                _ask(k, ahead, 1)
             one(position)
             one(position + 1)
         for position in k.loop(pairs, length):
