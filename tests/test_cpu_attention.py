@@ -106,6 +106,20 @@ def test_bits_depend_on_neither_batch_nor_bucket(kind: str) -> None:
     assert np.array_equal(bucket["y"], a["y"]), "a longer bucket changes nothing"
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("m", [1, 2, 5, 8])
+def test_chunks_are_shared_whole_among_threads(m: int, threads: int) -> None:
+    """Each chunk of each row is done by one thread, whatever the lengths: bits and oracle agree."""
+    for n in (1, 65, 128, 257, 700):
+        a = arguments("f16", m, 9, 3, 64, n, m + n)
+        attend("attention_f16", 1, a)
+        shared = dict(a, y=np.full_like(a["y"], np.nan))
+        attend("attend_chunks_f16", threads, shared)
+        attend("merge_chunks", threads, shared)
+        assert np.array_equal(shared["y"], a["y"]), f"{m} rows of {n} slots on {threads} threads"
+        assert np.abs(a["y"] - oracle(a)).max() < 5e-6
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @given(n=st.sampled_from([16, 129, 300, 640]), seed=st.integers(0, 99))
 def test_bits_depend_on_what_is_seen_not_on_where_it_lies(kind: str, n: int, seed: int) -> None:

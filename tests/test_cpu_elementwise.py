@@ -195,3 +195,37 @@ def test_gather(kind: str, m: int, n: int) -> None:
     meant = dequantize(held, Q8_0) if kind == "q8_0" else held.astype(np.float32)
     assert np.array_equal(y[known], meant[ids[known]])
     assert np.isnan(y[~known]).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 2, 5, 8, 15, 16, 17, 33])
+def test_every_element_is_made_however_rows_or_columns_are_shared(m: int, threads: int) -> None:
+    """With few rows threads share columns, with many rows; a row has the bits that it has alone."""
+    n, heads, hd = 96, 3, 32
+    x, w, up = normal(1, m, n), normal(2, n), normal(3, m, n)
+    pos, freqs = np.arange(m, dtype=np.int32), 1e4 ** (-np.arange(0, hd, 2) / hd)
+    turned = {
+        "pos": pos, "freqs": freqs, "index": 0, "factors": 0, "heads": heads, "hd": hd, "nr": hd,
+        "halves": 0, "xs": n * 4, "xh": hd * 4, "ys": n * 4, "yh": hd * 4, "mscale": 1.0,
+    }  # fmt: skip
+    blocks = {"n": n, "os": 120}
+
+    def made(first: int, count: int, threads: int) -> list[np.ndarray]:
+        rows = slice(first, first + count)
+        out = [np.full((count, 120), 0xEE, np.uint8) for _ in range(3)]
+        y = [np.full((count, n), np.nan, np.float32) for _ in range(2)]
+        call("quantise", threads, x=x[rows], out=out[0], m=count, k=n, xs=n * 4, os=120)
+        call("rms_norm_quantise", threads, x=x[rows], w=w, out=out[1], m=count, xs=n * 4,
+             eps=1e-6, **blocks)  # fmt: skip
+        call("silu_mul_quantise", threads, a=x[rows], b=up[rows], out=out[2], m=count,
+             bs=n * 4, **{"as": n * 4}, **blocks)  # fmt: skip
+        call("set_rows_f32", threads, x=x[rows], y=y[0], index=0, m=count, n=n, xs=n * 4,
+             ys=n * 4, limit=count)  # fmt: skip
+        call("rope_f32", threads, x=x[rows], y=y[1], m=count, limit=count,
+             **{**turned, "pos": pos[rows]})  # fmt: skip
+        return [*out, *y]
+
+    alone = [made(r, 1, 1) for r in range(m)]
+    for i, together in enumerate(made(0, m, threads)):
+        want = np.concatenate([a[i] for a in alone])
+        assert np.array_equal(together, want), f"result {i} of {m} rows on {threads} threads"
