@@ -63,7 +63,7 @@ FIXED, FREE = f"eagle3:{CHAIN}", "eagle3"  # a chain of 4, and a length that fol
 LEAST = 16  # tokens of a held-out answer whose prompt is decoded
 OWN = AnswerOptions(own_share=1.0)
 HEAD = (
-    "", "head, MB", "tokens seen", "training, s", "answers' tokens it can say", "first guess right",
+    "", "head, MB", "tokens seen", "answers' tokens it can say", "guesses right by depth",
     "tokens a round, held-out answers", "against base, or twice", "tokens a round, decoding",
     "chain of 4, clock", "chain of 4, counted", "free length, clock", "free length, counted",
 )  # fmt: skip
@@ -272,8 +272,8 @@ def table(found: Row) -> str:
         more, paired = against(v, base)
         chain, free = (found["decoding"][name][s] for s in (FIXED, FREE))
         lines.append((
-            v["what"], f"{v['bytes'] / 1e6:.1f}", f"{v['tokens']:,}", f"{v['seconds']:.0f}",
-            f"{v['held']['covered']:.1%}", f"{v['held']['hits'][0]:.1%}",
+            v["what"], f"{v['bytes'] / 1e6:.1f}", f"{v['tokens']:,}",
+            f"{v['held']['covered']:.1%}", ", ".join(f"{h:.1%}" for h in v["held"]["hits"]),
             f"{length:.3f} ± {error:.3f}",
             "-" if base is v else f"**{more:+.3f}** ± {paired:.3f}",
             f"{chain['acceptance_length']:.3f}", speed(chain), f"{counted(found, name):.3f}x",
