@@ -64,7 +64,7 @@ LEAST = 16  # tokens of a held-out answer whose prompt is decoded
 OWN = AnswerOptions(own_share=1.0)
 HEAD = (
     "", "head, MB", "tokens seen", "answers' tokens it can say", "guesses right by depth",
-    "tokens a round, held-out answers", "against base, or twice", "tokens a round, decoding",
+    "tokens a round, held-out answers", "against base", "tokens a round, decoding",
     "chain of 4, clock", "chain of 4, counted", "free length, clock", "free length, counted",
 )  # fmt: skip
 WIDE, LEFT, BAR = 720, 250, 24  # of the picture, in its units
