@@ -32,6 +32,12 @@ Alive = Annotated[
 Candidates = Annotated[
     int, typer.Option(help="Random tokens in a loss beside the likely ones; 0: all tokens.")
 ]
+FeedbackNorm = Annotated[
+    bool, typer.Option("--feedback-norm", help="EAGLE-3.1: feed the normed output back.")
+]
+Start = Annotated[
+    Path | None, typer.Option(help="Go on from this head instead of from the target's layer.")
+]
 DATA, FOLDER, FILE = "data", "head", "head.gguf"
 
 
@@ -60,10 +66,9 @@ def train_eagle3(
     candidates: Candidates = 512,
     epochs: Annotated[float, typer.Option(help="How often all tokens are seen.")] = 2.0,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
-    feedback_norm: Annotated[
-        bool, typer.Option("--feedback-norm", help="EAGLE-3.1: feed the normed output back.")
-    ] = False,
+    feedback_norm: FeedbackNorm = False,
     gguf_type: Annotated[str, typer.Option("--type", help="Type of the GGUF file.")] = "q8_0",
+    start: Start = None,
     seed: Annotated[int, typer.Option(help="Seed of answers and training.")] = 0,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -78,6 +83,8 @@ def train_eagle3(
       ggraph train-eagle3 --prompts prompts.jsonl --out ./head-for-smollm2
 
       ggraph train-eagle3 --model qwen.gguf --own-share 1 --tokens 200000 --out ./head
+
+      ggraph train-eagle3 --start ./head/head --seed 1 --rate 5e-4 --out ./better
     """
     loop = _torch_part("train_loop")
     options = loop.TrainOptions(
@@ -86,11 +93,11 @@ def train_eagle3(
     )  # fmt: skip
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())
-    share = own_share if given else 1.0
-    answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, share, seed)
+    own = own_share if given else 1.0
+    answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, own, seed)
     model = _answered(model_path(target, as_json), given, out, answers, tokens, taps, threads)
     with _training(as_json) as tell:
-        net, ids = loop.train(loop.Target.of(model), out / DATA, out, options, tell)
+        net, ids = loop.train(loop.Target.of(model), out / DATA, out, options, tell, start)
     _written(net, model, ids, out, gguf_type)
     _conclude(out / FILE, len(ids), as_json)
 

@@ -35,8 +35,10 @@ from .train_parts import (
     packed,
     rate_at,
     tell,
+    tells,
     warm_start,
 )  # fmt: skip
+from .train_start import started
 from .train_steps import Batch, StepResult, Words, run_steps
 
 CHECKPOINT = "checkpoint.pt"
@@ -56,9 +58,17 @@ class _State:
 
 
 def train(
-    target: Target, data: Path, out: Path, options: TrainOptions, report: Report | None = None
+    target: Target,
+    data: Path,
+    out: Path,
+    options: TrainOptions,
+    report: Report | None = None,
+    start: Path | None = None,
 ) -> tuple[DraftNet, Array]:
     """Train, or go on from the checkpoint in `out`. Returns the head and its target ids [W].
+
+    With `start` the training begins with that head (folder or GGUF), its draft vocabulary and its
+    kind of feedback.
 
     `report` is told of the loss and, on held-out texts, of the accepted length of chains of
     `options.steps` drafts. InputError where data, checkpoint and options do not fit.
@@ -67,15 +77,26 @@ def train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     files = shards(data)
     held, total = _surveyed(files)
-    ids = draft_ids(files, target.model.vocab_size, options.draft_vocab)
-    net = DraftNet(net_config(target.model, len(describe(data)["taps"]), len(ids), options))
-    if options.warm_start:
-        warm_start(net, target, ids)
+    net, ids = _begun(target, data, files, options, start)
     net.to(device)
     state = _State(net, optimizer_of(net, options.rate))
     _resume(out, state, options, ids)
     run = _Run(target, options, device, ids, state, out, report)
     run.all(files, held, int(total * options.epochs))
+    return net, ids
+
+
+def _begun(
+    target: Target, data: Path, files: Sequence[Path], options: TrainOptions, start: Path | None
+) -> tuple[DraftNet, Array]:
+    """The head before its first step, and its target ids [W]."""
+    taps = describe(data)["taps"]
+    if start is not None:
+        return started(start, target.model, taps)
+    ids = draft_ids(files, target.model.vocab_size, options.draft_vocab)
+    net = DraftNet(net_config(target.model, len(taps), len(ids), options))
+    if options.warm_start:
+        warm_start(net, target, ids)
     return net, ids
 
 
@@ -96,7 +117,7 @@ def _surveyed(files: Sequence[Path]) -> tuple[list[Text], int]:
         texts = read_shard(path, features=False)
         total += sum(len(t.tokens) for t in texts if not is_held(t))
         if len(held) < HELD and any(map(is_held, texts)):
-            held += map(apart, filter(is_held, read_shard(path)))
+            held += (apart(t) for t in read_shard(path) if is_held(t) and tells(t))
     if not held or not total:
         raise InputError(f"{len(files)} shards of data are too few: no text is left for testing")
     return held[:HELD], total

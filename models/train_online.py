@@ -32,6 +32,7 @@ from .train_parts import (
     packed,
     rate_at,
     tell,
+    tells,
     warm_start,
 )  # fmt: skip
 from .train_steps import WHOLE, Batch, Lesson, StepResult, Words, run_steps
@@ -108,7 +109,7 @@ class OnlineTraining:
     def learn(self, state: Any = None) -> tuple[DraftNet, Array]:
         """Train for the rest of the time, from `state` (a head's tensors) where there is one."""
         o, model = self.options, self.target.model
-        held = [t for t in self.texts if is_held(t)][: self.online.held]
+        held = [t for t in self.texts if is_held(t) and tells(t)][: self.online.held]
         learnt = [t for t in self.texts if not is_held(t)]
         if not held or not learnt:
             raise InputError(f"{len(self.texts)} texts are too few: none is left for testing")

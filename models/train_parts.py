@@ -134,7 +134,7 @@ def warm_start(net: DraftNet, target: Target, ids: Array) -> None:
         for part, heads in (("q", c.heads), ("k", c.kv_heads), ("v", 0)):
             weight = stored(f"{blk}.attn_{part}.weight")  # [H*D, E]
             if heads and model.config.rope.mode == "normal":
-                weight = _halves(weight, heads)
+                weight = half_split(weight, heads)
             wide = getattr(net, f"{part}_proj").weight
             wide.normal_(0, 5e-3)
             wide[:, e:] += weight
@@ -144,7 +144,7 @@ def warm_start(net: DraftNet, target: Target, ids: Array) -> None:
                 getattr(net, f"{part}_proj").weight.copy_(stored(f"{blk}.ffn_{part}.weight"))
 
 
-def _halves(rows: Any, heads: int) -> Any:
+def half_split(rows: Any, heads: int) -> Any:
     """Rows [H*D, E] from interleaved rotary pairs to half-split ones, as heads store them."""
     wide = rows.shape[1]
     return rows.view(heads, -1, 2, wide).transpose(1, 2).reshape(-1, wide)
@@ -159,8 +159,15 @@ def optimizer_of(net: DraftNet, rate: float) -> Any:
 
 
 def is_held(t: Text) -> bool:
-    """Whether a text is only tested on: one of 32, by its index."""
-    return t.index % 32 == 31
+    """Whether a text is only tested on: about one of 32, by a hash of its index (Fibonacci's). A
+    remainder of the index would go with `AnswerOptions.sampled_every`, and all or none of the texts
+    tested on would be sampled."""
+    return (t.index * 0x9E3779B1 & 0xFFFFFFFF) >> 27 == 31
+
+
+def tells(t: Text) -> bool:
+    """Whether a text has an answer that a draft can be held against: two tokens at least."""
+    return t.prompt_length + 1 < len(t.tokens)
 
 
 def descend(net: DraftNet, optimizer: Any, results: Sequence[StepResult], o: TrainOptions) -> None:
