@@ -43,6 +43,16 @@ _IGNORED = re.compile(r"t2d|mask_hidden|target_id_to_draft_id|.*rotary_emb\.inv_
 _LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.(.+)\.(weight|bias)")
 
 
+def title_of(name: str) -> str | None:
+    """What GGUF calls the tensor of this name in any layout of heads; None for an unknown one."""
+    layer = _LAYER.fullmatch(name)
+    if layer is not None and layer[2] in _LAYER_NAMES:
+        return f"blk.{layer[1] or 0}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    stem, _, last = name.removeprefix("model.").rpartition(".")
+    known = stem in _TOP_NAMES and last in ("weight", "bias")
+    return f"{_TOP_NAMES[stem]}.{last}" if known else None
+
+
 def sanitize_head(
     tensors: Mapping[str, RawTensor], where: Path
 ) -> tuple[dict[str, RawTensor], Array | None]:
@@ -51,15 +61,9 @@ def sanitize_head(
     mapping: Array | None = None
     for name, t in tensors.items():
         short = name.removeprefix("model.")
-        layer = _LAYER.fullmatch(name)
-        stem, _, last = short.rpartition(".")
         if short in _MAP_NAMES:
             mapping = np.asarray(t.data).reshape(-1).astype(np.int64)
-        elif layer is not None and layer[2] in _LAYER_NAMES:
-            title = f"blk.{layer[1] or 0}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
-            found[title] = replace(t, name=title)
-        elif stem in _TOP_NAMES and last in ("weight", "bias"):
-            title = f"{_TOP_NAMES[stem]}.{last}"
+        elif (title := title_of(name)) is not None:
             found[title] = replace(t, name=title)
         elif not _IGNORED.fullmatch(short):
             raise ModelError(f"{where}: unknown tensor {name!r} in the head")

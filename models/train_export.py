@@ -29,14 +29,19 @@ _NAMES = {
 }
 
 
+def layout_name(name: str) -> str:
+    """What SafeAILab's layout calls a tensor of the net."""
+    part, _, last = name.rpartition(".")
+    return f"{_NAMES.get(part, part)}.{last}"
+
+
 def export_folder(net: DraftNet, target: Model, taps: Sequence[int], ids: Array, out: Path) -> None:
     """Write `config.json` and `model.safetensors` (float16) into the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, value in net.state_dict().items():
-        part = name.removesuffix(".weight")
         data = value.detach().float().cpu().numpy()
-        tensors[_NAMES.get(part, part) + ".weight"] = data.astype(np.float16)
+        tensors[layout_name(name)] = data.astype(np.float16)
     tensors["d2t"] = np.asarray(ids, np.int64) - np.arange(len(ids))  # as offsets
     known = np.zeros(target.vocab_size, bool)
     known[ids] = True

@@ -76,7 +76,7 @@ def train(
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     files = shards(data)
-    held, total = _surveyed(files)
+    held, total = surveyed(files, HELD)
     net, ids = _begun(target, data, files, options, start)
     net.to(device)
     state = _State(net, optimizer_of(net, options.rate))
@@ -109,18 +109,21 @@ def draft_ids(files: Sequence[Path], vocabulary: int, wanted: int) -> Array:
     )
 
 
-def _surveyed(files: Sequence[Path]) -> tuple[list[Text], int]:
-    """Texts for testing, at most `HELD`, and the number of tokens of those to learn from."""
+def surveyed(files: Sequence[Path], most: int | None = None) -> tuple[list[Text], int]:
+    """Texts for testing, at most `most`, and the number of tokens of those to learn from.
+
+    InputError where either are missing.
+    """
     held: list[Text] = []
     total = 0
     for path in files:
         texts = read_shard(path, features=False)
         total += sum(len(t.tokens) for t in texts if not is_held(t))
-        if len(held) < HELD and any(map(is_held, texts)):
+        if (most is None or len(held) < most) and any(map(is_held, texts)):
             held += (apart(t) for t in read_shard(path) if is_held(t) and tells(t))
     if not held or not total:
         raise InputError(f"{len(files)} shards of data are too few: no text is left for testing")
-    return held[:HELD], total
+    return held[:most], total
 
 
 def _resume(out: Path, state: _State, options: TrainOptions, ids: Array) -> None:

@@ -11,26 +11,12 @@ import torch
 from ggraph import Array, InputError
 
 from .eagle3 import Head
+from .head_names import title_of
 from .heads import open_head
 from .registry import Model
+from .train_export import layout_name
 from .train_net import DraftNet, NetConfig
 from .train_parts import half_split
-
-_NAMES = {
-    "fc": "fc",
-    "hidden_norm": "blk.0.attn_norm_2",
-    "input_layernorm": "blk.0.attn_norm",
-    "q_proj": "blk.0.attn_q",
-    "k_proj": "blk.0.attn_k",
-    "v_proj": "blk.0.attn_v",
-    "o_proj": "blk.0.attn_output",
-    "post_attention_layernorm": "blk.0.ffn_norm",
-    "gate_proj": "blk.0.ffn_gate",
-    "up_proj": "blk.0.ffn_up",
-    "down_proj": "blk.0.ffn_down",
-    "norm": "output_norm",
-    "lm_head": "output",
-}
 
 
 def started(path: Path, target: Model, taps: Sequence[int]) -> tuple[DraftNet, Array]:
@@ -44,9 +30,10 @@ def started(path: Path, target: Model, taps: Sequence[int]) -> tuple[DraftNet, A
     if head.taps != tuple(taps):
         raise InputError(f"{path} reads layers {head.taps}, the data has {tuple(taps)}")
     net = DraftNet(_config(head, path))
-    tensors = {f"{part}.weight": _values(head, part, path) for part in _NAMES}
-    if extra := set(head.catalogue) - {f"{name}.weight" for name in _NAMES.values()}:
+    titles = {name: title_of(layout_name(name)) for name in net.state_dict()}
+    if extra := set(head.catalogue) - set(titles.values()):
         raise InputError(f"{path}: training has no place for {min(extra)!r}")
+    tensors = {name: _values(head, name, title, path) for name, title in titles.items()}
     net.load_state_dict(tensors)
     return net, head.target_ids
 
@@ -73,12 +60,12 @@ def _config(head: Head, path: Path) -> NetConfig:
     )
 
 
-def _values(head: Head, part: str, path: Path) -> torch.Tensor:
+def _values(head: Head, name: str, title: str | None, path: Path) -> torch.Tensor:
     """A tensor as float32, rotary pairs half-split as training has them."""
-    name, d = f"{_NAMES[part]}.weight", head.config.decoder
-    stored = head.catalogue.get(name)
+    stored = head.catalogue.get(title) if title is not None else None
     if stored is None:
-        raise InputError(f"{path}: training needs a {name!r} of the head's own")
-    values = torch.from_numpy(stored.float32().copy())
-    heads = {"q_proj": d.num_attention_heads, "k_proj": d.num_key_value_heads}.get(part, 0)
+        raise InputError(f"{path}: training needs a {title!r} of the head's own")
+    values, d = torch.from_numpy(stored.float32().copy()), head.config.decoder
+    rotated = {"q_proj.weight": d.num_attention_heads, "k_proj.weight": d.num_key_value_heads}
+    heads = rotated.get(name, 0)
     return half_split(values, heads) if heads and d.rope.mode == "normal" else values

@@ -29,7 +29,9 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]  # a clone need not be installed
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]  # a clone need not be installed
+
+import pages
 
 from ggraph import Array
 from models.bench_machine import load_average, machine
@@ -38,26 +40,18 @@ from models.fetch import fetch_default
 from models.heads import default_taps
 from models.load import Loaded, load
 from models.registry import open_model
-from models.train_data import (
-    AnswerOptions,
-    Text,
-    apart,
-    describe,
-    make_answers,
-    read_shard,
-    shards,
-)
+from models.train_data import AnswerOptions, Text, describe, make_answers, shards
 from models.train_export import export_folder, export_gguf
-from models.train_loop import batch_of, train, use_threads
+from models.train_loop import batch_of, surveyed, train, use_threads
 from models.train_net import DraftNet
-from models.train_parts import Target, TrainOptions, is_held
+from models.train_parts import Target, TrainOptions
 from models.train_prompts import Turn
 from models.train_steps import Words, accepted_lengths, run_steps
 
 RESULTS = ROOT / "bench" / "results" / "training" / "ablations.json"
 PAGE = ROOT / "docs" / "training.md"
 PICTURE = ROOT / "docs" / "training" / "ablations.svg"
-BEGIN, END = "<!-- figures: made by scripts/ablations.py -->", "<!-- end of figures -->"
+SCRIPT = "scripts/ablations.py"
 BASE, CHAIN = "base", 4
 FIXED, FREE = f"eagle3:{CHAIN}", "eagle3"  # a chain of 4, and a length that follows costs
 LEAST = 16  # tokens of a held-out answer whose prompt is decoded
@@ -111,19 +105,6 @@ def answered(target: Path, data: Path, tokens: int, threads: int) -> None:
         return
     with closing(load(target, threads=threads)) as m:
         make_answers(m, [], default_taps(m.model.layer_count), data, OWN, enough=tokens)
-
-
-def texts_of(data: Path) -> tuple[list[Text], int]:
-    """The held-out texts with their features, and the number of tokens of all others. Answers of
-    a single token are passed over: nothing can be drafted in them."""
-    held: list[Text] = []
-    learnt = 0
-    for path in shards(data):
-        texts = read_shard(path, features=False)
-        learnt += sum(len(t.tokens) for t in texts if not is_held(t))
-        if any(map(is_held, texts)):
-            held += map(apart, filter(is_held, read_shard(path)))
-    return [t for t in held if len(t.tokens) - t.prompt_length >= 2], learnt
 
 
 def judged(net: DraftNet, ids: Array, target: Target, held: Sequence[Text]) -> Row:
@@ -246,7 +227,7 @@ def run(given: argparse.Namespace) -> None:
     path = given.model or fetch_default()
     answered(path, given.data, int(2.2 * given.tokens), given.threads)
     target = Target.of(open_model(path))
-    held, learnt = texts_of(given.data)
+    held, learnt = surveyed(shards(given.data))
     chosen = [v for v in VARIANTS if not given.only or v.name in given.only.split(",")]
     variants = {
         v.name: {**trained(target, held, learnt, v, given), "what": v.what, "against": v.against}
@@ -265,13 +246,13 @@ def run(given: argparse.Namespace) -> None:
 
 def table(found: Row) -> str:
     """All heads, one a line."""
-    lines = [HEAD, ("---",) * len(HEAD)]
+    rows = []
     for name, v in found["variants"].items():
         length, error = weighed(v["held"]["lengths"], v["held"]["weights"])
         base = found["variants"].get(v["against"], v)
         more, paired = against(v, base)
         chain, free = (found["decoding"][name][s] for s in (FIXED, FREE))
-        lines.append((
+        rows.append((
             v["what"], f"{v['bytes'] / 1e6:.1f}", f"{v['tokens']:,}",
             f"{v['held']['covered']:.1%}", ", ".join(f"{h:.1%}" for h in v["held"]["hits"]),
             f"{length:.3f} ± {error:.3f}",
@@ -279,7 +260,7 @@ def table(found: Row) -> str:
             f"{chain['acceptance_length']:.3f}", speed(chain), f"{counted(found, name):.3f}x",
             speed(free), f"{free['counted_mean']:.3f}x",
         ))  # fmt: skip
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return pages.table(HEAD, rows)
 
 
 def speed(row: Row) -> str:
@@ -348,19 +329,7 @@ def picture(found: Row) -> str:
             f'y1="{y + 9}" y2="{y + 9}" stroke="black"/>'
             f'<text x="{top + 4:.1f}" y="{y + 13}">{mean:.3f}</text>'
         )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {high}" '
-        f'font-family="sans-serif" font-size="11"><rect width="{WIDE}" height="{high}" '
-        f'fill="white"/>{"".join(parts)}</svg>\n'
-    )
-
-
-def placed(page: str, figures: str) -> str:
-    """The page with the figures between its marks; they come last where it has none yet."""
-    if BEGIN not in page:
-        page = f"{page.rstrip()}\n\n## Ablations\n\n{BEGIN}\n{END}\n"
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{figures}\n{END}{rest.split(END, 1)[1]}"
+    return pages.drawing(WIDE, high, parts)
 
 
 def write_page(given: argparse.Namespace) -> None:
@@ -368,7 +337,7 @@ def write_page(given: argparse.Namespace) -> None:
     found = json.loads(given.json.read_text())
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(found))
-    given.page.write_text(placed(given.page.read_text(), text(found)))
+    given.page.write_text(pages.placed(given.page.read_text(), SCRIPT, "Ablations", text(found)))
     print(f"wrote {given.page} and {given.picture}")
 
 

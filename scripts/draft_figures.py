@@ -8,14 +8,19 @@ marks of docs/eagle3.md, and a picture of the mean speeds, docs/eagle3/speed.svg
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench")]
+
+import pages
+
 PAGE = ROOT / "docs" / "eagle3.md"
 PICTURE = ROOT / "docs" / "eagle3" / "speed.svg"
-BEGIN, END = "<!-- figures: made by scripts/draft_figures.py -->", "<!-- end of figures -->"
+SCRIPT = "scripts/draft_figures.py"
 COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df")
 HEAD = (
     "", "prompts", "plain, tokens/s", "drafts, tokens/s", "mean", "least", "below 0.97x",
@@ -34,9 +39,9 @@ def ratio(value: float | None) -> str:
 
 def table(groups: dict[str, Row]) -> str:
     """One setting, group by group."""
-    lines = [HEAD, ("---",) * len(HEAD)]
+    rows = []
     for group, r in groups.items():
-        lines.append((
+        rows.append((
             group, str(r["prompts"]), f"{r['plain_tokens_per_second']:.1f}",
             f"{r['tokens_per_second']:.1f}", f"**{ratio(r['mean_speedup'])}**",
             ratio(r["least_speedup"]), str(r["below_floor"]), f"{r['acceptance_length']:.2f}",
@@ -45,7 +50,7 @@ def table(groups: dict[str, Row]) -> str:
             f"{ratio(r['plain_against_itself_least'])}, {r['plain_against_itself_below_floor']}",
             "identical" if r["identical"] else "DIFFERENT",
         ))  # fmt: skip
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return pages.table(HEAD, rows)
 
 
 def title(found: Row) -> str:
@@ -109,19 +114,7 @@ def picture(results: Sequence[Row]) -> str:
     parts.append(f'<line x1="{plain:.1f}" x2="{plain:.1f}" y1="26" y2="{y:.0f}" stroke="#888"/>')
     label = "mean speed against plain decoding (line: 1x); black marks: the slowest prompt"
     parts.append(f'<text x="{LEFT}" y="{y + 14:.0f}">{label}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y + 24:.0f}" '
-        f'font-family="sans-serif" font-size="11"><rect width="{WIDE}" height="{y + 24:.0f}" '
-        f'fill="white"/>{"".join(parts)}</svg>\n'
-    )
-
-
-def placed(page: str, figures: str) -> str:
-    """The page with the figures between its marks; they come last where it has none yet."""
-    if BEGIN not in page:
-        page = f"{page.rstrip()}\n\n## Measured\n\n{BEGIN}\n{END}\n"
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{figures}\n{END}{rest.split(END)[1]}"
+    return pages.drawing(WIDE, y + 24, parts)
 
 
 def main() -> None:
@@ -134,7 +127,7 @@ def main() -> None:
     results = [json.loads(path.read_text()) for path in given.results]
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(results))
-    given.page.write_text(placed(given.page.read_text(), text(results)))
+    given.page.write_text(pages.placed(given.page.read_text(), SCRIPT, "Measured", text(results)))
     print(f"wrote {given.page} and {given.picture}")
 
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
 from growth import write_plots
+from pages import table
 
 RESULTS = ROOT / "bench" / "results" / "performance"
 PAGE = ROOT / "docs" / "performance.md"
@@ -102,12 +103,6 @@ def result(name: str) -> dict[str, Any] | None:
     """A kept result, or None."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.is_file() else None
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def cpu_part(name: str) -> str:
