@@ -148,6 +148,21 @@ def test_a_drafter_that_begins_to_be_right_is_found_again() -> None:
         assert found.lengths[-1] >= 4, (drafter, found.lengths[-20:])
 
 
+def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> None:
+    """Right in every third round, a head is asked throughout behind texts in which it paid, and
+    hardly ever behind texts in which it never did, whatever it promised there."""
+    head, asked = Says("head", 0.15, 0.5), []
+    for right in (4, 0):
+        costs = known(0.06, 8, [head])
+        for _ in range(12):
+            play(Adaptive(costs=costs), [head], [right] * 60, 0.06)
+        assert (costs.worth("head") > 0) == (right > 0)
+        found = play(Adaptive(costs=costs), [head], [2, 0, 0] * 10, 0.06)
+        asked.append(len(found.asked))
+    assert asked[0] == 30, asked
+    assert asked[1] <= 3, asked
+
+
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
     """Right in one of four rounds while it says nine of ten, and a row costs a third of a step."""
     boaster = Says("suffix", 0.001, 0.9)
@@ -173,10 +188,12 @@ def test_least_and_most_bound_the_length() -> None:
     found = play(Adaptive(most=5, least=3), [CHEAP], [4] * 200, 0.05)
     assert {n for n in found.lengths if n} <= {1, 2, 3, 4, 5}
     assert set(found.lengths[50:]) <= {3, 4, 5}
-    policy = Adaptive(most=8, costs=known(0.05, 8))
+    policy = Adaptive(most=8, costs=known(0.05, 8, [CHEAP, Says("dear", 0.1, None)]))
     policy.begin(100)
-    assert policy.length("d", 0, 0.0) == 0
-    assert policy.length("d", 3, 0.0) in (0, 3)
+    play(policy, [], [0], 0.05)
+    assert policy.length("dear", 0, 0.0) == 0
+    assert 0 < policy.length("dear", 3, 0.0) <= 3
+    assert policy.length(CHEAP.name, 3, 0.0) == 3
     assert Adaptive(most=0).length("d", 9, 0.0) == 0
     assert [Fixed(4).length("d", n, 0.0) for n in (9, 3, 0)] == [4, 3, 0]
     assert Fixed(4).length("d", 9, 2.0) == 0, "the first drafter that proposes something"

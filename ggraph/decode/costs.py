@@ -1,7 +1,8 @@
 """What steps and drafts take on this machine, measured while decoding. Floor 9.
 
-Kept from text to text: a table of seconds by rows, for texts of about the same length, and of
-seconds per guess by drafter. Steps count by their ratio to a step of one row.
+Kept from text to text: a table of seconds by rows, for texts of about the same length, of seconds
+per guess by drafter, and what asking a drafter was worth. Steps count by their ratio to a step of
+one row.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ RATE = 0.1  # weight of the newest observation in the running means
 SPIKE = 1.5  # greatest share of the mean, or its inverse, that an observation counts as
 ROW = 0.1  # share of a step that one more row is taken to cost before any was measured
 FIRST_ROW = 0.5  # most that one more row is taken to cost after a single run
-GUESS = 0.1  # the same for a guess
+GUESS = 0.15  # the same for a guess
+
+WORTH, WORTHS = 0.05, 8  # steps that asking is taken to be worth at first, and as how many times
+LASTING = 200  # times of asking that the mean worth goes back
 
 # What attention of one more row costs of the first one's, whose keys are in the cache then.
 KEYS = 0.5
@@ -39,7 +43,8 @@ class Costs:
     """Running means, relative to a step of one row."""
 
     _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
-    _guess: dict[str, Mean] = field(default_factory=dict)  # drafter -> seconds per guess
+    _guess: dict[tuple[str, bool], Mean] = field(default_factory=dict)  # drafter, late -> seconds
+    _worth: dict[str, tuple[float, int]] = field(default_factory=dict)  # mean, of how many
     _here: dict[int, Mean] = field(default_factory=dict)
     _class: int = -1
 
@@ -81,10 +86,13 @@ class Costs:
         plain = self.plain
         return max(0.0, more + KEYS * (rows - 1) * (plain - one)) / plain
 
-    def guess(self, drafter: str) -> float:
-        """What a guess of a drafter costs, in steps of one row."""
-        seen = self._guess.get(drafter)
-        return GUESS if seen is None else seen.value / self.plain if self.plain else 0.0
+    def guess(self, drafter: str, *, late: bool = False) -> float:
+        """What a guess of a drafter costs, in steps of one row. `late`: the first behind a pause,
+        in which there was more to be read, and the drafter's own memory was forgotten."""
+        seen = self._guess.get((drafter, late))
+        if seen is None:
+            return self.guess(drafter) if late else GUESS
+        return seen.value / self.plain if self.plain else 0.0
 
     def note_step(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took `seconds`, with everything that belongs to its round."""
@@ -93,9 +101,19 @@ class Costs:
             seen = self._here[rows] = Mean()
         seen.add(seconds)
 
-    def note_guess(self, drafter: str, seconds: float) -> None:
+    def note_guess(self, drafter: str, seconds: float, *, late: bool = False) -> None:
         """A guess took `seconds`."""
-        self._guess.setdefault(drafter, Mean()).add(seconds)
+        self._guess.setdefault((drafter, late), Mean()).add(seconds)
+
+    def note_worth(self, drafter: str, steps: float) -> None:
+        """Asking a drafter was worth so many plain steps, what it took deducted."""
+        mean, count = self._worth.get(drafter, (WORTH, WORTHS))
+        count = min(LASTING, count + 1)
+        self._worth[drafter] = mean + (steps - mean) / count, count
+
+    def worth(self, drafter: str) -> float:
+        """What asking a drafter was worth so far, in plain steps."""
+        return self._worth.get(drafter, (WORTH, WORTHS))[0]
 
     def _between(self, rows: int) -> float:
         """Drawn through the nearest measured neighbours."""

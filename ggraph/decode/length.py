@@ -22,19 +22,21 @@ from ggraph.decode.draft import Draft
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
 # each token. The scatter of single steps comes on top.
-DEBT, DEBT_PER_TOKEN = 0.1, 0.01
+DEBT, DEBT_PER_TOKEN = 0.3, 0.01
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
 FADING = 0.97  # weight of older proposals at each new one
 UNSAID = 0.5  # the chance of a token of which the drafter says nothing
 SURE = 0.98  # no chance is taken to be greater
 FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
-HOPE, HOPES = 0.05, 2  # what asking a dear drafter is taken to bring, and as how many observations
+HOPES = 10  # observations that the worth of asking in earlier texts counts as
 DULL, PAUSE = 8, 4  # so many fruitless rounds, and a cheap drafter is asked in one of four only
-FORGET = 0.15  # weight of the newest worth of asking
+FORGET = 0.05  # least weight of the newest worth of asking
+SAYING = 0.15  # weight of the newest chance that a drafter gave its guess
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
 SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were as many
+SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
 MOST_PATIENCE = 128
 
@@ -109,13 +111,16 @@ class Trust:
 class Habits:
     """What is known of one drafter in this text."""
 
-    price: float = FREE  # of a guess, in plain steps
+    name: str
+    price: float = FREE  # of a guess, in plain steps, where the drafter is asked round by round
+    late_price: float = FREE  # of one behind a pause
+    late: bool = False  # whether that is what it is asked for now
     trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
     next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
-    asking: float = HOPE  # mean worth of asking, its cost deducted
+    asking: float = 0.0  # mean worth of asking, its cost deducted
     asked: int = HOPES
     patience: int = PATIENCE
-    waiting: int = 0
+    waiting: int = SOON
     dull: int = 0  # rounds in which nothing of it was worth verifying, one after another
     states: bool = False  # whether it says how sure it is
 
@@ -138,7 +143,7 @@ class Adaptive:
     costs: Costs = field(default_factory=Costs)
     credit: float = DEBT  # steps that drafts may still lose
     _habits: dict[str, Habits] = field(default_factory=dict)
-    _offers: list[tuple[Habits, Draft]] = field(default_factory=list)
+    _offers: list[tuple[Habits, Draft, float]] = field(default_factory=list)  # and their price
     _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
     _steps: float = BEGUN  # what they took
     _plain: int = 0  # plain steps so far
@@ -198,15 +203,18 @@ class Adaptive:
         habits = self._of(drafter)
         guesses = max(1, len(draft)) if habits.price >= FREE else 1  # else asking is what costs
         if habits.price >= FREE or self._plain % SAMPLE == 0:
-            self.costs.note_guess(drafter, seconds / guesses)
-            habits.price = self.costs.guess(drafter)
+            self.costs.note_guess(drafter, seconds / guesses, late=habits.late)
+            self._price(habits)
+        paid = guesses * (habits.late_price if habits.late else habits.price)
+        self.credit -= paid
+        self._steps += paid
+        # Asking is judged by what it would cost round by round. Else a drafter that is hardly ever
+        # asked, and has more to read each time, seems too dear to be asked more often.
         spent = guesses * habits.price
-        self.credit -= spent
-        self._steps += spent
         habits.dull += 1
         if not draft:
             return draft, 0.0
-        self._offers.append((habits, draft))
+        self._offers.append((habits, draft, spent))
         habits.states = bool(draft.chances)
         count, worth = self._best(habits, draft)
         if spent >= FREE:
@@ -231,8 +239,12 @@ class Adaptive:
                 self.costs.note_step(1, seconds)
                 self._renew()
         self._open = bool(self._extra) and self._extra[1] <= self.credit
-        for habits, offer in self._offers:
+        for habits, offer, spent in self._offers:
             self._check(habits, offer, draft, kept)
+            if spent >= FREE:
+                same = draft and offer.tokens[: len(draft)] == draft.tokens
+                brought = gained - 1 - self._rate() * self._extra[len(draft)] if same else 0.0
+                self.costs.note_worth(habits.name, brought - self._rate() * spent)
 
     def _verified(self, count: int, seconds: float) -> float:
         """Note what verifying `count` tokens took; returns what it costs beyond a plain step. What
@@ -251,22 +263,28 @@ class Adaptive:
         if costs.plain:
             self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
             self._open = self.most > 0 and self._extra[1] <= self.credit
-            for name, habits in self._habits.items():
-                habits.price = costs.guess(name)
+            for habits in self._habits.values():
+                self._price(habits)
 
     def _asked(self, habits: Habits, draft: Draft, gain: float) -> None:
         """Note what asking a dear drafter was worth."""
         for i, said in enumerate(draft.chances):
             mean = habits.next_said.get(i, UNSAID)
-            habits.next_said[i] = mean + FORGET * (said - mean)
+            habits.next_said[i] = mean + SAYING * (said - mean)
         habits.asked += 1
         habits.asking += max(FORGET, 1 / habits.asked) * (gain - habits.asking)
 
     def _of(self, drafter: str) -> Habits:
         found = self._habits.get(drafter)
         if found is None:
-            found = self._habits[drafter] = Habits(self.costs.guess(drafter))
+            found = self._habits[drafter] = Habits(drafter, asking=self.costs.worth(drafter))
+            self._price(found)
         return found
+
+    def _price(self, habits: Habits) -> None:
+        """What a guess costs by now."""
+        habits.price = self.costs.guess(habits.name)
+        habits.late_price = self.costs.guess(habits.name, late=True)
 
     def _rate(self) -> float:
         """What a step's time has brought, and must bring."""
@@ -282,7 +300,8 @@ class Adaptive:
     def _asks(self, habits: Habits, held: float, price: float) -> bool:
         """Whether to ask a drafter whose guess costs something."""
         habits.waiting += 1
-        if price > self.credit:
+        late = habits.waiting > SOON
+        if price + (habits.late_price - habits.price if late else 0.0) > self.credit:
             return False
         if habits.asking > 0:
             if habits.asking <= held:
@@ -292,7 +311,7 @@ class Adaptive:
             return False
         else:
             habits.patience = min(2 * habits.patience, MOST_PATIENCE)
-        habits.waiting = 0
+        habits.waiting, habits.late = 0, late
         return True
 
     def _ordered(self, habits: Habits, most: int) -> int:
