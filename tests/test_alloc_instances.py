@@ -125,3 +125,18 @@ def test_a_packing_with_an_overlap_is_refused() -> None:
         wrong[block] = at[near[0]] + i.packing.size[near[0]] - 1
         with pytest.raises(Rejected, match="stale"):
             verify(instances.to_plan(i, wrong))
+
+
+@pytest.mark.parametrize("letter", "ADI")
+def test_trials_that_end_at_a_bound_end_with_the_same_packing(letter: str) -> None:
+    """`least` saves the orders behind the first that meets it, and changes nothing else."""
+    i = a_to_k(letter)
+    why, at, order = hb.solve(i.packing, i.birth, i.life)
+    total = int((at + i.packing.size).max())
+    for least in (0, total - 1, total):
+        again = hb.solve(i.packing, i.birth, i.life, least)
+        assert again[0] == why
+        assert (again[1] == at).all()
+        assert (again[2] == order).all()
+    first = hb.solve(i.packing, i.birth, i.life, 1 << 60)
+    assert first[0] == "program order, best fit"

@@ -95,7 +95,7 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
             continue
         limit = buffer_limit(schedule, device)
         p = packing(blocks, of, limit)
-        why, at, order = hb.solve(p, *_times(blocks, of))
+        why, at, order = hb.solve(p, *_times(blocks, of), live_bytes(blocks, of))
         if seconds > 0:
             at, searched = _searched(blocks, of, p, order, at, seconds, seed)
             why += ", then searched" if searched else ", at the live-bytes bound"

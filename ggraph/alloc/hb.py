@@ -25,13 +25,16 @@ def orders(p: Packing, birth: Ints, life: Ints) -> Iterator[tuple[str, Ints]]:
         yield name, np.lexsort(tuple(reversed(by)))
 
 
-def solve(p: Packing, birth: Ints, life: Ints) -> tuple[str, Ints, Ints]:
-    """Reason, offsets [m] and order of the smallest packing; the first tried wins ties."""
+def solve(p: Packing, birth: Ints, life: Ints, least: int = 0) -> tuple[str, Ints, Ints]:
+    """Reason, offsets [m] and order of the smallest packing; the first tried wins ties. No packing
+    takes fewer than `least` bytes, so that the first with as many ends the trials."""
     found: tuple[int, str, Ints, Ints] | None = None
     for name, order in orders(p, birth, life):
         for best in (True, False):
             total, at = packed(p, order, best=best)
             if found is None or total < found[0]:
                 found = (total, f"{name}, {'best' if best else 'first'} fit", at, order)
+            if found[0] <= least:
+                return found[1:]
     assert found is not None, "orders() yields at least one order"
     return found[1:]
