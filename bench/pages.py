@@ -5,11 +5,6 @@ from collections.abc import Sequence
 END = "<!-- end of figures -->"
 
 
-def begin(script: str) -> str:
-    """The mark behind which the figures stand that `script` makes."""
-    return f"<!-- figures: made by {script} -->"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -17,9 +12,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def placed(page: str, script: str, title: str, figures: str) -> str:
-    """The page with the figures between their marks; they come last, under `title`, where it has
-    none yet."""
-    mark = begin(script)
+    """The page with the figures that `script` makes between their marks; they come last, under
+    `title`, where it has none yet."""
+    mark = f"<!-- figures: made by {script} -->"
     if mark not in page:
         page = f"{page.rstrip()}\n\n## {title}\n\n{mark}\n{END}\n"
     before, rest = page.split(mark)

@@ -95,9 +95,10 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
             continue
         limit = buffer_limit(schedule, device)
         p = packing(blocks, of, limit)
-        why, at, order = hb.solve(p, *_times(blocks, of), live_bytes(blocks, of))
+        least = live_bytes(blocks, of)
+        why, at, order = hb.solve(p, *_times(blocks, of), least)
         if seconds > 0:
-            at, searched = _searched(blocks, of, p, order, at, seconds, seed)
+            at, searched = _searched(blocks, of, p, order, at, least, seconds, seed)
             why += ", then searched" if searched else ", at the live-bytes bound"
         layout.put_blocks(blocks, of, at, limit)
         for i in of:
@@ -108,10 +109,18 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
 
 
 def _searched(
-    blocks: Blocks, of: list[int], p: Packing, order: Ints, at: Ints, seconds: float, seed: int
+    blocks: Blocks,
+    of: list[int],
+    p: Packing,
+    order: Ints,
+    at: Ints,
+    least: int,
+    seconds: float,
+    seed: int,
 ) -> tuple[Ints, bool]:
-    """Offsets after the search, and whether there was anything to search for."""
-    if extent(at, p.size, p.limit) == live_bytes(blocks, of):
+    """Offsets after the search, and whether there was anything to search for: nothing takes fewer
+    than `least` bytes."""
+    if extent(at, p.size, p.limit) == least:
         return at, False
     table = live_table(blocks, of)
     cliques = None if table is None else offline.cliques_of(table)

@@ -291,7 +291,7 @@ class EagleDrafter:
             total = (score + level_score[:, None]).reshape(-1)
             parents = np.repeat(level, k)
             nodes = scored.add(ids[best].reshape(-1), total, parents)
-            chosen, level_score = top(total[None], k)[0][0], top(total[None], k)[1][0]
+            (chosen,), (level_score,) = top(total[None], k)
             level = [nodes[c] for c in chosen]
             hidden = out[chosen // k]
             seen = np.concatenate([seen[chosen // k], np.eye(k, dtype=bool)], axis=1)

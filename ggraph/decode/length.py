@@ -242,9 +242,10 @@ class Adaptive:
         for habits, offer, spent in self._offers:
             self._check(habits, offer, draft, kept)
             if spent >= FREE:
-                same = draft and offer.tokens[: len(draft)] == draft.tokens
-                brought = gained - 1 - self._rate() * self._extra[len(draft)] if same else 0.0
-                self.costs.note_worth(habits.name, brought - self._rate() * spent)
+                verified = draft and offer.tokens[: len(draft)] == draft.tokens
+                price = spent + self._extra[len(draft)] if verified else spent
+                brought = gained - 1 if verified else 0
+                self.costs.note_worth(habits.name, brought - self._rate() * price)
 
     def _verified(self, count: int, seconds: float) -> float:
         """Note what verifying `count` tokens took; returns what it costs beyond a plain step. What
@@ -301,7 +302,9 @@ class Adaptive:
         """Whether to ask a drafter whose guess costs something."""
         habits.waiting += 1
         late = habits.waiting > SOON
-        if price + (habits.late_price - habits.price if late else 0.0) > self.credit:
+        if late:
+            price += habits.late_price - habits.price
+        if price > self.credit:
             return False
         if habits.asking > 0:
             if habits.asking <= held:
