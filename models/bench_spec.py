@@ -6,7 +6,8 @@ which a plan was made is repeated: planning belongs to neither side. The ratio o
 mean of its two plain runs over the speculative one, a prompt's the median over the rounds.
 
 Plain decoding is held against itself by the same rule (a run against the mean of its neighbours):
-ratios that scatter no more than these say nothing.
+ratios that scatter no more than these say nothing. Prompts that come out near the floor, on either
+side, may get further rounds, which count like the first.
 """
 
 import json
@@ -27,6 +28,7 @@ from .load import Loaded
 from .peer import Peer, Reply
 
 FLOOR = 0.97  # a prompt below this share of plain speed counts as slower
+CLOSE = 1.03  # a few rounds cannot tell on which side of the floor a prompt below this stands
 LOOP = 32  # tokens at the end of an answer that stood there before: a loop
 TURNS = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -104,6 +106,8 @@ def read_prompts(path: Path, limit: int) -> list[Prompt]:
         ]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(f"{path}: no prompts ({error}); each line: category and turns") from None
+    if not found:
+        raise InputError(f"{path} holds no prompts")
     groups: dict[str, list[Prompt]] = {}
     for p in found:
         groups.setdefault(p.group, []).append(p)
@@ -143,9 +147,11 @@ def measure(
     settings: Sequence[Setting],
     limit: int,
     rounds: int,
+    close_rounds: int = 0,
     peer: Peer | None = None,
 ) -> Iterator[Answer]:
     """Answers as they come; `limit` new tokens each, greedy. `peer` drafts with the same head.
+    Prompts near the floor get `close_rounds` beyond the others' `rounds`.
 
     Before the first, its prompt is decoded in every way without being measured, so that costs are
     known and memory was touched.
@@ -157,7 +163,10 @@ def measure(
             run = Generation(m, ids, SamplerConfig(temp=0.0, seed=0), limit)
             for drafting in (None, *(s.drafting for s in settings)) if i == 0 else ():
                 _planned(run, drafting)
-            answer = _rounds(run, prompt, settings, rounds)
+            answer = Answer(prompt, [], [], {s.name: Measured() for s in settings})
+            _rounds(answer, run, settings, rounds)
+            if close_rounds and _close(answer, settings):
+                _rounds(answer, run, settings, close_rounds)
             if peer is not None:
                 answer.peer = [peer.ask(ids, limit, ignore_end=False) for _ in range(rounds)]
             yield answer
@@ -165,12 +174,12 @@ def measure(
         m.engine.remembers = False
 
 
-def _rounds(run: Generation, prompt: Prompt, settings: Sequence[Setting], rounds: int) -> Answer:
-    """One prompt, in all rounds; the order of the settings turns round from one to the next."""
-    answer = Answer(prompt, [], [], {s.name: Measured() for s in settings})
+def _rounds(answer: Answer, run: Generation, settings: Sequence[Setting], count: int) -> None:
+    """So many rounds more; the order of the settings turns round from one to the next."""
     before, rate, _share = _planned(run, None)
-    answer.tokens, answer.plain = list(run.tokens), [rate]
-    for number in range(rounds):
+    answer.tokens = list(run.tokens)
+    answer.plain.append(rate)
+    for number in range(count):
         order = settings if number % 2 == 0 else settings[::-1]
         took = {s.name: _one(answer, run, s) for s in order}
         after, rate, _share = _planned(run, None)
@@ -179,7 +188,12 @@ def _rounds(run: Generation, prompt: Prompt, settings: Sequence[Setting], rounds
             ratio = (before + after) / 2 / seconds if seconds else 1.0
             answer.settings[name].ratios.append(ratio)
         before = after
-    return answer
+
+
+def _close(answer: Answer, settings: Sequence[Setting]) -> bool:
+    """Whether a setting that chooses its lengths, so as to lose nothing, came near the floor."""
+    free = (s for s in settings if not s.drafting.options.fixed)
+    return any(answer.settings[s.name].ratio < CLOSE for s in free)
 
 
 def _one(answer: Answer, run: Generation, setting: Setting) -> float:
@@ -281,3 +295,12 @@ def facts(answer: Answer) -> dict[str, Any]:
         },
         **({"llama_cpp": peer_summary([answer])} if answer.peer else {}),
     }  # fmt: skip
+
+
+def outcome(answers: Sequence[Answer], settings: Sequence[Setting]) -> dict[str, Any]:
+    """All that the JSON result says of the answers: each of them, the tables, llama.cpp's share."""
+    return {
+        "answers": [facts(a) for a in answers],
+        "tables": tables(answers, settings),
+        **({"llama_cpp": peer_summary(answers)} if any(a.peer for a in answers) else {}),
+    }

@@ -15,7 +15,7 @@ from ggraph.env import thread_count
 
 from .bench_cpu import CASES, Case, file_of, measure, row
 from .bench_machine import machine, peer_version
-from .bench_spec import FLOOR, Answer, facts, parse_setting, peer_summary, read_prompts, tables
+from .bench_spec import FLOOR, Answer, outcome, parse_setting, read_prompts
 from .bench_spec import measure as measure_drafts
 from .cli_common import Context, ModelPath, Threads, model_path, notes
 from .cli_draft import Head
@@ -132,6 +132,9 @@ def spec(
     limit: Annotated[int, typer.Option(help="Prompts, the same number from each group.")] = 20,
     tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds per prompt, between plain runs.")] = 5,
+    close_rounds: Annotated[
+        int, typer.Option(help="Further rounds for prompts that come out under 1.03x.")
+    ] = 0,
     minutes: Minutes = None,
     peer: DraftPeer = "none",
     threads: Threads = None,
@@ -161,20 +164,17 @@ def spec(
     asked = read_prompts(prompts, limit)
     threads = threads or thread_count()
     result: dict[str, Any] = {
-        **machine(), "bench": "spec", "threads": threads, "rounds": rounds, "new_tokens": tokens,
-        "prompts": prompts.stem, "head": head.name if head is not None else None,
+        **machine(), "bench": "spec", "threads": threads, "rounds": rounds,
+        "close_rounds": close_rounds, "new_tokens": tokens, "prompts": prompts.stem,
+        "head": head.name if head is not None else None,
     }  # fmt: skip
     with (
         closing(load(path, ctx_size=ctx_size, threads=threads, head=head)) as m,
         closing(Peer(path, threads, m.runner.context, head)) if with_peer else nullcontext() as p,
     ):
-        found = measure_drafts(m, asked, ways, tokens, rounds, p)
+        found = measure_drafts(m, asked, ways, tokens, rounds, close_rounds, p)
         answers = list(_told(found, len(asked), minutes))
-    result |= {
-        "asked": len(asked), "answers": [facts(a) for a in answers],
-        "tables": tables(answers, ways),
-        **({"llama_cpp": peer_summary(answers)} if with_peer else {}),
-    }  # fmt: skip
+    result |= {"asked": len(asked), **outcome(answers, ways)}
     if out is not None:
         out.write_text(json.dumps(result, indent=1) + "\n")
     if not _print_result(result):

@@ -57,9 +57,11 @@ def title(found: Row) -> str:
     """What was measured, on what."""
     done, asked = len(found["answers"]), found["asked"]
     some = f"{done}" if done == asked else f"{done} of {asked}"
+    close = found.get("close_rounds")
+    rounds = f"{found['rounds']} rounds" + (f" ({close} more under 1.03x)" if close else "")
     return (
         f"{found['prompts']}, {some} prompts, {found['new_tokens']} tokens, greedy, "
-        f"{found['threads']} threads, {found['rounds']} rounds, head {found['head'] or 'none'}, "
+        f"{found['threads']} threads, {rounds}, head {found['head'] or 'none'}, "
         f"{found['processor']}, {found['date'][:10]}"
     )
 

@@ -45,7 +45,7 @@ def test_prompts_come_from_every_group_alike() -> None:
     assert len(read_prompts(EVAL / "mt_bench.jsonl", 1000)) == 80
 
 
-@pytest.mark.parametrize("text", ["not json\n", '{"category": "x"}\n', '{"turns": ["a"]}\n'])
+@pytest.mark.parametrize("text", ["", "not json\n", '{"category": "x"}\n', '{"turns": ["a"]}\n'])
 def test_bad_prompt_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(InputError, match="no prompts"):
@@ -128,6 +128,21 @@ def test_texts_are_equal_and_every_round_counts(model: Path) -> None:
             assert sum((n - 1) * count for n, count in f.did.by_rows.items()) == f.did.drafted
             assert (f.counted is None) == (name != "suffix"), "fixed lengths count nothing"
     assert not m.engine.remembers
+
+
+@pytest.mark.parametrize(("close", "further"), [(1e9, 2), (0.0, 0)])
+def test_free_lengths_near_the_floor_get_further_rounds(
+    model: Path, monkeypatch: pytest.MonkeyPatch, close: float, further: int
+) -> None:
+    monkeypatch.setattr("models.bench_spec.CLOSE", close)
+    m = load(model, threads=1, ctx_size=256)
+    prompts = [Prompt("1", "g", "c", "abcabcabc")]
+    for text, rounds in ("suffix", 1 + further), ("suffix:3", 1):
+        ways = [parse_setting(text, False)]
+        (found,) = measure(m, prompts, ways, 16, 1, close_rounds=2)
+        assert len(found.settings[text].ratios) == rounds
+        assert found.settings[text].identical
+    m.close()
 
 
 def test_a_prompt_is_read_once_and_the_text_stays_what_it_was(model: Path) -> None:
