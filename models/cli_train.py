@@ -38,6 +38,14 @@ FeedbackNorm = Annotated[
 Start = Annotated[
     Path | None, typer.Option(help="Go on from this head instead of from the target's layer.")
 ]
+OwnShare = Annotated[float, typer.Option(help="Share of texts whose prompt the target makes up.")]
+DraftVocabulary = Annotated[
+    int, typer.Option(help="Draft tokens, 0 for all; a --start with fewer grows.")
+]
+Openings = Annotated[
+    Path | None,
+    typer.Option(help="Like --prompts; one begins each prompt that it makes up."),
+]
 DATA, FOLDER, FILE = "data", "head", "head.gguf"
 
 
@@ -49,16 +57,15 @@ def train_eagle3(
     ] = None,
     exclude: Exclude = None,
     tokens: Annotated[int, typer.Option(help="Tokens of answers to make.")] = 1_000_000,
-    own_share: Annotated[
-        float, typer.Option(help="Share of texts whose prompt the target makes up.")
-    ] = 0.75,
+    own_share: OwnShare = 0.75,
+    openings: Openings = None,
     sampled_every: Annotated[
         int, typer.Option(help="Every such answer is sampled at 0.7, the others are greedy.")
     ] = 4,
     new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
     lanes: Annotated[int, typer.Option(help="Texts that are decoded together.")] = 32,
     taps: Taps = None,
-    draft_vocab: Annotated[int, typer.Option(help="Draft tokens; 0 keeps them all.")] = 8192,
+    draft_vocab: DraftVocabulary = 8192,
     steps: Annotated[int, typer.Option(help="Steps of the training-time test.")] = 3,
     loss: Annotated[str, typer.Option(help="ce, kl or hard.")] = "ce",
     rate: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-3,
@@ -94,7 +101,8 @@ def train_eagle3(
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())
     own = own_share if given else 1.0
-    answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, own, seed)
+    begun = tuple(read_prompts(openings)) if openings is not None else ()
+    answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, own, seed, begun)
     model = _answered(model_path(target, as_json), given, out, answers, tokens, taps, threads)
     with _training(as_json) as tell:
         net, ids = loop.train(loop.Target.of(model), out / DATA, out, options, tell, start)

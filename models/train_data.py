@@ -40,7 +40,8 @@ class AnswerOptions:
     others greedily; 0 samples none. Texts are cut at `text_tokens` with the prompt counted.
 
     `own_share` of the texts have prompts that the target itself makes up, sampled behind the chat
-    template's opening of a user's turn: they are what it was tuned on.
+    template's opening of a user's turn: they are what it was tuned on. With `openings` such a
+    prompt begins with one of them, so that it is of a kind that the head will meet.
     """
 
     new_tokens: int = 160
@@ -50,6 +51,7 @@ class AnswerOptions:
     temperature: float = 0.7
     own_share: float = 0.75
     seed: int = 0
+    openings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.own_share <= 1:
@@ -103,7 +105,8 @@ def make_answers(
         "model": m.model.name,
         "width": m.model.width,
         "taps": list(taps),
-        "options": asdict(options),
+        "options": {k: v for k, v in asdict(options).items() if k != "openings"},
+        **({"openings": list(options.openings)} if options.openings else {}),
     }
     _describe(folder, described)
     seen, stored = _progress(folder)
@@ -155,8 +158,7 @@ def _requests(
     while True:
         if turn is not None and own <= options.own_share * (given + own):
             if OWN_INDEX + own not in seen:
-                pick = _own(m, turn, OWN_INDEX + own, options)
-                yield Request(OWN_INDEX + own, turn.before, pick, pick.end_count)
+                yield _own(m, turn, OWN_INDEX + own, options)
             own += 1
             continue
         if given == len(prompts):
@@ -173,9 +175,18 @@ def _answering(m: Loaded, index: int, options: AnswerOptions) -> Pick:
     return _sampler(m, options.temperature if sampled else 0.0, index, options)
 
 
-def _own(m: Loaded, turn: Turn, index: int, options: AnswerOptions) -> OwnPrompt:
+def _own(m: Loaded, turn: Turn, index: int, options: AnswerOptions) -> Request:
     write = _sampler(m, 1.0, index + OWN_INDEX, options)
-    return OwnPrompt(turn, m.tokenizer.eos_ids, write, _answering(m, index, options))
+    pick = OwnPrompt(turn, m.tokenizer.eos_ids, write, _answering(m, index, options))
+    if not options.openings:
+        return Request(index, turn.before, pick, pick.end_count)
+    chosen = np.random.default_rng((options.seed, index)).integers(len(options.openings))
+    opening = m.tokenizer.encode(options.openings[chosen], bos=False)
+    if 2 * len(opening) > options.text_tokens:
+        raise InputError(
+            f"an opening of {len(opening)} tokens: expected at most {options.text_tokens // 2}"
+        )
+    return Request(index, (*turn.before, *opening), pick, pick.end_count)
 
 
 def _sampler(m: Loaded, temperature: float, index: int, options: AnswerOptions) -> Pick:
@@ -189,7 +200,8 @@ def _describe(folder: Path, described: dict[str, Any]) -> None:
     if not path.exists():
         path.write_text(json.dumps(described, indent=2) + "\n")
     elif (before := describe(folder)) != described:
-        different = [k for k in described if before.get(k) != described[k]]
+        known = sorted({*before, *described})
+        different = [k for k in known if before.get(k) != described.get(k)]
         raise InputError(f"{folder} was made otherwise: {', '.join(different)} differ")
 
 

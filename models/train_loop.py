@@ -38,7 +38,7 @@ from .train_parts import (
     tells,
     warm_start,
 )  # fmt: skip
-from .train_start import started
+from .train_start import grown, started
 from .train_steps import Batch, StepResult, Words, run_steps
 
 CHECKPOINT = "checkpoint.pt"
@@ -67,8 +67,8 @@ def train(
 ) -> tuple[DraftNet, Array]:
     """Train, or go on from the checkpoint in `out`. Returns the head and its target ids [W].
 
-    With `start` the training begins with that head (folder or GGUF), its draft vocabulary and its
-    kind of feedback.
+    With `start` the training begins with that head (folder or GGUF) and its kind of feedback. Its
+    draft vocabulary stays, and grows where `options.draft_vocab` is more.
 
     `report` is told of the loss and, on held-out texts, of the accepted length of chains of
     `options.steps` drafts. InputError where data, checkpoint and options do not fit.
@@ -90,10 +90,15 @@ def _begun(
     target: Target, data: Path, files: Sequence[Path], options: TrainOptions, start: Path | None
 ) -> tuple[DraftNet, Array]:
     """The head before its first step, and its target ids [W]."""
-    taps = describe(data)["taps"]
+    taps, vocabulary = describe(data)["taps"], target.model.vocab_size
     if start is not None:
-        return started(start, target.model, taps)
-    ids = draft_ids(files, target.model.vocab_size, options.draft_vocab)
+        net, ids = started(start, target.model, taps)
+        more = min(options.draft_vocab or vocabulary, vocabulary) - len(ids)
+        if more <= 0:
+            return net, ids
+        texts = (t for p in files for t in read_shard(p, features=False))
+        return grown(net, ids, frequent_ids(texts, vocabulary, more, ids), target.output)
+    ids = draft_ids(files, vocabulary, options.draft_vocab)
     net = DraftNet(net_config(target.model, len(taps), len(ids), options))
     if options.warm_start:
         warm_start(net, target, ids)

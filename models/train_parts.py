@@ -105,11 +105,15 @@ def net_config(model: Model, taps: int, vocabulary: int, options: TrainOptions) 
     )
 
 
-def frequent_ids(texts: Iterable[Text], vocabulary: int, wanted: int) -> Array:
-    """The `wanted` tokens that these answers use most, ascending i64 [W]."""
+def frequent_ids(
+    texts: Iterable[Text], vocabulary: int, wanted: int, beside: Array | None = None
+) -> Array:
+    """The `wanted` tokens that these answers use most, ascending i64 [W]; none of `beside`."""
     counts = np.zeros(vocabulary, np.int64)
     for text in texts:
         np.add.at(counts, text.tokens[text.prompt_length :], 1)
+    if beside is not None:
+        counts[beside] = -1
     return np.sort(np.argsort(-counts, kind="stable")[:wanted])
 
 

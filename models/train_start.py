@@ -4,8 +4,10 @@ Reads what `train_export` writes, and other heads of the same build.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ggraph import Array, InputError
@@ -36,6 +38,23 @@ def started(path: Path, target: Model, taps: Sequence[int]) -> tuple[DraftNet, A
     tensors = {name: _values(head, name, title, path) for name, title in titles.items()}
     net.load_state_dict(tensors)
     return net, head.target_ids
+
+
+def grown(net: DraftNet, ids: Array, more: Array, output: Array) -> tuple[DraftNet, Array]:
+    """The head with further draft tokens: `ids` [W] and `more` ascending, none in both; `output`
+    [V, E] is the target's.
+
+    Their rows are the target's, carried over by the linear map that takes the target's rows of the
+    old tokens nearest to the head's.
+    """
+    state, name = net.state_dict(), "lm_head.weight"
+    old = state[name].double().numpy()
+    carried, *_ = np.linalg.lstsq(output[ids].astype(np.float64), old, rcond=None)  # [E, E]
+    both = np.concatenate([ids, more])
+    rows = np.concatenate([old, output[more] @ carried])[np.argsort(both)]
+    larger = DraftNet(replace(net.config, vocabulary=len(both)))
+    larger.load_state_dict({**state, name: torch.from_numpy(rows.astype(np.float32))})
+    return larger, np.sort(both)
 
 
 def _config(head: Head, path: Path) -> NetConfig:

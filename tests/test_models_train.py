@@ -73,6 +73,23 @@ def test_own_prompts_stand_inside_the_template(loaded: Loaded, data: Path) -> No
             assert tokens[: t.prompt_length][-len(turn.after) :] == list(turn.after)
 
 
+def test_own_prompts_may_begin_with_an_opening(loaded: Loaded, tmp_path: Path) -> None:
+    given = ("What is", "Say ")
+    options = replace(OPTIONS, openings=given, own_share=1.0)
+    make_answers(loaded, [], TAPS, tmp_path, options, enough=1)
+    before = Turn.of(loaded.tokenizer).before
+    begun = [[*before, *loaded.tokenizer.encode(o, bos=False)] for o in given]
+    found = [t.tokens.tolist() for t in read_shard(shards(tmp_path)[0])]
+    counts = [sum(t[: len(b)] == b for t in found) for b in begun]
+    assert sum(counts) == len(found)
+    assert min(counts) >= len(found) // 4
+    with pytest.raises(InputError, match="made otherwise: openings differ"):
+        make_answers(loaded, [], TAPS, tmp_path, replace(options, openings=()))
+    long = replace(options, openings=("word " * 200,))
+    with pytest.raises(InputError, match=r"an opening of \d+ tokens: expected at most 64"):
+        make_answers(loaded, [], TAPS, tmp_path / "long", long)
+
+
 def test_an_interrupted_run_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
     make_answers(loaded, prompts(160), TAPS, tmp_path, OPTIONS, enough=1)
     first = tokens_of(tmp_path)

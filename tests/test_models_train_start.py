@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [trai
 loop = importlib.import_module("models.train_loop")
 parts = importlib.import_module("models.train_parts")
 export = importlib.import_module("models.train_export")
-started = importlib.import_module("models.train_start").started
+start = importlib.import_module("models.train_start")
+started = start.started
 
 TAPS = (0, 1, 2)
 OPTIONS = AnswerOptions(new_tokens=16, text_tokens=128, lanes=8, own_share=0.0, seed=5)
@@ -75,6 +76,32 @@ def test_a_training_goes_on_from_a_head(
     more = replace(SHORT, epochs=3, seed=1)
     loop.train(target, data, tmp_path / "more", more, told.append, start=first[1] / "head")
     assert told[-1]["loss"] < told[0]["loss"]
+
+
+def test_a_head_learns_further_tokens(
+    loaded: Loaded, data: Path, first: tuple[Any, Path], tmp_path: Path
+) -> None:
+    target = loop.Target.of(loaded.model)
+    net, ids = started(first[1] / "head", loaded.model, TAPS)
+    map_of_rows = torch.from_numpy(
+        np.random.default_rng(1).normal(size=(target.output.shape[1],) * 2)
+    )
+    output = torch.from_numpy(target.output).double()
+    net.lm_head.weight.data = (output[torch.from_numpy(ids)] @ map_of_rows).float()
+    more = np.setdiff1d(np.arange(target.model.vocab_size), ids)[::3]
+    larger, all_ids = start.grown(net, ids, more, target.output)
+    assert all_ids.tolist() == sorted([*ids, *more])
+    rows = larger.lm_head.weight.data.double()
+    assert torch.allclose(rows, output[torch.from_numpy(all_ids)] @ map_of_rows, atol=1e-3)
+    for part, value in net.state_dict().items():
+        assert part == "lm_head.weight" or torch.equal(larger.state_dict()[part], value)
+
+    told: list[dict[str, Any]] = []
+    wider = replace(SHORT, draft_vocab=len(ids) + 9, seed=1)
+    net, ids = loop.train(target, data, tmp_path, wider, told.append, start=first[1] / "head")
+    assert len(ids) == 64 + 9
+    assert net.config.vocabulary == len(ids)
+    assert np.isfinite(told[-1]["loss"])
 
 
 def test_heads_that_cannot_be_gone_on_from_are_refused(
