@@ -96,8 +96,7 @@ def _begun(
         more = min(options.draft_vocab or vocabulary, vocabulary) - len(ids)
         if more <= 0:
             return net, ids
-        texts = (t for p in files for t in read_shard(p, features=False))
-        return grown(net, ids, frequent_ids(texts, vocabulary, more, ids), target.output)
+        return grown(net, ids, draft_ids(files, vocabulary, more, beside=ids), target.output)
     ids = draft_ids(files, vocabulary, options.draft_vocab)
     net = DraftNet(net_config(target.model, len(taps), len(ids), options))
     if options.warm_start:
@@ -105,12 +104,15 @@ def _begun(
     return net, ids
 
 
-def draft_ids(files: Sequence[Path], vocabulary: int, wanted: int) -> Array:
-    """The `wanted` tokens that answers use most, ascending i64 [W]; ties go to the lower id."""
+def draft_ids(
+    files: Sequence[Path], vocabulary: int, wanted: int, beside: Array | None = None
+) -> Array:
+    """The `wanted` tokens that answers use most, ascending i64 [W]; ties go to the lower id. None
+    of `beside`."""
     if wanted == 0 or wanted >= vocabulary:
         return np.arange(vocabulary)
     return frequent_ids(
-        (t for p in files for t in read_shard(p, features=False)), vocabulary, wanted
+        (t for p in files for t in read_shard(p, features=False)), vocabulary, wanted, beside
     )
 
 
