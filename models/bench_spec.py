@@ -1,7 +1,8 @@
 """Measures drafts against plain decoding, prompt by prompt in one process. Floor 10.
 
 Every prompt is decoded with each setting in turn, several rounds, a plain run before and after each
-round; the texts must be equal. The prompt itself is read once: only decoding is timed. A run in
+round; the texts must be equal. The prompt itself is read once: decoding is timed, and beside it, as
+a second figure, decoding with what drafters took to read the prompt. A run in
 which a plan was made is repeated: planning belongs to neither side. The ratio of a round is the
 mean of its two plain runs over the speculative one, a prompt's the median over the rounds.
 
@@ -63,11 +64,17 @@ class Measured:
     identical: bool = True
     did: SpeculationStatistics | None = None
     counted: float | None = None  # speed by what steps and drafts cost on average
+    whole_ratios: list[float] = field(default_factory=list)  # the reading of drafters counted too
 
     @property
     def ratio(self) -> float:
         """Median speed against plain decoding."""
         return statistics.median(self.ratios)
+
+    @property
+    def whole_ratio(self) -> float:
+        """The same where what drafters took to read the prompt counts as decoding."""
+        return statistics.median(self.whole_ratios or self.ratios)
 
 
 @dataclass
@@ -186,7 +193,10 @@ def _rounds(answer: Answer, run: Generation, settings: Sequence[Setting], count:
         answer.plain.append(rate)
         for name, seconds in took.items():
             ratio = (before + after) / 2 / seconds if seconds else 1.0
-            answer.settings[name].ratios.append(ratio)
+            found = answer.settings[name]
+            reading = found.did.reading_seconds if found.did is not None else 0.0
+            found.ratios.append(ratio)
+            found.whole_ratios.append(ratio * seconds / (seconds + reading) if seconds else 1.0)
         before = after
 
 
@@ -234,6 +244,7 @@ def summary(answers: Sequence[Answer], setting: str) -> dict[str, Any]:
         "plain_tokens_per_second": statistics.mean(statistics.median(a.plain) for a in answers),
         "tokens_per_second": statistics.mean(statistics.median(f.rates) for f in found),
         "mean_speedup": statistics.mean(ratios),
+        "mean_speedup_with_reading": statistics.mean(f.whole_ratio for f in found),
         "least_speedup": min(ratios),
         "below_floor": sum(r < FLOOR for r in ratios),
         "counted_mean": statistics.mean(counted) if counted else None,

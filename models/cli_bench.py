@@ -212,14 +212,15 @@ def _brief(a: Answer) -> str:
 def _print_drafts(name: str, table: dict[str, dict[str, Any]]) -> None:
     print(f"\n{name}")
     print(
-        f"{'':16} {'prompts':>7} {'plain':>7} {'drafts':>7}  tokens/s {'mean':>6} {'least':>6} "
-        f"{'<' + str(FLOOR):>6} {'accepted':>8} {'rate':>6} {'counted':>7} {'least':>6}  "
-        "plain against itself  text"
+        f"{'':16} {'prompts':>7} {'plain':>7} {'drafts':>7}  tokens/s {'mean':>6} {'reading':>7} "
+        f"{'least':>6} {'<' + str(FLOOR):>6} {'accepted':>8} {'rate':>6} {'counted':>7} "
+        f"{'least':>6}  plain against itself  text"
     )
     for group, r in table.items():
         print(
             f"{group:16} {r['prompts']:7} {r['plain_tokens_per_second']:7.1f} "
             f"{r['tokens_per_second']:7.1f}           {r['mean_speedup']:5.2f}x "
+            f"{r['mean_speedup_with_reading']:6.2f}x "
             f"{r['least_speedup']:5.2f}x {r['below_floor']:6} {r['acceptance_length']:8.2f} "
             f"{r['acceptance_rate']:6.1%} {_speed(r['counted_mean']):>7} "
             f"{_speed(r['counted_least']):>6}  {_speed(r['plain_against_itself_mean']):>6} "

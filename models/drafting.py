@@ -12,9 +12,10 @@ from ggraph.decode.costs import Costs
 from ggraph.decode.draft import Drafter
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
-from ggraph.decode.length import Adaptive, Fixed, LengthPolicy
+from ggraph.decode.length import Adaptive
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.parallel import ParallelDrafter
+from ggraph.decode.policy import Fixed, LengthPolicy
 from ggraph.decode.runner import Runner
 
 from .eagle1 import FirstHead
@@ -22,7 +23,9 @@ from .eagle3 import Head
 from .load import Loaded
 from .registry import open_model
 
-WINDOW = 8  # true rows that a head reads at once where drafts must pay for themselves
+# True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
+# prompt, which is read once.
+WINDOW, PROMPT_WINDOW = 64, 128
 NAMES = ("eagle3", "suffix", "lookup", "model")
 
 
@@ -125,6 +128,7 @@ def _with_head(
         return EagleDrafter(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
+            prompt_window=None if options.fixed else PROMPT_WINDOW,
             goes_on=partial(policy.goes_on, "eagle3") if policy is not None else None,
         )  # fmt: skip
     if options.tree is not None:

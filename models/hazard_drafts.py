@@ -6,7 +6,7 @@ from typing import Any
 
 from ggraph import InputError
 from ggraph.decode.eagle import DraftRunner, EagleDrafter
-from ggraph.decode.length import Fixed
+from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.hazards.drafting import DRAFT_RECIPES, UnprovedSession

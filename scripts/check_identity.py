@@ -29,9 +29,9 @@ from ggraph import Array
 from ggraph.decode.draft import ROOT, Draft, Drafter
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
-from ggraph.decode.length import Fixed
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.parallel import ParallelDrafter
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator

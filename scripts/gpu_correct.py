@@ -21,7 +21,7 @@ from ggraph.backends.cuda.lower import RULES, accepts
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Fixed
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator

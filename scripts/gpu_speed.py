@@ -14,7 +14,7 @@ from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
 from ggraph.backends.protocol import Memory
 from ggraph.decode.eagle import DraftRunner, EagleDrafter
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Fixed
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculate import Speculator
 from ggraph.plan import Buffer

@@ -13,7 +13,7 @@ from ggraph.decode.draft_loop import table, unrolled
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.eagle import DraftRunner, EagleDrafter
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Fixed
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculate import Speculator
 from ggraph.dtype import F32

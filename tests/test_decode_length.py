@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.costs import KEYS, Costs, Mean
+from ggraph.decode.costs import KEYS, LATE, NEXT, Costs, Mean
 from ggraph.decode.draft import NOTHING, Draft
-from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, Adaptive, Fixed
+from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, Adaptive
+from ggraph.decode.policy import Fixed
 
 PLAIN = 0.004  # seconds of a step of one row
 RIGHT, WRONG = 1, 0
@@ -84,7 +85,7 @@ def known(row: float, most: int, drafters: Sequence[Says] = ()) -> Costs:
     for rows in (*range(1, most + 2), *range(1, most + 2)):
         costs.note_step(rows, (1 + row * (rows - 1)) * PLAIN)
     for d in drafters:
-        costs.note_guess(d.name, d.guess * PLAIN)
+        costs.note_guesses(d.name, 1, d.guess * PLAIN)
     return costs
 
 
@@ -272,6 +273,34 @@ def test_a_first_run_that_took_very_long_is_not_believed() -> None:
     assert costs.extra(2) <= 0.5
     costs.note_step(2, 1.3 * PLAIN)
     assert abs(costs.extra(2) - 0.3) < 1e-9
+
+
+def test_a_first_run_that_took_very_long_does_not_keep_a_length_from_being_tried_again() -> None:
+    """Chains of two pay here. The first run of three rows touches the plan's memory."""
+    head = Says("head", 0.1, 0.9)
+    costs = known(0.05, 1, [head])
+    costs.settle(100)
+    costs.note_step(3, 9 * PLAIN)
+    found = play(Adaptive(most=2, costs=costs), [head], [2] * 60, 0.05)
+    assert found.lengths[20:] == [2] * 40
+
+
+def test_further_guesses_have_a_price_of_their_own() -> None:
+    costs = Costs()
+    costs.settle(10)
+    costs.note_step(1, PLAIN)
+    for _ in range(3):
+        costs.note_guesses("head", 1, 0.2 * PLAIN)
+        costs.note_guesses("head", 1, 0.5 * PLAIN, late=True)
+    assert costs.guess("head", NEXT) == costs.guess("head"), "until one was measured"
+    for _ in range(3):
+        costs.note_guesses("head", 4, 0.32 * PLAIN)
+    assert math.isclose(costs.guess("head"), 0.2)
+    assert math.isclose(costs.guess("head", LATE), 0.5)
+    assert math.isclose(costs.guess("head", NEXT), 0.04)
+    for _ in range(60):
+        costs.note_guesses("head", 3, 0.1 * PLAIN)
+    assert costs.guess("head", NEXT) > 0, "a draft that took less than one guess is no gift"
 
 
 def test_rows_that_were_never_measured_lie_between_or_above_those_that_were() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ggraph.decode.draft import Draft
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.eagle import DraftRunner, EagleDrafter
-from ggraph.decode.length import Fixed
+from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.errors import InputError, PlanError

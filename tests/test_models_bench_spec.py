@@ -84,6 +84,14 @@ def test_figures_of_a_summary() -> None:
     assert found["acceptance_rate"] == 40 / 80
 
 
+def test_what_drafters_took_to_read_the_prompt_counts_in_a_figure_of_its_own() -> None:
+    some = answer([1], [1.2, 1.3, 1.4], 10)
+    assert summary([some], "s")["mean_speedup_with_reading"] == 1.3, "nothing was read"
+    some.settings["s"].whole_ratios = [1.1, 1.2, 1.15]
+    found = summary([some], "s")
+    assert (found["mean_speedup"], found["mean_speedup_with_reading"]) == (1.3, 1.15)
+
+
 @pytest.mark.parametrize(
     ("tokens", "loops"),
     [

@@ -11,8 +11,9 @@ from ggraph.decode.draft import Draft
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Adaptive, Fixed
+from ggraph.decode.length import Adaptive
 from ggraph.decode.lookup import PromptLookup
+from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig

@@ -4,6 +4,7 @@ The head is random; its target is the tiny `llama_tied` model.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from ggraph.decode.draft import ROOT, Draft
 from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Fixed
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculate import Speculator
@@ -128,6 +129,38 @@ def test_greedy_text_is_the_same_with_every_drafter(
     )
 
 
+@dataclass(frozen=True)
+class Hoping(Fixed):
+    hoping: bool = True
+
+    def hopes(self, drafter: str) -> bool:
+        return self.hoping
+
+
+@pytest.mark.parametrize("hoping", [True, False])
+def test_a_head_reads_the_prompt_in_the_prompts_time_where_it_may_be_asked(
+    session: Session, target: Model, hoping: bool
+) -> None:
+    read: list[tuple[int, float]] = []
+
+    class Noted(EagleDrafter):
+        def read(self) -> None:
+            super().read()
+            read.append((self.runner.past, engine.statistics.decode_seconds))
+
+    engine = Engine(Runner(target, session, CONTEXT, cache_dtype=F32, taps=(2, 3)), ())
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    noted = Noted(DraftRunner(head, session, CONTEXT, cache_dtype=F32))
+    spec = Speculator(engine, [noted], Hoping(3, hoping))
+    pick = lambda x: int(x.argmax())  # noqa: E731
+    stream = spec.generate(IDS[:12], pick, lambda t: None, limit=20)
+    first, before = next(stream), engine.statistics.prompt_seconds
+    assert not read, "nobody waits for the first token longer"
+    assert [first, *stream] == plain(session, target, IDS[:12], 20)
+    assert read == ([(12, 0.0)] if hoping else [])
+    assert engine.statistics.prompt_seconds > before
+
+
 def test_adversaries_change_nothing(session: Session, target: Model) -> None:
     prompt = IDS[:9]
     truth = prompt + plain(session, target, prompt, 40)
@@ -190,5 +223,32 @@ def test_a_window_reads_the_end_of_what_waits(
         tail.observe(IDS[max(start, 11) : stop], features[max(start, 11) - 1 : stop - 1])
         assert windowed.propose(6) == tail.propose(6)
     assert windowed.runner.offset == 10 and windowed.runner.past == 13
-    with pytest.raises(InputError, match="window 0"):
+    with pytest.raises(InputError, match="windows 0 and None"):
         EagleDrafter(runner, window=0)
+
+
+def test_a_prompt_that_was_read_beforehand_gives_the_same_draft(
+    session: Session, target: Model
+) -> None:
+    """Behind a prompt of 41 rows, of which the last 40 are read in parts of 32 and 8."""
+    features = EXPECTED["features"]
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    eager = EagleDrafter(
+        DraftRunner(head, session, CONTEXT, cache_dtype=F32), window=3, prompt_window=40
+    )
+    apart = open_session(threads=1, exact=True)
+    plain = drafter(apart, target)
+    ids = [IDS[i % len(IDS)] for i in range(60)]
+    wide = np.concatenate([features, features[::-1], features])
+    eager.begin(ids[0])
+    eager.observe(ids[1:42], wide[:41])
+    eager.read()
+    assert (eager.runner.past, eager.runner.offset) == (40, 1)
+    plain.begin(ids[1])
+    plain.observe(ids[2:42], wide[1:41])
+    assert eager.propose(4).tokens == plain.propose(4).tokens
+    eager.observe(ids[42:44], wide[41:43])
+    plain.observe(ids[42:44], wide[41:43])
+    assert eager.propose(4).tokens == plain.propose(4).tokens
+    eager.read()
+    assert eager.runner.past == 42, "nothing waited"

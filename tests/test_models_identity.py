@@ -15,8 +15,8 @@ from ggraph.decode.draft import ROOT, Draft, Drafter
 from ggraph.decode.draft_text import ModelDrafter
 from ggraph.decode.eagle import EagleDrafter
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Fixed
 from ggraph.decode.lookup import PromptLookup
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator

@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 RATE = 0.1  # weight of the newest observation in the running means
 SPIKE = 1.5  # greatest share of the mean, or its inverse, that an observation counts as
 ROW = 0.1  # share of a step that one more row is taken to cost before any was measured
-FIRST_ROW = 0.5  # most that one more row is taken to cost after a single run
+FIRST_ROW = 0.15  # most that one more row is taken to cost after a single run
 GUESS = 0.15  # the same for a guess
+LEAST_REST = 0.05  # least share of the time that guesses beyond the first took
 
-WORTH, WORTHS = 0.05, 8  # steps that asking is taken to be worth at first, and as how many times
+# Kinds of guesses: the first of a draft; the first behind a pause, in which there was more to be
+# read and the drafter's own memory was forgotten; further ones of a draft.
+STEADY, LATE, NEXT = "steady", "late", "next"
+
+WORTH, WORTHS = 0.2, 30  # steps that asking is taken to be worth at first, and as how many times
 LASTING = 200  # times of asking that the mean worth goes back
 
 # What attention of one more row costs of the first one's, whose keys are in the cache then.
@@ -43,7 +48,7 @@ class Costs:
     """Running means, relative to a step of one row."""
 
     _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
-    _guess: dict[tuple[str, bool], Mean] = field(default_factory=dict)  # drafter, late -> seconds
+    _guess: dict[tuple[str, str], Mean] = field(default_factory=dict)  # drafter, kind -> seconds
     _worth: dict[str, tuple[float, int]] = field(default_factory=dict)  # mean, of how many
     _here: dict[int, Mean] = field(default_factory=dict)
     _class: int = -1
@@ -86,12 +91,11 @@ class Costs:
         plain = self.plain
         return max(0.0, more + KEYS * (rows - 1) * (plain - one)) / plain
 
-    def guess(self, drafter: str, *, late: bool = False) -> float:
-        """What a guess of a drafter costs, in steps of one row. `late`: the first behind a pause,
-        in which there was more to be read, and the drafter's own memory was forgotten."""
-        seen = self._guess.get((drafter, late))
+    def guess(self, drafter: str, kind: str = STEADY) -> float:
+        """What a guess of a drafter costs, in steps of one row."""
+        seen = self._guess.get((drafter, kind))
         if seen is None:
-            return self.guess(drafter) if late else GUESS
+            return GUESS if kind == STEADY else self.guess(drafter)
         return seen.value / self.plain if self.plain else 0.0
 
     def note_step(self, rows: int, seconds: float) -> None:
@@ -101,9 +105,19 @@ class Costs:
             seen = self._here[rows] = Mean()
         seen.add(seconds)
 
-    def note_guess(self, drafter: str, seconds: float, *, late: bool = False) -> None:
-        """A guess took `seconds`."""
-        self._guess.setdefault((drafter, late), Mean()).add(seconds)
+    def note_guesses(self, drafter: str, count: int, seconds: float, *, late: bool = False) -> None:
+        """`count` guesses took `seconds` together: what the first does not account for is shared
+        by the others, which cost something in any case."""
+        kind = LATE if late else STEADY
+        first = self._guess.get((drafter, kind))
+        if count > 1 and first is not None:
+            rest = max(LEAST_REST * seconds, seconds - first.value)
+            self._mean(drafter, NEXT).add(rest / (count - 1))
+        else:
+            self._mean(drafter, kind).add(seconds / count)
+
+    def _mean(self, drafter: str, kind: str) -> Mean:
+        return self._guess.setdefault((drafter, kind), Mean())
 
     def note_worth(self, drafter: str, steps: float) -> None:
         """Asking a drafter was worth so many plain steps, what it took deducted."""

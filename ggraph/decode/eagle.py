@@ -11,8 +11,8 @@ Index alignment (P = last position whose features are known, xP+1 already chosen
 
 The cache holds true rows only: draft rows are written behind them and forgotten, so after a
 rejection the head is in the state of one that never drafted. With a `window`, the cache begins anew
-with the last true rows where more of them wait, as behind a long prompt: reading all of it would
-take the head longer than the drafts of a short answer save.
+with the last true rows where more of them wait: reading all of a long prompt, or of what was
+written while nobody asked, would take the head longer than the drafts of a short answer save.
 Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840) for the head.
 """
 
@@ -33,6 +33,7 @@ from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
 
 LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
+PARTS = (32, 16, 8)  # rows of a step that reads many, with a window: few plans, and none is padded
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class DraftRunner:
         self.past = self.offset = 0
         self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
+        self._ready: dict[tuple[int, int, int, bool], DraftShape] = {}
 
     def step(
         self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
@@ -96,8 +98,10 @@ class DraftRunner:
         count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
         shape = self.ready(count, len(wanted), reach, fed_back=fed_back)
         bucket, seen, context = shape.rows, shape.wanted, shape.context
-        wide = np.zeros((bucket, features.shape[1]), np.float32)
-        wide[:count] = features
+        wide = features
+        if count < bucket:
+            wide = np.zeros((bucket, features.shape[1]), np.float32)
+            wide[:count] = features
         feeds = (
             {}
             if self.model.sliding_window is None
@@ -121,11 +125,14 @@ class DraftRunner:
     def ready(self, rows: int, wanted: int, reach: int, *, fed_back: bool) -> DraftShape:
         """The bucket of a step of `rows` rows that see `reach` slots, planned on first use."""
         context = context_bucket(reach, self._rows)
-        buckets = row_bucket(rows), context, row_bucket(wanted), self._rows + 1
-        shape = DraftShape(*buckets, fed_back, self.cache_dtype)
-        key = (self.model.name, shape)
-        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
-        return shape
+        found = self._ready.get((rows, wanted, context, fed_back))
+        if found is None:
+            buckets = row_bucket(rows), context, row_bucket(wanted), self._rows + 1
+            shape = found = DraftShape(*buckets, fed_back, self.cache_dtype)
+            key = (self.model.name, shape)
+            self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+            self._ready[rows, wanted, context, fed_back] = shape
+        return found
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
@@ -156,7 +163,8 @@ class EagleDrafter:
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
     With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
     rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
-    Of more than `window` true rows that wait, the head reads the last.
+    Of more than `window` true rows that wait, the head reads the last; of a prompt, which it reads
+    beforehand, the last `prompt_window`.
     """
 
     def __init__(
@@ -168,30 +176,35 @@ class EagleDrafter:
         random: np.random.Generator | None = None,
         temp: float = 1.0,
         window: int | None = None,
+        prompt_window: int | None = None,
         goes_on: Callable[[Sequence[float]], bool] | None = None,
     ) -> None:
-        if not 0.0 <= p_min <= 1.0 or temp <= 0 or (window is not None and window < 1):
+        few = any(w is not None and w < 1 for w in (window, prompt_window))
+        if not 0.0 <= p_min <= 1.0 or temp <= 0 or few:
             raise InputError(
-                f"p_min {p_min}, temp {temp}, window {window}: expected 0 to 1, above 0, and rows"
+                f"p_min {p_min}, temp {temp}, windows {window} and {prompt_window}: "
+                f"expected 0 to 1, above 0, and rows"
             )
         if tree is not None and tree.top_k > len(runner.model.target_ids):
             raise InputError(
                 f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
             )
         self.runner, self.tree, self.p_min = runner, tree, p_min
-        self.random, self.temp, self.window = random, temp, window
-        self.goes_on = goes_on
+        self.random, self.temp, self.goes_on = random, temp, goes_on
+        self.window, self.prompt_window = window, prompt_window
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
-        self._features: list[Array] = []
+        self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
         self._logits = self._hidden = np.zeros((1, 0), np.float32)
 
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
-        for rows in range(1, (self.window or 0) + 1):
+        if self.window is None:
+            return
+        for rows in (*range(1, PARTS[-1]), *reversed(PARTS)):
             self.runner.ready(rows, 1, rows, fed_back=False)
-        if self.window and self.tree is None:
-            self.runner.ready(1, 1, self.window, fed_back=True)
+        if self.tree is None:
+            self.runner.ready(1, 1, 1, fed_back=True)
 
     def begin(self, first: int) -> None:
         """Forget the old text. The first token has no feature before it and is not drafted from."""
@@ -206,31 +219,47 @@ class EagleDrafter:
                 f"{'no' if features is None else len(features)} features"
             )
         self._tokens.extend(tokens)
-        self._features.extend(features)
+        self._features.append(features)
+
+    def read(self) -> None:
+        """Run the prompt's rows, so that the first draft need not wait for them."""
+        self._catch_up(self.prompt_window)
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
-        self._catch_up()
+        self._catch_up(self.window)
         if limit < 1:
             return Draft()
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
 
-    def _catch_up(self) -> None:
-        """True rows through encoder and decoder, in batches; the last row's output is kept."""
-        skipped = len(self._tokens) - (self.window or len(self._tokens))
-        if skipped > 0:
-            self._tokens, self._features = self._tokens[skipped:], self._features[skipped:]
-            self.runner.offset += self.runner.past + skipped
-            self.runner.past = 0
-        batch = ROW_BUCKETS[-1]
-        for i in range(0, len(self._tokens), batch):
-            tokens, features = self._tokens[i : i + batch], self._features[i : i + batch]
-            slots = range(self.runner.past, self.runner.past + len(tokens))
-            self._logits, self._hidden = self.runner.step(
-                Rows(tokens, slots, slots), [len(tokens) - 1], np.stack(features), fed_back=False
-            )
-            self.runner.past += len(tokens)
+    def _catch_up(self, window: int | None) -> None:
+        """True rows through encoder and decoder, in parts; the last row's output is kept."""
+        if not self._tokens:
+            return
+        blocks, runner = self._features, self.runner
+        tokens, features = self._tokens, blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         self._tokens, self._features = [], []
+        skipped = len(tokens) - (window or len(tokens))
+        if skipped > 0:
+            tokens, features = tokens[skipped:], features[skipped:]
+            runner.offset += runner.past + skipped
+            runner.past = 0
+        done = 0
+        while done < len(tokens):
+            rows = self._part(len(tokens) - done)
+            part, at = slice(done, done + rows), runner.past
+            slots = range(at, at + rows)
+            self._logits, self._hidden = runner.step(
+                Rows(tokens[part], slots, slots), [rows - 1], features[part], fed_back=False
+            )
+            runner.past += rows
+            done += rows
+
+    def _part(self, left: int) -> int:
+        """How many of the rows that are left are read in one step."""
+        if self.window is None:
+            return min(left, ROW_BUCKETS[-1])
+        return next((p for p in PARTS if p <= left), left)
 
     @property
     def _is_plain(self) -> bool:
@@ -338,7 +367,8 @@ def drawn(
 
 def chance_of(logits: Array, best: int) -> float:
     """The softmax of logits [W] at the greatest of them."""
-    return 1.0 / float(np.exp(logits - logits[best]).sum())
+    less = logits - logits[best]
+    return 1.0 / float(np.exp(less, out=less).sum())
 
 
 def log_softmax(logits: Array) -> Array:

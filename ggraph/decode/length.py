@@ -14,15 +14,14 @@ asked whose guess would. The choice changes the speed only, never the text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.costs import Costs
+from ggraph.decode.costs import LATE, NEXT, Costs
 from ggraph.decode.draft import Draft
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
 # each token. The scatter of single steps comes on top.
-DEBT, DEBT_PER_TOKEN = 0.3, 0.01
+DEBT, DEBT_PER_TOKEN = 0.45, 0.01
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
 FADING = 0.97  # weight of older proposals at each new one
@@ -39,55 +38,6 @@ SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were
 SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
 MOST_PATIENCE = 128
-
-
-class LengthPolicy(Protocol):
-    """Chooses whom to ask for a draft in each round, and how much of it to verify."""
-
-    def begin(self, past: int) -> None:
-        """A round begins behind `past` tokens."""
-        ...
-
-    def length(self, drafter: str, most: int, held: float) -> int:
-        """Tokens to ask for, 0 to `most`, where a draft worth `held` steps is there already."""
-        ...
-
-    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
-        """Whether a drafter that is sure of its guesses by `chances` is to make another."""
-        ...
-
-    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
-        """The part of a draft that is worth verifying, its worth, given what drafting took."""
-        ...
-
-    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
-        """What a round brought, and what it took without drafting."""
-        ...
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Always the same length, by the first drafter that proposes something."""
-
-    count: int
-
-    def begin(self, past: int) -> None:
-        """Nothing to note."""
-
-    def length(self, drafter: str, most: int, held: float) -> int:
-        """`count`, as far as there is room, until there is a draft."""
-        return max(0, min(self.count, most)) if held <= 0 else 0
-
-    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
-        """Always."""
-        return True
-
-    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
-        """All of it."""
-        return draft, float(len(draft))
-
-    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
-        """Nothing to learn."""
 
 
 @dataclass(slots=True)
@@ -114,15 +64,20 @@ class Habits:
     name: str
     price: float = FREE  # of a guess, in plain steps, where the drafter is asked round by round
     late_price: float = FREE  # of one behind a pause
+    next_price: float = FREE  # of each further one of a draft
     late: bool = False  # whether that is what it is asked for now
     trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
     next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
     asking: float = 0.0  # mean worth of asking, its cost deducted
     asked: int = HOPES
     patience: int = PATIENCE
-    waiting: int = SOON
+    waiting: int = 0
     dull: int = 0  # rounds in which nothing of it was worth verifying, one after another
     states: bool = False  # whether it says how sure it is
+
+    def cost(self, guesses: int) -> float:
+        """What a draft of so many guesses costs, in plain steps, where it is asked steadily."""
+        return self.price + (guesses - 1) * self.next_price
 
 
 @dataclass
@@ -167,6 +122,10 @@ class Adaptive:
         if self._offers:
             self._offers.clear()
 
+    def hopes(self, drafter: str) -> bool:
+        """Whether asking it was worth its while in earlier texts, or was never tried."""
+        return self._of(drafter).asking > 0
+
     def length(self, drafter: str, most: int, held: float) -> int:
         """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
         it has paid so far, or its turn to be tried again has come."""
@@ -175,7 +134,7 @@ class Adaptive:
             return 0
         habits = self._of(drafter)
         if self.whole:
-            whole = most * habits.price + self._extra[most]
+            whole = habits.price + self._extra[most]
             return most if self._unknown(most) or self._asks(habits, held, whole) else 0
         if habits.price < FREE:
             return most if self._hears(habits) else 0
@@ -194,23 +153,24 @@ class Adaptive:
         path = habits.next_said.get(made, UNSAID)
         for i, said in enumerate(chances):
             path *= self._trust(habits, i, said, True).chance(said)
-        price = habits.price + self._extra[made + 1] - self._extra[made]
-        affordable = (made + 1) * habits.price + self._extra[made + 1] <= self.credit
+        price = habits.next_price + self._extra[made + 1] - self._extra[made]
+        affordable = habits.cost(made + 1) + self._extra[made + 1] <= self.credit
         return affordable and path > self._rate() * price
 
     def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
         """The length of the greatest worth that the account can bear; drafting is booked."""
         habits = self._of(drafter)
-        guesses = max(1, len(draft)) if habits.price >= FREE else 1  # else asking is what costs
-        if habits.price >= FREE or self._plain % SAMPLE == 0:
-            self.costs.note_guess(drafter, seconds / guesses, late=habits.late)
+        dear = habits.price >= FREE
+        guesses = max(1, len(draft)) if dear and not self.whole else 1  # else asking is what costs
+        if dear or self._plain % SAMPLE == 0:
+            self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
             self._price(habits)
-        paid = guesses * (habits.late_price if habits.late else habits.price)
+        spent = habits.cost(guesses)
+        paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
         self.credit -= paid
         self._steps += paid
-        # Asking is judged by what it would cost round by round. Else a drafter that is hardly ever
-        # asked, and has more to read each time, seems too dear to be asked more often.
-        spent = guesses * habits.price
+        # Asking is judged by what it costs round by round, `spent`. Else a drafter that is hardly
+        # ever asked, and has more to read each time, seems too dear to be asked more often.
         habits.dull += 1
         if not draft:
             return draft, 0.0
@@ -285,7 +245,8 @@ class Adaptive:
     def _price(self, habits: Habits) -> None:
         """What a guess costs by now."""
         habits.price = self.costs.guess(habits.name)
-        habits.late_price = self.costs.guess(habits.name, late=True)
+        habits.late_price = self.costs.guess(habits.name, LATE)
+        habits.next_price = self.costs.guess(habits.name, NEXT)
 
     def _rate(self) -> float:
         """What a step's time has brought, and must bring."""
@@ -321,7 +282,7 @@ class Adaptive:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
         best, worth, total, path = 1, 0.0, 0.0, 1.0
         for k in range(1, most + 1):
-            price = k * habits.price + self._extra[k]
+            price = habits.cost(k) + self._extra[k]
             if price > self.credit:
                 break
             path *= self._trust(habits, k - 1, UNSAID, False).chance(UNSAID)

@@ -14,7 +14,7 @@ import numpy as np
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
 from ggraph.decode.draft import NOTHING, Draft, Drafter
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import LengthPolicy
+from ggraph.decode.policy import LengthPolicy
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
 from ggraph.errors import InputError
@@ -42,6 +42,7 @@ class SpeculationStatistics:
     verify_seconds: float = 0.0
     sample_seconds: float = 0.0
     host_seconds: float = 0.0  # the rest: cache moves, bookkeeping
+    reading_seconds: float = 0.0  # drafters' share of the prompt's time
 
     @property
     def acceptance_length(self) -> float:
@@ -84,6 +85,15 @@ class Plans(Protocol):
 
     def warm(self) -> None:
         """Make them."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A drafter that can take the prompt in before it is asked."""
+
+    def read(self) -> None:
+        """Take in what it was told."""
         ...
 
 
@@ -133,8 +143,10 @@ class Speculator:
         if limit == 0:
             return
         token = yield from self._prompt(prompt, pick, accept)
-        if longest and token not in engine.ends and limit > 1:
-            self.warm(longest)
+        if token not in engine.ends and limit > 1:
+            if longest:
+                self.warm(longest)
+            self._read_prompt()
         while token not in engine.ends and engine.statistics.new_tokens < limit:
             begun = time.perf_counter()
             kept = self._round(token, limit - engine.statistics.new_tokens, pick, accept)
@@ -167,13 +179,23 @@ class Speculator:
         for drafter in self.drafters:
             drafter.begin(prompt[0])
         self._observe([*prompt[1:], token], result, range(len(prompt)))
-        for drafter in self.drafters:
-            if not drafter.taps:  # reading a prompt belongs to the prompt's time
-                self._tell(drafter)
         engine.statistics.prompt_seconds = time.perf_counter() - begun
         engine.statistics.new_tokens = 1
         yield token
         return token
+
+    def _read_prompt(self) -> None:
+        """Drafters read the prompt as well, where they may be asked soon; that belongs to the
+        prompt's time, but nobody waits for the first token longer."""
+        begun = time.perf_counter()
+        for drafter in self.drafters:
+            if not drafter.taps:
+                self._tell(drafter)
+            elif isinstance(drafter, Reader) and self.policy.hopes(drafter.name):
+                self._tell(drafter)
+                drafter.read()
+        self.statistics.reading_seconds = time.perf_counter() - begun
+        self.engine.statistics.prompt_seconds += self.statistics.reading_seconds
 
     def _round(self, token: int, left: int, pick: Pick, accept: Accept) -> Kept:
         """Draft, verify, keep; `left` bounds the tokens that may still be emitted. Without a draft
@@ -271,12 +293,26 @@ class Speculator:
             unseen.clear()
             drafter.observe(tokens, None)
             return
-        parts = [
-            np.concatenate([taps[i] for i in drafter.taps], axis=1)[list(rows)]
-            for _, taps, rows in unseen
-        ]
+        features = side_by_side([(taps, rows) for _, taps, rows in unseen], drafter.taps)
         unseen.clear()
-        drafter.observe(tokens, parts[0] if len(parts) == 1 else np.concatenate(parts))
+        drafter.observe(tokens, features)
+
+
+def side_by_side(
+    seen: Sequence[tuple[dict[int, Array], Sequence[int]]], taps: Sequence[int]
+) -> Array:
+    """Features f32 [N, A*G]: the given rows of each step's taps, one tap beside the other."""
+    width = seen[0][0][taps[0]].shape[1]
+    features = np.empty((sum(len(rows) for _, rows in seen), len(taps) * width), np.float32)
+    at = 0
+    for parts, rows in seen:
+        count = len(rows)
+        first = rows[-1] == count - 1  # rows ascend: these are the first
+        for i, tap in enumerate(taps):
+            part = parts[tap][:count] if first else parts[tap][list(rows)]
+            features[at : at + count, i * width : (i + 1) * width] = part
+        at += count
+    return features
 
 
 def known(draft: Draft, vocabulary: int) -> Draft:
