@@ -67,8 +67,15 @@ def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
     if not layout.nibbles:
         return raw
     if group < BLOCK // GROUP // 2:
-        return [words.low_nibbles(r) for r in raw]
-    return [words.high_nibbles(k, r) for r in raw]
+        codes = [words.low_nibbles(r) for r in raw]
+    else:
+        codes = [words.high_nibbles(k, r) for r in raw]
+    if not layout.fifth:
+        return codes
+    # Loaded anew by every group: registers hold sums.
+    at = [layout.codes_at + ((layout.groups - 1) * len(HALVES) + h) * 32 for h in HALVES]
+    planes = [k.load(block + a, I8X32) for a in at]
+    return [c | words.fifth_bits(k, p, group) for c, p in zip(codes, planes, strict=True)]
 
 
 def load_scales(k: Kernel, layout: Layout, address: Val) -> Val:

@@ -32,9 +32,7 @@ ROWS_ARGS = ("w", "ids", "y", "n", "k", "m", "ys")
 NOT_A_NUMBER = float("nan")
 
 
-def _groups(layout: Layout) -> int:
-    """Stored words of a row in a block."""
-    return BLOCK // GROUP // (2 if layout.nibbles else 1)
+FIFTHS = 0x01010101  # a bit of each of the four codes in a word
 
 
 def _code_at(layout: Layout, block: Val, lane: Val, group: int) -> Val:
@@ -55,12 +53,25 @@ def _store_block(k: Kernel, layout: Layout, block: Val, lane: Val, read: Block) 
     if layout.stored_minimum and read.minimum is not None:
         _store_number(k, layout, block + layout.minimum_at + lane * size, read.minimum)
     codes = read.codes
+    if layout.fifth:
+        k.store(_code_at(layout, block, lane, layout.groups - 1), _fifth_word(k, codes))
+        codes = words.low_nibbles(codes)
     if layout.nibbles:
         low, high = (k.shuffle(codes, codes, range(a, a + 16)) for a in (0, 16))
         codes = low | (high << 4)
-    as_words = k.cast("bitcast", codes, vec(I32, _groups(layout)))
-    for group in range(_groups(layout)):
+    groups = layout.groups - layout.fifth
+    as_words = k.cast("bitcast", codes, vec(I32, groups))
+    for group in range(groups):
         k.store(_code_at(layout, block, lane, group), k.lane(as_words, group))
+
+
+def _fifth_word(k: Kernel, codes: Val) -> Val:
+    """The fifth bits of 32 codes: bit g of byte c is that of code 4g + c."""
+    as_words = k.cast("bitcast", codes, vec(I32, BLOCK // GROUP))
+    word = k.const(0, I32)
+    for group in range(BLOCK // GROUP):
+        word = word | (((k.lane(as_words, group) >> 4) & FIFTHS) << group)
+    return word
 
 
 def _fill_zero(k: Kernel, address: Val, nbytes: Val) -> None:
@@ -121,7 +132,7 @@ def _load_number(k: Kernel, layout: Layout, address: Val) -> Val:
 
 def _load_codes(k: Kernel, layout: Layout, block: Val, lane: Val) -> Val:
     """The 32 codes of a row's block in column order, int8 x32."""
-    groups = _groups(layout)
+    groups = layout.groups - layout.fifth
     gathered = k.const(0, vec(I32, groups))
     for group in range(groups):
         word = k.load(_code_at(layout, block, lane, group), I32)
@@ -129,7 +140,12 @@ def _load_codes(k: Kernel, layout: Layout, block: Val, lane: Val) -> Val:
     codes = k.cast("bitcast", gathered, vec(I8, groups * 4))
     if not layout.nibbles:
         return codes
-    return k.shuffle(words.low_nibbles(codes), words.high_nibbles(k, codes), range(BLOCK))
+    codes = k.shuffle(words.low_nibbles(codes), words.high_nibbles(k, codes), range(BLOCK))
+    if not layout.fifth:
+        return codes
+    word = k.splat(k.load(_code_at(layout, block, lane, groups), I32), BLOCK // GROUP)
+    fifths = ((word >> k.consts(range(BLOCK // GROUP), I32)) & FIFTHS) << 4
+    return codes | k.cast("bitcast", fifths, vec(I8, BLOCK))
 
 
 def _numbers(k: Kernel, layout: Layout, block: Val, lane: Val) -> Iterator[Val]:

@@ -4,7 +4,8 @@ A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of bloc
 a block holds the scales of its 16 rows, their minimums, then the codes. Codes lie in vectors of 32
 bytes: four consecutive columns of each of 8 rows (lane = row). Vectors come as group 0 of rows 0-7,
 group 0 of rows 8-15, group 1 of rows 0-7 ... Byte codes have eight groups (columns 4g .. 4g+3),
-nibble codes four: low nibbles are columns 4g .. 4g+3, high ones 16+4g .. 16+4g+3.
+nibble codes four: low nibbles are columns 4g .. 4g+3, high ones 16+4g .. 16+4g+3. Codes of five
+bits are nibbles, and one group more: bit g of its bytes is the fifth bit of column 4g + (byte % 4).
 
 A weight is scale * code + minimum; "zero" layouts have minimum = -zero * scale. Float layouts are
 plain: tiles of 32 rows, and for each column the rows' numbers.
@@ -30,7 +31,8 @@ Q8_BLOCK, Q8_BYTES, Q8_CODES = 32, 34, 2  # ggml's Q8_0: numbers, bytes, where i
 
 @dataclass(frozen=True)
 class Layout:
-    """One packed family. `bits`: |code| <= 2**bits; `scale_bytes` 2 (float16) or 4 (float32)."""
+    """One packed family. `bits`: |code| <= 2**bits; `scale_bytes` 2 (float16) or 4 (float32);
+    `fifth`: nibbles with a group of fifth bits behind them."""
 
     name: str
     nibbles: bool
@@ -40,7 +42,13 @@ class Layout:
     subs: int = 1
     stored_minimum: bool = False
     zero: int = 0
+    fifth: bool = False
     tile: ClassVar[int] = TILE
+
+    @property
+    def groups(self) -> int:
+        """Groups of vectors in a block."""
+        return (BLOCK // GROUP // 2 if self.nibbles else BLOCK // GROUP) + self.fifth
 
     @property
     def has_minimum(self) -> bool:
@@ -60,7 +68,7 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of 16 rows and 32 columns."""
-        return self.codes_at + TILE * BLOCK // (2 if self.nibbles else 1)
+        return self.codes_at + self.groups * TILE * GROUP
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,11 @@ Packed = Layout | FloatLayout
 LAYOUTS: dict[DType, Packed] = {
     dt.Q4_0: Layout("n4z", True, 4, zero=8),
     dt.Q4_1: Layout("n4m", True, 4, stored_minimum=True),
-    dt.Q5_0: Layout("b5z", False, 5, zero=16),
-    dt.Q5_1: Layout("b5m", False, 5, stored_minimum=True),
+    dt.Q5_0: Layout("n5z", True, 5, zero=16, fifth=True),
+    dt.Q5_1: Layout("n5m", True, 5, stored_minimum=True, fifth=True),
     dt.Q8_0: Layout("b8", False, 8, signed=True),
     dt.Q4_K: Layout("n4mk", True, 4, scale_bytes=4, stored_minimum=True),
-    dt.Q5_K: Layout("b5mk", False, 5, scale_bytes=4, stored_minimum=True),
+    dt.Q5_K: Layout("n5mk", True, 5, scale_bytes=4, stored_minimum=True, fifth=True),
     dt.Q3_K: Layout("b3k", False, 3, signed=True, scale_bytes=4, subs=2),
     dt.Q6_K: Layout("b6k", False, 6, signed=True, scale_bytes=4, subs=2),
     dt.F32: FloatLayout("f32", "f32", 4),

@@ -264,3 +264,12 @@ def high_nibbles(k: Kernel, packed: Val) -> Val:
     lanes = packed.v.type.count // 2
     shifted = k.cast("bitcast", packed, vec(I16, lanes)) >> 4
     return k.cast("bitcast", shifted, packed.v.type) & 15
+
+
+def fifth_bits(k: Kernel, planes: Val, group: int) -> Val:
+    """Bit `group` of each byte, as 0 or 16. What a shift as int16 carries from one byte into the
+    next never reaches its fifth bit."""
+    lanes = planes.v.type.count // 2
+    wide = k.cast("bitcast", planes, vec(I16, lanes))
+    moved = wide << (4 - group) if group <= 4 else wide >> (group - 4)
+    return k.cast("bitcast", moved, planes.v.type) & 16
