@@ -108,6 +108,7 @@ def make_answers(
         "options": {k: v for k, v in asdict(options).items() if k != "openings"},
         **({"openings": list(options.openings)} if options.openings else {}),
     }
+    openings = _encoded(m, options)
     _describe(folder, described)
     seen, stored = _progress(folder)
     if enough is not None and stored >= enough:
@@ -115,7 +116,8 @@ def make_answers(
     runner = Runner(m.model, m.session, options.lanes * options.text_tokens, taps=kept)
     lanes = Lanes(runner, options.lanes, options.text_tokens, m.tokenizer.eos_ids)
     tokens, batch = stored, list[Text]()
-    for done in lanes.run(_requests(m, prompts, seen, options), _longest(options)):
+    requests = _requests(m, prompts, openings, seen, options)
+    for done in lanes.run(requests, _longest(options)):
         batch.append(_text(done))
         if len(batch) == SHARD_TEXTS:
             tokens, batch = tokens + _store(folder, batch), []
@@ -143,8 +145,23 @@ def _text(a: Answered) -> Text:
     return Text(a.index, start, np.asarray(a.tokens, np.int32), features)
 
 
+def _encoded(m: Loaded, options: AnswerOptions) -> list[list[int]]:
+    """The openings as tokens. InputError where one leaves no room for a text."""
+    found = [m.tokenizer.encode(opening, bos=False) for opening in options.openings]
+    longest = max(map(len, found), default=0)
+    if 2 * longest > options.text_tokens:
+        raise InputError(
+            f"an opening of {longest} tokens: expected at most {options.text_tokens // 2}"
+        )
+    return found
+
+
 def _requests(
-    m: Loaded, prompts: Sequence[str], seen: set[int], options: AnswerOptions
+    m: Loaded,
+    prompts: Sequence[str],
+    openings: Sequence[Sequence[int]],
+    seen: set[int],
+    options: AnswerOptions,
 ) -> Iterator[Request]:
     """Texts that are not there yet: given prompts in order, with the target's own among them.
 
@@ -158,7 +175,7 @@ def _requests(
     while True:
         if turn is not None and own <= options.own_share * (given + own):
             if OWN_INDEX + own not in seen:
-                yield _own(m, turn, OWN_INDEX + own, options)
+                yield _own(m, turn, openings, OWN_INDEX + own, options)
             own += 1
             continue
         if given == len(prompts):
@@ -175,18 +192,15 @@ def _answering(m: Loaded, index: int, options: AnswerOptions) -> Pick:
     return _sampler(m, options.temperature if sampled else 0.0, index, options)
 
 
-def _own(m: Loaded, turn: Turn, index: int, options: AnswerOptions) -> Request:
+def _own(
+    m: Loaded, turn: Turn, openings: Sequence[Sequence[int]], index: int, options: AnswerOptions
+) -> Request:
     write = _sampler(m, 1.0, index + OWN_INDEX, options)
     pick = OwnPrompt(turn, m.tokenizer.eos_ids, write, _answering(m, index, options))
-    if not options.openings:
+    if not openings:
         return Request(index, turn.before, pick, pick.end_count)
-    chosen = np.random.default_rng((options.seed, index)).integers(len(options.openings))
-    opening = m.tokenizer.encode(options.openings[chosen], bos=False)
-    if 2 * len(opening) > options.text_tokens:
-        raise InputError(
-            f"an opening of {len(opening)} tokens: expected at most {options.text_tokens // 2}"
-        )
-    return Request(index, (*turn.before, *opening), pick, pick.end_count)
+    chosen = int(np.random.default_rng((options.seed, index)).integers(len(openings)))
+    return Request(index, (*turn.before, *openings[chosen]), pick, pick.end_count)
 
 
 def _sampler(m: Loaded, temperature: float, index: int, options: AnswerOptions) -> Pick:

@@ -85,9 +85,10 @@ def test_own_prompts_may_begin_with_an_opening(loaded: Loaded, tmp_path: Path) -
     assert min(counts) >= len(found) // 4
     with pytest.raises(InputError, match="made otherwise: openings differ"):
         make_answers(loaded, [], TAPS, tmp_path, replace(options, openings=()))
-    long = replace(options, openings=("word " * 200,))
+    long = replace(options, openings=(*given, "word " * 200))
     with pytest.raises(InputError, match=r"an opening of \d+ tokens: expected at most 64"):
-        make_answers(loaded, [], TAPS, tmp_path / "long", long)
+        make_answers(loaded, [], TAPS, tmp_path / "long", long, enough=1)
+    assert not (tmp_path / "long").exists(), "before anything is made"
 
 
 def test_an_interrupted_run_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
