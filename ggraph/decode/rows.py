@@ -5,6 +5,7 @@ Legend: T token rows, C cache rows that attention sees, S slots from `base` on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,6 +59,9 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
     """f32 [count, C]: 0 where a row may see a slot, else -inf; padding rows see nothing."""
     real = len(rows.tokens)
     if rows.visible is None and window is None:  # the common case: no arrays of bools
+        if count == real == 1:  # and the commonest: nothing to compute
+            hidden = context - 1 - rows.slots[0]
+            return _ramp(context)[None, hidden : hidden + context]
         mask = np.full((count, context), -np.inf, np.float32)
         for row, slot in zip(mask, rows.slots, strict=False):
             row[: slot + 1] = 0
@@ -72,6 +76,15 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
     if window is not None:
         allowed[:real] &= _in_window(rows, context, window)
     return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+
+@lru_cache(maxsize=4)
+def _ramp(context: int) -> Array:
+    """f32 [2C]: C zeros, then C times -inf. What row s may see is a stretch of it."""
+    ramp = np.zeros(2 * context, np.float32)
+    ramp[context:] = -np.inf
+    ramp.flags.writeable = False
+    return ramp
 
 
 def _in_window(rows: Rows, context: int, window: int) -> Array:

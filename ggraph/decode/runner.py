@@ -52,6 +52,7 @@ class Runner:
         self.past = 0
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = getattr(model, "sliding_window", None)
+        self._ready: dict[tuple[int, int, int], StepShape] = {}  # of the plans that were made
 
     def shape(self, rows: int, wanted: int, reach: int) -> StepShape:
         """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots."""
@@ -101,11 +102,19 @@ class Runner:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
-        shape = self.shape(count, len(wanted), reach)
-        self.plan(shape)
+        shape = self._planned(count, len(wanted), reach)
         out = self.session.run((self.model.name, shape), self._feeds(rows, wanted, shape, reach))
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
         return Result(out["logits"][: len(wanted)], taps)
+
+    def _planned(self, rows: int, wanted: int, reach: int) -> StepShape:
+        """The bucket of a step whose plan is there; looked up, since every token asks."""
+        asked = rows, wanted, context_bucket(reach, self._full)
+        found = self._ready.get(asked)
+        if found is None:
+            found = self._ready[asked] = self.shape(rows, wanted, reach)
+            self.plan(found)
+        return found
 
     def keep(self, rows: Sequence[int]) -> None:
         """Make the given rows of the last step part of the text: root first, then down a path.
