@@ -42,6 +42,14 @@ OwnShare = Annotated[float, typer.Option(help="Share of texts whose prompt the t
 DraftVocabulary = Annotated[
     int, typer.Option(help="Draft tokens, 0 for all; a --start with fewer grows.")
 ]
+SampledEvery = Annotated[
+    int, typer.Option(help="Every such answer is sampled at 0.7, the others are greedy.")
+]
+Epochs = Annotated[float, typer.Option(help="How often all tokens are seen.")]
+Type = Annotated[str, typer.Option("--type", help="Type of the GGUF file.")]
+Round = Annotated[
+    bool, typer.Option("--round", help="Learn with matrices rounded as --type stores them.")
+]
 Openings = Annotated[
     Path | None,
     typer.Option(help="Like --prompts; one begins each prompt that it makes up."),
@@ -59,9 +67,7 @@ def train_eagle3(
     tokens: Annotated[int, typer.Option(help="Tokens of answers to make.")] = 1_000_000,
     own_share: OwnShare = 0.75,
     openings: Openings = None,
-    sampled_every: Annotated[
-        int, typer.Option(help="Every such answer is sampled at 0.7, the others are greedy.")
-    ] = 4,
+    sampled_every: SampledEvery = 4,
     new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
     lanes: Annotated[int, typer.Option(help="Texts that are decoded together.")] = 32,
     taps: Taps = None,
@@ -71,10 +77,11 @@ def train_eagle3(
     rate: Annotated[float, typer.Option(help="Learning rate at its highest.")] = 1e-3,
     alive: Alive = 2,
     candidates: Candidates = 512,
-    epochs: Annotated[float, typer.Option(help="How often all tokens are seen.")] = 2.0,
+    epochs: Epochs = 2.0,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
     feedback_norm: FeedbackNorm = False,
-    gguf_type: Annotated[str, typer.Option("--type", help="Type of the GGUF file.")] = "q8_0",
+    gguf_type: Type = "q8_0",
+    round_: Round = False,
     start: Start = None,
     seed: Annotated[int, typer.Option(help="Seed of answers and training.")] = 0,
     threads: Threads = None,
@@ -97,6 +104,7 @@ def train_eagle3(
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
         epochs=epochs, feedback_norm=feedback_norm, alive=alive, candidates=candidates, seed=seed,
+        rounding=gguf_type.lower() if round_ else None,
     )  # fmt: skip
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())

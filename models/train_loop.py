@@ -38,6 +38,7 @@ from .train_parts import (
     tells,
     warm_start,
 )  # fmt: skip
+from .train_round import Rounding
 from .train_start import grown, started
 from .train_steps import Batch, StepResult, Words, run_steps
 
@@ -162,6 +163,8 @@ class _Run:
     def __post_init__(self) -> None:
         arrays = (self.target.embedding, self.target.output, np.asarray(self.ids, np.int64))
         self.words = Words.of(*(torch.from_numpy(a).to(self.device) for a in arrays))
+        kind = self.options.rounding
+        self.rounding = Rounding(self.state.net, kind) if kind is not None else None
 
     def all(self, files: Sequence[Path], held: Sequence[Text], total: int) -> None:
         """Every epoch, from where the checkpoint stands, until `total` tokens are seen."""
@@ -206,20 +209,26 @@ class _Run:
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate_at(done, o)
         batch = batch_of(texts, o.steps, self.device, answers_only=not o.prompts_too)
+        if self.rounding is not None:
+            self.rounding.apply()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             lesson = lesson_of(o, self.state.batches)
             results = run_steps(net, batch, self.words, steps, lesson)
-        descend(net, self.state.optimizer, results, o)
+        descend(net, self.state.optimizer, results, o, self.rounding)
         return float(results[0].loss.detach()) / max(1, results[0].count)
 
     def tested(self, held: Sequence[Text]) -> tuple[float, list[float]]:
         """Accepted length and hit rates on held-out answers."""
         results: list[list[StepResult]] = []
+        if self.rounding is not None:
+            self.rounding.apply()
         with torch.no_grad():
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens):
                 net, steps = self.state.net, self.options.steps
                 batch = batch_of(texts, steps, self.device, answers_only=True)
                 results.append(run_steps(net, batch, self.words, steps))
+        if self.rounding is not None:
+            self.rounding.restore()
         return figures(results)
 
     def _tell(self, loss: float, held: Sequence[Text], total: int) -> None:

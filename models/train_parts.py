@@ -18,6 +18,7 @@ from ggraph import Array, InputError
 from .registry import Model
 from .train_data import Text
 from .train_net import DraftNet, NetConfig
+from .train_round import Rounding, check_kind
 from .train_steps import Lesson, StepResult, accepted_lengths
 
 LOG = "training.jsonl"
@@ -31,7 +32,8 @@ class TrainOptions:
 
     The first `single` share of the tokens is learnt with one step, which is cheaper, the rest with
     `steps`. `prompts_too` learns from the prompts' tokens as well. `alive` and `candidates` leave
-    out what teaches little (`train_steps.Lesson`); 0 keeps everything.
+    out what teaches little (`train_steps.Lesson`); 0 keeps everything. With `rounding` steps are
+    computed with matrices as a GGUF file of that type would give them back (`train_round`).
     """
 
     draft_vocab: int = 8192
@@ -49,6 +51,7 @@ class TrainOptions:
     alive: int = 2
     candidates: int = 512
     warm_start: bool = True
+    rounding: str | None = None
     seed: int = 0
     save_seconds: float = 120.0
 
@@ -68,6 +71,8 @@ class TrainOptions:
             raise InputError(
                 f"alive {self.alive}, {self.candidates} candidates: expected 0 (all) or more"
             )
+        if self.rounding is not None:
+            check_kind(self.rounding)
         if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1:
             raise InputError(f"{self.epochs} epochs, single {self.single}: out of range")
 
@@ -174,11 +179,20 @@ def tells(t: Text) -> bool:
     return t.prompt_length + 1 < len(t.tokens)
 
 
-def descend(net: DraftNet, optimizer: Any, results: Sequence[StepResult], o: TrainOptions) -> None:
-    """One optimiser step on the steps' mean losses, later steps weighing less."""
+def descend(
+    net: DraftNet,
+    optimizer: Any,
+    results: Sequence[StepResult],
+    o: TrainOptions,
+    rounding: Rounding | None = None,
+) -> None:
+    """One optimiser step on the steps' mean losses, later steps weighing less. What was rounded
+    for them is exact again before it moves."""
     weighted = [o.step_weight**i * r.loss / max(1, r.count) for i, r in enumerate(results)]
     optimizer.zero_grad(set_to_none=True)
     torch.stack(weighted).sum().backward()
+    if rounding is not None:
+        rounding.restore()
     torch.nn.utils.clip_grad_norm_(net.parameters(), o.clip)
     optimizer.step()
 

@@ -141,7 +141,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-TORCH_PARTS = ("net", "loop", "parts", "online", "start", "steps", "target")
+TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "target")
 
 
 @pytest.mark.parametrize(
