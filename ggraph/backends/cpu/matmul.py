@@ -73,7 +73,7 @@ def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
     if not layout.fifth:
         return codes
     # Loaded anew by every group: registers hold sums.
-    at = [layout.codes_at + ((layout.groups - 1) * len(HALVES) + h) * 32 for h in HALVES]
+    at = [layout.codes_at + (layout.groups * len(HALVES) + h) * 32 for h in HALVES]
     planes = [k.load(block + a, I8X32) for a in at]
     return [c | words.fifth_bits(k, p, group) for c, p in zip(codes, planes, strict=True)]
 

@@ -30,8 +30,6 @@ from ggraph.dtype import DType
 PACK_ARGS = ("raw", "out", "n", "k", "row_bytes")
 ROWS_ARGS = ("w", "ids", "y", "n", "k", "m", "ys")
 NOT_A_NUMBER = float("nan")
-
-
 FIFTHS = 0x01010101  # a bit of each of the four codes in a word
 
 
@@ -54,14 +52,13 @@ def _store_block(k: Kernel, layout: Layout, block: Val, lane: Val, read: Block) 
         _store_number(k, layout, block + layout.minimum_at + lane * size, read.minimum)
     codes = read.codes
     if layout.fifth:
-        k.store(_code_at(layout, block, lane, layout.groups - 1), _fifth_word(k, codes))
+        k.store(_code_at(layout, block, lane, layout.groups), _fifth_word(k, codes))
         codes = words.low_nibbles(codes)
     if layout.nibbles:
         low, high = (k.shuffle(codes, codes, range(a, a + 16)) for a in (0, 16))
         codes = low | (high << 4)
-    groups = layout.groups - layout.fifth
-    as_words = k.cast("bitcast", codes, vec(I32, groups))
-    for group in range(groups):
+    as_words = k.cast("bitcast", codes, vec(I32, layout.groups))
+    for group in range(layout.groups):
         k.store(_code_at(layout, block, lane, group), k.lane(as_words, group))
 
 
@@ -132,18 +129,17 @@ def _load_number(k: Kernel, layout: Layout, address: Val) -> Val:
 
 def _load_codes(k: Kernel, layout: Layout, block: Val, lane: Val) -> Val:
     """The 32 codes of a row's block in column order, int8 x32."""
-    groups = layout.groups - layout.fifth
-    gathered = k.const(0, vec(I32, groups))
-    for group in range(groups):
+    gathered = k.const(0, vec(I32, layout.groups))
+    for group in range(layout.groups):
         word = k.load(_code_at(layout, block, lane, group), I32)
         gathered = Val(k, k.b.insert_element(gathered.v, word.v, I32(group)))
-    codes = k.cast("bitcast", gathered, vec(I8, groups * 4))
+    codes = k.cast("bitcast", gathered, vec(I8, layout.groups * 4))
     if not layout.nibbles:
         return codes
     codes = k.shuffle(words.low_nibbles(codes), words.high_nibbles(k, codes), range(BLOCK))
     if not layout.fifth:
         return codes
-    word = k.splat(k.load(_code_at(layout, block, lane, groups), I32), BLOCK // GROUP)
+    word = k.splat(k.load(_code_at(layout, block, lane, layout.groups), I32), BLOCK // GROUP)
     fifths = ((word >> k.consts(range(BLOCK // GROUP), I32)) & FIFTHS) << 4
     return codes | k.cast("bitcast", fifths, vec(I8, BLOCK))
 

@@ -47,8 +47,8 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Groups of vectors in a block."""
-        return (BLOCK // GROUP // 2 if self.nibbles else BLOCK // GROUP) + self.fifth
+        """Groups of codes in a block; one of fifth bits may lie behind them."""
+        return BLOCK // GROUP // (2 if self.nibbles else 1)
 
     @property
     def has_minimum(self) -> bool:
@@ -68,7 +68,7 @@ class Layout:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of 16 rows and 32 columns."""
-        return self.codes_at + self.groups * TILE * GROUP
+        return self.codes_at + (self.groups + self.fifth) * TILE * GROUP
 
 
 @dataclass(frozen=True)
