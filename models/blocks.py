@@ -87,14 +87,14 @@ def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
     return y
 
 
-def rotate(s: Step, x: Tensor, rope: Rope, name: str) -> Tensor:
-    """Rotary embedding of x [T, heads, D] at the step's positions."""
+def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor | None = None) -> Tensor:
+    """Rotary embedding of x [T, heads, D] at `positions`, else at the step's."""
     factors = None
     if s.has("rope_freqs.weight"):
         factors = s.w("rope_freqs.weight", rope.n_rot // 2)
     return ops.rope(
         x,
-        s.positions,
+        s.positions if positions is None else positions,
         factors,
         n_rot=rope.n_rot,
         mode=rope.mode,
@@ -118,19 +118,35 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
     return ops.rows(written, 0, shape.context, name=f"{name}.seen")
 
 
-def attention(s: Step, x: Tensor, i: int, *, qk_norm: bool = False) -> Tensor:
-    """Self-attention of layer i over the cache: x [T, n] -> [T, E]."""
+def remembered(s: Step, x: Tensor, i: int, *, qk_norm: bool = False) -> tuple[Tensor, Tensor]:
+    """Keys and values of layer i for x [T, n], written to the cache: what is seen, [C, K, D]."""
     c, blk = s.config, f"blk.{i}"
-    rows, h, kv, d = x.shape[0], c.num_attention_heads, c.num_key_value_heads, c.head_dim
-    q = linear(s, x, f"{blk}.attn_q", h * d).reshape(rows, h, d)  # [T, H, D]
+    rows, kv, d = x.shape[0], c.num_key_value_heads, c.head_dim
     k = linear(s, x, f"{blk}.attn_k", kv * d).reshape(rows, kv, d)  # [T, K, D]
     v = linear(s, x, f"{blk}.attn_v", kv * d).reshape(rows, kv, d)  # [T, K, D]
     if qk_norm:
-        q, k = norm(s, q, f"{blk}.attn_q_norm"), norm(s, k, f"{blk}.attn_k_norm")
-    q = rotate(s, q, c.rope, f"{blk}.q_rope")
+        k = norm(s, k, f"{blk}.attn_k_norm")
     k = rotate(s, k, c.rope, f"{blk}.k_rope")
-    seen_k, seen_v = cached(s, k, f"cache.k.{i}"), cached(s, v, f"cache.v.{i}")
+    return cached(s, k, f"cache.k.{i}"), cached(s, v, f"cache.v.{i}")
+
+
+def attention(
+    s: Step, x: Tensor, i: int, *, qk_norm: bool = False, only: Tensor | None = None
+) -> Tensor:
+    """Self-attention of layer i over the cache: x [T, n] -> [T, E]; [M, E] for the M rows `only`,
+    where the others are to be remembered but not computed."""
+    c, blk = s.config, f"blk.{i}"
     mask = s.window_mask if c.slides(i) else s.mask
+    asking, positions = x, s.positions
+    if only is not None:
+        asking, mask = ops.get_rows(x, only), ops.get_rows(mask, only)
+        positions = ops.get_rows(positions.reshape(-1, 1), only).reshape(-1)
+    rows, h, d = asking.shape[0], c.num_attention_heads, c.head_dim
+    q = linear(s, asking, f"{blk}.attn_q", h * d).reshape(rows, h, d)  # [T, H, D]
+    if qk_norm:
+        q = norm(s, q, f"{blk}.attn_q_norm")
+    q = rotate(s, q, c.rope, f"{blk}.q_rope", positions)
+    seen_k, seen_v = remembered(s, x, i, qk_norm=qk_norm)
     mixed = ops.flash_attn(
         q, seen_k, seen_v, mask, s.length, scale=d**-0.5, name=f"{blk}.attn"
     )  # [T, H, D]

@@ -10,8 +10,9 @@ import numpy as np
 from ggraph import InputError
 from ggraph.decode.costs import Costs
 from ggraph.decode.draft import Drafter
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.eagle import EagleDrafter, TreeShape
 from ggraph.decode.length import Adaptive
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.parallel import ParallelDrafter

@@ -77,7 +77,8 @@ class FirstHead:
         s = Step(self.decoder, {**self.borrowed, **self.catalogue}, step, self.PREFIX, shared)
         name = "hidden" if shape.fed_back else "features"
         feature = input(name, (shape.rows, self.width), dtypes.F32)
-        return _outputs(s, _layers(s, feature))
+        x = _layers(s, feature)
+        return _outputs(s, x) if shape.wanted else _read(s, x)
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the head, or one borrowed from the target."""
@@ -88,18 +89,36 @@ class FirstHead:
 
 
 def _layers(s: Step, feature: Tensor) -> Tensor:
-    """fc over [embedding ; feature], then the head's layers: [T, E]."""
+    """fc over [embedding ; feature], then the head's layers but for the last: [T, E]."""
     pair = ops.concat([blocks.embed(s), feature], axis=-1)  # [T, 2E]
     x = blocks.linear(s, pair, "fc", s.config.hidden_size)
-    for i in range(s.config.num_hidden_layers):
-        normed = blocks.norm(s, x, f"blk.{i}.attn_norm") if i else x
-        h = x + blocks.attention(s, normed, i)
-        x = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+    for i in range(s.config.num_hidden_layers - 1):
+        x = _fed_forward(s, x + blocks.attention(s, _normed(s, x, i), i), i)
     return x
 
 
+def _normed(s: Step, x: Tensor, i: int) -> Tensor:
+    return blocks.norm(s, x, f"blk.{i}.attn_norm") if i else x
+
+
+def _fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
+    return h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+
+
+def _read(s: Step, x: Tensor) -> Graph:
+    """True rows of which nothing is wanted: the last layer only remembers them."""
+    last = s.config.num_hidden_layers - 1
+    seen = blocks.remembered(s, _normed(s, x, last), last)
+    return Graph.of({"read": ops.cont(s.slots)}, also=seen, name="eagle1 read")
+
+
 def _outputs(s: Step, x: Tensor) -> Graph:
-    picked = ops.get_rows(x, s.wanted)  # [M, E]
+    """Logits and hidden states of the wanted rows; the last layer is computed for these only."""
+    last = s.config.num_hidden_layers - 1
+    only = s.wanted if s.shape.rows > 1 else None
+    kept = x if only is None else ops.get_rows(x, only)  # [M, E]
+    mixed = blocks.attention(s, _normed(s, x, last), last, only=only)
+    picked = _fed_forward(s, kept + mixed, last)
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, s.config.vocab_size, s.config.hidden_size)
     outputs = {"logits": ops.mul_mat(table, picked), "feedback": picked}

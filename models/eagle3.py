@@ -115,8 +115,8 @@ def build(head: Head, shape: DraftShape) -> Graph:
         g = input("hidden", (shape.rows, c.decoder.hidden_size), dtypes.F32)
     else:
         g = encoder(s, c)
-    out = decoder(s, c, g)
-    return _outputs(s, c, out)
+    x, residual = decoder(s, c, g)
+    return _outputs(s, c, x, residual) if shape.wanted else _read(s, c, x)
 
 
 def encoder(s: Step, c: HeadConfig) -> Tensor:
@@ -133,37 +133,53 @@ def encoder(s: Step, c: HeadConfig) -> Tensor:
     return blocks.linear(s, x, "fc", c.decoder.hidden_size)
 
 
-def decoder(s: Step, c: HeadConfig, g: Tensor) -> Tensor:
-    """The draft layer over [embedding ; feature], then plain layers if there are more."""
+def decoder(s: Step, c: HeadConfig, g: Tensor) -> tuple[Tensor, Tensor]:
+    """The draft layer over [embedding ; feature], then plain layers if there are more, up to the
+    last: what that attends with [T, n], and what its result is added to [T, E]."""
     feature = blocks.norm(s, g, "blk.0.attn_norm_2")
     embedding = blocks.norm(s, blocks.embed(s), "blk.0.attn_norm")
     x = ops.concat([embedding, feature], axis=-1, name="blk.0.attn_in")  # [T, 2E]
-    residual = feature if c.norm_before_residual else g
-    h = residual + _attention(s, c, x, 0)
-    h = h + blocks.swiglu(s, blocks.norm(s, h, "blk.0.ffn_norm"), 0)
+    h = feature if c.norm_before_residual else g
     for i in range(1, c.decoder.num_hidden_layers):
-        normed = blocks.norm(s, h, f"blk.{i}.attn_norm")
-        h = h + _attention(s, c, normed, i)
-        h = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
-    return h
+        h = _fed_forward(s, h + _attention(s, c, x, i - 1, None), i - 1)
+        x = blocks.norm(s, h, f"blk.{i}.attn_norm")
+    return x, h
 
 
-def _attention(s: Step, c: HeadConfig, x: Tensor, i: int) -> Tensor:
-    """Attention of layer i in the head's form: x [T, n] -> [T, E]."""
-    if c.latent is not None:
-        return latent.attention(s, x, i, c.latent)
-    return blocks.attention(s, x, i, qk_norm=c.qk_norm)
+def _attention(s: Step, c: HeadConfig, x: Tensor, i: int, only: Tensor | None) -> Tensor:
+    """Attention of layer i in the head's form: x [T, n] -> [T, E], or the M rows `only`."""
+    if c.latent is None:
+        return blocks.attention(s, x, i, qk_norm=c.qk_norm, only=only)
+    mixed = latent.attention(s, x, i, c.latent)
+    return mixed if only is None else ops.get_rows(mixed, only)
 
 
-def _outputs(s: Step, c: HeadConfig, out: Tensor) -> Graph:
-    """Draft logits [M, W] and the hidden state [M, E] that the next draft step starts from."""
-    picked = ops.get_rows(out, s.wanted)
-    final = blocks.norm(s, picked, "output_norm")
+def _fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
+    return h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+
+
+def _read(s: Step, c: HeadConfig, x: Tensor) -> Graph:
+    """True rows of which nothing is wanted: the last layer only remembers them."""
+    last = c.decoder.num_hidden_layers - 1
+    if c.latent is None:
+        seen = blocks.remembered(s, x, last, qk_norm=c.qk_norm)
+    else:
+        seen = latent.remembered(s, x, last, c.latent)
+    return Graph.of({"read": ops.cont(s.slots)}, also=seen, name="eagle3 read")
+
+
+def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
+    """Draft logits [M, W] and the hidden state [M, E] that the next draft step starts from. The
+    last layer is computed for wanted rows; of the others it remembers keys and values."""
+    last = c.decoder.num_hidden_layers - 1
+    only = s.wanted if s.shape.rows > 1 else None
+    kept = residual if only is None else ops.get_rows(residual, only)
+    out = _fed_forward(s, kept + _attention(s, c, x, last, only), last)
+    final = blocks.norm(s, out, "output_norm")
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, c.draft_vocab_size, c.decoder.hidden_size)
     logits = ops.mul_mat(table, final)
-    feedback = final if c.norm_output else picked
-
+    feedback = final if c.norm_output else out
     return Graph.of({"logits": logits, "feedback": feedback}, name="eagle3 step")
 
 

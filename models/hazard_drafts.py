@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggraph import InputError
-from ggraph.decode.eagle import DraftRunner, EagleDrafter
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import EagleDrafter
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator

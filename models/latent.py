@@ -56,14 +56,19 @@ def attention(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
     """Latent self-attention of layer i over the cache: x [T, n] -> [T, E]."""
     rows, h, blk = x.shape[0], s.config.num_attention_heads, f"blk.{i}"
     q = _queries(s, x, blk, c)
-    k, v = _keys_and_values(s, x, blk, c)
-    seen_k, seen_v = blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
+    seen_k, seen_v = remembered(s, x, i, c)
     mask = s.window_mask if s.config.slides(i) else s.mask
     mixed = ops.flash_attn(
         q, seen_k, seen_v, mask, s.length, scale=c.scale, name=f"{blk}.attn"
     )  # [T, H, V]
     flat = mixed.reshape(rows, h * c.value)
     return blocks.linear(s, flat, f"{blk}.attn_output", s.config.hidden_size)
+
+
+def remembered(s: Step, x: Tensor, i: int, c: Latent) -> tuple[Tensor, Tensor]:
+    """Keys and values of layer i for x [T, n], written to the cache: what is seen."""
+    k, v = _keys_and_values(s, x, f"blk.{i}", c)
+    return blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
 
 
 def _queries(s: Step, x: Tensor, blk: str, c: Latent) -> Tensor:

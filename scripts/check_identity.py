@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need 
 
 from ggraph import Array
 from ggraph.decode.draft import ROOT, Draft, Drafter
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.eagle import EagleDrafter, TreeShape
 from ggraph.decode.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.parallel import ParallelDrafter
 from ggraph.decode.policy import Fixed

@@ -19,7 +19,8 @@ from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
 from ggraph.backends.cuda.lower import RULES, accepts
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner

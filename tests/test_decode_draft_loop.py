@@ -11,7 +11,8 @@ from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.decode.draft_loop import table, unrolled
 from ggraph.decode.draft_model import DraftShape
-from ggraph.decode.eagle import DraftRunner, EagleDrafter
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import EagleDrafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from ggraph.decode.draft import Draft
 from ggraph.decode.draft_model import DraftShape
-from ggraph.decode.eagle import DraftRunner, EagleDrafter
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import EagleDrafter
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
@@ -110,7 +111,8 @@ def test_sound_plans_draft_alike_and_are_proved(reports: dict[str, DraftReport])
 @pytest.mark.parametrize("recipe", [EARLY, REUSED])
 def test_races_cost_acceptance(reports: dict[str, DraftReport], recipe: str) -> None:
     sound, bad = reports[SOUND], reports[recipe]
-    assert bad.refused == bad.plans > 0
+    silent = recipe == EARLY  # the plan that only reads the prompt gives the host nothing
+    assert bad.refused == bad.plans - silent > 1
     assert bad.foreign_reads > 0
     assert bad.first_accepted < sound.first_accepted
     assert bad.acceptance_length < sound.acceptance_length

@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ggraph.decode.draft import Draft
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import DraftRunner, EagleDrafter, TreeShape
+from ggraph.decode.eagle import EagleDrafter, TreeShape
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import Adaptive
 from ggraph.decode.lookup import PromptLookup

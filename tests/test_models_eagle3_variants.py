@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from head_loop import TINY, Array, ByHand, base, grown, saved, variant
 
-from ggraph.decode.eagle import DraftRunner
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.dtype import F32
 from ggraph.errors import ModelError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggraph.decode.eagle import DraftRunner
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.dtype import F32, I64
 from ggraph.errors import FormatError, ModelError

@@ -11,7 +11,8 @@ from small_model import small_model
 from test_models_eagle3 import CONTEXT, IDS, plain, speculative
 
 from ggraph.decode.draft_model import Masked
-from ggraph.decode.eagle import DraftRunner, TreeShape
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import TreeShape
 from ggraph.decode.parallel import ParallelDrafter
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError

@@ -13,7 +13,7 @@ from small_model import learnable_model
 from typer.testing import CliRunner
 
 from ggraph import InputError
-from ggraph.decode.eagle import DraftRunner
+from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.errors import FormatError
 from models.cli import app

@@ -16,24 +16,21 @@ written while nobody asked, would take the head longer than the drafts of a shor
 Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840) for the head.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from ggraph.decode.acceptance import draw
 from ggraph.decode.draft import ROOT, Draft
-from ggraph.decode.draft_loop import feeds, table, unrolled
-from ggraph.decode.draft_model import DraftModel, DraftShape
-from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
-from ggraph.dtype import F16, DType
+from ggraph.decode.draft_model import DraftModel
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.rows import ROW_BUCKETS, Rows
 from ggraph.errors import InputError
-from ggraph.graph import Graph
-from ggraph.tensor import Array, Tensor
+from ggraph.tensor import Array
 
 LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
-PARTS = (32, 16, 8)  # rows of a step that reads many, with a window: few plans, and none is padded
+PARTS = (32, 16, 8)  # rows that are only read at once, with a window: few plans, none is padded
 
 
 @dataclass(frozen=True)
@@ -59,103 +56,6 @@ class TreeShape:
             )
 
 
-class DraftSession(Protocol):
-    """What a drafter asks of a session: `ggraph.session.Session` is one."""
-
-    @property
-    def replays(self) -> bool:
-        """Whether plans are captured and replayed."""
-        ...
-
-    def prepare(
-        self, key: Hashable, build: Callable[[], Graph], weights: Callable[[Tensor], Array]
-    ) -> object:
-        """Plan the graph that `build` makes under `key`, the first time."""
-        ...
-
-    def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """One step of the plan of `key`."""
-        ...
-
-
-class DraftRunner:
-    """Steps of a draft head over its own cache; `past` slots hold true rows, whose positions in
-    the text are `offset` higher."""
-
-    def __init__(
-        self, model: DraftModel, session: DraftSession, context: int, *, cache_dtype: DType = F16
-    ) -> None:
-        self.model, self.session, self.cache_dtype = model, session, cache_dtype
-        self.past = self.offset = 0
-        self.unrolls = session.replays  # a chain is then one plan instead of one per token
-        self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._ready: dict[tuple[int, int, int, bool], DraftShape] = {}
-
-    def step(
-        self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
-    ) -> tuple[Array, Array]:
-        """Logits f32 [M, W] and hidden f32 [M, E] of the wanted rows; `past` does not move."""
-        count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
-        shape = self.ready(count, len(wanted), reach, fed_back=fed_back)
-        bucket, seen, context = shape.rows, shape.wanted, shape.context
-        wide = features
-        if count < bucket:
-            wide = np.zeros((bucket, features.shape[1]), np.float32)
-            wide[:count] = features
-        feeds = (
-            {}
-            if self.model.sliding_window is None
-            else {"window_mask": visibility(rows, bucket, context, self.model.sliding_window)}
-        )
-        out = self.session.run(
-            (self.model.name, shape),
-            {
-                **feeds,
-                "tokens": padded(rows.tokens, bucket, 0),
-                "positions": padded([p + self.offset for p in rows.positions], bucket, 0),
-                "slots": padded(rows.slots, bucket, self._rows),
-                "mask": visibility(rows, bucket, context),
-                "length": np.array([reach], np.int32),
-                "wanted": padded(wanted, seen, 0),
-                "hidden" if fed_back else "features": wide,
-            },
-        )
-        return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
-
-    def ready(self, rows: int, wanted: int, reach: int, *, fed_back: bool) -> DraftShape:
-        """The bucket of a step of `rows` rows that see `reach` slots, planned on first use."""
-        context = context_bucket(reach, self._rows)
-        found = self._ready.get((rows, wanted, context, fed_back))
-        if found is None:
-            buckets = row_bucket(rows), context, row_bucket(wanted), self._rows + 1
-            shape = found = DraftShape(*buckets, fed_back, self.cache_dtype)
-            key = (self.model.name, shape)
-            self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
-            self._ready[rows, wanted, context, fed_back] = shape
-        return found
-
-    def chain(self, token: int, hidden: Array, count: int) -> list[int]:
-        """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
-        model = self.model
-        context = context_bucket(self.past + count, self._rows)
-        shape = DraftShape(1, context, 1, self._rows + 1, True, self.cache_dtype)
-        ids = table(model.name, model.target_ids)
-
-        def build() -> Graph:
-            return unrolled(model.build(shape), count, ids)
-
-        def storage(t: Tensor) -> Array:
-            held = t.name == ids.name
-            return model.target_ids.astype(np.int32) if held else model.weight(t)
-
-        key = (model.name, "chain", count, shape)
-        self.session.prepare(key, build, storage)
-        given = feeds(token, hidden, self.past, count, context)
-        given["positions"] += np.int32(self.offset)
-        out = self.session.run(key, given)
-        return [int(t) for t in out["drafted"]]
-
-
 class EagleDrafter:
     """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
 
@@ -163,8 +63,8 @@ class EagleDrafter:
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
     With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
     rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
-    Of more than `window` true rows that wait, the head reads the last; of a prompt, which it reads
-    beforehand, the last `prompt_window`.
+    Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
+    which it reads beforehand, the last `prompt_window`.
     """
 
     def __init__(
@@ -191,7 +91,8 @@ class EagleDrafter:
             )
         self.runner, self.tree, self.p_min = runner, tree, p_min
         self.random, self.temp, self.goes_on = random, temp, goes_on
-        self.window, self.prompt_window = window, prompt_window
+        self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
+        self.prompt_window = prompt_window
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
@@ -201,8 +102,10 @@ class EagleDrafter:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
         if self.window is None:
             return
-        for rows in (*range(1, PARTS[-1]), *reversed(PARTS)):
+        for rows in range(1, PARTS[-1] + 1):
             self.runner.ready(rows, 1, rows, fed_back=False)
+        for rows in PARTS:
+            self.runner.ready(rows, 0, rows, fed_back=False)
         if self.tree is None:
             self.runner.ready(1, 1, 1, fed_back=True)
 
@@ -222,8 +125,10 @@ class EagleDrafter:
         self._features.append(features)
 
     def read(self) -> None:
-        """Run the prompt's rows, so that the first draft need not wait for them."""
-        self._catch_up(self.prompt_window)
+        """Read the prompt's rows but for the last few, so that the first draft need not wait."""
+        tokens, features = self._waiting(self.prompt_window)
+        done = self._read_parts(tokens, features, 1 if self.window is None else PARTS[-1])
+        self._tokens, self._features = tokens[done:], [features[done:]]
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
@@ -233,9 +138,22 @@ class EagleDrafter:
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
 
     def _catch_up(self, window: int | None) -> None:
-        """True rows through encoder and decoder, in parts; the last row's output is kept."""
+        """True rows through encoder and decoder; the last row's output is kept."""
         if not self._tokens:
             return
+        tokens, features = self._waiting(window)
+        runner, most = self.runner, ROW_BUCKETS[-1] if self.window is None else PARTS[-1]
+        done = self._read_parts(tokens, features, most)
+        left = len(tokens) - done
+        slots = range(runner.past, runner.past + left)
+        self._logits, self._hidden = runner.step(
+            Rows(tokens[done:], slots, slots), [left - 1], features[done:], fed_back=False
+        )
+        runner.past += left
+
+    def _waiting(self, window: int | None) -> tuple[list[int], Array]:
+        """The true rows that wait, of which none waits any more; the last `window` of them, where
+        there are more, with which the cache begins anew."""
         blocks, runner = self._features, self.runner
         tokens, features = self._tokens, blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         self._tokens, self._features = [], []
@@ -244,22 +162,19 @@ class EagleDrafter:
             tokens, features = tokens[skipped:], features[skipped:]
             runner.offset += runner.past + skipped
             runner.past = 0
-        done = 0
-        while done < len(tokens):
-            rows = self._part(len(tokens) - done)
-            part, at = slice(done, done + rows), runner.past
-            slots = range(at, at + rows)
-            self._logits, self._hidden = runner.step(
-                Rows(tokens[part], slots, slots), [rows - 1], features[part], fed_back=False
-            )
+        return tokens, features
+
+    def _read_parts(self, tokens: Sequence[int], features: Array, last: int) -> int:
+        """Read rows in parts until at most `last` are left, and one at least; how many."""
+        done, runner = 0, self.runner
+        while (left := len(tokens) - done) > last:
+            whole = min(left - 1, ROW_BUCKETS[-1])
+            rows = whole if self.window is None else next(p for p in PARTS if p < left)
+            part, slots = slice(done, done + rows), range(runner.past, runner.past + rows)
+            runner.read(Rows(tokens[part], slots, slots), features[part])
             runner.past += rows
             done += rows
-
-    def _part(self, left: int) -> int:
-        """How many of the rows that are left are read in one step."""
-        if self.window is None:
-            return min(left, ROW_BUCKETS[-1])
-        return next((p for p in PARTS if p <= left), left)
+        return done
 
     @property
     def _is_plain(self) -> bool:

@@ -8,76 +8,30 @@ beyond a plain step, in plain steps, r tokens per plain step's time so far.
 Chances are what the drafter says of each token (else a half), times what such words of it proved to
 be worth in this text: every proposal is held against the text, whether it was verified or not.
 Costs are measured (`costs.py`). An account bounds what a text can lose: whatever drafts bring and
-cost is booked, and one whose failure would overdraw the account is not verified, nor is a drafter
-asked whose guess would. The choice changes the speed only, never the text.
+cost is booked, the rounds' own bookkeeping too; one whose failure would overdraw the account is not
+verified, nor is a drafter asked whose guess would. The choice changes the speed only, never the
+text.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.costs import LATE, NEXT, Costs
 from ggraph.decode.draft import Draft
+from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
-# Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
-# each token. The scatter of single steps comes on top.
-DEBT, DEBT_PER_TOKEN = 0.45, 0.01
+# Plain steps that drafts may lose in all, by the measured means: a share of the text's tokens, and
+# at once what a question and a row cost. The scatter of single steps comes on top.
+DEBT_PER_TOKEN, FIRST_DEBT = 0.02, 0.3
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
-BELIEF = 3.0  # right guesses that a drafter's word is taken to be worth before any was checked
-FADING = 0.97  # weight of older proposals at each new one
-UNSAID = 0.5  # the chance of a token of which the drafter says nothing
-SURE = 0.98  # no chance is taken to be greater
-FREE = 0.02  # a drafter whose guess costs less than this share of a step is always asked
-HOPES = 10  # observations that the worth of asking in earlier texts counts as
-DULL, PAUSE = 8, 4  # so many fruitless rounds, and a cheap drafter is asked in one of four only
-FORGET = 0.05  # least weight of the newest worth of asking
-SAYING = 0.15  # weight of the newest chance that a drafter gave its guess
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
 SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were as many
+STALE = 24  # rounds with drafts after which a plain step is made, to know what one costs by now
+SAVING = 8  # rounds between questions to a cheap drafter while a dear one's question is saved for
 SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
-PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
-MOST_PATIENCE = 128
-
-
-@dataclass(slots=True)
-class Trust:
-    """What a drafter's words proved to be worth: right guesses, and how many it had promised."""
-
-    right: float = BELIEF
-    promised: float = BELIEF
-
-    def chance(self, said: float) -> float:
-        """A chance that the drafter stated, corrected."""
-        return min(SURE, said * self.right / self.promised)
-
-    def check(self, said: float, right: bool) -> None:
-        """Hold one statement against the text; the first belief fades too."""
-        self.right = FADING * self.right + right
-        self.promised = FADING * self.promised + said
-
-
-@dataclass(slots=True)
-class Habits:
-    """What is known of one drafter in this text."""
-
-    name: str
-    price: float = FREE  # of a guess, in plain steps, where the drafter is asked round by round
-    late_price: float = FREE  # of one behind a pause
-    next_price: float = FREE  # of each further one of a draft
-    late: bool = False  # whether that is what it is asked for now
-    trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
-    next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
-    asking: float = 0.0  # mean worth of asking, its cost deducted
-    asked: int = HOPES
-    patience: int = PATIENCE
-    waiting: int = 0
-    dull: int = 0  # rounds in which nothing of it was worth verifying, one after another
-    states: bool = False  # whether it says how sure it is
-
-    def cost(self, guesses: int) -> float:
-        """What a draft of so many guesses costs, in plain steps, where it is asked steadily."""
-        return self.price + (guesses - 1) * self.next_price
 
 
 @dataclass
@@ -88,24 +42,25 @@ class Adaptive:
     may be shared by the policies of many texts, one after another.
 
     A round without a draft must cost next to nothing, and everything that Python touches is out of
-    the processor's caches after a step: hence what follows from costs is kept ready, and renewed
-    when a draft was verified or several plain steps were made.
+    the processor's caches after a step: hence the rounds in which nobody would be asked are known
+    beforehand (`rest`), and what follows from costs is kept ready, and renewed now and then.
     """
 
     most: int = 8
     least: int = 0
     whole: bool = False
     costs: Costs = field(default_factory=Costs)
-    credit: float = DEBT  # steps that drafts may still lose
+    credit: float = FIRST_DEBT  # steps that drafts may still lose
     _habits: dict[str, Habits] = field(default_factory=dict)
     _offers: list[tuple[Habits, Draft, float]] = field(default_factory=list)  # and their price
     _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
     _steps: float = BEGUN  # what they took
     _plain: int = 0  # plain steps so far
     _drafted: int = 0  # steps with a draft
+    _since: int = 0  # of them since the last plain step
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
-    _open: bool = False  # whether a draft of one token can be afforded
+    _beside: tuple[float, float] = (0.0, 0.0)  # a round's bookkeeping, without a draft and with one
 
     @property
     def speed(self) -> float:
@@ -113,12 +68,29 @@ class Adaptive:
         steps = self._steps - BEGUN
         return (self._tokens - BEGUN) / steps if steps else 1.0
 
+    def rest(self, drafters: Sequence[str], past: int) -> int:
+        """Rounds in which none of them will be asked: their turn has not come, or not even one
+        token could be afforded. Now and then one, to know what a plain step costs by now."""
+        self._at(past)
+        if not self._extra or self._since >= STALE:
+            return 1
+        return max(0, min((self._wait(self._of(name)) for name in drafters), default=0))
+
+    def rested(self, steps: int, seconds: float) -> None:
+        """Plain steps cost what they cost; nothing else is booked."""
+        self._grown(steps)
+        self._steps += steps
+        self._since = 0
+        for habits in self._habits.values():
+            habits.waiting += steps
+        self.costs.note_step(1, seconds / steps)
+        if self._plain < SAMPLE or self._plain // SAMPLE < (self._plain + steps) // SAMPLE:
+            self._renew()
+        self._plain += steps
+
     def begin(self, past: int) -> None:
         """Costs are those of a text of this length."""
-        if past.bit_length() != self._class:
-            self._class = past.bit_length()
-            self.costs.settle(past)
-            self._renew()
+        self._at(past)
         if self._offers:
             self._offers.clear()
 
@@ -130,17 +102,21 @@ class Adaptive:
         """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
         it has paid so far, or its turn to be tried again has come."""
         most = min(self.most, most)
-        if most <= 0 or not self._open:  # before a plain step was measured, too
+        if most <= 0 or not self._extra:  # before a plain step was measured, too
             return 0
         habits = self._of(drafter)
-        if self.whole:
-            whole = habits.price + self._extra[most]
-            return most if self._unknown(most) or self._asks(habits, held, whole) else 0
-        if habits.price < FREE:
-            return most if self._hears(habits) else 0
-        if not self._asks(habits, held, habits.price + self._extra[1]):
+        turn = self._wait(habits) <= 0
+        habits.waiting += 1
+        if not turn or (not habits.is_cheap and 0 < habits.asking <= held):
             return 0
-        return most if habits.states else self._ordered(habits, most)
+        habits.late = not habits.is_cheap and habits.waiting > SOON
+        habits.waiting = 0
+        if habits.asking > 0:
+            habits.patience = PATIENCE
+        else:
+            habits.patience = min(2 * habits.patience, MOST_PATIENCE)
+        alone = habits.is_cheap or habits.states or self.whole
+        return most if alone else self._ordered(habits, most)
 
     def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
         """Whether the next guess promises more than its own step and its row cost."""
@@ -152,7 +128,7 @@ class Adaptive:
         habits = self._of(drafter)
         path = habits.next_said.get(made, UNSAID)
         for i, said in enumerate(chances):
-            path *= self._trust(habits, i, said, True).chance(said)
+            path *= habits.trusted(i, said, True).chance(said)
         price = habits.next_price + self._extra[made + 1] - self._extra[made]
         affordable = habits.cost(made + 1) + self._extra[made + 1] <= self.credit
         return affordable and path > self._rate() * price
@@ -160,10 +136,10 @@ class Adaptive:
     def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
         """The length of the greatest worth that the account can bear; drafting is booked."""
         habits = self._of(drafter)
-        dear = habits.price >= FREE
-        guesses = max(1, len(draft)) if dear and not self.whole else 1  # else asking is what costs
-        if dear or self._plain % SAMPLE == 0:
-            self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
+        cheap = habits.is_cheap
+        guesses = 1 if cheap or self.whole else max(1, len(draft))  # else asking is what costs
+        self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
+        if not cheap or self._plain % SAMPLE == 0:
             self._price(habits)
         spent = habits.cost(guesses)
         paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
@@ -177,8 +153,8 @@ class Adaptive:
         self._offers.append((habits, draft, spent))
         habits.states = bool(draft.chances)
         count, worth = self._best(habits, draft)
-        if spent >= FREE:
-            self._asked(habits, draft, worth - self._rate() * spent)
+        if not cheap:
+            habits.was_asked(draft.chances, worth - self._rate() * spent)
         if count:
             habits.dull = 0
         return draft.first(count), worth
@@ -186,32 +162,53 @@ class Adaptive:
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Book the round, and hold every proposal against the text."""
         gained = len(kept.tokens)
-        self.credit += DEBT_PER_TOKEN * gained
-        self._tokens += gained
-        if draft:
-            extra = self._verified(len(draft), seconds)
-            self.credit += gained - 1 - extra
-            self._steps += 1 + extra
-        else:
-            self._steps += 1
-            self._plain += 1
-            if self._plain % SAMPLE == 0 or self._plain < SAMPLE:
-                self.costs.note_step(1, seconds)
-                self._renew()
-        self._open = bool(self._extra) and self._extra[1] <= self.credit
+        self._grown(gained)
+        extra = self._verified(len(draft), seconds)
+        self.credit += gained - 1 - extra
+        self._steps += 1 + extra
         for habits, offer, spent in self._offers:
             self._check(habits, offer, draft, kept)
-            if spent >= FREE:
+            if not habits.is_cheap:
                 verified = draft and offer.tokens[: len(draft)] == draft.tokens
                 price = spent + self._extra[len(draft)] if verified else spent
                 brought = gained - 1 if verified else 0
                 self.costs.note_worth(habits.name, brought - self._rate() * price)
 
+    def booked(self, seconds: float, *, drafted: bool) -> None:
+        """A round in which somebody was asked took so long beside asking and its step."""
+        self.costs.note_beside(seconds, drafted=drafted)
+        self.credit -= self._beside[drafted]
+        self._steps += self._beside[drafted]
+
+    def _grown(self, tokens: int) -> None:
+        """The text is longer, and so is what may be lost."""
+        before = self._allowed
+        self._tokens += tokens
+        self.credit += self._allowed - before
+
+    @property
+    def _allowed(self) -> float:
+        return max(FIRST_DEBT, DEBT_PER_TOKEN * (self._tokens - BEGUN))
+
+    def _at(self, past: int) -> None:
+        """The text has `past` tokens now."""
+        if past.bit_length() != self._class:
+            self._class = past.bit_length()
+            self.costs.settle(past)
+            self._renew()
+
     def _verified(self, count: int, seconds: float) -> float:
-        """Note what verifying `count` tokens took; returns what it costs beyond a plain step. What
-        that says of other lengths can wait, unless little is known yet."""
+        """Note what a step with `count` drafted tokens took; returns what it costs beyond a plain
+        one. What that says of other lengths can wait, unless little is known yet."""
         self.costs.note_step(count + 1, seconds)
+        if not count:
+            self._plain += 1
+            self._since = 0
+            if self._plain % SAMPLE == 0 or self._plain < SAMPLE:
+                self._renew()
+            return 0.0
         self._drafted += 1
+        self._since += 1
         if self._drafted % SAMPLE == 0 or self._drafted < SAMPLE or not self._extra:
             self._renew()
         else:
@@ -223,17 +220,9 @@ class Adaptive:
         costs = self.costs
         if costs.plain:
             self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
-            self._open = self.most > 0 and self._extra[1] <= self.credit
+            self._beside = costs.beside(drafted=False), costs.beside(drafted=True)
             for habits in self._habits.values():
                 self._price(habits)
-
-    def _asked(self, habits: Habits, draft: Draft, gain: float) -> None:
-        """Note what asking a dear drafter was worth."""
-        for i, said in enumerate(draft.chances):
-            mean = habits.next_said.get(i, UNSAID)
-            habits.next_said[i] = mean + SAYING * (said - mean)
-        habits.asked += 1
-        habits.asking += max(FORGET, 1 / habits.asked) * (gain - habits.asking)
 
     def _of(self, drafter: str) -> Habits:
         found = self._habits.get(drafter)
@@ -252,31 +241,44 @@ class Adaptive:
         """What a step's time has brought, and must bring."""
         return max(MARGIN, self._tokens / self._steps)
 
-    def _hears(self, habits: Habits) -> bool:
-        """Whether to ask a cheap drafter: its price is small, but text that nobody foresees would
-        pay it in every round."""
-        habits.waiting += 1
-        pausing = habits.dull >= DULL and habits.waiting % PAUSE != 0
-        return not pausing and habits.price + self._extra[1] <= self.credit
+    def _wait(self, habits: Habits) -> int:
+        """Rounds before a drafter may be asked; none of a tree whose cost nobody knows."""
+        wait = habits.pause - habits.waiting - 1
+        if self.whole and self._unknown(self.most):
+            return wait
+        if not habits.is_cheap:
+            needed = self._question(habits)
+        else:
+            needed = habits.price + self._beside[True] + self._extra[min(1, self.most)]
+            if habits.waiting < SAVING - 1:
+                needed += self._reserve
+        short = needed - self.credit
+        if short <= 0:
+            return wait
+        idle = max(0.0, FIRST_DEBT - DEBT_PER_TOKEN * (self._tokens - BEGUN))  # nothing grows yet
+        return max(wait, math.ceil((short + idle) / DEBT_PER_TOKEN))
 
-    def _asks(self, habits: Habits, held: float, price: float) -> bool:
-        """Whether to ask a drafter whose guess costs something."""
-        habits.waiting += 1
-        late = habits.waiting > SOON
-        if late:
-            price += habits.late_price - habits.price
+    def _question(self, habits: Habits) -> float:
+        """What asking a dear drafter costs with the least step that follows."""
+        is_late = not habits.is_cheap and habits.waiting >= SOON
+        price = habits.late_price if is_late else habits.price
+        least = self.most if self.whole else min(1, self.most)
+        return price + self._beside[True] + self._extra[least]
+
+    @property
+    def _reserve(self) -> float:
+        """What cheap drafters leave to a dear one that is worth asking."""
+        hopeful = (h for h in self._habits.values() if not h.is_cheap and h.asking > 0)
+        return max(map(self._question, hopeful), default=0.0)
+
+    def _affordable(self, habits: Habits, worth: float, price: float) -> bool:
+        """Whether the account bears a cheap drafter's draft: what another's question takes may be
+        spent only where more is to be had for it."""
         if price > self.credit:
             return False
-        if habits.asking > 0:
-            if habits.asking <= held:
-                return False
-            habits.patience = PATIENCE
-        elif habits.waiting < habits.patience:
-            return False
-        else:
-            habits.patience = min(2 * habits.patience, MOST_PATIENCE)
-        habits.waiting, habits.late = 0, late
-        return True
+        if not habits.is_cheap or price <= self.credit - self._reserve:
+            return True
+        return all(worth >= h.asking for h in self._habits.values() if not h.is_cheap)
 
     def _ordered(self, habits: Habits, most: int) -> int:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
@@ -285,19 +287,11 @@ class Adaptive:
             price = habits.cost(k) + self._extra[k]
             if price > self.credit:
                 break
-            path *= self._trust(habits, k - 1, UNSAID, False).chance(UNSAID)
+            path *= habits.trusted(k - 1, UNSAID, False).chance(UNSAID)
             total += path
             if total - self._rate() * price > worth:
                 best, worth = k, total - self._rate() * price
         return best
-
-    def _trust(self, habits: Habits, depth: int, said: float, states: bool) -> Trust:
-        """Statements of about the same chance are trusted alike; without any, those of a depth."""
-        key = int(4 * said) if states else -1 - depth
-        found = habits.trust.get(key)
-        if found is None:
-            found = habits.trust[key] = Trust()
-        return found
 
     def _best(self, habits: Habits, draft: Draft) -> tuple[int, float]:
         """How many of the draft's tokens are worth most, and how much; (0, 0.0) where none are."""
@@ -309,19 +303,20 @@ class Adaptive:
         longest = max(1, self.costs.longest)  # unknown lengths are tried one after another
         for n in range(1, min(len(draft), self.most, longest) + 1):
             said = chances[n - 1] if chances else UNSAID
-            path *= self._trust(habits, n - 1, said, bool(chances)).chance(said)
+            path *= habits.trusted(n - 1, said, bool(chances)).chance(said)
             total += path
-            if extra[n] > self.credit or path < HOPELESS:
+            value = total - rate * extra[n]
+            if path < HOPELESS or not self._affordable(habits, value, extra[n]):
                 break
-            if total - rate * extra[n] > worth or n == self.least:
-                best, worth = n, total - rate * extra[n]
+            if value > worth or n == self.least:
+                best, worth = n, value
         return (best, worth) if worth > 0 else (0, 0.0)
 
     def _all_of(self, habits: Habits, draft: Draft, rate: float) -> tuple[int, float]:
         """The same for a tree, whose depths are the tokens that it may bring."""
         total, path = 0.0, 1.0
         for depth in range(max(draft.depths(), default=0)):
-            path *= self._trust(habits, depth, UNSAID, False).chance(UNSAID)
+            path *= habits.trusted(depth, UNSAID, False).chance(UNSAID)
             total += path
         if self._unknown(len(draft)):
             return len(draft), total
@@ -345,7 +340,7 @@ class Adaptive:
             results = [d < len(kept.nodes) for d in range(max(offer.depths(), default=0))]
         for depth, right in enumerate(results):
             said = offer.chances[depth] if stated else UNSAID
-            self._trust(habits, depth, said, stated).check(said, right)
+            habits.trusted(depth, said, stated).check(said, right)
             if not right:
                 return
             habits.patience = PATIENCE

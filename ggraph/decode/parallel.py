@@ -21,7 +21,8 @@ import numpy as np
 
 from ggraph.decode.draft import Draft
 from ggraph.decode.draft_model import Masked
-from ggraph.decode.eagle import DraftRunner, drawn, log_softmax
+from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.eagle import drawn, log_softmax
 from ggraph.decode.rows import ROW_BUCKETS, Rows
 from ggraph.errors import InputError
 from ggraph.tensor import Array

@@ -14,8 +14,16 @@ from ggraph.decode.draft import Draft
 class LengthPolicy(Protocol):
     """Chooses whom to ask for a draft in each round, and how much of it to verify."""
 
+    def rest(self, drafters: Sequence[str], past: int) -> int:
+        """For how many rounds behind `past` tokens none of these is to be asked."""
+        ...
+
+    def rested(self, steps: int, seconds: float) -> None:
+        """So many plain steps were made without asking anybody."""
+        ...
+
     def begin(self, past: int) -> None:
-        """A round begins behind `past` tokens."""
+        """A round in which some may be asked begins behind `past` tokens."""
         ...
 
     def hopes(self, drafter: str) -> bool:
@@ -35,7 +43,11 @@ class LengthPolicy(Protocol):
         ...
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
-        """What a round brought, and what it took without drafting."""
+        """What a round brought, and what its step took."""
+        ...
+
+    def booked(self, seconds: float, *, drafted: bool) -> None:
+        """What the round took beside drafting and its step."""
         ...
 
 
@@ -44,6 +56,13 @@ class Fixed:
     """Always the same length, by the first drafter that proposes something."""
 
     count: int
+
+    def rest(self, drafters: Sequence[str], past: int) -> int:
+        """Never."""
+        return 0
+
+    def rested(self, steps: int, seconds: float) -> None:
+        """Nothing to note."""
 
     def begin(self, past: int) -> None:
         """Nothing to note."""
@@ -66,3 +85,6 @@ class Fixed:
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Nothing to learn."""
+
+    def booked(self, seconds: float, *, drafted: bool) -> None:
+        """Nothing to note."""

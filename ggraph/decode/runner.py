@@ -69,7 +69,7 @@ class Runner:
 
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
-        self.plan(self.shape(rows, rows, reach))
+        self._planned(rows, rows, reach)
 
     def prepare(self, count: int) -> None:
         """Make the plans that appending `count` tokens will need."""

@@ -16,11 +16,11 @@ from ggraph.decode.draft import NOTHING, Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import LengthPolicy
 from ggraph.decode.rows import Rows
-from ggraph.decode.runner import Result
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 FIRST = (0,)
+FORGET = 64  # steps that every drafter was told of before they are forgotten
 # New tokens, the taps of the step behind them (not its logits, which are large), its rows.
 Seen = tuple[Sequence[int], dict[int, Array], Sequence[int]]
 
@@ -48,6 +48,11 @@ class SpeculationStatistics:
     def acceptance_length(self) -> float:
         """Tokens per round, the bonus token included."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    def note_plain(self) -> None:
+        """Count a step for which nobody was asked."""
+        self.rounds += 1
+        self.by_rows[1] = self.by_rows.get(1, 0) + 1
 
     def note(self, draft: Draft, kept: Kept) -> None:
         """Count one round."""
@@ -121,7 +126,10 @@ class Speculator:
             )
         self.engine, self.drafters, self.policy, self.law = engine, tuple(drafters), policy, law
         self.statistics = SpeculationStatistics()
-        self._unseen: dict[str, list[Seen]] = {}
+        self._names = tuple(d.name for d in self.drafters)
+        self._seen: list[Seen] = []
+        self._told: dict[str, int] = {}  # how much of it each drafter knows
+        self._asking = 0.0  # seconds that drafting took in this round
 
     def generate(
         self,
@@ -148,8 +156,13 @@ class Speculator:
                 self.warm(longest)
             self._read_prompt()
         while token not in engine.ends and engine.statistics.new_tokens < limit:
+            left = limit - engine.statistics.new_tokens
             begun = time.perf_counter()
-            kept = self._round(token, limit - engine.statistics.new_tokens, pick, accept)
+            rest = 0 if self.law is not None else self.policy.rest(self._names, engine.runner.past)
+            if rest > 0:
+                token = yield from self._rest(token, min(rest, left), pick, accept, begun)
+                continue
+            kept = self._round(token, left, pick, accept)
             engine.statistics.decode_seconds += time.perf_counter() - begun
             engine.statistics.new_tokens += len(kept.tokens)
             engine.statistics.steps += 1
@@ -175,10 +188,10 @@ class Speculator:
         begun = time.perf_counter()
         result = engine.read(prompt)
         token = engine.choose(result.logits[-1], pick, accept)
-        self._unseen = {d.name: [] for d in self.drafters}
+        self._told = dict.fromkeys(self._names, 0)
         for drafter in self.drafters:
             drafter.begin(prompt[0])
-        self._observe([*prompt[1:], token], result, range(len(prompt)))
+        self._seen = [([*prompt[1:], token], result.taps, range(len(prompt)))]
         engine.statistics.prompt_seconds = time.perf_counter() - begun
         engine.statistics.new_tokens = 1
         yield token
@@ -197,44 +210,62 @@ class Speculator:
         self.statistics.reading_seconds = time.perf_counter() - begun
         self.engine.statistics.prompt_seconds += self.statistics.reading_seconds
 
+    def _rest(
+        self, token: int, count: int, pick: Pick, accept: Accept, begun: float
+    ) -> Generator[int, None, int]:
+        """Up to `count` steps of plain decoding, which cost what they cost there; the first began
+        at `begun`."""
+        engine, spent, made = self.engine, 0.0, 0
+        while made < count and token not in engine.ends:
+            started = time.perf_counter()
+            token = self._plain(token, pick, accept)
+            spent += time.perf_counter() - started
+            made += 1
+            if made == count or token in engine.ends:
+                self.policy.rested(made, spent)
+            self.statistics.note_plain()
+            engine.statistics.decode_seconds += time.perf_counter() - begun
+            engine.statistics.new_tokens += 1
+            engine.statistics.steps += 1
+            yield token
+            begun = time.perf_counter()
+        return token
+
     def _round(self, token: int, left: int, pick: Pick, accept: Accept) -> Kept:
-        """Draft, verify, keep; `left` bounds the tokens that may still be emitted. Without a draft
-        it is plain decoding's step."""
+        """Ask, verify, keep; `left` bounds the tokens that may still be emitted."""
         runner, stats = self.engine.runner, self.statistics
         begun = time.perf_counter()
         draft = self._draft(min(left - 1, runner.context - runner.past - 1))
-        drafted = time.perf_counter()
-        stats.draft_seconds += drafted - begun
         if draft or self.law is not None:
             rows = verification_rows(token, draft, runner.past)
+            chosen = time.perf_counter()
             runner.ready(len(rows.tokens), max(rows.slots) + 1)
             ready = time.perf_counter()  # planning is not what such a step costs
-            stats.host_seconds += ready - drafted
-            drafted = ready
             kept = self._verified(rows, draft, left, pick, accept)
         else:
-            kept = self._plain(token, pick, accept)
-        spent = time.perf_counter() - drafted
+            chosen = ready = time.perf_counter()
+            kept = Kept((), (self._plain(token, pick, accept),))
+        verified = time.perf_counter()
         stats.note(draft, kept)
-        self.policy.learn(draft, kept, spent)
+        self.policy.learn(draft, kept, verified - ready)
+        beside = chosen - begun - self._asking + time.perf_counter() - verified
+        self.policy.booked(beside, drafted=bool(draft))
+        stats.draft_seconds += self._asking
+        stats.host_seconds += beside
         return kept
 
-    def _plain(self, token: int, pick: Pick, accept: Accept) -> Kept:
-        """The step of `Engine.generate`."""
-        begun = time.perf_counter()
-        result = self.engine.runner.text([token])
-        run = time.perf_counter()
-        token = pick(result.logits[-1])
-        accept(token)
-        chosen = time.perf_counter()
-        kept = Kept((), (token,))
-        self._observe(kept.tokens, result, FIRST)
-        self._count(run - begun, chosen - run, time.perf_counter() - chosen)
-        return kept
+    def _plain(self, token: int, pick: Pick, accept: Accept) -> int:
+        """The step of `Engine.generate`; drafters will be told of it."""
+        engine, begun = self.engine, time.perf_counter()
+        result = engine.runner.text([token])
+        self.statistics.verify_seconds += time.perf_counter() - begun
+        token = engine.choose(result.logits[-1], pick, accept)
+        self._seen.append(((token,), result.taps, FIRST))
+        return token
 
     def _verified(self, rows: Rows, draft: Draft, left: int, pick: Pick, accept: Accept) -> Kept:
         """One step over the last token and the draft, and what is kept of it."""
-        runner = self.engine.runner
+        runner, stats = self.engine.runner, self.statistics
         begun = time.perf_counter()
         result = runner.step(rows, range(len(rows.tokens)))
         run = time.perf_counter()
@@ -242,20 +273,15 @@ class Speculator:
         chosen = time.perf_counter()
         path = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(path)
-        self._observe(kept.tokens, result, path[: len(kept.tokens)])
-        self._count(run - begun, chosen - run, time.perf_counter() - chosen)
+        self._seen.append((kept.tokens, result.taps, path[: len(kept.tokens)]))
+        stats.verify_seconds += run - begun
+        stats.sample_seconds += chosen - run
+        stats.host_seconds += time.perf_counter() - chosen
         return kept
-
-    def _count(self, verifying: float, sampling: float, rest: float) -> None:
-        """Add a round's seconds."""
-        stats = self.statistics
-        stats.verify_seconds += verifying
-        stats.sample_seconds += sampling
-        stats.host_seconds += rest
 
     def _draft(self, room: int) -> Draft:
         """The draft that is worth most of those that are asked for; none where none is worth it."""
-        policy, best, held = self.policy, NOTHING, 0.0
+        policy, best, held, spent = self.policy, NOTHING, 0.0, 0.0
         policy.begin(self.engine.runner.past)
         for drafter in self.drafters:
             wanted = policy.length(drafter.name, room, held)
@@ -264,9 +290,12 @@ class Speculator:
             begun = time.perf_counter()
             self._tell(drafter)
             draft = drafter.propose(wanted)
-            draft, worth = policy.weigh(drafter.name, draft, time.perf_counter() - begun)
+            took = time.perf_counter() - begun
+            spent += took
+            draft, worth = policy.weigh(drafter.name, draft, took)
             if worth > held:
                 best, held = draft, worth
+        self._asking = spent
         return known(best, self.engine.runner.model.vocab_size) if best else best
 
     def _accept(self, draft: Draft, logits: Array, pick: Pick, accept: Accept, left: int) -> Kept:
@@ -277,25 +306,23 @@ class Speculator:
             draft, lambda row: law.probabilities(logits[row]), accept, law.uniform, ends, left
         )
 
-    def _observe(self, tokens: Sequence[int], result: Result, rows: Sequence[int]) -> None:
-        """How the text went on, for drafters to be told when they are asked: gathering features
-        takes time, and what is told at once costs less than token by token."""
-        for unseen in self._unseen.values():
-            unseen.append((tokens, result.taps, rows))
-
     def _tell(self, drafter: Drafter) -> None:
-        """What the drafter has not been told yet, with the taps that it wants."""
-        unseen = self._unseen[drafter.name]
-        if not unseen:
+        """What the drafter has not been told yet, with the taps that it wants. It is told when it
+        is asked: gathering features takes time, and what is told at once costs less."""
+        told = self._told
+        new = self._seen[told[drafter.name] :]
+        if not new:
             return
-        tokens = [t for said, _, _ in unseen for t in said]
+        told[drafter.name] = len(self._seen)
+        least = min(told.values())
+        if least >= FORGET:
+            del self._seen[:least]
+            self._told = {name: at - least for name, at in told.items()}
+        tokens = [t for said, _, _ in new for t in said]
         if not drafter.taps:
-            unseen.clear()
             drafter.observe(tokens, None)
             return
-        features = side_by_side([(taps, rows) for _, taps, rows in unseen], drafter.taps)
-        unseen.clear()
-        drafter.observe(tokens, features)
+        drafter.observe(tokens, side_by_side([(taps, rows) for _, taps, rows in new], drafter.taps))
 
 
 def side_by_side(
