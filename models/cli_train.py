@@ -46,6 +46,9 @@ SampledEvery = Annotated[
     int, typer.Option(help="Every such answer is sampled at 0.7, the others are greedy.")
 ]
 Epochs = Annotated[float, typer.Option(help="How often all tokens are seen.")]
+PromptShare = Annotated[
+    float, typer.Option(help="Share of the prompts' positions that is learnt from, too.")
+]
 Type = Annotated[str, typer.Option("--type", help="Type of the GGUF file.")]
 Round = Annotated[
     bool, typer.Option("--round", help="Learn with matrices rounded as --type stores them.")
@@ -80,6 +83,7 @@ def train_eagle3(
     epochs: Epochs = 2.0,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of an optimiser step.")] = 2048,
     feedback_norm: FeedbackNorm = False,
+    prompt_share: PromptShare = 1.0,
     gguf_type: Type = "q8_0",
     round_: Round = False,
     start: Start = None,
@@ -104,7 +108,7 @@ def train_eagle3(
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
         epochs=epochs, feedback_norm=feedback_norm, alive=alive, candidates=candidates, seed=seed,
-        rounding=gguf_type.lower() if round_ else None,
+        prompts=prompt_share, rounding=gguf_type.lower() if round_ else None,
     )  # fmt: skip
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())

@@ -33,6 +33,7 @@ from .train_parts import (
     net_config,
     optimizer_of,
     packed,
+    positions_of,
     rate_at,
     tell,
     tells,
@@ -208,7 +209,8 @@ class _Run:
         steps = 1 if done < o.single else o.steps
         for group in self.state.optimizer.param_groups:
             group["lr"] = rate_at(done, o)
-        batch = batch_of(texts, o.steps, self.device, answers_only=not o.prompts_too)
+        seed = o.seed, self.state.batches
+        batch = batch_of(texts, o.steps, self.device, prompts=o.prompts, seed=seed)
         if self.rounding is not None:
             self.rounding.apply()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -225,7 +227,7 @@ class _Run:
         with torch.no_grad():
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens):
                 net, steps = self.state.net, self.options.steps
-                batch = batch_of(texts, steps, self.device, answers_only=True)
+                batch = batch_of(texts, steps, self.device)
                 results.append(run_steps(net, batch, self.words, steps))
         if self.rounding is not None:
             self.rounding.restore()
@@ -261,8 +263,16 @@ class _Run:
         os.replace(path.with_suffix(".tmp"), path)
 
 
-def batch_of(texts: Sequence[Text], steps: int, device: Any, *, answers_only: bool) -> Batch:
-    """Texts as one padded batch on the device, with the tokens that `steps` steps look at."""
+def batch_of(
+    texts: Sequence[Text],
+    steps: int,
+    device: Any,
+    *,
+    prompts: float = 0.0,
+    seed: Sequence[int] = (),
+) -> Batch:
+    """Texts as one padded batch on the device, with the tokens that `steps` steps look at, and a
+    share `prompts` of the prompts' positions beside those of the answers."""
     lengths = [len(t.features) for t in texts]
     n, wide = max(lengths), texts[0].features.shape[1]
     features = np.zeros((len(texts), n, wide), np.float32)
@@ -272,8 +282,7 @@ def batch_of(texts: Sequence[Text], steps: int, device: Any, *, answers_only: bo
         features[b, : lengths[b]] = t.features
         following = t.tokens[1 : n + steps + 1]
         tokens[b, : len(following)] = following
-        first = max(0, t.prompt_length - 1) if answers_only else 0
-        wanted[b, first : lengths[b]] = True
+        wanted[b, : lengths[b]] = positions_of(t, prompts, seed)
     arrays = (features, tokens, wanted, np.array(lengths))
     return Batch(*(torch.from_numpy(a).to(device) for a in arrays))
 

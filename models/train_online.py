@@ -30,6 +30,7 @@ from .train_parts import (
     net_config,
     optimizer_of,
     packed,
+    positions_of,
     rate_at,
     tell,
     tells,
@@ -142,7 +143,7 @@ class OnlineTraining:
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(done, o)
             steps = 1 if done < o.single else o.steps
-            batch = self._batch(texts, answers_only=not o.prompts_too)
+            batch = self._batch(texts, o.prompts, (o.seed, number))
             results = self._stepped(net, words, batch, steps, lesson_of(o, number))
             descend(net, optimizer, results, o)
             seen += sum(map(length_of, texts))
@@ -173,7 +174,9 @@ class OnlineTraining:
             return run_steps(net, batch, words, steps, lesson)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _batch(self, texts: Sequence[Text], *, answers_only: bool) -> Batch:
+    def _batch(
+        self, texts: Sequence[Text], prompts: float = 0.0, seed: Sequence[int] = ()
+    ) -> Batch:
         """Texts as one padded batch, with the features that the target gives now."""
         lengths = np.array([len(t.tokens) for t in texts])
         n, steps = int(lengths.max()), self.options.steps
@@ -181,8 +184,7 @@ class OnlineTraining:
         wanted = np.zeros((len(texts), n - 1), bool)
         for row, seen, t in zip(tokens, wanted, texts, strict=True):
             row[: len(t.tokens)] = t.tokens
-            first = max(0, t.prompt_length - 1) if answers_only else 0
-            seen[first : len(t.tokens) - 1] = True
+            seen[: len(t.tokens) - 1] = positions_of(t, prompts, seed)
         ids = torch.from_numpy(tokens).to(self.device)
         features: Tensor = self.torch_target.features(ids[:, : n - 1], self.taps).float()
         masks = (torch.from_numpy(a).to(self.device) for a in (wanted, lengths - 1))
@@ -192,9 +194,7 @@ class OnlineTraining:
     def tested(self, net: DraftNet, words: Words, held: Sequence[Text]) -> dict[str, Any]:
         """Accepted length (bonus counted) and hit rates on the answers of held-out texts."""
         results = [
-            self._stepped(
-                net, words, self._batch(texts, answers_only=True), self.options.steps, WHOLE
-            )
+            self._stepped(net, words, self._batch(texts), self.options.steps, WHOLE)
             for texts in packed(sorted(held, key=length_of), self.options.batch_tokens)
         ]
         length, hits = figures(results)

@@ -31,7 +31,8 @@ class TrainOptions:
     """How a head is trained. `draft_vocab` of 0 keeps the whole vocabulary.
 
     The first `single` share of the tokens is learnt with one step, which is cheaper, the rest with
-    `steps`. `prompts_too` learns from the prompts' tokens as well. `alive` and `candidates` leave
+    `steps`. `prompts` is the share of the prompts' positions that is learnt from beside all of the
+    answers'. `alive` and `candidates` leave
     out what teaches little (`train_steps.Lesson`); 0 keeps everything. With `rounding` steps are
     computed with matrices as a GGUF file of that type would give them back (`train_round`).
     """
@@ -46,7 +47,7 @@ class TrainOptions:
     batch_tokens: int = 2048
     epochs: float = 2.0
     single: float = 0.3
-    prompts_too: bool = True
+    prompts: float = 1.0
     feedback_norm: bool = False
     alive: int = 2
     candidates: int = 512
@@ -73,8 +74,10 @@ class TrainOptions:
             )
         if self.rounding is not None:
             check_kind(self.rounding)
-        if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1:
-            raise InputError(f"{self.epochs} epochs, single {self.single}: out of range")
+        if not 0 < self.epochs <= 1000 or not 0 <= self.single <= 1 or not 0 <= self.prompts <= 1:
+            raise InputError(
+                f"{self.epochs} epochs, single {self.single}, prompts {self.prompts}: out of range"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +214,15 @@ def tell(out: Path, entry: dict[str, Any], report: Report | None) -> None:
         f.write(json.dumps(entry) + "\n")
     if report is not None:
         report(entry)
+
+
+def positions_of(t: Text, share: float, seed: Sequence[int] = ()) -> Array:
+    """Positions to learn from, bool [N - 1]: all of the answer, and a share of the prompt's."""
+    rows, answer = len(t.tokens) - 1, max(0, t.prompt_length - 1)
+    wanted = np.arange(rows) >= answer
+    if share > 0:
+        wanted |= np.random.default_rng((*seed, t.index)).random(rows) < share
+    return wanted
 
 
 def length_of(t: Text) -> int:

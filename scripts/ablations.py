@@ -114,7 +114,7 @@ def judged(net: DraftNet, ids: Array, target: Target, held: Sequence[Text]) -> R
     lengths, hits, weights, known = [], [], [], 0
     net.cpu().eval()
     for text in held:
-        batch = batch_of([text], CHAIN, torch.device("cpu"), answers_only=True)
+        batch = batch_of([text], CHAIN, torch.device("cpu"))
         with torch.no_grad():
             results = run_steps(net, batch, words, CHAIN)
         length, right = accepted_lengths(results, CHAIN)

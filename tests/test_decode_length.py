@@ -161,14 +161,14 @@ def allowed(tokens: int) -> float:
 
 
 def test_an_answer_may_end_anywhere() -> None:
-    """What was lost by the first n tokens, for every n; from 15 on no more than the share."""
-    assert FIRST_DEBT <= 15 * DEBT_PER_TOKEN
+    """What was lost by the first n tokens, for every n; from 10 on no more than the share."""
+    assert FIRST_DEBT <= 10 * DEBT_PER_TOKEN
     head, suffix = Says("head", 0.12, 0.6), Says("suffix", 0.01, 0.5)
     for n in range(1, 60):
         costs = known(0.1, 8, [head, suffix], 0.03)
         found = play(Adaptive(costs=costs), [suffix, head], [0] * n, 0.1, beside=0.03)
         assert found.steps <= n + allowed(n) + 0.02, (n, found)
-    assert found.asked, "it does try"
+    assert any(found.lengths), "it does try"
 
 
 def test_rounds_in_which_nobody_is_asked_are_known_beforehand() -> None:
@@ -182,19 +182,9 @@ def test_rounds_in_which_nobody_is_asked_are_known_beforehand() -> None:
 def test_a_plain_step_is_made_now_and_then_where_every_round_has_a_draft() -> None:
     """Else nobody would notice that plain decoding has become faster."""
     suffix = Says("suffix", 0.01, 0.9)
-    policy = Adaptive(most=1, costs=known(0.2, 1, [suffix]))
-    found = play(policy, [suffix], [1] * 300, 0.2)
+    policy = Adaptive(most=1, costs=known(0.1, 1, [suffix]))
+    found = play(policy, [suffix], [1] * 300, 0.1)
     assert found.lengths == ([1] * STALE + [0]) * (300 // (STALE + 1))
-
-
-def test_a_cheap_drafter_leaves_a_dear_one_what_its_question_takes() -> None:
-    """The head is wrong once and always right from then on. A suffix that is never right used up
-    whatever could be afforded before the head was asked again."""
-    head, suffix = Says("head", 0.15, 0.6), Says("suffix", 0.01, 0.3, knows=False)
-    costs = known(0.1, 8, [head, suffix], 0.03)
-    found = play(Adaptive(costs=costs), [suffix, head], [0] + [1] * 119, 0.1, beside=0.03)
-    assert found.asked[0] == 0 and found.asked[1] < 40, found.asked
-    assert found.speed > 1.25
 
 
 def test_what_is_never_right_is_nearly_left_alone() -> None:
@@ -217,16 +207,19 @@ def test_a_drafter_that_begins_to_be_right_is_found_again() -> None:
 def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> None:
     """Right in every third round, a head is asked throughout behind texts in which it paid, and
     hardly ever behind texts in which it never did, whatever it promised there."""
-    head, asked = Says("head", 0.15, 0.5), []
+    head = Says("head", 0.15, 0.5)
+    asked: list[list[int]] = []
     for right in (4, 0):
         costs = known(0.06, 8, [head])
-        for _ in range(12):
+        for _ in range(20):
             play(Adaptive(costs=costs), [head], [right] * 60, 0.06)
         assert (costs.worth("head") > 0) == (right > 0)
         found = play(Adaptive(costs=costs), [head], [2, 0, 0] * 10, 0.06)
-        asked.append(len(found.asked))
-    assert asked[0] == 29, "all rounds but the one in which a plain step is made"
-    assert asked[1] <= 3, asked
+        asked.append(found.asked)
+    first = asked[0][0]
+    assert first < 25, "as soon as it can be afforded"
+    assert asked[0] == list(range(first, 30))
+    assert len(asked[1]) <= 3, asked
 
 
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
@@ -255,7 +248,8 @@ def test_least_and_most_bound_the_length() -> None:
     assert {n for n in found.lengths if n} <= {1, 2, 3, 4, 5}
     assert set(found.lengths[50:]) <= {0, 3, 4, 5}
     assert found.lengths[50:].count(0) <= 1 + 150 // STALE, "plain steps, now and then"
-    policy = Adaptive(most=8, costs=known(0.05, 8, [CHEAP, Says("dear", 0.1, None)]))
+    costs = known(0.05, 8, [CHEAP, Says("dear", 0.1, None)])
+    policy = Adaptive(most=8, costs=costs, credit=1.0)
     policy.begin(100)
     play(policy, [], [0], 0.05)
     assert policy.length("dear", 0, 0.0) == 0

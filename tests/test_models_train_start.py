@@ -137,3 +137,17 @@ def test_held_out_texts_are_like_the_others(every: int) -> None:
         assert 0.9 < len(held) / 1000 < 1.1
         sampled = sum(i % every == every - 1 for i in held)
         assert 0.8 < sampled * every / len(held) < 1.2
+
+
+def test_all_of_an_answer_and_a_share_of_the_prompt_are_learnt_from() -> None:
+    tokens = np.arange(801, dtype=np.int32)
+    text = Text(7, 401, tokens, np.zeros((800, 1), np.float16))
+    answers = parts.positions_of(text, 0.0)
+    assert answers.sum() == 400 and answers[400:].all(), "the first answer token is guessed at 400"
+    assert parts.positions_of(text, 1.0).all()
+    some = parts.positions_of(text, 0.3, (1, 2))
+    assert some[400:].all() and 80 < some[:400].sum() < 160
+    assert (some == parts.positions_of(text, 0.3, (1, 2))).all()
+    assert (some != parts.positions_of(text, 0.3, (1, 3))).any(), "others in the next batch"
+    with pytest.raises(InputError, match=r"prompts 1\.5"):
+        replace(SHORT, prompts=1.5)

@@ -41,3 +41,8 @@ class HostMemory:
         """A copy of `nbytes` bytes from `offset`."""
         copied: Array = memory.handle[offset : offset + nbytes].copy()
         return copied
+
+    def window(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """The bytes themselves, uint8, for as long as the memory is not freed."""
+        there: Array = memory.handle[offset : offset + nbytes]
+        return there

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 RATE = 0.1  # weight of the newest observation in the running means
 SPIKE = 1.5  # greatest share of the mean, or its inverse, that an observation counts as
 ROW = 0.1  # share of a step that one more row is taken to cost before any was measured
+ENOUGH = 4  # runs for texts of this length that are believed before those for others
 FIRST_ROW = 0.15  # most that one more row is taken to cost after a single run
 GUESS = 0.15  # the same for a guess
 LEAST_REST = 0.05  # least share of the time that guesses beyond the first took
@@ -79,12 +80,17 @@ class Costs:
         """What a step of `rows` rows costs beyond one row, in steps of one row."""
         if rows <= 1:
             return 0.0
+        best: Mean | None = None
         for table in (self._here, *reversed(self._steps.values())):
             seen = table.get(rows)
-            if seen is not None and 1 in table:
-                ratio = self._ratio(seen.value - table[1].value, rows, table[1].value)
-                # A single run says how little, not how much: it may have touched its memory first.
-                return ratio if seen.seen > 1 else min(ratio, FIRST_ROW * (rows - 1))
+            if seen is not None and 1 in table and (best is None or seen.seen > best.seen):
+                best, one = seen, table[1].value
+                if seen.seen >= ENOUGH:
+                    break
+        if best is not None:
+            ratio = self._ratio(best.value - one, rows, one)
+            # A single run says how little, not how much: it may have touched its memory first.
+            return ratio if best.seen > 1 else min(ratio, FIRST_ROW * (rows - 1))
         return self._between(rows)
 
     def _ratio(self, more: float, rows: int, one: float) -> float:
@@ -110,12 +116,14 @@ class Costs:
         """A round took so long beside asking and its step: bookkeeping."""
         self._beside.setdefault(drafted, Mean()).add(seconds)
 
-    def note_step(self, rows: int, seconds: float) -> None:
-        """A step of `rows` rows took `seconds`, with what follows from its logits."""
+    def note_step(self, rows: int, seconds: float) -> int:
+        """A step of `rows` rows took `seconds`, with what follows from its logits; how many such
+        steps were noted, for texts of this length."""
         seen = self._here.get(rows)
         if seen is None:
             seen = self._here[rows] = Mean()
         seen.add(seconds)
+        return seen.seen
 
     def note_guesses(self, drafter: str, count: int, seconds: float, *, late: bool = False) -> None:
         """`count` guesses took `seconds` together: what the first does not account for is shared

@@ -102,10 +102,10 @@ class EagleDrafter:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
         if self.window is None:
             return
-        for rows in range(1, PARTS[-1] + 1):
-            self.runner.ready(rows, 1, rows, fed_back=False)
         for rows in PARTS:
             self.runner.ready(rows, 0, rows, fed_back=False)
+        for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
+            self.runner.ready(rows, 1, rows, fed_back=False)
         if self.tree is None:
             self.runner.ready(1, 1, 1, fed_back=True)
 
@@ -142,7 +142,7 @@ class EagleDrafter:
         if not self._tokens:
             return
         tokens, features = self._waiting(window)
-        runner, most = self.runner, ROW_BUCKETS[-1] if self.window is None else PARTS[-1]
+        runner, most = self.runner, ROW_BUCKETS[-1] if self.window is None else PARTS[0]
         done = self._read_parts(tokens, features, most)
         left = len(tokens) - done
         slots = range(runner.past, runner.past + left)

@@ -36,18 +36,21 @@ class Trust:
 
 @dataclass(slots=True)
 class Habits:
-    """What is known of one drafter in this text."""
+    """What is known of one drafter in this text. `pause` is the number of rounds from one question
+    to the next, as things stand."""
 
     name: str
     price: float = FREE  # of a guess, in plain steps, where the drafter is asked round by round
     late_price: float = FREE  # of one behind a pause
     next_price: float = FREE  # of each further one of a draft
-    late: bool = False  # whether that is what it is asked for now
+    is_cheap: bool = False  # whether asking costs next to nothing
+    late: bool = False  # whether it is asked behind a pause now
     trust: dict[int, Trust] = field(default_factory=dict)  # class of statements -> their worth
     next_said: dict[int, float] = field(default_factory=dict)  # guess number -> mean chance
     asking: float = 0.0  # mean worth of asking, its cost deducted
     asked: int = HOPES
     patience: int = PATIENCE
+    pause: int = 1
     waiting: int = 0  # rounds since it was asked
     dull: int = 0  # times that it was asked and nothing of it was worth verifying, in a row
     states: bool = False  # whether it says how sure it is
@@ -56,19 +59,20 @@ class Habits:
         """What a draft of so many guesses costs, in plain steps, where it is asked steadily."""
         return self.price + (guesses - 1) * self.next_price
 
-    @property
-    def is_cheap(self) -> bool:
-        """Whether asking costs next to nothing."""
-        return self.price < FREE
+    def priced(self, steady: float, late: float, further: float) -> None:
+        """What its guesses cost by now."""
+        self.price, self.late_price, self.next_price = steady, late, further
+        self.is_cheap = steady < FREE
+        self.settle()
 
-    @property
-    def pause(self) -> int:
-        """Rounds from one question to the next, as things stand."""
+    def settle(self) -> None:
+        """Work out the pause."""
         if not self.is_cheap:
-            return 1 if self.asking > 0 else self.patience
-        if self.dull < DULL:
-            return 1
-        return min(MOST_PAUSE, PAUSE << (self.dull // DULL - 1))
+            self.pause = 1 if self.asking > 0 else self.patience
+        elif self.dull < DULL:
+            self.pause = 1
+        else:
+            self.pause = min(MOST_PAUSE, PAUSE << (self.dull // DULL - 1))
 
     def trusted(self, depth: int, said: float, states: bool) -> Trust:
         """Statements of about the same chance are trusted alike; without any, those of a depth."""

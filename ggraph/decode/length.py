@@ -23,14 +23,17 @@ from ggraph.decode.draft import Draft
 from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
 # Plain steps that drafts may lose in all, by the measured means: a share of the text's tokens, and
-# at once what a question and a row cost. The scatter of single steps comes on top.
-DEBT_PER_TOKEN, FIRST_DEBT = 0.02, 0.3
+# at once what a row or two cost. The scatter of single steps comes on top.
+DEBT_PER_TOKEN, FIRST_DEBT = 0.02, 0.2
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
 SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were as many
 STALE = 24  # rounds with drafts after which a plain step is made, to know what one costs by now
-SAVING = 8  # rounds between questions to a cheap drafter while a dear one's question is saved for
+# Steps that a dear drafter's last question costs plain decoding behind it: its weights drove out of
+# the caches what the target had there (0.55 ms of 2.3 in all, the four steps behind it together).
+SPILL = 0.2
+FEW = 4  # steps of a kind after each of which what they cost is worked out
 SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
 
 
@@ -55,9 +58,11 @@ class Adaptive:
     _offers: list[tuple[Habits, Draft, float]] = field(default_factory=list)  # and their price
     _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
     _steps: float = BEGUN  # what they took
-    _plain: int = 0  # plain steps so far
+    _questions: int = 0  # so far
+    _plain: int = 0  # plain steps
     _drafted: int = 0  # steps with a draft
     _since: int = 0  # of them since the last plain step
+    _spilt: bool = False  # whether a dear drafter was asked since the last plain step
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
     _beside: tuple[float, float] = (0.0, 0.0)  # a round's bookkeeping, without a draft and with one
@@ -81,6 +86,10 @@ class Adaptive:
         self._grown(steps)
         self._steps += steps
         self._since = 0
+        if self._spilt:
+            self._spilt = False
+            self.credit -= SPILL
+            self._steps += SPILL
         for habits in self._habits.values():
             habits.waiting += steps
         self.costs.note_step(1, seconds / steps)
@@ -107,16 +116,16 @@ class Adaptive:
         habits = self._of(drafter)
         turn = self._wait(habits) <= 0
         habits.waiting += 1
-        if not turn or (not habits.is_cheap and 0 < habits.asking <= held):
+        if habits.is_cheap:
+            if turn:
+                habits.waiting = 0
+            return most if turn else 0
+        if not turn or 0 < habits.asking <= held:
             return 0
-        habits.late = not habits.is_cheap and habits.waiting > SOON
-        habits.waiting = 0
-        if habits.asking > 0:
-            habits.patience = PATIENCE
-        else:
-            habits.patience = min(2 * habits.patience, MOST_PATIENCE)
-        alone = habits.is_cheap or habits.states or self.whole
-        return most if alone else self._ordered(habits, most)
+        habits.late, habits.waiting, self._spilt = habits.waiting > SOON, 0, True
+        hopeful = habits.asking > 0
+        habits.patience = PATIENCE if hopeful else min(2 * habits.patience, MOST_PATIENCE)
+        return most if habits.states or self.whole else self._ordered(habits, most)
 
     def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
         """Whether the next guess promises more than its own step and its row cost."""
@@ -139,7 +148,8 @@ class Adaptive:
         cheap = habits.is_cheap
         guesses = 1 if cheap or self.whole else max(1, len(draft))  # else asking is what costs
         self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
-        if not cheap or self._plain % SAMPLE == 0:
+        self._questions += 1
+        if self._questions % SAMPLE == 0 or self._questions < 2 * SAMPLE:
             self._price(habits)
         spent = habits.cost(guesses)
         paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
@@ -148,15 +158,16 @@ class Adaptive:
         # Asking is judged by what it costs round by round, `spent`. Else a drafter that is hardly
         # ever asked, and has more to read each time, seems too dear to be asked more often.
         habits.dull += 1
-        if not draft:
-            return draft, 0.0
-        self._offers.append((habits, draft, spent))
-        habits.states = bool(draft.chances)
-        count, worth = self._best(habits, draft)
-        if not cheap:
-            habits.was_asked(draft.chances, worth - self._rate() * spent)
-        if count:
-            habits.dull = 0
+        count, worth = 0, 0.0
+        if draft:
+            self._offers.append((habits, draft, spent))
+            habits.states = bool(draft.chances)
+            count, worth = self._best(habits, draft)
+            if count:
+                habits.dull = 0
+            if not cheap:
+                habits.was_asked(draft.chances, worth - self._rate() * spent)
+        habits.settle()
         return draft.first(count), worth
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
@@ -200,19 +211,15 @@ class Adaptive:
     def _verified(self, count: int, seconds: float) -> float:
         """Note what a step with `count` drafted tokens took; returns what it costs beyond a plain
         one. What that says of other lengths can wait, unless little is known yet."""
-        self.costs.note_step(count + 1, seconds)
-        if not count:
+        noted = self.costs.note_step(count + 1, seconds)
+        if count:
+            self._drafted += 1
+            self._since += 1
+        else:
             self._plain += 1
             self._since = 0
-            if self._plain % SAMPLE == 0 or self._plain < SAMPLE:
-                self._renew()
-            return 0.0
-        self._drafted += 1
-        self._since += 1
-        if self._drafted % SAMPLE == 0 or self._drafted < SAMPLE or not self._extra:
+        if noted <= FEW or (self._plain + self._drafted) % SAMPLE == 0 or not self._extra:
             self._renew()
-        else:
-            self._extra[count] = self.costs.extra(count + 1)
         return self._extra[count]
 
     def _renew(self) -> None:
@@ -233,9 +240,8 @@ class Adaptive:
 
     def _price(self, habits: Habits) -> None:
         """What a guess costs by now."""
-        habits.price = self.costs.guess(habits.name)
-        habits.late_price = self.costs.guess(habits.name, LATE)
-        habits.next_price = self.costs.guess(habits.name, NEXT)
+        guess, name = self.costs.guess, habits.name
+        habits.priced(guess(name), guess(name, LATE), guess(name, NEXT))
 
     def _rate(self) -> float:
         """What a step's time has brought, and must bring."""
@@ -246,39 +252,15 @@ class Adaptive:
         wait = habits.pause - habits.waiting - 1
         if self.whole and self._unknown(self.most):
             return wait
-        if not habits.is_cheap:
-            needed = self._question(habits)
-        else:
-            needed = habits.price + self._beside[True] + self._extra[min(1, self.most)]
-            if habits.waiting < SAVING - 1:
-                needed += self._reserve
-        short = needed - self.credit
+        is_late = habits.waiting >= SOON and not habits.is_cheap
+        price = habits.late_price if is_late else habits.price
+        step = self._extra[self.most if self.whole else min(1, self.most)]
+        spill = 0.0 if habits.is_cheap else SPILL
+        short = price + spill + self._beside[True] + step - self.credit
         if short <= 0:
             return wait
         idle = max(0.0, FIRST_DEBT - DEBT_PER_TOKEN * (self._tokens - BEGUN))  # nothing grows yet
         return max(wait, math.ceil((short + idle) / DEBT_PER_TOKEN))
-
-    def _question(self, habits: Habits) -> float:
-        """What asking a dear drafter costs with the least step that follows."""
-        is_late = not habits.is_cheap and habits.waiting >= SOON
-        price = habits.late_price if is_late else habits.price
-        least = self.most if self.whole else min(1, self.most)
-        return price + self._beside[True] + self._extra[least]
-
-    @property
-    def _reserve(self) -> float:
-        """What cheap drafters leave to a dear one that is worth asking."""
-        hopeful = (h for h in self._habits.values() if not h.is_cheap and h.asking > 0)
-        return max(map(self._question, hopeful), default=0.0)
-
-    def _affordable(self, habits: Habits, worth: float, price: float) -> bool:
-        """Whether the account bears a cheap drafter's draft: what another's question takes may be
-        spent only where more is to be had for it."""
-        if price > self.credit:
-            return False
-        if not habits.is_cheap or price <= self.credit - self._reserve:
-            return True
-        return all(worth >= h.asking for h in self._habits.values() if not h.is_cheap)
 
     def _ordered(self, habits: Habits, most: int) -> int:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
@@ -299,14 +281,14 @@ class Adaptive:
         if self.whole:
             return self._all_of(habits, draft, rate)
         extra, chances, total, path = self._extra, draft.chances, 0.0, 1.0
-        best, worth = 0, 0.0
+        best, worth, credit = 0, 0.0, self.credit - self._beside[True]
         longest = max(1, self.costs.longest)  # unknown lengths are tried one after another
         for n in range(1, min(len(draft), self.most, longest) + 1):
             said = chances[n - 1] if chances else UNSAID
             path *= habits.trusted(n - 1, said, bool(chances)).chance(said)
             total += path
             value = total - rate * extra[n]
-            if path < HOPELESS or not self._affordable(habits, value, extra[n]):
+            if extra[n] > credit or path < HOPELESS:
                 break
             if value > worth or n == self.least:
                 best, worth = n, value
@@ -343,4 +325,6 @@ class Adaptive:
             habits.trusted(depth, said, stated).check(said, right)
             if not right:
                 return
-            habits.patience = PATIENCE
+            if habits.patience > PATIENCE:
+                habits.patience = PATIENCE
+                habits.settle()
