@@ -161,8 +161,8 @@ def allowed(tokens: int) -> float:
 
 
 def test_an_answer_may_end_anywhere() -> None:
-    """What was lost by the first n tokens, for every n; from 10 on no more than the share."""
-    assert FIRST_DEBT <= 10 * DEBT_PER_TOKEN
+    """What was lost by the first n tokens, for every n; from 12 on no more than the share."""
+    assert FIRST_DEBT <= 12 * DEBT_PER_TOKEN
     head, suffix = Says("head", 0.12, 0.6), Says("suffix", 0.01, 0.5)
     for n in range(1, 60):
         costs = known(0.1, 8, [head, suffix], 0.03)
@@ -206,7 +206,7 @@ def test_a_drafter_that_begins_to_be_right_is_found_again() -> None:
 
 def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> None:
     """Right in every third round, a head is asked throughout behind texts in which it paid, and
-    hardly ever behind texts in which it never did, whatever it promised there."""
+    once, then not for eight rounds, behind texts in which it never did, whatever it promised."""
     head = Says("head", 0.15, 0.5)
     asked: list[list[int]] = []
     for right in (4, 0):
@@ -214,12 +214,12 @@ def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> No
         for _ in range(20):
             play(Adaptive(costs=costs), [head], [right] * 60, 0.06)
         assert (costs.worth("head") > 0) == (right > 0)
-        found = play(Adaptive(costs=costs), [head], [2, 0, 0] * 10, 0.06)
+        found = play(Adaptive(costs=costs), [head], [0, 0, 2] * 12, 0.06)
         asked.append(found.asked)
     first = asked[0][0]
-    assert first < 25, "as soon as it can be afforded"
-    assert asked[0] == list(range(first, 30))
-    assert len(asked[1]) <= 3, asked
+    assert first < 30, "as soon as it can be afforded"
+    assert asked[0] == list(range(first, 36))
+    assert asked[1][1] >= asked[1][0] + 8, asked
 
 
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:

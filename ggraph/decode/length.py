@@ -8,9 +8,9 @@ beyond a plain step, in plain steps, r tokens per plain step's time so far.
 Chances are what the drafter says of each token (else a half), times what such words of it proved to
 be worth in this text: every proposal is held against the text, whether it was verified or not.
 Costs are measured (`costs.py`). An account bounds what a text can lose: whatever drafts bring and
-cost is booked, the rounds' own bookkeeping too; one whose failure would overdraw the account is not
-verified, nor is a drafter asked whose guess would. The choice changes the speed only, never the
-text.
+cost is booked, by the clock, the rounds' own bookkeeping too; one whose failure would overdraw the
+account is not verified, nor is a drafter asked whose guess would. The choice changes the speed
+only, never the text.
 """
 
 import math
@@ -22,9 +22,9 @@ from ggraph.decode.costs import LATE, NEXT, Costs
 from ggraph.decode.draft import Draft
 from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
-# Plain steps that drafts may lose in all, by the measured means: a share of the text's tokens, and
-# at once what a row or two cost. The scatter of single steps comes on top.
-DEBT_PER_TOKEN, FIRST_DEBT = 0.02, 0.2
+# Plain steps that drafts may lose in all: a share of the text's tokens, and at once what a row or
+# two cost. What was not to be expected of single questions and steps comes on top.
+DEBT_PER_TOKEN, FIRST_DEBT = 0.018, 0.2
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
@@ -33,6 +33,8 @@ STALE = 24  # rounds with drafts after which a plain step is made, to know what 
 # Steps that a dear drafter's last question costs plain decoding behind it: its weights drove out of
 # the caches what the target had there (0.55 ms of 2.3 in all, the four steps behind it together).
 SPILL = 0.2
+DISTURBED = 0.5  # most steps by which something is taken to have cost more than usual
+LEAST_REST = 4  # rounds for which nobody is asked where nothing can be afforded
 FEW = 4  # steps of a kind after each of which what they cost is worked out
 SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
 
@@ -64,6 +66,7 @@ class Adaptive:
     _since: int = 0  # of them since the last plain step
     _spilt: bool = False  # whether a dear drafter was asked since the last plain step
     _class: int = -1
+    _one: float = 0.0  # seconds of a plain step
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
     _beside: tuple[float, float] = (0.0, 0.0)  # a round's bookkeeping, without a draft and with one
 
@@ -82,14 +85,15 @@ class Adaptive:
         return max(0, min((self._wait(self._of(name)) for name in drafters), default=0))
 
     def rested(self, steps: int, seconds: float) -> None:
-        """Plain steps cost what they cost; nothing else is booked."""
+        """Book the turn to plain steps, which themselves cost what they cost."""
         self._grown(steps)
         self._steps += steps
         self._since = 0
-        if self._spilt:
-            self._spilt = False
-            self.credit -= SPILL
-            self._steps += SPILL
+        # Changing over takes about half of what a round with questions does.
+        extra = self._beside[False] / 2 + (SPILL if self._spilt else 0.0)
+        self.credit -= extra
+        self._steps += extra
+        self._spilt = False
         for habits in self._habits.values():
             habits.waiting += steps
         self.costs.note_step(1, seconds / steps)
@@ -152,7 +156,8 @@ class Adaptive:
         if self._questions % SAMPLE == 0 or self._questions < 2 * SAMPLE:
             self._price(habits)
         spent = habits.cost(guesses)
-        paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
+        usual = spent + (habits.late_price - habits.price if habits.late else 0.0)
+        paid = self._taken(seconds, usual)
         self.credit -= paid
         self._steps += paid
         # Asking is judged by what it costs round by round, `spent`. Else a drafter that is hardly
@@ -188,8 +193,9 @@ class Adaptive:
     def booked(self, seconds: float, *, drafted: bool) -> None:
         """A round in which somebody was asked took so long beside asking and its step."""
         self.costs.note_beside(seconds, drafted=drafted)
-        self.credit -= self._beside[drafted]
-        self._steps += self._beside[drafted]
+        taken = self._taken(seconds, self._beside[drafted])
+        self.credit -= taken
+        self._steps += taken
 
     def _grown(self, tokens: int) -> None:
         """The text is longer, and so is what may be lost."""
@@ -220,12 +226,22 @@ class Adaptive:
             self._since = 0
         if noted <= FEW or (self._plain + self._drafted) % SAMPLE == 0 or not self._extra:
             self._renew()
-        return self._extra[count]
+        if not count:
+            return 0.0
+        return self._taken(seconds - self._one, self._extra[count])
+
+    def _taken(self, seconds: float, usual: float) -> float:
+        """Steps that something took, by the clock: what comes now and then takes longer than the
+        mean says, which is of what comes in a row. But single disturbances are not believed."""
+        if not self._one:
+            return usual
+        return min(max(seconds / self._one, 0.0), usual + DISTURBED)
 
     def _renew(self) -> None:
         """What follows from costs; nothing is open before a plain step was measured."""
         costs = self.costs
-        if costs.plain:
+        self._one = costs.plain
+        if self._one:
             self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
             self._beside = costs.beside(drafted=False), costs.beside(drafted=True)
             for habits in self._habits.values():
@@ -260,7 +276,7 @@ class Adaptive:
         if short <= 0:
             return wait
         idle = max(0.0, FIRST_DEBT - DEBT_PER_TOKEN * (self._tokens - BEGUN))  # nothing grows yet
-        return max(wait, math.ceil((short + idle) / DEBT_PER_TOKEN))
+        return max(wait, LEAST_REST, math.ceil((short + idle) / DEBT_PER_TOKEN))
 
     def _ordered(self, habits: Habits, most: int) -> int:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
