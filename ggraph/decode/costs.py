@@ -1,8 +1,8 @@
 """What steps and drafts take on this machine, measured while decoding. Floor 9.
 
 Kept from text to text: a table of seconds by rows, for texts of about the same length, of seconds
-per guess by drafter, seconds of a round's bookkeeping, and what asking a drafter was worth. Steps
-count by their ratio to a step of one row.
+per guess by drafter, and what asking a drafter was worth. Steps count by their ratio to a step of
+one row.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,6 @@ ENOUGH = 4  # runs for texts of this length that are believed before those for o
 FIRST_ROW = 0.15  # most that one more row is taken to cost after a single run
 GUESS = 0.15  # the same for a guess
 LEAST_REST = 0.05  # least share of the time that guesses beyond the first took
-BESIDE = 0.02  # share of a step that a round's bookkeeping is taken to cost
 
 # Kinds of guesses: the first of a draft; the first behind a pause, in which there was more to be
 # read and the drafter's own memory was forgotten; further ones of a draft.
@@ -52,7 +51,6 @@ class Costs:
     _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
     _guess: dict[tuple[str, str], Mean] = field(default_factory=dict)  # drafter, kind -> seconds
     _worth: dict[str, tuple[float, int]] = field(default_factory=dict)  # mean, of how many
-    _beside: dict[bool, Mean] = field(default_factory=dict)  # with a draft or not -> seconds
     _here: dict[int, Mean] = field(default_factory=dict)
     _class: int = -1
 
@@ -105,16 +103,6 @@ class Costs:
         if seen is None:
             return GUESS if kind == STEADY else self.guess(drafter)
         return seen.value / self.plain if self.plain else 0.0
-
-    def beside(self, *, drafted: bool) -> float:
-        """What a round with questions, and with a draft or not, costs beside asking and its step,
-        in steps of one row."""
-        seen = self._beside.get(drafted)
-        return seen.value / self.plain if seen is not None and self.plain else BESIDE
-
-    def note_beside(self, seconds: float, *, drafted: bool) -> None:
-        """A round took so long beside asking and its step: bookkeeping."""
-        self._beside.setdefault(drafted, Mean()).add(seconds)
 
     def note_step(self, rows: int, seconds: float) -> int:
         """A step of `rows` rows took `seconds`, with what follows from its logits; how many such

@@ -8,9 +8,8 @@ beyond a plain step, in plain steps, r tokens per plain step's time so far.
 Chances are what the drafter says of each token (else a half), times what such words of it proved to
 be worth in this text: every proposal is held against the text, whether it was verified or not.
 Costs are measured (`costs.py`). An account bounds what a text can lose: whatever drafts bring and
-cost is booked, by the clock, the rounds' own bookkeeping too; one whose failure would overdraw the
-account is not verified, nor is a drafter asked whose guess would. The choice changes the speed
-only, never the text.
+cost is booked, and one whose failure would overdraw the account is not verified, nor is a drafter
+asked whose guess would. The choice changes the speed only, never the text.
 """
 
 import math
@@ -22,19 +21,14 @@ from ggraph.decode.costs import LATE, NEXT, Costs
 from ggraph.decode.draft import Draft
 from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
-# Plain steps that drafts may lose in all: a share of the text's tokens, and at once what a row or
-# two cost. What was not to be expected of single questions and steps comes on top.
-DEBT_PER_TOKEN, FIRST_DEBT = 0.018, 0.2
+# Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
+# each token. What single steps cost beyond their mean comes on top.
+DEBT, DEBT_PER_TOKEN = 0.45, 0.01
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
 SAMPLE = 8  # steps of a kind of which one is looked at closely, once there were as many
 STALE = 24  # rounds with drafts after which a plain step is made, to know what one costs by now
-# Steps that a dear drafter's last question costs plain decoding behind it: its weights drove out of
-# the caches what the target had there (0.55 ms of 2.3 in all, the four steps behind it together).
-SPILL = 0.2
-DISTURBED = 0.5  # most steps by which something is taken to have cost more than usual
-LEAST_REST = 4  # rounds for which nobody is asked where nothing can be afforded
 FEW = 4  # steps of a kind after each of which what they cost is worked out
 SOON = 2  # rounds since it was asked after which a dear drafter's guess is late
 
@@ -55,7 +49,7 @@ class Adaptive:
     least: int = 0
     whole: bool = False
     costs: Costs = field(default_factory=Costs)
-    credit: float = FIRST_DEBT  # steps that drafts may still lose
+    credit: float = DEBT  # steps that drafts may still lose
     _habits: dict[str, Habits] = field(default_factory=dict)
     _offers: list[tuple[Habits, Draft, float]] = field(default_factory=list)  # and their price
     _tokens: float = BEGUN  # so far, with some at plain speed for a beginning
@@ -64,11 +58,8 @@ class Adaptive:
     _plain: int = 0  # plain steps
     _drafted: int = 0  # steps with a draft
     _since: int = 0  # of them since the last plain step
-    _spilt: bool = False  # whether a dear drafter was asked since the last plain step
     _class: int = -1
-    _one: float = 0.0  # seconds of a plain step
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
-    _beside: tuple[float, float] = (0.0, 0.0)  # a round's bookkeeping, without a draft and with one
 
     @property
     def speed(self) -> float:
@@ -85,15 +76,11 @@ class Adaptive:
         return max(0, min((self._wait(self._of(name)) for name in drafters), default=0))
 
     def rested(self, steps: int, seconds: float) -> None:
-        """Book the turn to plain steps, which themselves cost what they cost."""
-        self._grown(steps)
+        """Plain steps cost what they cost; nothing is booked."""
+        self.credit += DEBT_PER_TOKEN * steps
+        self._tokens += steps
         self._steps += steps
         self._since = 0
-        # Changing over takes about half of what a round with questions does.
-        extra = self._beside[False] / 2 + (SPILL if self._spilt else 0.0)
-        self.credit -= extra
-        self._steps += extra
-        self._spilt = False
         for habits in self._habits.values():
             habits.waiting += steps
         self.costs.note_step(1, seconds / steps)
@@ -126,7 +113,7 @@ class Adaptive:
             return most if turn else 0
         if not turn or 0 < habits.asking <= held:
             return 0
-        habits.late, habits.waiting, self._spilt = habits.waiting > SOON, 0, True
+        habits.late, habits.waiting = habits.waiting > SOON, 0
         hopeful = habits.asking > 0
         habits.patience = PATIENCE if hopeful else min(2 * habits.patience, MOST_PATIENCE)
         return most if habits.states or self.whole else self._ordered(habits, most)
@@ -156,8 +143,7 @@ class Adaptive:
         if self._questions % SAMPLE == 0 or self._questions < 2 * SAMPLE:
             self._price(habits)
         spent = habits.cost(guesses)
-        usual = spent + (habits.late_price - habits.price if habits.late else 0.0)
-        paid = self._taken(seconds, usual)
+        paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
         self.credit -= paid
         self._steps += paid
         # Asking is judged by what it costs round by round, `spent`. Else a drafter that is hardly
@@ -178,7 +164,8 @@ class Adaptive:
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Book the round, and hold every proposal against the text."""
         gained = len(kept.tokens)
-        self._grown(gained)
+        self.credit += DEBT_PER_TOKEN * gained
+        self._tokens += gained
         extra = self._verified(len(draft), seconds)
         self.credit += gained - 1 - extra
         self._steps += 1 + extra
@@ -189,23 +176,6 @@ class Adaptive:
                 price = spent + self._extra[len(draft)] if verified else spent
                 brought = gained - 1 if verified else 0
                 self.costs.note_worth(habits.name, brought - self._rate() * price)
-
-    def booked(self, seconds: float, *, drafted: bool) -> None:
-        """A round in which somebody was asked took so long beside asking and its step."""
-        self.costs.note_beside(seconds, drafted=drafted)
-        taken = self._taken(seconds, self._beside[drafted])
-        self.credit -= taken
-        self._steps += taken
-
-    def _grown(self, tokens: int) -> None:
-        """The text is longer, and so is what may be lost."""
-        before = self._allowed
-        self._tokens += tokens
-        self.credit += self._allowed - before
-
-    @property
-    def _allowed(self) -> float:
-        return max(FIRST_DEBT, DEBT_PER_TOKEN * (self._tokens - BEGUN))
 
     def _at(self, past: int) -> None:
         """The text has `past` tokens now."""
@@ -226,24 +196,13 @@ class Adaptive:
             self._since = 0
         if noted <= FEW or (self._plain + self._drafted) % SAMPLE == 0 or not self._extra:
             self._renew()
-        if not count:
-            return 0.0
-        return self._taken(seconds - self._one, self._extra[count])
-
-    def _taken(self, seconds: float, usual: float) -> float:
-        """Steps that something took, by the clock: what comes now and then takes longer than the
-        mean says, which is of what comes in a row. But single disturbances are not believed."""
-        if not self._one:
-            return usual
-        return min(max(seconds / self._one, 0.0), usual + DISTURBED)
+        return self._extra[count]
 
     def _renew(self) -> None:
         """What follows from costs; nothing is open before a plain step was measured."""
         costs = self.costs
-        self._one = costs.plain
-        if self._one:
+        if costs.plain:
             self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
-            self._beside = costs.beside(drafted=False), costs.beside(drafted=True)
             for habits in self._habits.values():
                 self._price(habits)
 
@@ -271,12 +230,8 @@ class Adaptive:
         is_late = habits.waiting >= SOON and not habits.is_cheap
         price = habits.late_price if is_late else habits.price
         step = self._extra[self.most if self.whole else min(1, self.most)]
-        spill = 0.0 if habits.is_cheap else SPILL
-        short = price + spill + self._beside[True] + step - self.credit
-        if short <= 0:
-            return wait
-        idle = max(0.0, FIRST_DEBT - DEBT_PER_TOKEN * (self._tokens - BEGUN))  # nothing grows yet
-        return max(wait, LEAST_REST, math.ceil((short + idle) / DEBT_PER_TOKEN))
+        short = price + step - self.credit
+        return max(wait, math.ceil(short / DEBT_PER_TOKEN)) if short > 0 else wait
 
     def _ordered(self, habits: Habits, most: int) -> int:
         """How many guesses to order at once of a dear drafter that does not say how sure it is."""
@@ -297,14 +252,14 @@ class Adaptive:
         if self.whole:
             return self._all_of(habits, draft, rate)
         extra, chances, total, path = self._extra, draft.chances, 0.0, 1.0
-        best, worth, credit = 0, 0.0, self.credit - self._beside[True]
+        best, worth = 0, 0.0
         longest = max(1, self.costs.longest)  # unknown lengths are tried one after another
         for n in range(1, min(len(draft), self.most, longest) + 1):
             said = chances[n - 1] if chances else UNSAID
             path *= habits.trusted(n - 1, said, bool(chances)).chance(said)
             total += path
             value = total - rate * extra[n]
-            if extra[n] > credit or path < HOPELESS:
+            if extra[n] > self.credit or path < HOPELESS:
                 break
             if value > worth or n == self.least:
                 best, worth = n, value

@@ -46,10 +46,6 @@ class LengthPolicy(Protocol):
         """What a round brought, and what its step took."""
         ...
 
-    def booked(self, seconds: float, *, drafted: bool) -> None:
-        """What the round took beside drafting and its step."""
-        ...
-
 
 @dataclass(frozen=True)
 class Fixed:
@@ -85,6 +81,3 @@ class Fixed:
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Nothing to learn."""
-
-    def booked(self, seconds: float, *, drafted: bool) -> None:
-        """Nothing to note."""

@@ -248,10 +248,8 @@ class Speculator:
         verified = time.perf_counter()
         stats.note(draft, kept)
         self.policy.learn(draft, kept, verified - ready)
-        beside = chosen - begun - self._asking + time.perf_counter() - verified
-        self.policy.booked(beside, drafted=bool(draft))
         stats.draft_seconds += self._asking
-        stats.host_seconds += beside
+        stats.host_seconds += chosen - begun - self._asking + time.perf_counter() - verified
         return kept
 
     def _plain(self, token: int, pick: Pick, accept: Accept) -> int:
