@@ -295,6 +295,7 @@ def facts(answer: Answer) -> dict[str, Any]:
         "settings": {
             name: {
                 "tokens_per_second": f.rates, "speedups": f.ratios, "speedup": f.ratio,
+                "speedup_with_reading": f.whole_ratio,
                 "identical": f.identical, "cores": f.shares, "counted": f.counted,
                 "steps_by_rows": f.did.by_rows if f.did else {},
                 "rounds": f.did.rounds if f.did else 0,

@@ -90,6 +90,7 @@ def test_what_drafters_took_to_read_the_prompt_counts_in_a_figure_of_its_own() -
     some.settings["s"].whole_ratios = [1.1, 1.2, 1.15]
     found = summary([some], "s")
     assert (found["mean_speedup"], found["mean_speedup_with_reading"]) == (1.3, 1.15)
+    assert facts(some)["settings"]["s"]["speedup_with_reading"] == 1.15
 
 
 @pytest.mark.parametrize(

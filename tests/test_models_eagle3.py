@@ -3,6 +3,7 @@
 The head is random; its target is the tiny `llama_tied` model.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,35 @@ class Hoping(Fixed):
 
     def hopes(self, drafter: str) -> bool:
         return self.hoping
+
+
+class Resting(Fixed):
+    """Rests for two rounds of three."""
+
+    def rest(self, drafters: Sequence[str], past: int) -> int:
+        return 0 if past % 3 == 0 else 2
+
+
+def test_the_parts_of_a_run_make_up_its_time(session: Session, target: Model) -> None:
+    """Rounds with drafts, and rounds in which nobody was asked."""
+    engine = Engine(Runner(target, session, CONTEXT, cache_dtype=F32, taps=(2, 3)), ())
+    head = open_head(TINY / "eagle3_for_llama_tied", target)
+    drafter = EagleDrafter(DraftRunner(head, session, CONTEXT, cache_dtype=F32))
+    spec = Speculator(engine, [drafter], Resting(2))
+    text = list(spec.generate(IDS[:12], slowly, lambda t: None, limit=24))
+    assert text == plain(session, target, IDS[:12], 24)
+    s, whole = spec.statistics, engine.statistics
+    assert len(s.by_rows) > 1 and s.by_rows[1] > 1, "both kinds"
+    assert sum(s.by_rows.values()) == s.rounds == whole.steps
+    assert s.sample_seconds >= 0.002 * s.rounds, "choosing takes two milliseconds here"
+    assert whole.sample_seconds >= s.sample_seconds
+    parts = s.draft_seconds + s.verify_seconds + s.sample_seconds + s.host_seconds
+    assert 0.7 * whole.decode_seconds < parts <= whole.decode_seconds
+
+
+def slowly(logits: Array) -> int:
+    time.sleep(0.002)
+    return int(logits.argmax())
 
 
 @pytest.mark.parametrize("hoping", [True, False])

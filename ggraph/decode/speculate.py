@@ -254,10 +254,12 @@ class Speculator:
 
     def _plain(self, token: int, pick: Pick, accept: Accept) -> int:
         """The step of `Engine.generate`; drafters will be told of it."""
-        engine, begun = self.engine, time.perf_counter()
+        engine, stats, begun = self.engine, self.statistics, time.perf_counter()
+        sampled = engine.statistics.sample_seconds
         result = engine.runner.text([token])
-        self.statistics.verify_seconds += time.perf_counter() - begun
+        stats.verify_seconds += time.perf_counter() - begun
         token = engine.choose(result.logits[-1], pick, accept)
+        stats.sample_seconds += engine.statistics.sample_seconds - sampled
         self._seen.append(((token,), result.taps, FIRST))
         return token
 
@@ -274,6 +276,7 @@ class Speculator:
         self._seen.append((kept.tokens, result.taps, path[: len(kept.tokens)]))
         stats.verify_seconds += run - begun
         stats.sample_seconds += chosen - run
+        self.engine.statistics.sample_seconds += chosen - run
         stats.host_seconds += time.perf_counter() - chosen
         return kept
 
