@@ -260,20 +260,17 @@ def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
     name, nbytes, kind = tensor.name, tensor.nbytes, tensor.dtype.np
     shape, window = _storage_shape(tensor), _window(owner, memory, offset, tensor)
 
-    def copied(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
-        assert window is not None, name
-        results[name] = window.copy()
-
     def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
-        results[name] = owner.read(memory, offset, nbytes).view(kind).reshape(shape)
+        if window is not None:
+            results[name] = window.copy()
+        else:
+            results[name] = owner.read(memory, offset, nbytes).view(kind).reshape(shape)
 
     def strided(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
         """The gaps of a view were read too."""
         raw = owner.read(memory, offset, nbytes)
         results[name] = np.ndarray(tensor.shape, kind, raw, 0, tensor.strides)
 
-    if window is not None:
-        return copied
     return step if tensor.is_contiguous else strided
 
 

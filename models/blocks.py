@@ -161,6 +161,11 @@ def swiglu(s: Step, x: Tensor, i: int) -> Tensor:
     return linear(s, ops.swiglu(gate, up, name=f"{blk}.ffn_act"), f"{blk}.ffn_down", c.hidden_size)
 
 
+def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
+    """The second half of layer i, added to what the first made: [T, E] -> [T, E]."""
+    return h + swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i)
+
+
 def experts(s: Step, x: Tensor, i: int) -> Tensor:
     """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E]."""
     c, blk = s.config, f"blk.{i}"

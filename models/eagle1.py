@@ -93,16 +93,12 @@ def _layers(s: Step, feature: Tensor) -> Tensor:
     pair = ops.concat([blocks.embed(s), feature], axis=-1)  # [T, 2E]
     x = blocks.linear(s, pair, "fc", s.config.hidden_size)
     for i in range(s.config.num_hidden_layers - 1):
-        x = _fed_forward(s, x + blocks.attention(s, _normed(s, x, i), i), i)
+        x = blocks.fed_forward(s, x + blocks.attention(s, _normed(s, x, i), i), i)
     return x
 
 
 def _normed(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.norm(s, x, f"blk.{i}.attn_norm") if i else x
-
-
-def _fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
-    return h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
 def _read(s: Step, x: Tensor) -> Graph:
@@ -118,7 +114,7 @@ def _outputs(s: Step, x: Tensor) -> Graph:
     only = s.wanted if s.shape.rows > 1 else None
     kept = x if only is None else ops.get_rows(x, only)  # [M, E]
     mixed = blocks.attention(s, _normed(s, x, last), last, only=only)
-    picked = _fed_forward(s, kept + mixed, last)
+    picked = blocks.fed_forward(s, kept + mixed, last)
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, s.config.vocab_size, s.config.hidden_size)
     outputs = {"logits": ops.mul_mat(table, picked), "feedback": picked}

@@ -141,7 +141,7 @@ def decoder(s: Step, c: HeadConfig, g: Tensor) -> tuple[Tensor, Tensor]:
     x = ops.concat([embedding, feature], axis=-1, name="blk.0.attn_in")  # [T, 2E]
     h = feature if c.norm_before_residual else g
     for i in range(1, c.decoder.num_hidden_layers):
-        h = _fed_forward(s, h + _attention(s, c, x, i - 1, None), i - 1)
+        h = blocks.fed_forward(s, h + _attention(s, c, x, i - 1, None), i - 1)
         x = blocks.norm(s, h, f"blk.{i}.attn_norm")
     return x, h
 
@@ -152,10 +152,6 @@ def _attention(s: Step, c: HeadConfig, x: Tensor, i: int, only: Tensor | None) -
         return blocks.attention(s, x, i, qk_norm=c.qk_norm, only=only)
     mixed = latent.attention(s, x, i, c.latent)
     return mixed if only is None else ops.get_rows(mixed, only)
-
-
-def _fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
-    return h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
 def _read(s: Step, c: HeadConfig, x: Tensor) -> Graph:
@@ -174,7 +170,7 @@ def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
     last = c.decoder.num_hidden_layers - 1
     only = s.wanted if s.shape.rows > 1 else None
     kept = residual if only is None else ops.get_rows(residual, only)
-    out = _fed_forward(s, kept + _attention(s, c, x, last, only), last)
+    out = blocks.fed_forward(s, kept + _attention(s, c, x, last, only), last)
     final = blocks.norm(s, out, "output_norm")
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, c.draft_vocab_size, c.decoder.hidden_size)

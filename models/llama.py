@@ -15,5 +15,5 @@ def build(s: Step) -> Graph:
     for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
         h = x + blocks.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
-        x = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+        x = blocks.fed_forward(s, h, i)
     return blocks.head(s, x)

@@ -16,5 +16,5 @@ def build(s: Step) -> Graph:
         blocks.tap(s, x, i)
         normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
         h = x + blocks.attention(s, normed, i, qk_norm=True)
-        x = h + blocks.swiglu(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+        x = blocks.fed_forward(s, h, i)
     return blocks.head(s, x)

@@ -58,6 +58,29 @@ def test_a_variant_equals_the_loop(name: str, tmp_path: Path) -> None:
     session.close()
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_that_were_only_read_leave_what_computed_ones_leave(name: str, tmp_path: Path) -> None:
+    """Five rows are read, two are run and one of them wanted: the last row's outputs are those of
+    a step that computes all. Layers before the last attend, so that they need what attention does.
+    """
+    target = open_model(TINY / "llama_tied")
+    weights, options = variant(name)
+    head = open_head(saved(tmp_path / "head", weights, options), target)
+    given, found = features(weights["fc.weight"].shape[1]), []
+    for read in (0, 5):
+        session = open_session(threads=1, exact=True)
+        runner = DraftRunner(head, session, 64, cache_dtype=F32)
+        if read:
+            runner.read(Rows(TOKENS[:read], range(read), range(read)), given[:read])
+            runner.past = read
+        slots = range(read, COUNT)
+        rows = Rows(TOKENS[read:], slots, slots)
+        found.append(runner.step(rows, [COUNT - read - 1], given[read:], fed_back=False))
+        session.close()
+    for whole, parts in zip(*found, strict=True):
+        close(parts, whole)
+
+
 def close(got: Array, expected: Array) -> None:
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
 

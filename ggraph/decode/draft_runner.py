@@ -70,21 +70,18 @@ class DraftRunner:
             "tokens": padded(rows.tokens, bucket, 0),
             "positions": padded([p + self.offset for p in rows.positions], bucket, 0),
             "slots": padded(rows.slots, bucket, self._rows),
+            "mask": visibility(rows, bucket, context),
+            "length": np.array([reach], np.int32),
+            "wanted": padded(wanted, shape.wanted, 0),
             "hidden" if fed_back else "features": wide,
         }
-        if wanted:
-            given |= {
-                "mask": visibility(rows, bucket, context),
-                "length": np.array([reach], np.int32),
-                "wanted": padded(wanted, shape.wanted, 0),
-            }
-            if self.model.sliding_window is not None:
-                given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
+        if self.model.sliding_window is not None:
+            given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
         return self.session.run((self.model.name, shape), given)
 
     def ready(self, rows: int, wanted: int, reach: int, *, fed_back: bool) -> DraftShape:
         """The bucket of a step of `rows` rows that see `reach` slots, planned on first use."""
-        context = context_bucket(reach if wanted else 1, self._rows)
+        context = context_bucket(reach, self._rows)
         found = self._ready.get((rows, wanted, context, fed_back))
         if found is None:
             seen = row_bucket(wanted) if wanted else 0

@@ -109,7 +109,7 @@ class Adaptive:
         habits.waiting += 1
         if habits.is_cheap:
             if turn:
-                habits.waiting = 0
+                habits.late, habits.waiting = False, 0
             return most if turn else 0
         if not turn or 0 < habits.asking <= held:
             return 0

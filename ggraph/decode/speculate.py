@@ -129,7 +129,6 @@ class Speculator:
         self._names = tuple(d.name for d in self.drafters)
         self._seen: list[Seen] = []
         self._told: dict[str, int] = {}  # how much of it each drafter knows
-        self._asking = 0.0  # seconds that drafting took in this round
 
     def generate(
         self,
@@ -235,7 +234,7 @@ class Speculator:
         """Ask, verify, keep; `left` bounds the tokens that may still be emitted."""
         runner, stats = self.engine.runner, self.statistics
         begun = time.perf_counter()
-        draft = self._draft(min(left - 1, runner.context - runner.past - 1))
+        draft, asking = self._draft(min(left - 1, runner.context - runner.past - 1))
         if draft or self.law is not None:
             rows = verification_rows(token, draft, runner.past)
             chosen = time.perf_counter()
@@ -248,8 +247,8 @@ class Speculator:
         verified = time.perf_counter()
         stats.note(draft, kept)
         self.policy.learn(draft, kept, verified - ready)
-        stats.draft_seconds += self._asking
-        stats.host_seconds += chosen - begun - self._asking + time.perf_counter() - verified
+        stats.draft_seconds += asking
+        stats.host_seconds += chosen - begun - asking + time.perf_counter() - verified
         return kept
 
     def _plain(self, token: int, pick: Pick, accept: Accept) -> int:
@@ -280,8 +279,9 @@ class Speculator:
         stats.host_seconds += time.perf_counter() - chosen
         return kept
 
-    def _draft(self, room: int) -> Draft:
-        """The draft that is worth most of those that are asked for; none where none is worth it."""
+    def _draft(self, room: int) -> tuple[Draft, float]:
+        """The draft that is worth most of those that are asked for, none where none is worth it;
+        and the seconds that asking took."""
         policy, best, held, spent = self.policy, NOTHING, 0.0, 0.0
         policy.begin(self.engine.runner.past)
         for drafter in self.drafters:
@@ -296,8 +296,7 @@ class Speculator:
             draft, worth = policy.weigh(drafter.name, draft, took)
             if worth > held:
                 best, held = draft, worth
-        self._asking = spent
-        return known(best, self.engine.runner.model.vocab_size) if best else best
+        return (known(best, self.engine.runner.model.vocab_size) if best else best), spent
 
     def _accept(self, draft: Draft, logits: Array, pick: Pick, accept: Accept, left: int) -> Kept:
         ends, law = self.engine.ends, self.law
