@@ -1,5 +1,9 @@
 """Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
 
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from ggraph import dtype as dt
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, dot_variant, host, plain
 from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
@@ -44,7 +49,7 @@ def test_rows_come_back_exactly(dtype: DType, n: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@given(n=st.integers(1, 70), blocks=st.integers(1, 3), m=st.integers(0, 13), seed=st.integers(0, 9))
+@given(n=st.integers(1, 70), blocks=st.integers(1, 3), m=st.integers(0, 27), seed=st.integers(0, 9))
 def test_product_against_float64(dtype: DType, n: int, blocks: int, m: int, seed: int) -> None:
     k = columns(dtype, blocks)
     rng = np.random.default_rng(seed)
@@ -83,17 +88,27 @@ def test_quantised_activations(seed: int, scale: float) -> None:
     assert np.allclose(sums, meaning.reshape(3, 3, 32).sum(-1), rtol=1e-5, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("dtype", [dt.Q4_1, dt.Q5_0, dt.Q8_0, dt.Q6_K], ids=str)
-def test_the_plain_fallback_gives_the_same_bits(dtype: DType, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    import ctypes
+def variants() -> dict[str, Isa]:
+    """What this host can also run: no special products, and vectors of 256 bits."""
+    here = host()
+    narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
+    found = {"plain": plain()}
+    if here.lanes > 8:
+        found["vnni of 256 bits"] = narrow
+    if here.dot == "vnni":
+        found["avx2"] = replace(narrow, dot="avx2")
+    return found
 
-    from ggraph.backends.cpu.program import Assembler
 
-    n, k, m = 37, columns(dtype, 2), 5
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("dtype", [dt.Q4_1, dt.Q5_0, dt.Q8_0, dt.Q6_K, dt.F16, dt.BF16], ids=str)
+def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path: Path) -> None:
+    n, k, m = 37, columns(dtype, 2), 14
     x, _ = activations(dtype, np.random.default_rng(1).normal(size=(m, k)).astype(np.float32))
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
     want = product(dtype, tiles, x, n, k, threads=1)
-    jit = Jit(plain(), tmp_path)
+    isa = variants()[variant]
+    jit = Jit(isa, tmp_path)
     y = np.zeros((m, n), np.float32)
     asm = Assembler(jit)
     name = "matmul_" + layout_of(dtype).name
@@ -103,7 +118,7 @@ def test_the_plain_fallback_gives_the_same_bits(dtype: DType, tmp_path) -> None:
     entry(jit.address(name))(code.ctypes.data, 0, 1)
     assert np.array_equal(y, want)
     assert jit.compiled == [name]
-    again = Jit(plain(), tmp_path)
+    again = Jit(isa, tmp_path)
     assert again.address(name) and again.compiled == [], "the second load comes from the cache"
 
 
@@ -116,7 +131,11 @@ def test_vnni_is_chosen_and_selected() -> None:
     here = host()
     lake = Isa(here.triple, "alderlake", "+avx2,+fma,+f16c,+avxvnni", "vnni")
     text = assembly("matmul_n4m", lake)
-    assert "vpdpbusd" in text and "vpmaddubsw" not in text
+    assert "vpdpbusd" in text and "vpmaddubsw" not in text and "zmm" not in text
+    wide = "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512vnni"
+    for name in ("matmul_n4m", "matmul_b8", "matmul_n5m", "matmul_f16"):
+        text = assembly(name, Isa(here.triple, "icelake-server", wide, "vnni"))
+        assert "zmm" in text and ("vpdpbusd" in text) == (name != "matmul_f16")
 
 
 def test_bad_requests() -> None:

@@ -45,7 +45,7 @@ def number_at(kind: str, row: Val, d: Val) -> Val:
 def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
     """Eight cache numbers as float32, `i` after those at the address that `number_at` gave."""
     if kind == "f16":
-        return words.load_f16x8(k, at + i * 2)
+        return words.load_f16(k, at + i * 2)
     if kind == "f32":
         return k.load(at + i * 4, F32X8)
     block = at + i // Q8_BLOCK * Q8_BYTES

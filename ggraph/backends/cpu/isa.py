@@ -45,6 +45,12 @@ class Isa:
         return f"{self.triple}|{self.cpu}|{self.features}|{self.dot}"
 
     @property
+    def lanes(self) -> int:
+        """Numbers of 32 bits in a vector of integer products: 16 where 512 bits are at hand."""
+        wide = {"+avx512vnni", "+avx512bw"} <= set(self.features.split(","))
+        return 16 if wide and self.dot == "vnni" else 8
+
+    @property
     def is_x86(self) -> bool:
         """Whether x86 intrinsics may be emitted."""
         return self.triple.startswith(("x86_64", "i686"))

@@ -4,7 +4,8 @@ A thread takes a share of the weight tiles and meets each tile with all rows of 
 time, so that unpacking is shared. A row's sums are formed in the same order whatever m, the row's
 position or the thread count: bits never depend on the batch.
 
-Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z minimum.
+Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z minimum; a part is
+what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 bits).
 """
 
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import (
+    F32,
     F32X8,
-    I8X32,
+    I8,
     I32,
     I64,
     KERNELS,
@@ -24,6 +26,7 @@ from ggraph.backends.cpu.simd import (
     Kernel,
     KernelSpec,
     Val,
+    vec,
 )  # fmt: skip
 from ggraph.backends.cpu.tiles import (
     BLOCK,
@@ -39,14 +42,22 @@ from ggraph.backends.cpu.tiles import (
     Packed,
 )  # fmt: skip
 
-ROWS = 5  # rows of x per pass
-FLOAT_ROWS = 3
+ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
+FLOAT_ROWS = {8: 3, 16: 8}
 AHEAD = 2048  # bytes between use and prefetch; from 8192 on, some lines have left the nearest cache
 FLOAT_AHEAD = 1024  # the same for float weights, whose lines are used up faster
 ARGS = "w x y n k m xs ys add adds"
 ID_ARGS = "w x y ids n k m u xs xu ys es experts"
-HALVES = range(TILE // HALF)
 Pass = Callable[[int, Val, Val], None]
+
+
+def _parts(k: Kernel, tile: int = TILE) -> range:
+    """The vectors that a tile's outputs are spread over."""
+    return range(tile // k.isa.lanes)
+
+
+def _floats(k: Kernel) -> ir.VectorType:
+    return vec(F32, k.isa.lanes)
 
 
 def _prefetch(k: Kernel, address: Val, nbytes: int) -> None:
@@ -60,10 +71,14 @@ def _prefetch(k: Kernel, address: Val, nbytes: int) -> None:
 
 
 def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
-    """Weights of columns 4 * group .. + 3, one x32 vector for each half of the tile."""
-    stored = group % GROUP if layout.nibbles else group
-    at = [layout.codes_at + (stored * len(HALVES) + h) * 32 for h in HALVES]
-    raw = [k.load(block + a, I8X32) for a in at]
+    """Weights of columns 4 * group .. + 3, one vector of bytes for each part of the tile."""
+    width = k.isa.lanes * GROUP
+
+    def load(stored: int) -> list[Val]:
+        first = layout.codes_at + stored * TILE * GROUP
+        return [k.load(block + (first + p * width), vec(I8, width)) for p in _parts(k)]
+
+    raw = load(group % GROUP if layout.nibbles else group)
     if not layout.nibbles:
         return raw
     if group < BLOCK // GROUP // 2:
@@ -72,75 +87,76 @@ def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
         codes = [words.high_nibbles(k, r) for r in raw]
     if not layout.fifth:
         return codes
-    # Loaded anew by every group: registers hold sums.
-    at = [layout.codes_at + (layout.groups * len(HALVES) + h) * 32 for h in HALVES]
-    planes = [k.load(block + a, I8X32) for a in at]
+    planes = load(layout.groups)  # anew by every group: registers hold sums
     return [c | words.fifth_bits(k, p, group) for c, p in zip(codes, planes, strict=True)]
 
 
-def load_scales(k: Kernel, layout: Layout, address: Val) -> Val:
-    """Eight scales or minimums as float32."""
+def _load_scales(k: Kernel, layout: Layout, first: Val) -> list[Val]:
+    """A tile's scales or minimums as float32, by part."""
+    lanes = k.isa.lanes
+    at = [first + p * lanes * layout.scale_bytes for p in _parts(k)]
     if layout.scale_bytes == 2:
-        return words.load_f16x8(k, address)
-    return k.load(address, F32X8)
+        return [words.load_f16(k, a, lanes) for a in at]
+    return [k.load(a, _floats(k)) for a in at]
 
 
 def _integer_sums(k: Kernel, layout: Layout, block: Val, rows: list[Val], sub: int) -> list[Val]:
-    """For each (half, row) the int32 x8 sums of code products over one scale's columns."""
-    dots = [[words.Dot(k, layout.bits, layout.signed) for _ in rows] for _ in HALVES]
+    """For each (part, row) the int32 sums of code products over one scale's columns."""
+    parts = _parts(k)
+    dots = [[words.Dot(k, layout.bits, layout.signed) for _ in rows] for _ in parts]
     per_sub = BLOCK // GROUP // layout.subs
     for group in range(sub * per_sub, (sub + 1) * per_sub):
         weights = _codes(k, layout, block, group)
         for r, x in enumerate(rows):
-            four = words.broadcast4(k, x + GROUP * group)
-            for h in HALVES:
-                dots[h][r].step(weights[h], four)
-        words.Dot.settle([dots[h][r] for h in HALVES for r in range(len(rows))])
+            four = words.broadcast4(k, x + GROUP * group, k.isa.lanes)
+            for p in parts:
+                dots[p][r].step(weights[p], four)
+        words.Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
         k.keep_order()
-    return [dots[h][r].result() for h in HALVES for r in range(len(rows))]
+    return [dots[p][r].result() for p in parts for r in range(len(rows))]
 
 
-def _minimums(k: Kernel, layout: Layout, block: Val, h: int) -> Val:
-    width = HALF * layout.scale_bytes
+def _minimums(k: Kernel, layout: Layout, block: Val) -> list[Val]:
     if layout.stored_minimum:
-        return load_scales(k, layout, block + (layout.minimum_at + h * width))
-    return load_scales(k, layout, block + h * width) * float(-layout.zero)
+        return _load_scales(k, layout, block + layout.minimum_at)
+    return [scales * float(-layout.zero) for scales in _load_scales(k, layout, block)]
 
 
 def _block(k: Kernel, layout: Layout, block: Val, rows: list[Val], sums: list[Val]) -> None:
-    """Add one block's products to the sums of every (half, row)."""
-    width = HALF * layout.scale_bytes
+    """Add one block's products to the sums of every (part, row)."""
+    kind, parts = _floats(k), _parts(k)
     for sub in range(layout.subs):
         ints = _integer_sums(k, layout, block, rows, sub)
-        at = [block + (sub * len(HALVES) + h) * width for h in HALVES]
-        scales = [load_scales(k, layout, a) for a in at]
+        scales = _load_scales(k, layout, block + sub * TILE * layout.scale_bytes)
         totals = []
         for r, x in enumerate(rows):
-            one = words.broadcast(k, x + X_SCALE)
-            for h in HALVES:
-                product = k.cast("sitofp", ints[h * len(rows) + r], F32X8)
-                home = sums[h * len(rows) + r]
-                totals.append(words.fma(k, product, scales[h] * one, k.load(home, F32X8)))
+            one = words.broadcast(k, x + X_SCALE, k.isa.lanes)
+            for p in parts:
+                product = k.cast("sitofp", ints[p * len(rows) + r], kind)
+                home = sums[p * len(rows) + r]
+                totals.append(words.fma(k, product, scales[p] * one, k.load(home, kind)))
             k.keep_order()
         if layout.has_minimum:
             k.keep_order()
             totals = _less_minimums(k, layout, block, rows, totals)
         for i, total in enumerate(totals):
-            k.store(sums[i % 2 * len(rows) + i // 2], total)
+            k.store(sums[i % len(parts) * len(rows) + i // len(parts)], total)
 
 
 def _less_minimums(
     k: Kernel, layout: Layout, block: Val, rows: list[Val], totals: list[Val]
 ) -> list[Val]:
-    """Totals of every (row, half) and what the minimums add."""
-    minimums = [_minimums(k, layout, block, h) for h in HALVES]
-    sums = [words.broadcast(k, x + X_SUM) for x in rows]
-    return [words.fma(k, minimums[i % 2], sums[i // 2], total) for i, total in enumerate(totals)]
+    """Totals of every (row, part) and what the minimums add."""
+    minimums = _minimums(k, layout, block)
+    sums = [words.broadcast(k, x + X_SUM, k.isa.lanes) for x in rows]
+    n = len(minimums)
+    return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]
 
 
-def _homes(home: Val, tile: int, count: int) -> list[Val]:
-    """Addresses of the sums of each (half, row); a row's outputs are contiguous."""
-    return [home + (r * tile + h * HALF) * 4 for h in range(tile // HALF) for r in range(count)]
+def _homes(k: Kernel, home: Val, tile: int, count: int) -> list[Val]:
+    """Addresses of the sums of each (part, row); a row's outputs are contiguous."""
+    lanes = k.isa.lanes
+    return [home + (r * tile + p * lanes) * 4 for p in _parts(k, tile) for r in range(count)]
 
 
 def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
@@ -150,9 +166,9 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
 
     def run(count: int, tile: Val, x: Val) -> None:
         """Sums of `count` rows from `x` with `tile`'s weights, left in `home`."""
-        sums = _homes(home, TILE, count)
+        sums = _homes(k, home, TILE, count)
         for at in sums:
-            k.store(at, k.const(0.0, F32X8))
+            k.store(at, k.const(0.0, _floats(k)))
         starts = [k.opaque(x + xs * r) for r in range(count)]
         for b in k.loop(0, blocks):
             block = tile + b * layout.block_bytes
@@ -165,30 +181,30 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
 
 def _load_floats(k: Kernel, layout: FloatLayout, address: Val) -> Val:
     if layout.element == "f16":
-        return words.load_f16x8(k, address)
+        return words.load_f16(k, address, k.isa.lanes)
     if layout.element == "bf16":
-        return words.load_bf16x8(k, address)
-    return k.load(address, F32X8)
+        return words.load_bf16(k, address, k.isa.lanes)
+    return k.load(address, _floats(k))
 
 
 def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
     columns, xs = k.words("k xs")
-    step, halves = layout.element_bytes, range(layout.tile // HALF)
+    step, parts = layout.element_bytes, _parts(k, layout.tile)
 
     def run(count: int, tile: Val, x: Val) -> None:
         """The same with float weights and float activations, sums in registers."""
-        sums = [[k.var(0, F32X8) for _ in range(count)] for _ in halves]
+        sums = [[k.var(0, _floats(k)) for _ in range(count)] for _ in parts]
         starts = [k.opaque(x + xs * r) for r in range(count)]
         for c in k.loop(0, columns):
             at = tile + c * (layout.tile * step)
             _prefetch(k, at + FLOAT_AHEAD, layout.tile * step)
-            ones = [words.broadcast(k, start + c * 4) for start in starts]
-            for h in halves:
-                w = _load_floats(k, layout, at + h * HALF * step)
-                for total, one in zip(sums[h], ones, strict=True):
+            ones = [words.broadcast(k, start + c * 4, k.isa.lanes) for start in starts]
+            for p in parts:
+                w = _load_floats(k, layout, at + p * k.isa.lanes * step)
+                for total, one in zip(sums[p], ones, strict=True):
                     total.value = words.fma(k, w, one, total.value)
                 k.keep_order()
-        for at, total in zip(_homes(home, layout.tile, count), chain(*sums), strict=True):
+        for at, total in zip(_homes(k, home, layout.tile, count), chain(*sums), strict=True):
             k.store(at, total.value)
 
     return run
@@ -292,14 +308,14 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
                     weights = w + es * expert + t * walk.tile_bytes
                     walk.run(1, weights, x + xs * (pair // u) + xu * (pair % u))
                 with none:
-                    for at in _homes(walk.home, walk.tile, 1):
-                        k.store(at, k.const(float("nan"), F32X8))
+                    for at in _homes(k, walk.home, walk.tile, 1):
+                        k.store(at, k.const(float("nan"), _floats(k)))
             _write_row(k, walk.tile, walk.home, y + ys * pair + column, k.const(0, I64), left)
 
 
 def _build(k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None]) -> None:
     columns = k.arg("k")
-    rows = FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS
+    rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
     home = k.scratch(rows * layout.tile * 4)
     if isinstance(layout, FloatLayout):
         size = columns * (layout.tile * layout.element_bytes)

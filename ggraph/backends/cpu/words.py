@@ -14,6 +14,7 @@ from ggraph.backends.cpu.simd import (
     F32,
     F32X8,
     I1,
+    I8,
     I8X32,
     I16,
     I16X16,
@@ -38,25 +39,25 @@ def fma(k: Kernel, a: Val, b: Val, c: Val) -> Val:
     return k.intrinsic(name, t, k.same(a, c), k.same(b, c), c)
 
 
-def load_f16x8(k: Kernel, address: Val) -> Val:
-    """Eight half floats as float32."""
-    return k.cast("fpext", k.load(address, vec(F16, 8)), F32X8)
+def load_f16(k: Kernel, address: Val, lanes: int = 8) -> Val:
+    """Half floats as float32."""
+    return k.cast("fpext", k.load(address, vec(F16, lanes)), vec(F32, lanes))
 
 
-def load_bf16x8(k: Kernel, address: Val) -> Val:
-    """Eight bfloat16 numbers as float32: their bits are the upper half."""
-    wide = k.cast("zext", k.load(address, vec(I16, 8)), I32X8)
-    return k.cast("bitcast", wide << 16, F32X8)
+def load_bf16(k: Kernel, address: Val, lanes: int = 8) -> Val:
+    """bfloat16 numbers as float32: their bits are the upper half."""
+    wide = k.cast("zext", k.load(address, vec(I16, lanes)), vec(I32, lanes))
+    return k.cast("bitcast", wide << 16, vec(F32, lanes))
 
 
-def broadcast4(k: Kernel, address: Val) -> Val:
-    """Four bytes at `address`, repeated in each of 8 lanes: int8 x32."""
-    return k.cast("bitcast", k.splat(k.load(address, I32), 8), I8X32)
+def broadcast4(k: Kernel, address: Val, lanes: int = 8) -> Val:
+    """Four bytes at `address`, repeated in each lane: int8 x32 for 8 lanes."""
+    return k.cast("bitcast", k.splat(k.load(address, I32), lanes), vec(I8, 4 * lanes))
 
 
-def broadcast(k: Kernel, address: Val) -> Val:
-    """One float32 at `address` in each of 8 lanes."""
-    return k.splat(k.load(address, F32), 8)
+def broadcast(k: Kernel, address: Val, lanes: int = 8) -> Val:
+    """One float32 at `address` in each lane."""
+    return k.splat(k.load(address, F32), lanes)
 
 
 def hsum(k: Kernel, x: Val) -> Val:
@@ -166,7 +167,9 @@ def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
 
 
 class Dot:
-    """Sums, in each of 8 int32 lanes, products of four weights and four activations per step.
+    """Sums, in each int32 lane, products of four weights and four activations per step.
+
+    Vectors have `k.isa.lanes` lanes: 8, or 16 where the processor multiplies 512 bits at once.
 
     |weight| <= 2**bits; unsigned weights unless `signed`. Activations lie in [-127, 127].
     pmaddubsw adds pairs of products in int16, so `room` steps fit before they must be widened:
@@ -182,13 +185,13 @@ class Dot:
         self.total: Val | None = None  # int32 x8
 
     def step(self, w: Val, x: Val) -> None:
-        """Add the products of x32 weights and x32 activations, four per lane."""
+        """Add the products of int8 weights and activations, four per lane."""
         {"avx2": self._avx2, "vnni": self._vnni, "sdot": self._sdot}.get(
             self.k.isa.dot, self._plain
         )(w, x)
 
     def result(self) -> Val:
-        """The sums so far, int32 x8."""
+        """The sums so far, int32."""
         self._widen()
         return self._sum()
 
@@ -204,7 +207,8 @@ class Dot:
             setattr(d, name, value)
 
     def _sum(self) -> Val:
-        return self.total if self.total is not None else self.k.const(0, I32X8)
+        zero = self.k.const(0, vec(I32, self.k.isa.lanes))
+        return self.total if self.total is not None else zero
 
     def _add(self, wide: Val) -> None:
         self.total = wide if self.total is None else self.total + wide
@@ -219,8 +223,10 @@ class Dot:
         """|w| and x with w's sign: the same products with an unsigned left factor."""
         if not self.signed:
             return w, x
-        k = self.k
-        size = k.intrinsic("llvm.abs.v32i8", I8X32, w, ir.Constant(I1, 0))
+        k, count = self.k, w.v.type.count
+        size = k.intrinsic(f"llvm.abs.v{count}i8", w.v.type, w, ir.Constant(I1, 0))
+        if count > 32:  # there is no such instruction for 512 bits
+            return size, k.select(w < 0, k.const(0, x.v.type) - x, x)
         return size, k.intrinsic("llvm.x86.avx2.psign.b", I8X32, x, w)
 
     def _avx2(self, w: Val, x: Val) -> None:
@@ -231,12 +237,9 @@ class Dot:
             self._widen()
 
     def _vnni(self, w: Val, x: Val) -> None:
-        factors = [self.k.cast("bitcast", v, self._vnni_type()) for v in self._magnitude(w, x)]
-        name = "llvm.x86.avx512.vpdpbusd.256"
-        self.total = self.k.intrinsic(name, I32X8, self._sum(), *factors)
-
-    def _vnni_type(self) -> ir.Type:
-        return I8X32  # LLVM 20 and later take bytes
+        total = self._sum()
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * total.v.type.count}"  # bytes from LLVM 20 on
+        self.total = self.k.intrinsic(name, total.v.type, total, *self._magnitude(w, x))
 
     def _sdot(self, w: Val, x: Val) -> None:
         k, halves = self.k, []
