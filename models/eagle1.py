@@ -146,7 +146,7 @@ def open_eagle1(path: Path, checkpoint: Checkpoint, target: Model) -> FirstHead:
             raise ModelError(f"{path}: unknown tensor {name!r} in an EAGLE-1 head")
         if not np.isfinite(t.float32()).all():
             raise ModelError(f"{path}: {name!r} holds values that are not finite")
-        found[title] = replace(t, name=title)
+        found[title] = replace(t, name=title).widened()
     if found["fc.weight"].shape[0] != target.width:
         raise ModelError(
             f"{path}: the head is {found['fc.weight'].shape[0]} wide, {target.name} is "

@@ -240,6 +240,7 @@ def _head(
     for name, t in tensors.items():
         if t.dtype.is_float and not t.dtype.is_block and not np.isfinite(t.float32()).all():
             raise ModelError(f"{path}: {name!r} holds values that are not finite")
+    tensors = {name: t.widened() for name, t in tensors.items()}
     borrowed = _borrowed(path, config, tensors, target)
     head = Head(path.stem, config, tensors, borrowed, ids, masked)
     _try(head, path)

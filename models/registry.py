@@ -119,6 +119,7 @@ def open_model(path: Path) -> Model:
         catalogue = sanitize(checkpoint.tensors, config)
     if "rope_freqs.weight" not in catalogue and config.rope.freq_factors is not None:
         catalogue["rope_freqs.weight"] = _vector("rope_freqs.weight", config.rope.freq_factors)
+    catalogue = {name: t.widened() for name, t in catalogue.items()}
     return Model(path.stem if path.is_file() else path.name, config, catalogue, checkpoint)
 
 

@@ -197,6 +197,16 @@ def test_gather(kind: str, m: int, n: int) -> None:
     assert np.isnan(y[~known]).all()
 
 
+@given(m=ROWS, n=SIZES)
+def test_gather_integers(m: int, n: int) -> None:
+    x, y = np.random.default_rng(n).integers(-99, 99, (9, n)), np.zeros((m, n), np.int32)
+    held, ids = x.astype(np.int32), np.random.default_rng(m).integers(-2, 11, m).astype(np.int32)
+    call("gather_i32", x=held, ids=ids, y=y, m=m, n=n, xs=4 * n, ys=4 * n, limit=9)
+    known = (ids >= 0) & (ids < 9)
+    assert np.array_equal(y[known], held[ids[known]])
+    assert (y[~known] == np.iinfo(np.int32).min).all()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("m", [1, 2, 5, 8, 15, 16, 17, 33])
 def test_every_element_is_made_however_rows_or_columns_are_shared(m: int, threads: int) -> None:

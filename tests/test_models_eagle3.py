@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.draft import ROOT, Draft
 from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.eagle import EagleDrafter, TreeShape
@@ -77,6 +78,23 @@ def test_the_dynamic_tree_is_the_golden_one(session: Session, target: Model) -> 
     assert [0, *draft.depths()] == EXPECTED["tree_position"].tolist()
     assert np.array_equal(draft.visible(), EXPECTED["tree_mask"].astype(bool))
     assert np.array_equal(draft.leaf_paths(), EXPECTED["retrieve_indices"])
+
+
+def test_nothing_of_a_step_is_left_to_numpy(target: Model) -> None:
+    """One op without a kernel cuts a step in two, and costs more than all of a small head."""
+    timed = open_session(threads=2, profile=True)
+    backend = timed.backends["cpu"]
+    assert isinstance(backend, CpuBackend) and backend.profile is not None
+    backend.profile.on = True
+    head = DraftRunner(open_head(TINY / "eagle3_for_llama_tied", target), timed, CONTEXT)
+    for count in (1, 4):
+        rows, features = Rows(IDS[:count], range(count), range(count)), EXPECTED["features"]
+        _, hidden = head.step(rows, [count - 1], features[:count], fed_back=False)
+        head.read(rows, features[:count])
+        head.step(Rows(IDS[:1], [count], [count]), [0], hidden, fed_back=True)
+    assert len(backend.profile.times) > 8
+    assert not [name for name, _ in backend.profile.times if name.endswith("(NumPy)")]
+    timed.close()
 
 
 class Scripted:

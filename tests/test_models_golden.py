@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
 from models.convert import model_to_gguf
@@ -80,3 +81,24 @@ def test_the_older_rope_keys_load_too(tmp_path: Path) -> None:
     expected = np.load(folder / "expected.npz")
     got = run_all(folder, expected["ids"].tolist())
     assert spread_error(got["logits"], expected["logits"]) < TOLERANCE
+
+
+# What chooses experts has no kernels yet: NumPy computes these, in every layer.
+ROUTING = {"div", "get_rows", "mul", "soft_max", "sum_rows", "top_k"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_op_of_a_step_has_a_kernel(name: str) -> None:
+    """One without cuts a step in pieces; checkpoints store norms and biases in halves."""
+    session = open_session(threads=2, profile=True)
+    backend = session.backends["cpu"]
+    assert isinstance(backend, CpuBackend) and backend.profile is not None
+    backend.profile.on = True
+    runner = Runner(open_model(TINY / name), session, 64)
+    for count in (5, 1, 20):
+        runner.text(range(1, count + 1))
+    found = {op for op, _ in backend.profile.times}
+    session.close()
+    assert len(found) > 8
+    left = {op.split()[0] for op in found if op.endswith("(NumPy)")}
+    assert left == (ROUTING if name == "qwen3_moe" else set())

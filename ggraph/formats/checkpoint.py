@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.dtype import BF16, DType
+from ggraph.dtype import BF16, F32, DType
 from ggraph.formats.quants import dequantize
 
 Array = np.ndarray[Any, Any]
@@ -41,6 +41,14 @@ class RawTensor:
             raw = np.ascontiguousarray(self.data).view(np.uint8)
             return dequantize(raw.reshape(*self.shape[:-1], -1), self.dtype).reshape(self.shape)
         return np.array(self.data, np.float32)
+
+    def widened(self) -> "RawTensor":
+        """A vector of plain half-size numbers as float32, exactly; everything else as it is. Norms
+        and biases are small, and no kernel should have to know of their types."""
+        plain = self.dtype.is_float and not self.dtype.is_block
+        if len(self.shape) != 1 or not plain or self.dtype is F32:
+            return self
+        return RawTensor(self.name, F32, self.shape, self.float32())
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES, Q8_CODES
 MAX_ROTATED = 512  # dimensions of a head that can be rotated
 PIECE = 32  # columns of a row that one thread copies at least
 ONE = {"f32": 4, "f16": 2}  # bytes of a number
+MISSING = -(1 << 31)  # an integer of a row that does not exist
 
 
 Store = Callable[[Kernel, str, Val, Val], None]
@@ -225,11 +226,19 @@ def _rope(kind: str) -> KernelSpec:
 def _gather(kind: str) -> KernelSpec:
     size, step = (2 if kind == "f16" else 4), (Q8_BLOCK if kind == "q8_0" else 8)
 
+    missing = MISSING if kind == "i32" else float("nan")
+
+    def eight(k: Kernel, at: Val, i: int) -> Val:
+        return k.load(at + i * 4, I32X8) if kind == "i32" else load8(k, kind, at, i)
+
     def one(k: Kernel, at: Val) -> Val:
-        return k.cast("fpext", k.load(at, F16), F32) if kind == "f16" else k.load(at, F32)
+        if kind == "f16":
+            return k.cast("fpext", k.load(at, F16), F32)
+        return k.load(at, I32 if kind == "i32" else F32)
 
     def build(k: Kernel) -> None:
-        """y[r] = x[ids[r]], rows of n numbers by int32 ids; not a number beyond `limit` rows."""
+        """y[r] = x[ids[r]], rows of n numbers by int32 ids; beyond `limit` rows not a number, or
+        the least integer."""
         x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
         whole = n // step * step
         for r in k.share(m):
@@ -237,20 +246,20 @@ def _gather(kind: str) -> KernelSpec:
             known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
             row, out = x + xs * k.select(known, chosen, 0), y + ys * r
             for c in k.loop(0, whole, step):
-                at = number_at(kind, row, c)
+                at = row + c * 4 if kind == "i32" else number_at(kind, row, c)
                 for i in range(0, step, 8):
-                    value = k.select(known, load8(k, kind, at, i), float("nan"))
+                    value = k.select(known, eight(k, at, i), missing)
                     k.store(out + (c + i) * 4, value)
             if kind != "q8_0":
                 for c in k.loop(whole, n):
                     value = one(k, row + c * size)
-                    k.store(out + c * 4, k.select(known, value, float("nan")))
+                    k.store(out + c * 4, k.select(known, value, missing))
 
     name = "gather_" + kind
     KERNELS[name] = KernelSpec(name, ("x", "ids", "y", "m", "n", "xs", "ys", "limit"), build)
     return KERNELS[name]
 
 
-GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "q8_0")}
+GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "q8_0", "i32")}
 SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}
 ROPE = {kind: _rope(kind) for kind in ("f32", "f16")}

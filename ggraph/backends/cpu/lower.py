@@ -153,6 +153,21 @@ def _unary(kernel: str) -> Lower:
     return lower
 
 
+def _copy(low: Lowering, x: Launch) -> bool:
+    """Contiguous numbers of any type whose bytes are whole words, as words."""
+    a, y = x.sources[0].tensor, x.result.tensor
+    if not a.is_contiguous or not y.is_contiguous or a.nbytes % 4:
+        return False
+    row = a.nbytes if len(a.shape) < 2 else a.nbytes // a.shape[0]
+    if not row or row % 4:
+        return False
+    low.add(
+        "copy", x=low.at(x.sources[0]), y=low.at(x.result), m=a.nbytes // row, n=row // 4,
+        xs=row, ys=row,
+    )  # fmt: skip
+    return True
+
+
 def _concat(low: Lowering, x: Launch) -> bool:
     """Float rows side by side: one strided copy per source."""
     y = x.result.tensor
@@ -302,8 +317,8 @@ LOWERINGS: dict[str, Lower] = {
     "relu": _unary("relu"),
     "exp": _unary("exp"),
     "neg": _unary("neg"),
-    "cont": _unary("copy"),
-    "dup": _unary("copy"),
+    "cont": _copy,
+    "dup": _copy,
     "scale": _scale,
     "concat": _concat,
     "rope": _rope,
