@@ -1,5 +1,7 @@
 """Helpers of the CPU tests: run one kernel as a flat program, and make raw weights."""
 
+import ctypes
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,7 +10,8 @@ import numpy as np
 from ggraph import dtype as dt
 from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise, slots  # noqa: F401
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
-from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.isa import Isa, host, plain
+from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
@@ -28,6 +31,27 @@ def call(name: str, threads: int = 2, **values: Any) -> None:
     asm = Assembler(host_jit())
     asm.add(name, **values)
     pool(threads).run(asm.freeze())
+
+
+def variants() -> dict[str, Isa]:
+    """What this host can also run: no special products, and vectors of 256 bits."""
+    here = host()
+    narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
+    found = {"plain": plain()}
+    if here.lanes > 8:
+        found["vnni of 256 bits"] = narrow
+    if here.dot == "vnni":
+        found["avx2"] = replace(narrow, dot="avx2")
+    return found
+
+
+def call_with(jit: Jit, name: str, **values: Any) -> None:
+    """Run one kernel of another variant on one thread."""
+    asm = Assembler(jit)
+    asm.add(name, **values)
+    code = asm.freeze().code
+    entry = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    entry(jit.address(name))(code.ctypes.data, 0, 1)
 
 
 def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:

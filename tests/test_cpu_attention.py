@@ -1,14 +1,16 @@
 """Attention over a cache: float64 oracle, and bits that depend on the row alone."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import call
+from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.backends.cpu import attention
+from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
@@ -87,6 +89,20 @@ def test_against_float64(kind: str, shape: tuple[int, int, int], n: int, m: int,
     attend("attend_chunks_" + kind, 2, chunked)
     attend("merge_chunks", 4, chunked)
     assert np.array_equal(chunked["y"], a["y"]), "single chunks merge to the same bits"
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_variant_gives_the_same_bits(kind: str, variant: str, tmp_path: Path) -> None:
+    jit = Jit(variants()[variant], tmp_path)
+    for shape in SHAPES:
+        if kind == "q8_0" and shape[2] % 32:
+            continue
+        a = arguments(kind, 3, *shape, 143, 5)
+        attend("attention_" + kind, 2, a)
+        want, a["y"] = a["y"], np.zeros_like(a["y"])
+        call_with(jit, "attention_" + kind, **{k: v for k, v in a.items() if k != "mask"})
+        assert np.array_equal(a["y"], want), shape
 
 
 @pytest.mark.parametrize("kind", TYPES)

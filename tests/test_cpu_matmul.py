@@ -1,21 +1,26 @@
 """Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
 
-import ctypes
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
-from cpu_calls import activations, call, packed_weight, product, raw_weight
+from cpu_calls import (
+    activations,
+    call,
+    call_with,
+    packed_weight,
+    product,
+    raw_weight,
+    variants,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import dtype as dt
 from ggraph.backends.cpu.compiler import assembly
-from ggraph.backends.cpu.isa import Isa, dot_variant, host, plain
+from ggraph.backends.cpu.isa import Isa, dot_variant, host
 from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
@@ -88,18 +93,6 @@ def test_quantised_activations(seed: int, scale: float) -> None:
     assert np.allclose(sums, meaning.reshape(3, 3, 32).sum(-1), rtol=1e-5, atol=1e-5 * scale)
 
 
-def variants() -> dict[str, Isa]:
-    """What this host can also run: no special products, and vectors of 256 bits."""
-    here = host()
-    narrow = replace(here, features=here.features.replace("+avx512vnni", "-avx512vnni"))
-    found = {"plain": plain()}
-    if here.lanes > 8:
-        found["vnni of 256 bits"] = narrow
-    if here.dot == "vnni":
-        found["avx2"] = replace(narrow, dot="avx2")
-    return found
-
-
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("dtype", [dt.Q4_1, dt.Q5_0, dt.Q8_0, dt.Q6_K, dt.F16, dt.BF16], ids=str)
 def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path: Path) -> None:
@@ -110,12 +103,9 @@ def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path:
     isa = variants()[variant]
     jit = Jit(isa, tmp_path)
     y = np.zeros((m, n), np.float32)
-    asm = Assembler(jit)
     name = "matmul_" + layout_of(dtype).name
-    asm.add(name, w=tiles, x=x, y=y, n=n, k=k, m=m, xs=x.strides[0], ys=y.strides[0], add=0, adds=0)
-    code = asm.freeze().code
-    entry = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    entry(jit.address(name))(code.ctypes.data, 0, 1)
+    strides = {"xs": x.strides[0], "ys": y.strides[0]}
+    call_with(jit, name, w=tiles, x=x, y=y, n=n, k=k, m=m, add=0, adds=0, **strides)
     assert np.array_equal(y, want)
     assert jit.compiled == [name]
     again = Jit(isa, tmp_path)

@@ -123,7 +123,8 @@ def _aheads(k: Kernel, kind: str, at: Place, fresh: Val, first: Val) -> Aheads:
     """What to ask for, where nothing was yet for this chunk and head: of the next chunk keys beside
     keys and values beside values; in a thread's first chunk its own values and next keys too."""
     keys, values, ks, kh, vs, vh, kv_heads = k.words("k v ks kh vs vh kv_heads")
-    dims = k.select(kv_heads < k.arg("heads"), k.const(32, I64), 64)  # of a pass over values
+    few = 32 if k.isa.lanes == 8 else 64
+    dims = k.select(kv_heads < k.arg("heads"), k.const(few, I64), 64)  # of a pass over values
     turns = k.maximum(k.arg("hd") // dims, 1) * (CHUNK // 2)
     own_values = _own_rows(k, kind, values + vh * at.kv, vs, at)
     own_keys = _own_rows(k, kind, keys + kh * (at.kv + 1), ks, at)

@@ -55,6 +55,23 @@ def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
     return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
 
 
+def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
+    """The same, as many as a vector of products holds."""
+    if k.isa.lanes == 8:
+        return load8(k, kind, at, i)
+    if kind == "f16":
+        return words.load_f16(k, at + i * 2, k.isa.lanes)
+    return k.joined(load8(k, kind, at, i), load8(k, kind, at, i + 8))
+
+
+def load_pair(k: Kernel, kind: str, first: Val, second: Val, i: int) -> Val:
+    """Eight numbers of each of two rows side by side, as float32."""
+    if kind == "f16":
+        halves = k.joined(*(k.load(at + i * 2, vec(F16, 8)) for at in (first, second)))
+        return k.cast("fpext", halves, vec(F32, 16))
+    return k.joined(load8(k, kind, first, i), load8(k, kind, second, i))
+
+
 def _row_of(k: Kernel, index: Val, r: Val) -> Val:
     """The target row of row r: index[r] (int64), or r itself where there is no index."""
     row = k.var(r)

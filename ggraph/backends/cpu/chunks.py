@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.cache import ONE, load8, number_at
-from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var
+from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LOWEST
 from ggraph.backends.cpu.tiles import Q8_BLOCK
 
 CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
 MAX_QUERIES = 4  # queries handled together
-TOGETHER = 4  # keys handled together
-SUMS = 12  # of vectors that registers hold beside what they are made of
+FOUR = 4  # scores that are summed up together
+TOGETHER = {8: 4, 16: 8}  # keys handled together, by lanes: a vector of 16 holds parts of two
+SUMS = {8: 12, 16: 16}  # of vectors that registers hold beside what they are made of
 LINE = 64  # bytes of a cache line
 
 
@@ -87,42 +88,63 @@ def _entry(k: Kernel, table: Val, position: Val) -> Val:
 
 
 def _dots(k: Kernel, job: Job, position: Val, positions: int, first: int, count: int) -> None:
-    """Scores of `positions` keys, one or `TOGETHER`, for `count` queries, into job.scores."""
+    """Scores of `positions` keys, one or a multiple of four, for `count` queries, into job.scores.
+    The sum of a key has eight lanes in any case, and thus the same bits."""
     hd = k.arg("hd")
     keys = [_entry(k, job.keys, position + p) for p in range(positions)]
-    sums = [[k.var(0, F32X8) for _ in keys] for _ in range(count)]
+    pairs = k.isa.lanes > 8 and positions > 1
+    sums = [
+        [k.var(0, vec(F32, 16 if pairs else 8)) for _ in range(0, positions, 1 + pairs)]
+        for _ in range(count)
+    ]
     rows = [job.q + hd * (g * 4) for g in range(first, first + count)]
     step = Q8_BLOCK if job.kind not in ONE else 8
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
-            for p, key in enumerate(keys):
-                loaded = load8(k, job.kind, number_at(job.kind, key, d), i)
+            if pairs:
+                queries = [k.joined(q, q) for q in queries]
+            at = [number_at(job.kind, key, d) for key in keys]
+            for v in range(len(sums[0])):
+                if pairs:
+                    loaded = load_pair(k, job.kind, at[2 * v], at[2 * v + 1], i)
+                else:
+                    loaded = load8(k, job.kind, at[v], i)
                 for g, query in enumerate(queries):
-                    sums[g][p].value = words.fma(k, query, loaded, sums[g][p].value)
+                    sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
-    scale = k.splat(k.arg("scale"), TOGETHER)
+    scale = k.splat(k.arg("scale"), FOUR)
     for g in range(count):
-        at = job.scores + (position + (first + g) * CHUNK) * 4
-        dots = _sums4(k, [sums[g][p % positions].value for p in range(TOGETHER)]) * scale
-        k.store(at, dots if positions == TOGETHER else k.lane(dots, 0))
+        to = job.scores + (position + (first + g) * CHUNK) * 4
+        found = [s.value for s in sums[g]]
+        if pairs:
+            found = [k.shuffle(s, s, range(h, h + 8)) for s in found for h in (0, 8)]
+        if positions == 1:
+            k.store(to, k.lane(_sums4(k, found * FOUR) * scale, 0))
+            continue
+        for p in range(0, positions, FOUR):
+            k.store(to + p * 4, _sums4(k, found[p : p + FOUR]) * scale)
 
 
 def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
     """The same for all queries of the job: as many at once as registers hold sums of."""
-    at_once = job.count if job.count * TOGETHER <= SUMS else 2
+    vectors = positions * 8 // k.isa.lanes
+    at_once = job.count if job.count * vectors <= SUMS[k.isa.lanes] else 2
     for first in range(0, job.count, at_once):
         _dots(k, job, position, positions, first, min(at_once, job.count - first))
 
 
 def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
     """Biased scores of the chunk's `length` positions; returns the largest for each query."""
-    whole = length // TOGETHER * TOGETHER
-    for position in k.loop(0, whole, TOGETHER):
-        for ahead in job.aheads[0]:
-            _ask(k, ahead, TOGETHER)
-        _all_dots(k, job, position, TOGETHER)
-    for position in k.loop(whole, length):
+    together, done = TOGETHER[k.isa.lanes], k.const(0, I64)
+    while together >= FOUR:
+        whole = length // together * together
+        for position in k.loop(done, whole, together):
+            for ahead in job.aheads[0]:
+                _ask(k, ahead, together)
+            _all_dots(k, job, position, together)
+        together, done = together // 2, whole
+    for position in k.loop(done, length):
         _all_dots(k, job, position, 1)
     tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
     for i in k.loop(0, length, 8):
@@ -148,19 +170,21 @@ def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
 
 
 def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> None:
-    """Sums of values weighted by job.scores, `width` vectors of 8 dimensions at a time."""
+    """Sums of values weighted by job.scores, `width` vectors of dimensions at a time."""
     hd = k.arg("hd")
 
-    def dims(d: Val, count: int) -> None:
-        sums = [[k.var(0, F32X8) for _ in range(count)] for _ in out]
+    def dims(d: Val, count: int, lanes: int) -> None:
+        sums = [[k.var(0, vec(F32, lanes)) for _ in range(count)] for _ in out]
+        load = load_wide if lanes == k.isa.lanes else load8
 
         def one(position: Val) -> None:
             """Add the values of one position of the chunk."""
             at = number_at(job.kind, _entry(k, job.values, position), d)
             score = job.scores + position * 4
-            weights = [words.broadcast(k, score + g * (CHUNK * 4)) for g in range(job.count)]
+            scores = [score + g * (CHUNK * 4) for g in range(job.count)]
+            weights = [words.broadcast(k, s, lanes) for s in scores]
             for i in range(count):
-                value = load8(k, job.kind, at, i * 8)
+                value = load(k, job.kind, at, i * lanes)
                 for g, weight in enumerate(weights):
                     sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
 
@@ -174,14 +198,15 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
             one(position)
         for g, target in enumerate(out):
             for i in range(count):
-                k.store(target + (d + i * 8) * 4, sums[g][i].value)
+                k.store(target + (d + i * lanes) * 4, sums[g][i].value)
 
-    whole = hd // (8 * width) * (8 * width)
-    for d in k.loop(0, whole, 8 * width):
-        dims(d, width)
-    if width > 1 and job.kind in ONE:
+    step = k.isa.lanes * width
+    whole = hd // step * step
+    for d in k.loop(0, whole, step):
+        dims(d, width, k.isa.lanes)
+    if step > 8 and job.kind in ONE:
         for d in k.loop(whole, hd, 8):
-            dims(d, 1)
+            dims(d, 1, 8)
 
 
 def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
@@ -190,7 +215,12 @@ def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
     for g, (top, state) in enumerate(zip(tops, states, strict=True)):
         k.store(state, top)
         k.store(state + 4, _exponentials(k, job, g, length, top))
-    width = {1: 8, 2: 4, 3: 4}.get(job.count, 2) if job.kind in ONE else Q8_BLOCK // 8
+    if job.kind not in ONE:
+        width = Q8_BLOCK // k.isa.lanes
+    elif k.isa.lanes > 8:
+        width = 4
+    else:
+        width = {1: 8, 2: 4, 3: 4}.get(job.count, 2)
     _weighted(k, job, length, [s + HEAD for s in states], width)
 
 

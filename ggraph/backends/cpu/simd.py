@@ -268,6 +268,10 @@ class Kernel:
         mask = ir.Constant(vec(I32, len(lanes)), list(lanes))
         return Val(self, self.b.shuffle_vector(a.v, b.v, mask))
 
+    def joined(self, a: Val, b: Val) -> Val:
+        """The lanes of a, then those of b."""
+        return self.shuffle(a, b, range(2 * a.v.type.count))
+
     def lane(self, value: Val, index: int | Val) -> Val:
         """One lane as a scalar."""
         at = index.v if isinstance(index, Val) else I32(index)
