@@ -189,18 +189,40 @@ def test_a_drafter_that_begins_to_be_right_is_found_again() -> None:
 
 
 def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> None:
-    """Right in every third round, a head is asked throughout behind texts in which it paid, and
-    hardly ever behind texts in which it never did, whatever it promised there."""
-    head, asked = Says("head", 0.15, 0.5), []
+    """A head reads the prompt, and with it makes its first guess, behind texts in which it paid."""
+    head = Says("head", 0.15, 0.5)
     for right in (4, 0):
         costs = known(0.06, 8, [head])
+        assert Adaptive(costs=costs).hopes("head"), "it was never tried"
         for _ in range(12):
             play(Adaptive(costs=costs), [head], [right] * 60, 0.06)
         assert (costs.worth("head") > 0) == (right > 0)
-        found = play(Adaptive(costs=costs), [head], [2, 0, 0] * 10, 0.06)
-        asked.append(len(found.asked))
-    assert asked[0] == 29, "all rounds but the one in which a plain step is made"
-    assert asked[1] <= 3, asked
+        assert Adaptive(costs=costs).hopes("head") == (right > 0)
+
+
+def test_a_guess_that_was_made_with_the_prompt_costs_nothing_in_the_next_round() -> None:
+    head = Says("head", 0.15, 0.5)
+    for chance, verified in ((0.9, 1), (0.1, 0)):
+        policy = Adaptive(costs=known(0.12, 8, [head]))
+        assert policy.rest(["head"], 100) > 0, "a question of its own cannot be afforded yet"
+        policy.was_read("head")
+        assert policy.rest(["head"], 100) <= 0
+        policy.begin(100)
+        assert policy.length("head", 8, 0.0) > 0
+        assert not policy.goes_on("head", [chance]), "a further guess has its price"
+        draft, _ = policy.weigh("head", Draft.chain([RIGHT], [chance]), PLAIN)
+        assert len(draft) == verified, "what is nearly sure puts half of a step's cost at stake"
+        assert policy.credit == DEBT
+        assert math.isclose(policy.costs.guess("head"), 0.15), "it tells nothing of the price"
+        policy.learn(draft, Kept((), (WRONG,)), PLAIN)
+        assert policy.rest(["head"], 101) > 0, "the text has gone on"
+    policy = Adaptive(costs=known(0.12, 8, [head]))
+    policy.was_read("head")
+    policy.rested(1, PLAIN)
+    assert policy.rest(["head"], 101) > 0
+    whole = Adaptive(most=8, whole=True, costs=known(0.12, 8, [head]))
+    whole.was_read("head")
+    assert whole.rest(["head"], 100) > 0, "of a tree the first guesses are the least part"
 
 
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
@@ -305,6 +327,20 @@ def test_costs_of_another_length_serve_until_there_are_own_ones() -> None:
     assert costs.longest == 5
 
 
+def test_a_machine_that_slows_down_for_a_while_changes_no_price() -> None:
+    """Half speed for a hundred steps at a time, and rows looked at in some of those alone."""
+    costs = Costs()
+    costs.settle(10)
+    for step in range(2000):
+        slow = 2.0 if step // 100 % 4 == 1 else 1.0
+        costs.note_step(1, slow * PLAIN)
+        if slow > 1 and step % 10 == 5:
+            costs.note_step(5, slow * 1.4 * PLAIN)
+            costs.note_guesses("head", 1, slow * 0.2 * PLAIN)
+    assert abs(costs.extra(5) - 0.4) < 0.1
+    assert abs(costs.guess("head") - 0.2) < 0.02
+
+
 def test_a_first_run_that_took_very_long_is_not_believed() -> None:
     costs = Costs()
     costs.settle(10)
@@ -350,6 +386,24 @@ def test_rows_that_were_never_measured_lie_between_or_above_those_that_were() ->
     for rows, steps in ((1, 1.0), (2, 1.1), (5, 1.7)) * 2:
         costs.note_step(rows, steps * PLAIN)
     assert 0.1 < costs.extra(3) < costs.extra(4) < 0.7 < costs.extra(6)
+
+
+def test_a_length_of_which_few_runs_are_known_is_drawn_to_the_others() -> None:
+    """Rows of 0.1 steps each, and one lucky run of seven rows that seemed to cost nothing."""
+    costs = known(0.1, 4)
+    for _ in range(20):
+        for rows in (1, 2, 3, 4, 5):
+            costs.note_step(rows, (1 + 0.1 * (rows - 1)) * PLAIN)
+    costs.note_step(7, PLAIN)
+    assert costs.extra(7) == 0.0
+    found = costs.extras(9)
+    assert found[0] == 0.0 and found == sorted(found)
+    assert all(math.isclose(found[n], 0.1 * n, abs_tol=0.02) for n in range(5))
+    assert found[6] > 0.4
+    for _ in range(40):
+        costs.note_step(7, 1.2 * PLAIN)
+    assert costs.extras(9)[6] < 0.45, "what was measured often is believed"
+    assert Costs().extras(3) == [0.0, 0.1, 0.2]
 
 
 def test_costs_of_another_length_count_with_the_attention_of_this_one() -> None:

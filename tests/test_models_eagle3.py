@@ -206,7 +206,7 @@ def test_a_head_reads_the_prompt_in_the_prompts_time_where_it_may_be_asked(
     first, before = next(stream), engine.statistics.prompt_seconds
     assert not read, "nobody waits for the first token longer"
     assert [first, *stream] == plain(session, target, IDS[:12], 20)
-    assert read == ([(11, 0.0)] if hoping else []), "the last row waits for the first question"
+    assert read == ([(12, 0.0)] if hoping else []), "with the last row the first guess is made"
     assert engine.statistics.prompt_seconds > before
 
 
@@ -279,7 +279,7 @@ def test_a_window_reads_the_end_of_what_waits(
 def test_a_prompt_that_was_read_beforehand_gives_the_same_draft(
     session: Session, target: Model
 ) -> None:
-    """Behind a prompt of 41 rows: 1 is passed over, 32 are read, 8 wait for a question."""
+    """Of a prompt of 41 rows 1 is passed over, 32 are only read, 8 make the first guess."""
     features = EXPECTED["features"]
     head = open_head(TINY / "eagle3_for_llama_tied", target)
     eager = EagleDrafter(
@@ -292,7 +292,7 @@ def test_a_prompt_that_was_read_beforehand_gives_the_same_draft(
     eager.begin(ids[0])
     eager.observe(ids[1:42], wide[:41])
     eager.read()
-    assert (eager.runner.past, eager.runner.offset) == (32, 1)
+    assert (eager.runner.past, eager.runner.offset) == (40, 1)
     plain.begin(ids[1])
     plain.observe(ids[2:42], wide[1:41])
     assert eager.propose(4).tokens == plain.propose(4).tokens
@@ -301,4 +301,4 @@ def test_a_prompt_that_was_read_beforehand_gives_the_same_draft(
     assert eager.propose(4).tokens == plain.propose(4).tokens
     eager.observe(ids[44:47], wide[43:46])
     eager.read()
-    assert eager.runner.past == 42, "so few can wait"
+    assert eager.runner.past == 45

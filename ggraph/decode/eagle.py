@@ -125,24 +125,23 @@ class EagleDrafter:
         self._features.append(features)
 
     def read(self) -> None:
-        """Read the prompt's rows but for the last few, so that the first draft need not wait."""
-        tokens, features = self._waiting(self.prompt_window)
-        done = self._read_parts(tokens, features, 1 if self.window is None else PARTS[-1])
-        self._tokens, self._features = tokens[done:], [features[done:]]
+        """Read the prompt's rows; what the first draft begins with is there then."""
+        self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
-        self._catch_up(self.window)
+        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PARTS[0])
         if limit < 1:
             return Draft()
         return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
 
-    def _catch_up(self, window: int | None) -> None:
-        """True rows through encoder and decoder; the last row's output is kept."""
+    def _catch_up(self, window: int | None, most: int) -> None:
+        """True rows through encoder and decoder, up to `most` in the step of the last row, whose
+        output is kept."""
         if not self._tokens:
             return
         tokens, features = self._waiting(window)
-        runner, most = self.runner, ROW_BUCKETS[-1] if self.window is None else PARTS[0]
+        runner = self.runner
         done = self._read_parts(tokens, features, most)
         left = len(tokens) - done
         slots = range(runner.past, runner.past + left)

@@ -9,8 +9,9 @@ UNSAID = 0.5  # the chance of a token of which the drafter says nothing
 SURE = 0.98  # no chance is taken to be greater
 FREE = 0.05  # a drafter whose guess costs less than this share of a step is cheap to ask
 HOPES = 10  # observations that the worth of asking in earlier texts counts as
-DULL = 8  # fruitless questions in a row after which a cheap drafter is asked less
-PAUSE, MOST_PAUSE = 4, 16  # rounds between its questions then; doubles with as many more
+DULL = 2  # fruitless questions in a row after which a cheap drafter is asked less
+PAUSE, MOST_PAUSE = 3, 12  # rounds between its questions then
+DULLER = 6  # further ones after which that doubles
 PATIENCE = 8  # rounds before a dear drafter that did not pay is asked again; doubles
 MOST_PATIENCE = 128
 FORGET = 0.08  # least weight of the newest worth of asking
@@ -72,7 +73,7 @@ class Habits:
         elif self.dull < DULL:
             self.pause = 1
         else:
-            self.pause = min(MOST_PAUSE, PAUSE << (self.dull // DULL - 1))
+            self.pause = min(MOST_PAUSE, PAUSE << ((self.dull - DULL) // DULLER))
 
     def trusted(self, depth: int, said: float, states: bool) -> Trust:
         """Statements of about the same chance are trusted alike; without any, those of a depth."""

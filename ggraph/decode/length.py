@@ -9,7 +9,10 @@ Chances are what the drafter says of each token (else a half), times what such w
 be worth in this text: every proposal is held against the text, whether it was verified or not.
 Costs are measured (`costs.py`). An account bounds what a text can lose: whatever drafts bring and
 cost is booked, and one whose failure would overdraw the account is not verified, nor is a drafter
-asked whose guess would. The choice changes the speed only, never the text.
+asked whose guess would; of a step's cost the share counts that is at stake, for one token pays for
+it. Behind a prompt there is next to nothing to lose, so that what decides is the guess that a head
+makes when it reads the prompt: a sure one that proves right opens the account. The choice changes
+the speed only, never the text.
 """
 
 import math
@@ -23,7 +26,8 @@ from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
 # each token. What single steps cost beyond their mean comes on top.
-DEBT, DEBT_PER_TOKEN = 0.45, 0.01
+DEBT, DEBT_PER_TOKEN = 0.1, 0.01
+RISK = 0.5  # share of a step's cost that is taken to be at stake, however sure its first token is
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins
 HOPELESS = 0.03  # chance of a draft's end at which longer ones are not looked at
@@ -58,6 +62,7 @@ class Adaptive:
     _plain: int = 0  # plain steps
     _drafted: int = 0  # steps with a draft
     _since: int = 0  # of them since the last plain step
+    _read: str = ""  # the drafter whose next guess is there already
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
 
@@ -77,6 +82,7 @@ class Adaptive:
 
     def rested(self, steps: int, seconds: float) -> None:
         """Plain steps cost what they cost; nothing is booked."""
+        self._read = ""
         self.credit += DEBT_PER_TOKEN * steps
         self._tokens += steps
         self._steps += steps
@@ -98,6 +104,11 @@ class Adaptive:
         """Whether asking it was worth its while in earlier texts, or was never tried."""
         return self._of(drafter).asking > 0
 
+    def was_read(self, drafter: str) -> None:
+        """Its first guess belongs to the prompt: in the next round, asking costs nothing. Of a tree
+        that would be the least part."""
+        self._read = "" if self.whole else drafter
+
     def length(self, drafter: str, most: int, held: float) -> int:
         """All that may be useful of a drafter that is cheap to ask; of a dear one only where asking
         it has paid so far, or its turn to be tried again has come."""
@@ -111,7 +122,7 @@ class Adaptive:
             if turn:
                 habits.late, habits.waiting = False, 0
             return most if turn else 0
-        if not turn or 0 < habits.asking <= held:
+        if not turn or (0 < habits.asking <= held and drafter != self._read):
             return 0
         habits.late, habits.waiting = habits.waiting > SOON, 0
         hopeful = habits.asking > 0
@@ -138,12 +149,17 @@ class Adaptive:
         habits = self._of(drafter)
         cheap = habits.is_cheap
         guesses = 1 if cheap or self.whole else max(1, len(draft))  # else asking is what costs
-        self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
+        is_read = drafter == self._read
+        if is_read:
+            self._read = ""
+        else:
+            self.costs.note_guesses(drafter, guesses, seconds, late=habits.late)
         self._questions += 1
         if self._questions % SAMPLE == 0 or self._questions < 2 * SAMPLE:
             self._price(habits)
         spent = habits.cost(guesses)
-        paid = spent + (habits.late_price - habits.price if habits.late else 0.0)
+        first = 0.0 if is_read else habits.late_price if habits.late else habits.price
+        paid = spent - habits.price + first
         self.credit -= paid
         self._steps += paid
         # Asking is judged by what it costs round by round, `spent`. Else a drafter that is hardly
@@ -163,7 +179,7 @@ class Adaptive:
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Book the round, and hold every proposal against the text."""
-        gained = len(kept.tokens)
+        gained, self._read = len(kept.tokens), ""
         self.credit += DEBT_PER_TOKEN * gained
         self._tokens += gained
         extra = self._verified(len(draft), seconds)
@@ -202,7 +218,7 @@ class Adaptive:
         """What follows from costs; nothing is open before a plain step was measured."""
         costs = self.costs
         if costs.plain:
-            self._extra = [costs.extra(n + 1) for n in range(self.most + 1)]
+            self._extra = costs.extras(self.most + 1)
             for habits in self._habits.values():
                 self._price(habits)
 
@@ -224,13 +240,15 @@ class Adaptive:
 
     def _wait(self, habits: Habits) -> int:
         """Rounds before a drafter may be asked; none of a tree whose cost nobody knows."""
-        wait = habits.pause - habits.waiting - 1
+        is_read = habits.name == self._read
+        wait = 0 if is_read else habits.pause - habits.waiting - 1
         if self.whole and self._unknown(self.most):
             return wait
         is_late = habits.waiting >= SOON and not habits.is_cheap
-        price = habits.late_price if is_late else habits.price
+        price = 0.0 if is_read else habits.late_price if is_late else habits.price
         step = self._extra[self.most if self.whole else min(1, self.most)]
-        short = price + step - self.credit
+        stake = step * RISK if is_read or habits.is_cheap else step
+        short = price + stake - self.credit
         return max(wait, math.ceil(short / DEBT_PER_TOKEN)) if short > 0 else wait
 
     def _ordered(self, habits: Habits, most: int) -> int:
@@ -252,14 +270,16 @@ class Adaptive:
         if self.whole:
             return self._all_of(habits, draft, rate)
         extra, chances, total, path = self._extra, draft.chances, 0.0, 1.0
-        best, worth = 0, 0.0
+        best, worth, at_stake = 0, 0.0, 1.0
         longest = max(1, self.costs.longest)  # unknown lengths are tried one after another
         for n in range(1, min(len(draft), self.most, longest) + 1):
             said = chances[n - 1] if chances else UNSAID
             path *= habits.trusted(n - 1, said, bool(chances)).chance(said)
             total += path
+            if n == 1:  # a token pays for any step
+                at_stake = max(RISK, 1 - path)
             value = total - rate * extra[n]
-            if extra[n] > self.credit or path < HOPELESS:
+            if at_stake * extra[n] > self.credit or path < HOPELESS:
                 break
             if value > worth or n == self.least:
                 best, worth = n, value

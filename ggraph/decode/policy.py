@@ -30,6 +30,10 @@ class LengthPolicy(Protocol):
         """Whether a drafter may be asked soon, so that it should read the prompt."""
         ...
 
+    def was_read(self, drafter: str) -> None:
+        """A drafter has taken in all of the text, and its next guess with it."""
+        ...
+
     def length(self, drafter: str, most: int, held: float) -> int:
         """Tokens to ask for, 0 to `most`, where a draft worth `held` steps is there already."""
         ...
@@ -66,6 +70,9 @@ class Fixed:
     def hopes(self, drafter: str) -> bool:
         """Always."""
         return True
+
+    def was_read(self, drafter: str) -> None:
+        """Nothing to note."""
 
     def length(self, drafter: str, most: int, held: float) -> int:
         """`count`, as far as there is room, until there is a draft."""

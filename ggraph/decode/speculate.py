@@ -206,6 +206,7 @@ class Speculator:
             elif isinstance(drafter, Reader) and self.policy.hopes(drafter.name):
                 self._tell(drafter)
                 drafter.read()
+                self.policy.was_read(drafter.name)
         self.statistics.reading_seconds = time.perf_counter() - begun
         self.engine.statistics.prompt_seconds += self.statistics.reading_seconds
 
