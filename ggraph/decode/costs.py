@@ -60,6 +60,7 @@ class Costs:
 
     _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
     _guess: dict[tuple[str, str], Mean] = field(default_factory=dict)  # drafter, kind -> seconds
+    _host: dict[bool, Mean] = field(default_factory=dict)  # of rounds with a draft and without
     _worth: dict[str, tuple[float, int]] = field(default_factory=dict)  # mean, of how many
     _here: dict[int, Mean] = field(default_factory=dict)
     _class: int = -1
@@ -159,6 +160,15 @@ class Costs:
 
     def _mean(self, drafter: str, kind: str) -> Mean:
         return self._guess.setdefault((drafter, kind), Mean())
+
+    def note_host(self, drafted: bool, seconds: float) -> None:
+        """A round took `seconds` beside asking and its step."""
+        self._host.setdefault(drafted, Mean()).add(seconds / self._pace)
+
+    def host(self, drafted: bool) -> float:
+        """What a round costs beside asking and its step, in steps of one row."""
+        seen = self._host.get(drafted)
+        return seen.value / self.plain if seen is not None and self.plain else 0.0
 
     def note_worth(self, drafter: str, steps: float) -> None:
         """Asking a drafter was worth so many plain steps, what it took deducted."""

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.costs import LATE, NEXT, Costs
 from ggraph.decode.draft import Draft
-from ggraph.decode.habits import MOST_PATIENCE, PATIENCE, UNSAID, Habits
+from ggraph.decode.habits import FREE, MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
-# each token. What single steps cost beyond their mean comes on top.
+# each token. What single steps cost beyond their mean comes on top. At once, it is in any case what
+# one sure token of a cheap drafter takes: where that is too dear, nothing would ever be tried.
 DEBT, DEBT_PER_TOKEN = 0.1, 0.01
 RISK = 0.5  # share of a step's cost that is taken to be at stake, however sure its first token is
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
@@ -65,6 +66,7 @@ class Adaptive:
     _read: str = ""  # the drafter whose next guess is there already
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
+    _host: tuple[float, float] = 0.0, 0.0  # beside, without a draft and with one
 
     @property
     def speed(self) -> float:
@@ -90,7 +92,7 @@ class Adaptive:
         for habits in self._habits.values():
             habits.waiting += steps
         self.costs.note_step(1, seconds / steps)
-        if self._plain < SAMPLE or self._plain // SAMPLE < (self._plain + steps) // SAMPLE:
+        if not self._extra or self._plain // SAMPLE < (self._plain + steps) // SAMPLE:
             self._renew()
         self._plain += steps
 
@@ -182,7 +184,7 @@ class Adaptive:
         gained, self._read = len(kept.tokens), ""
         self.credit += DEBT_PER_TOKEN * gained
         self._tokens += gained
-        extra = self._verified(len(draft), seconds)
+        extra = self._verified(len(draft), seconds) + self._host[bool(draft)]
         self.credit += gained - 1 - extra
         self._steps += 1 + extra
         for habits, offer, spent in self._offers:
@@ -192,6 +194,10 @@ class Adaptive:
                 price = spent + self._extra[len(draft)] if verified else spent
                 brought = gained - 1 if verified else 0
                 self.costs.note_worth(habits.name, brought - self._rate() * price)
+
+    def note_host(self, drafted: bool, seconds: float) -> None:
+        """What rounds take beside is booked by the mean."""
+        self.costs.note_host(drafted, seconds)
 
     def _at(self, past: int) -> None:
         """The text has `past` tokens now."""
@@ -218,7 +224,10 @@ class Adaptive:
         """What follows from costs; nothing is open before a plain step was measured."""
         costs = self.costs
         if costs.plain:
+            if not self._extra:
+                self.credit = max(self.credit, RISK * costs.extras(2)[1] + FREE)
             self._extra = costs.extras(self.most + 1)
+            self._host = costs.host(False), costs.host(True)
             for habits in self._habits.values():
                 self._price(habits)
 

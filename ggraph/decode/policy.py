@@ -50,6 +50,10 @@ class LengthPolicy(Protocol):
         """What a round brought, and what its step took."""
         ...
 
+    def note_host(self, drafted: bool, seconds: float) -> None:
+        """What a round, with or without a draft, took beside asking and its step."""
+        ...
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -88,3 +92,6 @@ class Fixed:
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Nothing to learn."""
+
+    def note_host(self, drafted: bool, seconds: float) -> None:
+        """Nothing to note."""

@@ -161,7 +161,7 @@ class Speculator:
             if rest > 0:
                 token = yield from self._rest(token, min(rest, left), pick, accept, begun)
                 continue
-            kept = self._round(token, left, pick, accept)
+            kept = self._round(token, left, pick, accept, begun)
             engine.statistics.decode_seconds += time.perf_counter() - begun
             engine.statistics.new_tokens += len(kept.tokens)
             engine.statistics.steps += 1
@@ -231,10 +231,10 @@ class Speculator:
             begun = time.perf_counter()
         return token
 
-    def _round(self, token: int, left: int, pick: Pick, accept: Accept) -> Kept:
-        """Ask, verify, keep; `left` bounds the tokens that may still be emitted."""
+    def _round(self, token: int, left: int, pick: Pick, accept: Accept, begun: float) -> Kept:
+        """Ask, verify, keep; `left` bounds the tokens that may still be emitted. The round began at
+        `begun`."""
         runner, stats = self.engine.runner, self.statistics
-        begun = time.perf_counter()
         draft, asking = self._draft(min(left - 1, runner.context - runner.past - 1))
         if draft or self.law is not None:
             rows = verification_rows(token, draft, runner.past)
@@ -249,7 +249,9 @@ class Speculator:
         stats.note(draft, kept)
         self.policy.learn(draft, kept, verified - ready)
         stats.draft_seconds += asking
-        stats.host_seconds += chosen - begun - asking + time.perf_counter() - verified
+        host = chosen - begun - asking + time.perf_counter() - verified
+        stats.host_seconds += host
+        self.policy.note_host(bool(draft), host)
         return kept
 
     def _plain(self, token: int, pick: Pick, accept: Accept) -> int:
