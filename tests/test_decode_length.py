@@ -194,7 +194,7 @@ def test_what_asking_was_worth_in_earlier_texts_is_where_the_next_begins() -> No
     for right in (4, 0):
         costs = known(0.06, 8, [head])
         assert Adaptive(costs=costs).hopes("head"), "it was never tried"
-        for _ in range(12):
+        for _ in range(40):
             play(Adaptive(costs=costs), [head], [right] * 60, 0.06)
         assert (costs.worth("head") > 0) == (right > 0)
         assert Adaptive(costs=costs).hopes("head") == (right > 0)

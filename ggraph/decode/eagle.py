@@ -97,6 +97,7 @@ class EagleDrafter:
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
         self._logits = self._hidden = np.zeros((1, 0), np.float32)
+        self._guess: tuple[int, float] | None = None  # the best of the logits, where it is known
 
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
@@ -125,8 +126,10 @@ class EagleDrafter:
         self._features.append(features)
 
     def read(self) -> None:
-        """Read the prompt's rows; what the first draft begins with is there then."""
+        """Read the prompt's rows and make the first guess: the first draft need not wait."""
         self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
+        if self.tree is None:
+            self._guess = guess_of(self._logits[0])
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
@@ -141,7 +144,7 @@ class EagleDrafter:
         if not self._tokens:
             return
         tokens, features = self._waiting(window)
-        runner = self.runner
+        runner, self._guess = self.runner, None
         done = self._read_parts(tokens, features, most)
         left = len(tokens) - done
         slots = range(runner.past, runner.past + left)
@@ -190,8 +193,7 @@ class EagleDrafter:
         chances: list[float] = []
         logits, hidden, past = self._logits, self._hidden, self.runner.past
         while True:
-            best = int(np.argmax(logits[0]))
-            sure = chance_of(logits[0], best)
+            best, sure = (not tokens and self._guess) or guess_of(logits[0])
             if sure < self.p_min:
                 break
             if self.random is not None:
@@ -279,10 +281,11 @@ def drawn(
     return draw(own, random.random()), law
 
 
-def chance_of(logits: Array, best: int) -> float:
-    """The softmax of logits [W] at the greatest of them."""
+def guess_of(logits: Array) -> tuple[int, float]:
+    """The greatest of logits [W], and the softmax there."""
+    best = int(np.argmax(logits))
     less = logits - logits[best]
-    return 1.0 / float(np.exp(less, out=less).sum())
+    return best, 1.0 / float(np.exp(less, out=less).sum())
 
 
 def log_softmax(logits: Array) -> Array:

@@ -27,7 +27,7 @@ from ggraph.decode.habits import FREE, MOST_PATIENCE, PATIENCE, UNSAID, Habits
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with
 # each token. What single steps cost beyond their mean comes on top. At once, it is in any case what
 # one sure token of a cheap drafter takes: where that is too dear, nothing would ever be tried.
-DEBT, DEBT_PER_TOKEN = 0.1, 0.01
+DEBT, DEBT_PER_TOKEN = 0.1, 0.006
 RISK = 0.5  # share of a step's cost that is taken to be at stake, however sure its first token is
 MARGIN = 1.1  # least r: drafts must promise a little more than they cost
 BEGUN = 8.0  # tokens at plain speed with which the mean speed begins

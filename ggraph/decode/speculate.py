@@ -49,10 +49,9 @@ class SpeculationStatistics:
         """Tokens per round, the bonus token included."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
-    def note_plain(self) -> None:
-        """Count a step for which nobody was asked."""
-        self.rounds += 1
-        self.by_rows[1] = self.by_rows.get(1, 0) + 1
+    def note_plain(self, steps: int) -> None:
+        """Steps for which nobody was asked, and which are counted as rounds already."""
+        self.by_rows[1] = self.by_rows.get(1, 0) + steps
 
     def note(self, draft: Draft, kept: Kept) -> None:
         """Count one round."""
@@ -215,18 +214,21 @@ class Speculator:
     ) -> Generator[int, None, int]:
         """Up to `count` steps of plain decoding, which cost what they cost there; the first began
         at `begun`."""
-        engine, spent, made = self.engine, 0.0, 0
+        engine, whole, spent, made = self.engine, self.engine.statistics, 0.0, 0
         while made < count and token not in engine.ends:
             started = time.perf_counter()
             token = self._plain(token, pick, accept)
-            spent += time.perf_counter() - started
             made += 1
+            self.statistics.rounds += 1
+            ended = time.perf_counter()
+            spent += ended - started
             if made == count or token in engine.ends:
+                self.statistics.note_plain(made)
                 self.policy.rested(made, spent)
-            self.statistics.note_plain()
-            engine.statistics.decode_seconds += time.perf_counter() - begun
-            engine.statistics.new_tokens += 1
-            engine.statistics.steps += 1
+                ended = time.perf_counter()
+            whole.decode_seconds += ended - begun
+            whole.new_tokens += 1
+            whole.steps += 1
             yield token
             begun = time.perf_counter()
         return token
