@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.costs import KEYS, LATE, NEXT, Costs, Mean
 from ggraph.decode.draft import NOTHING, Draft
-from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, STALE, Adaptive
+from ggraph.decode.habits import FREE
+from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, RISK, STALE, Adaptive
 from ggraph.decode.policy import Fixed
 
 PLAIN = 0.004  # seconds of a step of one row
@@ -63,7 +64,7 @@ def play(
             done.rested += 1
             done.lengths.append(0)
             if not resting or i == len(right) - 1:
-                policy.rested(since, since * PLAIN)
+                policy.rested(since, PLAIN, (since - 1) * PLAIN)
                 since = 0
             continue
         policy.begin(past + done.tokens)
@@ -142,17 +143,17 @@ def test_no_text_loses_more_than_it_may(
     right: list[int], row: float, drafters: list[Says], most: int
 ) -> None:
     """Whatever is right when, whatever drafters say and cost, however short the text: the time is
-    at most the allowed debt above plain decoding's. Only what asking a cheap one cost beyond the
-    first guess was not known before."""
+    at most the allowed debt above plain decoding's, twice where drafters lie when they are sure.
+    Only what asking a cheap one cost beyond the first guess was not known before."""
     policy = Adaptive(most=most, costs=known(row, most, drafters))
     found = play(policy, drafters, right, row)
     cheap = sum(d.guess for d in drafters if d.guess < 0.02) * 8
-    assert found.steps <= found.tokens + allowed(found.tokens) + cheap + 1e-9, found
+    assert found.steps <= found.tokens + allowed(found.tokens, row) + cheap + 1e-9, found
 
 
-def allowed(tokens: int) -> float:
+def allowed(tokens: int, row: float) -> float:
     """Plain steps that a text of so many tokens may lose."""
-    return DEBT + DEBT_PER_TOKEN * tokens
+    return (max(DEBT, RISK * row + FREE) + DEBT_PER_TOKEN * tokens) / RISK
 
 
 def test_rounds_in_which_nobody_is_asked_are_known_beforehand() -> None:
@@ -164,11 +165,13 @@ def test_rounds_in_which_nobody_is_asked_are_known_beforehand() -> None:
 
 
 def test_a_plain_step_is_made_now_and_then_where_every_round_has_a_draft() -> None:
-    """Else nobody would notice that plain decoding has become faster."""
+    """Else nobody would notice that plain decoding has become faster. Two at a time: the first
+    finds the caches as a draft left them."""
     suffix = Says("suffix", 0.01, 0.9)
     policy = Adaptive(most=1, costs=known(0.1, 1, [suffix]))
     found = play(policy, [suffix], [1] * 300, 0.1)
-    assert found.lengths == ([1] * STALE + [0]) * (300 // (STALE + 1))
+    whole = [1] * STALE + [0, 0]
+    assert found.lengths == (whole * 300)[:300]
 
 
 def test_what_is_never_right_is_nearly_left_alone() -> None:
@@ -219,11 +222,30 @@ def test_a_guess_that_was_made_with_the_prompt_costs_nothing_in_the_next_round()
         assert policy.rest(["head"], 101) > 0, "the text has gone on"
     policy = Adaptive(costs=known(0.12, 8, [head]))
     policy.was_read("head")
-    policy.rested(1, PLAIN)
+    policy.rested(1, PLAIN, 0.0)
     assert policy.rest(["head"], 101) > 0
     whole = Adaptive(most=8, whole=True, costs=known(0.12, 8, [head]))
     whole.was_read("head")
     assert whole.rest(["head"], 100) > 0, "of a tree the first guesses are the least part"
+
+
+def test_a_plain_step_behind_a_question_tells_nothing_of_plain_decoding() -> None:
+    """The drafter's weights lie in the caches then; that belongs to the price of asking."""
+    head = Says("head", 0.1, 0.05)
+    policy = Adaptive(costs=known(0.3, 8, [head]), credit=50.0)
+    for i in range(40):
+        policy.begin(100 + i)
+        assert policy.length("head", 8, 0.0) or i
+        policy.weigh("head", Draft.chain([WRONG], [0.05]), 0.1 * PLAIN)
+        policy.learn(NOTHING, Kept((), (RIGHT,)), 1.2 * PLAIN)
+    assert math.isclose(policy.costs.plain, PLAIN)
+    assert math.isclose(policy.costs.asked(), 0.2)
+    before = policy.credit
+    policy.learn(NOTHING, Kept((), (RIGHT,)), 1.2 * PLAIN)
+    assert math.isclose(before - policy.credit, 0.2 - DEBT_PER_TOKEN)
+    assert policy.rest(["head"], 140) == 2, "now and then one that tells"
+    policy.rested(2, 1.5 * PLAIN, PLAIN)
+    assert math.isclose(policy.costs.plain, PLAIN), "the second of them"
 
 
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
@@ -251,7 +273,7 @@ def test_least_and_most_bound_the_length() -> None:
     found = play(Adaptive(most=5, least=3), [CHEAP], [4] * 200, 0.05)
     assert {n for n in found.lengths if n} <= {1, 2, 3, 4, 5}
     assert set(found.lengths[50:]) <= {0, 3, 4, 5}
-    assert found.lengths[50:].count(0) <= 1 + 150 // STALE, "plain steps, now and then"
+    assert found.lengths[50:].count(0) <= 2 * (1 + 150 // STALE), "plain steps, now and then"
     costs = known(0.05, 8, [CHEAP, Says("dear", 0.1, None)])
     policy = Adaptive(most=8, costs=costs, credit=1.0)
     policy.begin(100)

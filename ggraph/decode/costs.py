@@ -60,6 +60,7 @@ class Costs:
 
     _steps: dict[int, dict[int, Mean]] = field(default_factory=dict)  # length class -> rows -> s
     _guess: dict[tuple[str, str], Mean] = field(default_factory=dict)  # drafter, kind -> seconds
+    _asked: Mean = field(default_factory=Mean)
     _host: dict[bool, Mean] = field(default_factory=dict)  # of rounds with a draft and without
     _worth: dict[str, tuple[float, int]] = field(default_factory=dict)  # mean, of how many
     _here: dict[int, Mean] = field(default_factory=dict)
@@ -145,6 +146,17 @@ class Costs:
             self._pace += PACE * (pace - self._pace)
         seen.add(seconds / self._pace)
         return seen.seen
+
+    def note_asked(self, seconds: float) -> int:
+        """A step of one row took `seconds` behind a question of which nothing came: the caches hold
+        a drafter then. How many such steps were noted."""
+        if self.plain:
+            self._asked.add(seconds / (self._pace * self.plain))
+        return self._asked.seen
+
+    def asked(self) -> float:
+        """What such a step costs beyond one in a row of its like."""
+        return max(0.0, self._asked.value - 1.0) if self._asked.seen else 0.0
 
     def note_guesses(self, drafter: str, count: int, seconds: float, *, late: bool = False) -> None:
         """`count` guesses took `seconds` together: what the first does not account for is shared

@@ -67,6 +67,8 @@ class Adaptive:
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
     _host: tuple[float, float] = 0.0, 0.0  # beside, without a draft and with one
+    _asking: bool = False  # whether somebody was asked in this round
+    _asked: float = 0.0  # what a plain step costs more where somebody was asked
 
     @property
     def speed(self) -> float:
@@ -79,11 +81,12 @@ class Adaptive:
         token could be afforded. Now and then one, to know what a plain step costs by now."""
         self._at(past)
         if not self._extra or self._since >= STALE:
-            return 1
+            return 2
         return max(0, min((self._wait(self._of(name)) for name in drafters), default=0))
 
-    def rested(self, steps: int, seconds: float) -> None:
-        """Plain steps cost what they cost; nothing is booked."""
+    def rested(self, steps: int, first: float, others: float) -> None:
+        """Plain steps cost what they cost; nothing is booked. The first, which finds the caches as
+        another round left them, does not tell what one costs, unless nothing else does."""
         self._read = ""
         self.credit += DEBT_PER_TOKEN * steps
         self._tokens += steps
@@ -91,7 +94,8 @@ class Adaptive:
         self._since = 0
         for habits in self._habits.values():
             habits.waiting += steps
-        self.costs.note_step(1, seconds / steps)
+        if steps > 1 or not self.costs.plain:
+            self.costs.note_step(1, others / (steps - 1) if steps > 1 else first)
         if not self._extra or self._plain // SAMPLE < (self._plain + steps) // SAMPLE:
             self._renew()
         self._plain += steps
@@ -99,6 +103,7 @@ class Adaptive:
     def begin(self, past: int) -> None:
         """Costs are those of a text of this length."""
         self._at(past)
+        self._asking = False
         if self._offers:
             self._offers.clear()
 
@@ -148,7 +153,7 @@ class Adaptive:
 
     def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
         """The length of the greatest worth that the account can bear; drafting is booked."""
-        habits = self._of(drafter)
+        habits, self._asking = self._of(drafter), True
         cheap = habits.is_cheap
         guesses = 1 if cheap or self.whole else max(1, len(draft))  # else asking is what costs
         is_read = drafter == self._read
@@ -207,18 +212,19 @@ class Adaptive:
             self._renew()
 
     def _verified(self, count: int, seconds: float) -> float:
-        """Note what a step with `count` drafted tokens took; returns what it costs beyond a plain
-        one. What that says of other lengths can wait, unless little is known yet."""
-        noted = self.costs.note_step(count + 1, seconds)
+        """Note what a step with `count` drafted tokens took; returns what it costs beyond plain
+        decoding's. What that says of other lengths can wait, unless little is known yet."""
+        self._since += 1
+        behind = self._asking and count == 0 and self.costs.plain > 0
+        note = self.costs.note_step
+        noted = self.costs.note_asked(seconds) if behind else note(count + 1, seconds)
         if count:
             self._drafted += 1
-            self._since += 1
         else:
             self._plain += 1
-            self._since = 0
         if noted <= FEW or (self._plain + self._drafted) % SAMPLE == 0 or not self._extra:
             self._renew()
-        return self._extra[count]
+        return self._asked if behind else self._extra[count]
 
     def _renew(self) -> None:
         """What follows from costs; nothing is open before a plain step was measured."""
@@ -228,6 +234,7 @@ class Adaptive:
                 self.credit = max(self.credit, RISK * costs.extras(2)[1] + FREE)
             self._extra = costs.extras(self.most + 1)
             self._host = costs.host(False), costs.host(True)
+            self._asked = costs.asked()
             for habits in self._habits.values():
                 self._price(habits)
 

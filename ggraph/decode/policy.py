@@ -18,8 +18,9 @@ class LengthPolicy(Protocol):
         """For how many rounds behind `past` tokens none of these is to be asked."""
         ...
 
-    def rested(self, steps: int, seconds: float) -> None:
-        """So many plain steps were made without asking anybody."""
+    def rested(self, steps: int, first: float, others: float) -> None:
+        """So many plain steps were made without asking anybody: seconds of the first, behind a
+        round of another kind, and of all others."""
         ...
 
     def begin(self, past: int) -> None:
@@ -65,7 +66,7 @@ class Fixed:
         """Never."""
         return 0
 
-    def rested(self, steps: int, seconds: float) -> None:
+    def rested(self, steps: int, first: float, others: float) -> None:
         """Nothing to note."""
 
     def begin(self, past: int) -> None:

@@ -214,17 +214,17 @@ class Speculator:
     ) -> Generator[int, None, int]:
         """Up to `count` steps of plain decoding, which cost what they cost there; the first began
         at `begun`."""
-        engine, whole, spent, made = self.engine, self.engine.statistics, 0.0, 0
+        engine, whole, spent, made = self.engine, self.engine.statistics, [0.0, 0.0], 0
         while made < count and token not in engine.ends:
             started = time.perf_counter()
             token = self._plain(token, pick, accept)
-            made += 1
             self.statistics.rounds += 1
             ended = time.perf_counter()
-            spent += ended - started
+            spent[made > 0] += ended - started
+            made += 1
             if made == count or token in engine.ends:
                 self.statistics.note_plain(made)
-                self.policy.rested(made, spent)
+                self.policy.rested(made, spent[0], spent[1])
                 ended = time.perf_counter()
             whole.decode_seconds += ended - begun
             whole.new_tokens += 1
