@@ -100,7 +100,7 @@ class Costs:
         return costs
 
     def extra(self, rows: int) -> float:
-        """The same for one length, by its own mean alone."""
+        """The same for one length, by its own mean alone; 0 where none was measured."""
         return self._measured(rows)[0]
 
     def _measured(self, rows: int) -> tuple[float, float]:
@@ -119,7 +119,7 @@ class Costs:
             # A single run says how little, not how much: it may have touched its memory first.
             cost = ratio if best.seen > 1 else min(ratio, FIRST_ROW * (rows - 1))
             return cost, min(best.seen, MANY)
-        return self._between(rows), 0.0
+        return 0.0, 0.0
 
     def _ratio(self, more: float, rows: int, one: float) -> float:
         """The share of a step here that `rows` rows add, where they took `more` seconds beyond the
@@ -191,16 +191,6 @@ class Costs:
     def worth(self, drafter: str) -> float:
         """What asking a drafter was worth so far, in plain steps."""
         return self._worth.get(drafter, (WORTH, WORTHS))[0]
-
-    def _between(self, rows: int) -> float:
-        """Drawn through the nearest measured neighbours."""
-        known = {r for table in self._steps.values() if 1 in table for r in table}
-        below = max((r for r in known if r < rows), default=1)
-        above = min((r for r in known if r > rows), default=None)
-        low = self.extra(below)
-        if above is None:
-            return low + ROW * (rows - below)
-        return low + (rows - below) / (above - below) * (self.extra(above) - low)
 
 
 def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

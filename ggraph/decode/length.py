@@ -62,7 +62,7 @@ class Adaptive:
     _questions: int = 0  # so far
     _plain: int = 0  # plain steps
     _drafted: int = 0  # steps with a draft
-    _since: int = 0  # of them since the last plain step
+    _since: int = 0  # rounds in which somebody might be asked, since the last rest
     _read: str = ""  # the drafter whose next guess is there already
     _class: int = -1
     _extra: list[float] = field(default_factory=list)  # by drafted tokens
@@ -78,7 +78,7 @@ class Adaptive:
 
     def rest(self, drafters: Sequence[str], past: int) -> int:
         """Rounds in which none of them will be asked: their turn has not come, or not even one
-        token could be afforded. Now and then one, to know what a plain step costs by now."""
+        token could be afforded. Now and then two, to know what a plain step costs by now."""
         self._at(past)
         if not self._extra or self._since >= STALE:
             return 2
@@ -231,7 +231,7 @@ class Adaptive:
         costs = self.costs
         if costs.plain:
             if not self._extra:
-                self.credit = max(self.credit, RISK * costs.extras(2)[1] + FREE)
+                self.credit = max(self.credit, RISK * costs.extra(2) + FREE)
             self._extra = costs.extras(self.most + 1)
             self._host = costs.host(False), costs.host(True)
             self._asked = costs.asked()

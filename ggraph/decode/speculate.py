@@ -214,21 +214,25 @@ class Speculator:
     ) -> Generator[int, None, int]:
         """Up to `count` steps of plain decoding, which cost what they cost there; the first began
         at `begun`."""
-        engine, whole, spent, made = self.engine, self.engine.statistics, [0.0, 0.0], 0
+        engine, counts, made = self.engine, self.engine.statistics, 0
+        first = others = 0.0
         while made < count and token not in engine.ends:
             started = time.perf_counter()
             token = self._plain(token, pick, accept)
             self.statistics.rounds += 1
             ended = time.perf_counter()
-            spent[made > 0] += ended - started
+            if made:
+                others += ended - started
+            else:
+                first = ended - started
             made += 1
             if made == count or token in engine.ends:
                 self.statistics.note_plain(made)
-                self.policy.rested(made, spent[0], spent[1])
+                self.policy.rested(made, first, others)
                 ended = time.perf_counter()
-            whole.decode_seconds += ended - begun
-            whole.new_tokens += 1
-            whole.steps += 1
+            counts.decode_seconds += ended - begun
+            counts.new_tokens += 1
+            counts.steps += 1
             yield token
             begun = time.perf_counter()
         return token

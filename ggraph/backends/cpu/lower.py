@@ -158,13 +158,8 @@ def _copy(low: Lowering, x: Launch) -> bool:
     a, y = x.sources[0].tensor, x.result.tensor
     if not a.is_contiguous or not y.is_contiguous or a.nbytes % 4:
         return False
-    row = a.nbytes if len(a.shape) < 2 else a.nbytes // a.shape[0]
-    if not row or row % 4:
-        return False
-    low.add(
-        "copy", x=low.at(x.sources[0]), y=low.at(x.result), m=a.nbytes // row, n=row // 4,
-        xs=row, ys=row,
-    )  # fmt: skip
+    source, target = low.at(x.sources[0]), low.at(x.result)
+    low.add("copy", x=source, y=target, m=1, n=a.nbytes // 4, xs=0, ys=0)
     return True
 
 
