@@ -3,15 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu.tempo import MOST_GAP, Tempo
+from ggraph.backends.cpu.tempo import MOST_ALONE, MOST_GAP, SURPRISES, Tempo, Usual
 
 
-def played(tempo: Tempo, crew: list[float], alone: float) -> list[bool]:
-    """Which runs were the caller's alone, where the crew takes `crew[i]` in the i-th."""
+def played(tempo: Tempo, crew: list[float], alone: float, usual: Usual | None = None) -> list[bool]:
+    """Which runs of a program were the caller's alone, where the crew takes `crew[i]` in the
+    i-th."""
     chosen = []
+    usual = usual or Usual()
     for seconds in crew:
-        chosen.append(tempo.choose())
-        tempo.note(alone if chosen[-1] else seconds)
+        chosen.append(tempo.choose(usual))
+        tempo.note(usual, alone if chosen[-1] else seconds)
+        if not chosen[-1]:
+            usual.add(seconds)
     return chosen
 
 
@@ -22,15 +26,15 @@ def test_a_crew_that_is_faster_is_seldom_left() -> None:
 
 
 def test_a_crew_that_waits_is_given_up_soon_and_taken_back_when_it_no_longer_does() -> None:
-    tempo = Tempo()
-    quiet = played(tempo, [1.0] * 100, 1.8)
-    taken = played(tempo, [6.0] * 300, 2.0)
-    free = played(tempo, [1.0] * 600, 1.8)
+    tempo, usual = Tempo(), Usual()
+    quiet = played(tempo, [1.0] * 100, 1.8, usual)
+    taken = played(tempo, [6.0] * 300, 2.0, usual)
+    free = played(tempo, [1.0] * 600, 1.8, usual)
     assert sum(quiet) <= 4
     assert taken[:8].count(False) <= 6
     assert taken[8:].count(False) <= 8
     assert not any(free[-200:][i] and free[-200:][i + 1] for i in range(199))
-    assert free.index(False) <= MOST_GAP
+    assert free.index(False) <= MOST_ALONE
 
 
 def test_a_busy_start_is_noticed_without_a_quiet_run_to_compare_with() -> None:
@@ -43,3 +47,29 @@ def test_the_worse_way_costs_little(crew: float, alone: float) -> None:
     spent = sum(alone if a else crew for a in chosen)
     best, worst = sorted((crew, alone))
     assert spent <= 400 * best / 0.94 + 18 * (worst - best)
+
+
+@given(st.dictionaries(st.integers(0, 1999), st.floats(1.0, 200.0), max_size=12))
+def test_interruptions_do_not_drive_the_crew_away(interrupted: dict[int, float]) -> None:
+    """As long as they are single: no three in a row, and not both runs that a try is held
+    against."""
+    apart = {i: s for i, s in interrupted.items() if i - 1 not in interrupted}
+    crew = [apart.get(i, 1.0) for i in range(2000)]
+    chosen = played(Tempo(), crew, 1.5)
+    assert sum(chosen) <= 9 + 2000 / MOST_GAP + (SURPRISES + MOST_ALONE) * len(apart) / 4
+
+
+def test_what_one_program_found_out_holds_for_one_that_runs_seldom() -> None:
+    """The second program runs once in ten times: it pays for a tenth of the tries."""
+    tempo, often, seldom = Tempo(), Usual(), Usual()
+    alone = [0, 0]
+    for i in range(1000):
+        usual = seldom if i % 10 == 9 else often
+        seconds = 3.0 if i % 10 == 9 else 1.0
+        chosen = tempo.choose(usual)
+        alone[i % 10 == 9] += chosen
+        tempo.note(usual, 1.6 * seconds if chosen else seconds)
+        if not chosen:
+            usual.add(seconds)
+    assert sum(alone) <= 9
+    assert alone[1] <= 2

@@ -26,6 +26,7 @@ from ggraph.backends.cpu.interpreter import (
 )  # fmt: skip
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.program import Flat, encode
+from ggraph.backends.cpu.tempo import LONG, Tempo
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
@@ -74,6 +75,7 @@ class Pool:
         crowded = threads > env.usable_cores()
         self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
         self._entry = ENTRY(self.jit.address("pool_run"))
+        self._tempo = Tempo()
         self._start()
         _POOLS.add(self)
 
@@ -139,9 +141,15 @@ class Pool:
             if self.threads == 1:
                 self._entry(self._job.ctypes.data, 0, 1)
                 return
+            usual = program.usual
+            tempo = self._tempo if usual.seconds > LONG else program.tempo
+            alone = tempo.choose(usual)
             begun = time.perf_counter()
-            self._entry(self._job.ctypes.data, 0, 1 if program.tempo.choose() else self.threads)
-            program.tempo.note(time.perf_counter() - begun)
+            self._entry(self._job.ctypes.data, 0, 1 if alone else self.threads)
+            seconds = time.perf_counter() - begun
+            tempo.note(usual, seconds)
+            if not alone:
+                usual.add(seconds)
 
     def close(self) -> None:
         """End the workers; the pool cannot run again."""

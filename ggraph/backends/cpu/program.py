@@ -12,7 +12,7 @@ import numpy as np
 from ggraph.backends.cpu.interpreter import WORDS
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.simd import BARRIER, KERNELS, STREAM
-from ggraph.backends.cpu.tempo import Tempo
+from ggraph.backends.cpu.tempo import Tempo, Usual
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
@@ -111,11 +111,13 @@ class Assembler:
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """Instructions [count, WORDS] int64, their kernels' names, and the arrays they point into."""
+    """Instructions [count, WORDS] int64, their kernels' names, and the arrays they point into; what
+    runs of it take, and by how many threads as long as it is short."""
 
     code: Array
     names: tuple[str, ...]
     kept: tuple[Array, ...]
+    usual: Usual = field(default_factory=Usual)
     tempo: Tempo = field(default_factory=Tempo)
 
 

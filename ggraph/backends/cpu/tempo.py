@@ -1,55 +1,84 @@
-"""Whether a program runs faster on all threads or on the caller's alone. Floor 6: no clock here.
+"""Whether programs run faster on all threads or on the caller's alone. Floor 6: no clock here.
 
 Threads that share a program meet hundreds of times per decoded token. Where another program takes
 one of their processors, each meeting may wait for a whole turn of the scheduler (milliseconds), and
 all threads together are slower than one. Results do not depend on the number of threads, so the
 pool may change it from run to run, by what it measures.
+
+Whether a processor is taken is a matter of the pool: what one of its programs finds out holds for
+all. Only a short program, which may lose more by its meetings than it gains at any time, goes by
+itself. A single run tells nothing, for anything may have interrupted it; so the other way must beat
+the present one before and behind a run of it.
 """
 
 from dataclasses import dataclass, field
 
-RATE = 0.3  # weight of the newest run in the running means
-FIRST_TRY = 8  # runs before the other way is tried for the first time
-GAP, MOST_GAP = 16, 256  # runs between tries of the other way; doubles while it loses
-SURPRISE = 1.5  # a run this much slower than usual lets the other way be tried at once
-WINS = 2  # runs in a row in which the other way must be faster to be taken
-MARGIN = 0.95  # and the caller alone by this much
+RATE = 0.3  # weight of the newest run in a running mean
+SPIKE = 1.5  # greatest share of the mean that a run counts as; more than that is a surprise
+SURPRISES = 3  # in a row, after which the other way is tried at once
+KNOWN = 4  # runs of a program on all threads before it may serve to compare the two ways
+LONG = 3e-4  # seconds of a program from which meetings are a small part of it
+FIRST_TRY = 8  # runs before the other way is tried, at first and behind a change
+GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # runs between tries; doubles while they lose
+MARGIN = 0.95  # the caller alone must be faster by this much
+
+
+@dataclass
+class Usual:
+    """The running mean of one program's seconds on all threads."""
+
+    seconds: float = 0.0
+    runs: int = 0
+
+    def add(self, seconds: float) -> None:
+        """Count a run. The second replaces the first, which touched memory, where it is less."""
+        self.runs += 1
+        if self.runs <= 2:
+            self.seconds = seconds if self.runs == 1 else min(self.seconds, seconds)
+            return
+        seconds = min(seconds, SPIKE * self.seconds)
+        self.seconds += RATE * (seconds - self.seconds)
 
 
 @dataclass
 class Tempo:
-    """The running mean of one program's seconds, and when to try the other way."""
+    """The better way so far, and when to try the other one: there, back and there again."""
 
-    alone: bool = False  # the better way so far
-    _usual: dict[bool, float] = field(default_factory=dict)  # alone or not -> seconds
+    alone: bool = False
     _since: int = 0  # runs since the other way was last tried
     _gap: int = FIRST_TRY
+    _slow: int = 0  # surprises in a row
     _trying: bool = False
-    _wins: int = 0  # of the other way, in this try
+    _tried: list[float] = field(default_factory=list)  # seconds in usual ones, in the present try
 
-    def choose(self) -> bool:
-        """Whether the next run is to be the caller's alone."""
-        return self.alone != self._trying
+    def choose(self, usual: Usual) -> bool:
+        """Whether the next run, of the program that takes `usual`, is to be the caller's alone."""
+        other = self._trying and usual.runs >= KNOWN and len(self._tried) != 1
+        return self.alone != other
 
-    def note(self, seconds: float) -> None:
+    def note(self, usual: Usual, seconds: float) -> None:
         """What the run took that `choose` was asked for."""
-        if self._trying:
-            self._judge(seconds)
+        share = seconds / usual.seconds if usual.seconds else 1.0
+        if self._trying and usual.runs >= KNOWN:
+            self._judge(share)
             return
-        usual = self._usual.get(self.alone, seconds)
-        self._usual[self.alone] = usual + RATE * (seconds - usual)
         self._since += 1
-        surprised = seconds > SURPRISE * usual and self._since >= GAP // 4
-        self._trying = surprised or self._since >= self._gap
+        self._slow = self._slow + 1 if share > SPIKE and not self.alone else 0
+        self._trying = self._since >= self._gap or self._slow >= SURPRISES
 
-    def _judge(self, seconds: float) -> None:
-        """After a try of the other way: it must be better twice in a row to be taken."""
-        better = seconds < self._usual[self.alone] * (1.0 if self.alone else MARGIN)
-        self._wins = self._wins + 1 if better else 0
-        if self._wins == WINS:
-            self.alone, self._usual = not self.alone, {not self.alone: seconds}
-        elif not better:
-            self._gap = min(max(GAP, 2 * self._gap), MOST_GAP)
-        self._trying = 0 < self._wins < WINS
-        if not self._trying:
-            self._wins, self._since = 0, 0
+    def _judge(self, share: float) -> None:
+        """One more run of a try: it is lost as soon as the other way was not the better one."""
+        self._tried.append(share)
+        if len(self._tried) == 1:
+            return
+        there = max(self._tried[::2])
+        lost = there >= self._tried[1] * (1.0 if self.alone else MARGIN)
+        if not lost and len(self._tried) == 2:
+            return
+        if lost:
+            most = MOST_ALONE if self.alone else MOST_GAP
+            self._gap = min(max(GAP, 2 * self._gap), most)
+        else:
+            self.alone, self._gap = not self.alone, FIRST_TRY
+        self._trying, self._since, self._slow = False, 0, 0
+        self._tried.clear()
