@@ -18,10 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import dtype as dt
+from ggraph.backends.cpu import matmul
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, dot_variant, host
 from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
+from ggraph.backends.cpu.lowering import GUARD
+from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
 
@@ -135,3 +137,14 @@ def test_bad_requests() -> None:
         packed_bytes(dt.Q4_1, 16, 100)
     with pytest.raises(BackendError, match="no CPU kernel"):
         Jit().address("no_such_kernel")
+
+
+def test_prefetches_name_no_memory_behind_the_guard() -> None:
+    """What lies behind a weight's last tile is asked for, too."""
+    largest = max(
+        layout.tile * layout.element_bytes
+        if isinstance(layout, FloatLayout)
+        else layout.block_bytes
+        for layout in LAYOUTS.values()
+    )
+    assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + largest <= GUARD

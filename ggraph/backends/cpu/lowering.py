@@ -17,7 +17,7 @@ from ggraph.dtype import F32, DType
 from ggraph.formats.quants import dequantize
 from ggraph.tensor import Array, Kind, Tensor
 
-GUARD = 1 << 12  # bytes after the last tile that prefetches may name
+GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 
 @dataclass(frozen=True, eq=False)

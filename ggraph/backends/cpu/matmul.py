@@ -46,6 +46,9 @@ ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have 
 FLOAT_ROWS = {8: 3, 16: 8}
 AHEAD = 2048  # bytes between use and prefetch; from 8192 on, some lines have left the nearest cache
 FLOAT_AHEAD = 1024  # the same for float weights, whose lines are used up faster
+# The same where several rows multiply 512 bits: arithmetic and memory take about as long then, and
+# what comes late adds to both.
+FAR_AHEAD, FAR_ROWS = 8192, 3
 ARGS = "w x y n k m xs ys add adds"
 ID_ARGS = "w x y ids n k m u xs xu ys es experts"
 Pass = Callable[[int, Val, Val], None]
@@ -68,6 +71,11 @@ def _prefetch(k: Kernel, address: Val, nbytes: int) -> None:
                 for line in range(0, nbytes, 64):
                     at = k.pointer(address + line)
                     k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
+
+
+def _ahead(k: Kernel, count: int, few: int) -> int:
+    """Bytes between use and prefetch in a pass of `count` rows; `few` in one of few."""
+    return FAR_AHEAD if k.isa.lanes > HALF and count >= FAR_ROWS else few
 
 
 def _codes(k: Kernel, layout: Layout, block: Val, group: int) -> list[Val]:
@@ -103,17 +111,20 @@ def _load_scales(k: Kernel, layout: Layout, first: Val) -> list[Val]:
 def _integer_sums(k: Kernel, layout: Layout, block: Val, rows: list[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
     parts = _parts(k)
+    offsets = [words.Offset(k, layout.signed) for _ in parts]
     dots = [[words.Dot(k, layout.bits, layout.signed) for _ in rows] for _ in parts]
     per_sub = BLOCK // GROUP // layout.subs
     for group in range(sub * per_sub, (sub + 1) * per_sub):
         weights = _codes(k, layout, block, group)
+        for p in parts:
+            offsets[p].step(weights[p])
         for r, x in enumerate(rows):
             four = words.broadcast4(k, x + GROUP * group, k.isa.lanes)
             for p in parts:
                 dots[p][r].step(weights[p], four)
         words.Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
         k.keep_order()
-    return [dots[p][r].result() for p in parts for r in range(len(rows))]
+    return [offsets[p].less(dots[p][r].result()) for p in parts for r in range(len(rows))]
 
 
 def _minimums(k: Kernel, layout: Layout, block: Val) -> list[Val]:
@@ -170,9 +181,10 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
         for at in sums:
             k.store(at, k.const(0.0, _floats(k)))
         starts = [k.opaque(x + xs * r) for r in range(count)]
+        ahead = _ahead(k, count, AHEAD)
         for b in k.loop(0, blocks):
             block = tile + b * layout.block_bytes
-            _prefetch(k, block + AHEAD, layout.block_bytes)
+            _prefetch(k, block + ahead, layout.block_bytes)
             rows = [start + b * X_BLOCK for start in starts]
             _block(k, layout, block, rows, sums)
 
@@ -195,9 +207,10 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
         """The same with float weights and float activations, sums in registers."""
         sums = [[k.var(0, _floats(k)) for _ in range(count)] for _ in parts]
         starts = [k.opaque(x + xs * r) for r in range(count)]
+        ahead = _ahead(k, count, FLOAT_AHEAD)
         for c in k.loop(0, columns):
             at = tile + c * (layout.tile * step)
-            _prefetch(k, at + FLOAT_AHEAD, layout.tile * step)
+            _prefetch(k, at + ahead, layout.tile * step)
             ones = [words.broadcast(k, start + c * 4, k.isa.lanes) for start in starts]
             for p in parts:
                 w = _load_floats(k, layout, at + p * k.isa.lanes * step)

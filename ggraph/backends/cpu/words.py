@@ -166,12 +166,41 @@ def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
     k.intrinsic(name, ir.VoidType(), value, k.pointer(address), I32(1), tail_mask(k, left))
 
 
+SIGN = -128  # the sign bit of int8: flipping it adds 128, as an unsigned number
+
+
+def _dpbusd(k: Kernel, total: Val, unsigned: Val, signed: Val) -> Val:
+    """total and, in each int32 lane, four products of unsigned and signed bytes."""
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * total.v.type.count}"  # bytes from LLVM 20 on
+    return k.intrinsic(name, total.v.type, total, unsigned, signed)
+
+
+class Offset:
+    """What `Dot` adds too much where it multiplies signed weights by activations + 128, since
+    that instruction takes one factor as unsigned: 128 times the sum of the weights, once for all
+    rows. Nothing on other processors and for unsigned weights."""
+
+    def __init__(self, k: Kernel, signed: bool) -> None:
+        self.k = k
+        self.total = k.const(0, vec(I32, k.isa.lanes)) if signed and k.isa.dot == "vnni" else None
+
+    def step(self, w: Val) -> None:
+        """Count the weights of one step."""
+        if self.total is not None:
+            self.total = _dpbusd(self.k, self.total, self.k.const(SIGN, w.v.type), w)
+
+    def less(self, total: Val) -> Val:
+        """A row's sum without it."""
+        return total if self.total is None else total - self.total
+
+
 class Dot:
     """Sums, in each int32 lane, products of four weights and four activations per step.
 
     Vectors have `k.isa.lanes` lanes: 8, or 16 where the processor multiplies 512 bits at once.
 
-    |weight| <= 2**bits; unsigned weights unless `signed`. Activations lie in [-127, 127].
+    |weight| <= 2**bits; unsigned weights unless `signed`, and then an `Offset` is to be taken off.
+    Activations lie in [-127, 127].
     pmaddubsw adds pairs of products in int16, so `room` steps fit before they must be widened:
     a pair of 4-bit products is at most 15 x 127 x 2 = 3810, and eight of them 30480.
     """
@@ -223,10 +252,8 @@ class Dot:
         """|w| and x with w's sign: the same products with an unsigned left factor."""
         if not self.signed:
             return w, x
-        k, count = self.k, w.v.type.count
-        size = k.intrinsic(f"llvm.abs.v{count}i8", w.v.type, w, ir.Constant(I1, 0))
-        if count > 32:  # there is no such instruction for 512 bits
-            return size, k.select(w < 0, k.const(0, x.v.type) - x, x)
+        k = self.k
+        size = k.intrinsic("llvm.abs.v32i8", w.v.type, w, ir.Constant(I1, 0))
         return size, k.intrinsic("llvm.x86.avx2.psign.b", I8X32, x, w)
 
     def _avx2(self, w: Val, x: Val) -> None:
@@ -237,9 +264,8 @@ class Dot:
             self._widen()
 
     def _vnni(self, w: Val, x: Val) -> None:
-        total = self._sum()
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * total.v.type.count}"  # bytes from LLVM 20 on
-        self.total = self.k.intrinsic(name, total.v.type, total, *self._magnitude(w, x))
+        pair = (x ^ SIGN, w) if self.signed else (w, x)
+        self.total = _dpbusd(self.k, self._sum(), *pair)
 
     def _sdot(self, w: Val, x: Val) -> None:
         k, halves = self.k, []
