@@ -147,4 +147,4 @@ def test_prefetches_name_no_memory_behind_the_guard() -> None:
         else layout.block_bytes
         for layout in LAYOUTS.values()
     )
-    assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + largest <= GUARD
+    assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + max(lines) <= GUARD
