@@ -141,10 +141,8 @@ def test_bad_requests() -> None:
 
 def test_prefetches_name_no_memory_behind_the_guard() -> None:
     """What lies behind a weight's last tile is asked for, too."""
-    largest = max(
-        layout.tile * layout.element_bytes
-        if isinstance(layout, FloatLayout)
-        else layout.block_bytes
-        for layout in LAYOUTS.values()
-    )
+    lines = [
+        a.tile * a.element_bytes if isinstance(a, FloatLayout) else a.block_bytes
+        for a in LAYOUTS.values()
+    ]
     assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + max(lines) <= GUARD
