@@ -7,11 +7,12 @@ which a plan was made is repeated: planning belongs to neither side. The ratio o
 mean of its two plain runs over the speculative one, a prompt's the median over the rounds.
 
 Plain decoding is held against itself by the same rule (a run against the mean of its neighbours):
-ratios that scatter no more than these say nothing. Prompts that come out near the floor, on either
-side, may get further rounds, which count like the first.
+ratios that scatter no more than these say nothing. Prompts that come out near the floor may get
+further rounds, which count like the first, until it is clear on which side of it they stand.
 """
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,10 @@ from .peer import Peer, Reply
 
 FLOOR = 0.97  # a prompt below this share of plain speed counts as slower
 CLOSE = 1.03  # a few rounds cannot tell on which side of the floor a prompt below this stands
+FEW = 10  # rounds are few up to here
+LOT = 10  # further rounds made at once
+CLEAR = 3.0  # standard errors between median and floor from which the side is clear
+NORMAL_QUARTILES = 1.349  # standard deviations between the quartiles of a normal law
 LOOP = 32  # tokens at the end of an answer that stood there before: a loop
 TURNS = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -70,6 +75,14 @@ class Measured:
     def ratio(self) -> float:
         """Median speed against plain decoding."""
         return statistics.median(self.ratios)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `ratio`, by the quartiles; 0 for a single round."""
+        if len(self.ratios) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
+        return math.sqrt(math.pi / 2 / len(self.ratios)) * (high - low) / NORMAL_QUARTILES
 
     @property
     def whole_ratio(self) -> float:
@@ -158,7 +171,7 @@ def measure(
     peer: Peer | None = None,
 ) -> Iterator[Answer]:
     """Answers as they come; `limit` new tokens each, greedy. `peer` drafts with the same head.
-    Prompts near the floor get `close_rounds` beyond the others' `rounds`.
+    Prompts near the floor get up to `close_rounds` beyond the others' `rounds`.
 
     Before the first, its prompt is decoded in every way without being measured, so that costs are
     known and memory was touched.
@@ -172,8 +185,10 @@ def measure(
                 _planned(run, drafting)
             answer = Answer(prompt, [], [], {s.name: Measured() for s in settings})
             _rounds(answer, run, settings, rounds)
-            if close_rounds and _close(answer, settings):
-                _rounds(answer, run, settings, close_rounds)
+            left = close_rounds
+            while left > 0 and _close(answer, settings):
+                _rounds(answer, run, settings, min(LOT, left))
+                left -= LOT
             if peer is not None:
                 answer.peer = [peer.ask(ids, limit, ignore_end=False) for _ in range(rounds)]
             yield answer
@@ -201,9 +216,12 @@ def _rounds(answer: Answer, run: Generation, settings: Sequence[Setting], count:
 
 
 def _close(answer: Answer, settings: Sequence[Setting]) -> bool:
-    """Whether a setting that chooses its lengths, so as to lose nothing, came near the floor."""
-    free = (s for s in settings if not s.drafting.options.fixed)
-    return any(answer.settings[s.name].ratio < CLOSE for s in free)
+    """Whether a setting that chooses its lengths, so as to lose nothing, stands near the floor:
+    after a few rounds, not far above it; after more, not clearly on either side."""
+    free = [answer.settings[s.name] for s in settings if not s.drafting.options.fixed]
+    if any(len(f.ratios) < FEW for f in free):
+        return any(f.ratio < CLOSE for f in free)
+    return any(abs(f.ratio - FLOOR) < CLEAR * f.error for f in free)
 
 
 def _one(answer: Answer, run: Generation, setting: Setting) -> float:
@@ -295,6 +313,7 @@ def facts(answer: Answer) -> dict[str, Any]:
         "settings": {
             name: {
                 "tokens_per_second": f.rates, "speedups": f.ratios, "speedup": f.ratio,
+                "speedup_error": f.error,
                 "speedup_with_reading": f.whole_ratio,
                 "identical": f.identical, "cores": f.shares, "counted": f.counted,
                 "steps_by_rows": f.did.by_rows if f.did else {},

@@ -133,7 +133,7 @@ def spec(
     tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds per prompt, between plain runs.")] = 5,
     close_rounds: Annotated[
-        int, typer.Option(help="Further rounds for prompts that come out under 1.03x.")
+        int, typer.Option(help="Most further rounds, until the side of 0.97x is clear.")
     ] = 0,
     minutes: Minutes = None,
     peer: DraftPeer = "none",

@@ -58,8 +58,12 @@ def title(found: Row) -> str:
     """What was measured, on what."""
     done, asked = len(found["answers"]), found["asked"]
     some = f"{done}" if done == asked else f"{done} of {asked}"
-    close = found.get("close_rounds")
-    rounds = f"{found['rounds']} rounds" + (f" ({close} more under 1.03x)" if close else "")
+    close, first = found.get("close_rounds"), found["answers"][0]["settings"].values()
+    until_clear = any("speedup_error" in f for f in first)
+    more = (
+        "up to {} more until the side of 0.97x is clear" if until_clear else "{} more under 1.03x"
+    )
+    rounds = f"{found['rounds']} rounds" + (f" ({more.format(close)})" if close else "")
     return (
         f"{found['prompts']}, {some} prompts, {found['new_tokens']} tokens, greedy, "
         f"{found['threads']} threads, {rounds}, head {found['head'] or 'none'}, "

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from small_model import small_model
 
@@ -16,6 +17,7 @@ from models.bench_spec import (
     Answer,
     Measured,
     Prompt,
+    _close,
     facts,
     measure,
     parse_setting,
@@ -137,6 +139,38 @@ def test_texts_are_equal_and_every_round_counts(model: Path) -> None:
             assert sum((n - 1) * count for n, count in f.did.by_rows.items()) == f.did.drafted
             assert (f.counted is None) == (name != "suffix"), "fixed lengths count nothing"
     assert not m.engine.remembers
+
+
+@pytest.mark.parametrize(
+    ("ratios", "close"),
+    [
+        ([1.02, 0.9, 1.2], True),  # few rounds, below CLOSE
+        ([1.05, 0.9, 1.2], False),
+        ([0.975, 0.985, 0.995] * 4, True),  # 0.015 above, standard error 0.005
+        ([0.975, 0.985, 0.995] * 12, False),
+        ([0.94, 0.95, 0.96] * 12, False),  # as clearly below
+        ([0.97] * 3 + [0.975] * 9, False),
+        ([0.9, 1.03, 1.2] * 12, True),
+    ],
+)
+def test_rounds_go_on_until_the_side_of_the_floor_is_clear(
+    ratios: list[float], close: bool
+) -> None:
+    prompt = Prompt("1", "g", "c", "t")
+    for text, needs in ("suffix", close), ("suffix:3", False):
+        answer = Answer(prompt, [], [], {text: Measured(ratios)})
+        assert _close(answer, [parse_setting(text, False)]) is needs
+
+
+def test_the_error_of_a_median_is_that_of_normal_noise() -> None:
+    rng = np.random.default_rng(0)
+    medians, errors = [], []
+    for _ in range(400):
+        found = Measured(list(rng.normal(1.0, 0.03, 41)))
+        medians.append(found.ratio)
+        errors.append(found.error)
+    assert float(np.mean(errors)) == pytest.approx(float(np.std(medians)), rel=0.15)
+    assert Measured([0.9]).error == 0.0
 
 
 @pytest.mark.parametrize(("close", "further"), [(1e9, 2), (0.0, 0)])
