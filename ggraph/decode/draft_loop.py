@@ -44,6 +44,23 @@ def unrolled(step: Graph, count: int, target_ids: Tensor) -> Graph:
     return Graph.of({"drafted": joined}, also=states.values(), name=f"{count} x {step.name}")
 
 
+def guessing(step: Graph) -> Graph:
+    """`step`, a head's graph with one wanted row, with its best guess instead of its logits.
+
+    Outputs: `best` i32 [1], a draft token; `chance` f32 [1, 1], what the head gives it; and
+    `feedback` as before.
+    """
+    logits = step["logits"]
+    if logits.shape[0] != 1:
+        raise InputError(f"{step.name}: one row may guess, not {logits.shape[0]}")
+    best = ops.argmax(logits)  # [1]
+    chances = ops.soft_max(logits).reshape(logits.shape[1], 1)
+    outputs = {
+        "best": best, "chance": ops.get_rows(chances, best), "feedback": step["feedback"],
+    }  # fmt: skip
+    return Graph.of(outputs, also=step.updates.values(), name=f"guess of {step.name}")
+
+
 def _rows(step: Graph, count: int) -> list[dict[str, Tensor]]:
     """For each step, its row of the inputs that all steps share."""
     context = step["mask"].shape[1]

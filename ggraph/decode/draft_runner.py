@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.draft_loop import feeds, table, unrolled
+from ggraph.decode.draft_loop import feeds, guessing, table, unrolled
 from ggraph.decode.draft_model import DraftModel, DraftShape
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
 from ggraph.dtype import F16, DType
@@ -43,7 +43,7 @@ class DraftRunner:
         self.past = self.offset = 0
         self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._ready: dict[tuple[int, int, int, bool], DraftShape] = {}
+        self._ready: dict[tuple[int, int, int, bool, bool], tuple[Hashable, DraftShape]] = {}
 
     def step(
         self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
@@ -52,15 +52,29 @@ class DraftRunner:
         out = self._run(rows, wanted, features, fed_back=fed_back)
         return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
 
+    def guess(
+        self, rows: Rows, wanted: int, features: Array, *, fed_back: bool
+    ) -> tuple[int, float, Array]:
+        """The best draft token of one row, its chance, and hidden f32 [1, E]; as `step`, whose
+        logits stay where they are."""
+        out = self._run(rows, [wanted], features, fed_back=fed_back, guesses=True)
+        return int(out["best"][0]), float(out["chance"][0, 0]), out["feedback"]
+
     def read(self, rows: Rows, features: Array) -> None:
         """Only write true rows into the cache, which takes a third of a step's weights."""
         self._run(rows, (), features, fed_back=False)
 
     def _run(
-        self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
+        self,
+        rows: Rows,
+        wanted: Sequence[int],
+        features: Array,
+        *,
+        fed_back: bool,
+        guesses: bool = False,
     ) -> dict[str, Array]:
         count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
-        shape = self.ready(count, len(wanted), reach, fed_back=fed_back)
+        key, shape = self.ready(count, len(wanted), reach, fed_back=fed_back, guesses=guesses)
         bucket, context = shape.rows, shape.context
         wide = features
         if count < bucket:
@@ -77,19 +91,26 @@ class DraftRunner:
         }
         if self.model.sliding_window is not None:
             given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
-        return self.session.run((self.model.name, shape), given)
+        return self.session.run(key, given)
 
-    def ready(self, rows: int, wanted: int, reach: int, *, fed_back: bool) -> DraftShape:
-        """The bucket of a step of `rows` rows that see `reach` slots, planned on first use."""
-        context = context_bucket(reach, self._rows)
-        found = self._ready.get((rows, wanted, context, fed_back))
+    def ready(
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: bool = False
+    ) -> tuple[Hashable, DraftShape]:
+        """Key and bucket of the plan of a step of `rows` rows that see `reach` slots, made on first
+        use; of one that only `guesses`, where that is said."""
+        asked = rows, wanted, context_bucket(reach, self._rows), fed_back, guesses
+        found = self._ready.get(asked)
         if found is None:
             seen = row_bucket(wanted) if wanted else 0
-            buckets = row_bucket(rows), context, seen, self._rows + 1
-            shape = found = DraftShape(*buckets, fed_back, self.cache_dtype)
-            key = (self.model.name, shape)
-            self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
-            self._ready[rows, wanted, context, fed_back] = shape
+            buckets = row_bucket(rows), asked[2], seen, self._rows + 1
+            shape = DraftShape(*buckets, fed_back, self.cache_dtype)
+            found = self._ready[asked] = (self.model.name, guesses, shape), shape
+
+            def build() -> Graph:
+                step = self.model.build(shape)
+                return guessing(step) if guesses else step
+
+            self.session.prepare(found[0], build, self.model.weight)
         return found
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:

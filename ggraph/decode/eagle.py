@@ -17,7 +17,7 @@ Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -96,19 +96,24 @@ class EagleDrafter:
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
-        self._logits = self._hidden = np.zeros((1, 0), np.float32)
-        self._guess: tuple[int, float] | None = None  # the best of the logits, where it is known
+        self._last = Said(np.zeros((1, 0), np.float32))  # behind the last true row
+
+    @property
+    def _guesses(self) -> bool:
+        """Whether the best guess of a step is all that is needed of its logits."""
+        return self.tree is None and self.random is None
 
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
         if self.window is None:
             return
+        guesses = self._guesses
         for rows in PARTS:
             self.runner.ready(rows, 0, rows, fed_back=False)
         for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
-            self.runner.ready(rows, 1, rows, fed_back=False)
+            self.runner.ready(rows, 1, rows, fed_back=False, guesses=guesses)
         if self.tree is None:
-            self.runner.ready(1, 1, 1, fed_back=True)
+            self.runner.ready(1, 1, 1, fed_back=True, guesses=guesses)
 
     def begin(self, first: int) -> None:
         """Forget the old text. The first token has no feature before it and is not drafted from."""
@@ -128,8 +133,6 @@ class EagleDrafter:
     def read(self) -> None:
         """Read the prompt's rows and make the first guess: the first draft need not wait."""
         self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
-        if self.tree is None:
-            self._guess = guess_of(self._logits[0])
 
     def propose(self, limit: int) -> Draft:
         """Run the true rows that are waiting, then draft behind them."""
@@ -144,14 +147,21 @@ class EagleDrafter:
         if not self._tokens:
             return
         tokens, features = self._waiting(window)
-        runner, self._guess = self.runner, None
+        runner = self.runner
         done = self._read_parts(tokens, features, most)
         left = len(tokens) - done
         slots = range(runner.past, runner.past + left)
-        self._logits, self._hidden = runner.step(
-            Rows(tokens[done:], slots, slots), [left - 1], features[done:], fed_back=False
-        )
+        self._last = self._step(Rows(tokens[done:], slots, slots), features[done:], fed_back=False)
         runner.past += left
+
+    def _step(self, rows: Rows, features: Array, *, fed_back: bool) -> "Said":
+        """What the head says behind the last of these rows."""
+        last, runner = len(rows.tokens) - 1, self.runner
+        if self._guesses:
+            best, chance, hidden = runner.guess(rows, last, features, fed_back=fed_back)
+            return Said(hidden, best, chance)
+        logits, hidden = runner.step(rows, [last], features, fed_back=fed_back)
+        return Said(hidden, *guess_of(logits[0]), logits)
 
     def _waiting(self, window: int | None) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
@@ -185,28 +195,25 @@ class EagleDrafter:
         return self.runner.unrolls and certain and self.runner.model.sliding_window is None
 
     def _chain(self, limit: int) -> Draft:
+        ids, said, past = self.runner.model.target_ids, self._last, self.runner.past
         if self._is_plain and 1 < limit <= LONGEST_LOOP + 1:
-            first = int(self.runner.model.target_ids[int(np.argmax(self._logits[0]))])
-            return Draft.chain([first, *self.runner.chain(first, self._hidden, limit - 1)])
+            first = int(ids[said.best])
+            return Draft.chain([first, *self.runner.chain(first, said.hidden, limit - 1)])
         tokens: list[int] = []
         laws: dict[int, Array] = {}
         chances: list[float] = []
-        logits, hidden, past = self._logits, self._hidden, self.runner.past
-        while True:
-            best, sure = (not tokens and self._guess) or guess_of(logits[0])
-            if sure < self.p_min:
-                break
+        while said.chance >= self.p_min:
+            best = said.best
             if self.random is not None:
-                best, law = drawn(self.runner.model, logits[0], self.temp, self.random)
+                best, law = drawn(self.runner.model, said.logits[0], self.temp, self.random)
                 laws[len(tokens) - 1] = law
             else:
-                chances.append(sure)
-            tokens.append(int(self.runner.model.target_ids[best]))
+                chances.append(said.chance)
+            tokens.append(int(ids[best]))
             if len(tokens) == limit or not self._wants_more(chances):
                 break
             slot = [past + len(tokens) - 1]
-            rows = Rows(tokens[-1:], slot, slot)
-            logits, hidden = self.runner.step(rows, [0], hidden, fed_back=True)
+            said = self._step(Rows(tokens[-1:], slot, slot), said.hidden, fed_back=True)
         return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws, tuple(chances))
 
     def _wants_more(self, chances: Sequence[float]) -> bool:
@@ -223,9 +230,9 @@ class EagleDrafter:
         """Score the root's top_k children, then those of the best top_k nodes, `depth` times."""
         k, past, ids = shape.top_k, self.runner.past, self.runner.model.target_ids
         scored = Scored()
-        best, score = top(log_softmax(self._logits), k)  # [1, B]
+        best, score = top(log_softmax(self._last.logits), k)  # [1, B]
         level = scored.add(ids[best[0]], score[0], [ROOT] * k)
-        level_score, hidden = score[0], np.repeat(self._hidden, k, axis=0)  # [B, E]
+        level_score, hidden = score[0], np.repeat(self._last.hidden, k, axis=0)  # [B, E]
         seen = np.eye(k, dtype=bool)  # [B, S]: draft slots that each row may see
         for i in range(depth):
             slots = range(past + i * k, past + (i + 1) * k)
@@ -241,6 +248,20 @@ class EagleDrafter:
             hidden = out[chosen // k]
             seen = np.concatenate([seen[chosen // k], np.eye(k, dtype=bool)], axis=1)
         return scored
+
+
+NO_LOGITS = np.zeros((1, 0), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A head's output behind a row: hidden f32 [1, E], its best draft token and the chance it gives
+    that; logits f32 [1, W] where more than those are wanted."""
+
+    hidden: Array
+    best: int = 0
+    chance: float = 0.0
+    logits: Array = field(default_factory=lambda: NO_LOGITS)
 
 
 class Scored:

@@ -212,7 +212,8 @@ def silu_mul_quantise(k: Kernel) -> None:
 
 @kernel("x mask y m n xs ms ys scale:f")
 def soft_max(k: Kernel) -> None:
-    """y = softmax(x * scale + mask) over each row; mask = 0 means none; an all -inf row gives 0."""
+    """y = softmax(x * scale + mask) over each row; mask = 0 means none; an all -inf row gives 0,
+    and one with something that is no number nothing else."""
     x, mask, y, m, n, xs, ms, ys, factor = k.words("x mask y m n xs ms ys scale")
     for r in k.share(m):
         out = y + ys * r
@@ -232,14 +233,15 @@ def soft_max(k: Kernel) -> None:
         largest = k.maximum(words.hmax(k, top.value), -3.0e38)
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
-            value = words.exp(k, _get(k, out + c * 4, left) - k.splat(largest, 8))
+            below = _get(k, out + c * 4, left) - k.splat(largest, 8)
+            value = k.select(below.is_nan(), below, words.exp(k, below))
             if left is not None:
                 value = k.select(words.tail_mask(k, left), value, 0.0)
             _put(k, out + c * 4, value, left)
             return value
 
         total = _row_sum(k, n, raised)
-        share = k.select(total > 0.0, k.const(1.0, F32) / total, 0.0)
+        share = k.select(total.eq(0.0), k.const(0.0, F32), k.const(1.0, F32) / total)
 
         def scaled(c: Val, left: Val | None, out: Val = out, share: Val = share) -> None:
             _put(k, out + c * 4, _get(k, out + c * 4, left) * k.splat(share, 8), left)

@@ -190,6 +190,32 @@ def _scale(low: Lowering, x: Launch) -> bool:
     return True
 
 
+def _soft_max(low: Lowering, x: Launch) -> bool:
+    """Rows as they are, or with a mask of the same shape."""
+    a, y = x.sources[0].tensor, x.result.tensor
+    attrs, shown = y.attrs, [s.tensor for s in x.sources[1:]]
+    if not is_rows(a) or attrs["has_sinks"] or attrs["max_bias"]:
+        return False
+    if any(not is_rows(s) or s.shape != a.shape for s in shown):
+        return False
+    n = a.shape[-1]
+    low.add(
+        "soft_max", x=low.at(x.sources[0]), mask=low.at(x.sources[1]) if shown else 0,
+        y=low.at(x.result), m=a.size // max(n, 1), n=n, xs=n * 4, ms=n * 4, ys=n * 4,
+        scale=_number(x, "scale"),
+    )  # fmt: skip
+    return True
+
+
+def _argmax(low: Lowering, x: Launch) -> bool:
+    a = x.sources[0].tensor
+    if not is_rows(a):
+        return False
+    n = a.shape[-1]
+    low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """Where rotated rows go: an address or private memory, the element, the distance of heads, and
@@ -315,6 +341,8 @@ LOWERINGS: dict[str, Lower] = {
     "cont": _copy,
     "dup": _copy,
     "scale": _scale,
+    "soft_max": _soft_max,
+    "argmax": _argmax,
     "concat": _concat,
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,

@@ -131,6 +131,10 @@ class Val:
         """Lane-wise inequality."""
         return self._compare("!=", other)
 
+    def is_nan(self) -> "Val":
+        """Lanes that are not a number."""
+        return Val(self.k, self.k.b.fcmp_unordered("uno", self.v, self.v))
+
 
 Num = Val | int | float
 Branch = AbstractContextManager[object]
