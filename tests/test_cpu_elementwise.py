@@ -1,11 +1,14 @@
 """Element-wise, norm, rope and row kernels against float64 meanings."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from cpu_calls import call
+from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph.backends.cpu.jit import Jit
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 
@@ -101,6 +104,27 @@ def test_fused_quantisation_equals_its_parts(m: int, blocks: int) -> None:
     assert np.array_equal(fused, parts)
 
 
+@pytest.mark.parametrize("variant", variants())
+def test_every_variant_quantises_to_the_same_bits(variant: str, tmp_path: Path) -> None:
+    jit, n = Jit(variants()[variant], tmp_path), 576
+    x, w = normal(1, 5, n) * 4, normal(2, 5, n)
+    x[3] = 0
+    x[4, 40] = 1e30
+    steps = {"xs": x.strides[0], "os": n // 32 * 40}
+    calls = {
+        "quantise": {"x": x, "k": n, **steps},
+        "rms_norm_quantise": {"x": x, "w": w, "n": n, "eps": 1e-6, **steps},
+        "silu_mul_quantise": {
+            "a": x, "b": w, "n": n, "as": x.strides[0], "bs": w.strides[0], "os": steps["os"],
+        },
+    }  # fmt: skip
+    for name, values in calls.items():
+        mine, theirs = np.zeros((2, 5, n // 32 * 40), np.uint8)
+        call(name, out=mine, m=5, **values)
+        call_with(jit, name, out=theirs, m=5, **values)
+        assert mine.any() and np.array_equal(mine, theirs), name
+
+
 @given(n=SIZES, seed=st.integers(0, 50))
 def test_soft_max(n: int, seed: int) -> None:
     x, y = normal(seed, 4, n) * 5, np.zeros((4, n), np.float32)
@@ -112,6 +136,9 @@ def test_soft_max(n: int, seed: int) -> None:
     want = np.exp(logits - logits.max(-1, keepdims=True))
     assert close(y[:3], want / want.sum(-1, keepdims=True))
     assert (y[3] == 0).all(), "a row that shows nothing is zeros"
+    x[1, n // 2] = np.nan
+    call("soft_max", x=x, mask=0, y=y, m=4, n=n, scale=0.5, **steps)
+    assert np.isnan(y[1]).all() and not np.isnan(y[[0, 2, 3]]).any()
 
 
 @given(n=SIZES, seed=st.integers(0, 50), levels=st.sampled_from([2, 5, 1000]))

@@ -187,13 +187,14 @@ def rms_norm(k: Kernel) -> None:
 def rms_norm_quantise(k: Kernel) -> None:
     """out = quantised rows of x / rms(x) * w; n is whole blocks of 32."""
     x, w, out, m, n, xs, os, eps = k.words("x w out m n xs os eps")
+    lanes = k.isa.lanes
     rows, blocks = k.grid(m, n // BLOCK)
     for r in k.loop(*rows):
         row = x + xs * r
-        factor = k.splat(_rms_factor(k, row, n, eps), 8)  # of the whole row, by every thread
+        factor = k.splat(_rms_factor(k, row, n, eps), lanes)  # of the whole row, by every thread
         for b in k.loop(*blocks):
             at = b * (BLOCK * 4)
-            pairs = zip(load_block(k, row + at), load_block(k, w + at), strict=True)
+            pairs = zip(load_block(k, row + at, lanes), load_block(k, w + at, lanes), strict=True)
             quantise_block(k, [v * factor * u for v, u in pairs], out + os * r + b * X_BLOCK)
 
 
@@ -204,8 +205,8 @@ def silu_mul_quantise(k: Kernel) -> None:
     rows, blocks = k.grid(m, n // BLOCK)
     for r in k.loop(*rows):
         for i in k.loop(*blocks):
-            gates = load_block(k, a + a_step * r + i * (BLOCK * 4))
-            ups = load_block(k, b + bs * r + i * (BLOCK * 4))
+            gates = load_block(k, a + a_step * r + i * (BLOCK * 4), k.isa.lanes)
+            ups = load_block(k, b + bs * r + i * (BLOCK * 4), k.isa.lanes)
             values = [_silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
             quantise_block(k, values, out + os * r + i * X_BLOCK)
 

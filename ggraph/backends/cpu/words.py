@@ -68,16 +68,18 @@ def hsum(k: Kernel, x: Val) -> Val:
 
 
 def hmax(k: Kernel, x: Val) -> Val:
-    """Largest of 8 lanes."""
+    """Largest of 8 or 16 lanes."""
+    if x.v.type.count > 8:
+        x = k.maximum(k.shuffle(x, x, range(8)), k.shuffle(x, x, range(8, 16)))
     four = k.maximum(k.shuffle(x, x, (0, 1, 2, 3)), k.shuffle(x, x, (4, 5, 6, 7)))
     two = k.maximum(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
     return k.maximum(k.lane(two, 0), k.lane(two, 1))
 
 
 def absolute(k: Kernel, x: Val) -> Val:
-    """|x| of float32 x8: the sign bit cleared."""
-    bits = k.cast("bitcast", x, I32X8) & 0x7FFFFFFF
-    return k.cast("bitcast", bits, F32X8)
+    """|x| of float32: the sign bit cleared."""
+    bits = k.cast("bitcast", x, vec(I32, x.v.type.count)) & 0x7FFFFFFF
+    return k.cast("bitcast", bits, x.v.type)
 
 
 def round_even(k: Kernel, x: Val) -> Val:
@@ -88,16 +90,18 @@ def round_even(k: Kernel, x: Val) -> Val:
 
 
 def exp(k: Kernel, x: Val) -> Val:
-    """e to the x, float32 x8, within 2 ulp; 0 at and below -87.3 (-inf included)."""
+    """e to the x, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3 (-inf
+    included)."""
+    t = x.v.type
     inside = k.minimum(k.maximum(x, EXP_LOW), EXP_HIGH)
     n = round_even(k, inside * LOG2_E)
-    r = fma(k, n, k.const(-LN2_HIGH, F32X8), inside)
-    r = fma(k, n, k.const(-LN2_LOW, F32X8), r)
-    p = k.const(EXP_TERMS[0], F32X8)
+    r = fma(k, n, k.const(-LN2_HIGH, t), inside)
+    r = fma(k, n, k.const(-LN2_LOW, t), r)
+    p = k.const(EXP_TERMS[0], t)
     for term in EXP_TERMS[1:]:
-        p = fma(k, p, r, k.const(term, F32X8))
+        p = fma(k, p, r, k.const(term, t))
     p = fma(k, p, r * r, r) + 1.0
-    power = k.cast("bitcast", (k.cast("fptosi", n, I32X8) + 127) << 23, F32X8)
+    power = k.cast("bitcast", (k.cast("fptosi", n, vec(I32, t.count)) + 127) << 23, t)
     return k.select(x > EXP_LOW, p * power, 0.0)
 
 
@@ -142,8 +146,8 @@ def sin_cos(k: Kernel, x: Val) -> tuple[Val, Val]:
 
 
 def sigmoid(k: Kernel, x: Val) -> Val:
-    """1 / (1 + exp(-x)), float32 x8."""
-    return k.const(1.0, F32X8) / (exp(k, -x) + 1.0)
+    """1 / (1 + exp(-x)), float32."""
+    return k.const(1.0, x.v.type) / (exp(k, -x) + 1.0)
 
 
 def tail_mask(k: Kernel, left: Val) -> Val:
