@@ -55,7 +55,8 @@ def _run(
 ) -> DraftReport:
     assert m.head is not None, name
     session = UnprovedSession(DRAFT_RECIPES[name])
-    drafter = EagleDrafter(DraftRunner(m.head, session, m.runner.context))
+    runner = DraftRunner(m.head, session, m.runner.context)
+    drafter = EagleDrafter(runner, reads_logits=True)  # that is what may come too early
     speculator = Speculator(m.engine, [drafter], Fixed(most))
     sampler = Sampler(SamplerConfig(temp=0.0), m.model.vocab_size)
     m.engine.reset()

@@ -8,8 +8,9 @@ from cuda_host import HostDriver, need_compiler
 from head_loop import saved, variant
 
 from ggraph.backends import open_backend
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
-from ggraph.decode.draft_loop import table, unrolled
+from ggraph.decode.draft_loop import guessing, table, unrolled
 from ggraph.decode.draft_model import DraftShape
 from ggraph.decode.draft_runner import DraftRunner
 from ggraph.decode.eagle import EagleDrafter
@@ -120,3 +121,43 @@ def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> 
     plan = session._verified[key].plan
     where = {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH}
     assert where == {"cuda0"}
+
+
+@pytest.mark.parametrize("name", ["golden", "latent"])
+def test_the_graphs_guess_is_what_the_host_reads_from_logits(name: str, tmp_path: Path) -> None:
+    head = head_of(name, tmp_path / "head")
+    found = []
+    for reads_logits in (True, False):
+        session = open_session(threads=1, exact=True)
+        runner = DraftRunner(head, session, 64, cache_dtype=F32)
+        drafter = EagleDrafter(runner, reads_logits=reads_logits)
+        drafter.begin(PROMPT[0])
+        width = len(head.taps) * head.config.target_hidden_size
+        features = np.random.default_rng(3).standard_normal((len(PROMPT), width))
+        drafter.observe(PROMPT, features.astype(np.float32))
+        found.append(drafter.propose(5))
+        session.close()
+    host, graph = found
+    assert graph.tokens == host.tokens and len(host.tokens) == 5
+    np.testing.assert_allclose(graph.chances, host.chances, rtol=1e-5)
+    assert all(0 < c < 1 for c in graph.chances)
+
+
+def test_a_guess_leaves_nothing_to_numpy() -> None:
+    """Else its plan runs in pieces, which costs more than reading the logits does."""
+    session = open_session(threads=1, profile=True)
+    backend = session.backends["cpu"]
+    assert isinstance(backend, CpuBackend) and backend.profile is not None
+    backend.profile.on = True
+    head = open_head(HEAD, open_model(TARGET))
+    assert isinstance(head, Head)
+    drafts(session, head, False, 3)
+    found = {op for op, _ in backend.profile.times}
+    session.close()
+    assert {"argmax", "soft_max"} <= {op.split()[0] for op in found}
+    assert not [op for op in found if op.endswith("(NumPy)")]
+
+
+def test_only_one_row_may_guess() -> None:
+    with pytest.raises(InputError, match="one row may guess, not 2"):
+        guessing(head_of("golden", Path()).build(DraftShape(2, 256, 2, 513, False)))

@@ -57,7 +57,7 @@ class Noted(EagleDrafter):
 
     def propose(self, limit: int) -> Draft:
         draft = super().propose(limit)
-        self.seen = [*getattr(self, "seen", []), self._logits[0]]
+        self.seen = [*getattr(self, "seen", []), self._last.logits[0]]
         return draft
 
 
@@ -68,7 +68,7 @@ def greedy(m: Loaded) -> Sampler:
 def learned(m: Loaded, ids: list[int]) -> Learned:
     """The head whose output matrix draws, from each row of this text, the next token but one."""
     head: Any = m.head
-    drafter = Noted(DraftRunner(head, m.session, m.runner.context))
+    drafter = Noted(DraftRunner(head, m.session, m.runner.context), reads_logits=True)
     speculator, sampler = Speculator(m.engine, [drafter], Fixed(1)), greedy(m)
     text = list(speculator.generate(ids, sampler.sample, sampler.accept, limit=LIMIT))
     assert speculator.statistics.accepted == 0, "every row begins a round"

@@ -63,6 +63,7 @@ class EagleDrafter:
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
     With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
     rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
+    The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
     Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
     which it reads beforehand, the last `prompt_window`.
     """
@@ -78,6 +79,7 @@ class EagleDrafter:
         window: int | None = None,
         prompt_window: int | None = None,
         goes_on: Callable[[Sequence[float]], bool] | None = None,
+        reads_logits: bool = False,
     ) -> None:
         few = any(w is not None and w < 1 for w in (window, prompt_window))
         if not 0.0 <= p_min <= 1.0 or temp <= 0 or few:
@@ -91,6 +93,7 @@ class EagleDrafter:
             )
         self.runner, self.tree, self.p_min = runner, tree, p_min
         self.random, self.temp, self.goes_on = random, temp, goes_on
+        self.reads_logits = reads_logits or tree is not None or random is not None
         self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
         self.prompt_window = prompt_window
         self.name, self.taps = "eagle3", runner.model.taps
@@ -98,16 +101,11 @@ class EagleDrafter:
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
         self._last = Said(np.zeros((1, 0), np.float32))  # behind the last true row
 
-    @property
-    def _guesses(self) -> bool:
-        """Whether the best guess of a step is all that is needed of its logits."""
-        return self.tree is None and self.random is None
-
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
         if self.window is None:
             return
-        guesses = self._guesses
+        guesses = not self.reads_logits
         for rows in PARTS:
             self.runner.ready(rows, 0, rows, fed_back=False)
         for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
@@ -157,7 +155,7 @@ class EagleDrafter:
     def _step(self, rows: Rows, features: Array, *, fed_back: bool) -> "Said":
         """What the head says behind the last of these rows."""
         last, runner = len(rows.tokens) - 1, self.runner
-        if self._guesses:
+        if not self.reads_logits:
             best, chance, hidden = runner.guess(rows, last, features, fed_back=fed_back)
             return Said(hidden, best, chance)
         logits, hidden = runner.step(rows, [last], features, fed_back=fed_back)
