@@ -81,14 +81,17 @@ def text(results: Sequence[Row]) -> str:
 
 
 def bars(results: Sequence[Row]) -> list[tuple[str, list[tuple[str, float, float]]]]:
-    """Groups of all results with the settings' mean and least speeds."""
+    """Groups of all results with the settings' mean and least speeds; of a setting that several
+    results have, the first one's, since machines and days are not to be mixed."""
     found: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
         for name, groups in result["tables"].items():
             for group, r in groups.items():
-                label = f"{group} ({result['prompts']})" if group.startswith("all") else group
+                whole = group in ("all", "without loops")
+                label = f"{group} ({result['prompts']})" if whole else group
                 held = found.setdefault(label, [])
-                held.append((name, r["mean_speedup"], r["least_speedup"]))
+                if all(name != other for other, _, _ in held):
+                    held.append((name, r["mean_speedup"], r["least_speedup"]))
     return list(found.items())
 
 
