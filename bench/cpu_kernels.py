@@ -20,6 +20,7 @@ from ggraph import dtype as dt
 from ggraph import env
 from ggraph.backends.cpu import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
 from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.lowering import GUARD
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
@@ -27,7 +28,6 @@ from ggraph.dtype import DType
 from ggraph.tensor import Array
 
 HIDDEN, FFN, HEADS, KV, HD, LAYERS, VOCAB = 576, 1536, 9, 3, 64, 30, 49152
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 SLAB = 1 << 27
 
 

@@ -17,7 +17,7 @@ Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class EagleDrafter:
         self.name, self.taps = "eagle3", runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
-        self._last = Said(np.zeros((1, 0), np.float32))  # behind the last true row
+        self._last = Said(NOTHING, NOTHING)  # behind the last true row
 
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
@@ -157,9 +157,9 @@ class EagleDrafter:
         last, runner = len(rows.tokens) - 1, self.runner
         if not self.reads_logits:
             best, chance, hidden = runner.guess(rows, last, features, fed_back=fed_back)
-            return Said(hidden, best, chance)
+            return Said(hidden, NOTHING, best, chance)
         logits, hidden = runner.step(rows, [last], features, fed_back=fed_back)
-        return Said(hidden, *guess_of(logits[0]), logits)
+        return Said(hidden, logits, *(guess_of(logits[0]) if self.tree is None else ()))
 
     def _waiting(self, window: int | None) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
@@ -248,18 +248,18 @@ class EagleDrafter:
         return scored
 
 
-NO_LOGITS = np.zeros((1, 0), np.float32)
+NOTHING = np.zeros((1, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A head's output behind a row: hidden f32 [1, E], its best draft token and the chance it gives
-    that; logits f32 [1, W] where more than those are wanted."""
+    """A head's output behind a row: hidden f32 [1, E] and logits f32 [1, W], which are empty where
+    the graph guesses; its best draft token and the chance of that, which trees do not need."""
 
     hidden: Array
+    logits: Array
     best: int = 0
     chance: float = 0.0
-    logits: Array = field(default_factory=lambda: NO_LOGITS)
 
 
 class Scored:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.quantise import load_block
+from ggraph.backends.cpu.quantise import largest_size, load_block
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
@@ -134,8 +134,7 @@ def set_rows_q8_0(k: Kernel) -> None:
 
 
 def _store_q8(k: Kernel, x: Sequence[Val], out: Val) -> None:
-    sizes = [words.absolute(k, v) for v in x]
-    largest = words.hmax(k, k.maximum(*(k.maximum(*sizes[i : i + 2]) for i in (0, 2))))
+    largest = largest_size(k, x)
     scale = largest / 127.0
     inverse = k.splat(k.select(scale > 0.0, k.const(1.0, F32) / scale, 0.0), 8)
     k.store(out, k.cast("fptrunc", scale, F16))

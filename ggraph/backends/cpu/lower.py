@@ -201,7 +201,7 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
     n = a.shape[-1]
     low.add(
         "soft_max", x=low.at(x.sources[0]), mask=low.at(x.sources[1]) if shown else 0,
-        y=low.at(x.result), m=a.size // max(n, 1), n=n, xs=n * 4, ms=n * 4, ys=n * 4,
+        y=low.at(x.result), m=a.size // n, n=n, xs=n * 4, ms=n * 4, ys=n * 4,
         scale=_number(x, "scale"),
     )  # fmt: skip
     return True

@@ -17,7 +17,7 @@ from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM
 def quantise_block(k: Kernel, x: Sequence[Val], out: Val) -> None:
     """Store 32 numbers, in vectors of one width, as one block at `out`."""
     lanes = x[0].v.type.count
-    largest = words.hmax(k, reduce(k.maximum, [words.absolute(k, v) for v in x]))
+    largest = largest_size(k, x)
     scale = largest * (1.0 / 127.0)
     inverse = k.select(largest > 0.0, k.const(127.0, F32) / largest, 0.0)
     factor = k.splat(inverse, lanes)
@@ -29,6 +29,11 @@ def quantise_block(k: Kernel, x: Sequence[Val], out: Val) -> None:
         k.store(out + lanes * i, k.cast("trunc", v, vec(I8, lanes)))
     k.store(out + X_SCALE, scale)
     k.store(out + X_SUM, scale * k.cast("sitofp", total, F32))
+
+
+def largest_size(k: Kernel, x: Sequence[Val]) -> Val:
+    """The largest absolute value in vectors of one width."""
+    return words.hmax(k, reduce(k.maximum, [words.absolute(k, v) for v in x]))
 
 
 def load_block(k: Kernel, x: Val, lanes: int = 8) -> list[Val]:
@@ -47,4 +52,4 @@ def quantise(k: Kernel) -> None:
             quantise_block(k, block, out + os * r + b * X_BLOCK)
 
 
-__all__ = ["load_block", "quantise", "quantise_block"]
+__all__ = ["largest_size", "load_block", "quantise", "quantise_block"]
