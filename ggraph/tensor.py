@@ -92,8 +92,10 @@ class OpSpec:
     when stored); the reference of an overwriting op writes into the array it is given for that
     source and returns it. The result `view_of` source i is a window on its bytes and costs
     nothing; one that `overwrites` source i leaves its result in that source's bytes. `inplace_ok`
-    lists the sources whose bytes the result may replace: a promise about every kernel, and tested.
-    With `picks` (i, j) source i is read only at those slices along its first axis that source j,
+    lists the sources whose bytes the result may replace, provided that no other source shows a
+    byte of them: a promise about every kernel, and tested. Where the op is `elementwise` (element
+    i of the result needs element i of the sources alone, those that repeat apart) another source
+    may show them if it is the very same view. With `picks` (i, j) source i is read only at those slices along its first axis that source j,
     a tensor of indices, names.
     """
 
@@ -105,6 +107,7 @@ class OpSpec:
     view_of: int | None = None
     overwrites: int | None = None
     inplace_ok: tuple[int, ...] = ()
+    elementwise: bool = False
     picks: tuple[int, int] | None = None
     scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
     examples: tuple[Example, ...] = ()
