@@ -85,7 +85,7 @@ def _overwriting(t: Tensor) -> Iterator[str]:
     if (old.offset, old.nbytes) != (0, old.root.nbytes) or old.nbytes != t.nbytes:
         yield f"overwrites a part of {old.root.name!r}"
     if any(_overlap(o, old) for o in _others(t, t.spec.overwrites)):
-        yield f"overwrites {old.root.name!r} and reads it through another source: read a copy (cont)"
+        yield f"overwrites {old.root.name!r} and reads it as another source: read a copy (cont)"
 
 
 def replaceable(t: Tensor) -> frozenset[str]:
