@@ -23,7 +23,7 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
-from ggraph.errors import AllocError, InputError, PlaceError
+from ggraph.errors import AllocError, InputError, PlaceError, PlanError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.place import place
@@ -141,7 +141,10 @@ def _allocate(d: Draft) -> MemoryMap:
 
 
 def _verify(d: Draft) -> VerifiedPlan:
-    return verify(Plan(d.schedule, d.made["allocate"], d.log))
+    verified = verify(Plan(d.schedule, d.made["allocate"], d.log))
+    if not (d.options.overlap or verified.certificate.ends_complete):
+        raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
+    return verified
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (
