@@ -43,3 +43,11 @@ class BackendError(GgraphError):
 
 class InputError(GgraphError):
     """A request cannot be served: bad option, empty or too long prompt, wrong feed."""
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal might obey, or hide, written as an escape:
+    what another program named can then not pretend to be a line of ours."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)
