@@ -87,16 +87,16 @@ def elementwise_cost(t: "Tensor") -> Cost:
 class OpSpec:
     """Everything ggraph knows of one op.
 
-    `infer` gives shape and dtype or raises ShapeError. `reference(*arrays, **attrs)` is its
-    meaning in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded
-    when stored); the reference of an overwriting op writes into the array it is given for that
-    source and returns it. The result `view_of` source i is a window on its bytes and costs
-    nothing; one that `overwrites` source i leaves its result in that source's bytes. `inplace_ok`
-    lists the sources whose bytes the result may replace, provided that no other source shows a
-    byte of them: a promise about every kernel, and tested. Where the op is `elementwise` (element
-    i of the result needs element i of the sources alone, those that repeat apart) another source
-    may show them if it is the very same view. With `picks` (i, j) source i is read only at those slices along its first axis that source j,
-    a tensor of indices, names.
+    `infer` gives shape and dtype or raises ShapeError. `reference(*arrays, **attrs)` is its meaning
+    in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded when
+    stored); the reference of an overwriting op writes into the array it is given for that source
+    and returns it. The result `view_of` source i is a window on its bytes and costs nothing; one
+    that `overwrites` source i leaves its result in that source's bytes. `inplace_ok` lists the
+    sources whose bytes the result may replace, provided that no other source shows a byte of them:
+    a promise about every kernel, and tested. Where the op is `elementwise` (element i of the result
+    needs element i of the sources alone, those that repeat apart) another source may show them if
+    it is the very same view. With `picks` (i, j) source i is read only at those slices along its
+    first axis that source j, a tensor of indices, names.
     """
 
     name: str

@@ -41,10 +41,7 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    if lowering is None or not lowering(low, launch):
-        return False
-    low.done(launch)
-    return True
+    return lowering is not None and lowering(low, launch)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
