@@ -104,11 +104,14 @@ class Lowering:
         self, kernel: str, of: Mapping[str, Ref], result: str, shape: tuple[int, int], **values: Any
     ) -> Array:
         """What a kernel makes of sources (by argument), bytes of `shape`, once for all launches."""
-        key = (kernel, *(_shown(ref.tensor) for ref in of.values()))
+        key: tuple[str | Shown, ...] = (kernel, *(_shown(ref.tensor) for ref in of.values()))
         if key not in self.made:
             out = np.zeros(shape, np.uint8)
-            places: dict[str, Any] = {name: self.at(ref) for name, ref in of.items()}
-            self.add(kernel, makes=[out], **places, **{result: out}, **values)
+            places: dict[str, Any] = {
+                result: out,
+                **{name: self.at(ref) for name, ref in of.items()},
+            }
+            self.add(kernel, makes=[out], **places, **values)
             self.made[key] = out
         return self.made[key]
 

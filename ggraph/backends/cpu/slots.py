@@ -43,10 +43,10 @@ def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
     first `length` slots alone where that address of an i32 is not 0."""
     mask, n, ms, length = k.words("mask n ms length")
-    seen = k.var(n)
+    held = k.var(n)
     with k.when(length.ne(0)):
-        seen.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
-    seen = seen.value
+        held.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
+    seen = held.value
     for row in k.share(k.arg("m")):
         entry = k.var(list_of(k, row) + LIST_HEAD)
         biases = (n + SPARE) * 4
