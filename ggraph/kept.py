@@ -1,4 +1,4 @@
-"""Files that are kept from run to run, and whose they must be. Floor 1.
+"""Files that are kept from run to run, and whose they must be.
 
 What lies in the cache may be machine code, so it is used only where nobody but this user and root
 can have put it there: each folder from the root down belongs to one of them and may be written by
@@ -16,6 +16,7 @@ import hashlib
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -94,29 +95,35 @@ def make_folder(place: Path) -> None:
     os.close(_walk(place, make=True))
 
 
-def stamp(path: Path, key: str) -> None:
-    """Note that a large file beside the note is what `key` says, as it now is."""
-    with suppress(OSError):
-        write(path.parent, f"{path.name}.stamp", key, _state(path))
-
-
-def is_stamped(path: Path, key: str) -> bool:
-    """Whether a file was noted by `stamp` and is unchanged since: its size, its times, its place.
-
-    The note must be younger than the file's last change, lest another in the same tick of the
-    file system's clock go unseen.
-    """
+def holds(path: Path, key: str, check: Callable[[], bool] = lambda: False) -> bool:
+    """Whether a large file is what `key` says: it is as it was when `stamp` noted so, or `check`
+    finds it out now, which is noted where that can be done."""
     try:
-        noted = read(path.parent, f"{path.name}.stamp", key)
-        note = path.with_name(file_of(f"{path.name}.stamp", key)).stat()
-        return noted == _state(path) and note.st_mtime_ns > path.stat().st_ctime_ns
+        now, noted = state(path), read(path.parent, f"{path.name}.stamp", key)
+        # The note must be younger, lest another change in the same tick of the clock go unseen.
+        if noted == now.encode() and _note(path, key).st_mtime_ns > path.stat().st_ctime_ns:
+            return True
     except OSError:
         return False
+    if not check() or state(path) != now:
+        return False
+    stamp(path, key)
+    return True
 
 
-def _state(path: Path) -> bytes:
+def stamp(path: Path, key: str) -> None:
+    """Note beside a large file that it is what `key` says."""
+    write(path.parent, f"{path.name}.stamp", key, state(path).encode())
+
+
+def state(path: Path) -> str:
+    """What changes when a file does, as far as the file system tells: its place, size and times."""
     s = path.stat()
-    return f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}".encode()
+    return f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}"
+
+
+def _note(path: Path, key: str) -> os.stat_result:
+    return path.with_name(file_of(f"{path.name}.stamp", key)).stat()
 
 
 def _head(key: str, content: bytes) -> bytes:

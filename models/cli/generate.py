@@ -12,6 +12,7 @@ from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded, load
+from ..run.text import argument
 from .common import (
     AsJson,
     CacheType,
@@ -101,6 +102,8 @@ def generate(
     lengths = (draft_max, draft_min, draft_p_min)
     asked = compare or not (head is None and draft is None and model_draft is None)
     text = read_prompt(prompt)
+    system = None if system is None else argument(system, "--system")
+    ends = [argument(s, "--stop") for s in stop or ()]
     path, names = model_path(model, as_json), device_names(device)
     head = known_head(head, path, draft, model_draft) if asked else None
     drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
@@ -111,7 +114,7 @@ def generate(
         )
     ) as m:  # fmt: skip
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
-        run = Generation(m, ids, config, n_predict, stop or ())
+        run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json)
         else:
