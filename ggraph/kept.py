@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ggraph import env
+from ggraph.env import cache_dir
 from ggraph.errors import CacheWarning, InputError
 
 MAGIC = b"ggkept1\n"
@@ -45,7 +45,7 @@ def folder(room: str) -> Path | None:
     """The cache's folder for one kind of file, not made here; None, with a warning, where this user
     has no home."""
     try:
-        return env.cache_dir() / room
+        return cache_dir() / room
     except InputError as error:
         _warn(str(error))
         return None
@@ -64,6 +64,11 @@ def read(place: Path | None, name: str, key: str) -> bytes | None:
         return None
     finally:
         os.close(here)
+    return checked(raw, key)
+
+
+def checked(raw: bytes, key: str) -> bytes | None:
+    """The content of a kept file's bytes; None where they are damaged or of another key."""
     start = len(MAGIC) + DIGEST
     return raw[start:] if raw[:start] == _head(key, raw[start:]) else None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from ggraph import kept
+from ggraph.kept import folder, read, write
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Machine:
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The compiled function for `target`; None where it was not kept."""
         target.refresh()  # else it does not know the types that are built in
-        code = kept.read(kept.folder("search"), self._file, self._of(signature, target.codegen()))
+        code = read(folder("search"), self._file, self._of(signature, target.codegen()))
         if code is None:
             return None
         return numba.core.compiler.CompileResult._rebuild(target, *pickle.loads(code))
@@ -58,7 +58,7 @@ class Machine:
         """Keep a compiled function."""
         code = numba.core.serialize.dumps(result._reduce())
         key = self._of(signature, result.codegen)
-        kept.write(kept.folder("search"), self._file, key, code)
+        write(folder("search"), self._file, key, code)
 
     def _of(self, signature: Any, codegen: Any) -> str:
         return f"{self._key}|{signature}|{codegen.magic_tuple()}"
