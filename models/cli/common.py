@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
+from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
 from ..run.load import Loaded, load
+from ..run.text import argument, utf8
 
 ModelPath = Annotated[
     Path | None,
@@ -71,6 +74,19 @@ def notes() -> Console:
 def complain(error: BaseException) -> None:
     """One line on standard error, never wrapped and never read as markup."""
     notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+
+
+def show_warnings() -> None:
+    """What ggraph warns of becomes a line of its own; the warnings of others stay as they are."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, CacheWarning):
+            notes().print(f"ggraph: {message}", markup=False, soft_wrap=True)
+        else:
+            before(message, category, *place, **more)
+
+    warnings.showwarning = show
 
 
 @dataclass
@@ -138,8 +154,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, or standard input for `-`. InputError when there is nothing."""
-    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
+    """The prompt, or standard input for `-`. InputError when there is nothing, or no text."""
+    if prompt == "-":
+        text = utf8(sys.stdin.buffer.read(), "standard input")
+    else:
+        text = argument(prompt, "the prompt")
     if not text.strip():
         raise InputError("the prompt is empty")
     return text

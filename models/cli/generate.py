@@ -13,6 +13,7 @@ from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded
+from ..run.text import argument
 from .common import AsJson, ModelOptions, model_path, notes, print_json, read_prompt
 from .draft import DraftFlags, print_comparison, speculation_line
 from .flat import flat
@@ -68,13 +69,15 @@ def generate(
 ) -> None:
     """Answer a prompt and print how long everything took."""
     config, text = sampler.config, read_prompt(prompt)
+    system = None if system is None else argument(system, "--system")
+    ends = [argument(s, "--stop") for s in stop or ()]
     asked = compare or drafts.named
     path = model_path(on.model, as_json)
     head = drafts.head_of(path) if asked else None
     drafting = drafts.drafting(head)
     with closing(on.load(path, head, drafts.device_draft if asked else None)) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
-        run = Generation(m, ids, config, n_predict, stop or ())
+        run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json)
         else:
