@@ -1,4 +1,4 @@
-"""Gated units: activation(gate) * up. Floor 4.
+"""Gated units: activation(gate) * up.
 
 Legend: n features of one half. Each function takes gate and up [..., n], or one packed tensor
 [..., 2n] whose first half is the gate (`swapped`: the second); the packed form is the same op on
@@ -33,6 +33,7 @@ def _glu(name: str, activation: Callable[[Array], Array], meaning: str) -> OpSpe
             reference=reference,
             ggml=f"GLU_{name.upper()}",
             inplace_ok=(0, 1),
+            elementwise=True,
             examples=(
                 Example((Arg((3, 8)), Arg((3, 8)))),
                 Example((Arg((2, 3, 37)), Arg((2, 3, 37)))),

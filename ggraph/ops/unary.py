@@ -1,4 +1,4 @@
-"""Functions of one element. Floor 4.
+"""Functions of one element.
 
 All take a plain float tensor [...] and give one of the same shape and dtype. References compute
 in float64. Sources: ggml's `ggml_vec_*` functions for the constants of the approximate forms.
@@ -96,6 +96,7 @@ def _unary(name: str, function: Function, ggml: str, meaning: str, fill: str = "
             reference=reference,
             ggml=ggml,
             inplace_ok=(0,),
+            elementwise=True,
             examples=(
                 Example((Arg((3, 5), fill=fill),)),
                 Example((Arg((2, 3, 37), fill=fill),)),
