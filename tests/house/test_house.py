@@ -184,7 +184,7 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
-        ("numba", ("ggraph/alloc/", "ggraph/backends/cpu/")),
+        ("numba", ("ggraph/alloc/search/",)),
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
         ("torch", tuple(f"models/train/{x}.py" for x in TORCH_PARTS)),
