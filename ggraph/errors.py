@@ -45,6 +45,10 @@ class InputError(GgraphError):
     """A request cannot be served: bad option, empty or too long prompt, wrong feed."""
 
 
+class CacheWarning(UserWarning):
+    """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""
+
+
 def printable(text: str) -> str:
     """The text with every character that a terminal might obey, or hide, written as an escape:
     what another program named can then not pretend to be a line of ours."""
