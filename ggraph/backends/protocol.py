@@ -14,7 +14,7 @@ does nothing. `synchronise` blocks the host; nothing else does, except `read` an
 are host accesses and complete when they return. They order nothing: the plan must have done so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,6 +121,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
         ...
-
-
-Backends = Mapping[str, Backend]  # device name -> backend; the host's memory is under "host"
