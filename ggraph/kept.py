@@ -173,8 +173,8 @@ def enter(place: Path | None, *, make: bool) -> int:
 
 def _walk(place: Path, *, make: bool) -> int:
     """Descriptor of a folder, entered from the root down."""
-    rest, links = [*reversed(place.absolute().parts)], 0
-    here, at = os.open("/", FOLDER), Path("/")
+    rest, gone = [*reversed(place.absolute().parts)], list[str]()
+    here, links = os.open("/", FOLDER), 0
     try:
         while rest:
             part = rest.pop()
@@ -183,15 +183,16 @@ def _walk(place: Path, *, make: bool) -> int:
             except OSError as error:
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
-                rest += reversed(_target(here, part, at).parts)
+                rest += reversed(_target(here, part, Path(*gone, part)).parts)
                 links += 1
                 if links > LINKS:
                     raise OSError(f"{place}: more than {LINKS} symbolic links") from None
                 continue
             os.close(here)
-            here, at = inner, at / part
+            here = inner
+            gone.append(part)
             if told := _whose(os.fstat(here), folder=True):
-                raise Foreign(f"{at} {told}")
+                raise Foreign(f"{Path(*gone)} {told}")
     except BaseException:
         os.close(here)
         raise
@@ -210,13 +211,13 @@ def _inner(here: int, part: str, make: bool) -> int:
     return os.open(part, FOLDER, dir_fd=here)
 
 
-def _target(here: int, part: str, at: Path) -> Path:
+def _target(here: int, part: str, link: Path) -> Path:
     """Where the symbolic link `part` leads. NotADirectoryError where it is none."""
     found = os.stat(part, dir_fd=here, follow_symlinks=False)
     if not stat.S_ISLNK(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(at / part))
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(link))
     if found.st_uid not in (0, os.geteuid()):
-        raise Foreign(f"{at / part} belongs to user {found.st_uid}")
+        raise Foreign(f"{link} belongs to user {found.st_uid}")
     return Path(os.readlink(part, dir_fd=here))
 
 
