@@ -17,6 +17,7 @@ from ggraph import InputError
 from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
+from ..run.load import Loaded, load
 from ..run.text import argument, utf8
 
 ModelPath = Annotated[
@@ -30,10 +31,39 @@ ModelPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.")]
 Context = Annotated[int | None, typer.Option("--ctx-size", "-c", help="Context in tokens.")]
-CacheType = Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")]
 Devices = Annotated[
     str, typer.Option("--device", help="Devices in order of preference, such as cpu,sim0.")
 ]
+WithProfile = Annotated[
+    bool, typer.Option("--profile", help="Answer once more, and show the time of every op.")
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model runs where, and how exactly."""
+
+    model: ModelPath = None
+    ctx_size: Context = None
+    cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16"
+    threads: Threads = None
+    device: Devices = "cpu"
+    exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
+    profile: WithProfile = False
+
+    def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
+        """The model at `path`, with a head and a device of its own for drafts where given."""
+        return load(
+            path,
+            ctx_size=self.ctx_size,
+            threads=self.threads,
+            devices=device_names(self.device),
+            device_draft=device_draft,
+            head=head,
+            exact=self.exact,
+            profile=self.profile,
+            cache_type=self.cache_type,
+        )
 
 
 def notes() -> Console:
