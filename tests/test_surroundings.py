@@ -439,3 +439,21 @@ def test_arguments_that_are_not_utf8_are_refused_with_the_offset(model: Path) ->
 def test_plans_that_are_not_utf8_are_refused_with_the_offset() -> None:
     status, _, err = ggraph("verify", "-", stdin=b'{"a": "\xff"}')
     assert status == 2 and len(err) == 1 and "position 7" in err[0]
+
+
+@pytest.mark.parametrize("module", ["pip", "zipfile", "numpy", "json"])
+def test_nothing_that_lies_in_the_present_folder_runs(tmp_path: Path, module: str) -> None:
+    """`python -m` would run what it finds there: pip is called otherwise."""
+    (tmp_path / f"{module}.py").write_text(f"import os\nos._exit({PLANTED})")
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "from dataclasses import replace; from pathlib import Path\n"
+        "from models.run.fetch import DEFAULT, fetch\n"
+        "fetch(replace(DEFAULT, requirement='ggraph-has-no-such-model==0'), Path('cache'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, check=False, capture_output=True,
+        text=True, timeout=300, env={**os.environ, "PIP_NO_INDEX": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1 and str(PLANTED) not in done.stderr
+    assert "pip could not download ggraph-has-no-such-model==0: ERROR:" in done.stderr
