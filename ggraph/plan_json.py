@@ -10,10 +10,11 @@ with the path of the culprit, and nothing else is ever raised.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
 from ggraph.device import HOST, DeviceSpec
-from ggraph.errors import FormatError, PlaceError
+from ggraph.errors import FormatError, PlaceError, printable
 from ggraph.graph import Graph
 from ggraph.plan import (
     HOST_ACTOR,
@@ -50,7 +51,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         "version": VERSION,
         "mode": memory.mode,
         "devices": [_device_out(d) for d in schedule.splits.placement.devices],
-        "buffers": [_lean(vars(b), external=False) for b in memory.buffers.values()],
+        "buffers": [_lean(_fields(b), external=False) for b in memory.buffers.values()],
         "values": [_value_out(v, memory.regions[v.name]) for v in schedule.values.values()],
         "commands": [_command_out(c) for c in schedule],
         "carried": dict(schedule.carried),
@@ -83,25 +84,29 @@ def plan_from_json(text: str | bytes) -> Plan:
 # Writing.
 
 
-def _lean(fields: Mapping[str, Json], **defaults: Json) -> dict[str, Json]:
-    return {k: v for k, v in fields.items() if k not in defaults or v != defaults[k]}
+def _lean(made: Mapping[str, Json], **defaults: Json) -> dict[str, Json]:
+    return {k: v for k, v in made.items() if k not in defaults or v != defaults[k]}
+
+
+def _fields(noun: Value | Buffer) -> dict[str, Json]:
+    return {f.name: getattr(noun, f.name) for f in fields(noun)}
 
 
 def _device_out(d: DeviceSpec) -> dict[str, Json]:
-    fields = {k: getattr(d, k) for k in ("name", "kind", *_DEVICE)}
+    made = {k: getattr(d, k) for k in ("name", "kind", *_DEVICE)}
     standard = DeviceSpec("x", "sim")
-    return _lean(fields, **{k: getattr(standard, k) for k in _DEVICE})
+    return _lean(made, **{k: getattr(standard, k) for k in _DEVICE})
 
 
 def _value_out(v: Value, region: Region) -> dict[str, Json]:
-    fields = vars(v) | {"buffer": region.buffer, "offsets": list(region.offsets)}
-    fields |= {"may_replace": list(v.may_replace), "reserved": region.nbytes}
+    made = _fields(v) | {"buffer": region.buffer, "offsets": list(region.offsets)}
+    made |= {"may_replace": list(v.may_replace), "reserved": region.nbytes}
     flags = dict.fromkeys(_FLAGS, False)
-    return _lean(fields, reserved=v.nbytes, same_as=None, may_replace=[], slots=1, **flags)
+    return _lean(made, reserved=v.nbytes, same_as=None, may_replace=[], slots=1, **flags)
 
 
 def _command_out(c: Command) -> dict[str, Json]:
-    fields = {
+    made = {
         "do": c.do.value,
         "actor": _actor_out(c.actor),
         "label": c.label,
@@ -114,7 +119,7 @@ def _command_out(c: Command) -> dict[str, Json]:
         "chosen_by": c.chosen_by,
     }
     absent = dict.fromkeys(("node", "event", "waits_for", "chosen_by"))
-    return _lean(fields, reads=[], writes=[], seconds=0.0, **absent)
+    return _lean(made, reads=[], writes=[], seconds=0.0, **absent)
 
 
 def _actor_out(a: Actor) -> Json:
@@ -203,7 +208,7 @@ def _name_or_none(where: str, raw: Json) -> str | None:
 def _names(where: str, raw: Json) -> dict[str, str]:
     if not isinstance(raw, dict) or len(raw) > MAX_ITEMS:
         _refuse(where, "an object of texts", raw)
-    return {_name(where, k): _name(f"{where}.{k}", v) for k, v in raw.items()}
+    return {_name(where, k): _name(f"{where}.{printable(k)}", v) for k, v in raw.items()}
 
 
 def _flag(where: str, raw: Json) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 
 from ggraph.backends.host import aligned_bytes
 from ggraph.backends.protocol import Launch, Memory, Program, Ref
-from ggraph.backends.reference import run_reference
 from ggraph.backends.sim.machine import Machine
+from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.ops.copies import slice_runs
@@ -202,7 +202,7 @@ class SimBackend(SimHost):
         def work() -> None:
             for i, ref in enumerate(launch.sources):
                 self._check(ref, launch, picked_runs(launch, i))
-            run_reference(launch)
+            run_launch(launch)
             r = launch.result
             self._room.mark(r.memory, r.offset, r.offset + r.tensor.nbytes)
 
