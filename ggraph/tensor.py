@@ -109,7 +109,6 @@ class OpSpec:
     inplace_ok: tuple[int, ...] = ()
     elementwise: bool = False
     picks: tuple[int, int] | None = None
-    scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
     examples: tuple[Example, ...] = ()
     doc: str = ""
 

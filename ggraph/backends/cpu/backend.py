@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey, is_weight
+from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
+from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -206,7 +207,7 @@ class CpuBackend(HostMemory):
 
 
 def _weights(launches: Sequence[Launch]) -> Iterator[Ref]:
-    return (r for x in launches for r in x.sources if is_weight(r))
+    return (r for x in launches for r in x.sources if is_weight(r.tensor))
 
 
 def _logical(ref: Ref) -> Array:
