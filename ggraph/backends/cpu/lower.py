@@ -263,7 +263,8 @@ def _rotate(
     padded[: len(freqs)] = freqs
     low.add(
         "rope_" + target.kind, makes=[target.y] if isinstance(target.y, Scratch) else [],
-        x=low.at(a), y=target.y, pos=low.at(positions), index=target.index, freqs=padded,
+        x=low.at(a), y=target.y, pos=low.at(positions), index=target.index,
+        freqs=low.constant(padded),
         factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
         ys=heads * target.head_bytes, yh=target.head_bytes,

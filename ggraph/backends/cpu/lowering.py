@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.judge import Ground
 from ggraph.backends.cpu.needs import GUARD, is_weight, kept_as
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
@@ -41,6 +42,7 @@ class Lowering:
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
+    constants: list[Array] = field(default_factory=list)
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -68,6 +70,19 @@ class Lowering:
         }
         self.asm.add(name, access=Access(reads, writes), **places)
 
+    def constant(self, values: Array) -> Array:
+        """Numbers that the program brings along: nothing writes them once it is made."""
+        self.constants.append(values)
+        return values
+
+    def ground(self, launch: Launch, first: int, stop: int) -> Ground:
+        """What the plan lets the instructions first .. stop - 1 of a launch touch."""
+        fixed = [a for s in launch.sources if (a := self._image(s)) is not None]
+        ready = [_room(s) for s in launch.scratch.values() if s.ready]
+        made = [_room(s) for s in launch.scratch.values() if not s.ready]
+        reads = (*map(_range, launch.sources), *ready, *map(_bytes_of, (*fixed, *self.constants)))
+        return Ground(launch.command.label, first, stop, reads, (_range(launch.result), *made))
+
     def at(self, ref: Ref | Scratch) -> int:
         """Address of a tensor's first element; the memory is kept alive with the program."""
         self.asm.kept.append(ref.memory.handle)
@@ -77,13 +92,20 @@ class Lowering:
         """The packed form of a weight, made on first use."""
         t = ref.tensor
         dtype = kept_as(t.dtype, self.exact)
-        key = (ref.memory, ref.offset, dtype.name, t.shape)
+        key = self._key(ref)
         if key not in self.packed:
             count = math.prod(t.shape[:-1])
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
             self.packed[key] = self._pack(raw, dtype, t.shape)
         return self.packed[key]
+
+    def _key(self, ref: Ref) -> PackedKey:
+        return ref.memory, ref.offset, kept_as(ref.tensor.dtype, self.exact).name, ref.tensor.shape
+
+    def _image(self, ref: Ref) -> Array | None:
+        packed = self.packed.get(self._key(ref)) if is_weight(ref.tensor) else None
+        return None if packed is None else packed.data
 
     def rows(self, launch: Launch, m: int, k: int) -> Scratch:
         """The 8-bit activation blocks of m rows of source 1, made by the first launch on them."""
@@ -121,6 +143,10 @@ def _range(ref: Ref) -> Range:
     """Addresses that a tensor covers, gaps of a view included."""
     start = int(ref.memory.handle.ctypes.data) + ref.offset
     return start, start + ref.tensor.nbytes
+
+
+def _bytes_of(a: Array) -> Range:
+    return int(a.ctypes.data), int(a.ctypes.data) + a.nbytes
 
 
 def _room(s: Scratch) -> Range:
