@@ -197,8 +197,8 @@ class SimBackend(SimHost):
 
     def _enqueue(self, stream: int, launch: Launch) -> None:
         def work() -> None:
-            is_spoilt = any(s.ready and self._differs(s) for s in launch.scratch.values())
             self._fill(launch)
+            is_spoilt = any(s.ready and self._differs(s) for s in launch.scratch.values())
             for i, ref in enumerate(launch.sources):
                 self._check(ref, launch, picked_runs(launch, i))
             run_reference(launch)
