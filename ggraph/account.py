@@ -43,7 +43,8 @@ def _account(plan: Plan, device: str) -> Account:
     whole = sum(b.nbytes for b in arenas)
     if device == HOST:
         return Account(device, staging=whole)
-    compute = sum(_covered(_regions(plan, b.name)) for b in arenas)
+    compute = sum(_covered(_regions(plan, b.name), b.alignment) for b in arenas)
+    compute = min(compute, whole)  # the last value of an arena is not rounded up
     return Account(
         device,
         weights=sum(_weights(plan, device)),
@@ -72,10 +73,11 @@ def _regions(plan: Plan, buffer: str) -> list[Region]:
     return [r for v, r in plan.memory.regions.items() if r.buffer == buffer and v in tensors]
 
 
-def _covered(regions: list[Region]) -> int:
-    """Bytes from the first to the last that these regions, alignment between them included, take:
-    what lies beyond or in whole gaps is not theirs."""
-    spans = sorted((o, o + r.nbytes) for r in regions for o in r.offsets)
+def _covered(regions: list[Region], alignment: int) -> int:
+    """Bytes on which some of these regions lies, each up to a multiple of the alignment."""
+    spans = sorted(
+        (o, o + -(-r.nbytes // alignment) * alignment) for r in regions for o in r.offsets
+    )
     total = reached = 0
     for start, stop in spans:
         total += max(stop - max(start, reached), 0)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ggraph import env, ops
+from ggraph import cache_dir, env, ops
 from ggraph.device import DeviceSpec
 from ggraph.graph import Graph
 from ggraph.pipeline import make_plan
 from ggraph.tensor import OPS, input, line
 from models.cli.app import app
+from models.run.fetch import DEFAULT
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted([*ROOT.glob("ggraph/**/*.py"), *ROOT.glob("models/**/*.py")])
@@ -128,7 +129,9 @@ def test_scripts_that_are_named_exist() -> None:
         f"{short(p)}: {name}"
         for p in tracked()
         if LOG not in p.parents
-        for name in re.findall(r"\b((?:scripts|bench|tests)/[\w/]+\.(?:py|md|sh))", p.read_text())
+        for name in re.findall(
+            r"\b((?:scripts|bench|tests|ggraph)/[\w/]+\.(?:py|md|sh))", p.read_text()
+        )
         if not (ROOT / name).is_file()
     ]
     assert not gone
@@ -227,11 +230,26 @@ def test_floors() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_the_readme_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+README = (ROOT / "README.md").read_text()
+README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize("block", README_BLOCKS, ids=["model", "graph"])
+def test_the_readme_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The block that loads a model writes the text that the README shows."""
+    loads = "fetch_default()" in block
+    if loads and not (cache_dir() / DEFAULT.file).is_file():
+        pytest.skip(f"{DEFAULT.file} is not in the cache")
+    exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed
+    if loads:
+        assert f"```\n{printed}\n" in README
+
+
+def test_the_readme_shows_the_library_page_first() -> None:
+    linked = re.findall(r"\]\((docs/\w+\.md)\)", README.split("## Where to read on")[1])
+    assert linked[0] == "docs/library.md"
 
 
 def commands() -> set[str]:

@@ -49,7 +49,9 @@ def multiplies(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add: a stored matrix times flat rows."""
     w, a, *rest = t.sources
     in_8_bits = a.dtype is A8 and a.is_contiguous
-    if not is_weight(w) or len(w.shape) != 2 or not (in_8_bits or is_rows(a)):
+    if not is_weight(w) or len(w.shape) != 2 or not w.shape[1]:
+        return False
+    if not (in_8_bits or is_rows(a)):
         return False
     if w.dtype not in LAYOUTS or (w.dtype.is_block and a.shape[-1] % 32):
         return False
@@ -141,15 +143,19 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
 
 def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     """Bytes of memory that a weight takes for those who read it: its packed form where kernels
-    want that (the file's own pages are given back), its bytes and a float32 copy where not."""
+    want that (the file's own pages are given back), its bytes where not, and a float32 copy for
+    what has no kernel."""
     packing = [u for u in users if packs(u, weight, exact)]
     found = 0
     if packing:
         *experts, n, k = weight.shape
         size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
         found += size + GUARD
-    if len(packing) < len(users) or not users:
+    others = [u for u in users if u not in packing]
+    if others or not users:
         found += weight.nbytes
+    if weight.dtype is not F32 and any(not u.is_view for u in others):
+        found += weight.size * 4
     return found
 
 

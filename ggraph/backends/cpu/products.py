@@ -23,7 +23,7 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
         return False
     w, a, *rest = x.sources
     n, k = w.tensor.shape
-    m, floats = a.tensor.size // k if k else 0, takes_floats(w.tensor, low.exact)
+    m, floats = a.tensor.size // k, takes_floats(w.tensor, low.exact)
     packed = low.weight(w)
     made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, m, k)]
     low.add(
