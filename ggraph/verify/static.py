@@ -30,7 +30,7 @@ def static_faults(plan: Plan) -> Iterator[CounterExample]:
 
 def _size(plan: Plan) -> Iterator[CounterExample]:
     """What a proof would not end in reasonable time and memory for."""
-    actors = {a for c in plan.schedule for a in (c.actor, c.waits_for)}
+    actors = {a for c in plan.schedule for a in (c.actor, c.waits_for) if a is not None}
     steps = 2 * period(plan) * len(plan.schedule.commands)
     if steps * len(actors) > MOST_CLOCKS:
         message = f"{steps} commands in two periods, by {len(actors)} streams: too many to prove"
