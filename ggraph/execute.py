@@ -5,7 +5,7 @@ launches; replaying is a loop over that list. Where inputs rotate over several s
 such list per phase.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from math import lcm
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Backend, Launch, Memory, Ref
+from ggraph.backends.protocol import Backend, Launch, Memory, Ref, Scratch
 from ggraph.device import HOST
 from ggraph.errors import InputError
 from ggraph.ops.copies import slice_runs
-from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
+from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan, scratch
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
@@ -191,13 +191,16 @@ class Executor:
 
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]
-        scratch = next((a.value for a in c.writes if a.value != t.name), None)
-        return Launch(
-            c,
-            self._ref(t, phase),
-            tuple(self._ref(s, phase) for s in t.sources),
-            self._at(scratch, phase) if scratch else None,
-        )
+        sources = tuple(self._ref(s, phase) for s in t.sources)
+        return Launch(c, self._ref(t, phase), sources, dict(self._scratch(c, t, phase)))
+
+    def _scratch(self, c: Command, t: Tensor, phase: int) -> Iterator[tuple[str, Scratch]]:
+        """The bytes for each need of the backend that the command declares."""
+        made, held = ({a.value: a.stop for a in found} for found in (c.writes, c.reads))
+        for need in self._backends[c.actor.device].spec.needs(t):
+            name = scratch(t, need, c.actor)
+            if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
+                yield need.name, Scratch(name, *self._at(name, phase), need.nbytes, name in held)
 
 
 def _brought(plan: Plan, external: Mapping[str, Memory]) -> dict[str, Memory]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ggraph.device import HOST, DeviceSpec
+from ggraph.device import HOST, DeviceSpec, Need
 from ggraph.errors import printable
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
@@ -140,6 +140,14 @@ class Command:
         writes = " writes " + ", ".join(map(str, self.writes)) if self.writes else ""
         chosen = printable(f" chosen by {self.chosen_by}") if self.chosen_by else ""
         return f"{self.actor!s:>8} {self.do.value:<10} {what}{reads}{writes}{chosen}"
+
+
+def scratch(t: Tensor, need: Need, actor: Actor) -> str:
+    """Name of the value that a launch of `t` on `actor` has for `need`: `NODE#need`, or, where it
+    is made of sources alone and shared, `SOURCE#need` with the stream behind it."""
+    if not need.of:
+        return f"{t.name}#{need.name}"
+    return f"{'+'.join(t.sources[i].name for i in need.of)}#{need.name}.{actor.stream}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
+from ggraph.verify.rooms import room_faults
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
@@ -54,7 +55,7 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
-    for faults in (static_faults, value_faults, step_faults, wiring_faults):
+    for faults in (static_faults, value_faults, step_faults, wiring_faults, room_faults):
         for fault in faults(plan):
             return fault
     # Two periods: every pair of runs that can meet lies within one period or in neighbours, since
