@@ -44,7 +44,7 @@ def order(
     lanes = assign(cut.placement, streams, on_stream or {})
     draft = Draft(cut, lanes, n_copies, overlap, marked)
     steps = commands(draft)
-    held = values(draft.graph, cut.placement, n_copies, draft.staged, draft.needed.values())
+    held = values(draft.graph, cut.placement, n_copies, draft.staged, draft.beside.values.values())
     return Schedule(cut, held, synchronised(steps, draft), carried(draft.graph))
 
 

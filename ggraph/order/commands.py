@@ -9,20 +9,19 @@ complete before it.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ggraph.device import Need
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
 from ggraph.order.streams import Streams, copied_bytes, copy_seconds, is_peer, launch_seconds, mover
-from ggraph.order.values import reads_of, staging, writes_of
-from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Splits, Value, scratch
-from ggraph.tensor import Kind, Tensor, line
+from ggraph.order.values import Beside, reads_of, staging, writes_of
+from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Splits
+from ggraph.tensor import Kind, Tensor
 
 IN_FLIGHT = 2  # weights copied for one run that may lie in a device's memory at once
 
 
 @dataclass(eq=False)
 class Draft:
-    """What the parts of `order` share; `staged` collects the host's staging values, `needed` what
+    """What the parts of `order` share; `staged` collects the host's staging values, `beside` what
     launches have beside their operands, `looked_at` the indices that the host has read for the
     copies that they choose."""
 
@@ -32,7 +31,7 @@ class Draft:
     overlap: bool
     marked: frozenset[str]
     staged: dict[str, int] = field(default_factory=dict)
-    needed: dict[str, Value] = field(default_factory=dict)
+    beside: Beside = field(default_factory=Beside)
     looked_at: set[str] = field(default_factory=set)
 
     @property
@@ -163,22 +162,10 @@ def _sync(label: str, actor: Actor | None) -> Command:
 def _launch(draft: Draft, out: _List, t: Tensor) -> None:
     actor = draft.streams.of[t.name]
     seconds = launch_seconds(draft.streams.spec(actor.device), t)
-    reads, writes = reads_of(t), writes_of(t)
-    for need in draft.streams.spec(actor.device).needs(t):
-        made, access = _needed(draft, t, need, actor)
-        reads, writes = (reads, (*writes, access)) if made else ((*reads, access), writes)
+    held, filled = draft.beside.of(t, actor, draft.streams.spec(actor.device).needs(t))
+    reads, writes = (*reads_of(t), *held), (*writes_of(t), *filled)
     c = Command(Do.LAUNCH, actor, t.name, t.name, reads, writes, seconds=seconds)
     out.add(c, t.overwritten.root.name if t.overwritten is not None else None)
-
-
-def _needed(draft: Draft, t: Tensor, need: Need, actor: Actor) -> tuple[bool, Access]:
-    """Whether `t`, as the first launch that needs these bytes, fills them; and the bytes."""
-    name = scratch(t, need, actor)
-    value = Value(name, actor.device, need.nbytes)
-    first = name not in draft.needed
-    if draft.needed.setdefault(name, value) != value:
-        raise PlanError(f"{line(t)}: %{name} has {draft.needed[name].nbytes} bytes, not {need}")
-    return first, Access(name, 0, need.nbytes)
 
 
 @dataclass(eq=False)
