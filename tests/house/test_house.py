@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
 
 from ggraph import cache_dir, env, ops
 from ggraph.device import DeviceSpec
@@ -184,7 +186,7 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
-        ("numba", ("ggraph/alloc/", "ggraph/backends/cpu/")),
+        ("numba", ("ggraph/alloc/search/",)),
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
         ("torch", tuple(f"models/train/{x}.py" for x in TORCH_PARTS)),
@@ -271,6 +273,23 @@ def test_the_readme_names_every_command_and_no_other() -> None:
     assert set(re.findall(r"`ggraph ([\w-]+)", text)) <= commands()
     for link in re.findall(r"\]\(([^)h][^)]*)\)", text):
         assert (ROOT / link).exists(), link
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Each command's name, groups left out, with its options."""
+    inner = getattr(command, "commands", {})
+    for name, part in inner.items():
+        yield from leaves(part, (*path, name))
+    if not inner:
+        yield " ".join(path), {o for p in command.params for o in p.opts}
+
+
+def test_the_readme_says_which_commands_have_no_json() -> None:
+    found = re.search(r"and `--json`\s+(?:but for (.*?))?\.\n", README, re.S)
+    assert found, "the README does not say who has --json"
+    excepted = set(re.findall(r"`([\w -]+)`", found[1] or ""))
+    lacking = {name for name, options in leaves(get_command(app)) if "--json" not in options}
+    assert lacking == excepted
 
 
 def test_the_clone_script_knows_every_command() -> None:
