@@ -2,21 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ggraph import InputError
-from ggraph.decode.costs import Costs
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
-from ggraph.decode.draft.tree import Drafter
-from ggraph.decode.length import Adaptive
-from ggraph.decode.policy import Fixed, LengthPolicy
+from ggraph.decode.draft.tree import NOTHING, Drafter
+from ggraph.decode.policy import Adaptive, Fixed, Policy
+from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 
 from ..eagle3 import Head
@@ -34,8 +32,8 @@ NAMES = ("eagle3", "suffix", "lookup", "model")
 class DraftOptions:
     """What to draft with. `names` are tried in order; `most` 0 switches drafting off.
 
-    `fixed` drafts always `most` tokens; else the length follows the measured cost model. A `tree`
-    has its own size, so that the model only decides whether to draft.
+    `fixed` drafts always `most` tokens; else the length follows measured prices. A `tree`
+    has its own size, so that only whether to draft is decided.
     """
 
     names: tuple[str, ...] = ("suffix",)
@@ -74,12 +72,11 @@ def tree_shape(text: str | None) -> TreeShape | None:
     return TreeShape(total, depth, top_k)
 
 
-def make_policy(options: DraftOptions, costs: Costs | None = None) -> LengthPolicy:
-    """How long to draft. `costs` are those that earlier texts on this machine measured."""
+def make_policy(options: DraftOptions, prices: Prices) -> Policy:
+    """How long to draft. `prices` are those that earlier texts on this machine measured."""
     if options.fixed:
         return Fixed(options.longest)
-    whole, costs = options.tree is not None, costs or Costs()
-    return Adaptive(most=options.longest, least=options.least, whole=whole, costs=costs)
+    return Adaptive(most=options.longest, least=options.least, prices=prices)
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Drawn:
 
 
 def make_drafters(
-    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: LengthPolicy | None = None
+    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: Policy | None = None
 ) -> Sequence[Drafter]:
     """The drafters in order, which may ask `policy` whether to go on. InputError when one needs
     what is not there."""
@@ -100,7 +97,7 @@ def make_drafters(
 
 
 def _make(
-    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: LengthPolicy | None
+    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: Policy | None
 ) -> Drafter:
     if name == "suffix":
         return SuffixDrafter()
@@ -120,7 +117,7 @@ def _with_head(
     head: Head | FirstHead,
     options: DraftOptions,
     drawn: Drawn,
-    policy: LengthPolicy | None,
+    policy: Policy | None,
 ) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
     runner = DraftRunner(head, m.drafts, m.runner.context)
@@ -130,7 +127,7 @@ def _with_head(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
-            goes_on=partial(policy.goes_on, "eagle3") if policy is not None else None,
+            goes_on=policy and (lambda said: policy.ask("eagle3", 64, NOTHING, said) > len(said)),
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")

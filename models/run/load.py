@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ggraph import InputError, Options, Session, dtypes, open_backend
-from ggraph.decode.costs import Costs
 from ggraph.decode.engine import Engine
+from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 from ggraph.text.chat import ChatTemplate
 from ggraph.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ class Loaded:
     load_seconds: float
     head: Head | FirstHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
-    costs: Costs = field(default_factory=Costs)  # of verifying and drafting, kept from text to text
+    prices: Prices = field(default_factory=Prices)  # of steps and guesses, kept from text to text
 
     @property
     def drafts(self) -> Session:
