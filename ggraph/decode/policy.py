@@ -22,7 +22,9 @@ from ggraph.decode.prices import Prices
 BELIEF = 2.0  # guesses that were checked before any was, half of them right
 FADING = 0.95  # weight of older guesses at each new one
 HOPE = 0.2  # weight of the newest draft in what drafts of its drafter are worth
-MOST_PAUSE = 16  # rounds after which a drafter that did not pay is asked again; up to it they double
+MOST_PAUSE = (
+    16  # rounds after which a drafter that did not pay is asked again; up to it they double
+)
 UNSAID = 0.5  # the chance of a token of which the drafter says nothing
 
 
@@ -71,9 +73,9 @@ class Fixed:
 class Depth:
     """What became of a drafter's guesses at one depth, the latest counting most."""
 
-    right: float = BELIEF * UNSAID
-    said: float = BELIEF * UNSAID  # right guesses by the drafter's own chances
-    count: float = BELIEF
+    right: float = field(default_factory=lambda: BELIEF * UNSAID)
+    said: float = field(default_factory=lambda: BELIEF * UNSAID)  # of these, by its own chances
+    count: float = field(default_factory=lambda: BELIEF)
 
     def chance(self, said: float) -> float:
         """A chance that the drafter stated, corrected."""
@@ -140,7 +142,7 @@ class Adaptive:
             made = len(chances)
             hope = record.path(chances)[-1] * record.at(made).usual()
             more = hope > self.prices.guess(drafter, made + 1) + self._row(made + 1)
-            return made + 1 if more and made < most else made
+            return min(most, made + 1) if more or made < self.least else made
         record.waited += 1
         if most <= 0 or record.waited < record.pause:
             return 0

@@ -1,6 +1,6 @@
 """Drafters by name, as the runner's options give them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from .load import Loaded
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
 # prompt, which is read once.
 WINDOW, PROMPT_WINDOW = 64, 128
+LONGEST = 64  # tokens of a draft
 NAMES = ("eagle3", "suffix", "lookup", "model")
 
 
@@ -48,9 +49,9 @@ class DraftOptions:
         unknown = [n for n in self.names if n not in NAMES]
         if unknown or not self.names:
             raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
-        if not 0 <= self.least <= self.most <= 64:
+        if not 0 <= self.least <= self.most <= LONGEST:
             raise InputError(
-                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to 64, in order"
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in order"
             )
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
@@ -127,13 +128,18 @@ def _with_head(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
-            goes_on=policy and (lambda said: policy.ask("eagle3", 64, NOTHING, said) > len(said)),
+            goes_on=_goes_on(policy, "eagle3") if policy is not None else None,
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
     return ParallelDrafter(
         runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
     )
+
+
+def _goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
+    """Whether a drafter that has made guesses of these chances is to make another."""
+    return lambda chances: policy.ask(name, LONGEST, NOTHING, chances) > len(chances)
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
