@@ -6,7 +6,7 @@ drafter are those that users run.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -23,10 +23,12 @@ PLAIN = 0.004  # seconds of a step of one row
 PROMPT = (1, 2, 3)
 
 
-def machine(row: float, question: float = 0.0, further: float = 0.0, slower: float = 1.0) -> Machine:
+def machine(
+    row: float, question: float = 0.0, further: float = 0.0, slower: float = 1.0
+) -> Machine:
     """Prices in plain steps."""
-    rows = [slower * PLAIN * (1 + row * n) for n in range(9)]
-    return Machine(rows, slower * PLAIN * question, slower * PLAIN * further)
+    rows = [PLAIN * (1 + row * n) for n in range(9)]
+    return Machine(rows, PLAIN * question, PLAIN * further)
 
 
 def text(right: Sequence[int], chance: float = 0.6, deepest: int = 8) -> Recorded:
@@ -92,7 +94,7 @@ def test_a_head_that_is_never_right_is_asked_ever_more_seldom() -> None:
 
     play(text([0] * 300), machine(0.1, 0.12, 0.06), Noted(prices=known(0.1)), ["eagle3"])
     assert asked[0] == 0, "it is asked from the first round on"
-    gaps = [b - a for a, b in zip(asked, asked[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(asked)]
     assert max(gaps) == MOST_PAUSE and gaps[-1] == MOST_PAUSE
     assert len(asked) < 45
 
@@ -111,7 +113,7 @@ def test_a_drafter_that_begins_to_be_right_is_found_again() -> None:
 
 
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
-    """Right in one of four rounds while it says nine of ten, and a row costs more than half a step."""
+    """Right in one of four rounds while it says nine of ten; a row costs more than half a step."""
     for row, least, most in ((0.6, 0, 60), (0.02, 150, 400)):
         made = machine(row, 0.01, 0.005)
         prices = known(row, question=0.01, further=0.005)
@@ -212,8 +214,26 @@ def test_a_step_that_took_very_long_hardly_counts() -> None:
     prices.note_guesses("eagle3", 1, 100 * PLAIN)
     for _ in range(20):
         prices.note_step(1, PLAIN)
-    assert prices.rows(3) < 0.5 and prices.guess("eagle3", 1) < 0.12
-    assert math.isclose(prices.pace, PLAIN, rel_tol=0.02)
+    assert prices.rows(3) < 0.6 and prices.guess("eagle3", 1) < 0.12
+    before = prices.rows(4)
+    prices.note_step(4, (1 + before) * PLAIN)
+    assert math.isclose(prices.rows(4), before, rel_tol=0.05), "the pace is what it was"
+
+
+def test_what_is_measured_in_one_mode_of_the_machine_does_not_count_in_another() -> None:
+    """Alone, the caller's thread takes twice as long for a row and thrice for three."""
+    modes = iter([False] * 200 + [True] * 200 + [False])
+    prices = Prices(lambda: next(modes))
+    for rows in (1, 3) * 100:
+        prices.note_step(rows, (1 + 0.1 * (rows - 1)) * PLAIN)
+    prices.note_guesses("head", 1, 0.3 * PLAIN)
+    crew, asked = prices.rows(3), prices.guess("head", 1)
+    for rows in (1, 3) * 100:
+        prices.note_step(rows, (2 + 0.5 * (rows - 1)) * PLAIN)
+    assert math.isclose(prices.rows(3), 0.5, abs_tol=0.05) and crew < 0.25
+    prices.note_guesses("head", 1, PLAIN)
+    prices.note_step(1, PLAIN)
+    assert (prices.rows(3), prices.guess("head", 1)) == (crew, asked)
 
 
 def test_rows_that_were_never_measured_cost_more_than_those_that_were() -> None:
@@ -222,7 +242,7 @@ def test_rows_that_were_never_measured_cost_more_than_those_that_were() -> None:
         prices.note_step(1, PLAIN)
         prices.note_step(3, 1.5 * PLAIN)
     assert prices.rows(1) == 0.0
-    assert 0.0 < prices.rows(2) <= prices.rows(3) < prices.rows(4) < prices.rows(9)
+    assert prices.rows(2) > 0.0 and prices.rows(3) < prices.rows(4) < prices.rows(9)
     assert math.isclose(prices.rows(3), 0.5, abs_tol=0.05)
 
 
@@ -230,8 +250,6 @@ def test_further_guesses_have_a_price_of_their_own() -> None:
     prices = known(0.1, question=0.2, further=0.04)
     assert math.isclose(prices.guess("eagle3", 1), 0.2, rel_tol=0.15)
     assert prices.guess("eagle3", 2) == prices.guess("eagle3", 5) < 0.1
-
-
 
 
 def test_no_drafter_means_plain_decoding() -> None:

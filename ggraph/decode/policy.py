@@ -96,10 +96,10 @@ class Depth:
 class Record:
     """What is known of one drafter in this text."""
 
-    worth: float  # of its drafts, in plain steps, without what asking costs
+    worth: float = 1.0  # of its drafts, in plain steps, without what asking costs
     depths: list[Depth] = field(default_factory=list)
     pause: int = 1  # rounds from one question to the next
-    waited: int = 0  # rounds since the last one
+    waited: int = 1  # rounds since the last one
     silent: bool = False  # whether it does not say how sure it is
 
     def at(self, depth: int) -> Depth:
@@ -155,7 +155,7 @@ class Adaptive:
         record = self._of(drafter)
         self._offers.append((record, draft))
         count, worth = self._best(record, draft)
-        if record.waited == 1:  # behind a pause there was more to read
+        if record.waited == 1:  # else there was more to read, or nothing
             self.prices.note_guesses(drafter, max(1, len(draft)), seconds)
         record.waited = 0
         record.silent = bool(draft) and draft.is_chain and not draft.chances
@@ -179,9 +179,7 @@ class Adaptive:
         self._held = 0.0
 
     def _of(self, drafter: str) -> Record:
-        if drafter not in self._records:
-            self._records[drafter] = Record(1.0)
-        return self._records[drafter]
+        return self._records.setdefault(drafter, Record())
 
     def _ordered(self, drafter: str, record: Record, most: int) -> int:
         """How many guesses to order of a drafter that does not say how sure it is; at least one."""

@@ -51,7 +51,8 @@ class DraftOptions:
             raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
         if not 0 <= self.least <= self.most <= LONGEST:
             raise InputError(
-                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in order"
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in "
+                f"order"
             )
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
