@@ -78,8 +78,9 @@ class Depth:
     count: float = field(default_factory=lambda: BELIEF)
 
     def chance(self, said: float) -> float:
-        """A chance that the drafter stated, corrected."""
-        return min(1.0, said * self.right / self.said)
+        """A chance that the drafter stated, corrected; it is believed more than it says only as far
+        as its guesses were usually right."""
+        return min(said * self.right / self.said, max(said, self.usual()))
 
     def usual(self) -> float:
         """The share of guesses that were right."""
@@ -108,11 +109,13 @@ class Record:
             self.depths.append(Depth())
         return self.depths[depth]
 
-    def path(self, chances: Sequence[float]) -> list[float]:
-        """The chances that a draft is right up to its i-th token."""
+    def path(self, chances: Sequence[float], count: int) -> list[float]:
+        """The chances that a draft is right up to its i-th token, i from 1 to `count`; by what its
+        drafter states or, where that is nothing, by what usually came of it."""
         path, out = 1.0, []
-        for i, said in enumerate(chances):
-            path *= self.at(i).chance(said)
+        for i in range(count):
+            at = self.at(i)
+            path *= at.chance(chances[i]) if chances else at.usual()
             out.append(path)
         return out
 
@@ -140,7 +143,7 @@ class Adaptive:
         record, most = self._of(drafter), min(self.most, room)
         if chances:
             made = len(chances)
-            hope = record.path(chances)[-1] * record.at(made).usual()
+            hope = record.path(chances, made)[-1] * record.at(made).usual()
             more = hope > self.prices.guess(drafter, made + 1) + self._row(made + 1)
             return min(most, made + 1) if more or made < self.least else made
         record.waited += 1
@@ -183,13 +186,10 @@ class Adaptive:
 
     def _ordered(self, drafter: str, record: Record, most: int) -> int:
         """How many guesses to order of a drafter that does not say how sure it is; at least one."""
-        path, n = 1.0, 0
-        while n < most:
-            path *= record.at(n).usual()
-            if n and path < self.prices.guess(drafter, n + 1) + self._row(n + 1):
-                break
-            n += 1
-        return n
+        for n, path in enumerate(record.path((), most), 1):
+            if n > 1 and path < self.prices.guess(drafter, n) + self._row(n):
+                return n - 1
+        return most
 
     def _row(self, nodes: int) -> float:
         """What the last of so many nodes adds to a step."""
@@ -198,11 +198,10 @@ class Adaptive:
     def _best(self, record: Record, draft: Draft) -> tuple[int, float]:
         """How many of the draft's nodes are worth most, and how much; (0, 0.0) where none are."""
         if not draft.is_chain:
-            path = record.path([UNSAID] * max(draft.depths()))
-            worth = sum(path) - self.prices.rows(len(draft) + 1)
+            worth = sum(record.path((), max(draft.depths()))) - self.prices.rows(len(draft) + 1)
             return (len(draft), worth) if worth > 0 else (0, 0.0)
         best, found, total = 0, 0.0, 0.0
-        for n, chance in enumerate(record.path(draft.chances or [UNSAID] * len(draft)), 1):
+        for n, chance in enumerate(record.path(draft.chances, len(draft)), 1):
             total += chance
             worth = total - self.prices.rows(n + 1)
             if worth > found or (n == self.least and total):
