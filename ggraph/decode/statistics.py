@@ -46,7 +46,6 @@ class Statistics:
     new_tokens: int = 0
     stopped_by: str = "length"  # "length", "end of text", "stop string" or "context"
     rounds: int = 0
-    asked: int = 0  # rounds in which a drafter was asked
     drafted: int = 0
     accepted: int = 0
     tried_at: list[int] = field(default_factory=list)  # drafts that reached depth i + 1
