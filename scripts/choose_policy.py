@@ -87,7 +87,7 @@ def record(what: str, threads: int) -> None:
         else:
             some = [Recorded(**t) for t in found["texts"][:4]]
             found |= {**machine(), "threads": threads, "machine": asdict(_machine(m, some))}
-    KEPT.write_bytes(gzip.compress(json.dumps(found).encode(), mtime=0))
+    KEPT.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
 
 
 def read() -> dict[str, Any]:
@@ -98,22 +98,29 @@ def read() -> dict[str, Any]:
 
 def _text(m: Loaded, name: str, prompt: str) -> Recorded:
     """One answer, decoded plainly, and what the head guesses at each place."""
-    ids, head = m.prompt_ids(prompt), _head(m, 0)
-    chains: list[list[tuple[int, float]]] = []
+    ids, head = m.prompt_ids(prompt), _head(m)
+    drafts: list[Draft] = []
 
     class Every(Fixed):
         """Asks for a chain in each round and verifies nothing."""
 
         def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
-            chances = [round(c, 3) for c in draft.chances]
-            chains.append(list(zip(draft.tokens, chances, strict=True)))
+            drafts.append(draft)
             return NOTHING
 
     answer = _decode(m, ids, Speculation([head], Every(DEEPEST)))
-    return Recorded(name, ids, answer, chains)
+    said = [[round(100 * c) for c in d.chances] for d in drafts]
+    right = [_right(d, answer[i:]) for i, d in enumerate(drafts, 1)]
+    return Recorded(name, ids, answer, list(zip(right, said, strict=True)))
 
 
-def _head(m: Loaded, length: int) -> EagleDrafter:
+def _right(draft: Draft, text: Sequence[int]) -> int:
+    """How many of a chain's guesses the text goes on with."""
+    pairs = enumerate(zip(draft.tokens, text, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(draft), len(text)))
+
+
+def _head(m: Loaded) -> EagleDrafter:
     assert m.head is not None, "the model has no head"
     return EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context))  # type: ignore[arg-type]
 
@@ -133,7 +140,7 @@ def _machine(m: Loaded, texts: Sequence[Recorded]) -> Machine:
         for text in texts:
             for length in (0, 1, 2, 3, 4, 5, 6, 7):
                 policy = Watching(length)
-                _decode(m, text.prompt, Speculation([_head(m, length)], policy, longest=length))
+                _decode(m, text.prompt, Speculation([_head(m)], policy, longest=length))
                 for rows, seconds in policy.steps[1:] if again else ():
                     steps[rows].append(seconds)
                 for count, seconds in policy.guesses[1:] if again else ():

@@ -35,11 +35,8 @@ def text(right: Sequence[int], chance: float = 0.6, deepest: int = 8) -> Recorde
     """A text that never repeats itself, and a head whose chain at place i is right up to
     `right[i]`; it is always equally sure."""
     answer = [100 + i for i in range(len(right) + 1)]
-    guesses = [
-        [(100 + i + 1 + d if d < n else 7, chance) for d in range(deepest)]
-        for i, n in enumerate(right)
-    ]
-    return Recorded("made", PROMPT, answer, guesses)
+    said = [round(100 * chance)] * deepest
+    return Recorded("made", PROMPT, answer, [(n, said) for n in right])
 
 
 def known(row: float, most: int = 8, question: float = 0.1, further: float = 0.05) -> Prices:
@@ -123,7 +120,7 @@ def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
 
 def test_the_suffix_drafter_is_taken_where_it_is_sure_and_the_head_not_asked() -> None:
     loop = [100, 101, 102, 103, 104] * 40
-    guesses = [[(7, 0.6)] * 8 for _ in loop[1:]]
+    guesses = [(0, [60] * 8) for _ in loop[1:]]
     recorded = Recorded("loop", PROMPT, loop, guesses)
     made = machine(0.1, 0.12, 0.06)
     done = play(recorded, made, Adaptive(prices=known(0.1)))

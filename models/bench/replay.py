@@ -25,17 +25,18 @@ from ggraph.decode.statistics import Statistics
 from ggraph.tensor import Array
 
 VOCABULARY = 1 << 30  # any token may be played
+WRONG = VOCABULARY - 1  # a token that no text has
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A prompt, its answer, and a head's chain behind each token of the answer but the last, as
-    pairs of a guess and the head's own chance of it."""
+    """A prompt, its answer, and a head's chain behind each token of the answer but the last: up to
+    which of its guesses it is right, and the head's own chance of each in hundredths."""
 
     name: str
     prompt: Sequence[int]
     answer: Sequence[int]
-    guesses: Sequence[Sequence[tuple[int, float]]] = ()
+    guesses: Sequence[tuple[int, Sequence[int]]] = ()
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,16 @@ class Head:
         """The chain that was recorded here."""
         m, waiting, self._waiting = self.machine, self._waiting, 0
         self.time.at += m.question + m.unread * max(0, waiting - 2) if waiting else 0.0
-        guesses = self.recorded.guesses[self._length - len(self.recorded.prompt) - 1][:limit]
+        done = self._length - len(self.recorded.prompt)
+        right, chances = self.recorded.guesses[done - 1]
         said: list[float] = []
-        for _token, chance in guesses:
+        for chance in chances[:limit]:
             if said and not self.goes_on(said):
                 break
             self.time.at += m.further if said else 0.0
-            said.append(chance)
-        return Draft.chain([t for t, _ in guesses[: len(said)]], said)
+            said.append(chance / 100)
+        good = self.recorded.answer[done : done + min(right, len(said))]
+        return Draft.chain([*good, *[WRONG] * (len(said) - len(good))], said)
 
 
 @dataclass
