@@ -266,7 +266,7 @@ int index_of(ggml_backend_dev_t d) { return (int) (d - g_device); }
 const char * device_name(ggml_backend_dev_t d) { return g_names[index_of(d)][0]; }
 const char * device_description(ggml_backend_dev_t) { return "a GPU played by ggraph record"; }
 void device_memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 8ull << 30; }
-ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 void device_props(ggml_backend_dev_t d, ggml_backend_dev_props * p) {
     *p = {};
     p->name = device_name(d); p->description = device_description(d); p->type = device_type(d);
@@ -344,7 +344,10 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     return &registry;
 }
 
-// Loaded before the program (LD_PRELOAD) or by its Python: nobody calls ggml_backend_load.
-__attribute__((constructor)) static void registered_at_once() {
-    if (atoi(setting("GGRAPH_RECORD_REGISTER", "0"))) ggml_backend_register(ggml_backend_init());
-}
+// Loaded before the program (LD_PRELOAD) or by its Python: nobody calls ggml_backend_load. The last
+// variable of the file, so that everything above is ready.
+[[maybe_unused]] static const bool g_registered = [] {
+    bool wanted = atoi(setting("GGRAPH_RECORD_REGISTER", "0"));
+    if (wanted) ggml_backend_register(ggml_backend_init());
+    return wanted;
+}();

@@ -81,7 +81,7 @@ class Queues {
     ggml_backend_t cpu = nullptr; // computes the kernels
 
     Stream & open(int device) {
-        streams.emplace_back(new Stream { (int) streams.size(), device });
+        streams.emplace_back(new Stream { (int) streams.size(), device, 0, 0, {}, {}, true });
         return *streams.back();
     }
     // Returns the command's place in its stream, which the log's reader counts for itself.
