@@ -1,4 +1,4 @@
-"""The only reader of the process environment. Floor 1: imports nothing of ggraph.
+"""The only reader of the process environment. Imports nothing of ggraph.
 
 Each switch stands in `SWITCHES`, from which the table in the documentation is checked.
 """

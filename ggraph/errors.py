@@ -1,4 +1,4 @@
-"""Every error that ggraph raises on purpose. Floor 1: imports nothing of ggraph.
+"""Every error that ggraph raises on purpose. Imports nothing of ggraph.
 
 A message says what went wrong, where, what was expected and what came instead; the runner prints
 it as one line and exits with a non-zero status. Anything else that escapes is a bug of ours.

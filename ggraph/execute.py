@@ -1,4 +1,4 @@
-"""Replay a VerifiedPlan on backends. Floor 7: decides nothing, allocates the plan's arenas once.
+"""Replay a VerifiedPlan on backends. Decides nothing, allocates the plan's arenas once.
 
 The command list is turned into a list of closures, one per host step, copy, event or run of
 launches; replaying is a loop over that list. Where inputs rotate over several slots there is one

@@ -1,4 +1,4 @@
-"""The order of the passes, as one literal list. Floor 7: knows every pass, and no device.
+"""The order of the passes, as one literal list. Knows every pass, and no device.
 
     graph -rewrite-> graph -place-> placement -split-> splits -order-> schedule
           -fit-> schedule -allocate-> memory map -verify-> verified plan

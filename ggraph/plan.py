@@ -1,4 +1,4 @@
-"""The frozen nouns of planning. Floor 5: data and text only, no decisions.
+"""The frozen nouns of planning. Data and text only, no decisions.
 
 A `Schedule` lists what the host enqueues, in order, on which stream, reading and writing which
 byte ranges of which values. A `MemoryMap` says where each value lies. A `Plan` is both, with the

@@ -1,4 +1,4 @@
-"""Graph -> Graph: what can be made smaller before anything is placed. Floor 6.
+"""Graph -> Graph: what can be made smaller before anything is placed.
 
 Each rule is a function from graph to graph and keeps every output's value.
 """

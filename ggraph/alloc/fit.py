@@ -1,4 +1,4 @@
-"""Placing blocks one after another among those they conflict with, compiled. Floor 6.
+"""Placing blocks one after another among those they conflict with, compiled.
 
 The packing problem in its bare form: block b has a size and a list of blocks that may not share its
 bytes; an order and a rule give offsets. Every search in this room is a search for a good order.

@@ -1,4 +1,4 @@
-"""The one place where this room meets numba: functions with a plain and a compiled form. Floor 6.
+"""The one place where this room meets numba: functions with a plain and a compiled form.
 
 Loading numba and one cached function costs about 0.3 s and 30 MB, more than planning a model by
 plain Python; so callers take `plain` for small problems and call the function itself for others.

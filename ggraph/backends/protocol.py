@@ -1,4 +1,4 @@
-"""The interface between the executor and a device. Read this page first. Floor 6.
+"""The interface between the executor and a device. Read this page first.
 
 A backend owns memory, streams and events of one device. The executor calls it from one host
 thread, in the order of a verified plan; it never has to decide, reorder or wait on its own.

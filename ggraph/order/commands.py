@@ -1,4 +1,4 @@
-"""The commands of one run, in enqueue order, before events are put between them. Floor 6.
+"""The commands of one run, in enqueue order, before events are put between them.
 
 Inputs first (the host writes in place, or to a staging value that a copy takes to the device),
 then nodes and copies in the graph's order, then the outputs. A `Step` is a command and the steps

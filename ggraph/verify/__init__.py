@@ -1,4 +1,4 @@
-"""Plan -> VerifiedPlan, or a counter-example. Floor 6: shares no code with the passes.
+"""Plan -> VerifiedPlan, or a counter-example. Shares no code with the passes.
 
 Written from one page of rules, the happens-before of host and streams, and not from the planner's
 code. The plan is unrolled into its steady state; then, in enqueue order (which every ordering rule

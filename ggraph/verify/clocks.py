@@ -1,4 +1,4 @@
-"""Happens-before of the unrolled plan, by vector clocks. Floor 6.
+"""Happens-before of the unrolled plan, by vector clocks.
 
 Every actor's commands are totally ordered, so it is enough to know, for each command, how many of
 every actor's commands are complete before it: `before[u][a]`. Enqueue order is a linear extension

@@ -1,4 +1,4 @@
-"""What can be seen without any order: names, bounds, alignment, capacity, reach. Floor 6.
+"""What can be seen without any order: names, bounds, alignment, capacity, reach.
 
 The checks run in the order of `static_faults`: later ones rely on what earlier ones have seen, and
 the proof relies on them all, so that no plan, however odd, makes it fail with anything else.

@@ -1,4 +1,4 @@
-"""Do the declarations compute the graph? Floor 6: knows tensors, nothing of order.
+"""Do the declarations compute the graph? Knows tensors, nothing of order.
 
 Accesses must cover what each tensor's op reads and writes; through copies, staging buffers
 included, each tensor must get the very bytes of the tensor that the graph names; and every output

@@ -1,4 +1,4 @@
-"""Rows written into a cache or another tensor, and rotary positions. Floor 6.
+"""Rows written into a cache or another tensor, and rotary positions.
 
 Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """

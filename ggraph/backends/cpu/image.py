@@ -1,4 +1,4 @@
-"""Compiled kernels as images: bytes that run wherever a page of memory begins. Floor 6.
+"""Compiled kernels as images: bytes that run wherever a page of memory begins.
 
 LLVM hands out an ELF object, whose code and constants lie in sections and refer to one another by
 distance. `link` lays them side by side and fills the distances in, once, when a kernel is compiled;

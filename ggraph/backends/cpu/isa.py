@@ -1,4 +1,4 @@
-"""What the host's processor can do, as data. Floor 6: no kernels, no compilation.
+"""What the host's processor can do, as data. No kernels, no compilation.
 
 Kernels ask an `Isa` which dot product to emit; everything else is generic vector IR that LLVM
 legalises for any processor. Integer results are the same bits on every variant, and floating-point

@@ -1,4 +1,4 @@
-"""Finds compiled kernels in the cache on disk, or has them compiled. Floor 6.
+"""Finds compiled kernels in the cache on disk, or has them compiled.
 
 One file per kernel, named by the kernel, the processor, the compiler's version and a hash of the
 source of this package, so that a changed kernel or another machine never meets stale code. Where

@@ -1,4 +1,4 @@
-"""Launches to instructions: which kernel computes which op, on which addresses. Floor 6.
+"""Launches to instructions: which kernel computes which op, on which addresses.
 
 `LOWERINGS[op]` either appends instructions and returns True, or returns False where shapes, types
 or layouts are not what its kernel takes; such a launch runs by its NumPy reference. A program is

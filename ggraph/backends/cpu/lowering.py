@@ -1,4 +1,4 @@
-"""A lowering in progress: addresses, packed weights, quantised activations, accesses. Floor 6."""
+"""A lowering in progress: addresses, packed weights, quantised activations, accesses."""
 
 import math
 from collections.abc import Sequence

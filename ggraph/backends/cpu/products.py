@@ -1,4 +1,4 @@
-"""Lowerings of products with stored matrices, and of rows taken from tables. Floor 6."""
+"""Lowerings of products with stored matrices, and of rows taken from tables."""
 
 from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight

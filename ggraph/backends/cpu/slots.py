@@ -1,4 +1,4 @@
-"""Lists of the cache slots that a mask shows, which attention walks. Floor 6.
+"""Lists of the cache slots that a mask shows, which attention walks.
 
 Legend: m rows, n slots; a list is [count, 0 .., slots[n + SPARE], biases[n + SPARE]] in 4-byte
 words, where a bias is what the mask adds to a score.

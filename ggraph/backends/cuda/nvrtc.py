@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code by NVRTC, through ctypes: needs no GPU, no driver and no CuPy. Floor 6.
+"""CUDA C++ to machine code by NVRTC, through ctypes: needs no GPU, no driver and no CuPy.
 
 The library comes with the wheel `nvidia-cuda-nvrtc`, with CuPy's `[ctk]` extra, or with a CUDA
 toolkit. Compiled code is kept in `cache_dir()/cuda`, under a hash of all that went into it.

@@ -1,4 +1,4 @@
-"""The backend protocol on a simulated machine. Floor 6.
+"""The backend protocol on a simulated machine.
 
 Memory is NumPy bytes, poisoned with 0xFF (NaN in every float type) until somebody writes it. A
 shadow map knows which bytes are valid; a command that reads others raises BackendError and names

@@ -1,4 +1,4 @@
-"""A machine of simulated devices: queues, events, a virtual clock, and a timeline. Floor 6.
+"""A machine of simulated devices: queues, events, a virtual clock, and a timeline.
 
 The host enqueues entries; nothing runs until the host does something that memory can tell (a host
 access or a synchronisation). Then the machine's `Order` chooses, again and again, one entry whose
