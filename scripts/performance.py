@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
+import kept
 from growth import write_plots
 from pages import table
 
@@ -89,8 +90,8 @@ def measure(quick: bool, only: Sequence[str], head: Path | None, first: bool) ->
             print(f"== {name} ended with status {done.returncode}", flush=True)
         if new.is_file():
             shown = " ".join(command).replace(f"{ROOT}/", "")
-            kept = {"command": f"python {shown}", **json.loads(new.read_text())}
-            (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+            found = {"command": f"python {shown}", **json.loads(new.read_text())}
+            kept.write(RESULTS / f"{name}.json", found)
             new.unlink()
 
 
@@ -102,7 +103,7 @@ def environment() -> dict[str, str]:
 def result(name: str) -> dict[str, Any] | None:
     """A kept result, or None."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return kept.read(path) if path.is_file() else None
 
 
 def cpu_part(name: str) -> str:
@@ -113,7 +114,7 @@ def cpu_part(name: str) -> str:
     what = ", other file types" if name.startswith("files") else ""
     plural = "s" * (found["threads"] > 1)
     text = f"## Against llama.cpp, {found['threads']} thread{plural}{what}\n\n"
-    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}, {found['date'][:10]}.\n\n"
+    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}; {kept.measured_on(found)}.\n\n"
     for file, rows in found["tables"].items():
         own = ".Q4_1." in file
         of_own = BARS if found["threads"] > 1 else dict.fromkeys(BARS, ONE_THREAD)
@@ -150,8 +151,9 @@ def startup_part() -> str:
         "peak, of the file",
     ]  # fmt: skip
     return (
-        f"## Start and memory\n\n`{found['command']}`; memory at the end of a short answer. Bars: "
-        f"3 s, and less than twice the file at the peak.\n\n{table(head, rows)}\n"
+        f"## Start and memory\n\n`{found['command']}`; {kept.measured_on(found)}. Memory at the "
+        "end of a short answer. Bars: 3 s, and less than twice the file at the peak.\n\n"
+        f"{table(head, rows)}\n"
     )
 
 
@@ -164,7 +166,8 @@ def perplexity_part() -> str:
     ratios = ", ".join(f"{r - 1:+.2%} against {n}" for n, r in found["ratios"].items())
     return (
         f"## Accuracy\n\n`{found['command']}`: {found['windows']} windows, "
-        f"{found['scored_tokens']} scored tokens of Spec-Bench's articles, {found['model']}.\n\n"
+        f"{found['scored_tokens']} scored tokens of Spec-Bench's articles, {found['model']}; "
+        f"{kept.measured_on(found)}.\n\n"
         f"{table(['', 'perplexity'], rows)}\n8-bit activations: {ratios}.\n\n"
     )
 
@@ -175,7 +178,8 @@ def spec_part(name: str) -> str:
     if found is None:
         return ""
     text = (
-        f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`\n\n"
+        f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`; "
+        f"{kept.measured_on(found)}.\n\n"
     )
     head = [
         "", "prompts", "plain", "drafts", "mean", "least", "under 0.97x", "counted: mean, least",
@@ -203,15 +207,13 @@ def spec_part(name: str) -> str:
 
 
 def growth_part() -> str:
-    """Plots and the roofline."""
+    """Growth and the roofline; `plots` draws the two pictures that it shows."""
     found = result("growth")
     if found is None:
         return ""
-    context, rows = ({int(n): s for n, s in found[k].items()} for k in ("context", "rows"))
-    write_plots(PAGE.parent / "performance", context, rows)
     faults = "; ".join(found["faults"]) or "nothing grows faster than its theory"
     text = (
-        f"## Growth\n\n`{found['command']}`: {faults}.\n\n"
+        f"## Growth\n\n`{found['command']}`; {kept.measured_on(found)}: {faults}.\n\n"
         "![decoding by context](performance/speed_by_context.svg)\n\n"
         "![rows per second by rows](performance/speed_by_rows.svg)\n\n"
         "## Roofline\n\nWhat each op takes, and what its bytes at the read ceiling and its "
@@ -220,6 +222,14 @@ def growth_part() -> str:
         "cache bucket.\n\n"
     )
     return text + "".join(roofline_table(t) for t in found["roofline"])
+
+
+def plots() -> None:
+    """The two pictures of growth."""
+    found = result("growth")
+    if found is not None:
+        context, rows = ({int(n): s for n, s in found[k].items()} for k in ("context", "rows"))
+        write_plots(PAGE.parent / "performance", context, rows)
 
 
 def roofline_table(t: dict[str, Any]) -> str:
@@ -256,27 +266,32 @@ every op on any machine.
 
 
 def machine_part() -> str:
-    """The machine of the first result there is."""
+    """Python and packages of the first result there is; every part names its own machine."""
     for name in ("cpu2", "cpu1", "growth", "spec"):
         found = result(name)
         if found is not None:
             return (
-                f"Machine: {found['processor']}, {found['usable_cores']} cores, "
-                f"Python {found['python']}, numpy {found['numpy']}, llvmlite {found['llvmlite']}, "
-                f"{found['date'][:10]}.\n\n"
+                f"{found['usable_cores']} cores, Python {found['python']}, numpy {found['numpy']}, "
+                f"llvmlite {found['llvmlite']}; each part names its processor, commit and day.\n\n"
             )
     return "Nothing was measured yet.\n\n"
 
 
-def page() -> None:
-    """Write the page."""
+def page_text() -> str:
+    """The page that the kept results give."""
     parts = [
         INTRODUCTION, machine_part(), *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")),
         startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip
-    PAGE.write_text("".join(parts).rstrip("\n") + "\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def page() -> None:
+    """Write the page and its pictures."""
+    plots()
+    PAGE.write_text(page_text())
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

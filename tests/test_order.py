@@ -157,6 +157,12 @@ def test_in_place_spares_what_others_want() -> None:
     square = linear(input("q", (E, E)), "square")
     moved = Graph.of({"t": ops.add(square, square.T)})
     assert may_replace("t", moved) == (), "the transposed source would see its bytes change"
+    both = linear(input("b", (E, E)), "both")
+    other = linear(input("o", (E, E)), "other")
+    twice = ops.mul_mat_add(both, both, both, name="product")
+    assert may_replace("product", Graph.of({"y": ops.add(twice, other)})) == ()
+    same = ops.add(both, both, name="same")
+    assert may_replace("same", Graph.of({"y": ops.add(same, other)})) == ("both",)
     cache = Graph.of({"c": ops.scale(state("cache", (T, E)), 2.0)})
     assert may_replace("c", cache) == ()
 

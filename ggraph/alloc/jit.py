@@ -2,13 +2,21 @@
 
 Loading numba and one cached function costs about 0.3 s and 30 MB, more than planning a model by
 plain Python; so callers take `plain` for small problems and call the function itself for others.
+
+numba's own cache believes whatever lies in its folder and fails where it cannot write; so the
+machine code is kept as everything else is (`ggraph/kept.py`), under a hash of this room's sources.
 """
 
+import hashlib
+import pickle
+import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from ggraph.kept import folder, read, write
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
@@ -18,6 +26,48 @@ else:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@cache
+def _source_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Machine:
+    """What numba asks for, and hands over, the machine code of one function by its signature."""
+
+    cache_path = ""  # numba shows it to people
+
+    def __init__(self, function: FunctionType) -> None:
+        self._file = f"{function.__name__}.numba"
+        versions = f"{sys.version}|{numba.__version__}|{_source_hash()}"
+        self._key = f"{function.__qualname__}|{versions}"
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The compiled function for `target`; None where it was not kept."""
+        target.refresh()  # else it does not know the types that are built in
+        code = read(folder("search"), self._file, self._of(signature, target.codegen()))
+        if code is None:
+            return None
+        return numba.core.compiler.CompileResult._rebuild(target, *pickle.loads(code))
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep a compiled function."""
+        code = numba.core.serialize.dumps(result._reduce())
+        key = self._of(signature, result.codegen)
+        write(folder("search"), self._file, key, code)
+
+    def _of(self, signature: Any, codegen: Any) -> str:
+        return f"{self._key}|{signature}|{codegen.magic_tuple()}"
+
+
+def _machine(function: FunctionType) -> Any:
+    made = numba.njit(nogil=True)(function)
+    made._cache = Machine(function)
+    return made
 
 
 class Compiled(Generic[P, R]):
@@ -38,7 +88,7 @@ class Compiled(Generic[P, R]):
     @cached_property
     def machine(self) -> Any:
         """numba's form, compiled or loaded at its first call."""
-        return self._form(numba.njit(cache=True, nogil=True), "machine")
+        return self._form(_machine, "machine")
 
     @cached_property
     def plain(self) -> Callable[P, R]:

@@ -14,13 +14,17 @@ Limits: nothing is said of races inside a kernel, and the proof is as good as th
 commands declare. docs/verify.md has the argument and how to read an answer.
 """
 
+from itertools import islice
+
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
+from ggraph.verify.derived import carried_faults, value_faults
 from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.static import period, static_faults
+from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
 
 __all__ = [
@@ -48,15 +52,14 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
-    for fault in static_faults(plan):
-        return fault
-    for fault in wiring_faults(plan):
-        return fault
+    for faults in (static_faults, value_faults, step_faults, wiring_faults):
+        for fault in faults(plan):
+            return fault
     # Two periods: every pair of runs that can meet lies within one period or in neighbours, since
     # a command is always ordered before itself one period later, on the same bytes.
     runs = max(2 * period(plan), iterations)
     proof = Proof(plan, clocks(plan.schedule.commands, runs), runs)
-    for fault in proof.faults():
+    for fault in (*islice(proof.faults(), 1), *carried_faults(plan)):
         return fault
     return _certificate(plan, proof)
 

@@ -120,14 +120,48 @@ def test_nothing_names_one_machine() -> None:
     assert not found
 
 
+LOG = ROOT / "docs" / "log"  # says what was true on its day, under the names of that day
+
+
 def test_scripts_that_are_named_exist() -> None:
     gone = [
         f"{short(p)}: {name}"
         for p in tracked()
+        if LOG not in p.parents
         for name in re.findall(r"\b((?:scripts|bench|tests)/[\w/]+\.(?:py|md|sh))", p.read_text())
         if not (ROOT / name).is_file()
     ]
     assert not gone
+
+
+def test_the_log_is_dated_and_narrow() -> None:
+    named = re.compile(r"20\d\d-\d\d-\d\d-[a-z0-9-]+\.md|README\.md")
+    entries = sorted(LOG.iterdir())
+    assert [p.name for p in entries if not named.fullmatch(p.name)] == []
+    wide = [
+        f"{short(p)}:{i} has {len(text)} characters"
+        for p in [*entries, ROOT / "docs" / "decisions.md"]
+        for i, text in enumerate(p.read_text().splitlines(), 1)
+        if len(text) > 100
+    ]
+    assert not wide, "\n".join(wide)
+
+
+def links(path: Path) -> list[str]:
+    """Files of the project that a page points to."""
+    found = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    return [link.split("#")[0] for link in found if "://" not in link and link[0] != "#"]
+
+
+def test_what_documents_link_to_exists() -> None:
+    pages = [p for p in tracked() if p.suffix == ".md"]
+    dead = [
+        f"{short(p)}: {link}"
+        for p in pages
+        for link in links(p)
+        if link and not (p.parent / link).exists()
+    ]
+    assert not dead, "\n".join(dead)
 
 
 def imports(path: Path) -> set[str]:
