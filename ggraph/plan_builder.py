@@ -150,7 +150,9 @@ class PlanBuilder:
 
         `host_visible`: the host and the device reach each other's memory.
         """
-        self._devices[name] = DeviceSpec(name, kind, streams=streams, host_visible=host_visible)
+        self._devices[name] = DeviceSpec(
+            name, kind, alignment=1, streams=streams, host_visible=host_visible
+        )
         return name
 
     def buffer(self, name: str, device: str, nbytes: int, *, external: bool = True) -> Space:
