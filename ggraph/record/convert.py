@@ -16,9 +16,8 @@ from ggraph.record.steps import Step
 
 # What ggml's kernels do with their sources (ggml/src/ggml-alloc.c, ggml_op_can_inplace; ggml.h).
 IN_PLACE = frozenset(
-    "SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE "
-    "ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK CLAMP SOFT_MAX SOFT_MAX_BACK SET ACC SET_ROWS "
-    "CPY".split()
+    """SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE
+    ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK CLAMP SOFT_MAX SOFT_MAX_BACK""".split()  # noqa: SIM905
 )
 READS_NOTHING = frozenset({"FILL"})  # it names a source for its shape
 PARTIAL = frozenset({"SET_ROWS", "SET", "ACC"})  # leave the rest of their target as it was
@@ -48,7 +47,7 @@ def convert(step: Step) -> Converted:
 
 class _Converter:
     def __init__(self, step: Step) -> None:
-        self._records = step.records
+        self._step = step
         self._builder = PlanBuilder("recorded")
         self._streams = _streams(step)
         self._memory = _AddressSpace(step, self._builder)
@@ -62,8 +61,12 @@ class _Converter:
             devices[device] = devices.get(device, 0) + 1
         for device, count in devices.items():
             self._builder.device(device, streams=count)
-        for r in self._records:
+        for i, r in enumerate(self._step.records, self._step.start):
+            self._memory.now(i)
             self._record(r)
+        if not self._step.whole:  # judged as if the host had waited where the recording ends
+            self._builder.host_sync()
+            self._places.append(None)
         return Converted(self._builder.plan(), tuple(self._places), self._stacks)
 
     def _record(self, r: Record) -> None:
@@ -91,7 +94,7 @@ class _Converter:
     def _kernel(self, stream: int, at: int, k: Kernel) -> None:
         where, target = self._placed(stream, at), k.writes
         over = [r for r in k.reads if _same(r, target)]
-        updates = k.op in PARTIAL or not k.solid or (over and k.op in IN_PLACE and k.op != "CPY")
+        updates = k.op in PARTIAL or not k.solid or (over and k.op in IN_PLACE)
         drop = over if updates or k.op == "CPY" else []
         reads = () if k.op in READS_NOTHING else [r for r in k.reads if r not in drop]
         into = self._memory.bytes([target])
@@ -164,12 +167,20 @@ class _AddressSpace:
     """Addresses of a step as bytes of buffers, which the builder learns of when they are used."""
 
     def __init__(self, step: Step, builder: PlanBuilder) -> None:
-        self._builder = builder
+        self._step, self._builder = step, builder
         self._spaces: dict[str, Space] = {}
-        known = [_named(m) for m in step.recording.memories_at(step.start)]
-        late = (m for m in step.recording.memories if step.start < step.recording.lived[m.number][0])
-        known += [_named(m) for m in late if step.recording.lived[m.number][0] < step.stop]
-        self._homes = sorted([*known, *_program_memory(step.records, known)])
+        lives = step.recording.lived.values()
+        self._changes = {at for life in lives for at in life if step.start < at < step.stop}
+        self._look(step.start)
+
+    def now(self, index: int) -> None:
+        """From now on addresses mean what they do at record `index`: buffers come and go."""
+        if index in self._changes:
+            self._look(index)
+
+    def _look(self, index: int) -> None:
+        known = [_named(m) for m in self._step.recording.memories_at(index)]
+        self._homes = sorted([*known, *_program_memory(self._step.records, known)])
         self._starts = [home[0] for home in self._homes]
 
     def bytes(self, ranges: Iterable[Range]) -> list[Bytes]:

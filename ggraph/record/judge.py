@@ -126,7 +126,8 @@ def _names(kernels: Iterable[Kernel]) -> object:
 def _exact(step: Step) -> object:
     """Equal for steps that touch the same bytes in the same order: equal lists are one object."""
     events: dict[int | None, int] = {}
-    return tuple(
-        (r.kind, r.stream, id(r.kernels), r.label, r.read, r.write, events.setdefault(r.event, len(events)))
-        for r in step.records
-    )
+    parts = []
+    for r in step.records:
+        event = events.setdefault(r.event, len(events))
+        parts.append((r.kind, r.stream, id(r.kernels), r.label, r.read, r.write, event))
+    return tuple(parts)

@@ -78,6 +78,8 @@ class Recording:
     contract: str = ""
     devices: int = 0
     cut_short: str = ""
+    forced: bool = False  # a directed order came to pass
+    lost: int = 0  # copies whose destination was gone when they ran
     records: list[Record] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
     lived: dict[int, tuple[int, int]] = field(default_factory=dict)  # buffer -> [first, past last)
@@ -94,7 +96,8 @@ def read_log(path: Path) -> Recording:
     """The recording in a log file, gzipped or not. FormatError where it is none."""
     reader, number = _Reader(), 0
     try:
-        for number, line in enumerate(_lines(path), 1):
+        for line in _lines(path):
+            number += 1
             reader.take(json.loads(line))
     except (ValueError, KeyError, TypeError, IndexError, OSError, EOFError) as error:
         raise FormatError(f"{path}:{number}: no log of a recorded program: {error!r}") from None
@@ -104,8 +107,7 @@ def read_log(path: Path) -> Recording:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         yield from file
 
 
@@ -125,41 +127,43 @@ class _Reader:
             case "nodes":
                 self._lists[line["id"]] = tuple(_kernel(node) for node in line["nodes"])
             case "alloc":
-                m = Memory(
-                    line["buf"], bool(line["host"]), line["dev"], line["base"], line["n"]
-                )
+                m = Memory(line["buf"], bool(line["host"]), line["dev"], line["base"], line["n"])
                 found.memories.append(m)
                 found.lived[m.number] = (now, 1 << 62)
             case "free":
                 found.lived[line["buf"]] = (found.lived[line["buf"]][0], now)
             case "full":
                 found.cut_short = line["why"]
-            case "lost" | "forced":
-                pass
+            case "forced":
+                found.forced = True
+            case "lost":  # a copy into memory that the program has given back
+                found.lost += 1
             case kind:
                 found.records.append(self._record(kind, line))
 
     def _record(self, kind: str, line: dict[str, Any]) -> Record:
-        stream, label = line.get("be"), line.get("what", "")
-        at = self._count.get(stream, 0) if stream is not None else 0
+        label = line.get("what", "")
+        if kind == "host":
+            read, write = (_range(line[k], label) if k in line else None for k in "rw")
+            stack = tuple(line.get("stack", ()))
+            return Record(kind, label=label, read=read, write=write, stack=stack)
+        if kind == "sync":
+            return Record(kind, line.get("be"), event=line.get("ev"))
+        stream = int(line["be"])
+        at = self._count.get(stream, 0)
         if kind == "graph":
             kernels = self._lists[line["id"]]
             self._count[stream] = at + len(kernels)
             return Record(kind, stream, at, kernels=kernels)
-        if kind == "host":
-            sides = (Range(*line[k], _tensor(label)) if k in line else None for k in "rw")
-            read, write = sides
-            return Record(kind, label=label, read=read, write=write, stack=tuple(line.get("stack", ())))
         if kind == "copy":
             self._count[stream] = at + 1
-            source = Range(line["src"], line["n"], _tensor(label)) if line["src"] else None
-            target = Range(line["dst"], line["n"], _tensor(label))
-            return Record(kind, stream, at, label, read=source, write=target)
+            source = _range([line["src"], line["n"]], label) if line["src"] else None
+            return Record(
+                kind, stream, at, label, (), source, _range([line["dst"], line["n"]], label)
+            )
         if kind in ("rec", "wait"):
             self._count[stream] = at + 1
             return Record(kind, stream, at, event=line["ev"])
-        if kind == "sync":
-            return Record(kind, stream, event=line.get("ev"))
         raise ValueError(f"unknown line {kind!r}")
 
 
@@ -167,6 +171,11 @@ def _kernel(node: list[Any]) -> Kernel:
     op, name, (address, nbytes), solid, sources = node
     reads = tuple(Range(*source) for source in sources)
     return Kernel(op, name, Range(address, nbytes, name), bool(solid), reads)
+
+
+def _range(pair: list[int], label: str) -> Range:
+    address, nbytes = pair
+    return Range(address, nbytes, _tensor(label))
 
 
 def _tensor(label: str) -> str:

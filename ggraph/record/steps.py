@@ -72,5 +72,3 @@ class _Known:
 def _join(into: Clock, other: Clock) -> None:
     for stream, count in other.items():
         into[stream] = max(into.get(stream, 0), count)
-
-

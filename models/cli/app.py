@@ -21,6 +21,7 @@ from .eagle3 import eagle3
 from .generate import generate
 from .hazards import hazards_app
 from .plan import plan
+from .record import record, torture
 from .train import train_eagle3
 from .verify import verify
 
@@ -35,6 +36,8 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(plan)
 app.command()(verify)
+app.command()(record)
+app.command()(torture)
 app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)
