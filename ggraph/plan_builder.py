@@ -45,16 +45,21 @@ Where = tuple[str, int] | Actor  # (device, stream)
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes [start, stop) of a buffer; `name` is what messages call the tensor that lies there."""
+    """Bytes [start, stop) of a buffer; `name` is what messages call the tensor that lies there.
+
+    Of a read: `made_by` is the command (its place in the plan) whose result is meant. Without it
+    the read means whatever was written there last.
+    """
 
     buffer: str
     start: int
     stop: int
     name: str = ""
+    made_by: int | None = None
 
-    def called(self, name: str) -> "Bytes":
-        """The same bytes under a tensor's name."""
-        return replace(self, name=name)
+    def called(self, name: str, made_by: int | None = None) -> "Bytes":
+        """The same bytes under a tensor's name, and of a read what it means."""
+        return replace(self, name=name, made_by=made_by)
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,7 @@ class PlanBuilder:
         command = Command(do, actor, label, node=label, event=event, seconds=seconds)
         step = _Step(command)
         for b in reads:
-            step.reads += self._read(b)
+            step.reads += self._meant(b)
         for b in updates:
             old = self._read(b)
             step.reads += old
@@ -233,6 +238,22 @@ class PlanBuilder:
         step.reads = list(dict.fromkeys(step.reads))  # a kernel may name a source twice
         self._steps.append(step)
         return len(self._steps) - 1
+
+    def _meant(self, b: Bytes) -> list[_Piece]:
+        """What a read means: the result of `made_by` as far as that reaches, else what is there."""
+        if b.made_by is None:
+            return self._read(b)
+        found, at = [], b.start
+        made = (p for p in self._steps[b.made_by].writes if p.version.buffer == b.buffer)
+        for p in sorted(made, key=lambda p: p.start):
+            start, stop = max(p.start, b.start), min(p.stop, b.stop)
+            if start < stop:
+                found += [
+                    *self._read(replace(b, start=at, stop=start)),
+                    _Piece(start, stop, p.version),
+                ]
+                at = stop
+        return [*found, *self._read(replace(b, start=at))]
 
     def _read(self, b: Bytes) -> list[_Piece]:
         """What [b.start, b.stop) holds; what nobody has written came from before the run."""

@@ -75,8 +75,9 @@ class _Converter:
                 for k in r.kernels:
                     self._host(f"cpu {k.op} {k.name}", k.reads, [k.writes])
             case "graph":
+                made: list[int] = []
                 for i, k in enumerate(r.kernels):
-                    self._kernel(r.stream or 0, r.at + i, k)
+                    made.append(self._kernel(r.stream or 0, r.at + i, k, made))
             case "copy":
                 self._copy(r)
             case "host":
@@ -91,17 +92,17 @@ class _Converter:
         self._places.append(Place(stream, at))
         return self._streams[stream]
 
-    def _kernel(self, stream: int, at: int, k: Kernel) -> None:
+    def _kernel(self, stream: int, at: int, k: Kernel, made: Sequence[int]) -> int:
         where, target = self._placed(stream, at), k.writes
         over = [r for r in k.reads if _same(r, target)]
         updates = k.op in PARTIAL or not k.solid or (over and k.op in IN_PLACE)
         drop = over if updates or k.op == "CPY" else []
         reads = () if k.op in READS_NOTHING else [r for r in k.reads if r not in drop]
         into = self._memory.bytes([target])
-        self._builder.launch(
+        return self._builder.launch(
             where,
             f"{k.op} {k.name}",
-            reads=self._memory.bytes(reads),
+            reads=self._memory.bytes(reads, made),
             writes=() if updates else into,
             updates=into if updates else (),
         )
@@ -183,14 +184,19 @@ class _AddressSpace:
         self._homes = sorted([*known, *_program_memory(self._step.records, known)])
         self._starts = [home[0] for home in self._homes]
 
-    def bytes(self, ranges: Iterable[Range]) -> list[Bytes]:
-        """The ranges as bytes of the plan; empty and unknown ones are left out."""
+    def bytes(self, ranges: Iterable[Range], made: Sequence[int] = ()) -> list[Bytes]:
+        """The ranges as bytes of the plan; empty and unknown ones are left out.
+
+        `made`: the commands of the same list, for what a source means.
+        """
         found = []
         for r in ranges:
             i = bisect_right(self._starts, r.address) - 1
             if r.nbytes and i >= 0 and r.end <= self._homes[i][1]:
                 start = r.address - self._homes[i][0]
-                found.append(self._space(self._homes[i])[start : start + r.nbytes].called(r.name))
+                writer = made[r.writer] if made and r.writer >= 0 else None
+                space = self._space(self._homes[i])
+                found.append(space[start : start + r.nbytes].called(r.name, writer))
         return found
 
     def _space(self, home: "_Home") -> Space:

@@ -18,11 +18,15 @@ HOST_STREAM = -1  # the CPU backend computes on the calling thread
 
 @dataclass(frozen=True)
 class Range:
-    """`nbytes` bytes of the program's address space, and the tensor that lies there if known."""
+    """`nbytes` bytes of the program's address space, and the tensor that lies there if known.
+
+    `writer`: which kernel of the same list made what is meant here, -1 where none of them did.
+    """
 
     address: int
     nbytes: int
     name: str = ""
+    writer: int = -1
 
     @property
     def end(self) -> int:
@@ -82,6 +86,7 @@ class Recording:
     lost: int = 0  # copies whose destination was gone when they ran
     records: list[Record] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
+    sums: dict[tuple[int, int], int] = field(default_factory=dict)  # of what the host got
     lived: dict[int, tuple[int, int]] = field(default_factory=dict)  # buffer -> [first, past last)
     device_of: dict[int, int] = field(default_factory=dict)  # stream -> device
 
@@ -134,6 +139,8 @@ class _Reader:
                 found.lived[line["buf"]] = (found.lived[line["buf"]][0], now)
             case "full":
                 found.cut_short = line["why"]
+            case "sum":
+                found.sums[line["be"], line["at"]] = line["sum"]
             case "forced":
                 found.forced = True
             case "lost":  # a copy into memory that the program has given back

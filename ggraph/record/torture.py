@@ -2,7 +2,7 @@
 
 A race that `verify` names is a pair of commands that may run in either order. The played devices
 can force the second to be first: its partner's stream stops before it until the other is done. If
-the text changes, the race is no theory; if the pair could be forced and the text is the same, the
+what the host gets changes, the race is no theory; if the pair was forced and nothing changed, the
 bytes happened not to matter; if it could not be forced, something the plan does not know orders it.
 """
 
@@ -14,7 +14,7 @@ from subprocess import DEVNULL, PIPE
 
 from ggraph.errors import InputError
 from ggraph.record.judge import Verdict, judge
-from ggraph.record.log import read_log
+from ggraph.record.log import Recording, read_log
 from ggraph.record.run import Program, Run, Stage
 from ggraph.verify import races
 
@@ -23,12 +23,14 @@ MOST_DIRECTED = 16  # pairs forced in one torture; a broken program has thousand
 
 @dataclass(frozen=True)
 class Trial:
-    """One run. `same`: its output is the eager run's, byte for byte. `forced`: whether a directed
-    order came to pass; None for orders that force nothing."""
+    """One run. `same`: its output is the eager run's, byte for byte; `same_bytes`: so is everything
+    that the host got from the devices (logits), which greedy text can hide. `forced`: whether a
+    directed order came to pass; None for orders that force nothing."""
 
     order: str
     why: str
     same: bool
+    same_bytes: bool
     status: int | None
     forced: bool | None = None
     output: str = ""
@@ -64,11 +66,12 @@ def torture(
         eager = _run(program, replace(stage, order="eager", poison=False), log, timeout)
         if eager.status != 0:
             raise InputError(f"{program.arguments[0]} ends with status {eager.status}, run eagerly")
-        verdicts = judge(read_log(log))
+        recording = read_log(log)
+        verdicts = judge(recording)
         trials = []
         for order, why in (*_general(stage.devices, seeds), *_directed(verdicts)):
             ended = _run(program, replace(stage, order=order, poison=True), log, timeout)
-            trials.append(_trial(order, why, eager, ended, log))
+            trials.append(_trial(order, why, (eager, ended), (recording, read_log(log))))
             tell(trials[-1])
     return Outcome(_text(eager.output), verdicts, trials)
 
@@ -101,10 +104,17 @@ def _directed(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
     yield from orders.items()
 
 
-def _trial(order: str, why: str, eager: Run, ended: Run, log: Path) -> Trial:
-    forced = read_log(log).forced if order.startswith("hold:") and ":" in order[5:] else None
-    same = (eager.status, eager.output) == (ended.status, ended.output)
-    return Trial(order, why, same, ended.status, forced, "" if same else _text(ended.output))
+def _trial(
+    order: str, why: str, ended: tuple[Run, Run], logs: tuple[Recording, Recording]
+) -> Trial:
+    eager, now = ended
+    directed = order.startswith("hold:") and ":" in order[5:]
+    same = (eager.status, eager.output) == (now.status, now.output)
+    same_bytes = same and logs[0].sums == logs[1].sums
+    forced = logs[1].forced if directed else None
+    return Trial(
+        order, why, same, same_bytes, now.status, forced, "" if same else _text(now.output)
+    )
 
 
 def _text(output: bytes) -> str:

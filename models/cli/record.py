@@ -94,7 +94,7 @@ def torture(
     given = _program(command or [], source)
     tell = (lambda _: None) if as_json else (lambda trial: told.print(_line(trial), soft_wrap=True))
     outcome = run_torture(given, stage, seeds=seeds, timeout=timeout, tell=tell)
-    bad = any(v.refused for v in outcome.verdicts) or not all(t.same for t in outcome.trials)
+    bad = any(v.refused for v in outcome.verdicts) or not all(t.same_bytes for t in outcome.trials)
     if as_json:
         verdicts = [v.to_json() for v in outcome.verdicts]
         trials = [t.to_json() for t in outcome.trials]
@@ -189,8 +189,12 @@ def _verdict(v: Verdict) -> Text:
 
 
 def _line(t: Trial) -> Text:
-    word, style = ("same     ", "green") if t.same else ("DIFFERENT", "red")
+    if t.same_bytes:
+        word, style = "same     ", "green"
+    else:
+        word, style = ("numbers  " if t.same else "DIFFERENT"), "red"
     forced = {None: "", True: " (forced)", False: " (could not be forced)"}[t.forced]
     ended = "" if t.status == 0 else f" [status {t.status}]"
+    hidden = ", same text, other numbers" if t.same and not t.same_bytes else ""
     shown = f"\n           {t.output[-200:]!r}" if not t.same else ""
-    return Text.assemble((word, style), f"  {t.order:<12} {t.why}{forced}{ended}{shown}")
+    return Text.assemble((word, style), f"  {t.order:<12} {t.why}{forced}{ended}{hidden}{shown}")

@@ -26,6 +26,7 @@ ggml_backend_buffer_type g_type[MOST_DEVICES][2]; // device memory, pinned memor
 // ---------------------------------------------------------------- buffers
 struct Memory { char * base; size_t nbytes; int device; bool pinned; int id; };
 int g_buffers = 0;
+long g_gets = 0;
 Memory & memory_of(ggml_backend_buffer_t b) { return *(Memory *) b->context; }
 Stream & stream_of(ggml_backend_t b) { return *(Stream *) b->context; }
 
@@ -68,6 +69,7 @@ void buffer_get(ggml_backend_buffer_t b, const ggml_tensor * t, void * to, size_
     before_host_access(memory_of(b));
     const char * from = (const char *) t->data + offset;
     log_host("get", t->name, from, to, n);
+    g_log.line("{\"t\":\"sum\",\"be\":-1,\"at\":%ld,\"sum\":%llu}", g_gets++, sum(from, n));
     g_memory.move(to, from, n);
 }
 bool is_ours(ggml_backend_buffer_t b);
@@ -117,7 +119,7 @@ void backend_synchronize(ggml_backend_t b) { LOCKED; g_queues.progress(); synchr
 
 void enqueue_copy(Stream & s, const char * what, const char * name, void * dst, const void * src, size_t n, bool staged) {
     Command c { Command::COPY };
-    c.dst = dst; c.src = src; c.nbytes = n;
+    c.dst = dst; c.src = src; c.nbytes = n; c.result = what[1] == '2' && what[2] == 'H';
     if (staged) { c.staged.resize(n); g_memory.move(c.staged.data(), src, n); }
     g_log.line("{\"t\":\"copy\",\"be\":%d,\"what\":\"%s %s\",\"src\":%llu,\"dst\":%llu,\"n\":%zu}", s.id, what, plain(name).c_str(), staged ? 0 : number(src), number(dst), n);
     g_queues.push(s, std::move(c));
@@ -192,15 +194,19 @@ bool is_kernel(const ggml_tensor * t) {
     bool view = t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
     return computes(t) && !view && ggml_nelements(t) > 0;
 }
-// ["OP","name",[address,bytes],contiguous or not,[[address,bytes,"name of the root"],...]]
-std::string line_of(const ggml_tensor * t) {
+// ["OP","name",[address,bytes],contiguous or not,[[address,bytes,"root's name",writer],...]]. The
+// writer is the kernel of this list that wrote the root last, -1 for none: what the source means.
+using Writers = std::unordered_map<const ggml_tensor *, int>;
+const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
+std::string line_of(const ggml_tensor * t, const Writers & writers) {
     auto range = [](const ggml_tensor * x) { return std::to_string(number(x->data)) + "," + std::to_string(ggml_nbytes(x)); };
     std::string out = "[\"" + std::string(ggml_op_name(t->op)) + "\",\"" + plain(t->name) + "\",[" + range(t) + "],";
     out += std::string(ggml_is_contiguous(t) ? "1" : "0") + ",[";
     bool first = true;
     for (auto * x : t->src) {
         if (!x || !x->data) continue;
-        out += std::string(first ? "[" : ",[") + range(x) + ",\"" + plain((x->view_src ? x->view_src : x)->name) + "\"]";
+        auto writer = writers.find(root_of(x));
+        out += std::string(first ? "[" : ",[") + range(x) + ",\"" + plain(root_of(x)->name) + "\"," + std::to_string(writer == writers.end() ? -1 : writer->second) + "]";
         first = false;
     }
     return out + "]]";
@@ -208,8 +214,14 @@ std::string line_of(const ggml_tensor * t) {
 void log_graph(int stream, ggml_cgraph * g) {
     if (!g_log.on()) return;
     std::string nodes;
-    for (int i = 0; i < ggml_graph_n_nodes(g); i++)
-        if (is_kernel(ggml_graph_node(g, i))) nodes += (nodes.empty() ? "" : ",") + line_of(ggml_graph_node(g, i));
+    Writers writers;
+    int count = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(g); i++) {
+        const ggml_tensor * t = ggml_graph_node(g, i);
+        if (!is_kernel(t)) continue;
+        nodes += (nodes.empty() ? "" : ",") + line_of(t, writers);
+        writers[root_of(t)] = count++;
+    }
     int id = g_log.list(nodes);
     g_log.line("{\"t\":\"graph\",\"be\":%d,\"id\":%d}", stream, id);
 }

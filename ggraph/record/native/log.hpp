@@ -28,6 +28,13 @@ inline std::string plain(const char * s) {
 
 inline unsigned long long number(const void * p) { return (unsigned long long) (uintptr_t) p; }
 
+// FNV-1a: two runs whose results are equal have equal sums.
+inline unsigned long long sum(const void * p, size_t n) {
+    unsigned long long h = 14695981039346656037ull;
+    for (size_t i = 0; i < n; i++) h = (h ^ ((const unsigned char *) p)[i]) * 1099511628211ull;
+    return h;
+}
+
 class Log {
   public:
     Log() {
