@@ -4,7 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,12 @@ class Program:
 
     arguments: tuple[str, ...]
     engine: Engine
+    extra: Mapping[str, str] = field(default_factory=dict)  # environment of its own
+
+    def environment(self, stage: Stage, log: Path) -> dict[str, str]:
+        """What it is to find in its environment."""
+        preload = {"LD_PRELOAD": str(plugin(self.engine))}
+        return child_environment({**self.extra, **preload, **stage.settings(log)})
 
     def run(
         self,
@@ -76,11 +82,10 @@ class Program:
         timeout: float | None = None,
     ) -> Run:
         """Run it once; `output` and `errors` as in subprocess, None shares ours."""
-        extra = {"LD_PRELOAD": str(plugin(self.engine))} | stage.settings(log)
         try:
             done = subprocess.run(
                 self.arguments,
-                env=child_environment(extra),
+                env=self.environment(stage, log),
                 stdout=output,
                 stderr=errors,
                 timeout=timeout,
