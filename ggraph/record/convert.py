@@ -56,11 +56,9 @@ class _Converter:
         self._stacks: dict[int, tuple[str, ...]] = {}
 
     def converted(self) -> Converted:
-        devices: dict[str, int] = {}
-        for device, _ in self._streams.values():
-            devices[device] = devices.get(device, 0) + 1
-        for device, count in devices.items():
-            self._builder.device(device, streams=count)
+        used = [device for device, _ in self._streams.values()]
+        for d in range(self._step.recording.devices):
+            self._builder.device(f"sim{d}", streams=max(1, used.count(f"sim{d}")))
         for i, r in enumerate(self._step.records, self._step.start):
             self._memory.now(i)
             self._record(r)

@@ -140,12 +140,15 @@ namespace trap {
 inline struct sigaction old_segv, old_trap;
 inline thread_local std::vector<uintptr_t> opened; // pages, while one instruction runs
 
+// The frames above the handler: ours come first, then the kernel's trampoline, then the culprit.
 inline std::string stack() {
-    void * frames[DEEPEST + 4];
-    int n = backtrace(frames, DEEPEST + 4);
+    void * frames[DEEPEST + 6];
+    int n = backtrace(frames, DEEPEST + 6), first = 0;
+    Dl_info ours = {}, info = {};
+    dladdr((void *) &g_log, &ours);
+    while (first < n && dladdr(frames[first], &info) && info.dli_fbase == ours.dli_fbase) first++;
     std::string out;
-    for (int i = 4; i < n; i++) { // handler and trampoline are not the culprit
-        Dl_info info;
+    for (int i = first + 1; i < n; i++) {
         if (!dladdr(frames[i], &info) || !info.dli_fname) continue;
         const char * file = strrchr(info.dli_fname, '/');
         char where[64];
