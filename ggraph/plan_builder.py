@@ -117,6 +117,8 @@ class _Contents:
 
     def within(self, start: int, stop: int) -> list[_Piece]:
         """The written part of [start, stop), cut to it."""
+        if start >= stop:
+            return []
         first, last = self._range(start, stop)
         pieces = self._pieces[first:last]
         return [_Piece(max(p.start, start), min(p.stop, stop), p.version) for p in pieces]

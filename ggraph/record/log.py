@@ -104,7 +104,7 @@ def read_log(path: Path) -> Recording:
         for line in _lines(path):
             number += 1
             reader.take(json.loads(line))
-    except (ValueError, KeyError, TypeError, IndexError, OSError, EOFError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError) as error:
         raise FormatError(f"{path}:{number}: no log of a recorded program: {error!r}") from None
     if not reader.found.devices:
         raise FormatError(f"{path}: the program never met the played devices")
@@ -157,6 +157,8 @@ class _Reader:
         if kind == "sync":
             return Record(kind, line.get("be"), event=line.get("ev"))
         stream = int(line["be"])
+        if stream not in self.found.device_of and (stream, kind) != (HOST_STREAM, "graph"):
+            raise ValueError(f"stream {stream} was never opened")
         at = self._count.get(stream, 0)
         if kind == "graph":
             kernels = self._lists[line["id"]]
@@ -175,14 +177,25 @@ class _Reader:
 
 
 def _kernel(node: list[Any]) -> Kernel:
-    op, name, (address, nbytes), solid, sources = node
-    reads = tuple(Range(*source) for source in sources)
-    return Kernel(op, name, Range(address, nbytes, name), bool(solid), reads)
+    op, name, target, solid, sources = node
+    writes = _range(target, f"{op} {name}")
+    return Kernel(str(op), str(name), writes, bool(solid), tuple(map(_source, sources)))
+
+
+def _source(raw: list[Any]) -> Range:
+    address, nbytes, writer = _whole([raw[0], raw[1], raw[3]])
+    return Range(address, nbytes, str(raw[2]), writer)
 
 
 def _range(pair: list[int], label: str) -> Range:
-    address, nbytes = pair
+    address, nbytes = _whole(pair)
     return Range(address, nbytes, _tensor(label))
+
+
+def _whole(numbers: list[Any]) -> list[int]:
+    if not all(isinstance(n, int) for n in numbers):
+        raise ValueError(f"not all whole numbers: {numbers!r}")
+    return numbers
 
 
 def _tensor(label: str) -> str:
