@@ -4,14 +4,13 @@ import json
 import random
 
 import pytest
+from plan_brute import TooLarge, brute
 
 from ggraph.errors import PlanError
 from ggraph.plan import Plan
 from ggraph.plan_builder import Bytes, PlanBuilder, Space
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.verify import CounterExample, examine, races
-
-from plan_brute import TooLarge, brute
 
 
 def two_streams(ordered: bool) -> Plan:

@@ -88,7 +88,7 @@ def test_a_micro_batch_alone_hides_the_race() -> None:
         )
         + [r]
     ]
-    recording.lived = {number: (0, 1 << 62) for number in recording.lived}
+    recording.lived = dict.fromkeys(recording.lived, (0, 1 << 62))
     assert len(steps(recording)) > 5
     assert all(v.refused is None for v in judge(recording))
 
