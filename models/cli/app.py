@@ -20,6 +20,7 @@ from .convert import convert, quantize
 from .eagle3 import eagle3
 from .generate import generate
 from .hazards import hazards_app
+from .importers import import_app
 from .plan import plan
 from .record import record, torture
 from .train import train_eagle3
@@ -43,6 +44,7 @@ app.command()(convert)
 app.command()(quantize)
 app.command()(train_eagle3)
 app.add_typer(hazards_app)
+app.add_typer(import_app)
 app.add_typer(bench_app)
 
 
