@@ -9,15 +9,17 @@
 in bench/results/performance; run it on a quiet machine (about 20 minutes; --quick: about 6). Where
 other programs cannot be stopped, `--first` asks Linux to let the benchmark go first (as root).
 Perplexity, which needs no quiet machine but ten more minutes, is measured where it is named.
-`page` writes docs/performance.md and its plots from whatever results there are.
+`page` writes docs/performance.md, its plots and README's table from whatever results there are.
 """
 
 import argparse
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,13 @@ from growth import write_plots
 from pages import table
 
 RESULTS = ROOT / "bench" / "results" / "performance"
-PAGE = ROOT / "docs" / "performance.md"
+PEERS = ROOT / "bench" / "results" / "peers"
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
+SHORT = {  # rows of the README's table: file, cases
+    "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+    "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+}
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
     "prompt of 128", "prompt of 512")  # fmt: skip
@@ -130,6 +138,57 @@ def cpu_part(name: str) -> str:
         head = ["", "ggraph", "llama.cpp", "", "ratio", "bar", "aim", "least share of cores"]
         text += f"{file}\n\n{table(head, body)}\n"
     return text
+
+
+def peers() -> dict[str, Any]:
+    """The newest comparison with other engines on the CPU."""
+    return kept.read(max(PEERS.glob("cpu-*.json")))
+
+
+def spread(values: Sequence[float] | None) -> str:
+    """A single measurement, or the least and the greatest."""
+    return "-" if values is None else " to ".join(f"{v:g}" for v in values)
+
+
+def times(ours: Sequence[float], theirs: Sequence[float] | None) -> str:
+    """The ratio of the middles."""
+    if theirs is None:
+        return "-"
+    return f"**{statistics.mean(ours) / statistics.mean(theirs):.2f}x**"
+
+
+def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Speeds beside ik_llama.cpp and llama.cpp; all rows, or the chosen cases of some files."""
+    rows = [
+        (
+            f"{file.removesuffix('.gguf')}, {r['case']}", spread(r["ggraph"]),
+            spread(r["ik_llama.cpp"]), spread(r["llama.cpp"]),
+            times(r["ggraph"], r["ik_llama.cpp"]), times(r["ggraph"], r["llama.cpp"]),
+        )
+        for file, cases in peers()["tables"].items()
+        for r in cases
+        if chosen is None or r["case"] in chosen.get(file, ())
+    ]  # fmt: skip
+    head = ("tokens/s", "ggraph", "ik_llama.cpp", "llama.cpp", "over ik", "over llama.cpp")
+    return table(head, rows)
+
+
+def peers_part() -> str:
+    """The page's chapter on other engines."""
+    found = peers()
+    who = "; ".join(f"{name}: {how}" for name, how in found["peers"].items())
+    return (
+        f"## Against other engines, {found['threads']} threads\n\nThe honest peer on x86 is "
+        "ik_llama.cpp, and the honest file type Q4_K_M: llama.cpp has no repacked path for Q4_1, "
+        "so that the chapters on Q4_1 below flatter ggraph. "
+        f"{kept.measured_on(found)}; {found['how']}. {who}.\n\n{peers_table()}\n"
+    )
+
+
+def readme_text() -> str:
+    """README.md with its table of peers made anew."""
+    made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
+    return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 
 
 def startup_part() -> str:
@@ -280,8 +339,8 @@ def machine_part() -> str:
 def page_text() -> str:
     """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")),
-        startup_part(),
+        INTRODUCTION, machine_part(), peers_part(),
+        *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip
@@ -292,7 +351,8 @@ def page() -> None:
     """Write the page and its pictures."""
     plots()
     PAGE.write_text(page_text())
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    README.write_text(readme_text())
+    print(f"wrote {PAGE.relative_to(ROOT)} and the table of README.md")
 
 
 def main() -> None:

@@ -75,6 +75,12 @@ def test_the_page_of_performance_is_what_the_results_give() -> None:
     assert (ROOT / "docs" / "performance.md").read_text() == performance.page_text()
 
 
+def test_the_table_of_the_readme_is_what_the_results_give() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == performance.readme_text()
+    assert "ik_llama.cpp" in text and "Q4_K_M" in text
+
+
 def test_the_command_keeps_what_a_benchmark_wrote(tmp_path: Path) -> None:
     raw = tmp_path / "raw.json"
     raw.write_text(json.dumps({"tables": {"a": 1}, "answers": [1, 2]}))

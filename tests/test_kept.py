@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ggraph import env, kept
-from ggraph.alloc import jit as search
+from ggraph.alloc.search import jit as search
 from ggraph.backends.cpu import isa
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.image import Unlinkable, link

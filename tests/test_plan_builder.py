@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 from plan_brute import TooLarge, brute
@@ -161,3 +163,10 @@ def test_the_verdict_is_that_of_every_legal_order() -> None:
         assert (kind(plan) == "proved") == sound
         seen[sound] += 1
     assert min(seen.values()) > 30, seen
+
+
+def test_the_manual_s_example_runs() -> None:
+    manual = (Path(__file__).parent.parent / "docs" / "other_engines.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", manual, re.S)
+    assert len(code.splitlines()) <= 40
+    exec(code, {})

@@ -118,7 +118,9 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
     (
         "device full",
         lambda p: buffer("mem", nbytes=ROOM * 2)(
-            with_buffer(with_buffer(p, Buffer("a", "d", ROOM * 2, ALIGN)), Buffer("b", "d", 1, ALIGN))
+            with_buffer(
+                with_buffer(p, Buffer("a", "d", ROOM * 2, ALIGN)), Buffer("b", "d", 1, ALIGN)
+            )
         ),
         "capacity",
         f"{ROOM * 4 + 1} bytes on d, which has {ROOM * 4}",

@@ -19,6 +19,7 @@ from itertools import islice
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
 from ggraph.verify.derived import carried_faults, value_faults
+from ggraph.verify.freeze import frozen
 from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
@@ -44,10 +45,11 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
     `iterations` can ask for more runs to be unrolled than the proof needs, never for fewer.
     """
-    verdict = examine(plan, iterations=iterations)
+    held = frozen(plan)
+    verdict = examine(held, iterations=iterations)
     if isinstance(verdict, CounterExample):
         raise Rejected(verdict)
-    return VerifiedPlan(plan, verdict, seal=_SEAL)
+    return VerifiedPlan(held, verdict, seal=_SEAL)
 
 
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
@@ -65,15 +67,17 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
 
 
 def _certificate(plan: Plan, proof: Proof) -> Certificate:
+    n = len(plan.schedule.commands)
     peak, bound = plan.memory.arena_bytes, live_bytes(plan)
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
     return Certificate(
-        commands=len(plan.schedule.commands),
-        unrolled=proof.runs * len(plan.schedule.commands),
+        commands=n,
+        unrolled=proof.runs * n,
         pairs_checked=proof.pairs,
         reads_proved=proof.reads,
         reuses=len(proof.reuses),
         peak_bytes=peak,
         live_bound_bytes=bound,
         concurrency_bytes=max(0, peak - bound) if several else 0,
+        ends_complete=proof.clocks.ends_complete(proof.runs),
     )
