@@ -4,6 +4,7 @@ Each switch stands in `SWITCHES`, from which the table in the documentation is c
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ggraph.errors import InputError
@@ -41,6 +42,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process' environment and `extra`, for a program that it starts."""
+    return {**os.environ, **extra}
+
+
+def put(name: str, value: str) -> None:
+    """Set a variable of this process, for a shared library that reads it when it is loaded."""
+    os.environ[name] = value
 
 
 def _integer(name: str, default: int, *, low: int, high: int) -> int:

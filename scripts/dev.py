@@ -20,7 +20,7 @@ import tomllib
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
-    "train-eagle3",
+    "train-eagle3", "record", "torture", "import",
 }  # fmt: skip
 
 

@@ -82,15 +82,22 @@ def _span(offset: int, a: Access) -> tuple[int, int]:
 
 
 def _meeting(uses: Sequence[Use], order: Clocks) -> Iterator[tuple[Use, Use]]:
-    """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte."""
-    active: list[Use] = []
+    """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte.
+
+    Commands of one actor are ordered, so only other actors' uses are looked at.
+    """
+    active: dict[int, list[Use]] = {}
     for use in uses:
-        active = [other for other in active if other[1] > use[0]]
-        for other in active:
-            u, v = sorted((use[2], other[2]))
-            if (use[3] or other[3]) and u != v and not order.ordered(u, v):
-                yield other, use
-        active.append(use)
+        mine = order.actor[use[2]]
+        for actor, others in active.items():
+            if actor == mine:
+                continue
+            others[:] = [other for other in others if other[1] > use[0]]
+            for other in others:
+                u, v = sorted((use[2], other[2]))
+                if (use[3] or other[3]) and not order.ordered(u, v):
+                    yield other, use
+        active.setdefault(mine, []).append(use)
 
 
 def _race(plan: Plan, buffer: str, first: Use, second: Use) -> Race:

@@ -20,7 +20,9 @@ from .convert import convert, quantize
 from .eagle3 import eagle3
 from .generate import generate
 from .hazards import hazards_app
+from .importers import import_app
 from .plan import plan
+from .record import record, torture
 from .train import train_eagle3
 from .verify import verify
 
@@ -35,11 +37,14 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(plan)
 app.command()(verify)
+app.command()(record)
+app.command()(torture)
 app.command()(eagle3)
 app.command()(convert)
 app.command()(quantize)
 app.command()(train_eagle3)
 app.add_typer(hazards_app)
+app.add_typer(import_app)
 app.add_typer(bench_app)
 
 

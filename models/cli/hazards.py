@@ -41,6 +41,7 @@ from .common import (
     read_prompt,
     write_text,
 )
+from .hazards_real import real
 
 hazards_app = typer.Typer(
     name="hazards",
@@ -48,6 +49,8 @@ hazards_app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+hazards_app.command("real")(real)
 
 _Device = Annotated[str, typer.Option("--device", help="Where plans run: sim, or cuda0.")]
 _Times = Annotated[int, typer.Option(help="Runs of each plan on a GPU.", min=1)]

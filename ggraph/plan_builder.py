@@ -1,0 +1,390 @@
+"""Write down what a runtime enqueues, and get a plan that `ggraph.verify` can judge.
+
+A plan speaks of values: versions of tensors. A runtime knows addresses: this kernel reads those
+bytes and writes these. `PlanBuilder` turns the second into the first. Call it in the order in
+which the host acts; a read means whatever was written there last, as if everything ran at once and
+in that order. The verdict then says whether every legal execution agrees with that one.
+
+    b = PlanBuilder()
+    gpu = b.device("gpu0", streams=2)
+    x, y = b.buffer("x", gpu, 64), b.buffer("y", gpu, 64)
+    b.launch((gpu, 0), "make", writes=[x[0:64]])
+    b.launch((gpu, 1), "use", reads=[x[0:64]], writes=[y[0:64]])   # nothing orders the two
+    verify(b.plan())                                               # Rejected: race
+
+docs/other_engines.md has a longer example. Bytes that are read before they are written come from
+before the run; if they are written later, the next run finds what this one left.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ggraph.device import DeviceSpec
+from ggraph.errors import PlanError
+from ggraph.graph import Graph
+from ggraph.plan import (
+    HOST_ACTOR,
+    Access,
+    Actor,
+    Buffer,
+    Command,
+    Do,
+    MemoryMap,
+    Placement,
+    Plan,
+    Region,
+    Schedule,
+    Splits,
+    Value,
+)
+
+Where = tuple[str, int] | Actor  # (device, stream)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes [start, stop) of a buffer; `name` is what messages call the tensor that lies there.
+
+    Of a read: `made_by` is the command (its place in the plan) whose result is meant. Without it
+    the read means whatever was written there last.
+    """
+
+    buffer: str
+    start: int
+    stop: int
+    name: str = ""
+    made_by: int | None = None
+
+    def called(self, name: str, made_by: int | None = None) -> "Bytes":
+        """The same bytes under a tensor's name, and of a read what it means."""
+        return replace(self, name=name, made_by=made_by)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A buffer of the plan: `space[start:stop]` are bytes of it."""
+
+    name: str
+    nbytes: int
+
+    def __getitem__(self, span: slice) -> Bytes:
+        """Bytes [start, stop) of the buffer. PlanError where they leave it."""
+        start = 0 if span.start is None else span.start
+        stop = self.nbytes if span.stop is None else span.stop
+        if span.step is not None or not 0 <= start <= stop <= self.nbytes:
+            raise PlanError(f"{self.name}[{start}:{stop}]: the buffer has {self.nbytes} bytes")
+        return Bytes(self.name, start, stop)
+
+
+@dataclass(eq=False)
+class _Version:
+    """One write of bytes [start, stop) of a buffer, or what stood there before the run."""
+
+    name: str
+    buffer: str
+    start: int
+    stop: int
+    initial: bool
+    replaces: "_Version | None" = None  # in place, on bytes of that one
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes [start, stop) of a buffer, which hold part of a version."""
+
+    start: int
+    stop: int
+    version: _Version
+
+
+@dataclass
+class _Step:
+    """A command whose accesses are still pieces of versions."""
+
+    command: Command
+    reads: list[_Piece] = field(default_factory=list)
+    writes: list[_Piece] = field(default_factory=list)
+
+
+class _Contents:
+    """What each byte of one buffer holds at present: pieces without overlap, in order."""
+
+    def __init__(self) -> None:
+        self._pieces: list[_Piece] = []
+        self._starts: list[int] = []
+
+    def within(self, start: int, stop: int) -> list[_Piece]:
+        """The written part of [start, stop), cut to it."""
+        if start >= stop:
+            return []
+        first, last = self._range(start, stop)
+        pieces = self._pieces[first:last]
+        return [_Piece(max(p.start, start), min(p.stop, stop), p.version) for p in pieces]
+
+    def put(self, new: _Piece) -> None:
+        """From now on [new.start, new.stop) holds that."""
+        first, last = self._range(new.start, new.stop)
+        old = self._pieces[first:last]
+        left = [_Piece(p.start, new.start, p.version) for p in old[:1] if p.start < new.start]
+        right = [_Piece(new.stop, p.stop, p.version) for p in old[-1:] if p.stop > new.stop]
+        self._pieces[first:last] = [*left, new, *right]
+        self._starts[first:last] = [p.start for p in (*left, new, *right)]
+
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        first = bisect_right(self._starts, start) - 1
+        if first < 0 or self._pieces[first].stop <= start:
+            first += 1
+        return first, max(first, bisect_left(self._starts, stop))
+
+
+class PlanBuilder:
+    """Collects devices, buffers and commands; `plan()` is what they make up."""
+
+    def __init__(self, mode: str = "recorded") -> None:
+        self._mode = mode
+        self._devices: dict[str, DeviceSpec] = {}
+        self._buffers: dict[str, Buffer] = {}
+        self._contents: dict[str, _Contents] = {}
+        self._steps: list[_Step] = []
+        self._names: dict[str, int] = {}
+
+    def device(
+        self, name: str, *, streams: int = 1, kind: str = "sim", host_visible: bool = True
+    ) -> str:
+        """A device with `streams` queues; returns its name.
+
+        `host_visible`: the host and the device reach each other's memory.
+        """
+        self._devices[name] = DeviceSpec(
+            name, kind, alignment=1, streams=streams, host_visible=host_visible
+        )
+        return name
+
+    def buffer(self, name: str, device: str, nbytes: int, *, external: bool = True) -> Space:
+        """A contiguous piece of memory of a device, or of the host ("host")."""
+        if name in self._buffers:
+            raise PlanError(f"buffer {name!r} stands there twice")
+        self._buffers[name] = Buffer(name, device, nbytes, 1, external)
+        self._contents[name] = _Contents()
+        return Space(name, nbytes)
+
+    def launch(
+        self,
+        on: Where,
+        label: str,
+        *,
+        reads: Iterable[Bytes] = (),
+        writes: Iterable[Bytes] = (),
+        updates: Iterable[Bytes] = (),
+        seconds: float = 0.0,
+    ) -> int:
+        """A kernel on a stream; returns its place in the plan.
+
+        `updates` are bytes that it reads and overwrites where they stand: byte i from byte i.
+        """
+        return self._add(Do.LAUNCH, _actor(on), label, reads, writes, updates, seconds=seconds)
+
+    def copy(
+        self, on: Where, label: str, read: Bytes, write: Bytes, *, seconds: float = 0.0
+    ) -> int:
+        """Bytes moved by a stream, between any two memories."""
+        return self._add(Do.COPY, _actor(on), label, [read], [write], (), seconds=seconds)
+
+    def record(self, on: Where, event: str) -> int:
+        """Marks the present end of a stream in `event`."""
+        return self._add(Do.RECORD, _actor(on), event, event=event)
+
+    def wait(self, on: Where, event: str) -> int:
+        """The stream goes on after the latest record of `event` that was enqueued before."""
+        return self._add(Do.WAIT, _actor(on), event, event=event)
+
+    def host_read(self, label: str, *reads: Bytes) -> int:
+        """The host reads memory that it sees, at once."""
+        return self._add(Do.HOST_READ, HOST_ACTOR, label, reads)
+
+    def host_write(self, label: str, *writes: Bytes) -> int:
+        """The host writes memory that it sees, at once."""
+        return self._add(Do.HOST_WRITE, HOST_ACTOR, label, (), writes)
+
+    def host_sync(self, *, stream: Where | None = None, event: str | None = None) -> int:
+        """The host waits: for the latest record of `event`, for a stream, or for everything."""
+        what = event or ("all" if stream is None else str(_actor(stream)))
+        waits_for = None if stream is None else _actor(stream)
+        command = Command(Do.HOST_SYNC, HOST_ACTOR, f"sync {what}", None, (), (), event, waits_for)
+        self._steps.append(_Step(command))
+        return len(self._steps) - 1
+
+    def _add(
+        self,
+        do: Do,
+        actor: Actor,
+        label: str,
+        reads: Iterable[Bytes] = (),
+        writes: Iterable[Bytes] = (),
+        updates: Iterable[Bytes] = (),
+        *,
+        event: str | None = None,
+        seconds: float = 0.0,
+    ) -> int:
+        command = Command(do, actor, label, node=label, event=event, seconds=seconds)
+        step = _Step(command)
+        for b in reads:
+            step.reads += self._meant(b)
+        for b in updates:
+            old = self._read(b)
+            step.reads += old
+            step.writes += [self._write(replace(b, start=p.start, stop=p.stop), p) for p in old]
+        step.writes += [self._write(b) for b in writes if b.start < b.stop]
+        step.reads = list(dict.fromkeys(step.reads))  # a kernel may name a source twice
+        self._steps.append(step)
+        return len(self._steps) - 1
+
+    def _meant(self, b: Bytes) -> list[_Piece]:
+        """What a read means: the result of `made_by` as far as that reaches, else what is there."""
+        if b.made_by is None:
+            return self._read(b)
+        found, at = [], b.start
+        made = (p for p in self._steps[b.made_by].writes if p.version.buffer == b.buffer)
+        for p in sorted(made, key=lambda p: p.start):
+            start, stop = max(p.start, b.start), min(p.stop, b.stop)
+            if start < stop:
+                found += [
+                    *self._read(replace(b, start=at, stop=start)),
+                    _Piece(start, stop, p.version),
+                ]
+                at = stop
+        return [*found, *self._read(replace(b, start=at))]
+
+    def _read(self, b: Bytes) -> list[_Piece]:
+        """What [b.start, b.stop) holds; what nobody has written came from before the run."""
+        contents = self._contents[b.buffer]
+        at = b.start
+        for p in [*contents.within(b.start, b.stop), None]:
+            stop = b.stop if p is None else p.start
+            if at < stop:
+                version = self._version(b, at, stop, initial=True)
+                contents.put(_Piece(at, stop, version))
+            at = b.stop if p is None else p.stop
+        return contents.within(b.start, b.stop)
+
+    def _write(self, b: Bytes, old: _Piece | None = None) -> _Piece:
+        version = self._version(b, b.start, b.stop, initial=False)
+        if old is not None:
+            version.replaces = old.version
+        piece = _Piece(b.start, b.stop, version)
+        self._contents[b.buffer].put(piece)
+        return piece
+
+    def _version(self, b: Bytes, start: int, stop: int, *, initial: bool) -> _Version:
+        if stop > self._buffers[b.buffer].nbytes:
+            raise PlanError(f"{b}: the buffer has {self._buffers[b.buffer].nbytes} bytes")
+        name = b.name or b.buffer
+        self._names[name] = seen = self._names.get(name, 0) + 1
+        unique = name if seen == 1 else f"{name}.{seen}"
+        return _Version(unique, b.buffer, start, stop, initial)
+
+    def plan(self, log: Sequence[str] = ()) -> Plan:
+        """The plan so far; more may be added afterwards."""
+        touched = (p.version for s in self._steps for p in (*s.reads, *s.writes))
+        versions = list(dict.fromkeys(touched))
+        cuts = _cuts(versions, self._contents)
+        values, regions = self._values(versions, cuts)
+        commands = tuple(
+            replace(s.command, reads=_accesses(s.reads, cuts), writes=_accesses(s.writes, cuts))
+            for s in self._steps
+        )
+        used = {r.buffer for r in regions.values()}
+        buffers = {name: b for name, b in self._buffers.items() if name in used}
+        splits = Splits(Placement(Graph("json", (), (), {}), tuple(self._devices.values()), {}), ())
+        schedule = Schedule(splits, values, commands, _carried(versions, cuts, self._contents))
+        return Plan(schedule, MemoryMap(self._mode, buffers, regions), tuple(log))
+
+    def _values(
+        self, versions: Sequence[_Version], cuts: "_Cuts"
+    ) -> tuple[dict[str, Value], dict[str, Region]]:
+        values: dict[str, Value] = {}
+        regions: dict[str, Region] = {}
+        for v in versions:
+            home = self._buffers[v.buffer]
+            for start, stop in cuts.parts(v):
+                name, old = cuts.name(v, start), v.replaces
+                values[name] = Value(
+                    name,
+                    home.device,
+                    stop - start,
+                    may_replace=() if old is None else (cuts.name(old, cuts.begin(old, start)),),
+                    external=home.external,
+                    initial=v.initial,
+                )
+                regions[name] = Region(v.buffer, (start,), stop - start)
+        return values, regions
+
+
+class _Cuts:
+    """Where versions are cut in two: per buffer, offsets in order.
+
+    A value is carried to the next run as a whole. So where the end of a run holds parts of several
+    versions in bytes that its beginning read as one, all versions are cut at their borders.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[str, list[int]] = {}
+
+    def add(self, buffer: str, offsets: Iterable[int]) -> None:
+        """Cut whatever lies in the buffer at these offsets."""
+        self._at[buffer] = sorted({*self._at.get(buffer, ()), *offsets})
+
+    def parts(self, v: _Version) -> list[tuple[int, int]]:
+        """The ranges that a version falls into."""
+        return self.within(v.buffer, v.start, v.stop)
+
+    def within(self, buffer: str, start: int, stop: int) -> list[tuple[int, int]]:
+        """[start, stop), cut."""
+        at = self._at.get(buffer, [])
+        inner = at[bisect_right(at, start) : bisect_left(at, stop)]
+        return list(pairwise([start, *inner, stop]))
+
+    def begin(self, v: _Version, at: int) -> int:
+        """Where the part of `v` that has byte `at` begins."""
+        return next(start for start, stop in self.parts(v) if start <= at < stop)
+
+    def name(self, v: _Version, start: int) -> str:
+        """The value that is made of the part of `v` that begins at `start`."""
+        return v.name if start == v.start else f"{v.name}@{start - v.start}"
+
+
+def _cuts(versions: Sequence[_Version], contents: Mapping[str, _Contents]) -> _Cuts:
+    cuts = _Cuts()
+    for v in versions:
+        final = contents[v.buffer].within(v.start, v.stop) if v.initial else []
+        if any(p.version is not v for p in final):
+            cuts.add(v.buffer, (at for p in final for at in (p.start, p.stop)))
+    return cuts
+
+
+def _carried(
+    versions: Sequence[_Version], cuts: _Cuts, contents: Mapping[str, _Contents]
+) -> dict[str, str]:
+    """State -> what holds it at the end of a run."""
+    found: dict[str, str] = {}
+    for v in (v for v in versions if v.initial):
+        for p in contents[v.buffer].within(v.start, v.stop):
+            for start, _ in cuts.within(v.buffer, p.start, p.stop):
+                if p.version is not v:
+                    found[cuts.name(v, start)] = cuts.name(p.version, start)
+    return found
+
+
+def _accesses(pieces: Iterable[_Piece], cuts: _Cuts) -> tuple[Access, ...]:
+    found = []
+    for p in pieces:
+        for start, stop in cuts.within(p.version.buffer, p.start, p.stop):
+            base = cuts.begin(p.version, start)
+            found.append(Access(cuts.name(p.version, base), start - base, stop - base))
+    return tuple(found)
+
+
+def _actor(where: Where) -> Actor:
+    return where if isinstance(where, Actor) else Actor(*where)

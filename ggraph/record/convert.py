@@ -1,0 +1,225 @@
+"""A recorded step -> a plan that `ggraph.verify` can judge.
+
+Addresses become bytes of buffers. Memory that is neither a device's nor pinned counts only where
+an asynchronous copy touches it: what the host does with the rest meets nobody.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ggraph.device import HOST
+from ggraph.plan import Plan
+from ggraph.plan_builder import Bytes, PlanBuilder, Space
+from ggraph.record.log import HOST_STREAM, Kernel, Memory, Range, Record
+from ggraph.record.steps import Step
+
+# What ggml's kernels do with their sources (ggml/src/ggml-alloc.c, ggml_op_can_inplace; ggml.h).
+IN_PLACE = frozenset(
+    """SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE
+    ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK CLAMP SOFT_MAX SOFT_MAX_BACK""".split()  # noqa: SIM905
+)
+READS_NOTHING = frozenset({"FILL"})  # it names a source for its shape
+PARTIAL = frozenset({"SET_ROWS", "SET", "ACC"})  # leave the rest of their target as it was
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command of the plan stood in the recording: stream, and place in that stream."""
+
+    stream: int
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """A step as a plan. `places[i]` is where command i came from, None for the host's steps."""
+
+    plan: Plan
+    places: tuple[Place | None, ...]
+    stacks: dict[int, tuple[str, ...]]  # command -> the stack of a touch
+
+
+def convert(step: Step) -> Converted:
+    """The plan of a step; reads mean what was written last, in the order of the record."""
+    return _Converter(step).converted()
+
+
+class _Converter:
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._builder = PlanBuilder("recorded")
+        self._streams = _streams(step)
+        self._memory = _AddressSpace(step, self._builder)
+        self._recorded: set[int] = set()
+        self._places: list[Place | None] = []
+        self._stacks: dict[int, tuple[str, ...]] = {}
+
+    def converted(self) -> Converted:
+        used = [device for device, _ in self._streams.values()]
+        for d in range(self._step.recording.devices):
+            self._builder.device(f"sim{d}", streams=max(1, used.count(f"sim{d}")))
+        for i, r in enumerate(self._step.records, self._step.start):
+            self._memory.now(i)
+            self._record(r)
+        if not self._step.whole:  # judged as if the host had waited where the recording ends
+            self._builder.host_sync()
+            self._places.append(None)
+        return Converted(self._builder.plan(), tuple(self._places), self._stacks)
+
+    def _record(self, r: Record) -> None:
+        match r.kind:
+            case "graph" if r.stream == HOST_STREAM:
+                for k in r.kernels:
+                    self._host(f"cpu {k.op} {k.name}", k.reads, [k.writes])
+            case "graph":
+                made: list[int] = []
+                for i, k in enumerate(r.kernels):
+                    made.append(self._kernel(r.stream or 0, r.at + i, k, made))
+            case "copy":
+                self._copy(r)
+            case "host":
+                reads, writes = ([x] if x is not None else [] for x in (r.read, r.write))
+                self._host(r.label, reads, writes, r.stack)
+            case "sync":
+                self._sync(r)
+            case _:
+                self._order(r)
+
+    def _placed(self, stream: int, at: int) -> tuple[str, int]:
+        self._places.append(Place(stream, at))
+        return self._streams[stream]
+
+    def _kernel(self, stream: int, at: int, k: Kernel, made: Sequence[int]) -> int:
+        where, target = self._placed(stream, at), k.writes
+        over = [r for r in k.reads if _same(r, target)]
+        updates = k.op in PARTIAL or not k.solid or (over and k.op in IN_PLACE)
+        drop = over if updates or k.op == "CPY" else []
+        reads = () if k.op in READS_NOTHING else [r for r in k.reads if r not in drop]
+        into = self._memory.bytes([target])
+        return self._builder.launch(
+            where,
+            f"{k.op} {k.name}",
+            reads=self._memory.bytes(reads, made),
+            writes=() if updates else into,
+            updates=into if updates else (),
+        )
+
+    def _copy(self, r: Record) -> None:
+        where = self._placed(r.stream or 0, r.at)
+        reads, writes = (self._memory.bytes([x] if x else []) for x in (r.read, r.write))
+        if reads and writes:
+            self._builder.copy(where, r.label, reads[0], writes[0])
+        else:  # from memory that was staged at the call
+            self._builder.launch(where, r.label, reads=reads, writes=writes)
+
+    def _host(
+        self,
+        label: str,
+        reads: Iterable[Range],
+        writes: Iterable[Range],
+        stack: tuple[str, ...] = (),
+    ) -> None:
+        for act, ranges in ((self._builder.host_read, reads), (self._builder.host_write, writes)):
+            if touched := self._memory.bytes(ranges):
+                index = act(label, *touched)
+                self._places.append(None)
+                if stack:
+                    self._stacks[index] = stack
+
+    def _order(self, r: Record) -> None:
+        """A record or a wait. An event of an earlier step is complete: nobody waits for it."""
+        event = r.event or 0
+        if r.kind == "rec":
+            self._recorded.add(event)
+            self._builder.record(self._placed(r.stream or 0, r.at), f"event {event}")
+        elif event in self._recorded:
+            self._builder.wait(self._placed(r.stream or 0, r.at), f"event {event}")
+
+    def _sync(self, r: Record) -> None:
+        if r.event is not None and r.event in self._recorded:
+            self._builder.host_sync(event=f"event {r.event}")
+        elif r.event is None and r.stream in self._streams:
+            self._builder.host_sync(stream=self._streams[r.stream])
+        else:
+            return
+        self._places.append(None)
+
+
+def _streams(step: Step) -> dict[int, tuple[str, int]]:
+    """Stream of the recording -> device and stream of the plan."""
+    used = {r.stream for r in step.records if r.kind in ("graph", "copy", "rec", "wait")}
+    found: dict[int, tuple[str, int]] = {}
+    count: dict[int, int] = {}
+    for stream in sorted(s for s in used if s is not None and s != HOST_STREAM):
+        device = step.recording.device_of[stream]
+        found[stream] = (f"sim{device}", count.get(device, 0))
+        count[device] = count.get(device, 0) + 1
+    return found
+
+
+def _same(a: Range, b: Range) -> bool:
+    return (a.address, a.nbytes) == (b.address, b.nbytes)
+
+
+class _AddressSpace:
+    """Addresses of a step as bytes of buffers, which the builder learns of when they are used."""
+
+    def __init__(self, step: Step, builder: PlanBuilder) -> None:
+        self._step, self._builder = step, builder
+        self._spaces: dict[str, Space] = {}
+        lives = step.recording.lived.values()
+        self._changes = {at for life in lives for at in life if step.start < at < step.stop}
+        self._look(step.start)
+
+    def now(self, index: int) -> None:
+        """From now on addresses mean what they do at record `index`: buffers come and go."""
+        if index in self._changes:
+            self._look(index)
+
+    def _look(self, index: int) -> None:
+        known = [_named(m) for m in self._step.recording.memories_at(index)]
+        self._homes = sorted([*known, *_program_memory(self._step.records, known)])
+        self._starts = [home[0] for home in self._homes]
+
+    def bytes(self, ranges: Iterable[Range], made: Sequence[int] = ()) -> list[Bytes]:
+        """The ranges as bytes of the plan; empty and unknown ones are left out.
+
+        `made`: the commands of the same list, for what a source means.
+        """
+        found = []
+        for r in ranges:
+            i = bisect_right(self._starts, r.address) - 1
+            if r.nbytes and i >= 0 and r.end <= self._homes[i][1]:
+                start = r.address - self._homes[i][0]
+                writer = made[r.writer] if made and r.writer >= 0 else None
+                space = self._space(self._homes[i])
+                found.append(space[start : start + r.nbytes].called(r.name, writer))
+        return found
+
+    def _space(self, home: "_Home") -> Space:
+        start, end, name, device = home
+        if name not in self._spaces:
+            self._spaces[name] = self._builder.buffer(name, device, end - start)
+        return self._spaces[name]
+
+
+_Home = tuple[int, int, str, str]  # first address, past the last, buffer, device
+
+
+def _named(m: Memory) -> _Home:
+    name = f"pinned{m.number}" if m.pinned else f"buffer{m.number}@sim{m.device}"
+    return m.address, m.address + m.nbytes, name, HOST if m.pinned else f"sim{m.device}"
+
+
+def _program_memory(records: Sequence[Record], known: Sequence[_Home]) -> list[_Home]:
+    """What copies touch of the program's own memory: overlapping ranges make one buffer."""
+    ends = (x for r in records if r.kind == "copy" for x in (r.read, r.write) if x is not None)
+    own = [x for x in ends if not any(s <= x.address and x.end <= e for s, e, _, _ in known)]
+    merged: list[tuple[int, int]] = []
+    for x in sorted(own, key=lambda x: x.address):
+        if merged and x.address < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], x.end))
+        else:
+            merged.append((x.address, x.end))
+    return [(start, end, f"program{i}", HOST) for i, (start, end) in enumerate(merged)]

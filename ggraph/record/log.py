@@ -1,0 +1,203 @@
+"""The log of a played device, read back: what the host did, in order.
+
+Each line is one primitive (native/log.hpp). Logs are bounded when they are written; one that was
+cut short says so and is judged up to there.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ggraph.errors import FormatError
+
+HOST_STREAM = -1  # the CPU backend computes on the calling thread
+
+
+@dataclass(frozen=True)
+class Range:
+    """`nbytes` bytes of the program's address space, and the tensor that lies there if known.
+
+    `writer`: which kernel of the same list made what is meant here, -1 where none of them did.
+    """
+
+    address: int
+    nbytes: int
+    name: str = ""
+    writer: int = -1
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.nbytes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One node of a graph: what it reads and writes. `solid`: `writes` has no gaps."""
+
+    op: str
+    name: str
+    writes: Range
+    solid: bool
+    reads: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step of the host. `kind` is graph, copy, rec, wait, sync or host.
+
+    `stream` is where it was enqueued (sync: what is waited for), `at` the place in that stream of
+    its first command; `read` and `write` are of copies and host accesses.
+    """
+
+    kind: str
+    stream: int | None = None
+    at: int = 0
+    label: str = ""
+    kernels: tuple[Kernel, ...] = ()
+    read: Range | None = None
+    write: Range | None = None
+    event: int | None = None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A buffer that a played device allocated: on device `device`, or pinned."""
+
+    number: int
+    pinned: bool
+    device: int
+    address: int
+    nbytes: int
+
+
+@dataclass
+class Recording:
+    """A whole log. `memories` are all buffers that were ever allocated, with when they lived."""
+
+    contract: str = ""
+    devices: int = 0
+    cut_short: str = ""
+    forced: bool = False  # a directed order came to pass
+    lost: int = 0  # copies whose destination was gone when they ran
+    records: list[Record] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    sums: dict[tuple[int, int], int] = field(default_factory=dict)  # of what the host got
+    lived: dict[int, tuple[int, int]] = field(default_factory=dict)  # buffer -> [first, past last)
+    device_of: dict[int, int] = field(default_factory=dict)  # stream -> device
+
+    def memories_at(self, index: int) -> list[Memory]:
+        """The buffers that exist when `records[index]` happens, by address."""
+        alive = (m for m in self.memories if self.lived[m.number][0] <= index)
+        here = (m for m in alive if index < self.lived[m.number][1])
+        return sorted(here, key=lambda m: m.address)
+
+
+def read_log(path: Path) -> Recording:
+    """The recording in a log file, gzipped or not. FormatError where it is none."""
+    reader, number = _Reader(), 0
+    try:
+        for line in _lines(path):
+            number += 1
+            reader.take(json.loads(line))
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError) as error:
+        raise FormatError(f"{path}:{number}: no log of a recorded program: {error!r}") from None
+    if not reader.found.devices:
+        raise FormatError(f"{path}: the program never met the played devices")
+    return reader.found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        yield from file
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.found = Recording()
+        self._lists: dict[int, tuple[Kernel, ...]] = {}
+        self._count: dict[int, int] = {}  # commands enqueued so far, per stream
+
+    def take(self, line: dict[str, Any]) -> None:
+        found, now = self.found, len(self.found.records)
+        match line["t"]:
+            case "begin":
+                found.contract, found.devices = line["contract"], line["devices"]
+            case "stream":
+                found.device_of[line["be"]] = line["dev"]
+            case "nodes":
+                self._lists[line["id"]] = tuple(_kernel(node) for node in line["nodes"])
+            case "alloc":
+                m = Memory(line["buf"], bool(line["host"]), line["dev"], line["base"], line["n"])
+                found.memories.append(m)
+                found.lived[m.number] = (now, 1 << 62)
+            case "free":
+                found.lived[line["buf"]] = (found.lived[line["buf"]][0], now)
+            case "full":
+                found.cut_short = line["why"]
+            case "sum":
+                found.sums[line["be"], line["at"]] = line["sum"]
+            case "forced":
+                found.forced = True
+            case "lost":  # a copy into memory that the program has given back
+                found.lost += 1
+            case kind:
+                found.records.append(self._record(kind, line))
+
+    def _record(self, kind: str, line: dict[str, Any]) -> Record:
+        label = line.get("what", "")
+        if kind == "host":
+            read, write = (_range(line[k], label) if k in line else None for k in "rw")
+            stack = tuple(line.get("stack", ()))
+            return Record(kind, label=label, read=read, write=write, stack=stack)
+        if kind == "sync":
+            return Record(kind, line.get("be"), event=line.get("ev"))
+        stream = int(line["be"])
+        if stream not in self.found.device_of and (stream, kind) != (HOST_STREAM, "graph"):
+            raise ValueError(f"stream {stream} was never opened")
+        at = self._count.get(stream, 0)
+        if kind == "graph":
+            kernels = self._lists[line["id"]]
+            self._count[stream] = at + len(kernels)
+            return Record(kind, stream, at, kernels=kernels)
+        if kind == "copy":
+            self._count[stream] = at + 1
+            source = _range([line["src"], line["n"]], label) if line["src"] else None
+            return Record(
+                kind, stream, at, label, (), source, _range([line["dst"], line["n"]], label)
+            )
+        if kind in ("rec", "wait"):
+            self._count[stream] = at + 1
+            return Record(kind, stream, at, event=line["ev"])
+        raise ValueError(f"unknown line {kind!r}")
+
+
+def _kernel(node: list[Any]) -> Kernel:
+    op, name, target, solid, sources = node
+    writes = _range(target, f"{op} {name}")
+    return Kernel(str(op), str(name), writes, bool(solid), tuple(map(_source, sources)))
+
+
+def _source(raw: list[Any]) -> Range:
+    address, nbytes, writer = _whole([raw[0], raw[1], raw[3]])
+    return Range(address, nbytes, str(raw[2]), writer)
+
+
+def _range(pair: list[int], label: str) -> Range:
+    address, nbytes = _whole(pair)
+    return Range(address, nbytes, _tensor(label))
+
+
+def _whole(numbers: list[Any]) -> list[int]:
+    if not all(isinstance(n, int) for n in numbers):
+        raise ValueError(f"not all whole numbers: {numbers!r}")
+    return numbers
+
+
+def _tensor(label: str) -> str:
+    """The tensor's name in "H2D name"."""
+    return label.partition(" ")[2] or label

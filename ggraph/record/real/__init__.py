@@ -1,0 +1,175 @@
+"""The real llama.cpp, as it is and with faults put into it: recorded, judged, run late.
+
+`judge_setting` records one configuration of an unmodified version; `judge_mutant` changes one
+statement, builds, records, and runs it eagerly and lazily beside the sound program.
+"""
+
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+from ggraph.record.judge import Verdict, judge
+from ggraph.record.log import read_log
+from ggraph.record.plugin import Engine
+from ggraph.record.real.engine import Build, build, completion
+from ggraph.record.real.models import equal_experts, noise_adapter
+from ggraph.record.real.mutants import MUTANTS, NEW, OLD, Mutant
+from ggraph.record.real.settings import SETTINGS, Setting, setting, wait_for
+from ggraph.record.run import Program, Run, Stage
+
+__all__ = [
+    "MUTANTS",
+    "NEW",
+    "OLD",
+    "SETTINGS",
+    "Files",
+    "Found",
+    "Mutant",
+    "MutantFound",
+    "Setting",
+    "build_for",
+    "judge_mutant",
+    "judge_setting",
+    "setting",
+]
+
+SECONDS = 900.0  # that one run may take on a small machine
+SERVER_ENDS = 60.0
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files that settings name: a model, an EAGLE-3 head for it, and a folder to write in."""
+
+    model: Path
+    head: Path
+    folder: Path
+
+    def named(self) -> dict[str, str]:
+        """The names that arguments may use."""
+        experts = equal_experts(self.model, self.folder / "experts.gguf")
+        adapter = noise_adapter(self.model, self.folder / "adapter.gguf")
+        paths = {"model": self.model, "head": self.head, "folder": self.folder}
+        return {k: str(v) for k, v in (paths | {"experts": experts, "adapter": adapter}).items()}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of one configuration. `verdicts` are empty where it did not run."""
+
+    setting: Setting
+    version: str
+    status: int | None
+    text: str
+    verdicts: Sequence[Verdict]
+
+    @property
+    def word(self) -> str:
+        """proved, refused, or did not run."""
+        if not self.verdicts or self.status != 0:
+            return "did not run"
+        return "refused" if any(v.refused for v in self.verdicts) else "proved"
+
+    @property
+    def why(self) -> str:
+        """The causes of what was refused, one line each."""
+        lines = []
+        for v in (v for v in self.verdicts if v.refused is not None):
+            causes = v.diagnosis.causes if v.diagnosis is not None else ()
+            lines += [f"{v.kind}: {c}" for c in causes]
+            if not causes and v.refused is not None:
+                lines.append(f"{v.kind}: {v.refused.kind}: {v.refused.message}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class MutantFound:
+    """One fault: what `verify` says of it, and whether its texts are the sound program's."""
+
+    mutant: Mutant
+    found: Found
+    eager_same: bool
+    lazy_same: bool
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the verdict is the one that the mutant's author expects."""
+        return self.found.word == self.mutant.expect
+
+
+def build_for(version: str, chosen: Sequence[Setting]) -> Build:
+    """The build of a version with the programs that these configurations need."""
+    return build(version, *sorted({_program(s, version) for s in chosen}))
+
+
+def judge_setting(made: Build, chosen: Setting, files: Files) -> Found:
+    """Record one configuration on played devices and judge it."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        ended = Run(None, b"")
+        for _ in range(chosen.repeat):
+            ended = _run(made, chosen, files, Stage(chosen.devices, chosen.contract), log)
+        verdicts = judge(read_log(log)) if _recorded(log) else []
+    text = ended.output.decode(errors="replace")
+    return Found(chosen, made.version, ended.status, text, verdicts)
+
+
+def judge_mutant(made: Build, mutant: Mutant, files: Files, sound: str) -> MutantFound:
+    """Put a fault in, build, and run. `sound` is the unmodified program's text."""
+    chosen = setting(mutant.where)
+    with made.changed(mutant, _program(chosen, made.version)), tempfile.TemporaryDirectory() as f:
+        found = judge_setting(made, chosen, files)
+        late = Stage(chosen.devices, chosen.contract, "lazy", poison=True)
+        lazy = _run(made, chosen, files, late, Path(f) / "log.jsonl")
+    same = lazy.status == 0 and lazy.output.decode(errors="replace") == sound
+    return MutantFound(mutant, found, found.status == 0 and found.text == sound, same)
+
+
+def _recorded(log: Path) -> bool:
+    return log.is_file() and log.stat().st_size > 0
+
+
+def _program(chosen: Setting, version: str) -> str:
+    return completion(version) if chosen.program == "completion" else chosen.program
+
+
+def _run(made: Build, chosen: Setting, files: Files, stage: Stage, log: Path) -> Run:
+    named = files.named()
+    port = _free_port() if chosen.serve is not None else 0
+    arguments = [a.format(port=port, **named) for a in chosen.arguments.split()]
+    if "-m" not in arguments:
+        arguments += ["-m", named["model"]]
+    if chosen.serve is None:
+        arguments += ["-p", chosen.prompt]
+    given = Program(
+        (str(made.program(_program(chosen, made.version))), *arguments),
+        Engine(made.folder / "bin", made.sources),
+        chosen.environment,
+    )
+    if chosen.serve is not None:
+        return _served(given, chosen, stage, log, port)
+    return given.run(stage, log, output=PIPE, errors=DEVNULL, timeout=SECONDS)
+
+
+def _served(given: Program, chosen: Setting, stage: Stage, log: Path, port: int) -> Run:
+    """A server that is asked things and then told to end."""
+    environment = given.environment(stage, log)
+    server = subprocess.Popen(given.arguments, env=environment, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        wait_for(port)
+        if chosen.serve is not None:
+            chosen.serve(port)
+    finally:
+        server.terminate()
+        status = server.wait(SERVER_ENDS)
+    return Run(0 if status in (0, -15) else status, b"")
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

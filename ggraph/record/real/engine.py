@@ -1,0 +1,81 @@
+"""A llama.cpp of our own to play with: fetched through pip, built once, changed one statement at a
+time and built again.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggraph.env import cache_dir, usable_cores
+from ggraph.errors import InputError
+from ggraph.record.plugin import fetch_sources
+from ggraph.record.real.mutants import NEW, Mutant
+
+OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release LLAMA_CURL=OFF LLAMA_OPENSSL=OFF LLAMA_BUILD_TESTS=OFF "
+    "LLAMA_BUILD_WEBUI=OFF LLAMA_BUILD_UI=OFF LLAMA_BUILD_COMMIT=unknown LLAMA_BUILD_NUMBER=1"
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of one version: `sources` are a copy that may be changed, `folder` what comes out."""
+
+    version: str
+    sources: Path
+    folder: Path
+
+    def program(self, name: str) -> Path:
+        """The path of a program, which may not have been built yet."""
+        return self.folder / "bin" / name
+
+    def make(self, *targets: str) -> None:
+        """Build these. InputError with the compiler's first complaint."""
+        jobs = ["--parallel", str(usable_cores()), "--target", *targets]
+        _run(["cmake", "--build", str(self.folder), *jobs])
+
+    @contextmanager
+    def changed(self, mutant: Mutant, *targets: str) -> Iterator[None]:
+        """The build with a fault in it; afterwards the sources are whole again."""
+        file = self.sources / mutant.file
+        whole = file.read_text()
+        file.write_text(mutant.applied(whole, self.version))
+        try:
+            self.make(*targets)
+            yield
+        finally:
+            file.write_text(whole)
+
+
+def build(version: str, *targets: str) -> Build:
+    """The build of a version, made or brought up to date. It takes minutes the first time."""
+    if shutil.which("cmake") is None:
+        raise InputError("no cmake here: it is needed to build llama.cpp")
+    home = cache_dir() / "record" / f"build-{version}"
+    made = Build(version, home / "source", home / "build")
+    if not made.sources.is_dir():
+        partly = home / "partly"
+        shutil.rmtree(partly, ignore_errors=True)
+        shutil.copytree(fetch_sources(version), partly)
+        partly.rename(made.sources)
+    if not (made.folder / "CMakeCache.txt").is_file():
+        options = [f"-D{o}" for o in OPTIONS.split()]
+        _run(["cmake", "-S", str(made.sources), "-B", str(made.folder), *options])
+    made.make(*targets)
+    return made
+
+
+def completion(version: str) -> str:
+    """The program that completes a prompt, as each version calls it."""
+    return "llama-completion" if version == NEW else "llama-cli"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).splitlines()
+        first = next((x for x in lines if "error" in x.lower()), lines[-1] if lines else "")
+        raise InputError(f"{' '.join(command[:3])} failed: {first}")

@@ -1,0 +1,200 @@
+"""`ggraph record` and `ggraph torture`: other engines' programs on played devices, judged."""
+
+import tempfile
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from ggraph import InputError
+from ggraph.record import (
+    CONTRACTS,
+    Program,
+    Recording,
+    Stage,
+    Trial,
+    Verdict,
+    fetch_sources,
+    judge,
+    program,
+    read_log,
+)
+from ggraph.record import torture as run_torture
+from ggraph.show_html import plan_html
+
+from .common import AsJson, notes, print_json, write_text
+
+Command = Annotated[list[str] | None, typer.Argument(help="Behind --: the program, its arguments.")]
+Devices = Annotated[int, typer.Option(help="How many devices are played, 1 to 8.")]
+Contract = Annotated[str, typer.Option(help=f"What they promise: {', '.join(CONTRACTS)}.")]
+Source = Annotated[
+    str | None,
+    typer.Option(help="The program's ggml sources: a folder, or a version of llama-cpp-python."),
+]
+Timeout = Annotated[float | None, typer.Option(help="Seconds that one run may take.")]
+
+
+def record(
+    command: Command = None,
+    devices: Devices = 1,
+    contract: Contract = "cuda",
+    order: Annotated[str, typer.Option(help="eager, lazy, late:D, random:SEED.")] = "eager",
+    source: Source = None,
+    log: Annotated[Path | None, typer.Option(help="Keep the log, or judge it if alone.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the race in red.")] = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record what a ggml program enqueues on played GPUs, and prove each kind of step.
+
+    Exit status 0: all proved, 1: one refused, 2: nothing recorded.
+
+    Example: ggraph record --devices 2 -- llama-completion -m model.gguf -ngl 99 -p Hello -n 8
+
+    Example: ggraph record --log run.jsonl.gz
+    """
+    stage = Stage(devices, contract, order)
+    if command:
+        recording = _recorded(_program(command, source), stage, log, timeout, quiet=as_json)
+    elif log is not None:
+        recording = read_log(log)
+    else:
+        raise InputError("name a program behind --, or a log with --log")
+    verdicts = judge(recording)
+    if html is not None:
+        write_text(html, _page(verdicts))
+    if as_json:
+        print_json(_facts(recording, verdicts))
+    else:
+        _print(recording, verdicts)
+    if any(v.refused for v in verdicts):
+        raise typer.Exit(1)
+
+
+def torture(
+    command: Command = None,
+    devices: Devices = 1,
+    contract: Contract = "cuda",
+    source: Source = None,
+    seeds: Annotated[int, typer.Option(help="Random orders.", min=0, max=100)] = 3,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a ggml program in the worst legal orders, and compare its output with an eager run's.
+
+    Exit status 0: proved, and the same in every order, 1: not, 2: no run.
+
+    Example: ggraph torture --devices 2 -- llama-completion -m m.gguf -ngl 99 -p Hi -n 8 --temp 0
+    """
+    stage, told = Stage(devices, contract), Console(highlight=False)
+    given = _program(command or [], source)
+    tell = (lambda _: None) if as_json else (lambda trial: told.print(_line(trial), soft_wrap=True))
+    outcome = run_torture(given, stage, seeds=seeds, timeout=timeout, tell=tell)
+    bad = any(v.refused for v in outcome.verdicts) or not all(t.same_bytes for t in outcome.trials)
+    if as_json:
+        verdicts = [v.to_json() for v in outcome.verdicts]
+        trials = [t.to_json() for t in outcome.trials]
+        print_json({"verdicts": verdicts, "trials": trials, "sound": not bad})
+    else:
+        for v in outcome.verdicts:
+            told.print(_verdict(v))
+    if bad:
+        raise typer.Exit(1)
+
+
+def _program(command: list[str], source: str | None) -> Program:
+    if source is None:
+        return program(command)
+    folder = Path(source)
+    return program(command, folder if folder.is_dir() else fetch_sources(source))
+
+
+def _recorded(
+    given: Program, stage: Stage, log: Path | None, timeout: float | None, *, quiet: bool
+) -> Recording:
+    """Run it; its output goes where ours goes, or nowhere where ours is to be read by a program."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = log if log is not None else Path(folder) / "log.jsonl"
+        path.unlink(missing_ok=True)  # never judge the log of another run
+        sink = DEVNULL if quiet else None
+        ended = given.run(stage, path, output=sink, errors=sink, timeout=timeout)
+        if ended.status != 0:
+            what = "ran out of time" if ended.status is None else f"ended with {ended.status}"
+            notes().print(f"[dim]{given.arguments[0]} {what}; judged up to there[/dim]")
+        if not path.is_file():
+            raise InputError(f"{given.arguments[0]} ended before it had loaded ggml")
+        return read_log(path)
+
+
+def _facts(recording: Recording, verdicts: list[Verdict]) -> dict[str, Any]:
+    return {
+        "contract": recording.contract,
+        "devices": recording.devices,
+        "cut_short": recording.cut_short,
+        "proved": not any(v.refused for v in verdicts),
+        "kinds": [v.to_json() for v in verdicts],
+    }
+
+
+def _page(verdicts: list[Verdict]) -> str:
+    """The first kind that was refused, otherwise the largest."""
+    if not verdicts:
+        raise InputError("nothing was enqueued: there is nothing to show")
+    refused = next((v for v in verdicts if v.refused), None)
+    shown = refused or max(verdicts, key=lambda v: v.commands)
+    facts = {"steps": shown.count, "commands": shown.commands}
+    return plan_html(shown.judged.plan, facts, shown.refused, title=shown.kind)
+
+
+def _print(recording: Recording, verdicts: list[Verdict]) -> None:
+    console = Console(highlight=False)
+    streams = f"{recording.devices} device{'s' if recording.devices != 1 else ''}"
+    console.print(f"[dim]{streams}, contract {recording.contract}[/dim]")
+    if recording.cut_short:
+        console.print(f"[red]the log ends early: {recording.cut_short}[/red]")
+    for v in verdicts:
+        console.print(_verdict(v), soft_wrap=True)
+    for v in verdicts:
+        if v.refused is not None:
+            body = "\n".join([str(v.refused), *_stack(v)])
+            title = f"refused: {v.kind}"
+            console.print(Panel(Text(body), title=title, title_align="left", style="red"))
+
+
+def _stack(v: Verdict) -> list[str]:
+    return ["  touched by:", *(f"    {frame}" for frame in v.stack)] if v.stack else []
+
+
+def _verdict(v: Verdict) -> Text:
+    """One line, and the causes of its races below it."""
+    steps = f"{v.count} step{'s' if v.count != 1 else ''}"
+    different = f", {v.different} different" if v.different > 1 else ""
+    word, style = ("refused", "red") if v.refused else ("proved ", "green")
+    text = Text.assemble((word, style), f"  {v.kind}: {steps}{different}, {v.commands:,} commands")
+    if v.refused is not None and v.diagnosis is None:
+        text.append(f"\n         {v.refused.kind}: {v.refused.message}")
+    if (d := v.diagnosis) is None:
+        return text
+    for cause in d.causes:
+        text.append(f"\n         {cause}")
+    for name, r in (("fewest waits", d.fewest), ("latest waits", d.latest)):
+        proof = "proved" if r.proved else "not enough"
+        chain = f"longest chain {d.chain:,} -> {r.chain:,} kernels"
+        text.append(f"\n         repair, {name}: {len(r.waits)}, {chain}, {proof}")
+    return text
+
+
+def _line(t: Trial) -> Text:
+    if t.same_bytes:
+        word, style = "same     ", "green"
+    else:
+        word, style = ("numbers  " if t.same else "DIFFERENT"), "red"
+    forced = {None: "", True: " (forced)", False: " (could not be forced)"}[t.forced]
+    ended = "" if t.status == 0 else f" [status {t.status}]"
+    hidden = ", same text, other numbers" if t.same and not t.same_bytes else ""
+    shown = f"\n           {t.output[-200:]!r}" if not t.same else ""
+    return Text.assemble((word, style), f"  {t.order:<12} {t.why}{forced}{ended}{hidden}{shown}")
