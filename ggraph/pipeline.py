@@ -29,7 +29,7 @@ from ggraph.place import place
 from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
-from ggraph.verify import verify
+from ggraph.verify import approximations, verify
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Options:
     spare_waits: int = 16  # orderings between streams that may be added to make memory fit
     forced_sync: tuple[str, ...] = ()  # upstream's flag: the host waits after these tensors
     rewrites: bool = True
+    exact: bool = False  # nothing may be rounded that the graph does not round itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,8 @@ def _made(noun: Noun | None) -> Noun:
 
 
 def _rewrite(p: Planning) -> Planning:
-    return replace(p, rewrite=rewrite(p.graph, p.devices) if p.options.rewrites else p.graph)
+    o = p.options
+    return replace(p, rewrite=rewrite(p.graph, p.devices, exact=o.exact) if o.rewrites else p.graph)
 
 
 def _place(p: Planning) -> Planning:
@@ -156,6 +158,11 @@ def _verify(p: Planning) -> Planning:
     verified = verify(p.plan)
     if not (p.options.overlap or verified.certificate.ends_complete):
         raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
+    own = {t.name for t in p.graph}
+    found = approximations(verified.plan)
+    more = [a for a in found if a.device or not own.issuperset(a.tensors)]
+    if p.options.exact and more:
+        raise PlanError(f"the plan is to be exact and rounds: {'; '.join(map(str, more))}")
     return replace(p, verify=verified)
 
 

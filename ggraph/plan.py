@@ -281,6 +281,7 @@ class Certificate:
     peak_bytes: int  # bytes of the arenas
     live_bound_bytes: int  # largest number of bytes that must be live at once
     concurrency_bytes: int  # peak lost because concurrent work may not share bytes
+    approximations: tuple[str, ...] = ()  # what is rounded that the graph's meaning does not round
     ends_complete: bool = False  # a run ends when all its work is done: the host has waited for it
 
 

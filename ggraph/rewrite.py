@@ -1,16 +1,28 @@
 """Graph -> Graph: what can be made smaller before anything is placed.
 
-Each rule is a function from graph to graph and keeps every output's value.
+Rules are of two kinds: those that keep every bit of every output, and those that approximate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ggraph.device import DeviceSpec
 from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
-Rule = Callable[[Graph], Graph]
+
+@dataclass(frozen=True)
+class Rule:
+    """One rewrite: from the graph and the fused ops that every device knows to a graph.
+
+    Most rules keep every bit of every output. One that does not approximates; what it makes are ops
+    whose record says what they round, and the plan's certificate names them.
+    """
+
+    name: str
+    change: Callable[[Graph, frozenset[str]], Graph]
+    keeps_bits: bool = True
 
 
 def merge_duplicates(graph: Graph) -> Graph:
@@ -131,8 +143,10 @@ QUANTISED_PARTS = {"rms_norm_mul": "rms_norm_quantise", "swiglu": "swiglu_quanti
 def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
     """Products with quantised weights take their rows in 8 bits, once for all that share them.
 
-    Where nothing else reads a norm or a gated unit, it gives 8 bits itself.
+    Where nothing else reads a norm or a gated unit, it gives 8 bits itself. This approximates.
     """
+    if "quantise" not in known:
+        return graph
     users = graph.users()
     products = {t.name for t in graph.nodes if _takes_8_bits(t)}
     made: dict[str, Tensor] = {}
@@ -164,13 +178,19 @@ def _takes_8_bits(t: Tensor) -> bool:
     return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0
 
 
-RULES: tuple[Rule, ...] = (merge_duplicates, drop_identities)
+RULES: tuple[Rule, ...] = (
+    Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph)),
+    Rule("drop_identities", lambda graph, known: drop_identities(graph)),
+    Rule("fuse", fuse),
+    Rule("quantise_activations", quantise_activations, keeps_bits=False),
+)
 
 
-def rewrite(graph: Graph, devices: Sequence[DeviceSpec]) -> Graph:
-    """Apply every rule in order; fusions are made only where all `devices` know the fused op."""
-    for rule in RULES:
-        graph = rule(graph)
+def rewrite(graph: Graph, devices: Sequence[DeviceSpec], *, exact: bool = False) -> Graph:
+    """Apply every rule in order, with the fused ops that all `devices` know; `exact` leaves out the
+    rules that approximate."""
     known = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
-    graph = fuse(graph, known) if known else graph
-    return quantise_activations(graph, known) if "quantise" in known else graph
+    for rule in RULES:
+        if rule.keeps_bits or not exact:
+            graph = rule.change(graph, known)
+    return graph

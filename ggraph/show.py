@@ -116,6 +116,10 @@ def _certificate(verified: VerifiedPlan) -> Iterator[str]:
     yield f"  {c.reuses} reuses of bytes"
     yield f"  peak {c.peak_bytes} bytes, live-bytes bound {c.live_bound_bytes}"
     yield f"  lost to concurrency: {c.concurrency_bytes} bytes"
+    yield "  a run ends when all its work is done" if c.ends_complete else "  runs may overlap"
+    if not c.approximations:
+        yield "  exact: nothing is rounded that the graph does not round"
+    yield from (f"  approximates: {a}" for a in c.approximations)
 
 
 def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:

@@ -96,7 +96,8 @@ class OpSpec:
     a promise about every kernel, and tested. Where the op is `elementwise` (element i of the result
     needs element i of the sources alone, those that repeat apart) another source may show them if
     it is the very same view. With `picks` (i, j) source i is read only at those slices along its
-    first axis that source j, a tensor of indices, names.
+    first axis that source j, a tensor of indices, names. `rounds` says in words what the op gives
+    up on purpose; where a rewrite makes such an op, the plan approximates the graph.
     """
 
     name: str
@@ -109,6 +110,7 @@ class OpSpec:
     inplace_ok: tuple[int, ...] = ()
     elementwise: bool = False
     picks: tuple[int, int] | None = None
+    rounds: str = ""
     examples: tuple[Example, ...] = ()
     doc: str = ""
 

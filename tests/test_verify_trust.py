@@ -13,9 +13,10 @@ import pytest
 from plan_strategies import with_commands, with_regions, with_value
 
 from ggraph import ops
+from ggraph.backends.cpu import cpu_spec
 from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
 from ggraph.device import HOST
-from ggraph.dtype import I64
+from ggraph.dtype import I64, Q8_0
 from ggraph.errors import BackendError, GraphError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
@@ -291,7 +292,7 @@ FORGERIES = (
     Forgery("a copy of two ranges", PLAN, two_ranges, "copy of 2 ranges to 2"),
     Forgery("an input fed in halves", PLAN, fed_behind, "in ranges of [32] bytes", False),
     Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
-    Forgery("scratch for an input", PLAN, fed_from_scratch, "the host never writes input 'ids'"),
+    Forgery("scratch for an input", PLAN, fed_from_scratch, "which mul_mat does not need"),
     Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),
     Forgery("a weight in another's buffer", PLAN, borrowed_buffer, "no place for it"),
     Forgery("a weight in the arena", PLAN, in_the_arena, "no place for it"),
@@ -310,6 +311,65 @@ def test_a_lie_is_refused_and_would_have_misled(f: Forgery) -> None:
     assert f.says in str(verdict), str(verdict)
     if f.misleads:
         assert corrupts(forged, f.plan), "the executor gives the right numbers all the same"
+
+
+# What a launch needs beside operands: by the device's word, not by the plan's.
+
+
+def packed() -> Plan:
+    """Two products of one input with weights in blocks: its rows in 8 bits are made once."""
+    x = input("x", (2, 32))
+    a, b = (ops.mul_mat(weight(n, (32, 32), Q8_0), x, name=n + "x") for n in "ab")
+    graph = Graph.of({"y": ops.add(a, b, name="y")}, name="packed")
+    return make_plan(graph, [cpu_spec("cpu")], Options(rewrites=False)).plan
+
+
+def bare(p: Plan, node: str) -> Plan:
+    """The launch of `node` without what it touches beside tensors."""
+
+    def tensors_only(accesses: Sequence[Access]) -> tuple[Access, ...]:
+        return tuple(a for a in accesses if "#" not in a.value)
+
+    def change(c: Command) -> Command:
+        return replace(c, reads=tensors_only(c.reads), writes=tensors_only(c.writes))
+
+    return edit(p, does(Do.LAUNCH, node), change)
+
+
+def short(p: Plan) -> Plan:
+    def halved(a: Access) -> Access:
+        return replace(a, stop=a.stop // 2) if "#" in a.value else a
+
+    return with_commands(
+        p,
+        [
+            replace(c, reads=tuple(map(halved, c.reads)), writes=tuple(map(halved, c.writes)))
+            for c in p.schedule
+        ],
+    )
+
+
+def filled_by_the_host(p: Plan) -> Plan:
+    """Rows that a launch is to have made are what the host has written for the input."""
+    (rows,) = [v for n, v in p.schedule.values.items() if "#" in n]
+    put = Command(Do.HOST_WRITE, HOST_ACTOR, "put", "x", (), (Access(rows.name, 0, rows.nbytes),))
+    return with_commands(p, [put, *bare(p, "ax").schedule])
+
+
+@pytest.mark.parametrize(
+    ("forge", "says"),
+    [
+        (lambda p: bare(p, "ax"), "launch of 'ax' has no 80 bytes of 'x#rows.0', which mul_mat"),
+        (lambda p: bare(p, "bx"), "launch of 'bx' has no 80 bytes"),
+        (short, "launch of 'ax' has no 80 bytes"),
+        (filled_by_the_host, "host_write of 'x' in ranges of [80] bytes, expected one of 256"),
+    ],
+)
+def test_a_launch_has_what_its_kernel_needs(forge: Callable[[Plan], Plan], says: str) -> None:
+    plan = packed()
+    assert not isinstance(examine(plan), CounterExample)
+    verdict = examine(forge(plan))
+    assert isinstance(verdict, CounterExample) and says in str(verdict), str(verdict)
 
 
 # In place: the record of the op decides, whatever the plan says.

@@ -46,6 +46,7 @@ QUANTISE = register(
         infer=rule("quantise", "x", _quantise_rule),
         reference=f32,
         cost=_cost,
+        rounds="rows to 8 bits",
         examples=(
             Example((Arg((3, 64)),), tolerance=1e-2),
             Example((Arg((2, 3, 96)),), tolerance=1e-2),
@@ -62,6 +63,7 @@ RMS_NORM_QUANTISE = register(
         infer=rule("rms_norm_quantise", "x w", _norm_rule),
         reference=RMS_NORM_MUL.reference,
         cost=_cost,
+        rounds="rows to 8 bits",
         examples=(
             Example((Arg((3, 64)), Arg((64,))), {"eps": 1e-5}, 1e-2),
             Example((Arg((2, 3, 96)), Arg((96,))), {"eps": 1e-5}, 1e-2),
@@ -78,6 +80,7 @@ SWIGLU_QUANTISE = register(
         infer=rule("swiglu_quantise", "gate up", _gated_rule),
         reference=SWIGLU.reference,
         cost=_cost,
+        rounds="rows to 8 bits",
         examples=(
             Example((Arg((3, 64)), Arg((3, 64))), tolerance=1e-2),
             Example((Arg((2, 3, 96)), Arg((2, 3, 96))), tolerance=1e-2),

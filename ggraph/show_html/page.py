@@ -54,6 +54,10 @@ def cards(facts: Mapping[str, object], kind: str = "") -> str:
 
 
 def _number(value: object) -> str:
+    if isinstance(value, tuple):
+        return "; ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

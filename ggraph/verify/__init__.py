@@ -25,16 +25,19 @@ from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.rooms import room_faults
+from ggraph.verify.rounding import Approximation, approximations
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
 
 __all__ = [
+    "Approximation",
     "CounterExample",
     "Race",
     "Rejected",
     "Repair",
     "Site",
+    "approximations",
     "examine",
     "races",
     "verify",
@@ -68,7 +71,8 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     bound = live_bytes(plan)  # when the proof's tables are gone: each of the two is large
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
     lost = max(0, verdict.peak_bytes - bound) if several else 0
-    return replace(verdict, live_bound_bytes=bound, concurrency_bytes=lost)
+    rounds = tuple(map(str, approximations(plan)))
+    return replace(verdict, live_bound_bytes=bound, concurrency_bytes=lost, approximations=rounds)
 
 
 def _proved(plan: Plan, runs: int) -> Certificate | CounterExample:

@@ -6,8 +6,10 @@ not done, so it is refused. Legend: t the command's node, a an access, r reads, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-from ggraph.plan import HOST_ACTOR, Access, Command, Do, Plan
+from ggraph.device import DeviceSpec
+from ggraph.plan import HOST_ACTOR, Access, Command, Do, Plan, scratch
 from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample, at_command
 
@@ -20,9 +22,36 @@ def step_faults(plan: Plan) -> Iterator[CounterExample]:
     if not tensors:
         return
     recorders: dict[str | None, str] = {}
+    specs = {d.name: d for d in plan.schedule.splits.placement.devices}
+    rooms = _rooms(plan, tensors)
     for i, c in enumerate(plan.schedule):
-        for message in (*_step(c, tensors), *_writers(c, tensors), *_mark(c, recorders)):
+        steps = (*_step(c, tensors), *_writers(c, tensors, rooms), *_mark(c, recorders))
+        for message in steps or _scratch(c, tensors, specs):
             yield at_command(plan, i, "declaration", message)
+
+
+def _rooms(plan: Plan, tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Values that launches touch and that are no tensors: what they need beside operands."""
+    launches = (c for c in plan.schedule if c.do is Do.LAUNCH)
+    touched = {a.value for c in launches for a in (*c.reads, *c.writes)}
+    return frozenset(touched - tensors.keys())
+
+
+def _scratch(
+    c: Command, tensors: Mapping[str, Tensor], specs: Mapping[str, DeviceSpec]
+) -> Iterator[str]:
+    """A launch has what its device says that it needs, under the names that the executor looks for,
+    and touches nothing else beside tensors."""
+    if c.do is not Do.LAUNCH:
+        return
+    t = tensors[c.node or ""]
+    needed = {scratch(t, n, c.actor): n.nbytes for n in specs[c.actor.device].needs(t)}
+    touched = [a for a in (*c.reads, *c.writes) if a.value not in tensors]
+    for a in (a for a in touched if a.value not in needed):
+        yield f"launch of {t.name!r} touches {a}, which {t.op} does not need"
+    for name, nbytes in needed.items():
+        if not any(a.value == name and a.start == 0 and a.stop >= nbytes for a in touched):
+            yield f"launch of {t.name!r} has no {nbytes} bytes of {name!r}, which {t.op} needs"
 
 
 def _step(c: Command, tensors: Mapping[str, Tensor]) -> Iterator[str]:
@@ -53,11 +82,13 @@ def _one_range(c: Command, accesses: Sequence[Access], t: Tensor) -> Iterator[st
         yield f"{c.do.value} of {t.name!r} in ranges of {sizes} bytes, expected one of {t.nbytes}"
 
 
-def _writers(c: Command, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+def _writers(c: Command, tensors: Mapping[str, Tensor], rooms: AbstractSet[str]) -> Iterator[str]:
     """A tensor's bytes come from its own launch, from copies if it is one, from the host if it is
-    an input; staging and scratch are no tensors."""
+    an input; what launches need beside tensors, from launches alone."""
     for a in () if c.do is Do.HOST_FREE else c.writes:
         t = tensors.get(a.value)
+        if a.value in rooms and c.do is not Do.LAUNCH:
+            yield f"{c.do.value} of {c.node!r} writes {a}, which launches fill themselves"
         if t is None or (c.do is not Do.COPY and c.node == t.name):
             continue
         if c.do is not Do.COPY or not (t.op == "copy" or (t.is_leaf and t.kind is Kind.INPUT)):

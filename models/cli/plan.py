@@ -44,6 +44,7 @@ _Explained = Annotated[
     str | None,
     typer.Option("--explain", metavar="TENSOR", help="Why one tensor lies where it lies."),
 ]
+_Exact = Annotated[bool, typer.Option("--exact", help="Refuse what approximates.")]
 _Trade = Annotated[
     bool, typer.Option("--trade", help="Print bytes against waits and time, per stream count.")
 ]
@@ -65,6 +66,7 @@ def plan(
     forced_sync: _Forced = None,
     capacity: _Capacity = None,
     memory: Annotated[str, typer.Option(help="Allocator: hb, offline or ggml.")] = "hb",
+    exact: _Exact = False,
     threads: Threads = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
     explain_tensor: _Explained = None,
@@ -92,9 +94,10 @@ def plan(
         forced_sync=tuple(forced_sync or ()),
         memory=memory,
         capacity=_counts("--capacity", "BYTES", capacity),
+        exact=exact,
     )
     opened = open_model(model_path(model, as_json or dot))
-    with closing(open_session(device_names(device), options, threads=threads)) as session:
+    with closing(_session(device, options, threads)) as session:
         runner = Runner(opened, session, ctx_size)
         graph = opened.build(runner.shape(rows, rows, max(rows, context)))
         if dot:
@@ -104,6 +107,10 @@ def plan(
         else:
             verified = _proved(session, graph, opened.weight, html, export)
             _print(verified, explain_tensor, html, export, as_json)
+
+
+def _session(device: str, options: Options, threads: int | None) -> Session:
+    return open_session(device_names(device), options, threads=threads, exact=options.exact)
 
 
 def _print(

@@ -69,6 +69,12 @@ def _facts(verdict: Certificate | CounterExample) -> dict[str, Any]:
     return {"verified": False, "counter_example": verdict.to_json()}
 
 
+def _row(name: str, value: object) -> str:
+    """A fact of the certificate; a number as such, what holds or does not as yes or no."""
+    shown = ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
+    return f"{shown:>12}  {name.replace('_', ' ')}"
+
+
 def _page(plan: Plan, verdict: Certificate | CounterExample, title: str) -> str:
     if isinstance(verdict, Certificate):
         return plan_html(plan, vars(verdict), title=title)
@@ -84,7 +90,8 @@ def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) 
         title = f"refused: {verdict.kind}"
         console.print(Panel(Text(str(verdict)), title=title, title_align="left", style="red"))
     else:
-        rows = [f"{v:>12,}  {k.replace('_', ' ')}" for k, v in vars(verdict).items()]
+        facts = {k: v for k, v in vars(verdict).items() if k != "approximations"}  # has no graph
+        rows = [_row(k, v) for k, v in facts.items()]
         console.print(Panel(Text("\n".join(rows)), title="proved", title_align="left"))
     for race in found:
         console.print(Text(race, style="red"))

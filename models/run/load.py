@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,10 @@ def load(
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
     cpu: dict[str, Any] = {"threads": threads, "exact": exact, "profile": profile}
+    options = replace(options or Options(), exact=exact)
+    other = Options(exact=exact)
     session = open_session(devices, options, **cpu)
-    apart = open_session([device_draft], apart=True, **cpu) if device_draft is not None else None
+    apart = open_session([device_draft], other, apart=True, **cpu) if device_draft else None
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
     kept = _cache_dtype(model, cache_type)

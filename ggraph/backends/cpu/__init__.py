@@ -4,7 +4,7 @@ from functools import partial
 
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cpu.needs import held_bytes, needs
+from ggraph.backends.cpu.needs import held_bytes, needs, rounds
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
 from ggraph.device import DeviceSpec
@@ -38,4 +38,5 @@ def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
         fused=FUSED if exact else FUSED | IN_8_BITS,
         needs=partial(needs, exact=exact),
         held_bytes=partial(held_bytes, exact=exact),
+        rounds=partial(rounds, exact=exact),
     )

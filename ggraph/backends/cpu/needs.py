@@ -67,6 +67,14 @@ def multiplies_by_id(t: Tensor, exact: bool) -> bool:
     return whole and ids.dtype is I32 and ids.is_contiguous
 
 
+def rounds(t: Tensor, *, exact: bool) -> str:
+    """What the kernel of a product rounds by itself: float rows, where the matrix is in blocks."""
+    taken = {"mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id}
+    if t.op not in taken or t.sources[1].dtype is A8 or not taken[t.op](t, exact):
+        return ""
+    return "" if takes_floats(t.sources[0], exact) else "rows to 8 bits"
+
+
 def looks_up(t: Tensor) -> bool:
     """Whether a kernel takes the rows of this get_rows from a packed matrix."""
     table, ids = t.sources

@@ -15,6 +15,7 @@ import numpy as np
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.lower import accepts, emit, needs
 from ggraph.backends.cuda.lowering import Lowering, Step
+from ggraph.backends.cuda.matmul import rounds
 from ggraph.backends.protocol import Launch, Memory
 from ggraph.device import DeviceSpec, Need
 from ggraph.errors import BackendError
@@ -30,6 +31,7 @@ class CudaSpec(DeviceSpec):
     the lowering's own rules."""
 
     needs: Callable[[Tensor], tuple[Need, ...]] = field(default=needs, repr=False, compare=False)
+    rounds: Callable[[Tensor], str] = field(default=rounds, repr=False, compare=False)
 
     def supports(self, t: Tensor) -> bool:
         """Whether there is a kernel for `t` (leaves and views: always)."""

@@ -85,6 +85,16 @@ def _product_needs(t: Tensor) -> tuple[Need, ...]:
     return (Need("decoded", space),) if space else ()
 
 
+def rounds(t: Tensor) -> str:
+    """What a product rounds by itself: many rows, to the type in which cuBLAS multiplies."""
+    if t.op not in ("mul_mat", "mul_mat_add"):
+        return ""
+    w, x = t.sources[:2]
+    kind = _fast_type(w.dtype)
+    many = len(w.shape) == 2 and _is_stored(w) and prod(x.shape[:-1]) > FEW_ROWS
+    return f"rows to {kind}" if many and is_flat(x) and kind is not F32 else ""
+
+
 def _decoded_bytes(w: Tensor, m: int) -> tuple[int, int]:
     """Bytes of m rows in cuBLAS's type where that is not theirs, and of a slice of decoded w."""
     n, k = w.shape
