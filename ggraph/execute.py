@@ -30,8 +30,10 @@ class Executor:
 
     `external` holds the memory of weights and states by value name; arenas are allocated here and
     given back by `close`. What is enqueued is the proved list, command by command and in its order.
-    `torn` names the states that a run which failed half-way may have begun to overwrite. Raises
-    TypeError for what `verify` did not make, InputError for a state or weight without memory.
+    With `ends_complete` nothing is in flight between two runs; else the caller settles before it
+    runs another plan. `torn` names the states that a run which failed half-way may have begun to
+    overwrite. Raises TypeError for what `verify` did not make, InputError for a state or weight
+    without memory.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Executor:
         if type(verified) is not VerifiedPlan:
             raise TypeError(f"an executor takes what verify made, got {type(verified).__name__}")
         self.plan: Plan = verified.plan
-        self._ends_complete = verified.certificate.ends_complete
+        self.ends_complete = verified.certificate.ends_complete
         self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
         self._host: Any = backends.get(HOST) or HostMemory()
@@ -116,7 +118,7 @@ class Executor:
         devices = {c.actor.device for c in enqueued}
         backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
         partial = any(c.chosen_by is not None for c in enqueued)
-        if not hasattr(backend, "capture") or partial or not self._ends_complete:
+        if not hasattr(backend, "capture") or partial or not self.ends_complete:
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []

@@ -141,6 +141,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
         ...
-
-
-Backends = Mapping[str, Backend]  # device name -> backend; the host's memory is under "host"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from ggraph.plan import Access, Command, Do, Plan, scratch
 from ggraph.tensor import Tensor
-from ggraph.verify.report import CounterExample
-from ggraph.verify.static import at_command
+from ggraph.verify.report import CounterExample, at_command
 
 
 def room_faults(plan: Plan) -> Iterator[CounterExample]:

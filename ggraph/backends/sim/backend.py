@@ -13,8 +13,8 @@ import numpy as np
 
 from ggraph.backends.host import aligned_bytes
 from ggraph.backends.protocol import Launch, Memory, Program, Ref, Scratch
-from ggraph.backends.reference import run_reference
 from ggraph.backends.sim.machine import Machine
+from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.ops.copies import slice_runs
@@ -205,7 +205,7 @@ class SimBackend(SimHost):
             is_spoilt = any(s.ready and self._differs(s) for s in launch.scratch.values())
             for i, ref in enumerate(launch.sources):
                 self._check(ref, launch, picked_runs(launch, i))
-            run_reference(launch)
+            run_launch(launch)
             r = launch.result
             if is_spoilt:
                 write_poison(r)
