@@ -64,12 +64,12 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_hf(cls, folder: str | Path) -> "Tokenizer":
+    def from_hf(cls, folder: str | Path, size: int = 0) -> "Tokenizer":
         """From a folder with tokenizer.json, and tokenizer_config.json where there is one.
 
-        FormatError when a file is missing or is not what its format demands.
+        `size`: the rows of the model, of which the last may have no text. FormatError when a file is missing or is not what its format demands.
         """
-        encoder, vocabulary = load_hf(folder)
+        encoder, vocabulary = load_hf(folder, size)
         return cls(vocabulary, encoder, encoder.encode_special)
 
     @classmethod

@@ -146,4 +146,4 @@ def _context(model: Model, wanted: int | None) -> int:
 def _tokenizer(model: Model, path: Path) -> Tokenizer:
     if model.checkpoint.format == "gguf":
         return Tokenizer.from_gguf(model.checkpoint.metadata)
-    return Tokenizer.from_hf(path)
+    return Tokenizer.from_hf(path, model.vocab_size)
