@@ -84,7 +84,8 @@ class Peer:
         `keep` reuses the last request's cache."""
         assert self._process.stdin is not None
         request = {
-            "ids": ids if isinstance(ids, str) else list(ids), "new": new, "keep": keep, "probs": probs, "ignore_eos": ignore_end
+            "ids": ids if isinstance(ids, str) else list(ids), "new": new,
+            "keep": keep, "probs": probs, "ignore_eos": ignore_end
         }  # fmt: skip
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

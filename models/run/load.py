@@ -10,7 +10,8 @@ from ggraph import InputError, Options, Session, dtypes, open_backend
 from ggraph.decode.costs import Costs
 from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
-from ggraph.text.chat import RENDERER, ChatTemplate
+from ggraph.text.chat import RENDERER
+from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
 
 from ..eagle3 import Head
@@ -48,9 +49,7 @@ class Loaded:
         messages = [{"role": "user", "content": text}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.tokenizer.encode(
-            ChatTemplate.of(self.tokenizer).render(messages), special=True, bos=False
-        )
+        return prompt_ids(self.tokenizer, messages)
 
     def close(self) -> None:
         """Give devices and memory back."""
