@@ -34,7 +34,7 @@ def convert(
 
       ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
     """
-    _check(out, type_name)
+    type_name = _checked(out, type_name)
     with _bar(out) as report:
         if target is None:
             model_to_gguf(_speaking(source), out, type_name, report)
@@ -57,7 +57,7 @@ def quantize(
 
       ggraph quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
     """
-    _check(out, type_name)
+    type_name = _checked(out, type_name)
     with _bar(out) as report:
         model_to_gguf(_speaking(source), out, type_name, report)
 
@@ -73,11 +73,13 @@ def _speaking(path: Path) -> Model:
     return model
 
 
-def _check(out: Path, type_name: str) -> None:
-    if type_name not in FILE_TYPES:
+def _checked(out: Path, type_name: str) -> str:
+    """The type's name as it is known here; llama.cpp's are the same in capitals."""
+    if type_name.lower() not in FILE_TYPES:
         raise InputError(f"--type {type_name!r}; known: {', '.join(FILE_TYPES)}")
     if out.is_dir() or not out.parent.is_dir():
         raise InputError(f"cannot write {out}: no such folder, or it is one")
+    return type_name.lower()
 
 
 @contextmanager

@@ -96,8 +96,9 @@ def load(
 ) -> Loaded:
     """Open a model for decoding.
 
-    `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
-    model, whose layers are then tapped. `device_draft` gives drafters a session of their own there,
+    `ctx_size` is in tokens (default: the model's, at most 4096; 0: the model's). `head` is an
+    EAGLE-3 head for the model, whose layers are then tapped. `device_draft` gives drafters a
+    session of their own there,
     with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
     is how keys and values are kept: one of `CACHE_TYPES`.
@@ -135,6 +136,8 @@ def _cache_dtype(model: Model, name: str) -> dtypes.DType:
 def _context(model: Model, wanted: int | None) -> int:
     if wanted is None:
         return min(model.context_length, DEFAULT_CONTEXT)
+    if wanted == 0:
+        return model.context_length
     if not 1 <= wanted <= model.context_length:
         raise InputError(
             f"context of {wanted} tokens: {model.name} was trained for 1 to {model.context_length}"
