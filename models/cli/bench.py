@@ -20,7 +20,7 @@ from ..bench.spec import FLOOR, Answer, outcome, parse_setting, read_prompts
 from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
 from ..run.load import load
-from ..run.shipped import head_for
+from ..run.shipped import DATA, head_for
 from .common import Context, ModelPath, Threads, model_path, notes, write_text
 from .draft import Head
 
@@ -115,7 +115,7 @@ def _line(r: dict[str, Any]) -> str:
 
 WITH_HEAD = "suffix+eagle3,suffix,eagle3,eagle3:4,eagle3:16/4/4"
 WITHOUT_HEAD = "suffix,suffix:4"
-PROMPTS = Path(__file__).parent.parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
+PROMPTS = DATA / "prompts.jsonl"  # a dozen that come with ggraph
 
 
 @bench_app.command("spec")
