@@ -31,7 +31,7 @@ def test_a_chat_answers_as_the_runner_does(model: Path) -> None:
         other = "".join(chat.answer("Hello", system="Be brief", temp=0, limit=12))
         assert other != again, "the system message takes part"
         with pytest.raises(InputError):
-            chat.answer("Hello", temp=-1)
+            chat.answer("Hello", limit=-7)
 
 
 def test_the_name_is_the_same_in_a_clone(model: Path) -> None:
