@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
@@ -13,23 +14,24 @@ from packing_kit import intervals, sound
 
 from ggraph.alloc import (
     allocate,
-    explain,
     fit,
     lower_bounds,
     ordering_offers,
     packing,
     rooms,
+    tenants,
 )
 from ggraph.alloc.blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
 from ggraph.alloc.clocks import clocks
-from ggraph.alloc.fit import NO_LIMIT, Packing
+from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
 from ggraph.alloc.search import anneal as annealing
-from ggraph.alloc.search import canon, offline
+from ggraph.alloc.search import canon, jit, offline
 from ggraph.alloc.search import climb as climbing
 from ggraph.alloc.tenants import overlap
 from ggraph.device import DeviceSpec
+from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Schedule, Value
 
 SIM = DeviceSpec("d", "sim", alignment=32, streams=2)
@@ -63,15 +65,42 @@ def test_the_search_reaches_the_bound_where_greedy_does_not() -> None:
     assert won >= 8 and proven >= 8, (won, proven)
 
 
+def placed_by_loops(p: Packing, order: Ints, best: bool) -> list[int]:
+    """A second meaning of placing: look at the gaps one after another."""
+    at: dict[int, int] = {}
+    for b in order.tolist():
+        near = [n for n in p.near[p.start[b] : p.start[b + 1]].tolist() if n in at]
+        low, need, found, tight = 0, int(p.size[b]), None, NO_LIMIT
+        for n in [*sorted(near, key=at.__getitem__), None]:
+            if low % p.limit + need > p.limit:
+                low = (low // p.limit + 1) * p.limit
+            room = (NO_LIMIT if n is None else at[n]) - low
+            if room >= need and (found is None or (best and n is not None and room < tight)):
+                found, tight = low, room
+            low = low if n is None else max(low, at[n] + int(p.size[n]))
+        assert found is not None
+        at[b] = found
+    return [at[b] for b in range(len(p))]
+
+
+@pytest.mark.parametrize("limit", [NO_LIMIT, 1600])
+@pytest.mark.parametrize("best", [False, True])
+def test_placing_agrees_with_a_second_meaning(best: bool, limit: int) -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(30):
+        p = replace(intervals(seed, 25)[0], limit=limit)
+        order = rng.permutation(len(p))
+        total, at = fit.packed(p, order, best=best)
+        assert at.tolist() == placed_by_loops(p, order, best)
+        ends: dict[int, int] = {}
+        for a, n in zip(at.tolist(), p.size.tolist(), strict=True):
+            ends[a // limit] = max(ends.get(a // limit, 0), a % limit + n)
+        assert total == sum(ends.values())
+
+
 def test_interpreted_and_compiled_search_agree() -> None:
     p, cliques, bound = intervals(3, 12)
     order = np.argsort(-p.size)
-    for best in (False, True):
-        compiled = fit.place(order, p.size, p.start, p.near, 1600, best)
-        plain = fit.place.plain(order, p.size, p.start, p.near, 1600, best)
-        assert (compiled == plain).all()
-        total = fit.extent(compiled, p.size, 1600)
-        assert total == fit.extent.plain(compiled, p.size, 1600)
     tree = climbing.Tree(p, cliques)
     room, total_bytes = tree.room, tree.total
     results = []
@@ -205,36 +234,36 @@ def test_few_edges_make_a_plan_fit() -> None:
     assert peak_bytes(schedule([SIM], [Value("e", "d", 0)], [])) == {"d": 0}
 
 
-def test_explain_shows_the_path_that_orders_two_tenants() -> None:
+def test_tenants_shows_the_path_that_orders_two_tenants() -> None:
     s = branches(2, False)
     m = allocate(s)
-    text = "\n".join(explain(s, m, "a1"))
-    assert text.startswith("%a1: arena@d[") and "256 bytes, mode hb" in text
+    assert m.regions["a1"].nbytes == 256 and m.mode == "hb"
+    text = "\n".join(tenants(s, m, "a1"))
     assert "after %a0: commands 2 launch launch -> 3 record e0 -> 4 launch launch" in text
-    assert "and the next run's %a1" in "\n".join(explain(s, m, "a0")) or "then %" in text
-    assert "then %b1, and the next run's %x: commands 9 launch" in "\n".join(explain(s, m, "x"))
+    assert "and the next run's %a1" in "\n".join(tenants(s, m, "a0")) or "then %" in text
+    assert "then %b1, and the next run's %x: commands 9 launch" in "\n".join(tenants(s, m, "x"))
 
 
-def test_explain_says_what_is_in_place() -> None:
+def test_tenants_says_what_is_in_place() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64, None, ("x",))
     w = Value("w", "d", 64, external=True)
     run = [act(Do.LAUNCH, S0, [w], [x]), act(Do.LAUNCH, S0, [x], [y]), END]
     s = schedule([SIM], [w, x, y], run)
-    lines = explain(s, allocate(s), "y")
-    assert lines[1] == "  in place of %x"
-    assert "after %x: command 1 reads the one and writes the other" in lines[2]
+    m = allocate(s)
+    assert m.causes["y"] == "in place of %x"
+    assert "after %x: command 1 reads the one and writes the other" in tenants(s, m, "y")[0]
 
 
-def test_explain_finds_what_list_order_leaves_open() -> None:
+def test_tenants_finds_what_list_order_leaves_open() -> None:
     s = branches(2, True)
     m = allocate(s, mode="ggml")
-    text = "\n".join("\n".join(explain(s, m, v)) for v in s.values)
+    text = "\n".join("\n".join(tenants(s, m, v)) for v in s.values)
     assert "UNORDERED with %" in text
     unused = replace(s, commands=())
-    assert "no other tenant" in explain(unused, m, "a0")[2]
+    assert "no other tenant" in tenants(unused, m, "a0")[0]
 
 
-def test_explain_a_next_run_without_order() -> None:
+def test_tenants_a_next_run_without_order() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64)
     s = schedule([SIM], [x, y], [
         act(Do.HOST_WRITE, HOST_ACTOR, (), [x]),
@@ -244,9 +273,7 @@ def test_explain_a_next_run_without_order() -> None:
     m = allocate(s)
     here = Region("arena@d", (0,), 64)
     raced = MemoryMap("hb", m.buffers, {"x": here, "y": here})
-    lines = explain(s, raced, "x")
-    assert lines[1] == "  no cause given"
-    assert "the next run's %x: UNORDERED 2 and 0 (next) host_write" in lines[2]
+    assert "the next run's %x: UNORDERED 2 and 0 (next) host_write" in tenants(s, raced, "x")[0]
 
 
 def test_a_path_between_unordered_commands_is_empty() -> None:
@@ -262,18 +289,6 @@ def test_packing_of_blocks() -> None:
     p = packing(blocks, blocks.of_device("d"), NO_LIMIT)
     assert len(p) == 6 and p.start[-1] == len(p.near)
     assert packing(blocks, [], NO_LIMIT).near.size == 0
-
-
-def test_large_packings_are_placed_by_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms of the placement give one answer."""
-    p, _, _ = intervals(5)
-    order = np.argsort(-p.size, kind="stable")
-    plain = [fit.packed(p, order, best=best) for best in (False, True)]
-    monkeypatch.setattr(fit, "PLAIN", 0)
-    for best, (total, at) in zip((False, True), plain, strict=True):
-        again, same = fit.packed(p, order, best=best)
-        assert again == total
-        np.testing.assert_array_equal(same, at)
 
 
 def test_a_device_whose_values_have_no_bytes_does_not_hide_the_next_one() -> None:
@@ -310,3 +325,17 @@ def test_a_region_without_bytes_overlaps_nothing() -> None:
     inside, whole = Region("b", (32,), 0), Region("b", (0,), 64)
     assert not overlap(inside, whole) and not overlap(whole, inside)
     assert overlap(whole, Region("b", (63,), 1)) and not overlap(whole, Region("b", (64,), 1))
+
+
+def test_without_numba_planning_works_and_the_search_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(**_: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr(jit, "numba", SimpleNamespace(njit=gone))
+    p, cliques, _ = intervals(3, 12)
+    assert sound(p, fit.packed(p, np.argsort(-p.size))[1])
+    fresh = jit.compiled(canon.solve.source)
+    with pytest.raises(AllocError, match=r"needs numba, .*pip install 'ggraph-runtime\[search\]'"):
+        fresh(climbing.Tree(p, cliques).room)

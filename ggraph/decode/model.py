@@ -9,7 +9,6 @@ each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +64,3 @@ class CausalModel(Protocol):
     def weight(self, t: Tensor) -> Array:
         """Raw storage of the weight `t` of a built graph."""
         ...
-
-
-Feeds = Mapping[str, Array]

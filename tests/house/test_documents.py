@@ -67,7 +67,7 @@ def test_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> Non
 
 
 def test_there_are_pages_that_run() -> None:
-    assert {"library", "tutorial", "races", "reading_a_plan"} <= {p.stem for p in PAGES}
+    assert {"library", "tutorial", "gpt2", "races", "reading_a_plan"} <= {p.stem for p in PAGES}
     assert sum(len(list(blocks(p))) for p in PAGES) > 20
 
 

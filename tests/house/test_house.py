@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
 
 from ggraph import cache_dir, env, ops
 from ggraph.device import DeviceSpec
@@ -156,6 +158,13 @@ def links(path: Path) -> list[str]:
     return [link.split("#")[0] for link in found if "://" not in link and link[0] != "#"]
 
 
+def test_each_sentence_on_security_has_its_test() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 30
+    gone = [f"{f}::{t}" for f, t in named if f"def {t}(" not in (ROOT / "tests" / f).read_text()]
+    assert not gone
+
+
 def test_what_documents_link_to_exists() -> None:
     pages = [p for p in tracked() if p.suffix == ".md"]
     dead = [
@@ -184,7 +193,7 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
-        ("numba", ("ggraph/alloc/", "ggraph/backends/cpu/")),
+        ("numba", ("ggraph/alloc/search/",)),
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
         ("torch", tuple(f"models/train/{x}.py" for x in TORCH_PARTS)),
@@ -271,6 +280,23 @@ def test_the_readme_names_every_command_and_no_other() -> None:
     assert set(re.findall(r"`ggraph ([\w-]+)", text)) <= commands()
     for link in re.findall(r"\]\(([^)h][^)]*)\)", text):
         assert (ROOT / link).exists(), link
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Each command's name, groups left out, with its options."""
+    inner = getattr(command, "commands", {})
+    for name, part in inner.items():
+        yield from leaves(part, (*path, name))
+    if not inner:
+        yield " ".join(path), {o for p in command.params for o in p.opts}
+
+
+def test_the_readme_says_which_commands_have_no_json() -> None:
+    found = re.search(r"and `--json`\s+(?:but for (.*?))?\.\n", README, re.S)
+    assert found, "the README does not say who has --json"
+    excepted = set(re.findall(r"`([\w -]+)`", found[1] or ""))
+    lacking = {name for name, options in leaves(get_command(app)) if "--json" not in options}
+    assert lacking == excepted
 
 
 def test_the_clone_script_knows_every_command() -> None:

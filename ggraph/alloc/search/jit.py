@@ -1,7 +1,7 @@
 """The one place where this room meets numba: functions with a plain and a compiled form.
 
-Loading numba and one cached function costs about 0.3 s and 30 MB, more than planning a model by
-plain Python; so callers take `plain` for small problems and call the function itself for others.
+The plain form is what tests compare the machine's with. numba is an extra: planning does without
+it, and this room says how to get it.
 
 numba's own cache believes whatever lies in its folder and fails where it cannot write; so the
 machine code is kept as everything else is (`ggraph/kept.py`), under a hash of this room's sources.
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from ggraph.errors import AllocError
 from ggraph.kept import folder, read, write
 from ggraph.lazy import lazy
 
@@ -65,7 +66,13 @@ class Machine:
 
 
 def _machine(function: FunctionType) -> Any:
-    made = numba.njit(nogil=True)(function)
+    try:
+        made = numba.njit(nogil=True)(function)
+    except ModuleNotFoundError as error:
+        raise AllocError(
+            f"the search for a smaller arena (memory mode 'offline') needs {error.name}, which is "
+            "not installed: pip install 'ggraph-runtime[search]'"
+        ) from None
     made._cache = Machine(function)
     return made
 
