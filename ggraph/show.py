@@ -54,20 +54,31 @@ def schedule_text(schedule: Schedule) -> str:
     return "\n".join(f"{i:>5} {c}" for i, c in enumerate(schedule))
 
 
+def plan_brief(verified: VerifiedPlan) -> str:
+    """The verdict, then the plan in a screenful: splits, streams, buffers, how it came about."""
+    return "\n".join([*_summary(verified), *("log  " + entry for entry in verified.plan.log)])
+
+
 def plan_text(verified: VerifiedPlan) -> str:
-    """The whole plan: splits, placement with causes, commands, memory, certificate."""
+    """The whole plan: the verdict, splits, streams, buffers, placement and regions with causes."""
     plan = verified.plan
     sections = [
-        f"plan of {plan.graph.name!r}",
-        *_splits(plan),
+        *_summary(verified),
         *_placement(plan),
-        *_streams(plan),
-        f"estimated: {estimate(plan.schedule)}",
-        *_memory(plan),
-        *_certificate(verified),
+        *_regions(plan),
         *("log  " + entry for entry in plan.log),
     ]
     return "\n".join(sections)
+
+
+def _summary(verified: VerifiedPlan) -> Iterator[str]:
+    plan = verified.plan
+    yield f"plan of {plan.graph.name!r}"
+    yield from _certificate(verified)
+    yield from _splits(plan)
+    yield from _streams(plan)
+    yield f"estimated: {estimate(plan.schedule)}"
+    yield from _buffers(plan)
 
 
 def _splits(plan: Plan) -> Iterator[str]:
@@ -92,16 +103,19 @@ def _streams(plan: Plan) -> Iterator[str]:
         yield f"stream {actor}: {count} commands"
 
 
-def _memory(plan: Plan) -> Iterator[str]:
-    buffers = [b for b in plan.memory.buffers.values() if not b.external]
+def _buffers(plan: Plan) -> Iterator[str]:
     outside = sum(b.nbytes for b in plan.memory.buffers.values() if b.external)
-    for b in buffers:
-        yield f"buffer {b.name}: {b.nbytes} bytes on {b.device}, alignment {b.alignment}"
+    for b in plan.memory.buffers.values():
+        if not b.external:
+            yield f"buffer {b.name}: {b.nbytes} bytes on {b.device}, alignment {b.alignment}"
     yield f"external: {outside} bytes of weights and states"
     for a in accounts(plan):
         parts = ", ".join(f"{name} {value}" for name, value in vars(a).items() if name != "device")
         yield f"account {a.device}: {parts}; together {a.total} bytes"
-    owned = {b.name for b in buffers}
+
+
+def _regions(plan: Plan) -> Iterator[str]:
+    owned = {b.name for b in plan.memory.buffers.values() if not b.external}
     regions = plan.memory.regions.items()
     inside = [(r.buffer, r.offset, v, r) for v, r in regions if r.buffer in owned]
     for buffer, offset, value, region in sorted(inside, key=lambda row: row[:3]):

@@ -12,6 +12,12 @@ Source: Li et al. 2025 (arXiv 2503.01840). `python -m models.eagle3 "PROMPT"` ru
 """
 
 import runpy
+import sys
+
+if __name__ == "__main__":  # before the imports: the runner has its own, and answers to Ctrl-C
+    sys.argv.insert(1, "eagle3")
+    runpy.run_module(f"{__package__}", run_name="__main__", alter_sys=True)
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -177,7 +183,3 @@ def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
     logits = ops.mul_mat(table, final)
     feedback = final if c.norm_output else out
     return Graph.of({"logits": logits, "feedback": feedback}, name="eagle3 step")
-
-
-if __name__ == "__main__":
-    runpy.run_module(f"{__package__}.cli.eagle3", run_name="__main__", alter_sys=True)

@@ -51,6 +51,10 @@ def main() -> None:
             [str(bin_folder / "python"), "-c", "import ggraph_models as m; print(m.__file__)"], user
         )
         assert "site-packages" in found, f"ggraph_models is {found.strip()}"
+        spec = run([ggraph, "bench", "spec", "--help"], user)
+        assert "ggraph_models" in spec, "the default prompts are not the wheel's own"
+        face = "from ggraph_models.api import Chat; print(Chat.answer.__name__)"
+        assert "answer" in run([str(bin_folder / "python"), "-c", face], user)
         if given.run:
             print(run([ggraph, "generate", "--temp", "0", "-n", "24", "Say hello."], user).strip())
         print(f"{wheel.name}: {wheel.stat().st_size} bytes, works")

@@ -22,6 +22,7 @@ COMMANDS = {
     "generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
     "train-eagle3", "record", "torture", "import",
 }  # fmt: skip
+VERBS = ("run", "test", "check")
 
 
 def requirements(extra: str | None) -> list[str]:
@@ -68,8 +69,8 @@ def steps(what: str, rest: Sequence[str], bin_folder: Path) -> list[list[str]]:
     """The commands of one verb, relative to the environment's interpreter."""
     python = str(bin_folder / "python")
     if what == "run":
-        command = [] if rest and rest[0] in COMMANDS else ["generate"]
-        return [[python, "-m", "models", *command, *rest]]
+        whole = not rest or rest[0] in COMMANDS or rest[0] in ("-h", "--help", "--version")
+        return [[python, "-P", "-m", "models", *([] if whole else ["generate"]), *rest]]
     tests = [[python, "-m", "pytest", *rest]]
     if what == "test":
         return tests
@@ -86,16 +87,40 @@ def main() -> None:
     """Make the environment and run the verb; the exit status is the first failure's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("what", choices=("run", "test", "check"))
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    given = parser.parse_args()
+    parser.add_argument("what", choices=VERBS)
+    parser.epilog = "What follows the verb goes to the runner (run --help) or to pytest."
+    own, rest = split(sys.argv[1:])
+    given = parser.parse_args(own)
     python = environment(given.venv, None if given.what == "run" else "dev")
-    for command in steps(given.what, given.rest, python.parent):
+    for command in steps(given.what, rest, python.parent):
         if given.what == "check":
             print("+", Path(command[0]).name, *command[1:], flush=True)
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if given.what == "run":  # in the user's folder, whose files the arguments name
+            paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+            where = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            status = followed(command, where)
+        else:
+            status = subprocess.run(command, cwd=ROOT, check=False).returncode
         if status:
             sys.exit(status)
+
+
+def followed(command: Sequence[str], environment: dict[str, str]) -> int:
+    """The status of a command that Ctrl-C reaches by itself: this program waits for its end."""
+    running = subprocess.Popen(command, env=environment)
+    while True:
+        try:
+            return running.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """This program's own arguments, up to the verb, and the rest."""
+    for i, a in enumerate(arguments):
+        if a in VERBS and (i == 0 or arguments[i - 1] != "--venv"):
+            return list(arguments[: i + 1]), list(arguments[i + 1 :])
+    return list(arguments), []
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph.text.chat import ChatTemplate
+from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
 from models.heads.layouts import default_taps
 from models.registry import open_model
@@ -80,11 +80,7 @@ def prompts_of(given: argparse.Namespace, t: OnlineTraining) -> list[list[int]]:
         read_prompts(given.prompts), [p for f in given.exclude for p in read_prompts(f)]
     )
     tokenizer = Tokenizer.from_gguf(t.target.model.checkpoint.metadata)
-    template = ChatTemplate.of(tokenizer)
-    found = []
-    for text in texts:
-        rendered = template.render([{"role": "user", "content": text}])
-        found.append(tokenizer.encode(rendered, special=True, bos=False))
+    found = [prompt_ids(tokenizer, [{"role": "user", "content": text}]) for text in texts]
     return [ids for ids in found if len(ids) <= given.length * 3 // 4]
 
 

@@ -54,6 +54,7 @@ def commands(quick: bool, head: Path | None) -> dict[str, list[str]]:
     cpu = ["-m", "models", "bench", "cpu", "--rounds", "3" if quick else "5", "--types", "q4_1"]
     files = ["-m", "models", "bench", "cpu", "--rounds", "3", "--tokens", "24", "--types", OTHERS]
     spec = ["-m", "models", "bench", "spec", "--rounds", "2" if quick else "5", "--threads", "2"]
+    spec += ["--prompts", "bench/data/eval/spec_bench.jsonl"]
     found = {
         "cpu2": [*cpu, "--threads", "2"],
         "cpu1": [*cpu, "--threads", "1"],

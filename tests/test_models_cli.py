@@ -196,7 +196,7 @@ def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> N
 
 def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     tiny = TINY / "qwen3_moe"
-    status, out, _ = ggraph("plan", tiny)
+    status, out, _ = ggraph("plan", tiny, "--full")
     assert status == 0
     for word in ("split 0 on cpu", "place ", "buffer arena@cpu", "verified:", "live-bytes bound"):
         assert word in out

@@ -18,7 +18,9 @@ from ggraph.plan import Plan
 from ggraph.plan_json import plan_from_json
 from ggraph.show_html import plan_html
 from ggraph.show_html.chart import Axis
-from ggraph.show_html.memory import short_bytes
+from ggraph.show_html.memory import Box, Scale, short_bytes
+from ggraph.show_html.page import MEANINGS
+from ggraph.show_html.timeline import Span
 from ggraph.verify import CounterExample, examine
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -166,3 +168,35 @@ def test_sizes_are_short() -> None:
     assert [short_bytes(n) for n in (0, 1023, 1536, 3 << 20, 5 << 30)] == [
         "0 B", "1023 B", "1.5 KiB", "3 MiB", "5 GiB",
     ]  # fmt: skip
+
+
+def test_a_large_value_leaves_the_others_room() -> None:
+    """Small values keep most of the picture; addresses keep their order and fill it."""
+    boxes = [Box(str(i), i, 512 * i, 512 * (i + 1), Span(0, 1)) for i in range(40)]
+    boxes.append(Box("logits", 40, 20_480, 1_000_000, Span(0, 1)))
+    scale = Scale.of(1_000_000, boxes, 320.0)
+    assert scale.y(0) == 320.0 and abs(scale.y(1_000_000)) < 1e-9
+    assert 320.0 - scale.y(20_480) > 0.4 * 320.0
+    heights = [scale.y(a) for a in range(0, 1_000_000, 997)]
+    assert heights == sorted(heights, reverse=True)
+    assert min(scale.y(b.start) - scale.y(b.stop) for b in boxes) > 2.0
+
+
+def test_texts_at_the_right_edge_grow_to_the_left() -> None:
+    axis = Axis(1.0)
+    assert axis.edge(0.5) == "" and axis.edge(0.95) == " last"
+    text = plan_html(split_plan(), {})
+    ticks = re.findall(r'class="tick([ a-z]*)" x="([\d.]+)%"', text)
+    assert ticks and all((kind == " last") == (float(x) > 85) for kind, x in ticks)
+
+
+def test_the_figures_of_a_certificate_are_explained() -> None:
+    certificate = make_plan(tiny(), [CPU]).certificate
+    assert set(vars(certificate)) <= set(MEANINGS)
+    text = plan_html(split_plan(), vars(certificate))
+    assert text.count('class="fact" title=') == len(vars(certificate))
+
+
+def test_a_long_title_breaks_rather_than_widens_the_page() -> None:
+    text = plan_html(split_plan(), {}, title="a_very_long_title_without_a_space" * 9)
+    assert re.search(r"h1,[^{]*{overflow-wrap:anywhere}", text)

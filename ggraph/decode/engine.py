@@ -90,7 +90,7 @@ class Engine:
         if used > self.runner.context:
             raise InputError(
                 f"the prompt has {len(prompt)} tokens, but the context holds "
-                f"{self.runner.context} and {self.runner.past} are in use"
+                f"{self.runner.context} and {self.runner.past} are in use (-c sets another)"
             )
         return self.runner.context - used + 1
 

@@ -109,8 +109,9 @@ def charts(plan: Plan, fault: CounterExample | None = None, of: str = "") -> Ite
     yield timeline(bars_of(plan.schedule, times, hot), axis, links_of(plan.schedule))
     yield chapter(
         memory,
-        "Addresses upwards, the same time axis. A box is one value's stay; point at it for the "
-        "tenants before and after.",
+        "Addresses upwards, the same time axis; between two borders the room grows with the root "
+        "of the bytes, so that small values are seen beside large ones. A box is one value's stay; "
+        "point at it for its bytes and the tenants before and after.",
     )
     yield from memories(plan, times, axis, fault)
 

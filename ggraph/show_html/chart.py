@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 GUTTER = 0.6  # per cent of free room at both ends of the axis
+RIGHT = 85.0  # per cent of the axis behind which a text would run over its end
 TICKS = 8
 
 
@@ -28,6 +29,11 @@ class Axis:
 
     def _percent(self, at: float) -> float:
         return GUTTER + (100 - 2 * GUTTER) * at / (self.seconds or 1.0)
+
+    def edge(self, at: float) -> str:
+        """The class of a text at a time: one near the right end grows to the left, lest it be
+        clipped."""
+        return " last" if self._percent(at) > RIGHT else ""
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Round times, and how they are written."""
@@ -73,9 +79,9 @@ def chart(
 
 def _grid(axis: Axis, height: float) -> Iterator[str]:
     for at, text in axis.ticks():
-        x, first = axis.x(at), "" if at else " first"
+        x, edge = axis.x(at), axis.edge(at) if at else " first"
         yield f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height:.0f}"/>'
-        yield f'<text class="tick{first}" x="{x}" y="{height + 15:.0f}">{text}</text>'
+        yield f'<text class="tick{edge}" x="{x}" y="{height + 15:.0f}">{text}</text>'
 
 
 def tip(text: str) -> str:

@@ -4,9 +4,11 @@ A box reaches from a value's first access to its last, over the bytes where it l
 shows who had these bytes before and after. The bytes of a race are hatched in red.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate, pairwise
 
 from ggraph.device import HOST
 from ggraph.plan import Buffer, Plan
@@ -30,6 +32,33 @@ class Box:
     life: Span
 
 
+@dataclass(frozen=True)
+class Scale:
+    """Where an address stands, in pixels from above.
+
+    Between two borders of values the room grows with the root of the bytes: one large value, such
+    as the logits, does not press all the others into a line.
+    """
+
+    borders: tuple[int, ...]
+    heights: tuple[float, ...]  # of the borders, upwards
+    height: float
+
+    @staticmethod
+    def of(capacity: int, boxes: Sequence[Box], height: float) -> "Scale":
+        """For the arena of `capacity` bytes in which the boxes lie."""
+        borders = tuple(sorted({0, capacity, *(x for b in boxes for x in (b.start, b.stop))}))
+        roots = [0.0, *accumulate((hi - lo) ** 0.5 for lo, hi in pairwise(borders))]
+        return Scale(borders, tuple(height * r / roots[-1] for r in roots), height)
+
+    def y(self, address: int) -> float:
+        """The height of an address; between two borders it grows evenly."""
+        at = min(max(bisect_right(self.borders, address) - 1, 0), len(self.borders) - 2)
+        low, high = self.borders[at : at + 2]
+        part = (address - low) / (high - low)
+        return self.height - self.heights[at] - part * (self.heights[at + 1] - self.heights[at])
+
+
 def memories(
     plan: Plan, times: Sequence[Span], axis: Axis, fault: CounterExample | None = None
 ) -> Iterator[str]:
@@ -45,9 +74,11 @@ def memories(
         share = (b.nbytes / arenas[0].nbytes) ** 0.5
         height = max(LEAST_HEIGHT, (HOST_HEIGHT if b.device == HOST else HEIGHT) * share)
         yield f"<h3>{escape(b.name)} <i>{b.nbytes:,} bytes, {len(boxes)} values</i></h3>"
-        rows = [_drawn(plan, x, boxes, b.nbytes, height, axis) for x in boxes]
-        if fault is not None and fault.buffer == b.name:
-            rows.append(_raced(fault, times, b.nbytes, height, axis))
+        raced = fault if fault is not None and fault.buffer == b.name else None
+        scale = Scale.of(b.nbytes, boxes, height)
+        rows = [_drawn(plan, x, boxes, scale, axis) for x in boxes]
+        if raced is not None:
+            rows.append(_raced(raced, times, scale, axis))
         yield chart(_addresses(b, height), height, rows, axis)
 
 
@@ -86,12 +117,10 @@ def short_bytes(n: int) -> str:
     return f"{n} B"
 
 
-def _drawn(
-    plan: Plan, b: Box, boxes: Sequence[Box], capacity: int, height: float, axis: Axis
-) -> str:
+def _drawn(plan: Plan, b: Box, boxes: Sequence[Box], scale: "Scale", axis: Axis) -> str:
     x, width = axis.x(b.life.start), axis.width(b.life.start, b.life.stop)
-    high = max(height * (b.stop - b.start) / capacity, 1.0)
-    y = height - height * b.stop / capacity
+    y = scale.y(b.stop)
+    high = max(scale.y(b.start) - y, 1.0)
     room = (b.life.stop - b.life.start) / (axis.seconds or 1.0) * NOMINAL_WIDTH
     fits = len(b.value) * LETTER + 8 < room
     label = (
@@ -119,15 +148,13 @@ def _history(plan: Plan, b: Box, boxes: Sequence[Box]) -> str:
     return "\n".join(lines)
 
 
-def _raced(
-    fault: CounterExample, times: Sequence[Span], capacity: int, height: float, axis: Axis
-) -> str:
+def _raced(fault: CounterExample, times: Sequence[Span], scale: "Scale", axis: Axis) -> str:
     """The bytes in question, while either of the two commands may run."""
     sites = [times[s.index] for s in (fault.first, fault.second) if s is not None]
     start = min((s.start for s in sites), default=0.0)
     stop = max((s.stop for s in sites), default=axis.seconds)
-    high = max(height * (fault.stop - fault.start) / capacity, 3.0)
-    y = height - height * fault.stop / capacity
+    y = scale.y(fault.stop)
+    high = max(scale.y(fault.start) - y, 3.0)
     words = f"bytes [{fault.start:,}, {fault.stop:,}): {fault.kind} of {' and '.join(fault.values)}"
     return (
         f'<g class="raced">{tip(words)}<rect x="{axis.x(start)}" y="{y:.2f}" '

@@ -44,13 +44,35 @@ def chapter(title: str, note: str = "") -> str:
 
 
 def cards(facts: Mapping[str, object], kind: str = "") -> str:
-    """Facts side by side: the number large, its name under it."""
+    """Facts side by side: the number large, its name under it; the pointer shows what it means."""
     cells = (
-        f'<div class="fact"><b>{escape(_number(v))}</b><span>{escape(k.replace("_", " "))}</span>'
-        "</div>"
+        f'<div class="fact"{_meaning(k)}><b>{escape(_number(v))}</b>'
+        f"<span>{escape(k.replace('_', ' '))}</span></div>"
         for k, v in facts.items()
     )
     return f'<div class="facts {kind}">{"".join(cells)}</div>'
+
+
+MEANINGS = {
+    "commands": "kernels, copies, events and host steps of one run",
+    "unrolled": "commands of all the runs that the proof looks at: the steady state",
+    "pairs_checked": "pairs of commands that touch a common byte, one of them writing, all ordered",
+    "reads_proved": "reads that were traced to the write whose value they mean to see",
+    "reuses": "pairs of values that share bytes at different times",
+    "peak_bytes": "bytes of all arenas together, as they are laid out",
+    "live_bound_bytes": "the most bytes that values alive at once need at the same time: no layout "
+    "of these commands in this order can do with less",
+    "concurrency_bytes": "bytes that the peak grew by because work that may run at once cannot "
+    "share them",
+    "ends_complete": "whether a run ends only when all its work is done",
+    "arena_bytes": "bytes of every arena, as they are laid out",
+}
+
+
+def _meaning(fact: str) -> str:
+    """What the pointer shows of a fact, as an attribute."""
+    found = MEANINGS.get(fact.replace(" ", "_"))
+    return f' title="{escape(found, quote=True)}"' if found else ""
 
 
 def _number(value: object) -> str:
@@ -102,7 +124,8 @@ _STYLE = """
 body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:var(--ink);
 background:var(--ground);margin:0}
 main{max-width:1240px;margin:0 auto;padding:2rem 1.2rem 4rem}
-h1{font-size:1.6rem;letter-spacing:-.01em;margin:0}
+h1{font-size:clamp(1.15rem,4.5vw,1.6rem);letter-spacing:-.01em;margin:0}
+h1,h2,h3,h4,.under,.fact{overflow-wrap:anywhere}.fact[title]{cursor:help}
 .under{color:var(--soft);margin:.2rem 0 1.2rem}
 h2{font-size:1.15rem;margin:2.4rem 0 .2rem;letter-spacing:-.005em}
 h3{font:600 .85rem ui-monospace,Menlo,Consolas,monospace;margin:1.2rem 0 .35rem}
@@ -127,7 +150,8 @@ text-overflow:ellipsis;font:12px/16px ui-monospace,Menlo,Consolas,monospace;colo
 .pan svg{display:block;width:calc(100% * var(--zoom))}
 svg text{font:11px system-ui,sans-serif}.grid{stroke:var(--line)}
 .tick{fill:var(--soft);text-anchor:middle;font-variant-numeric:tabular-nums}
-.tick.first{text-anchor:start}.lane{fill:var(--line)}.bar rect{stroke:var(--paper);stroke-width:.4}
+.tick.first{text-anchor:start}.tick.last,.culprit.last{text-anchor:end}
+.lane{fill:var(--line)}.bar rect{stroke:var(--paper);stroke-width:.4}
 .bar .launch{fill:var(--launch)}.bar .copy{fill:var(--copy)}.bar .host{fill:var(--host)}
 .bar .mark{fill:var(--mark)}.label{fill:var(--on);display:none;pointer-events:none}
 .label.fits{display:inline}.event{stroke:var(--soft);opacity:.45;stroke-width:1}
@@ -151,7 +175,9 @@ margin:.6rem 0}.site{background:var(--paper);border:1px solid var(--line);border
 padding:.5rem .7rem;font:12px/1.55 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .site b{display:block;font:600 .78rem system-ui,sans-serif;color:var(--soft)}
 .sites .versus{color:var(--race);font-weight:700;text-align:center;font-size:.85rem}
-@media (max-width:760px){.sites{grid-template-columns:1fr}}
+@media (max-width:760px){.sites{grid-template-columns:1fr}.names{flex-basis:3.6rem}
+.names span{max-width:3rem;right:.3rem}main{padding:1rem .6rem 3rem}
+.meter{grid-template-columns:1fr}}
 .mono{font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .meter{display:grid;grid-template-columns:13rem 1fr 4rem;gap:.3rem .8rem;align-items:center;
 font-size:.86rem;margin:.6rem 0}.meter i{display:block;height:12px;border-radius:6px;

@@ -115,7 +115,7 @@ def _drawn(b: Bar, y: float, axis: Axis) -> str:
     x, width = axis.x(b.span.start), axis.width(b.span.start, b.span.stop)
     room = (b.span.stop - b.span.start) / (axis.seconds or 1.0) * NOMINAL_WIDTH
     tall = BAR if b.kind != "mark" else BAR / 2
-    shown = "" if b.kind == "mark" else _label(b, x, y, len(b.label) * LETTER + 8 < room)
+    shown = "" if b.kind == "mark" else _label(b, x, y, len(b.label) * LETTER + 8 < room, axis)
     data = "".join(
         f' data-{k}="{" ".join(map(str, v))}"' for k, v in (("r", b.reads), ("w", b.writes)) if v
     )
@@ -125,10 +125,13 @@ def _drawn(b: Bar, y: float, axis: Axis) -> str:
     )
 
 
-def _label(b: Bar, x: str, y: float, fits: bool) -> str:
+def _label(b: Bar, x: str, y: float, fits: bool, axis: Axis) -> str:
     """Inside the bar where it fits; a culprit's stands above it in any case."""
     if b.hot:
-        return f'<text class="culprit" x="{x}" y="{y - BAR / 2 - 5:.0f}">{escape(b.label)}</text>'
+        return (
+            f'<text class="culprit{axis.edge(b.span.start)}" x="{x}" y="{y - BAR / 2 - 5:.0f}">'
+            f"{escape(b.label)}</text>"
+        )
     return (
         f'<text class="label{" fits" if fits else ""}" x="{x}" dx="4" y="{y + 4:.0f}">'
         f"{escape(b.label)}</text>"
@@ -152,5 +155,6 @@ def _missing(hot: Sequence[Bar], middle: Mapping[Actor, float], axis: Axis) -> I
     at = (x1 + x2) / 2 if apart else max(b.span.stop for b in hot)
     yield (
         f'<line class="race" x1="{axis.x(x1)}" y1="{y1:.0f}" x2="{axis.x(x2)}" y2="{y2:.0f}"/>'
-        f'<text class="culprit" x="{axis.x(at)}" dx="8" y="{(y1 + y2) / 2 + 4:.0f}">no order</text>'
+        f'<text class="culprit{axis.edge(at)}" x="{axis.x(at)}" dx="{-8 if axis.edge(at) else 8}" '
+        f'y="{(y1 + y2) / 2 + 4:.0f}">no order</text>'
     )

@@ -89,9 +89,7 @@ class BpeEncoder:
         self._sorted = array("i", sorted(range(self._size), key=tokens.__getitem__)
                              if pre.ignore_merges else [])  # fmt: skip
         self._cache: dict[str, list[int]] = {}
-        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._words = pre_tokenizers.Sequence([*cuts, to_bytes])
+        self._words = word_cutter(pre)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no lone surrogate."""
@@ -117,6 +115,13 @@ class BpeEncoder:
         if at == len(self._sorted) or self._tokens[self._sorted[at]] != word:
             return None
         return self._sorted[at]
+
+
+def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """What cuts text into words, whose bytes are written as characters."""
+    cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*cuts, to_bytes])
 
 
 def _rows(merges: Sequence[str], ids: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:

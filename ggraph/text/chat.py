@@ -161,7 +161,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The prompt text, to be encoded with `special=True, bos=False`.
+        """The prompt text. Markers that somebody typed look like the template's own in it: to
+        encode what others wrote, use `prompt_ids` (prompt.py).
 
         `messages` are mappings with `role` and mostly `content`; `extra` are the template's own
         variables (tools, enable_thinking, ...). InputError when the messages are not such or the

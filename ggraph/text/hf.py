@@ -43,6 +43,11 @@ class HfEncoder:
         """Ids of `text` with special tokens found in it."""
         return list(self._parsing.encode(text, add_special_tokens=False).ids)
 
+    def words(self, text: str) -> list[str]:
+        """How the file cuts `text` before any merge, in the letters that its tokens have."""
+        cut = self._parsing.pre_tokenizer
+        return [text] if cut is None else [w for w, _ in cut.pre_tokenize_str(text)]
+
     def prefix(self) -> list[int]:
         """What the file's post-processor puts around an empty text."""
         return list(self._parsing.encode("", add_special_tokens=True).ids)
@@ -56,19 +61,22 @@ class HfEncoder:
         return {i: t.special for i, t in self._parsing.get_added_tokens_decoder().items()}
 
 
-def load_hf(folder: str | Path) -> tuple[HfEncoder, Vocabulary]:
-    """The encoder and the vocabulary of `folder`. FormatError when a file is missing or bad."""
+def load_hf(folder: str | Path, size: int = 0) -> tuple[HfEncoder, Vocabulary]:
+    """The encoder and the vocabulary of `folder`, of at least `size` ids (a model may have more
+    rows than its tokenizer has texts). FormatError when a file is missing or bad."""
     folder = Path(folder)
     source = _text(folder / "tokenizer.json")
     encoder = HfEncoder(source)
     parsed = _object(source, folder / "tokenizer.json")
     config = _optional_object(folder / "tokenizer_config.json")
     generation = _optional_object(folder / "generation_config.json")
-    return encoder, _vocabulary(encoder, parsed, config, generation, _template(folder, config))
+    template = _template(folder, config)
+    return encoder, _vocabulary(encoder, size, parsed, config, generation, template)
 
 
 def _vocabulary(
     encoder: HfEncoder,
+    size: int,
     parsed: Mapping[str, Any],
     config: Mapping[str, Any],
     generation: Mapping[str, Any],
@@ -79,7 +87,7 @@ def _vocabulary(
         raise FormatError(
             f"tokenizer.json: {len(table)} tokens, greatest id {max(table, default=0)}"
         )
-    tokens = tuple(table.get(i, "") for i in range(max(table) + 1))
+    tokens = tuple(table.get(i, "") for i in range(max(size, max(table) + 1)))
     ids = {t: i for i, t in table.items()}
     kinds = _decoder_kinds(parsed.get("decoder"))
     bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))

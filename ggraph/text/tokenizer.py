@@ -31,7 +31,8 @@ class Tokenizer:
     """Text to ids and back.
 
     `encode` reads special tokens in the text as plain text unless asked: text that a user typed
-    must not be able to end a turn. Lone surrogates, which no UTF-8 text can hold, become U+FFFD.
+    must not be able to end a turn (within a chat template: prompt.py). Lone surrogates, which no
+    UTF-8 text can hold, become U+FFFD.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_hf(cls, folder: str | Path) -> "Tokenizer":
+    def from_hf(cls, folder: str | Path, size: int = 0) -> "Tokenizer":
         """From a folder with tokenizer.json, and tokenizer_config.json where there is one.
 
-        FormatError when a file is missing or is not what its format demands.
+        `size`: the rows of the model, of which the last may have no text. FormatError when a file
+        is missing or is not what its format demands.
         """
-        encoder, vocabulary = load_hf(folder)
+        encoder, vocabulary = load_hf(folder, size)
         return cls(vocabulary, encoder, encoder.encode_special)
 
     @classmethod
@@ -152,7 +154,30 @@ class Tokenizer:
         text = _without_surrogates(text)
         if self._encode_special is not None:
             return head + (self._encode_special if special else self._encoder.encode)(text)
-        return head + self._encode_parts(text, self._markers if special else self._always)
+        return head + self._encode_parts(_cut(text, self._markers if special else self._always))
+
+    @cached_property
+    def control_texts(self) -> Sequence[str]:
+        """Texts of all control tokens of two letters or more, the longest first."""
+        control = self.vocabulary.control
+        return [t for t, i in self._markers if i in control and len(t) > 1]
+
+    def encode_sewn(self, text: str, seam: str) -> list[int]:
+        """Ids of a rendered chat template: `seam` is in no token, and what holds it is no marker.
+
+        Where seams change nothing, the ids are those of the text without them.
+        """
+        text = _without_surrogates(text)
+        bare = text.replace(seam, "")
+        parts = [
+            p.replace(seam, "") if isinstance(p, str) else p for p in _cut(text, self._markers)
+        ]
+        kept = [p for p in parts if p != ""]
+        if kept == _cut(bare, self._markers):
+            return self.encode(bare, special=True, bos=False)
+        if self._encode_special is None:  # an engine finds the tokens that always count by itself
+            kept = [q for p in kept for q in (_cut(p, self._always) if isinstance(p, str) else [p])]
+        return self._encode_parts(kept)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. See `decode_bytes`."""
@@ -182,15 +207,16 @@ class Tokenizer:
             raise InputError("bos was asked for, but the vocabulary has no bos token")
         return [self.bos_id]
 
-    def _encode_parts(self, text: str, markers: Sequence[tuple[str, int]]) -> list[int]:
+    def _encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         ids: list[int] = []
+        own_space = self.vocabulary.space_prefix and self._encode_special is None
         after_marker = True  # SentencePiece puts its space at the start and behind each marker
-        for part in _cut(text, markers):
+        for part in parts:
             if isinstance(part, int):
                 ids.append(part)
                 after_marker = True
                 continue
-            space = " " if after_marker and self.vocabulary.space_prefix else ""
+            space = " " if after_marker and own_space else ""
             ids += self._encoder.encode(space + part)
             after_marker = False
         return ids

@@ -73,17 +73,19 @@ class Peer:
 
     def ask(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | str,
         new: int,
         *,
         keep: bool = False,
         probs: int = 0,
         ignore_end: bool = True,
     ) -> Reply:
-        """Greedy continuation of `ids` by `new` tokens; `keep` reuses the last request's cache."""
+        """Greedy continuation by `new` tokens of `ids`, or of a text that llama.cpp cuts itself;
+        `keep` reuses the last request's cache."""
         assert self._process.stdin is not None
         request = {
-            "ids": list(ids), "new": new, "keep": keep, "probs": probs, "ignore_eos": ignore_end
+            "ids": ids if isinstance(ids, str) else list(ids), "new": new,
+            "keep": keep, "probs": probs, "ignore_eos": ignore_end
         }  # fmt: skip
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -120,10 +120,10 @@ def read_prompts(path: Path, limit: int) -> list[Prompt]:
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         found = [
-            Prompt(str(r.get("question_id", i)), _group(r, path), str(r["category"]), r["turns"][0])
+            Prompt(str(r.get("question_id", i)), _group(r, path), str(r["category"]), _turn(r))
             for i, r in enumerate(rows)
         ]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: no prompts ({error}); each line: category and turns") from None
     if not found:
         raise InputError(f"{path} holds no prompts")
@@ -133,6 +133,13 @@ def read_prompts(path: Path, limit: int) -> list[Prompt]:
     in_turn = sorted((i, n) for n, g in enumerate(groups.values()) for i in range(len(g)))
     members = list(groups.values())
     return [members[n][i] for i, n in in_turn[:limit]]
+
+
+def _turn(row: Mapping[str, Any]) -> str:
+    """The first thing that was asked. TypeError where that is no list of texts."""
+    if not isinstance(row["turns"], list) or not isinstance(row["turns"][0], str):
+        raise TypeError(f"turns is {row['turns']!r:.40}")
+    return row["turns"][0]
 
 
 def _group(row: Mapping[str, Any], path: Path) -> str:

@@ -1,21 +1,23 @@
 """The runner: `ggraph COMMAND`, also `python -m models COMMAND`.
 
 One place turns every deliberate error into one line on stderr and a non-zero exit status: 2 for
-input that cannot be served, 1 for a check that failed, 130 after Ctrl-C.
+input that cannot be served, 1 for a check that failed, 130 after Ctrl-C. A reader that goes away
+(`ggraph plan --full | head`) is no error.
 """
 
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from ggraph import GgraphError, __version__
+from ggraph import GgraphError, InputError, __version__
 from ggraph.backends.cpu.jit import WATCHERS
 
 from .bench import bench_app
-from .common import CompilingLine, complain, notes, show_warnings
+from .common import COMPILING, complain, show_warnings
 from .convert import convert, quantize
 from .eagle3 import eagle3
 from .generate import generate
@@ -26,8 +28,25 @@ from .record import record, torture
 from .train import train_eagle3
 from .verify import verify
 
+
+class Commands(TyperGroup):
+    """The commands; what they print may be wanted by nobody any more."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the command that was named, to the end of its output."""
+        try:
+            done = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return done
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit from None
+
+
 app = typer.Typer(
     name="ggraph",
+    cls=Commands,
     help="Run language models through memory plans that are proved before they run.",
     no_args_is_help=True,
     add_completion=False,
@@ -68,7 +87,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows "?"
     show_warnings()
-    WATCHERS.append(CompilingLine(notes()))
+    WATCHERS.append(COMPILING)
     try:
         app()
     except GgraphError as error:
@@ -76,15 +95,18 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        _drop_output()  # the reader went away: `ggraph plan | head`
-        sys.exit(0)
     except (OSError, MemoryError) as error:
         _drop_output()
         complain(error if str(error) else MemoryError("out of memory"))
+        sys.exit(1)
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        complain(InputError("the system starts no further thread: try --threads 1"))
         sys.exit(1)
 
 
 def _drop_output() -> None:
     """Send what is still buffered nowhere, lest the flush at exit fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,8 +20,8 @@ from ..bench.spec import FLOOR, Answer, outcome, parse_setting, read_prompts
 from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
 from ..run.load import load
-from ..run.shipped import head_for
-from .common import Context, ModelPath, Threads, model_path, notes
+from ..run.shipped import DATA, head_for
+from .common import Context, ModelPath, Threads, model_path, notes, write_text
 from .draft import Head
 
 bench_app = typer.Typer(
@@ -69,8 +69,8 @@ def cpu(
     if not cases:
         raise InputError(f"--only {only!r}; rows: {', '.join(c.name for c in CASES)}")
     with_peer = _wants_peer(peer)
-    source = model_path(model, False)
-    names = types.split(",") if types else [None]
+    source = model_path(model)
+    names = types.lower().split(",") if types else [None]
     if unknown := [n for n in names if n is not None and n not in FILE_TYPES]:
         raise InputError(f"--types {','.join(unknown)!r}; known: {', '.join(FILE_TYPES)}")
     threads = threads or thread_count()
@@ -83,7 +83,7 @@ def cpu(
         rows = _table(path, threads, rounds, tokens, with_peer, cases)
         result["tables"][path.name] = rows
         if out is not None:
-            out.write_text(json.dumps(result, indent=1) + "\n")
+            write_text(out, json.dumps(result, indent=1) + "\n")
 
 
 def _table(
@@ -115,7 +115,7 @@ def _line(r: dict[str, Any]) -> str:
 
 WITH_HEAD = "suffix+eagle3,suffix,eagle3,eagle3:4,eagle3:16/4/4"
 WITHOUT_HEAD = "suffix,suffix:4"
-PROMPTS = Path(__file__).parent.parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
+PROMPTS = DATA / "prompts.jsonl"  # a dozen that come with ggraph
 
 
 @bench_app.command("spec")
@@ -154,7 +154,7 @@ def spec(
       ggraph bench spec --head head.gguf --settings eagle3,eagle3:4,eagle3:16/4/4,suffix+eagle3
     """
     _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
-    path = model_path(model, False)
+    path = model_path(model)
     head = head_for(path) if head is None else head
     given = settings or (WITHOUT_HEAD if head is None else WITH_HEAD)
     ways = [parse_setting(s, head is not None) for s in given.split(",")]
@@ -175,7 +175,7 @@ def spec(
         answers = list(_told(found, len(asked), minutes))
     result |= {"asked": len(asked), **outcome(answers, ways)}
     if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        write_text(out, json.dumps(result, indent=1) + "\n")
     if not _print_result(result):
         raise typer.Exit(1)
 

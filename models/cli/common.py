@@ -1,9 +1,10 @@
 """Options and output that several commands share."""
 
 import json
+import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..run.fetch import fetch_default
 from ..run.load import Loaded, load
 from ..run.text import argument, utf8
 
+# llama.cpp's way to name a model that is to be downloaded; said so rather than misread.
+HfRepo = Annotated[str | None, typer.Option("-hf", "--hf-repo", hidden=True)]
 ModelPath = Annotated[
     Path | None,
     typer.Option(
@@ -30,7 +33,12 @@ ModelPath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.")]
-Context = Annotated[int | None, typer.Option("--ctx-size", "-c", help="Context in tokens.")]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--ctx-size", "-c", help="Context in tokens; 0: all that the model was trained for."
+    ),
+]
 Devices = Annotated[
     str, typer.Option("--device", help="Devices in order of preference, such as cpu,sim0.")
 ]
@@ -40,16 +48,45 @@ WithProfile = Annotated[
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """What is asked: an argument, as in llama.cpp an option, or a file."""
+
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads standard input.", show_default=False)
+    ] = None
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The same as an option.")
+    ] = None
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file with it.")] = None
+
+    @property
+    def text(self) -> str:
+        """The prompt. InputError where there is none, or several."""
+        given = [x for x in (self.prompt, self.prompt_option, self.file) if x is not None]
+        if len(given) != 1:
+            raise InputError(f"expected one prompt (PROMPT, -p or -f), got {len(given)}")
+        return read_file(self.file) if self.file is not None else read_prompt(str(given[0]))
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """Which model runs where, and how exactly."""
 
     model: ModelPath = None
+    hf_repo: HfRepo = None
     ctx_size: Context = None
     cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16"
     threads: Threads = None
     device: Devices = "cpu"
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
     profile: WithProfile = False
+
+    def __post_init__(self) -> None:
+        if self.hf_repo is not None:
+            raise InputError(
+                f"-hf {self.hf_repo}: ggraph downloads nothing from Hugging Face; fetch a file or "
+                "folder yourself and name it with -m"
+            )
 
     def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
         """The model at `path`, with a head and a device of its own for drafts where given."""
@@ -62,12 +99,13 @@ class ModelOptions:
             head=head,
             exact=self.exact,
             profile=self.profile,
-            cache_type=self.cache_type,
+            cache_type=self.cache_type.lower(),
         )
 
 
 def notes() -> Console:
     """Where everything goes that is not the answer."""
+    COMPILING.clear()
     return Console(stderr=True, highlight=False)
 
 
@@ -93,32 +131,62 @@ def show_warnings() -> None:
 class CompilingLine:
     """Says, while the first run on a processor compiles its kernels, which one it is at."""
 
-    console: Console
     count: int = 0
+    shown: bool = False  # a line without an end stands on the terminal
+    muted: bool = False  # the answer has begun
 
     def __call__(self, name: str) -> None:
         """One line at first; where it is a terminal, it goes on counting in place."""
         self.count += 1
-        text = "first run on this processor: compiling kernels, which are kept"
-        if self.console.is_terminal:
-            self.console.print(f"[dim]{text} ({self.count}: {name})[/dim]\x1b[K", end="\r")
+        console, text = notes(), "compiling kernels for this processor"
+        if self.muted:
+            return
+        if console.is_terminal:
+            line = f"{text} ({self.count}: {name})"[: console.width - 1]
+            console.file.write(f"\r\x1b[K\x1b[2m{line}\x1b[0m")
+            console.file.flush()
+            self.shown = True
         elif self.count == 1:
-            self.console.print(f"[dim]{text}[/dim]", soft_wrap=True)
+            console.print(f"[dim]{text}[/dim]", soft_wrap=True)
+
+    def clear(self) -> None:
+        """Take the line away, before something else is printed."""
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        self.shown = False
+
+    def mute(self) -> None:
+        """Take the line away for good: from here on the terminal belongs to the answer."""
+        self.clear()
+        self.muted = True
 
 
-def model_path(given: Path | None, quiet: bool) -> Path:
-    """The given path, or the default model with a progress bar while it is fetched."""
+COMPILING = CompilingLine()
+
+
+def model_path(given: Path | None) -> Path:
+    """The given path, or the default model, fetched with a word about it on standard error."""
     if given is not None:
         return given
-    with _bar(quiet) as report:
+    with _bar() as report:
         return fetch_default(report)
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Any]:
-    """A progress callback; the bar appears with the first report."""
-    if quiet or not sys.stderr.isatty():
-        yield None
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress callback; the bar appears with the first report, or a line for each part of the
+    work where standard error is no terminal."""
+    if not notes().is_terminal:
+        told: set[str] = set()
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in told:
+                told.add(what)
+                text = f"{what} the default model ({total / 1e6:.0f} MB)"
+                notes().print(f"[dim]{text}[/dim]", soft_wrap=True)
+
+        yield tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=notes(), transient=True) as progress:
@@ -142,23 +210,52 @@ def device_names(text: str) -> list[str]:
 
 def print_json(value: Any) -> None:
     """One object on one line."""
+    COMPILING.clear()
     print(json.dumps(value, ensure_ascii=False))
 
 
 def write_text(path: Path, text: str) -> None:
-    """The text as a file. InputError where it cannot be written."""
+    """The text as a file, whole or not at all; InputError where it cannot be written. A pipe or a
+    device gets it as it is."""
+    special = path.exists() and not path.is_file()
+    part = path if special else path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.write_text(text, encoding="utf-8")
+        try:
+            part.write_text(text, encoding="utf-8")
+            if not special:
+                os.replace(part, path)
+        finally:
+            if not special:
+                part.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def standard_input(most: int = -1) -> bytes:
+    """Up to `most` bytes of standard input, or all of it. InputError where it was closed."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
+    return sys.stdin.buffer.read(most)
+
+
+def read_file(path: Path) -> str:
+    """A prompt's file. InputError where it cannot be read, or holds nothing, or no text."""
+    try:
+        return _asked(utf8(path.read_bytes(), str(path)))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for `-`. InputError when there is nothing, or no text."""
     if prompt == "-":
-        text = utf8(sys.stdin.buffer.read(), "standard input")
+        text = utf8(standard_input(), "standard input")
     else:
         text = argument(prompt, "the prompt")
+    return _asked(text)
+
+
+def _asked(text: str) -> str:
     if not text.strip():
         raise InputError("the prompt is empty")
     return text

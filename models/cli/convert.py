@@ -12,7 +12,7 @@ from ggraph import InputError
 
 from ..eagle3 import Head
 from ..heads.layouts import open_head
-from ..registry import open_model
+from ..registry import Model, open_model
 from ..run.convert import FILE_TYPES, head_to_gguf, model_to_gguf
 from ..run.convert import Progress as Report
 from .common import notes
@@ -34,12 +34,12 @@ def convert(
 
       ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
     """
-    _check(out, type_name)
+    type_name = _checked(out, type_name)
     with _bar(out) as report:
         if target is None:
-            model_to_gguf(open_model(source), out, type_name, report)
+            model_to_gguf(_speaking(source), out, type_name, report)
         else:
-            aim = open_model(target)
+            aim = _speaking(target)
             head = open_head(source, aim)
             if not isinstance(head, Head):
                 raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
@@ -57,16 +57,29 @@ def quantize(
 
       ggraph quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
     """
-    _check(out, type_name)
+    type_name = _checked(out, type_name)
     with _bar(out) as report:
-        model_to_gguf(open_model(source), out, type_name, report)
+        model_to_gguf(_speaking(source), out, type_name, report)
 
 
-def _check(out: Path, type_name: str) -> None:
-    if type_name not in FILE_TYPES:
+def _speaking(path: Path) -> Model:
+    """The model at `path`, which must have a tokenizer: without one nothing can run the file."""
+    model = open_model(path)
+    of_file = model.checkpoint.format == "gguf"
+    if of_file and "tokenizer.ggml.model" not in model.checkpoint.metadata:
+        raise InputError(f"{path} has no tokenizer (tokenizer.ggml.model)")
+    if not of_file and not (path / "tokenizer.json").is_file():
+        raise InputError(f"{path} has no tokenizer (tokenizer.json)")
+    return model
+
+
+def _checked(out: Path, type_name: str) -> str:
+    """The type's name as it is known here; llama.cpp's are the same in capitals."""
+    if type_name.lower() not in FILE_TYPES:
         raise InputError(f"--type {type_name!r}; known: {', '.join(FILE_TYPES)}")
     if out.is_dir() or not out.parent.is_dir():
         raise InputError(f"cannot write {out}: no such folder, or it is one")
+    return type_name.lower()
 
 
 @contextmanager

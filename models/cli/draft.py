@@ -1,6 +1,7 @@
 """Options and output of drafting, which `generate` and `eagle3` share."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +9,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ggraph import InputError
 from ggraph.decode.statistics import Statistics
 
 from ..run.drafting import DraftOptions, tree_shape
 from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
 from ..run.load import Loaded
 from ..run.shipped import head_for
-from .common import notes, print_json
+from .common import COMPILING, notes, print_json
 
 Head = Annotated[
     Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
@@ -29,7 +31,9 @@ class DraftFlags:
     draft: Annotated[
         str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
     ] = None
-    model_draft: Annotated[Path | None, typer.Option(help="A smaller model to draft with.")] = None
+    model_draft: Annotated[
+        Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
+    ] = None
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens per round.")] = 8
     draft_min: Annotated[int, typer.Option(help="Fewest, when drafting at all.")] = 0
     draft_p_min: Annotated[float, typer.Option(help="End a draft below this chance.")] = 0.0
@@ -52,8 +56,9 @@ class DraftFlags:
         wanted = "eagle3" in draft.split(",") if draft is not None else self.model_draft is None
         return head_for(model) if self.head is None and wanted else self.head
 
-    def drafting(self, head: Path | None) -> Drafting:
-        """The options as one value. InputError for bad ones. Without `--draft` the text's own
+    def drafting(self, head: Path | None, wanted: bool) -> Drafting:
+        """The options as one value. InputError for bad ones, and for those that would change
+        nothing, as all would where no drafts are `wanted`. Without `--draft` the text's own
         repetitions draft, and where there are none the head (which alone makes trees), or the
         smaller model alone."""
         with_head = "suffix,eagle3" if self.tree is None else "eagle3"
@@ -63,7 +68,25 @@ class DraftFlags:
         lengths = (self.draft_max, self.draft_min, self.draft_p_min)
         tree, small = tree_shape(self.tree), self.model_draft
         given = DraftOptions(names, *lengths, fixed=self.fixed, tree=tree, model_draft=small)
-        return Drafting(given, self.accept)
+        made = Drafting(given, self.accept)
+        self._refuse_idle(names, wanted)
+        return made
+
+    def _refuse_idle(self, names: tuple[str, ...], wanted: bool) -> None:
+        """InputError where an option was given that nothing would look at."""
+        idle = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if idle and not wanted:
+            raise InputError(f"{_flags(idle)} without drafts: add --draft, --head or --model-draft")
+        needs = {"head": "eagle3", "tree": "eagle3", "model_draft": "model"}
+        for name, drafter in needs.items():
+            if name in idle and drafter not in names:
+                raise InputError(
+                    f"{_flags([name])} is for the {drafter} drafter, not {','.join(names)}"
+                )
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join("--" + n.replace("_", "-") for n in names)
 
 
 def print_comparison(m: Loaded, run: Generation, drafting: Drafting, as_json: bool) -> None:
@@ -72,16 +95,24 @@ def print_comparison(m: Loaded, run: Generation, drafting: Drafting, as_json: bo
     if as_json:
         print_json({"text": found.text, **comparison_facts(m, found)})
         return
+    COMPILING.clear()
     Console(highlight=False, soft_wrap=True).print(painted(m, found))
     facts = comparison_facts(m, found)
     same = "identical text" if found.identical else "another text"
     notes().print(
         f"[dim]plain {facts['plain_tokens_per_second']:.1f} tokens/s · speculative "
         f"{facts['speculative_tokens_per_second']:.1f} tokens/s · {same}"
-        + (f" · {found.speedup:.2f}x" if found.speedup else "")
+        + _gain(found)
         + f"\n{speculation_line(found.speculation)} (green: drafted and kept)[/dim]",
         soft_wrap=True,
     )
+
+
+def _gain(found: Comparison) -> str:
+    """Speed against plain decoding; where nothing was drafted there is none to speak of."""
+    if not found.speculation.drafted:
+        return " · nothing was drafted"
+    return f" · {found.speedup:.2f}x" if found.speedup else ""
 
 
 def painted(m: Loaded, c: Comparison) -> Text:

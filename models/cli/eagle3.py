@@ -1,16 +1,14 @@
 """`ggraph eagle3` = `python -m models.eagle3`: plain and speculative, side by side."""
 
-import sys
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from ggraph import GgraphError
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Generation
-from .common import AsJson, ModelOptions, complain, model_path, notes, read_prompt
+from .common import AsJson, ModelOptions, Prompt, model_path, notes
 from .draft import DraftFlags, print_comparison
 from .flat import flat
 from .profile import print_profile, profiled
@@ -18,7 +16,7 @@ from .profile import print_profile, profiled
 
 @flat
 def eagle3(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    asked: Prompt,
     on: ModelOptions,
     drafts: DraftFlags,
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens.")] = 128,
@@ -32,14 +30,14 @@ def eagle3(
 
     Examples:
 
-      python -m models.eagle3 "Plan a one day trip to DC."
+      ggraph eagle3 "Plan a one day trip to DC."
 
       ggraph eagle3 --model llama.gguf --head head.gguf --tree 16,4,4 "Hello"
     """
-    text = read_prompt(prompt)
-    path = model_path(on.model, as_json)
+    text = asked.text
+    path = model_path(on.model)
     head = drafts.head_of(path)
-    drafting = drafts.drafting(head)
+    drafting = drafts.drafting(head, wanted=True)
     if drafts.draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
     with closing(on.load(path, head, drafts.device_draft)) as m:
@@ -48,16 +46,3 @@ def eagle3(
         print_comparison(m, run, drafting, as_json)
         if on.profile:
             print_profile(profiled(m, run, drafting))
-
-
-def main() -> None:
-    """Entry point of `python -m models.eagle3`."""
-    try:
-        typer.run(eagle3)
-    except GgraphError as error:
-        complain(error)
-        sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

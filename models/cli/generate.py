@@ -5,18 +5,20 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
+from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded
 from ..run.text import argument
-from .common import AsJson, ModelOptions, model_path, notes, print_json, read_prompt
+from .common import COMPILING, AsJson, ModelOptions, Prompt, model_path, notes, print_json
 from .draft import DraftFlags, print_comparison, speculation_line
 from .flat import flat
+from .interrupt import STATUS, Answering, answering
 from .profile import print_profile, profiled
 
 NPredict = Annotated[
@@ -25,6 +27,7 @@ NPredict = Annotated[
 Compare = Annotated[
     bool, typer.Option("--compare", help="Decode plainly as well, and show what drafts save.")
 ]
+INTERRUPT = "interrupt"
 EXAMPLES = """Examples:
 
   ggraph generate "What is the capital of France?"
@@ -56,32 +59,36 @@ class SamplerFlags:
 
 @flat
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    asked: Prompt,
     on: ModelOptions,
     sampler: SamplerFlags,
     drafts: DraftFlags,
     n_predict: NPredict = 256,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
-    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", "-sys", help="System message of the chat.")
+    ] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
     compare: Compare = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt and print how long everything took."""
-    config, text = sampler.config, read_prompt(prompt)
+    config, text = sampler.config, asked.text
+    if system is not None and no_chat:
+        raise InputError("--system is part of a chat, which --no-chat leaves out")
     system = None if system is None else argument(system, "--system")
     ends = [argument(s, "--stop") for s in stop or ()]
-    asked = compare or drafts.named
-    path = model_path(on.model, as_json)
-    head = drafts.head_of(path) if asked else None
-    drafting = drafts.drafting(head)
-    with closing(on.load(path, head, drafts.device_draft if asked else None)) as m:
+    wanted = compare or drafts.named
+    path = model_path(on.model)
+    head = drafts.head_of(path) if wanted else None
+    drafting = drafts.drafting(head, wanted)
+    with closing(on.load(path, head, drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json)
         else:
-            answer(m, run, drafting if asked else None, as_json, on.profile)
+            answer(m, run, drafting if wanted else None, as_json, on.profile)
 
 
 generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"
@@ -91,25 +98,50 @@ def answer(
     m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool, profile: bool
 ) -> None:
     """Print the answer as it comes, and the statistics, also after an interrupt."""
-    pieces, stopped = [], "interrupt"
+    pieces: list[str] = []
+    with answering() as state:
+        stopped = _printed(m, run, drafting, pieces, None if as_json else sys.stdout, state)
+        facts = statistics(m, run, stopped)
+        line = None if run.speculation is None else speculation_line(run.speculation)
+        if as_json and not profile:
+            print_json({"text": "".join(pieces), **facts})
+        elif not as_json:
+            report(facts, line)
+    if stopped == INTERRUPT:
+        raise typer.Exit(STATUS)
+    if profile:  # the same answer once more
+        facts["profile"] = profiled(m, run, drafting)
+        if as_json:
+            print_json({"text": "".join(pieces), **facts})
+        else:
+            print_profile(facts["profile"])
+
+
+def _printed(
+    m: Loaded,
+    run: Generation,
+    drafting: Drafting | None,
+    pieces: list[str],
+    out: TextIO | None,
+    state: Answering,
+) -> str:
+    """Fill `pieces` with the answer, print it to `out`, and say why it ended."""
+    stopped = INTERRUPT
     try:
+        m.engine.room(run.ids)
+        m.runner.prepare(len(run.ids))
+        if COMPILING.count:  # then the next step's kernels too, rather than amid the answer
+            m.runner.prepare(1)
+        COMPILING.mute()
         for piece in run.run(drafting):
             pieces.append(piece)
-            if piece and not as_json:
-                print(piece, end="", flush=True)
+            if piece and out is not None:
+                print(piece, end="", flush=True, file=out)
+        state.done()
         stopped = run.stopped
     except KeyboardInterrupt:
         pass
-    facts = statistics(m, run, stopped)
-    line = None if run.speculation is None else speculation_line(run.speculation)
-    if profile:
-        facts["profile"] = profiled(m, run, drafting)
-    if as_json:
-        print_json({"text": "".join(pieces), **facts})
-        return
-    report(facts, line)
-    if profile:
-        print_profile(facts["profile"])
+    return stopped
 
 
 def report(facts: dict[str, Any], speculation: str | None) -> None:

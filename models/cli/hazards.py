@@ -142,7 +142,7 @@ def drafts(
     Example: ggraph hazards drafts --head head.gguf "Plan a one day trip to DC."
     """
     text = read_prompt(prompt)
-    with closing(load(model_path(model, as_json), head=head, threads=threads)) as m:
+    with closing(load(model_path(model), head=head, threads=threads)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         reports = drafts_under(m, ids, n_predict, draft_max)
     if as_json:

@@ -16,14 +16,23 @@ from ggraph.device import HOST, DeviceSpec
 from ggraph.pipeline import begin, run_passes_until
 from ggraph.plan_json import plan_to_json
 from ggraph.session import WeightSource
-from ggraph.show import graph_dot, plan_summary, plan_text
+from ggraph.show import graph_dot, plan_brief, plan_summary, plan_text
 from ggraph.show_html import plan_html
 from ggraph.trade import Trade, trade_table
 from ggraph.verify import CounterExample, Rejected
 
 from ..registry import open_model
 from ..run.load import open_session
-from .common import AsJson, Devices, Threads, device_names, model_path, print_json, write_text
+from .common import (
+    COMPILING,
+    AsJson,
+    Devices,
+    Threads,
+    device_names,
+    model_path,
+    print_json,
+    write_text,
+)
 
 MODES = ("hb", "offline", "ggml")
 
@@ -45,6 +54,9 @@ _Explained = Annotated[
     typer.Option("--explain", metavar="TENSOR", help="Why one tensor lies where it lies."),
 ]
 _Exact = Annotated[bool, typer.Option("--exact", help="Refuse what approximates.")]
+_Full = Annotated[
+    bool, typer.Option("--full", help="Also every tensor's placement and region, with causes.")
+]
 _Trade = Annotated[
     bool, typer.Option("--trade", help="Print bytes against waits and time, per stream count.")
 ]
@@ -73,9 +85,10 @@ def plan(
     trade: _Trade = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with all pictures.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the plan for `ggraph verify`.")] = None,
+    full: _Full = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the verified plan of one decoding step: splits, streams, placement, memory, proof.
+    """Plan and prove one decoding step: the verdict, splits and bytes; with --full everything.
 
     Example: ggraph plan model.gguf --device sim0,cpu --layers sim0=10 --streams 2 --html plan.html
 
@@ -85,6 +98,8 @@ def plan(
         raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
     if streams < 1:
         raise InputError(f"--streams {streams}: expected 1 or more")
+    if min(rows, context) < 1 or max(rows, context) > ctx_size:
+        raise InputError(f"--rows {rows}, --context {context}: expected 1 to {ctx_size} (-c)")
     options = Options(
         pins=tuple(pin or ()),
         layers=_counts("--layers", "COUNT", layers),
@@ -96,7 +111,7 @@ def plan(
         capacity=_counts("--capacity", "BYTES", capacity),
         exact=exact,
     )
-    opened = open_model(model_path(model, as_json or dot))
+    opened = open_model(model_path(model))
     with closing(_session(device, options, threads)) as session:
         runner = Runner(opened, session, ctx_size)
         graph = opened.build(runner.shape(rows, rows, max(rows, context)))
@@ -106,7 +121,7 @@ def plan(
             _print_trade(trade_table(graph, _specs(session), options), as_json)
         else:
             verified = _proved(session, graph, opened.weight, html, export)
-            _print(verified, explain_tensor, html, export, as_json)
+            _print(verified, explain_tensor, html, export, as_json, full)
 
 
 def _session(device: str, options: Options, threads: int | None) -> Session:
@@ -119,8 +134,10 @@ def _print(
     html: Path | None,
     export: Path | None,
     as_json: bool,
+    full: bool,
 ) -> None:
     """One tensor's explanation, the page, the plan as JSON, or as text where no file was wanted."""
+    COMPILING.clear()
     if tensor is not None:
         _explain(verified, tensor, as_json)
     elif html is not None:
@@ -128,7 +145,7 @@ def _print(
     elif as_json:
         print_json(plan_summary(verified))
     elif export is None:
-        print(plan_text(verified))
+        print(plan_text(verified) if full else plan_brief(verified))
 
 
 def _specs(session: Session) -> list[DeviceSpec]:

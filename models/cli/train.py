@@ -93,7 +93,7 @@ def train_eagle3(
 ) -> None:
     """Train an EAGLE-3 head for a model on its own answers. Interrupted runs go on.
 
-    Needs PyTorch: pip install 'ggraph-runtime[train]'. Writes OUT/head (SafeAILab's layout),
+    Needs PyTorch: pip install 'ggraph-runtime\\[train]'. Writes OUT/head (SafeAILab's layout),
     OUT/head.gguf, OUT/training.jsonl.
 
     Examples:
@@ -115,7 +115,7 @@ def train_eagle3(
     own = own_share if given else 1.0
     begun = tuple(read_prompts(openings)) if openings is not None else ()
     answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, own, seed, begun)
-    model = _answered(model_path(target, as_json), given, out, answers, tokens, taps, threads)
+    model = _answered(model_path(target), given, out, answers, tokens, taps, threads)
     with _training(as_json) as tell:
         net, ids = loop.train(loop.Target.of(model), out / DATA, out, options, tell, start)
     _written(net, model, ids, out, gguf_type)

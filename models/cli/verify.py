@@ -1,6 +1,5 @@
 """`ggraph verify`: prove or refuse a plan that any runtime wrote down as JSON."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
 from ggraph.show_html import plan_html
 from ggraph.verify import CounterExample, examine, races
 
-from .common import AsJson, print_json, write_text
+from .common import AsJson, print_json, standard_input, write_text
 
 MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
 
@@ -28,8 +27,6 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Prove a plan of any runtime free of races. Exit status 0: proved, 1: refused, 2: no plan.
-
-    Example: ggraph verify docs/examples/llama_cpp_qkv_streams.json
 
     Example: ggraph plan --export plan.json && ggraph verify plan.json
     """
@@ -50,7 +47,7 @@ def _read(path: Path) -> bytes:
     """The file's bytes, or standard input's for `-`; a byte more than a plan may have at most."""
     try:
         if str(path) == "-":
-            return sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+            return standard_input(MAX_TEXT_BYTES + 1)
         with path.open("rb") as file:
             return file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, InputError, ModelError, dtypes
-from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
+from ggraph.text.gguf_keys import gguf_keys
 
 from ..config import DecoderConfig
 from ..eagle3 import Head
@@ -28,6 +29,7 @@ FILE_TYPES = {
     "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
     "mxfp4": 38,
 }  # fmt: skip
+_MADE_ANEW = ("general.architecture", "general.alignment")
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
 
@@ -37,8 +39,8 @@ def model_to_gguf(
     """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
     architecture = "llama" if model.config.architecture == "mistral" else model.config.architecture
     metadata = _decoder_keys(model.config, architecture)
-    metadata["general.file_type"] = _file_type(type_name)
-    metadata.update(tokenizer_keys(model.checkpoint.metadata))
+    metadata |= _general(model.name, model.checkpoint, type_name)
+    metadata.update(tokenizer_keys(model))
     tensors = _normal_order(model.catalogue, model.config)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
@@ -64,12 +66,12 @@ def head_to_gguf(
             "eagle3.target_hidden_size": c.target_hidden_size,
             "eagle3.norm_before_residual": c.norm_before_residual,
             "eagle3.norm_before_fc": c.norm_before_fc,
-            "general.file_type": _file_type(type_name),
         }
     )
+    metadata |= _general(head.name, None, type_name)
     if c.norm_output or c.fc_norm:
         metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
-    metadata.update(tokenizer_keys(target.checkpoint.metadata))
+    metadata.update(tokenizer_keys(target))
     tensors = list(_typed(_normal_order(head.catalogue, c.decoder), type_name, progress))
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
@@ -77,9 +79,23 @@ def head_to_gguf(
     write_gguf(out, metadata, tensors)
 
 
-def tokenizer_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer's keys of a GGUF file, to be written again as they are."""
-    return {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
+def tokenizer_keys(model: Model) -> dict[str, Any]:
+    """The tokenizer's keys of a GGUF file: as the model's own file has them, or made from its
+    folder; nothing where neither has one. FormatError for a tokenizer that GGUF cannot say."""
+    checkpoint = model.checkpoint
+    if checkpoint.format == "gguf":
+        return {k: v for k, v in checkpoint.metadata.items() if k.startswith("tokenizer.")}
+    folder = Path(checkpoint.path)
+    found = (folder / "tokenizer.json").is_file()
+    return gguf_keys(folder, model.vocab_size) if found else {}
+
+
+def _general(name: str, source: Checkpoint | None, type_name: str) -> dict[str, Any]:
+    """What the file says of itself: what a GGUF file said of itself before, and the new type."""
+    before = source.metadata if source is not None and source.format == "gguf" else {}
+    kept = {k: v for k, v in before.items() if k.startswith("general.") and k not in _MADE_ANEW}
+    made = {"general.file_type": _file_type(type_name), "general.quantization_version": 2}
+    return {"general.name": name, **kept, **made}
 
 
 def _file_type(type_name: str) -> int:

@@ -12,7 +12,8 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.engine import Engine
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
-from ggraph.text.chat import RENDERER, ChatTemplate
+from ggraph.text.chat import RENDERER
+from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
 
 from ..eagle3 import Head
@@ -53,9 +54,7 @@ class Loaded:
         messages = [{"role": "user", "content": text}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.tokenizer.encode(
-            ChatTemplate.of(self.tokenizer).render(messages), special=True, bos=False
-        )
+        return prompt_ids(self.tokenizer, messages)
 
     def close(self) -> None:
         """Give devices and memory back."""
@@ -108,8 +107,9 @@ def load(
 ) -> Loaded:
     """Open a model for decoding.
 
-    `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
-    model, whose layers are then tapped. `device_draft` gives drafters a session of their own there,
+    `ctx_size` is in tokens (default: the model's, at most 4096; 0: the model's). `head` is an
+    EAGLE-3 head for the model, whose layers are then tapped. `device_draft` gives drafters a
+    session of their own there,
     with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
     is how keys and values are kept: one of `CACHE_TYPES`.
@@ -149,6 +149,8 @@ def _cache_dtype(model: Model, name: str) -> dtypes.DType:
 def _context(model: Model, wanted: int | None) -> int:
     if wanted is None:
         return min(model.context_length, DEFAULT_CONTEXT)
+    if wanted == 0:
+        return model.context_length
     if not 1 <= wanted <= model.context_length:
         raise InputError(
             f"context of {wanted} tokens: {model.name} was trained for 1 to {model.context_length}"
@@ -159,4 +161,4 @@ def _context(model: Model, wanted: int | None) -> int:
 def _tokenizer(model: Model, path: Path) -> Tokenizer:
     if model.checkpoint.format == "gguf":
         return Tokenizer.from_gguf(model.checkpoint.metadata)
-    return Tokenizer.from_hf(path)
+    return Tokenizer.from_hf(path, model.vocab_size)

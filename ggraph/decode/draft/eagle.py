@@ -43,7 +43,12 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         scored = self.top_k + self.depth * self.top_k**2
-        if self.top_k < 1 or self.depth < 0 or not 2 <= self.total_tokens <= scored + 1:
+        if self.top_k < 1 or self.depth < 0:
+            raise InputError(
+                f"tree of depth {self.depth}, top_k {self.top_k}: expected at least depth 0, "
+                "top_k 1"
+            )
+        if not 2 <= self.total_tokens <= scored + 1:
             raise InputError(
                 f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
                 f"expected 2 to {scored + 1} tokens"

@@ -1,0 +1,53 @@
+"""The Python face of the runner, under the name that it has in a clone and in the wheel alike."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_model import small_model
+from test_models_cli import ROOT
+
+from ggraph import InputError
+from ggraph.decode.sampler import SamplerConfig
+from models.api import Chat
+from models.bench.spec import read_prompts
+from models.cli.bench import PROMPTS
+from models.run.generation import Generation
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+def test_a_chat_answers_as_the_runner_does(model: Path) -> None:
+    with Chat(model, threads=1, ctx_size=256) as chat:
+        pieces = list(chat.answer("Hello", temp=0, limit=12))
+        again = "".join(chat.answer("Hello", temp=0, limit=12))
+        m = chat.loaded
+        run = Generation(m, m.prompt_ids("Hello"), SamplerConfig(temp=0), 12)
+        assert "".join(pieces) == again == "".join(run.run(None)) != ""
+        other = "".join(chat.answer("Hello", system="Be brief", temp=0, limit=12))
+        assert other != again, "the system message takes part"
+        with pytest.raises(InputError):
+            chat.answer("Hello", limit=-7)
+
+
+def test_the_name_is_the_same_in_a_clone(model: Path) -> None:
+    code = (
+        "import sys; from ggraph_models.api import Chat\n"
+        "with Chat(sys.argv[1], threads=1) as c: print(len(list(c.answer('Hi', limit=3))))\n"
+        "print(sorted(n for n in sys.modules if n == 'models'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]", "nothing is loaded twice under two names"
+
+
+def test_default_prompts_come_along() -> None:
+    assert len(read_prompts(PROMPTS, 99)) == 12
+    assert PROMPTS.is_relative_to(ROOT / "models")

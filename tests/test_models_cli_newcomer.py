@@ -1,0 +1,254 @@
+"""What newcomers do to the runner: interrupt it, pipe it, fill the disk, type other options."""
+
+import importlib
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_model import TINY, small_model
+from test_models_cli import HEAD, ROOT, ggraph, refused, start
+
+from ggraph import InputError
+from models.bench.spec import read_prompts
+from models.cli.common import CompilingLine, write_text
+from models.cli.interrupt import answering
+
+sys.path.insert(0, str(ROOT / "scripts"))
+dev: Any = importlib.import_module("dev")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
+
+
+def python(*arguments: str | Path, before: Callable[[], None] | None = None, **how: Any) -> Any:
+    """One run of the interpreter that serves the tests, from the project's root."""
+    given = {"capture_output": True, "text": True, "cwd": ROOT, "timeout": 300, **how}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, preexec_fn=before, check=False, **given)
+
+
+def test_an_interrupt_ends_the_answer_once() -> None:
+    ends = signal.getsignal(signal.SIGINT)
+    with answering() as state:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    with answering() as state:
+        state.done()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is ends
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("module", ["models", "models.eagle3"])
+@pytest.mark.parametrize("at", ["numpy", "ggraph.pipeline"])
+def test_an_interrupt_amid_the_imports_says_nothing(module: str, at: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", module, "--help"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.split("|")[-1].strip() == at:
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in err and not out
+
+
+def test_an_interrupt_amid_the_answer_keeps_the_figures(model: Path) -> None:
+    asked = ("-n", "4000", "-c", "512", "--temp", "0", "--stop", "never", "Hello")
+    process = start("generate", "-m", model, *asked)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode in (0, 130) and "Traceback" not in err
+    assert "ended by interrupt" in err or process.returncode == 0
+    assert err.count("peak memory") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = start("plan", TINY / "qwen3_moe", "--full", "--streams", "2")
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith("plan of")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=300) == 0
+
+
+def test_a_closed_standard_input_is_one_line(model: Path) -> None:
+    for asked in (("generate", "-m", model, "-"), ("verify", "-")):
+        done = python("-m", "models", *asked, before=lambda: os.close(0))
+        assert done.returncode == 2
+        assert done.stderr.splitlines() == ["ggraph: standard input is closed"]
+
+
+def test_a_thread_that_cannot_start_is_one_line(model: Path) -> None:
+    code = (
+        "import runpy, sys, threading\n"
+        'def start(self): raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = start\n"
+        "sys.argv[1:] = ['generate', '-m', sys.argv[1], '-t', '2', 'Hi']\n"
+        "runpy.run_module('models', run_name='__main__', alter_sys=True)\n"
+    )
+    done = python("-c", code, model)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "thread" in done.stderr
+
+
+def full_disk() -> None:
+    """No file may grow over 4 KiB: writing fails as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def test_a_full_disk_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    for asked in (
+        ("plan", model, "--export", tmp_path / "plan.json"),
+        ("plan", model, "--html", tmp_path / "plan.html"),
+        ("quantize", model, tmp_path / "small.gguf"),
+    ):
+        done = python("-m", "models", *asked, before=full_disk)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "File too large" in done.stderr.splitlines()[-1]
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_was_there_stays_until_the_new_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    write_text(path, "old")
+    with pytest.raises(InputError, match="cannot write"):
+        write_text(tmp_path / "no" / "such.json", "x")
+    write_text(path, "new")
+    assert path.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["kept.json"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[1]", "3", '"text"', "null", "{}", '{"category": "a"}', '{"category": "a", "turns": []}',
+     '{"category": "a", "turns": [3]}', '{"category": "a", "turns": "text"}', "{"],
+)  # fmt: skip
+def test_wrong_lines_of_prompts_are_refused(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"category": "a", "turns": ["Hi"]}\n' + line + "\n")
+    with pytest.raises(InputError, match="no prompts"):
+        read_prompts(path, 5)
+
+
+def test_the_line_about_compiling_fits_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in (("COLUMNS", "80"), ("TERM", "xterm"), ("FORCE_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    line = CompilingLine()
+    for i in range(30):
+        line(f"a_kernel_with_a_name_that_is_longer_than_all_the_others_{i}")
+    for shown in terminal.getvalue().split("\r\x1b[K")[1:]:
+        assert len(shown.removeprefix("\x1b[2m").removesuffix("\x1b[0m")) < 80 and "\n" not in shown
+    line.mute()
+    assert terminal.getvalue().endswith("\r\x1b[K"), "nothing is left of it"
+    line("another")
+    assert terminal.getvalue().endswith("\r\x1b[K"), "and nothing more comes"
+
+
+def test_dev_runs_in_the_folder_of_the_user(tmp_path: Path) -> None:
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "python").chmod(0o755)
+    wanted = "\n".join(dev.requirements(None)) + "\n"
+    (tmp_path / "venv" / "installed-run.txt").write_text(wanted)
+    work = tmp_path / "work"
+    (work / "models").mkdir(parents=True)
+    (work / "models" / "__init__.py").write_text("raise RuntimeError('the wrong models')\n")
+    command = [ROOT / "scripts" / "dev.py", "--venv", folder.parent, "run"]
+    done = python(*command, "plan", TINY / "llama_tied", "--export", "plan.json", cwd=work)
+    assert done.returncode == 0, done.stderr
+    assert (work / "plan.json").is_file()
+    shown = python(*command, "--help", cwd=work).stdout
+    assert all(name in shown for name in dev.COMMANDS)
+
+
+def test_dev_hands_on_what_follows_the_verb() -> None:
+    bin_folder = Path("bin")
+    assert dev.split(["--venv", "run", "run", "--help"]) == (["--venv", "run", "run"], ["--help"])
+    assert dev.steps("run", ["--version"], bin_folder)[0][-2:] == ["models", "--version"]
+    assert dev.steps("run", [], bin_folder)[0][-1] == "models"
+    assert dev.steps("run", ["Hi"], bin_folder)[0][-2:] == ["generate", "Hi"]
+    assert dev.steps("test", ["--help"], bin_folder)[0][-2:] == ["pytest", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--system", "Be brief", "--no-chat", "Hi"], "--no-chat leaves out"),
+        (["--fixed", "Hi"], "--fixed without drafts"),
+        (["--draft-max", "3", "--accept", "reject", "Hi"], "--draft-max, --accept without drafts"),
+        (["--draft", "suffix", "--tree", "8,2,3", "Hi"], "--tree is for the eagle3 drafter"),
+        (["--draft", "suffix", "--head", HEAD, "Hi"], "--head is for the eagle3 drafter"),
+        (["--draft", "suffix", "-md", "MODEL", "Hi"], "--model-draft is for the model drafter"),
+        (["--compare", "--tree", "8,-1,0", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
+        (["--compare", "--tree", "8,1,0", "Hi"], "expected at least depth 0, top_k 1"),
+        (["-c", "16", "a long prompt that cannot fit"], "(-c sets another)"),
+        (["-p", "Hi", "Hi"], "expected one prompt"),
+        ([], "expected one prompt"),
+        (["-f", "nothing.txt"], "cannot read nothing.txt"),
+        (["-hf", "someone/some-model", "Hi"], "downloads nothing from Hugging Face"),
+    ],
+)
+def test_options_are_never_ignored(model: Path, arguments: list[Any], says: str) -> None:
+    given = [model if a == "MODEL" else a for a in arguments]
+    err = refused("generate", "-m", model, *given)
+    assert says in err and len(err.splitlines()) == 1
+
+
+def test_options_of_llama_cpp_are_understood(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Hello")
+    asked = ("generate", "-m", model, "-n", "4", "--temp", "0", "--json")
+    texts = [
+        json.loads(ggraph(*asked, *more)[1])["text"]
+        for more in (
+            ["Hello"], ["-p", "Hello"], ["-f", file, "-c", "0"], ["-p", "Hello", "-md", model],
+        )
+    ]  # fmt: skip
+    assert len(set(texts)) == 1
+    assert ggraph(*asked, "-sys", "Be brief", "-ctk", "F16", "Hi")[0] == 2
+    assert ggraph(*asked, "-sys", "Be brief", "--cache-type", "F16", "Hi")[0] == 0
+    assert ggraph("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
+
+
+def test_plan_begins_with_its_verdict() -> None:
+    status, out, _ = ggraph("plan", TINY / "qwen3_moe")
+    assert status == 0 and out.splitlines()[1].startswith("verified:")
+    assert len(out.splitlines()) < 40 and "place " not in out
+    err = refused("plan", TINY / "qwen3_moe", "--context", "4096")
+    assert "expected 1 to 1024 (-c)" in err
+
+
+def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
+    status, _, err = ggraph(
+        "generate", "-m", model, "-n", "2", "--compare", "--draft-max", "0", "H"
+    )
+    assert status == 0 and "nothing was drafted" in err and "x\n" not in err
+
+
+def test_help_keeps_its_brackets() -> None:
+    assert "ggraph-runtime[train]" in ggraph("train-eagle3", "--help")[1]
