@@ -8,7 +8,7 @@
 What is recorded of 40 prompts of our own (bench/prompts/policy.jsonl) with SmolLM2-135M-Instruct
 and the head that comes with ggraph: the answers, the head's chain behind each token, and the median
 seconds of steps and guesses in real rounds. The replay decodes them with the real loop by a counted
-clock (`models/bench/replay.py`), and prints mean, median and least speed against plain decoding,
+clock (`models.bench.replay`), and prints mean, median and least speed against plain decoding,
 and how many of the prompts with 20 tokens or more are below 0.97x and 0.90x.
 """
 

@@ -43,7 +43,7 @@ def real(
     settings, mutants = _chosen(names or [], version)
     folder = cache_dir() / "record" / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    path = model_path(model, as_json)
+    path = model_path(model)
     files = Files(path, _head(path), folder)
     made = build_for(version, [*settings, *(setting(m.where) for m in mutants)])
     rows, sound = [], {}
