@@ -1,9 +1,9 @@
 """`ggraph record` on a live ggml: `python scripts/record_live.py [VERSION]`, 3 minutes, cached.
 
-Fetches llama.cpp through pip (llama-cpp-python VERSION), builds its ggml and nothing else, compiles
-tests/record/touch.cpp against it, and runs that under `record` and `torture`: each case must get
-the verdict that it was written for. Without cmake, a compiler or the network it says so and ends
-with 0.
+Fetches llama.cpp through pip (llama-cpp-python VERSION), builds its ggml and nothing else,
+compiles tests/record/touch.cpp against it, and runs that under `record` and `torture`: each case
+must get the verdict that it was written for. Without cmake, a compiler or the network it says so
+and ends with 0.
 """
 
 import ctypes

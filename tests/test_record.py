@@ -7,10 +7,14 @@ import random
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from ggraph.dtype import F32
 from ggraph.errors import FormatError, InputError
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.gguf import read_gguf, write_gguf
 from ggraph.plan import Plan
 from ggraph.plan_builder import PlanBuilder
 from ggraph.record import (
@@ -26,7 +30,8 @@ from ggraph.record import (
 )
 from ggraph.record.causes import Wait
 from ggraph.record.log import Kernel, Range, Record, Recording
-from ggraph.record.real.mutants import Mutant
+from ggraph.record.real import MUTANTS, NEW, OLD, SETTINGS, Mutant, setting
+from ggraph.record.real.models import equal_experts, noise_adapter
 from ggraph.record.torture import _directed
 from ggraph.verify import races
 from models.cli.app import app
@@ -277,3 +282,33 @@ def test_the_command_judges_a_log(tmp_path: Path) -> None:
     assert "sim1#l_out-15#0" in page.read_text()
     done = CliRunner().invoke(app, ["record", "--log", str(RECORDED / "two.jsonl.gz"), "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["proved"]
+
+
+def test_made_models_are_what_they_say(tmp_path: Path) -> None:
+    def tensor(name: str, *shape: int) -> RawTensor:
+        return RawTensor(
+            name, F32, shape, np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        )
+
+    metadata = {"general.architecture": "llama", "llama.embedding_length": 8}
+    names = ("ffn_gate", "ffn_up", "ffn_down")
+    tensors = [tensor(f"blk.0.{n}.weight", 8, 8) for n in names]
+    write_gguf(tmp_path / "m.gguf", metadata, [tensor("blk.0.attn_q.weight", 6, 8), *tensors])
+    experts = read_gguf(equal_experts(tmp_path / "m.gguf", tmp_path / "e.gguf"))
+    assert experts.metadata["llama.expert_count"] == 4
+    for name in names:
+        stacked = experts.tensors[f"blk.0.{name}_exps.weight"].float32()
+        assert stacked.shape == (4, 8, 8)
+        assert all(np.array_equal(part, tensor(name, 8, 8).data) for part in stacked)
+    assert experts.tensors["blk.0.ffn_gate_inp.weight"].shape == (4, 8)
+    adapter = read_gguf(noise_adapter(tmp_path / "m.gguf", tmp_path / "a.gguf")).tensors
+    assert adapter["blk.0.attn_q.weight.lora_a"].shape == (4, 8)
+    assert adapter["blk.0.attn_q.weight.lora_b"].shape == (6, 4)
+
+
+def test_every_mutant_names_a_configuration() -> None:
+    names = [s.name for s in SETTINGS]
+    assert len(set(names)) == len(names) and len({m.name for m in MUTANTS}) == len(MUTANTS)
+    for m in MUTANTS:
+        assert set(m.which) <= set(setting(m.where).versions) <= {NEW, OLD}
+        assert m.expect in ("proved", "refused")

@@ -86,6 +86,7 @@ def _swap(port: int) -> None:
 
 
 QUIET = "--no-warmup -no-cnv --temp 0 -t 2"
+DRAFTS = "-md {head} --spec-type draft-eagle3 --spec-draft-ngl 99 --no-warmup -ngl 99 --temp 0 -t 2"
 REUSE_OFF = {"LLAMA_GRAPH_REUSE_DISABLE": "1"}
 PIPELINE = f"{QUIET} -ngl 99 -n 4 -ub 16 -b 256"
 SERVER = "--temp 0 -t 2 -ngl 99 --port {port} --no-warmup -np"
@@ -152,14 +153,14 @@ SETTINGS = (
     Setting(
         "eagle3",
         "EAGLE-3 drafts",
-        "-md {head} --spec-type draft-eagle3 --spec-draft-ngl 99 -ngl 99 --temp 0 -t 2 -n 12",
+        f"{DRAFTS} -n 12",
         "llama-speculative-simple",
         versions=(NEW,),
     ),
     Setting(
         "eagle3-two",
         "EAGLE-3 drafts on two devices",
-        "-md {head} --spec-type draft-eagle3 --spec-draft-ngl 99 -ngl 99 --temp 0 -t 2 -n 12",
+        f"{DRAFTS} -n 12",
         "llama-speculative-simple",
         devices=2,
         versions=(NEW,),
