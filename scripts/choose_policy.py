@@ -8,7 +8,7 @@
 What is recorded of 40 prompts of our own (bench/prompts/policy.jsonl) with SmolLM2-135M-Instruct
 and the head that comes with ggraph: the answers, the head's chain behind each token, and the median
 seconds of steps and guesses in real rounds. The replay decodes them with the real loop by a counted
-clock (`models/bench/replay.py`), and prints mean, median and least speed against plain decoding,
+clock (`models.bench.replay`), and prints mean, median and least speed against plain decoding,
 and how many of the prompts with 20 tokens or more are below 0.97x and 0.90x.
 """
 
@@ -52,10 +52,12 @@ SWEEPS: dict[str, Sequence[float]] = {
     "FADING": (0.9, 0.95, 0.98, 1.0),
     "HOPE": (0.1, 0.2, 0.4),
     "MOST_PAUSE": (4, 8, 16, 32),
+    "START": (1, 2, 4, 8),
     "PACE": (0.1, 0.2, 0.4),
     "SLOW": (0.02, 0.05, 0.1),
     "ROW": (0.1, 0.2, 0.3),
     "GUESS": (0.05, 0.1, 0.2),
+    "FAR": (1.5, 2, 4),
 }
 
 
