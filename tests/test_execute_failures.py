@@ -17,7 +17,7 @@ from ggraph.dtype import I32
 from ggraph.errors import GgraphError, InputError, PlanError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
-from ggraph.pipeline import Options, first_draft, make_plan, run_passes
+from ggraph.pipeline import Options, begin, make_plan, run_passes
 from ggraph.plan import VerifiedPlan
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind, input, weight
@@ -179,12 +179,8 @@ def test_a_plan_that_does_not_wait_for_its_end_is_made_only_where_runs_may_overl
     plain = make_plan(GRAPH, [SIM0], Options())
     overlapped = make_plan(GRAPH, [SIM0], Options(overlap=True))
     assert plain.certificate.ends_complete and not overlapped.certificate.ends_complete
-    draft = run_passes(first_draft(GRAPH, [SIM0], Options(overlap=True)))
-    forged = replace(
-        draft,
-        options=Options(),
-        made={k: v for k, v in draft.made.items() if k != "verify"},
-    )
+    planning = run_passes(begin(GRAPH, [SIM0], Options(overlap=True)))
+    forged = replace(planning, options=Options(), verify=None)
     with pytest.raises(PlanError, match="ends while its work goes on"):
         run_passes(forged)
 

@@ -76,7 +76,8 @@ def test_an_overwritten_tensor_read_by_another_source_shows() -> None:
     rng = np.random.default_rng(0)
 
     def moved(rows: Sequence[int], source: Tensor) -> bool:
-        t = replace(ops.set_rows(cache, source, ids), name="t")
+        sound = ops.set_rows(cache, input("y", (2, E)), ids)
+        t = replace(sound, name="t", sources=(cache, source, ids))
         values = {
             "c": rng.standard_normal((4, E), np.float32),
             "y": rng.standard_normal((2, E), np.float32),
