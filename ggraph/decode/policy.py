@@ -25,7 +25,7 @@ HOPE = 0.2  # weight of the newest draft in what drafts of its drafter are worth
 MOST_PAUSE = (
     16  # rounds after which a drafter that did not pay is asked again; up to it they double
 )
-UNSAID = 0.5  # the chance of a token of which the drafter says nothing
+START = 2  # most tokens of a drafter's first chains; later as many as were ever right, and one
 
 
 class Policy(Protocol):
@@ -73,8 +73,8 @@ class Fixed:
 class Depth:
     """What became of a drafter's guesses at one depth, the latest counting most."""
 
-    right: float = field(default_factory=lambda: BELIEF * UNSAID)
-    said: float = field(default_factory=lambda: BELIEF * UNSAID)  # of these, by its own chances
+    right: float = field(default_factory=lambda: BELIEF / 2)
+    said: float = field(default_factory=lambda: BELIEF / 2)  # of these, by its own chances
     count: float = field(default_factory=lambda: BELIEF)
 
     def chance(self, said: float) -> float:
@@ -101,6 +101,7 @@ class Record:
     depths: list[Depth] = field(default_factory=list)
     pause: int = 1  # rounds from one question to the next
     waited: int = 1  # rounds since the last one
+    longest: int = field(default_factory=lambda: START)  # chain that is verified
     silent: bool = False  # whether it does not say how sure it is
 
     def at(self, depth: int) -> Depth:
@@ -145,7 +146,8 @@ class Adaptive:
             made = len(chances)
             hope = record.path(chances, made)[-1] * record.at(made).usual()
             more = hope > self.prices.guess(drafter, made + 1) + self._row(made + 1)
-            return min(most, made + 1) if more or made < self.least else made
+            more = (more and made < record.longest) or made < self.least
+            return min(most, made + 1) if more else made
         record.waited += 1
         if most <= 0 or record.waited < record.pause:
             return 0
@@ -176,8 +178,8 @@ class Adaptive:
         self.prices.note_step(len(draft) + 1, seconds)
         for record, offer in self._offers:
             for depth, right in enumerate(outcome(offer, draft, kept)):
-                said = offer.chances[depth] if offer.chances else UNSAID
-                record.at(depth).check(said, right)
+                record.at(depth).check(offer.chances[depth] if offer.chances else 1.0, right)
+                record.longest = max(record.longest, depth + 1 + right)
         self._offers.clear()
         self._held = 0.0
 
@@ -201,7 +203,8 @@ class Adaptive:
             worth = sum(record.path((), max(draft.depths()))) - self.prices.rows(len(draft) + 1)
             return (len(draft), worth) if worth > 0 else (0, 0.0)
         best, found, total = 0, 0.0, 0.0
-        for n, chance in enumerate(record.path(draft.chances, len(draft)), 1):
+        most = min(len(draft), max(record.longest, self.least))
+        for n, chance in enumerate(record.path(draft.chances, most), 1):
             total += chance
             worth = total - self.prices.rows(n + 1)
             if worth > found or (n == self.least and total):
@@ -214,8 +217,7 @@ def outcome(offer: Draft, draft: Draft, kept: Kept) -> list[bool]:
     text is known; of a tree that is known where it was verified."""
     if offer.is_chain:
         results = [a == b for a, b in zip(offer.tokens, kept.tokens, strict=False)]
-    elif offer is draft:
-        results = [d < len(kept.nodes) for d in range(max(offer.depths(), default=0))]
     else:
-        results = []
+        depths = range(max(offer.depths()) if offer is draft else 0)
+        results = [d < len(kept.nodes) for d in depths]
     return results[: results.index(False) + 1] if False in results else results

@@ -38,17 +38,15 @@ class Prices:
     _pace: dict[Hashable, float] = field(default_factory=dict)  # seconds of a plain step by now
     _steps: dict[tuple[Hashable, int], Price] = field(default_factory=dict)  # by their rows
     _guesses: dict[tuple[Hashable, str, bool], Price] = field(default_factory=dict)  # further ones?
-    _extra: list[float] = field(default_factory=list)  # in this mode, by rows - 1
+    _extra: list[float] = field(default_factory=lambda: [0.0])  # in this mode, by rows - 1
 
     def rows(self, count: int) -> float:
         """What a step of `count` rows costs beyond one row; where none was measured, that of one
         row less and `ROW`."""
-        extra = self._extra or [0.0]
-        for rows in range(len(extra) + 1, count + 1):
+        for rows in range(len(self._extra) + 1, count + 1):
             seen = self._steps.get((self._mode, rows))
-            extra.append(extra[-1] + ROW if seen is None else seen.value - 1.0)
-        self._extra = extra
-        return extra[count - 1]
+            self._extra.append(self._extra[-1] + ROW if seen is None else seen.value - 1.0)
+        return self._extra[count - 1]
 
     def guess(self, drafter: str, number: int) -> float:
         """What the first guess of a draft costs, or a further one."""
@@ -60,14 +58,14 @@ class Prices:
         mode = self.mode()
         if mode != self._mode:
             self._mode = mode
-            self._extra.clear()
+            del self._extra[1:]
         expected = 1.0 + self.rows(rows)
         pace = self._pace.get(mode, seconds / expected)
         ratio = min(max(seconds / (pace * expected), 1 / FAR), FAR)
         self._pace[mode] = pace * (1 + PACE * (ratio - 1))
         if rows > 1:
             self._steps.setdefault((mode, rows), Price(expected)).scale(ratio)
-            self._extra.clear()
+            del self._extra[1:]
 
     def note_guesses(self, drafter: str, count: int, seconds: float) -> None:
         """`count` guesses took `seconds` together; before any step they tell nothing."""
