@@ -397,7 +397,7 @@ def soft_max(
 def flash_attn(q: Array, k: Array, v: Array, *rest: Array, **attrs: Any) -> Array:
     t_count, heads, _ = q.shape
     group = heads // k.shape[1]
-    count = int(rest[-1][0]) if attrs["has_length"] else k.shape[0]
+    count = int(rest[int(attrs["has_mask"])][0]) if attrs["has_length"] else k.shape[0]
     y = zeros(t_count, heads, v.shape[2])
     for t, h in places((t_count, heads)):
         scores = []
@@ -406,7 +406,8 @@ def flash_attn(q: Array, k: Array, v: Array, *rest: Array, **attrs: Any) -> Arra
             if attrs["softcap"] != 0:
                 s = attrs["softcap"] * math.tanh(s / attrs["softcap"])
             scores.append(s + (float(rest[0][t, c]) if attrs["has_mask"] else 0.0))
-        for c, p in enumerate(_chances(scores, [])):
+        extra = [float(rest[-1][h])] if attrs["has_sinks"] else []
+        for c, p in enumerate(_chances(scores, extra)):
             if p > 0:
                 for j in range(v.shape[2]):
                     y[t, h, j] += p * float(v[c, h // group, j])

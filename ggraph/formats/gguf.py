@@ -285,7 +285,7 @@ def _packed_integer(key: str, value: int) -> bytes:
 
 
 def _packed_array(key: str, value: np.ndarray[Any, Any]) -> bytes:
-    for kind, code in _NUMPY.items():
+    for kind, code in (*_NUMPY.items(), (7, "?")):
         if value.dtype == np.dtype(code):
             return struct.pack("<IIQ", _ARRAY, kind, value.size) + value.tobytes()
     raise FormatError(f"{key!r}: GGUF has no type for arrays of {value.dtype}")

@@ -22,7 +22,9 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from .. import latent
-from ..config import DecoderConfig, Keys, rope_from_gguf, rope_from_hf
+from ..config import DecoderConfig, Keys
+from ..gguf_config import rope_from_gguf
+from ..hf_config import rope_from_hf
 from ..eagle3 import Head, HeadConfig
 from ..latent import Latent
 from ..registry import Model

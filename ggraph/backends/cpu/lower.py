@@ -290,7 +290,9 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     attrs = x.result.tensor.attrs
     rows, heads, dim = q.shape
     shown = x.sources[3].tensor if attrs["has_mask"] else None
-    if not is_rows(q) or attrs["softcap"] or shown is None or not is_rows(shown):
+    if not is_rows(q) or attrs["softcap"] or attrs["has_sinks"]:
+        return False
+    if shown is None or not is_rows(shown):
         return False
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
         return False
