@@ -43,6 +43,7 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
         "kv_heads": kv, "hd": hd, "n": n, "qs": q.strides[0], "ks": k.strides[0],
         "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], **listed(mask),
         "ys": q.strides[0], "scale": hd**-0.5,
+        "sinks": 0, "softcap": 0.0,
         "part": np.full(attention.scratch_bytes(m, heads, hd, n), 0xFF, np.uint8),
     }  # fmt: skip
 
@@ -51,7 +52,7 @@ def listed(mask: np.ndarray) -> dict[str, Any]:
     """The lists of what a mask shows, with anything behind their ends."""
     m, n = mask.shape
     lists = np.full((m, list_bytes(n)), 0x55, np.uint8)
-    call("shown_slots", 3, mask=mask, list=lists, m=m, n=n, ms=n * 4, ls=lists.strides[0])
+    call("shown_slots", 3, mask=mask, length=0, list=lists, m=m, n=n, ms=n * 4, ls=lists.strides[0])
     return {"list": lists, "ls": lists.strides[0]}
 
 

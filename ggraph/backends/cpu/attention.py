@@ -34,10 +34,10 @@ from ggraph.backends.cpu.simd import I32, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
-MAX_HEAD = 256  # numbers per head
+MAX_HEAD = 512  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
-        "vs", "vh", "ls", "ys", "part", "scale:f")  # fmt: skip
+        "vs", "vh", "ls", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
 
 
@@ -165,7 +165,8 @@ def _whole_rows(k: Kernel, kind: str) -> None:
                 for state, part in zip(states[:count], parts[:count], strict=True):
                     merge(k, state, part)
             for g, state in enumerate(states[:count]):
-                finish(k, state, y + ys * row + (_head(k, kv, first) + g) * hd * 4)
+                own = _head(k, kv, first) + g
+                finish(k, state, y + ys * row + own * hd * 4, own)
 
         _groups(k, queries)
 
@@ -236,7 +237,7 @@ def _merge_chunks(k: Kernel) -> None:
             clear(k, state)
             for c in k.loop(0, (shown_count(k, row) + (CHUNK - 1)) // CHUNK):
                 merge(k, state, _part(k, row, head, c))
-            finish(k, state, y + ys * row + head * hd * 4)
+            finish(k, state, y + ys * row + head * hd * 4, head)
 
 
 def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:

@@ -146,6 +146,8 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
         together, done = together // 2, whole
     for position in k.loop(done, length):
         _all_dots(k, job, position, 1)
+    with k.when(k.arg("softcap") > 0.0):
+        _capped(k, job, length)
     tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
     for i in k.loop(0, length, 8):
         shown = words.tail_mask(k, length - i)
@@ -156,6 +158,15 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
+
+
+def _capped(k: Kernel, job: Job, length: Val) -> None:
+    """Hold the chunk's scores within +-softcap by a tanh."""
+    cap = k.splat(k.arg("softcap"), 8)
+    for g in range(job.count):
+        for i in k.loop(0, length, 8):
+            at = job.scores + g * (CHUNK * 4) + i * 4
+            k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
 
 
 def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
@@ -247,9 +258,17 @@ def clear(k: Kernel, state: Val) -> None:
         k.store(state + d * 4 + HEAD, k.const(0.0, F32X8))
 
 
-def finish(k: Kernel, state: Val, y: Val) -> None:
-    """y = out / sum (zeros where nothing was shown)."""
-    total = k.load(state + 4, F32)
-    share = k.splat(k.select(total > 0.0, k.const(1.0, F32) / total, 0.0), 8)
+def finish(k: Kernel, state: Val, y: Val, head: Val) -> None:
+    """y = out / sum (zeros where nothing was shown); the head's sink takes part in the sum."""
+    total, kept = k.var(k.load(state + 4, F32)), k.var(1.0, F32)
+    sinks = k.arg("sinks")
+    with k.when(sinks.ne(0)):
+        own, seen = k.load(sinks + head * 4, F32), k.load(state, F32)
+        top = k.maximum(own, seen)
+        both = k.shuffle(k.splat(seen - top, 8), k.splat(own - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
+        parts = words.exp(k, both)
+        kept.value = k.lane(parts, 0)
+        total.value = total.value * kept.value + k.lane(parts, 1)
+    share = k.splat(k.select(total.value > 0.0, kept.value / total.value, 0.0), 8)
     for d in k.loop(0, k.arg("hd"), 8):
         k.store(y + d * 4, k.load(state + d * 4 + HEAD, F32X8) * share)

@@ -76,6 +76,18 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     return True
 
 
+def _norm(low: Lowering, x: Launch) -> bool:
+    a = x.sources[0].tensor
+    if not is_rows(a):
+        return False
+    n = a.shape[-1]
+    low.add(
+        "norm", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
+        ys=n * 4, eps=_number(x, "eps"),
+    )  # fmt: skip
+    return True
+
+
 def _quantise(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
@@ -285,14 +297,12 @@ def _rotate(
 
 
 def _flash_attn(low: Lowering, x: Launch) -> bool:
-    """Attention over a float cache; what the mask hides is skipped, so `length` adds nothing."""
+    """Attention over a float cache; what the mask hides, or lies beyond `length`, is skipped."""
     q, k, v = (s.tensor for s in x.sources[:3])
     attrs = x.result.tensor.attrs
     rows, heads, dim = q.shape
     shown = x.sources[3].tensor if attrs["has_mask"] else None
-    if not is_rows(q) or attrs["softcap"] or attrs["has_sinks"]:
-        return False
-    if shown is None or not is_rows(shown):
+    if not is_rows(q) or shown is None or not is_rows(shown):
         return False
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
         return False
@@ -301,14 +311,16 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
-    listed = low.shown(x.sources[3])
+    listed = low.shown(x.sources[3], x.sources[4] if attrs["has_length"] else None)
     part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
         "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": listed.strides[0], "ys": heads * dim * 4, "part": part, "scale": _number(x, "scale"),
+        "ls": listed.strides[0], "ys": heads * dim * 4, "part": part,
+        "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
+        "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
     if few:
         low.add("attend_chunks_" + kind, uses=[listed], makes=[part], **values)
@@ -324,6 +336,7 @@ LOWERINGS: dict[str, Lower] = {
     "mul_mat_id": products.mul_mat_id,
     "get_rows": products.get_rows,
     "set_rows": _set_rows,
+    "norm": _norm,
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,
     "quantise": _quantise,
@@ -334,12 +347,15 @@ LOWERINGS: dict[str, Lower] = {
     "mul": _binary("mul"),
     "div": _binary("div"),
     "swiglu": _binary("silu_mul"),
+    "geglu": _binary("gelu_mul"),
     "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"),
     "gelu": _unary("gelu"),
     "relu": _unary("relu"),
     "exp": _unary("exp"),
     "neg": _unary("neg"),
+    "tanh": _unary("tanh"),
+    "softplus": _unary("softplus"),
     "cont": _copy,
     "dup": _copy,
     "scale": _scale,

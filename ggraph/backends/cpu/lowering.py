@@ -88,12 +88,12 @@ class Lowering:
         step = activation_bytes(k)
         return self._made("quantise", ref, "x", "out", (m, step), m=m, k=k, xs=k * 4, os=step)
 
-    def shown(self, mask: Ref) -> Array:
+    def shown(self, mask: Ref, length: Ref | None) -> Array:
         """The list of the slots that each row of a mask shows, made once while the mask stands."""
         m, n = mask.tensor.shape
-        step = list_bytes(n)
-        shape = (m, step)
-        return self._made("shown_slots", mask, "mask", "list", shape, m=m, n=n, ms=n * 4, ls=step)
+        step, end = list_bytes(n), self.at(length) if length is not None else 0
+        sizes = {"m": m, "n": n, "ms": n * 4, "ls": step, "length": end}
+        return self._made("shown_slots", mask, "mask", "list", (m, step), **sizes)
 
     def _made(
         self, kernel: str, ref: Ref, source: str, result: str, shape: tuple[int, int], **values: Any
