@@ -53,7 +53,7 @@ class Architecture:
     changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
     takes, and `store` back again. `fused` are tensors of its files that hold several of `build`'s,
     one below the other. `translate` gives keys of config.json their usual names, `complete` sets
-    what neither file says, `keys` are keys of a GGUF file beyond the usual.
+    what neither file says, `keys` are keys of a GGUF file beyond the usual (None: not told).
     """
 
     name: str

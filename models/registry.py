@@ -16,7 +16,7 @@ from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from . import gpt2, granite, llama, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from . import gemma2, gemma3, gpt2, granite, llama, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import Step
 from .config import DecoderConfig
@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        gpt2.GPT2, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
+        gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
     )
 }  # fmt: skip
 

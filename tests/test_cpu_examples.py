@@ -32,7 +32,8 @@ def test_kernels_say_what_the_oracle_says(
     if y.size == 0 or y.dtype.is_block or y.dtype.name == "a8":
         return
     given = examples.feeds(spec, example, seed=i)
-    wanted = ORACLES[spec.name](*(np.array(a) for a in given.values()), **example.attrs)
+    exact = ORACLES[spec.name](*(np.array(a) for a in given.values()), **example.attrs)
+    wanted = examples.rounded(np.float32(exact) if y.dtype.is_float else exact, y)
     session = open_session(threads=threads, exact=True)
     session.prepare("op", lambda: Graph.of({"y": y}), lambda t: np.zeros(0))
     stored = {t.name: to_storage(np.array(given[t.name]), t) for t in leaves}

@@ -37,8 +37,8 @@ def model_to_gguf(
 ) -> None:
     """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
-    metadata = to_gguf(c, a.gguf)
-    metadata.update({f"{a.gguf}.{key}": value for key, value in a.keys(c).items()})
+    own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
+    metadata = {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
     metadata["general.file_type"] = _file_type(type_name)
     metadata.update(tokenizer_keys(model.checkpoint.metadata))
     tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
