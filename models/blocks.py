@@ -4,14 +4,18 @@ Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.model import StepShape
 
 from .config import DecoderConfig, Rope
+
+
+YARN = "rope_yarn.weight"  # made from the config, and in no file
 
 
 class Stored(Protocol):
@@ -107,7 +111,11 @@ def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
 def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor | None = None) -> Tensor:
     """Rotary embedding of x [T, heads, D] at `positions`, else at the step's."""
     factors = None
-    if rope.factors and s.has(rope.factors):
+    if rope.ext_factor and rope.truncate is False:  # which ggml's rotation knows by factors alone
+        factors = s.w(YARN, rope.n_rot // 2)
+        grown = rope.attn_factor * (1 - 0.1 * math.log(rope.freq_scale))
+        rope = replace(rope, ext_factor=0.0, freq_scale=1.0, attn_factor=grown)
+    elif rope.factors and s.has(rope.factors):
         factors = s.w(rope.factors, rope.n_rot // 2)
     return ops.rope(
         x,
@@ -231,25 +239,37 @@ def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
     return h + scaled(swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i), s.config.residual_multiplier)
 
 
-def experts(s: Step, x: Tensor, i: int) -> Tensor:
-    """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E]."""
+def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu) -> Tensor:
+    """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
+
+    Experts are as good as their soft_max chance, or, where the checkpoint corrects it by
+    `exp_probs_b`, as its sigmoid and that; the correction chooses but does not weigh.
+    """
     c, blk = s.config, f"blk.{i}"
     n, f, e, u = c.num_experts, c.moe_intermediate_size, c.hidden_size, c.num_experts_per_tok
-    rows = x.shape[0]
-    chances = ops.soft_max(linear(s, x, f"{blk}.ffn_gate_inp", n), name=f"{blk}.moe_probs")
-    chosen = ops.top_k(chances, u, name=f"{blk}.moe_ids")  # [T, U]
-    share = ops.get_rows(chances.reshape(rows, n, 1), chosen)  # [T, U, 1]
-    if c.norm_topk_prob:
-        total = ops.sum_rows(share.reshape(rows, u))  # [T, 1]
-        share = ops.div(share.reshape(rows, u), total).reshape(rows, u, 1)
-    wide = x.reshape(rows, 1, e)
-    gate = ops.mul_mat_id(s.w(f"{blk}.ffn_gate_exps.weight", n, f, e), wide, chosen)  # [T, U, F]
-    up = ops.mul_mat_id(s.w(f"{blk}.ffn_up_exps.weight", n, f, e), wide, chosen)
-    hidden = ops.swiglu(gate, up)
-    out = ops.mul_mat_id(s.w(f"{blk}.ffn_down_exps.weight", n, e, f), hidden, chosen)  # [T, U, E]
-    weighted = ops.mul(out, share, name=f"{blk}.moe_weighted")
-    summed = ops.sum_rows(weighted.permute(0, 2, 1))  # [T, E, 1]
-    return summed.reshape(rows, e)
+    logits = linear(s, x, f"{blk}.ffn_gate_inp", n)  # [T, X]
+    if s.has(f"{blk}.exp_probs_b.bias"):
+        chances = ops.sigmoid(logits, name=f"{blk}.moe_probs")
+        worth = ops.add(chances, s.w(f"{blk}.exp_probs_b.bias", n))
+    else:
+        worth = chances = ops.soft_max(logits, name=f"{blk}.moe_probs")
+    chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
+    factor, even = c.routed_scaling_factor, c.norm_topk_prob
+    share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")
+    wide = x.reshape(x.shape[0], 1, e)
+    gate = expert(s, wide, chosen, f"{blk}.ffn_gate_exps", f)  # [T, U, F]
+    up = expert(s, wide, chosen, f"{blk}.ffn_up_exps", f)
+    out = expert(s, unit(gate, up), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
+    return ops.moe_mix(out, share, name=f"{blk}.moe_out")
+
+
+def expert(s: Step, x: Tensor, chosen: Tensor, name: str, width: int) -> Tensor:
+    """x [T, U or 1, n] through the experts chosen for it, [T, U]: [T, U, width]."""
+    count = s.config.num_experts
+    y = ops.mul_mat_id(s.w(f"{name}.weight", count, width, x.shape[-1]), x, chosen, name=name)
+    if s.has(f"{name}.bias"):
+        y = ops.add_id(y, s.w(f"{name}.bias", count, width), chosen, name=f"{name}.biased")
+    return y
 
 
 def tap(s: Step, x: Tensor, i: int) -> None:

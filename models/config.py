@@ -32,9 +32,25 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
-    truncate: bool = True  # YaRN's pairs are counted in whole numbers
+    truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
     factors: str = "rope_freqs.weight"
+
+
+def yarn_factors(rope: Rope) -> tuple[float, ...]:
+    """What YaRN divides each frequency by where pairs are not counted in whole numbers.
+
+    Source: Peng et al. 2023 (arXiv 2309.00071), section 3.2; transformers' `truncate` of gpt-oss.
+    """
+
+    def pair(turns: float) -> float:
+        """The (real) pair that makes so many turns over the positions of the training."""
+        far = math.log(rope.n_ctx_orig / (turns * 2 * math.pi))
+        return rope.n_rot * far / (2 * math.log(rope.freq_base))
+
+    low, high = max(pair(rope.beta_fast), 0.0), min(pair(rope.beta_slow), rope.n_rot - 1.0)
+    ramp = np.clip((np.arange(rope.n_rot // 2) - low) / max(high - low, 0.001), 0, 1)
+    return tuple(float(v) for v in 1 / (ramp * rope.freq_scale + (1 - ramp)))
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
             beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
             n_ctx_orig=trained,
-            truncate=k.flag("rope.scaling.yarn_truncate", True),
+            truncate=k.get("rope.scaling.yarn_truncate"),
         )
     raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: none, linear, yarn")
 
@@ -184,7 +184,7 @@ def _rope_keys(rope: Rope) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(rope.attn_factor)
         found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
         found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
-        if not rope.truncate:
+        if rope.truncate is False:
             found["rope.scaling.yarn_truncate"] = False
     return found
 

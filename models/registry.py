@@ -16,10 +16,10 @@ from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from . import gemma2, gemma3, gpt2, granite, llama, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from . import gemma2, gemma3, gpt2, gpt_oss, granite, llama, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
-from .blocks import Step
-from .config import DecoderConfig
+from .blocks import YARN, Step
+from .config import DecoderConfig, yarn_factors
 from .gguf_config import from_gguf
 from .hf_config import from_hf
 
@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
+        gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
     )
 }  # fmt: skip
 
@@ -94,9 +94,11 @@ def open_model(path: Path) -> Model:
     checkpoint = open_checkpoint(path)
     read = _read_gguf if checkpoint.format == "gguf" else _read_hf
     config, catalogue = read(path, checkpoint)
-    for factors, values in ((config.rope.factors, config.rope.freq_factors),):
-        if values is not None and factors not in catalogue:
-            catalogue[factors] = _vector(factors, values)
+    rope = config.rope
+    if rope.freq_factors is not None and rope.factors not in catalogue:
+        catalogue[rope.factors] = _vector(rope.factors, rope.freq_factors)
+    if rope.ext_factor and rope.truncate is False:
+        catalogue[YARN] = _vector(YARN, yarn_factors(rope))
     catalogue = {name: t.widened() for name, t in catalogue.items()}
     return Model(path.stem if path.is_file() else path.name, config, catalogue, checkpoint)
 

@@ -300,6 +300,41 @@ def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
     return y
 
 
+@oracle("moe_shares")
+def moe_shares(chances: Array, ids: Array, *, normalise: bool, scale: float) -> Array:
+    y = zeros(*ids.shape)
+    for t in range(ids.shape[0]):
+        own = [float(chances[t, e]) for e in ids[t]]
+        whole = math.fsum(own) if normalise else 1.0
+        y[t] = [v / whole * scale for v in own]
+    return y
+
+
+@oracle("moe_mix")
+def moe_mix(values: Array, shares: Array) -> Array:
+    y = zeros(values.shape[0], values.shape[2])
+    for t, j in places(y.shape):
+        y[t, j] = math.fsum(float(values[t, u, j]) * float(s) for u, s in enumerate(shares[t]))
+    return y
+
+
+@oracle("add_id")
+def add_id(x: Array, rows: Array, ids: Array) -> Array:
+    y = zeros(*x.shape)
+    for t, u, j in places(x.shape):
+        y[t, u, j] = float(x[t, u, j]) + float(rows[ids[t, u], j])
+    return y
+
+
+@oracle("swiglu_oai")
+def swiglu_oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    def meaning(g: float, u: float) -> float:
+        g, u = min(g, limit), max(-limit, min(u, limit))
+        return g / (1 + math.exp(-alpha * g)) * (u + 1)
+
+    return _of_two(meaning)(gate, up)
+
+
 @oracle("out_prod")
 def out_prod(a: Array, b: Array) -> Array:
     y = zeros(*b.shape[:-2], b.shape[-1], a.shape[-1])

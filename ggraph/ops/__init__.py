@@ -61,6 +61,7 @@ from ggraph.ops.glu import (
     geglu_quick,
     reglu,
     swiglu,
+    swiglu_oai,
 )
 from ggraph.ops.join import (
     concat,
@@ -74,8 +75,10 @@ from ggraph.ops.matmul import (
     out_prod,
 )
 from ggraph.ops.moe import (
+    add_id,
     moe_mix,
     moe_route,
+    moe_shares,
 )
 from ggraph.ops.norm import (
     group_norm,
@@ -147,6 +150,7 @@ from ggraph.ops.unary import (
 __all__ = [
     "abs",
     "add",
+    "add_id",
     "arange",
     "argmax",
     "argsort",
@@ -189,6 +193,7 @@ __all__ = [
     "mean",
     "moe_mix",
     "moe_route",
+    "moe_shares",
     "mul",
     "mul_mat",
     "mul_mat_add",
@@ -231,6 +236,7 @@ __all__ = [
     "sum",
     "sum_rows",
     "swiglu",
+    "swiglu_oai",
     "swiglu_quantise",
     "tanh",
     "top_k",

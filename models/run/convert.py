@@ -17,6 +17,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
 
+from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..gguf_config import to_gguf
@@ -41,7 +42,8 @@ def model_to_gguf(
     metadata = {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
     metadata["general.file_type"] = _file_type(type_name)
     metadata.update(tokenizer_keys(model.checkpoint.metadata))
-    tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
+    kept = {n: t for n, t in model.catalogue.items() if n != YARN}
+    tensors = _normal_order(a.stored(kept, c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 
@@ -147,7 +149,7 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     whole blocks take a type with shorter blocks.
     """
     _file_type(type_name)
-    if len(shape) == 1 or "norm" in name or name.endswith("ffn_gate_inp.weight"):
+    if len(shape) == 1 or "norm" in name or name.endswith(("ffn_gate_inp.weight", ".bias")):
         return dtypes.F32
     title = type_name
     tables = ("output.weight", "token_embd.weight")

@@ -122,6 +122,24 @@ TANH = _unary("tanh", words.tanh)
 SOFTPLUS = _unary("softplus", words.softplus)
 
 
+@kernel("a b y m n as bs ys alpha:f limit:f")
+def swiglu_oai(k: Kernel) -> None:
+    """y = g * sigmoid(alpha * g) * (u + 1), g = min(a, limit), u = b within +-limit."""
+    a, b, y, a_step, bs, ys, alpha, limit = k.words("a b y as bs ys alpha limit")
+    turn, most = k.splat(alpha, 8), k.splat(limit, 8)
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        def eight(c: Val, left: Val | None) -> None:
+            gate = k.minimum(_get(k, a + a_step * r + c * 4, left), most)
+            up = k.maximum(k.minimum(_get(k, b + bs * r + c * 4, left), most), -most)
+            value = gate * words.sigmoid(k, gate * turn) * (up + 1.0)
+            _put(k, y + ys * r + c * 4, value, left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)
+
+
 @kernel("x y m n xs ys scale:f bias:f")
 def scale(k: Kernel) -> None:
     """y = x * scale + bias (two roundings)."""

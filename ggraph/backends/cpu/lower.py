@@ -19,6 +19,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
     elementwise,
+    experts,
     matmul,
     pack,
     products,
@@ -228,6 +229,66 @@ def _argmax(low: Lowering, x: Launch) -> bool:
     return True
 
 
+def _swiglu_oai(low: Lowering, x: Launch) -> bool:
+    a, b = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(b)):
+        return False
+    n = a.shape[-1]
+    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    low.add(
+        "swiglu_oai", a=low.at(x.sources[0]), b=low.at(x.sources[1]), y=low.at(x.result),
+        m=a.size // n, n=n, alpha=_number(x, "alpha"), limit=_number(x, "limit"), **steps,
+    )  # fmt: skip
+    return True
+
+
+def _top_k(low: Lowering, x: Launch) -> bool:
+    a = x.sources[0].tensor
+    if not is_rows(a):
+        return False
+    n, u = a.shape[-1], x.result.tensor.shape[-1]
+    low.add(
+        "top_k", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, u=u, xs=n * 4
+    )
+    return True
+
+
+def _moe_shares(low: Lowering, x: Launch) -> bool:
+    a, ids = (s.tensor for s in x.sources)
+    if not is_rows(a) or not ids.is_contiguous:
+        return False
+    m, n = a.shape
+    low.add(
+        "moe_shares", x=low.at(x.sources[0]), ids=low.at(x.sources[1]), y=low.at(x.result), m=m,
+        n=n, u=ids.shape[1], xs=n * 4, normalise=int(x.result.tensor.attrs["normalise"] is True),
+        scale=_number(x, "scale"),
+    )  # fmt: skip
+    return True
+
+
+def _moe_mix(low: Lowering, x: Launch) -> bool:
+    values, shares = (s.tensor for s in x.sources)
+    if not (is_rows(values) and is_rows(shares)):
+        return False
+    m, u, n = values.shape
+    low.add(
+        "moe_mix", x=low.at(x.sources[0]), shares=low.at(x.sources[1]), y=low.at(x.result), m=m,
+        n=n, u=u,
+    )  # fmt: skip
+    return True
+
+
+def _add_id(low: Lowering, x: Launch) -> bool:
+    a, rows, ids = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(rows) and ids.is_contiguous):
+        return False
+    low.add(
+        "add_id", x=low.at(x.sources[0]), rows=low.at(x.sources[1]), ids=low.at(x.sources[2]),
+        y=low.at(x.result), m=ids.size, n=rows.shape[1], limit=rows.shape[0],
+    )  # fmt: skip
+    return True
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """Where rotated rows go: an address or private memory, the element, the distance of heads, and
@@ -347,7 +408,12 @@ LOWERINGS: dict[str, Lower] = {
     "mul": _binary("mul"),
     "div": _binary("div"),
     "swiglu": _binary("silu_mul"),
+    "swiglu_oai": _swiglu_oai,
     "geglu": _binary("gelu_mul"),
+    "top_k": _top_k,
+    "moe_shares": _moe_shares,
+    "moe_mix": _moe_mix,
+    "add_id": _add_id,
     "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"),
     "gelu": _unary("gelu"),
