@@ -92,9 +92,7 @@ def _rows(part: str, c: DecoderConfig) -> int:
     return c.intermediate_size if part.startswith("ffn_") else heads * c.head_dim
 
 
-def split(
-    tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: DecoderConfig
-) -> Tensors:
+def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: DecoderConfig) -> Tensors:
     """Fused tensors cut into their parts; quantised rows stay as they are."""
     found: Tensors = {}
     for name, t in tensors.items():

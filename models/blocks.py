@@ -14,7 +14,6 @@ from ggraph.decode.model import StepShape
 
 from .config import DecoderConfig, Rope
 
-
 YARN = "rope_yarn.weight"  # made from the config, and in no file
 
 

@@ -137,7 +137,9 @@ class DecoderConfig:
 
     def head_dim_of(self, layer: int) -> int:
         """Numbers per head in this layer."""
-        return self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
+        return (
+            self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
+        )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         intermediate_size=_width(k),
         num_hidden_layers=layers,
         num_attention_heads=heads,
+        norm_topk_prob=k.flag("expert_weights_norm", True),
         num_key_value_heads=max(kv),
         head_dim=head_dim,
         rms_norm_eps=_epsilon(k),

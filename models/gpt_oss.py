@@ -75,9 +75,7 @@ def _experts(found: Tensors, lead: str, role: str, dtype: dtypes.DType, data: Ar
     _put(found, lead, role, "weight", dtype, data)
 
 
-def _put(
-    found: Tensors, lead: str, role: str, last: str, dtype: dtypes.DType, data: Array
-) -> None:
+def _put(found: Tensors, lead: str, role: str, last: str, dtype: dtypes.DType, data: Array) -> None:
     """A tensor of experts under its name or, of gate and up in turn, names."""
     halves = {"ffn_gate_exps": data[:, ::2], "ffn_up_exps": data[:, 1::2]}
     for title, part in (halves if role == "gate_up_proj" else {"ffn_down_exps": data}).items():

@@ -16,19 +16,32 @@ from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from . import gemma2, gemma3, gpt2, gpt_oss, granite, llama, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from . import (
+    deepseek2,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    granite,
+    llama,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
 from .config import DecoderConfig, yarn_factors
 from .gguf_config import from_gguf
 from .hf_config import from_hf
 
-
 ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
+        deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
     )
 }  # fmt: skip
 
@@ -138,9 +151,7 @@ _EXPERT = re.compile(r"(mlp|feed_forward)\.experts\.(\d+)\.(gate|up|down)_proj")
 _USELESS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
 
 
-def sanitize(
-    tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Architecture
-) -> Tensors:
+def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Architecture) -> Tensors:
     """Hugging Face tensors under GGUF names; experts stacked; unknown names are refused."""
     found: Tensors = {}
     stacks: dict[str, dict[int, RawTensor]] = {}
@@ -148,6 +159,8 @@ def sanitize(
     tops, inner = {**TOP_NAMES, **a.top_names}, {**LAYER_NAMES, **a.layer_names}
     for name, t in tensors.items():
         match = layer.fullmatch(name)
+        if match is not None and int(match[1]) >= config.num_hidden_layers:
+            continue  # layers that only draft
         if name in tops:
             found[tops[name]] = replace(t, name=tops[name])
         elif match is not None and match[2] in inner:

@@ -269,6 +269,8 @@ FLASH_ATTN = register(
             _flash_example(
                 (3, 4, 64), (70, 2), Arg((3, 70), fill="mask"), Arg((1,), I32, "ids:71"), Arg((4,))
             ),
+            _flash_example((9, 4, 24), (150, 4), Arg((9, 150), fill="mask"), v_dim=16),
+            _flash_example((2, 4, 16), (150, 4), Arg((2, 150), fill="mask"), v_dim=40, dtype=HALF),
             _flash_example((20, 4, 16), (40, 2), Arg((20, 40), fill="mask"), Arg((4,)), dtype=HALF),
             _flash_example((1, 1, 1), (1, 1)),
             _flash_example((0, 2, 8), (5, 2)),
@@ -338,7 +340,8 @@ def flash_attn(
     Query head h reads head h // (H / K) of k and v. Scores are q . k * scale, held within
     +-softcap by a tanh where it is not 0, plus mask [T, C]. Only the first length[0] (i32 [1])
     rows of k and v are looked at. sinks f32 [H] are one more score per head, which takes part in
-    the sum alone. ggml: GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors: ShapeError; InputError at run time for a length outside [0, C]. Source: arXiv 2205.14135.
+    the sum alone. ggml: GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors: ShapeError;
+    InputError at run time for a length outside [0, C]. Source: arXiv 2205.14135.
     """
     return apply(
         "flash_attn",

@@ -23,9 +23,9 @@ from ggraph.tensor import Kind
 
 from .. import latent
 from ..config import DecoderConfig, Keys
+from ..eagle3 import Head, HeadConfig
 from ..gguf_config import rope_from_gguf
 from ..hf_config import rope_from_hf
-from ..eagle3 import Head, HeadConfig
 from ..latent import Latent
 from ..registry import Model
 from .eagle1 import FirstHead, is_first_generation, open_eagle1

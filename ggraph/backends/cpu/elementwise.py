@@ -140,6 +140,20 @@ def swiglu_oai(k: Kernel) -> None:
     _pieces(k, piece)
 
 
+@kernel("x y m n times")
+def repeat_rows(k: Kernel) -> None:
+    """y[r] = x[r // times]: each row of n numbers so many times."""
+    x, y, n, times = k.words("x y n times")
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        def eight(c: Val, left: Val | None) -> None:
+            _put(k, y + (r * n + c) * 4, _get(k, x + (r // times * n + c) * 4, left), left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)
+
+
 @kernel("x y m n xs ys scale:f bias:f")
 def scale(k: Kernel) -> None:
     """y = x * scale + bias (two roundings)."""

@@ -21,6 +21,8 @@ from ggraph.backends.cpu import (  # noqa: F401
     elementwise,
     experts,
     matmul,
+    mixtures,
+    moves,
     pack,
     products,
     quantise,
@@ -166,31 +168,6 @@ def _unary(kernel: str) -> Lower:
     return lower
 
 
-def _copy(low: Lowering, x: Launch) -> bool:
-    """Contiguous numbers of any type whose bytes are whole words, as words."""
-    a, y = x.sources[0].tensor, x.result.tensor
-    if not a.is_contiguous or not y.is_contiguous or a.nbytes % 4:
-        return False
-    source, target = low.at(x.sources[0]), low.at(x.result)
-    low.add("copy", x=source, y=target, m=1, n=a.nbytes // 4, xs=0, ys=0)
-    return True
-
-
-def _concat(low: Lowering, x: Launch) -> bool:
-    """Float rows side by side: one strided copy per source."""
-    y = x.result.tensor
-    axis = x.result.tensor.attrs["axis"]
-    last = len(y.shape) - 1
-    if axis not in (-1, last) or not all(is_rows(s.tensor) for s in x.sources):
-        return False
-    start, width = low.at(x.result), y.shape[-1]
-    for s in x.sources:
-        n = s.tensor.shape[-1]
-        low.add("copy", x=low.at(s), y=start, m=s.tensor.size // n, n=n, xs=n * 4, ys=width * 4)
-        start += n * 4
-    return True
-
-
 def _scale(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
@@ -238,53 +215,6 @@ def _swiglu_oai(low: Lowering, x: Launch) -> bool:
     low.add(
         "swiglu_oai", a=low.at(x.sources[0]), b=low.at(x.sources[1]), y=low.at(x.result),
         m=a.size // n, n=n, alpha=_number(x, "alpha"), limit=_number(x, "limit"), **steps,
-    )  # fmt: skip
-    return True
-
-
-def _top_k(low: Lowering, x: Launch) -> bool:
-    a = x.sources[0].tensor
-    if not is_rows(a):
-        return False
-    n, u = a.shape[-1], x.result.tensor.shape[-1]
-    low.add(
-        "top_k", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, u=u, xs=n * 4
-    )
-    return True
-
-
-def _moe_shares(low: Lowering, x: Launch) -> bool:
-    a, ids = (s.tensor for s in x.sources)
-    if not is_rows(a) or not ids.is_contiguous:
-        return False
-    m, n = a.shape
-    low.add(
-        "moe_shares", x=low.at(x.sources[0]), ids=low.at(x.sources[1]), y=low.at(x.result), m=m,
-        n=n, u=ids.shape[1], xs=n * 4, normalise=int(x.result.tensor.attrs["normalise"] is True),
-        scale=_number(x, "scale"),
-    )  # fmt: skip
-    return True
-
-
-def _moe_mix(low: Lowering, x: Launch) -> bool:
-    values, shares = (s.tensor for s in x.sources)
-    if not (is_rows(values) and is_rows(shares)):
-        return False
-    m, u, n = values.shape
-    low.add(
-        "moe_mix", x=low.at(x.sources[0]), shares=low.at(x.sources[1]), y=low.at(x.result), m=m,
-        n=n, u=u,
-    )  # fmt: skip
-    return True
-
-
-def _add_id(low: Lowering, x: Launch) -> bool:
-    a, rows, ids = (s.tensor for s in x.sources)
-    if not (is_rows(a) and is_rows(rows) and ids.is_contiguous):
-        return False
-    low.add(
-        "add_id", x=low.at(x.sources[0]), rows=low.at(x.sources[1]), ids=low.at(x.sources[2]),
-        y=low.at(x.result), m=ids.size, n=rows.shape[1], limit=rows.shape[0],
     )  # fmt: skip
     return True
 
@@ -365,21 +295,27 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     shown = x.sources[3].tensor if attrs["has_mask"] else None
     if not is_rows(q) or shown is None or not is_rows(shown):
         return False
-    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
+    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
-    if dim % 8 or dim > attention.MAX_HEAD or k.strides[-1] != k.dtype.block_bytes:
+    wide = v.shape[2]
+    if (
+        dim % 8
+        or wide % 8
+        or max(dim, wide) > attention.MAX_HEAD
+        or k.strides[-1] != k.dtype.block_bytes
+    ):
         return False
     kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
     listed = low.shown(x.sources[3], x.sources[4] if attrs["has_length"] else None)
-    part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)
+    part = np.zeros(attention.scratch_bytes(rows, heads, wide, context) if few else 64, np.uint8)
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
-        "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
+        "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": listed.strides[0], "ys": heads * dim * 4, "part": part,
+        "ls": listed.strides[0], "ys": heads * wide * 4, "part": part,
         "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
         "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
@@ -410,10 +346,10 @@ LOWERINGS: dict[str, Lower] = {
     "swiglu": _binary("silu_mul"),
     "swiglu_oai": _swiglu_oai,
     "geglu": _binary("gelu_mul"),
-    "top_k": _top_k,
-    "moe_shares": _moe_shares,
-    "moe_mix": _moe_mix,
-    "add_id": _add_id,
+    "top_k": mixtures.top_k,
+    "moe_shares": mixtures.moe_shares,
+    "moe_mix": mixtures.moe_mix,
+    "add_id": mixtures.add_id,
     "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"),
     "gelu": _unary("gelu"),
@@ -422,12 +358,13 @@ LOWERINGS: dict[str, Lower] = {
     "neg": _unary("neg"),
     "tanh": _unary("tanh"),
     "softplus": _unary("softplus"),
-    "cont": _copy,
-    "dup": _copy,
+    "cont": moves.copy,
+    "dup": moves.copy,
     "scale": _scale,
     "soft_max": _soft_max,
     "argmax": _argmax,
-    "concat": _concat,
+    "concat": moves.concat,
+    "repeat": moves.repeat,
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,
