@@ -728,3 +728,78 @@ def rms_norm_quantise(x: Array, w: Array, *, eps: float) -> Array:
 @oracle("swiglu_quantise")
 def swiglu_quantise(gate: Array, up: Array) -> Array:
     return ORACLES["swiglu"](gate, up)
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+def _course(
+    rows: Array, log: Array, replay: Array, parents: Array | None, count: int
+) -> list[list[Array]]:
+    """For each of the first `count` rows everything that stands before it, and itself."""
+    before: list[Array] = []
+    for i in replay:
+        if i < 0:
+            break
+        before.append(log[i])
+    found: list[list[Array]] = []
+    for t in range(count):
+        last = t - 1 if parents is None else int(parents[t])
+        found.append([*(before if last < 0 else found[last]), rows[t]])
+    return found if parents is not None or count else [before]
+
+
+@oracle("ssm_conv")
+def ssm_conv(state: Array, log: Array, x: Array, w: Array, *course: Array) -> Array:
+    parents, replay, past = course
+    y = zeros(*x.shape)
+    for t, rows in enumerate(_course(x, log, replay, parents, len(x)) if len(x) else []):
+        held = [row if past[0] else row * 0 for row in state] + rows
+        for c in range(x.shape[1]):
+            for j in range(len(w)):
+                y[t, c] += float(w[-1 - j, c]) * float(held[-1 - j][c])
+    return y
+
+
+@oracle("ssm_conv_next")
+def ssm_conv_next(state: Array, log: Array, x: Array, *course: Array) -> Array:
+    replay, past, certain = course
+    rows = _course(x, log, replay, None, int(certain[0]))[-1]
+    held = [row if past[0] else row * 0 for row in state] + rows
+    return np.array(held[len(held) - len(state) :], np.float64)
+
+
+def _delta_after(state: Array, rows: list[Array], past: Array) -> Array:
+    h_count, d_count, v_count = state.shape
+    s = state.astype(np.float64) if past[0] else zeros(*state.shape)
+    for row in rows:
+        width = len(row) - h_count * v_count - 2 * h_count
+        groups = width // d_count
+        for h in range(h_count):
+            k = [float(row[(h % groups) * d_count + d]) for d in range(d_count)]
+            fade = math.exp(float(row[width + h_count * v_count + h]))
+            beta = float(row[width + h_count * v_count + h_count + h])
+            for j in range(v_count):
+                faded = [float(s[h, d, j]) * fade for d in range(d_count)]
+                known = math.fsum(a * b for a, b in zip(k, faded, strict=True))
+                change = beta * (float(row[width + h * v_count + j]) - known)
+                for d in range(d_count):
+                    s[h, d, j] = faded[d] + k[d] * change
+    return s
+
+
+@oracle("delta_net")
+def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -> Array:
+    parents, replay, past = course
+    y = zeros(len(rows), state.shape[0], state.shape[2])
+    for t, seen in enumerate(_course(rows, log, replay, parents, len(rows)) if len(rows) else []):
+        s = _delta_after(state, seen, past)
+        for h, j in places(y.shape[1:]):
+            y[t, h, j] = _dot(q[t, h % q.shape[1]], s[h, :, j])
+    return y
+
+
+@oracle("delta_net_next")
+def delta_net_next(state: Array, log: Array, rows: Array, *course: Array) -> Array:
+    replay, past, certain = course
+    return _delta_after(state, _course(rows, log, replay, None, int(certain[0]))[-1], past)

@@ -86,6 +86,12 @@ from ggraph.ops.norm import (
     norm,
     rms_norm,
 )
+from ggraph.ops.recurrent import (
+    delta_net,
+    delta_net_next,
+    ssm_conv,
+    ssm_conv_next,
+)
 from ggraph.ops.reduce import (
     cumsum,
     mean,
@@ -166,6 +172,8 @@ __all__ = [
     "cos",
     "cpy",
     "cumsum",
+    "delta_net",
+    "delta_net_next",
     "diag_mask_inf",
     "diag_mask_zero",
     "div",
@@ -231,6 +239,8 @@ __all__ = [
     "softplus",
     "sqr",
     "sqrt",
+    "ssm_conv",
+    "ssm_conv_next",
     "step",
     "sub",
     "sum",

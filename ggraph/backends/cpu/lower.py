@@ -18,6 +18,7 @@ import numpy as np
 from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
+    carried,
     elementwise,
     experts,
     matmul,
@@ -368,4 +369,8 @@ LOWERINGS: dict[str, Lower] = {
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,
+    "ssm_conv": carried.ssm_conv,
+    "ssm_conv_next": carried.ssm_conv_next,
+    "delta_net": carried.delta_net,
+    "delta_net_next": carried.delta_net_next,
 }
