@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
-from ggraph.decode.model import StepShape
+from ggraph.decode.model import LOG, REPLAYED, StepShape
 
 from .config import DecoderConfig, Rope
 
@@ -54,6 +54,14 @@ class Step:
             self.window_mask = input("window_mask", (rows, context), dtypes.F32)
         self.length = input("length", (1,), dtypes.I32)
         self.wanted = input("wanted", (self.shape.wanted,), dtypes.I32)
+        self.kept: list[Tensor] = []  # what states become
+        if any(self.config.recurrent_layers):
+            self.parents = input("parents", (rows,), dtypes.I32)
+            self.replay = input("replay", (REPLAYED,), dtypes.I32)
+            self.past = input("past", (1,), dtypes.I32)
+            self.certain = input("certain", (1,), dtypes.I32)
+            if rows <= LOG:
+                self.log_slots = input("log_slots", (rows,), dtypes.I64)
 
     def w(self, name: str, *shape: int) -> Tensor:
         """The weight `name` of the checkpoint. ModelError when absent or of another shape."""
@@ -305,4 +313,4 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     if c.final_logit_softcapping:
         cap = c.final_logit_softcapping
         logits = ops.tanh(logits * (1.0 / cap)) * cap
-    return Graph.of({"logits": logits, **s.taps}, name=f"{c.architecture} step")
+    return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")

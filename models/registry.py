@@ -23,12 +23,14 @@ from . import (
     gpt2,
     gpt_oss,
     granite,
+    lfm2,
     llama,
     olmo2,
     phi3,
     qwen2,
     qwen3,
     qwen3_moe,
+    qwen35,
     smollm3,
 )
 from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
@@ -41,7 +43,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, olmo2.OLMO2, phi3.PHI3, smollm3.SMOLLM3,
+        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
+        gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
+        smollm3.SMOLLM3,
     )
 }  # fmt: skip
 
@@ -84,6 +88,11 @@ class Model:
     def sliding_window(self) -> int | None:
         """Positions that a sliding layer sees, None where no layer slides."""
         return self.config.sliding_window
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers have a state, which a text cannot take back."""
+        return any(self.config.recurrent_layers)
 
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step (see `ggraph.decode.model` for inputs and outputs)."""

@@ -30,6 +30,9 @@ FILE_TYPES = {
     "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
     "mxfp4": 38,
 }  # fmt: skip
+PRECISE = (  # small, and read as float32 by everybody
+    "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight",
+)  # fmt: skip
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
 
@@ -149,7 +152,7 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     whole blocks take a type with shorter blocks.
     """
     _file_type(type_name)
-    if len(shape) == 1 or "norm" in name or name.endswith(("ffn_gate_inp.weight", ".bias")):
+    if len(shape) == 1 or "norm" in name or name.endswith(PRECISE):
         return dtypes.F32
     title = type_name
     tables = ("output.weight", "token_embd.weight")
