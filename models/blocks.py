@@ -221,7 +221,7 @@ def swiglu(s: Step, x: Tensor, i: int) -> Tensor:
 
 def geglu(s: Step, x: Tensor, i: int) -> Tensor:
     """Gated feed-forward of layer i: down(gelu(gate x) * up x), gelu in its tanh form."""
-    return gated(s, x, i, ops.geglu, s.config.intermediate_size)
+    return gated(s, x, i, ops.geglu, s.config.width_of(i))
 
 
 def gated(

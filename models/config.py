@@ -91,6 +91,7 @@ class DecoderConfig:
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
+    use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
     hidden_size_per_layer_input: int = 0
     # recurrent layers: short convolutions, gated delta nets
     conv_l_cache: int = 0
@@ -134,6 +135,11 @@ class DecoderConfig:
         if self.rotated_layers and not self.rotated_layers[layer]:
             return None
         return self.window_rope if self.window_rope and self.slides(layer) else self.rope
+
+    def width_of(self, layer: int) -> int:
+        """Width of this layer's feed-forward."""
+        shares = layer >= self.num_hidden_layers - self.num_kv_shared_layers
+        return self.intermediate_size * (2 if shares and self.use_double_wide_mlp else 1)
 
     def head_dim_of(self, layer: int) -> int:
         """Numbers per head in this layer."""

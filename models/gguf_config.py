@@ -28,7 +28,6 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=_width(k),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         norm_topk_prob=k.flag("expert_weights_norm", True),
@@ -39,6 +38,7 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         max_position_embeddings=context,
         rope=rope_from_gguf(k, rope_mode, head_dim, context),
         **_window_from_gguf(k, rope_mode, head_dim, layers),
+        **_widths(k),
         **_recurrent(k, layers, kv),
         **{s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)},
     )
@@ -64,11 +64,12 @@ def _head_dim(k: Keys, default: int) -> int:
     return head_dim
 
 
-def _width(k: Keys) -> int:
+def _widths(k: Keys) -> dict[str, Any]:
+    """The width of the feed-forwards; at the end they may be twice as wide."""
     found = per_layer(k, "feed_forward_length", 0 if k.has("expert_count") else None)
-    if len(set(found)) > 1:
+    if len(set(found)) > 1 and set(found) != {found[0], 2 * found[0]}:
         raise ModelError(f"GGUF metadata: feed_forward_length differs from layer to layer {found}")
-    return found[0]
+    return {"intermediate_size": found[0], "use_double_wide_mlp": len(set(found)) > 1}
 
 
 def _epsilon(k: Keys) -> float:

@@ -39,6 +39,7 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
         max_position_embeddings=k.integer("max_position_embeddings", 2048),
         rope=rope_from_hf(k, head_dim),
         **_layers_from_hf(k, layers, head_dim),
+        use_double_wide_mlp=k.flag("use_double_wide_mlp"),
         **_scalars_from_hf(k),
     )
 
@@ -73,7 +74,10 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
     if k.has("sliding_window") and k.get("use_sliding_window", True) is not False:
         found["sliding_window"] = k.integer("sliding_window")
         found["windowed_layers"] = tuple(t == "sliding_attention" for t in types)
-        local = _local_rope(k, head_dim)
+        own = k.integer("window_head_dim", head_dim)
+        if own != head_dim:
+            found["window_head_dim"] = own
+        local = _local_rope(k, own)
         if local is not None:
             found["window_rope"] = local
     return found

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from . import (
     deepseek2,
     gemma2,
     gemma3,
+    gemma4,
     gpt2,
     gpt_oss,
     granite,
@@ -43,7 +45,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
+        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4,
         gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
         smollm3.SMOLLM3,
     )
@@ -137,9 +139,32 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
     a = _hf_architecture(path, checkpoint)
-    config = a.complete(from_hf(a.translate(checkpoint.metadata), a.name))
-    renamed = sanitize(checkpoint.tensors, config, a)
+    values, tensors = _text_part(checkpoint)
+    config = a.complete(from_hf(a.translate(values), a.name))
+    renamed = sanitize(tensors, config, a)
     return config, a.loaded(a.sanitize(renamed, config), config)
+
+
+_TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.(?=lm_head)")
+_OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio", "mtp.")
+
+
+def _text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:
+    """The model of text inside one that also sees and hears; and no layers that only draft."""
+    values, own = checkpoint.metadata, checkpoint.metadata.get("text_config")
+    nested = isinstance(own, Mapping)
+    found: dict[str, RawTensor] = {}
+    for name, t in checkpoint.tensors.items():
+        short = name.removeprefix("model.") if nested else name
+        if short.startswith(_OTHERS):
+            continue
+        found[_TEXT.sub(lambda m: _stem(m[0]), name)] = t
+    return ({**values, **own} if isinstance(own, Mapping) else values), found
+
+
+def _stem(prefix: str) -> str:
+    """What stands before a text model's tensors instead."""
+    return "" if prefix == "language_model." else "model."
 
 
 def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
