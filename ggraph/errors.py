@@ -43,3 +43,7 @@ class BackendError(GgraphError):
 
 class InputError(GgraphError):
     """A request cannot be served: bad option, empty or too long prompt, wrong feed."""
+
+
+class CacheWarning(UserWarning):
+    """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""

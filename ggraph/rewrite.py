@@ -37,11 +37,13 @@ def _frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
 def drop_identities(graph: Graph) -> Graph:
     """Remove steps that change nothing: `scale` by 1 plus 0, `cont` of contiguous, `cast` to self.
 
-    Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy.
+    Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy, and
+    so is one of a value that is overwritten.
     """
     heir: dict[str, Tensor] = {}
+    gone = {id(t.overwritten.root) for t in graph if t.overwritten is not None}
     for t in graph:
-        if not t.is_output and _is_identity(t):
+        if not t.is_output and _is_identity(t) and id(t.sources[0].root) not in gone:
             source = t.sources[0]
             heir[t.name] = heir.get(source.name, source)
     return graph.replace(heir) if heir else graph
@@ -99,6 +101,8 @@ def _fused_rope(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
         return None
     cache, turned, index = t.sources
     x, positions, *factors = turned.sources
+    if any(s.root is cache.root for s in turned.sources):
+        return None  # it would read what it overwrites
     return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
 
 

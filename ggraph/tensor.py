@@ -88,14 +88,16 @@ def elementwise_cost(t: "Tensor") -> Cost:
 class OpSpec:
     """Everything ggraph knows of one op.
 
-    `infer` gives shape and dtype or raises ShapeError. `reference(*arrays, **attrs)` is its
-    meaning in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded
-    when stored); the reference of an overwriting op writes into the array it is given for that
-    source and returns it. The result `view_of` source i is a window on its bytes and costs
-    nothing; one that `overwrites` source i leaves its result in that source's bytes. `inplace_ok`
-    lists the sources whose bytes the result may replace: a promise about every kernel, and tested.
-    With `picks` (i, j) source i is read only at those slices along its first axis that source j,
-    a tensor of indices, names.
+    `infer` gives shape and dtype or raises ShapeError. `reference(*arrays, **attrs)` is its meaning
+    in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded when
+    stored); the reference of an overwriting op writes into the array it is given for that source
+    and returns it. The result `view_of` source i is a window on its bytes and costs nothing; one
+    that `overwrites` source i leaves its result in that source's bytes. `inplace_ok` lists the
+    sources whose bytes the result may replace, provided that no other source shows a byte of them:
+    a promise about every kernel, and tested. Where the op is `elementwise` (element i of the result
+    needs element i of the sources alone, those that repeat apart) another source may show them if
+    it is the very same view. With `picks` (i, j) source i is read only at those slices along its
+    first axis that source j, a tensor of indices, names.
     """
 
     name: str
@@ -106,6 +108,7 @@ class OpSpec:
     view_of: int | None = None
     overwrites: int | None = None
     inplace_ok: tuple[int, ...] = ()
+    elementwise: bool = False
     picks: tuple[int, int] | None = None
     scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
     examples: tuple[Example, ...] = ()
@@ -331,7 +334,8 @@ def state(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
 
 
 def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
-    """The result of the registered op `op`. Raises GraphError, or ShapeError from the op's rule."""
+    """The result of the registered op `op`. Raises ShapeError from the op's rule, GraphError for an
+    unknown op and for one that reads at another position what it overwrites."""
     spec = OPS.get(op)
     if spec is None:
         raise GraphError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
@@ -340,6 +344,18 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     given = MappingProxyType(dict(attrs))
     base = Tensor(name, meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given)
     if spec.view_of is None:
+        _check_overwrite(base)
         return base
     viewed = sources[spec.view_of]
     return replace(base, view_src=viewed.root, offset=viewed.offset + meta.offset)
+
+
+def _check_overwrite(t: Tensor) -> None:
+    """What is overwritten may stand at no other position: kernels write while they read."""
+    old = t.overwritten
+    for i, s in enumerate(t.sources):
+        if old is not None and s.root is old.root and t.spec and i != t.spec.overwrites:
+            raise GraphError(
+                f"{line(t)}: source {i} (%{s.name}) shows bytes of %{old.root.name}, which "
+                f"{t.op} overwrites; give it a copy: cont(..)"
+            )

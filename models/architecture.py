@@ -49,7 +49,8 @@ class Architecture:
     """One family. `name` is that of its GGUF files, `hf` are its class names in config.json.
 
     `rope_mode` is the pairing in its GGUF files (Hugging Face's is "neox"). `layer_names` and
-    `top_names` are Hugging Face names that it has beside Llama's, or means otherwise. `sanitize`
+    `top_names` are Hugging Face names that it has beside Llama's, or means otherwise; those of
+    layers follow `layer_prefix`, a regular expression, and the layer's number. `sanitize`
     changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
     takes, and `store` back again. `fused` are tensors of its files that hold several of `build`'s,
     one below the other. `translate` gives keys of config.json their usual names, `complete` sets
@@ -63,7 +64,7 @@ class Architecture:
     written_as: str = ""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     top_names: Mapping[str, str] = field(default_factory=dict)
-    layer_prefix: str = "model.layers."
+    layer_prefix: str = r"model\.layers\."
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
     complete: Callable[[DecoderConfig], DecoderConfig] = lambda config: config

@@ -67,7 +67,7 @@ def complete(c: DecoderConfig, wide: int = WIDE, period: int = 2) -> DecoderConf
 def told_scale(c: DecoderConfig, wide: int) -> float:
     """The scale of the scores as readers of GGUF files take it."""
     large = c.num_hidden_layers == wide
-    return (c.hidden_size / c.num_attention_heads if large else c.head_dim) ** -0.5
+    return 1 / math.sqrt(c.hidden_size / c.num_attention_heads if large else c.head_dim)
 
 
 def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:

@@ -40,15 +40,19 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         **_window_from_gguf(k, rope_mode, head_dim, layers),
         **_widths(k),
         **_recurrent(k, layers, kv),
-        **{s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)},
+        **_scalars(k),
     )
+
+
+def _scalars(k: Keys) -> dict[str, Any]:
+    return {s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)}
 
 
 def per_layer(k: Keys, key: str, default: int | None = None) -> list[int]:
     """The value of each layer, or a list of the one for all."""
     value = k.get(key)
     if isinstance(value, (np.ndarray, list, tuple)):
-        found = np.asarray(value).tolist()
+        found: list[int] = np.asarray(value).tolist()
         if not found or not all(isinstance(v, int) for v in found):
             raise ModelError(f"GGUF metadata: {key} = {found!r:.60} are not integers")
         return found

@@ -63,19 +63,20 @@ def keys(c: DecoderConfig) -> dict[str, Any]:
     return {"attention.layer_norm_epsilon": float(c.rms_norm_eps)}
 
 
+TOPS = {
+    "wte.weight": "token_embd.weight", "wpe.weight": "position_embd.weight",
+    "ln_f.weight": "output_norm.weight", "ln_f.bias": "output_norm.bias",
+}  # fmt: skip
 GPT2 = Architecture(
     "gpt2",
     build,
     ("GPT2LMHeadModel",),
-    layer_prefix="transformer.h.",
+    layer_prefix=r"(?:transformer\.)?h\.",
     layer_names={
         "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
         "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     },
-    top_names={
-        "transformer.wte.weight": "token_embd.weight", "transformer.wpe.weight": "position_embd.weight",
-        "transformer.ln_f.weight": "output_norm.weight", "transformer.ln_f.bias": "output_norm.bias",
-    },
+    top_names={lead + a: b for a, b in TOPS.items() for lead in ("", "transformer.")},
     fused={"attn_qkv": ("attn_q", "attn_k", "attn_v")},
     translate=translate, complete=complete, sanitize=sanitize, keys=keys,
 )  # fmt: skip

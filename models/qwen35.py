@@ -5,6 +5,7 @@ Legend: T rows, H heads of values, G of keys, D numbers per head of either.
 Sources: Yang et al. 2024 (arXiv 2412.06464); transformers `modeling_qwen3_5`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,7 +71,7 @@ def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
     alpha = ops.add(blocks.linear(s, x, f"{blk}.ssm_alpha", h), s.w(f"{blk}.ssm_dt.bias", h))
     gate = ops.mul(ops.softplus(alpha), s.w(f"{blk}.ssm_a", h))  # [T, H], below 0
     row = ops.concat([k.reshape(rows, g * d), v, gate, beta], axis=-1)
-    found = delta_net(s, i, q * d**-0.5, row, h, d)  # [T, H, D]
+    found = delta_net(s, i, q * (1 / math.sqrt(d)), row, h, d)  # [T, H, D]
     z = blocks.linear(s, x, f"{blk}.attn_gate", h * d)
     normed = blocks.norm(s, found, f"{blk}.ssm_norm").reshape(rows, h * d)
     return blocks.linear(s, ops.swiglu(z, normed), f"{blk}.ssm_out", c.hidden_size)
@@ -79,7 +80,7 @@ def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
 def _unit(x: Tensor, g: int, d: int) -> Tensor:
     """x [T, G*D] as heads of length 1: [T, G, D]."""
     heads = ops.cont(x).reshape(x.shape[0], g, d)
-    return ops.rms_norm(heads, eps=1e-6 / d) * d**-0.5
+    return ops.rms_norm(heads, eps=1e-6 / d) * (1 / math.sqrt(d))
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

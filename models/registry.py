@@ -189,7 +189,7 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
     """Hugging Face tensors under GGUF names; experts stacked; unknown names are refused."""
     found: Tensors = {}
     stacks: dict[str, dict[int, RawTensor]] = {}
-    layer = re.compile(re.escape(a.layer_prefix) + r"(\d+)\.(.+?)(?:\.(weight|bias))?")
+    layer = re.compile(a.layer_prefix + r"(\d+)\.(.+?)(?:\.(weight|bias))?")
     tops, inner = {**TOP_NAMES, **a.top_names}, {**LAYER_NAMES, **a.layer_names}
     for name, t in tensors.items():
         match = layer.fullmatch(name)

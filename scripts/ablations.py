@@ -31,6 +31,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]  # a clone need not be installed
 
+import kept
 import pages
 
 from ggraph import Array
@@ -240,7 +241,7 @@ def run(given: argparse.Namespace) -> None:
     }  # fmt: skip
     result["decoding"] = decoded(path, list(variants), held, given)
     result["load_average"] = [result["load_average"], load_average()]
-    given.json.write_text(json.dumps(result, indent=1) + "\n")
+    kept.write(given.json, result)
     print(f"wrote {given.json}")
 
 
@@ -334,7 +335,7 @@ def picture(found: Row) -> str:
 
 def write_page(given: argparse.Namespace) -> None:
     """Table and picture from the result file."""
-    found = json.loads(given.json.read_text())
+    found = kept.read(given.json)
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(found))
     given.page.write_text(pages.placed(given.page.read_text(), SCRIPT, "Ablations", text(found)))

@@ -100,7 +100,7 @@ class _Grouper:
 
         Steady state: the new value's last access also precedes the next run's old value.
         """
-        clock, who = self.order.clock, np.asarray(self.order.actor_of)
+        clock, who = self.order.clock, self.order.who
         olds, news = np.array(sorted(old)), np.array(sorted(new))
         within = clock[news][:, who[olds]] > olds  # [new, old]
         both = (news == i)[:, None] & (olds == i)

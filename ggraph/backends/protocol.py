@@ -115,6 +115,9 @@ class Backend(Protocol):
     # time). What `enqueue` puts on these streams of this device, as one call that puts it there
     # again; calls made so run one after another, and `synchronise` waits for them.
 
+    # abandon() (optional; default: `synchronise`). A run has failed half-way: forget or finish what
+    # is enqueued, so that nothing is in flight.
+
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
         ...

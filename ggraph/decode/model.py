@@ -23,7 +23,6 @@ from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
 
-
 REPLAYED = 65  # most rows of a step with a draft: its longest, and the last token of the text
 LOG = 96  # rows that such a step may be padded to
 

@@ -38,6 +38,7 @@ def _binary(name: str, function: np.ufunc) -> OpSpec:
             reference=reference,
             ggml=name.upper(),
             inplace_ok=(0, 1),
+            elementwise=True,
             examples=(
                 Example(args((3, 5), (3, 5))),
                 Example(args((2, 3, 5), (5,))),
@@ -75,6 +76,7 @@ SCALE = register(
         reference=_scale,
         ggml="SCALE",
         inplace_ok=(0,),
+        elementwise=True,
         examples=(
             Example((Arg((3, 5)),), {"scale": 0.5, "bias": 1.0}),
             Example((Arg((1, 1)),), {"scale": -2.0, "bias": 0.0}),
@@ -103,6 +105,7 @@ CLAMP = register(
         reference=_clamp,
         ggml="CLAMP",
         inplace_ok=(0,),
+        elementwise=True,
         examples=(
             Example((Arg((3, 5)),), {"low": -0.5, "high": 0.25}),
             Example((Arg((4,)),), {"low": -INF, "high": 0.0}),

@@ -34,9 +34,12 @@ def values(arg: Arg, rng: np.random.Generator) -> Array:
     """Logical values for one source, as its `fill` asks.
 
     "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"
-    (integers in [0, N)), "replay:N" (some of those, then -1) or "parents" (an earlier row or -1).
+    (integers in [0, N)), "replay:N" (some of those, then -1), "parents" (an earlier row or -1) or
+    "none" (-1).
     """
     word, _, count = arg.fill.partition(":")
+    if word == "none":
+        return np.full(arg.shape, -1, np.int32)
     if word == "replay":
         drawn = rng.integers(0, int(count), arg.shape)
         return np.where(np.arange(arg.shape[0]) < rng.integers(0, arg.shape[0]), drawn, -1)

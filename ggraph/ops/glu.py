@@ -35,6 +35,7 @@ def _glu(name: str, activation: Callable[[Array], Array], meaning: str) -> OpSpe
             reference=reference,
             ggml=f"GLU_{name.upper()}",
             inplace_ok=(0, 1),
+            elementwise=True,
             examples=(
                 Example((Arg((3, 8)), Arg((3, 8)))),
                 Example((Arg((2, 3, 37)), Arg((2, 3, 37)))),

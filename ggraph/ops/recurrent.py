@@ -41,7 +41,8 @@ def _course(rows: int, parents: Tensor | None, replay: Tensor, *single: Tensor) 
 
 def _replayed(log: Array, replay: Array) -> Array:
     """The rows of the log that became text, in order."""
-    count = int(np.argmax(replay < 0)) if (replay < 0).any() else len(replay)
+    over = np.flatnonzero(replay < 0)
+    count = int(over[0]) if len(over) else len(replay)
     chosen = replay[:count]
     if count and chosen.max() >= len(log):
         raise InputError(f"replay: rows {chosen.tolist()} of a log of {len(log)}")
@@ -106,7 +107,7 @@ def _conv_next_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 def _conv_next(
     state: Array, log: Array, x: Array, replay: Array, past: Array, certain: Array
 ) -> Array:
-    seen = np.concatenate([_before(state, log, replay, past), x[: int(certain[0])]])
+    seen = np.concatenate([_before(state, log, replay, past), x[: max(int(certain[0]), 0)]])
     state[:] = seen[len(seen) - len(state) :]
     return state
 
@@ -249,7 +250,7 @@ def _delta_next(
     state: Array, log: Array, rows: Array, replay: Array, past: Array, certain: Array
 ) -> Array:
     s = _states(state, log, replay, past)
-    for row in rows[: int(certain[0])]:
+    for row in rows[: max(int(certain[0]), 0)]:
         s = _advance(s, row)
     state[:] = s
     return state

@@ -96,6 +96,7 @@ def _unary(name: str, function: Function, ggml: str, meaning: str, fill: str = "
             reference=reference,
             ggml=ggml,
             inplace_ok=(0,),
+            elementwise=True,
             examples=(
                 Example((Arg((3, 5), fill=fill),)),
                 Example((Arg((2, 3, 37), fill=fill),)),

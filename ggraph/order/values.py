@@ -105,20 +105,18 @@ def _replaceable(t: Tensor) -> tuple[str, ...]:
     if t.spec is None:
         return ()
     chosen = [t.sources[i] for i in t.spec.inplace_ok if i < len(t.sources)]
-    return tuple(dict.fromkeys(s.root.name for s in chosen if _same_layout(t, s) and _ours(s)))
+    return tuple(dict.fromkeys(s.root.name for s in chosen if _tolerated(t, s) and _ours(s)))
 
 
-def _same_layout(t: Tensor, s: Tensor) -> bool:
+def _tolerated(t: Tensor, s: Tensor) -> bool:
     """Whether element i of `t` would lie on element i of `s`, and no other source sees it move."""
     root = s.root
     whole = s.is_contiguous and s.offset == 0 and s.nbytes == root.nbytes
     same = s.shape == t.shape and s.dtype is t.dtype and t.is_contiguous
-    alike = all(
-        (o.strides, o.shape, o.offset) == (s.strides, s.shape, s.offset)
-        for o in t.sources
-        if o.root is root
-    )
-    return whole and same and alike
+    shown = [o for o in t.sources if o.root is root and o.nbytes]
+    alike = all((o.strides, o.shape, o.offset) == (s.strides, s.shape, s.offset) for o in shown)
+    elementwise = t.spec is not None and t.spec.elementwise
+    return whole and same and alike and (elementwise or len(shown) == 1)
 
 
 def _ours(s: Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import InputError, cache_dir
+from ggraph import InputError, cache_dir, kept
 from ggraph.decode.rows import Rows
 from ggraph.decode.sampler import Sampler, SamplerConfig
 
@@ -215,13 +215,12 @@ def file_of(type_name: str, source: Path, report: Callable[[str], None]) -> Path
     """`source` in another type, quantised once and kept in the cache."""
     if source.stem.lower().endswith("." + type_name):
         return source
-    folder = cache_dir() / "bench"
     base = source.stem.rsplit(".", 1)[0]
-    out = folder / f"{base}.{type_name.upper()}.gguf"
-    if not out.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    out = cache_dir() / "bench" / f"{base}.{type_name.upper()}.gguf"
+    made_from = f"{source.resolve()}|{kept.state(source)}|{type_name}"
+    if not kept.holds(out, made_from):
+        kept.make_folder(out.parent)
         report(f"quantising {source.name} to {type_name}")
-        partial = out.with_suffix(".part")
-        model_to_gguf(open_model(source), partial, type_name)
-        partial.replace(out)
+        model_to_gguf(open_model(source), out, type_name)
+        kept.stamp(out, made_from)
     return out

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
@@ -9,15 +10,20 @@ from typing import Any
 
 import numpy as np
 
+import ggraph
 from ggraph import __version__
+from ggraph.backends.cpu.isa import host
 
+CHECKOUT = Path(ggraph.__file__).parent.parent
 QUIET = 0.05  # cores that others may use in a sample that counts as undisturbed
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, system and versions, for the head of a result."""
+    """Processor, instructions, commit, cores, system and versions, for the head of a result."""
     return {
         "processor": _processor(),
+        "instructions": _instructions(),
+        "commit": _commit(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "system": platform.platform(),
@@ -44,12 +50,33 @@ def peer_version() -> str | None:
 
 
 def _processor() -> str:
+    """The name that the system gives, with family and model: a name alone may hide both."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
         return platform.processor() or platform.machine()
-    named = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return named[0] if named else platform.machine()
+    told = {k.strip(): v.strip() for k, _, v in (x.partition(":") for x in first.splitlines())}
+    if "model name" not in told:
+        return platform.machine()
+    return f"{told['model name']} (family {told.get('cpu family')}, model {told.get('model')})"
+
+
+def _instructions() -> str:
+    """Which vectors and dot products the CPU backend compiles for here."""
+    isa = host()
+    return f"{isa.cpu}, dot products by {isa.dot}, {32 * isa.lanes} bits"
+
+
+def _commit() -> str | None:
+    """The checkout's commit, "+" behind it where files differ; None outside of a checkout."""
+    if not (CHECKOUT / ".git").exists():  # a user's repository around an installed package
+        return None
+    git = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(git, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 class Others:

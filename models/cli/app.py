@@ -15,7 +15,7 @@ from ggraph import GgraphError, __version__
 from ggraph.backends.cpu.jit import WATCHERS
 
 from .bench import bench_app
-from .common import CompilingLine, complain, notes
+from .common import CompilingLine, complain, notes, show_warnings
 from .convert import convert, quantize
 from .eagle3 import eagle3
 from .generate import generate
@@ -62,6 +62,7 @@ def main() -> None:
     """Entry point: run a command and end with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows "?"
+    show_warnings()
     WATCHERS.append(CompilingLine(notes()))
     try:
         app()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
+from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
+from ..run.load import Loaded, load
+from ..run.text import argument, utf8
 
 ModelPath = Annotated[
     Path | None,
@@ -27,10 +31,39 @@ ModelPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.")]
 Context = Annotated[int | None, typer.Option("--ctx-size", "-c", help="Context in tokens.")]
-CacheType = Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")]
 Devices = Annotated[
     str, typer.Option("--device", help="Devices in order of preference, such as cpu,sim0.")
 ]
+WithProfile = Annotated[
+    bool, typer.Option("--profile", help="Answer once more, and show the time of every op.")
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model runs where, and how exactly."""
+
+    model: ModelPath = None
+    ctx_size: Context = None
+    cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16"
+    threads: Threads = None
+    device: Devices = "cpu"
+    exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
+    profile: WithProfile = False
+
+    def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
+        """The model at `path`, with a head and a device of its own for drafts where given."""
+        return load(
+            path,
+            ctx_size=self.ctx_size,
+            threads=self.threads,
+            devices=device_names(self.device),
+            device_draft=device_draft,
+            head=head,
+            exact=self.exact,
+            profile=self.profile,
+            cache_type=self.cache_type,
+        )
 
 
 def notes() -> Console:
@@ -41,6 +74,19 @@ def notes() -> Console:
 def complain(error: BaseException) -> None:
     """One line on standard error, never wrapped and never read as markup."""
     notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+
+
+def show_warnings() -> None:
+    """What ggraph warns of becomes a line of its own; the warnings of others stay as they are."""
+    before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, CacheWarning):
+            notes().print(f"ggraph: {message}", markup=False, soft_wrap=True)
+        else:
+            before(message, category, *place, **more)
+
+    warnings.showwarning = show
 
 
 @dataclass
@@ -108,8 +154,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, or standard input for `-`. InputError when there is nothing."""
-    text = sys.stdin.buffer.read().decode("utf-8", "replace") if prompt == "-" else prompt
+    """The prompt, or standard input for `-`. InputError when there is nothing, or no text."""
+    if prompt == "-":
+        text = utf8(sys.stdin.buffer.read(), "standard input")
+    else:
+        text = argument(prompt, "the prompt")
     if not text.strip():
         raise InputError("the prompt is empty")
     return text

@@ -1,5 +1,6 @@
 """Options and output of drafting, which `generate` and `eagle3` share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,49 +19,51 @@ from .common import notes, print_json
 Head = Annotated[
     Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
 ]
-Draft = Annotated[
-    str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
-]
-ModelDraft = Annotated[Path | None, typer.Option(help="A smaller model to draft with.")]
-DraftMax = Annotated[int, typer.Option(help="Most drafted tokens per round.")]
-DraftMin = Annotated[int, typer.Option(help="Fewest, when drafting at all.")]
-DraftPMin = Annotated[float, typer.Option(help="End a draft below this chance.")]
-Fixed = Annotated[bool, typer.Option("--fixed", help="Always draft --draft-max tokens.")]
-Tree = Annotated[str | None, typer.Option(help="Dynamic tree: TOTAL,DEPTH,TOP_K.")]
-DeviceDraft = Annotated[
-    str | None, typer.Option("--device-draft", help="Draft there, on streams of its own.")
-]
-Accept = Annotated[str, typer.Option(help="match (same text) or reject (same law).")]
 
 
-def known_head(
-    head: Path | None, model: Path, draft: str | None, model_draft: Path | None
-) -> Path | None:
-    """The head that was given, else the one that comes with ggraph for the model, where no other
-    drafter was asked for."""
-    wanted = "eagle3" in draft.split(",") if draft is not None else model_draft is None
-    return head_for(model) if head is None and wanted else head
+@dataclass(frozen=True)
+class DraftFlags:
+    """Who drafts, how much, and by which rule drafts are kept."""
 
+    head: Head = None
+    draft: Annotated[
+        str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
+    ] = None
+    model_draft: Annotated[Path | None, typer.Option(help="A smaller model to draft with.")] = None
+    draft_max: Annotated[int, typer.Option(help="Most drafted tokens per round.")] = 8
+    draft_min: Annotated[int, typer.Option(help="Fewest, when drafting at all.")] = 0
+    draft_p_min: Annotated[float, typer.Option(help="End a draft below this chance.")] = 0.0
+    fixed: Annotated[bool, typer.Option("--fixed", help="Always draft --draft-max tokens.")] = False
+    tree: Annotated[str | None, typer.Option(help="Dynamic tree: TOTAL,DEPTH,TOP_K.")] = None
+    accept: Annotated[str, typer.Option(help="match (same text) or reject (same law).")] = "match"
+    device_draft: Annotated[
+        str | None, typer.Option("--device-draft", help="Draft there, on streams of its own.")
+    ] = None
 
-def drafting_from(
-    head: Path | None,
-    draft: str | None,
-    model_draft: Path | None,
-    lengths: tuple[int, int, float],
-    fixed: bool,
-    tree: str | None,
-    accept: str,
-) -> Drafting:
-    """The options as one value; `lengths` are most, fewest and least chance. InputError for bad
-    ones. Without `draft` the text's own repetitions draft, and where there are none the head (which
-    alone makes trees), or the smaller model alone."""
-    with_head = "suffix,eagle3" if tree is None else "eagle3"
-    fallback = with_head if head is not None else "model" if model_draft is not None else "suffix"
-    names = tuple((fallback if draft is None else draft).split(","))
-    return Drafting(
-        DraftOptions(names, *lengths, fixed=fixed, tree=tree_shape(tree), model_draft=model_draft),
-        accept,
-    )
+    @property
+    def named(self) -> bool:
+        """Whether any drafter was asked for."""
+        return not (self.head is None and self.draft is None and self.model_draft is None)
+
+    def head_of(self, model: Path) -> Path | None:
+        """The head that was given, else the one that comes with ggraph for the model, where no
+        other drafter was asked for."""
+        draft = self.draft
+        wanted = "eagle3" in draft.split(",") if draft is not None else self.model_draft is None
+        return head_for(model) if self.head is None and wanted else self.head
+
+    def drafting(self, head: Path | None) -> Drafting:
+        """The options as one value. InputError for bad ones. Without `--draft` the text's own
+        repetitions draft, and where there are none the head (which alone makes trees), or the
+        smaller model alone."""
+        with_head = "suffix,eagle3" if self.tree is None else "eagle3"
+        alone = "model" if self.model_draft is not None else "suffix"
+        fallback = with_head if head is not None else alone
+        names = tuple((fallback if self.draft is None else self.draft).split(","))
+        lengths = (self.draft_max, self.draft_min, self.draft_p_min)
+        tree, small = tree_shape(self.tree), self.model_draft
+        given = DraftOptions(names, *lengths, fixed=self.fixed, tree=tree, model_draft=small)
+        return Drafting(given, self.accept)
 
 
 def print_comparison(m: Loaded, run: Generation, drafting: Drafting, as_json: bool) -> None:

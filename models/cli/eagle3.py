@@ -10,62 +10,22 @@ from ggraph import GgraphError
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Generation
-from ..run.load import load
-from .common import (
-    AsJson,
-    CacheType,
-    Context,
-    Devices,
-    ModelPath,
-    Threads,
-    complain,
-    device_names,
-    model_path,
-    notes,
-    read_prompt,
-)
-from .draft import (
-    Accept,
-    DeviceDraft,
-    Draft,
-    DraftMax,
-    DraftMin,
-    DraftPMin,
-    Fixed,
-    Head,
-    ModelDraft,
-    Tree,
-    drafting_from,
-    known_head,
-    print_comparison,
-)
-from .profile import WithProfile, print_profile, profiled
+from .common import AsJson, ModelOptions, complain, model_path, notes, read_prompt
+from .draft import DraftFlags, print_comparison
+from .flat import flat
+from .profile import print_profile, profiled
 
 
+@flat
 def eagle3(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    model: ModelPath = None,
-    head: Head = None,
-    draft: Draft = None,
-    model_draft: ModelDraft = None,
-    draft_max: DraftMax = 8,
-    draft_min: DraftMin = 0,
-    draft_p_min: DraftPMin = 0.0,
-    fixed: Fixed = False,
-    tree: Tree = None,
-    accept: Accept = "match",
+    on: ModelOptions,
+    drafts: DraftFlags,
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens.")] = 128,
     temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
-    profile: WithProfile = False,
-    ctx_size: Context = None,
-    cache_type: CacheType = "f16",
-    threads: Threads = None,
-    device: Devices = "cpu",
-    device_draft: DeviceDraft = None,
-    exact: Annotated[bool, typer.Option("--exact", help="float32 activations.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Decode plainly and with drafts, and show that the text is the same and what it saved.
@@ -76,30 +36,17 @@ def eagle3(
 
       ggraph eagle3 --model llama.gguf --head head.gguf --tree 16,4,4 "Hello"
     """
-    lengths = (draft_max, draft_min, draft_p_min)
     text = read_prompt(prompt)
-    path = model_path(model, as_json)
-    head = known_head(head, path, draft, model_draft)
-    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
-    if draft is None and drafting.options.names == ("suffix",):
+    path = model_path(on.model, as_json)
+    head = drafts.head_of(path)
+    drafting = drafts.drafting(head)
+    if drafts.draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
-    with closing(
-        load(
-            path,
-            ctx_size=ctx_size,
-            threads=threads,
-            devices=device_names(device),
-            device_draft=device_draft,
-            head=head,
-            exact=exact,
-            profile=profile,
-            cache_type=cache_type,
-        )
-    ) as m:
+    with closing(on.load(path, head, drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
         print_comparison(m, run, drafting, as_json)
-        if profile:
+        if on.profile:
             print_profile(profiled(m, run, drafting))
 
 

@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -11,37 +12,12 @@ import typer
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Drafting, Generation, speculation_facts
-from ..run.load import Loaded, load
-from .common import (
-    AsJson,
-    CacheType,
-    Context,
-    Devices,
-    ModelPath,
-    Threads,
-    device_names,
-    model_path,
-    notes,
-    print_json,
-    read_prompt,
-)
-from .draft import (
-    Accept,
-    DeviceDraft,
-    Draft,
-    DraftMax,
-    DraftMin,
-    DraftPMin,
-    Fixed,
-    Head,
-    ModelDraft,
-    Tree,
-    drafting_from,
-    known_head,
-    print_comparison,
-    speculation_line,
-)
-from .profile import WithProfile, print_profile, profiled
+from ..run.load import Loaded
+from ..run.text import argument
+from .common import AsJson, ModelOptions, model_path, notes, print_json, read_prompt
+from .draft import DraftFlags, print_comparison, speculation_line
+from .flat import flat
+from .profile import print_profile, profiled
 
 NPredict = Annotated[
     int, typer.Option("--n-predict", "-n", help="New tokens at most; -1: until the end.")
@@ -61,61 +37,51 @@ EXAMPLES = """Examples:
 """
 
 
+@dataclass(frozen=True)
+class SamplerFlags:
+    """How the next token is chosen."""
+
+    temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.8
+    top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0: all.")] = 40
+    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this share.")] = 0.95
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.05
+    repeat_penalty: Annotated[float, typer.Option(help="Penalty on repetition; 1: none.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of the sampler; -1: another each time.")] = -1
+
+    @property
+    def config(self) -> SamplerConfig:
+        """The sampler that these describe. InputError for bad values."""
+        return SamplerConfig(**{**asdict(self), "seed": None if self.seed < 0 else self.seed})
+
+
+@flat
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    model: ModelPath = None,
+    on: ModelOptions,
+    sampler: SamplerFlags,
+    drafts: DraftFlags,
     n_predict: NPredict = 256,
-    temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0: all.")] = 40,
-    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this share.")] = 0.95,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.05,
-    repeat_penalty: Annotated[float, typer.Option(help="Penalty on repetition; 1: none.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler; -1: another each time.")] = -1,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
-    head: Head = None,
-    draft: Draft = None,
-    model_draft: ModelDraft = None,
-    draft_max: DraftMax = 8,
-    draft_min: DraftMin = 0,
-    draft_p_min: DraftPMin = 0.0,
-    fixed: Fixed = False,
-    tree: Tree = None,
-    accept: Accept = "match",
     compare: Compare = False,
-    profile: WithProfile = False,
-    ctx_size: Context = None,
-    cache_type: CacheType = "f16",
-    threads: Threads = None,
-    device: Devices = "cpu",
-    device_draft: DeviceDraft = None,
-    exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer a prompt and print how long everything took."""
-    config = SamplerConfig(
-        temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-        seed=None if seed < 0 else seed,
-    )  # fmt: skip
-    lengths = (draft_max, draft_min, draft_p_min)
-    asked = compare or not (head is None and draft is None and model_draft is None)
-    text = read_prompt(prompt)
-    path, names = model_path(model, as_json), device_names(device)
-    head = known_head(head, path, draft, model_draft) if asked else None
-    drafting = drafting_from(head, draft, model_draft, lengths, fixed, tree, accept)
-    with closing(
-        load(
-            path, ctx_size=ctx_size, threads=threads, devices=names, head=head, exact=exact,
-            device_draft=device_draft if asked else None, profile=profile, cache_type=cache_type,
-        )
-    ) as m:  # fmt: skip
+    config, text = sampler.config, read_prompt(prompt)
+    system = None if system is None else argument(system, "--system")
+    ends = [argument(s, "--stop") for s in stop or ()]
+    asked = compare or drafts.named
+    path = model_path(on.model, as_json)
+    head = drafts.head_of(path) if asked else None
+    drafting = drafts.drafting(head)
+    with closing(on.load(path, head, drafts.device_draft if asked else None)) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
-        run = Generation(m, ids, config, n_predict, stop or ())
+        run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json)
         else:
-            answer(m, run, drafting if asked else None, as_json, profile)
+            answer(m, run, drafting if asked else None, as_json, on.profile)
 
 
 generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"

@@ -13,12 +13,12 @@ from rich.table import Table
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST, DeviceSpec
-from ggraph.pipeline import Trade, first_draft, run_passes_until, trade_table
-from ggraph.plan import Plan
+from ggraph.pipeline import begin, run_passes_until
 from ggraph.plan_json import plan_to_json
 from ggraph.session import WeightSource
 from ggraph.show import graph_dot, plan_summary, plan_text
 from ggraph.show_html import plan_html
+from ggraph.trade import Trade, trade_table
 from ggraph.verify import CounterExample, Rejected
 
 from ..registry import open_model
@@ -160,11 +160,10 @@ def _write_refused(
     session: Session, graph: Graph, fault: CounterExample, html: Path | None, export: Path | None
 ) -> None:
     """The plan that `verify` refused, as a page with the race in red and as JSON, where wanted."""
-    draft = run_passes_until(first_draft(graph, _specs(session), session.options), "verify")
-    refused = Plan(draft.schedule, draft.made["allocate"])
+    refused = run_passes_until(begin(graph, _specs(session), session.options), "verify").plan
     if html is not None:
         facts = {
-            "commands": len(draft.schedule.commands),
+            "commands": len(refused.schedule.commands),
             "arena bytes": refused.memory.arena_bytes,
         }
         write_text(html, plan_html(refused, facts, fault))

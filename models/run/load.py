@@ -10,7 +10,7 @@ from ggraph import InputError, Options, Session, dtypes, open_backend
 from ggraph.decode.costs import Costs
 from ggraph.decode.engine import Engine
 from ggraph.decode.runner import Runner
-from ggraph.text.chat import ChatTemplate
+from ggraph.text.chat import RENDERER, ChatTemplate
 from ggraph.text.tokenizer import Tokenizer
 
 from ..eagle3 import Head
@@ -105,6 +105,7 @@ def load(
     Raises FormatError, ModelError, InputError or BackendError.
     """
     begun = time.perf_counter()
+    RENDERER.start()  # a tenth of a second, beside the loading
     path = Path(path)
     if not path.exists():
         raise InputError(f"no model at {path}")

@@ -15,6 +15,8 @@ from ggraph.errors import FormatError
 from ggraph.text.chat import ChatTemplate
 from ggraph.text.tokenizer import Tokenizer
 
+from ..run.text import utf8
+
 OWN_TOKENS = 128  # most tokens of a prompt that the target writes
 _MARK = "\u2402"  # stands for the user's text in a rendered template
 
@@ -24,7 +26,7 @@ def read_prompts(path: Path) -> list[str]:
     if not path.is_file():
         raise InputError(f"no file of prompts at {path}")
     found: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(utf8(path.read_bytes(), str(path)).split("\n"), 1):
         if not line.strip():
             continue
         if path.suffix not in (".jsonl", ".json"):

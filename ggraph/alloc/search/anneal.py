@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.alloc.fit import Ints, Packing
-from ggraph.alloc.jit import compiled
+from ggraph.alloc.search.jit import compiled
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 FAR = 1 << 62

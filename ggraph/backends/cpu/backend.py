@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed, is_weight
+from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey, is_weight
 from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -46,9 +46,9 @@ class CpuBackend(HostMemory):
     pool: Pool
     exact: bool = False
     profile: Profile | None = None
-    _packed: dict[tuple[int, int, str], Packed] = field(default_factory=dict)
+    _packed: dict[PackedKey, Packed] = field(default_factory=dict)
     _shelf: Shelf = field(default_factory=Shelf)  # of packed weights
-    _decoded: dict[int, Array] = field(default_factory=dict)  # id of a weight's memory -> float32
+    _decoded: dict[PackedKey, Array] = field(default_factory=dict)  # as float32
     _closed: bool = False
 
     def allocate(self, buffer: Buffer) -> Memory:
@@ -59,9 +59,8 @@ class CpuBackend(HostMemory):
 
     def free(self, memory: Memory) -> None:
         """Forget what was made of a weight; the bytes go with their last user."""
-        self._decoded.pop(id(memory), None)
-        for key in [k for k in self._packed if k[0] == id(memory)]:
-            del self._packed[key]
+        self._packed = {k: v for k, v in self._packed.items() if k[0] is not memory}
+        self._decoded = {k: v for k, v in self._decoded.items() if k[0] is not memory}
 
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
         """The weight's bytes where they are: a mapped file is not copied.
@@ -107,7 +106,7 @@ class CpuBackend(HostMemory):
         """Pages of a weight that was packed just now are not needed any more."""
         packed = {key[0] for key in self._packed}
         for ref in x.sources:
-            if id(ref.memory) in packed:
+            if ref.memory in packed:
                 drop_pages(ref.memory.handle)
 
     def _flush(
@@ -123,7 +122,7 @@ class CpuBackend(HostMemory):
         flat = low.asm.freeze()
         steps.append(lambda: self.pool.run(flat))
         if self.profile is not None:
-            held = {key[0]: packed.data.nbytes for key, packed in self._packed.items()}
+            held = {id(key[0]): packed.data.nbytes for key, packed in self._packed.items()}
             pieces += pieces_of(self.pool, flat, spans, held)
 
     def submit(self, stream: int, program: CpuProgram) -> None:
@@ -198,7 +197,7 @@ class CpuBackend(HostMemory):
         t = ref.tensor
         if not t.is_leaf or t.kind is not Kind.WEIGHT or t.dtype.name == "f32":
             return None
-        key = id(ref.memory)
+        key = (ref.memory, ref.offset, t.dtype.name, t.shape)
         if key not in self._decoded:
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
             shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)

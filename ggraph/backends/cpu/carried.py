@@ -48,7 +48,7 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
     return True
 
 
-def _sizes(x: Launch) -> dict[str, int] | None:
+def _sizes(x: Launch) -> dict[str, Any] | None:
     """The sizes of a delta net, None where the kernels do not take them."""
     heads, d, v = x.sources[0].tensor.shape
     m, width = x.sources[2].tensor.shape

@@ -231,10 +231,13 @@ def norm(k: Kernel) -> None:
 
         mean = k.splat(_row_sum(k, n, value) / count, 8)
 
-        def centred(c: Val, left: Val | None, row: Val = row, out: Val = out, mean=mean) -> Val:  # type: ignore[no-untyped-def]
+        def centred(
+            c: Val, left: Val | None, row: Val = row, out: Val = out, mean: Val = mean
+        ) -> Val:
             v = _get(k, row + c * 4, left) - mean
             _put(k, out + c * 4, v, left)
-            return (v if left is None else k.select(words.tail_mask(k, left), v, 0.0)) * v
+            inside: Val = v if left is None else k.select(words.tail_mask(k, left), v, 0.0)
+            return inside * v
 
         spread = _row_sum(k, n, centred) / count
         factor = k.const(1.0, F32) / k.intrinsic("llvm.sqrt.f32", F32, spread + eps)

@@ -45,10 +45,7 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    if lowering is None or not lowering(low, launch):
-        return False
-    low.done(launch)
-    return True
+    return lowering is not None and lowering(low, launch)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
@@ -289,9 +286,12 @@ def _rotate(
 
 
 def _flash_attn(low: Lowering, x: Launch) -> bool:
-    """Attention over a float cache; what the mask hides, or lies beyond `length`, is skipped."""
+    """Attention over a cache; what the mask hides, or lies beyond `length`, is skipped."""
     q, k, v = (s.tensor for s in x.sources[:3])
     attrs = x.result.tensor.attrs
+    length = x.sources[4] if attrs["has_mask"] and attrs["has_length"] else None
+    if length is not None and length.tensor.dtype is not I32:
+        return False
     rows, heads, dim = q.shape
     shown = x.sources[3].tensor if attrs["has_mask"] else None
     if not is_rows(q) or shown is None or not is_rows(shown):
@@ -309,7 +309,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
-    listed = low.shown(x.sources[3], x.sources[4] if attrs["has_length"] else None)
+    listed = low.shown(x.sources[3], length)
     part = np.zeros(attention.scratch_bytes(rows, heads, wide, context) if few else 64, np.uint8)
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),

@@ -1,7 +1,7 @@
 """A lowering in progress: addresses, packed weights, quantised activations, accesses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
-from ggraph.backends.protocol import Launch, Ref
+from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.dtype import F32, DType
 from ggraph.formats.quants import dequantize
 from ggraph.tensor import Array, Kind, Tensor
@@ -28,17 +28,23 @@ class Packed:
     data: Array
 
 
+# What a packed form depends on: the memory, where in it, and the matrix that is read there.
+PackedKey = tuple[Memory, int, str, tuple[int, ...]]
+# Which bytes of which value a tensor shows. A value never changes: what overwrites it is another.
+Shown = tuple[str, int, tuple[int, ...], tuple[int, ...], str]
+
+
 @dataclass(eq=False)
 class Lowering:
     """Turns launches into instructions. `packed` is shared by all programs of a backend."""
 
     pool: Pool
     exact: bool
-    packed: dict[tuple[int, int, str], Packed]
+    packed: dict[PackedKey, Packed]
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
-    made: dict[tuple[str, int], Array] = field(default_factory=dict)  # by kernel, source's address
+    made: dict[tuple[str | Shown, ...], Array] = field(default_factory=dict)  # by kernel, sources
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -48,10 +54,6 @@ class Lowering:
         """The next instructions are those of `launch`: they access its sources and its result."""
         read = [s for s in launch.sources if not is_weight(s)]
         self._access = Access(tuple(map(_range, read)), (_range(launch.result),))
-
-    def done(self, launch: Launch) -> None:
-        """The launch has its instructions: blocks of what it overwrote are not valid any more."""
-        self._forget(launch.result)
 
     def add(
         self,
@@ -75,7 +77,7 @@ class Lowering:
         """The packed form of a weight, made on first use."""
         t = ref.tensor
         dtype = F32 if self.exact and t.dtype.is_block else t.dtype
-        key = (id(ref.memory), ref.offset, dtype.name)
+        key = (ref.memory, ref.offset, dtype.name, t.shape)
         if key not in self.packed:
             count = math.prod(t.shape[:-1])
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
@@ -86,23 +88,29 @@ class Lowering:
     def blocks(self, ref: Ref, m: int, k: int) -> Array:
         """The 8-bit activation blocks of m rows, computed once while the source stands."""
         step = activation_bytes(k)
-        return self._made("quantise", ref, "x", "out", (m, step), m=m, k=k, xs=k * 4, os=step)
+        return self._made("quantise", {"x": ref}, "out", (m, step), m=m, k=k, xs=k * 4, os=step)
 
     def shown(self, mask: Ref, length: Ref | None) -> Array:
-        """The list of the slots that each row of a mask shows, made once while the mask stands."""
+        """The list of the slots that each row of a mask shows among the first `length`."""
         m, n = mask.tensor.shape
-        step, end = list_bytes(n), self.at(length) if length is not None else 0
-        sizes = {"m": m, "n": n, "ms": n * 4, "ls": step, "length": end}
-        return self._made("shown_slots", mask, "mask", "list", (m, step), **sizes)
+        step = list_bytes(n)
+        of = {"mask": mask} if length is None else {"mask": mask, "length": length}
+        given = {"length": 0} if length is None else {}
+        return self._made(
+            "shown_slots", of, "list", (m, step), m=m, n=n, ms=n * 4, ls=step, **given
+        )
 
     def _made(
-        self, kernel: str, ref: Ref, source: str, result: str, shape: tuple[int, int], **values: Any
+        self, kernel: str, of: Mapping[str, Ref], result: str, shape: tuple[int, int], **values: Any
     ) -> Array:
-        """What a kernel makes of a source, bytes of `shape`, once while the source stands."""
-        key = (kernel, address := self.at(ref))
+        """What a kernel makes of sources (by argument), bytes of `shape`, once for all launches."""
+        key: tuple[str | Shown, ...] = (kernel, *(_shown(ref.tensor) for ref in of.values()))
         if key not in self.made:
             out = np.zeros(shape, np.uint8)
-            places: dict[str, Any] = {source: address, result: out}
+            places: dict[str, Any] = {
+                result: out,
+                **{name: self.at(ref) for name, ref in of.items()},
+            }
             self.add(kernel, makes=[out], **places, **values)
             self.made[key] = out
         return self.made[key]
@@ -118,12 +126,9 @@ class Lowering:
         self.pool.run(asm.freeze())
         return Packed(dtype, out)
 
-    def _forget(self, result: Ref) -> None:
-        """What was made of sources that the result may have overwritten is no longer theirs."""
-        start = int(result.memory.handle.ctypes.data) + result.offset
-        stop = start + result.tensor.nbytes
-        for key in [k for k in self.made if start <= k[1] < stop]:
-            del self.made[key]
+
+def _shown(t: Tensor) -> Shown:
+    return t.root.name, t.offset, t.shape, t.strides, t.dtype.name
 
 
 def _range(ref: Ref) -> Range:

@@ -9,9 +9,10 @@ remembered inputs, K = P + 1; H heads of values, G of keys, D numbers per key, V
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, kernel
+from ggraph.backends.cpu.simd import F32X8, I32, I64, Kernel, Val, Var, kernel
 
 MAX_KEY = 256  # numbers of a key
 MAX_KERNEL = 8  # inputs that a convolution sees
@@ -59,7 +60,7 @@ def _follow(
 
 def _push(k: Kernel, window: list[Var], value: Val) -> None:
     """The oldest input leaves, the newest comes."""
-    for older, newer in zip(window, window[1:], strict=False):
+    for older, newer in pairwise(window):
         older.value = newer.value
     window[-1].value = value
 

@@ -38,20 +38,21 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
         k.store(out + i * 8, slot * step + k.splat(base, 8))
 
 
-@kernel("mask length list m n ms ls")
+@kernel("mask list length m n ms ls")
 def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
-    first `length` (address of an int32; 0: of all)."""
-    mask, length, n, ms = k.words("mask length n ms")
-    end = k.var(n)
+    first `length` slots alone where that address of an i32 is not 0."""
+    mask, n, ms, length = k.words("mask n ms length")
+    held = k.var(n)
     with k.when(length.ne(0)):
-        end.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
+        held.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
+    seen = held.value
     for row in k.share(k.arg("m")):
         entry = k.var(list_of(k, row) + LIST_HEAD)
         biases = (n + SPARE) * 4
         lanes = k.consts(range(8), I32)
-        for first in k.loop(0, end.value, 8):
-            left = end.value - first
+        for first in k.loop(0, seen, 8):
+            left = seen - first
             bias = words.load_tail(k, mask + ms * row + first * 4, left)
             bias = k.select(words.tail_mask(k, left), bias, float("-inf"))
             at = entry.value

@@ -183,6 +183,10 @@ class SimBackend(SimHost):
         """Block the host until an event, a stream, or this device is complete."""
         self.machine.synchronise(self.spec.name, stream, event)
 
+    def abandon(self) -> None:
+        """Forget what is enqueued: a run has failed half-way."""
+        self.machine.abandon(self.spec.name)
+
     def close(self) -> None:
         """Wait for the device, then forget all memory. Later commands raise BackendError."""
         self.synchronise()

@@ -103,6 +103,14 @@ class Machine:
         self._advance(lambda: all(t.done for t in targets))
         self.host_time = max([self.host_time, *(t.stop for t in targets)])
 
+    def abandon(self, device: str) -> None:
+        """Forget what is enqueued on a device: what waits for it need not wait any more."""
+        for actor, queue in self._queues.items():
+            if actor.device == device:
+                for entry in queue:
+                    entry.done = True
+                queue.clear()
+
     def pending(self) -> list[str]:
         """Labels of what is enqueued and has not run, by stream."""
         return [f"{a}: {e.label}" for a, q in sorted(self._queues.items()) for e in q if not e.done]
