@@ -1,11 +1,34 @@
 """What a device can do, as data. Planning asks this record and never a device."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ggraph.errors import PlaceError
 from ggraph.tensor import Tensor
 
 HOST = "host"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a launch needs beside its operands while it runs, at the device's alignment.
+
+    With `of` (positions of sources) the kernel fills them with what it makes of those sources
+    alone: launches of one stream that need the same of the same sources share the bytes, which the
+    first of them fills. Without, they are the launch's own.
+    """
+
+    name: str
+    nbytes: int
+    of: tuple[int, ...] = ()
+
+
+def _nothing(t: Tensor) -> tuple[Need, ...]:
+    return ()
+
+
+def _as_it_is(t: Tensor, users: tuple[Tensor, ...]) -> int:
+    return t.nbytes
 
 
 @dataclass(frozen=True)
@@ -15,7 +38,9 @@ class DeviceSpec:
     Bandwidths are bytes per second, `flops_per_s` is for float32 products, `launch_s` the fixed
     cost of one command. `ops` lists what its kernels can run (None: everything); `weight_dtypes`
     the types it can read weights in (None: all). A device with `host_visible` memory needs no
-    staging copies: the host writes inputs and reads outputs in place.
+    staging copies: the host writes inputs and reads outputs in place. `needs(t)` says what a launch
+    of `t` takes beside its operands, of which planning makes values; `held_bytes(weight, users)`
+    what the device keeps of a weight for the tensors that read it, packed copies included.
     """
 
     name: str  # "cpu", "cuda0", "sim1"
@@ -35,6 +60,10 @@ class DeviceSpec:
     peer_bytes_per_s: float = 0.0  # to other devices of its kind; 0: through the host
     launch_s: float = 2e-6
     offload_rows: int = 0  # take work on host weights from this many rows on; 0: never
+    needs: Callable[[Tensor], tuple[Need, ...]] = field(default=_nothing, repr=False, compare=False)
+    held_bytes: Callable[[Tensor, tuple[Tensor, ...]], int] = field(
+        default=_as_it_is, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.alignment & (self.alignment - 1):

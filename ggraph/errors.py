@@ -47,3 +47,11 @@ class InputError(GgraphError):
 
 class CacheWarning(UserWarning):
     """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal might obey, or hide, written as an escape:
+    what another program named can then not pretend to be a line of ours."""
+    if text.isprintable():
+        return text
+    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode() for ch in text)

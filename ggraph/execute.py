@@ -5,7 +5,7 @@ launches; replaying is a loop over that list. Where inputs rotate over several s
 such list per phase.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 from math import lcm
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Backend, Launch, Memory, Ref
+from ggraph.backends.protocol import Backend, Launch, Memory, Ref, Scratch
 from ggraph.device import HOST
 from ggraph.errors import InputError
 from ggraph.ops.copies import slice_runs
-from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
+from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan, scratch
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
@@ -30,8 +30,10 @@ class Executor:
 
     `external` holds the memory of weights and states by value name; arenas are allocated here and
     given back by `close`. What is enqueued is the proved list, command by command and in its order.
-    `torn` names the states that a run which failed half-way may have begun to overwrite. Raises
-    TypeError for what `verify` did not make, InputError for a state or weight without memory.
+    With `ends_complete` nothing is in flight between two runs; else the caller settles before it
+    runs another plan. `torn` names the states that a run which failed half-way may have begun to
+    overwrite. Raises TypeError for what `verify` did not make, InputError for a state or weight
+    without memory.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Executor:
         if type(verified) is not VerifiedPlan:
             raise TypeError(f"an executor takes what verify made, got {type(verified).__name__}")
         self.plan: Plan = verified.plan
-        self._ends_complete = verified.certificate.ends_complete
+        self.ends_complete = verified.certificate.ends_complete
         self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
         self._host: Any = backends.get(HOST) or HostMemory()
@@ -116,7 +118,7 @@ class Executor:
         devices = {c.actor.device for c in enqueued}
         backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
         partial = any(c.chosen_by is not None for c in enqueued)
-        if not hasattr(backend, "capture") or partial or not self._ends_complete:
+        if not hasattr(backend, "capture") or partial or not self.ends_complete:
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []
@@ -189,13 +191,16 @@ class Executor:
 
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]
-        scratch = next((a.value for a in c.writes if a.value != t.name), None)
-        return Launch(
-            c,
-            self._ref(t, phase),
-            tuple(self._ref(s, phase) for s in t.sources),
-            self._at(scratch, phase) if scratch else None,
-        )
+        sources = tuple(self._ref(s, phase) for s in t.sources)
+        return Launch(c, self._ref(t, phase), sources, dict(self._scratch(c, t, phase)))
+
+    def _scratch(self, c: Command, t: Tensor, phase: int) -> Iterator[tuple[str, Scratch]]:
+        """The bytes for each need of the backend that the command declares."""
+        made, held = ({a.value: a.stop for a in found} for found in (c.writes, c.reads))
+        for need in self._backends[c.actor.device].spec.needs(t):
+            name = scratch(t, need, c.actor)
+            if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
+                yield need.name, Scratch(name, *self._at(name, phase), need.nbytes, name in held)
 
 
 def _brought(plan: Plan, external: Mapping[str, Memory]) -> dict[str, Memory]:

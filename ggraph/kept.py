@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import stat
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,7 @@ MAGIC = b"ggkept1\n"
 DIGEST = 32  # bytes of a SHA-256
 MOST = 1 << 26  # bytes of a kept file: none of ours has a hundredth of it
 LINKS = 40  # symbolic links on the way to a folder; Linux allows as many
+TICK = 20_000_000  # nanoseconds; the clock of Linux's file systems goes on every 1 to 10 ms
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 FOLDER = (
     getattr(os, "O_PATH", os.O_RDONLY)  # a folder that may be entered, not listed, is as good
@@ -117,7 +119,10 @@ def holds(path: Path, key: str, check: Callable[[], bool] = lambda: False) -> bo
 
 
 def stamp(path: Path, key: str) -> None:
-    """Note beside a large file that it is what `key` says."""
+    """Note beside a large file that it is what `key` says, a tick later than it was changed."""
+    since = time.time_ns() - path.stat().st_ctime_ns
+    if 0 <= since < TICK:
+        time.sleep((TICK - since) / 1e9)
     write(path.parent, f"{path.name}.stamp", key, state(path).encode())
 
 
@@ -173,8 +178,8 @@ def enter(place: Path | None, *, make: bool) -> int:
 
 def _walk(place: Path, *, make: bool) -> int:
     """Descriptor of a folder, entered from the root down."""
-    rest, links = [*reversed(place.absolute().parts)], 0
-    here, at = os.open("/", FOLDER), Path("/")
+    rest, gone = [*reversed(place.absolute().parts)], list[str]()
+    here, links = os.open("/", FOLDER), 0
     try:
         while rest:
             part = rest.pop()
@@ -183,15 +188,16 @@ def _walk(place: Path, *, make: bool) -> int:
             except OSError as error:
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
-                rest += reversed(_target(here, part, at).parts)
+                rest += reversed(_target(here, part, Path(*gone, part)).parts)
                 links += 1
                 if links > LINKS:
                     raise OSError(f"{place}: more than {LINKS} symbolic links") from None
                 continue
             os.close(here)
-            here, at = inner, at / part
+            here = inner
+            gone.append(part)
             if told := _whose(os.fstat(here), folder=True):
-                raise Foreign(f"{at} {told}")
+                raise Foreign(f"{Path(*gone)} {told}")
     except BaseException:
         os.close(here)
         raise
@@ -210,13 +216,13 @@ def _inner(here: int, part: str, make: bool) -> int:
     return os.open(part, FOLDER, dir_fd=here)
 
 
-def _target(here: int, part: str, at: Path) -> Path:
+def _target(here: int, part: str, link: Path) -> Path:
     """Where the symbolic link `part` leads. NotADirectoryError where it is none."""
     found = os.stat(part, dir_fd=here, follow_symlinks=False)
     if not stat.S_ISLNK(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(at / part))
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(link))
     if found.st_uid not in (0, os.geteuid()):
-        raise Foreign(f"{at / part} belongs to user {found.st_uid}")
+        raise Foreign(f"{link} belongs to user {found.st_uid}")
     return Path(os.readlink(part, dir_fd=here))
 
 

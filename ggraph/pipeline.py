@@ -21,7 +21,7 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
-from ggraph.errors import AllocError, InputError, PlaceError
+from ggraph.errors import AllocError, InputError, PlaceError, PlanError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
@@ -153,7 +153,10 @@ def _allocate(p: Planning) -> Planning:
 
 
 def _verify(p: Planning) -> Planning:
-    return replace(p, verify=verify(p.plan))
+    verified = verify(p.plan)
+    if not (p.options.overlap or verified.certificate.ends_complete):
+        raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
+    return replace(p, verify=verified)
 
 
 PASSES: tuple[tuple[str, Pass], ...] = (  # each under the name of its field in `Planning`

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ggraph.device import HOST, DeviceSpec
+from ggraph.device import HOST, DeviceSpec, Need
+from ggraph.errors import printable
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
 from ggraph.tensor import Tensor
@@ -68,7 +69,7 @@ class Splits:
     splits: tuple[Split, ...]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Actor:
     """Who executes: the host (`HOST_ACTOR`), or one stream of one device."""
 
@@ -76,7 +77,7 @@ class Actor:
     stream: int = 0
 
     def __str__(self) -> str:
-        return HOST if self.device == HOST else f"{self.device}.{self.stream}"
+        return HOST if self.device == HOST else printable(f"{self.device}.{self.stream}")
 
 
 HOST_ACTOR = Actor(HOST)
@@ -98,7 +99,7 @@ class Do(Enum):
 HOST_STEPS = frozenset({Do.HOST_WRITE, Do.HOST_READ, Do.HOST_SYNC, Do.HOST_FREE})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Access:
     """Half-open byte range [start, stop) of a value, relative to the value's first byte."""
 
@@ -107,10 +108,10 @@ class Access:
     stop: int
 
     def __str__(self) -> str:
-        return f"{self.value}[{self.start}:{self.stop}]"
+        return printable(f"{self.value}[{self.start}:{self.stop}]")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Command:
     """One step that the host performs or enqueues; its place in the schedule is the enqueue order.
 
@@ -133,14 +134,23 @@ class Command:
     # has read, names; `reads` and `writes` stay whole, an upper bound
 
     def __str__(self) -> str:
-        what = self.event or (str(self.waits_for) if self.waits_for else "") or self.node or ""
+        waited = str(self.waits_for) if self.waits_for else ""
+        what = printable(self.event or waited or self.node or self.label)
         reads = " reads " + ", ".join(map(str, self.reads)) if self.reads else ""
         writes = " writes " + ", ".join(map(str, self.writes)) if self.writes else ""
-        chosen = f" chosen by {self.chosen_by}" if self.chosen_by else ""
-        return f"{self.actor!s:>8} {self.do.value:<10} {what or self.label}{reads}{writes}{chosen}"
+        chosen = printable(f" chosen by {self.chosen_by}") if self.chosen_by else ""
+        return f"{self.actor!s:>8} {self.do.value:<10} {what}{reads}{writes}{chosen}"
 
 
-@dataclass(frozen=True)
+def scratch(t: Tensor, need: Need, actor: Actor) -> str:
+    """Name of the value that a launch of `t` on `actor` has for `need`: `NODE#need`, or, where it
+    is made of sources alone and shared, `SOURCE#need` with the stream behind it."""
+    if not need.of:
+        return f"{t.name}#{need.name}"
+    return f"{'+'.join(t.sources[i].name for i in need.of)}#{need.name}.{actor.stream}"
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """One version of one tensor's bytes, and what the allocator must know of it.
 
@@ -212,7 +222,7 @@ class Buffer:
     external: bool = False  # owned by the caller, outlives the run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Region:
     """Where a value lies: run k uses `offsets[k % len(offsets)]` in `buffer`."""
 

@@ -8,13 +8,16 @@ The parser is strict: unknown or repeated keys, wrong types and sizes out of ran
 with the path of the culprit, and nothing else is ever raised.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from sys import intern
 from typing import Any, NoReturn, TypeVar
 
 from ggraph.device import HOST, DeviceSpec
-from ggraph.errors import FormatError, PlaceError
+from ggraph.errors import FormatError, PlaceError, printable
 from ggraph.graph import Graph
+from ggraph.json_parts import Parts
 from ggraph.plan import (
     HOST_ACTOR,
     Access,
@@ -50,7 +53,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
         "version": VERSION,
         "mode": memory.mode,
         "devices": [_device_out(d) for d in schedule.splits.placement.devices],
-        "buffers": [_lean(vars(b), external=False) for b in memory.buffers.values()],
+        "buffers": [_lean(_fields(b), external=False) for b in memory.buffers.values()],
         "values": [_value_out(v, memory.regions[v.name]) for v in schedule.values.values()],
         "commands": [_command_out(c) for c in schedule],
         "carried": dict(schedule.carried),
@@ -60,48 +63,67 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
 
 def plan_from_json(text: str | bytes) -> Plan:
     """The plan that `text` describes; its graph is empty. Raises FormatError and nothing else."""
-    root = _Object("plan", _parsed(text))
+    found = _members(text)
     for key, wanted in (("format", FORMAT), ("version", VERSION)):
-        if (got := root.take(key, _anything)) != wanted:
-            _refuse(f"plan.{key}", repr(wanted), got)
-    devices = root.list("devices", _device)
-    buffers = root.list("buffers", _buffer)
-    placed = root.list("values", _value)
-    commands = root.list("commands", _command)
-    nothing: dict[str, str] = {}
-    carried = root.take("carried", _names, nothing)
-    mode, log = root.take("mode", _name, "hb"), root.list("log", _name, ())
-    root.close()
+        if found.get(key) != wanted:
+            _refuse(f"plan.{key}", repr(wanted), found.get(key, "nothing"))
+    for key in (k for k in ("devices", "buffers", "values", "commands") if k not in found):
+        raise FormatError(f"plan.{key}: missing")
+    devices, placed = found["devices"], found["values"]
     _unique("devices", [d.name for d in devices])
     values = _table("values", [v for v, _ in placed])
     regions = {v.name: region for v, region in placed}
     splits = Splits(Placement(Graph("json", (), (), {}), tuple(devices), {}), ())
-    schedule = Schedule(splits, values, tuple(commands), carried)
-    return Plan(schedule, MemoryMap(mode, _table("buffers", buffers), regions), tuple(log))
+    schedule = Schedule(splits, values, tuple(found["commands"]), found.get("carried", {}))
+    memory = MemoryMap(found.get("mode", "hb"), _table("buffers", found["buffers"]), regions)
+    return Plan(schedule, memory, tuple(found.get("log", ())))
+
+
+def _members(text: str | bytes) -> dict[str, Any]:
+    """The document's fields as nouns, made one by one while the text is read."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    if len(raw) > MAX_TEXT_BYTES:
+        _refuse("plan", f"at most {MAX_TEXT_BYTES} bytes", len(raw))
+    parts, found = Parts(raw), {}
+    for key in parts.members():
+        where = f"plan.{key}"
+        if key in _LISTS and parts.begins_list():
+            found[key] = _items(where, parts.items(), _LISTS[key])
+        elif key in _LISTS:
+            _refuse(where, f"a list of at most {MAX_ITEMS} items", parts.value())
+        elif key in _SINGLES:
+            found[key] = _SINGLES[key](where, parts.value())
+        else:
+            raise FormatError(f"plan: unknown keys {key!r:.200}")
+    return found
 
 
 # Writing.
 
 
-def _lean(fields: Mapping[str, Json], **defaults: Json) -> dict[str, Json]:
-    return {k: v for k, v in fields.items() if k not in defaults or v != defaults[k]}
+def _lean(made: Mapping[str, Json], **defaults: Json) -> dict[str, Json]:
+    return {k: v for k, v in made.items() if k not in defaults or v != defaults[k]}
+
+
+def _fields(noun: Value | Buffer) -> dict[str, Json]:
+    return {f.name: getattr(noun, f.name) for f in fields(noun)}
 
 
 def _device_out(d: DeviceSpec) -> dict[str, Json]:
-    fields = {k: getattr(d, k) for k in ("name", "kind", *_DEVICE)}
-    standard = DeviceSpec("x", "sim")
-    return _lean(fields, **{k: getattr(standard, k) for k in _DEVICE})
+    made = {k: getattr(d, k) for k in ("name", "kind", *_DEVICE)}
+    standard = DeviceSpec("x", "sim", alignment=1)  # what a device of another engine asks for
+    return _lean(made, **{k: getattr(standard, k) for k in _DEVICE})
 
 
 def _value_out(v: Value, region: Region) -> dict[str, Json]:
-    fields = vars(v) | {"buffer": region.buffer, "offsets": list(region.offsets)}
-    fields |= {"may_replace": list(v.may_replace), "reserved": region.nbytes}
+    made = _fields(v) | {"buffer": region.buffer, "offsets": list(region.offsets)}
+    made |= {"may_replace": list(v.may_replace), "reserved": region.nbytes}
     flags = dict.fromkeys(_FLAGS, False)
-    return _lean(fields, reserved=v.nbytes, same_as=None, may_replace=[], slots=1, **flags)
+    return _lean(made, reserved=v.nbytes, same_as=None, may_replace=[], slots=1, **flags)
 
 
 def _command_out(c: Command) -> dict[str, Json]:
-    fields = {
+    made = {
         "do": c.do.value,
         "actor": _actor_out(c.actor),
         "label": c.label,
@@ -114,7 +136,7 @@ def _command_out(c: Command) -> dict[str, Json]:
         "chosen_by": c.chosen_by,
     }
     absent = dict.fromkeys(("node", "event", "waits_for", "chosen_by"))
-    return _lean(fields, reads=[], writes=[], seconds=0.0, **absent)
+    return _lean(made, reads=[], writes=[], seconds=0.0, **absent)
 
 
 def _actor_out(a: Actor) -> Json:
@@ -128,26 +150,6 @@ def _refuse(where: str, expected: str, got: object) -> NoReturn:
     shown = repr(got)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     raise FormatError(f"{where}: expected {expected}, got {shown}")
-
-
-def _parsed(text: str | bytes) -> Json:
-    if len(text) > MAX_TEXT_BYTES:
-        _refuse("plan", f"at most {MAX_TEXT_BYTES} bytes", len(text))
-    try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 and bad JSON are ValueErrors
-        raise FormatError(f"plan: not JSON: {error}") from error
-
-
-def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise FormatError(f"plan: a key is repeated in {[k for k, _ in pairs][:20]}")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise FormatError(f"plan: {name} is no number")
 
 
 class _Object:
@@ -183,17 +185,27 @@ def _anything(where: str, raw: Json) -> Json:
 
 
 def _list(where: str, raw: Json, read: Callable[[str, Json], T]) -> list[T]:
-    if not isinstance(raw, list) or len(raw) > MAX_ITEMS:
+    if not isinstance(raw, list):
         _refuse(where, f"a list of at most {MAX_ITEMS} items", raw)
-    return [read(f"{where}[{i}]", item) for i, item in enumerate(raw)]
+    return _items(where, raw, read)
+
+
+def _items(where: str, items: Iterable[Json], read: Callable[[str, Json], T]) -> list[T]:
+    """Every item read with its path, up to as many as a list may have."""
+    found: list[T] = []
+    for i, item in enumerate(items):
+        if i == MAX_ITEMS:
+            _refuse(where, f"a list of at most {MAX_ITEMS} items", "more")
+        found.append(read(f"{where}[{i}]", item))
+    return found
 
 
 def _name(where: str, raw: Json) -> str:
     if not isinstance(raw, str) or len(raw) > MAX_NAME:
         _refuse(where, f"a text of at most {MAX_NAME} characters", raw)
-    if any("\ud800" <= ch <= "\udfff" for ch in raw):
+    if not raw.isascii() and any("\ud800" <= ch <= "\udfff" for ch in raw):
         _refuse(where, "a text without half characters (surrogates)", raw)
-    return raw
+    return intern(raw)  # a value is named by every command that touches it
 
 
 def _name_or_none(where: str, raw: Json) -> str | None:
@@ -203,7 +215,7 @@ def _name_or_none(where: str, raw: Json) -> str | None:
 def _names(where: str, raw: Json) -> dict[str, str]:
     if not isinstance(raw, dict) or len(raw) > MAX_ITEMS:
         _refuse(where, "an object of texts", raw)
-    return {_name(where, k): _name(f"{where}.{k}", v) for k, v in raw.items()}
+    return {_name(where, k): _name(f"{where}.{printable(k)}", v) for k, v in raw.items()}
 
 
 def _flag(where: str, raw: Json) -> bool:
@@ -226,6 +238,21 @@ def _seconds(where: str, raw: Json) -> float:
     return float(raw)
 
 
+def _accesses(where: str, raw: Json) -> list[Access]:
+    """Most of a plan: looked at item by item only to say which one is wrong."""
+    if isinstance(raw, list) and len(raw) <= MAX_ITEMS and all(map(_is_access, raw)):
+        return [Access(intern(name), start, stop) for name, start, stop in raw]
+    return _list(where, raw, _triple)
+
+
+def _is_access(raw: Json) -> bool:
+    if type(raw) is not list or [type(x) for x in raw] != [str, int, int]:
+        return False
+    name, start, stop = raw
+    short = len(name) <= MAX_NAME and name.isascii()
+    return short and 0 <= start <= MAX_NUMBER and 0 <= stop <= MAX_NUMBER
+
+
 def _triple(where: str, raw: Json) -> Access:
     if not isinstance(raw, list) or len(raw) != 3:
         _refuse(where, "[value, start, stop]", raw)
@@ -237,7 +264,13 @@ def _actor(where: str, raw: Json) -> Actor:
         return HOST_ACTOR
     if not isinstance(raw, list) or len(raw) != 2 or raw[0] == HOST:
         _refuse(where, f'"{HOST}" or [device, stream]', raw)
-    return Actor(_name(where, raw[0]), _number(where, raw[1]))
+    return _shared_actor(_name(where, raw[0]), _number(where, raw[1]))
+
+
+@lru_cache(maxsize=1024)
+def _shared_actor(device: str, stream: int) -> Actor:
+    """One noun for the many commands of a stream."""
+    return Actor(device, stream)
 
 
 def _actor_or_none(where: str, raw: Json) -> Actor | None:
@@ -261,7 +294,8 @@ def _device(where: str, raw: Json) -> DeviceSpec:
     given = {k: o.take(k, read, None) for k, read in _DEVICE.items()}
     o.close()
     try:
-        return DeviceSpec(name, kind, **{k: v for k, v in given.items() if v is not None})
+        asked = {k: v for k, v in given.items() if v is not None}
+        return DeviceSpec(name, kind, **{"alignment": 1, **asked})
     except PlaceError as error:
         raise FormatError(f"{where}: {error}") from error
 
@@ -305,8 +339,8 @@ def _command(where: str, raw: Json) -> Command:
         o.take("actor", _actor),
         o.take("label", _name),
         o.take("node", _name_or_none, None),
-        tuple(o.list("reads", _triple, ())),
-        tuple(o.list("writes", _triple, ())),
+        tuple(o.take("reads", _accesses, [])),
+        tuple(o.take("writes", _accesses, [])),
         o.take("event", _name_or_none, None),
         o.take("waits_for", _actor_or_none, None),
         o.take("seconds", _seconds, 0.0),
@@ -317,10 +351,27 @@ def _command(where: str, raw: Json) -> Command:
 
 
 def _verb(where: str, raw: Json) -> Do:
-    known = {d.value: d for d in Do}
-    if not isinstance(raw, str) or raw not in known:
-        _refuse(where, f"one of {', '.join(known)}", raw)
-    return known[raw]
+    if not isinstance(raw, str) or raw not in _VERBS:
+        _refuse(where, f"one of {', '.join(_VERBS)}", raw)
+    return _VERBS[raw]
+
+
+_VERBS = {d.value: d for d in Do}
+
+
+_LISTS: Mapping[str, Callable[[str, Json], Any]] = {
+    "devices": _device,
+    "buffers": _buffer,
+    "values": _value,
+    "commands": _command,
+    "log": _name,
+}
+_SINGLES: Mapping[str, Callable[[str, Json], Any]] = {
+    "format": _anything,
+    "version": _anything,
+    "mode": _name,
+    "carried": _names,
+}
 
 
 def _unique(where: str, names: Sequence[str]) -> None:

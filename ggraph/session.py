@@ -68,7 +68,7 @@ class Session:
             executor = self._executors.get(key)
             if executor is None:
                 raise InputError(f"no plan was prepared for {key!r}")
-            if self.options.overlap and executor is not self._latest:
+            if executor is not self._latest and not (self._latest or executor).ends_complete:
                 self._settle()  # a plan's proof knows its own runs, not those of another plan
             self._latest = executor
             return executor.run(feeds)

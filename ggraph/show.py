@@ -6,6 +6,7 @@ One line per element, in the format of the noun itself, so that dumps, tests and
 from collections.abc import Iterator
 from typing import Any
 
+from ggraph.account import accounts
 from ggraph.graph import Graph
 from ggraph.order import critical_path, estimate, speedup
 from ggraph.plan import Plan, Schedule, VerifiedPlan
@@ -97,6 +98,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     for b in buffers:
         yield f"buffer {b.name}: {b.nbytes} bytes on {b.device}, alignment {b.alignment}"
     yield f"external: {outside} bytes of weights and states"
+    for a in accounts(plan):
+        parts = ", ".join(f"{name} {value}" for name, value in vars(a).items() if name != "device")
+        yield f"account {a.device}: {parts}; together {a.total} bytes"
     owned = {b.name for b in buffers}
     regions = plan.memory.regions.items()
     inside = [(r.buffer, r.offset, v, r) for v, r in regions if r.buffer in owned]
@@ -137,6 +141,7 @@ def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:
             v: {"buffer": r.buffer, "offsets": list(r.offsets), "bytes": r.nbytes}
             for v, r in plan.memory.regions.items()
         },
+        "accounts": [{**vars(a), "total": a.total} for a in accounts(plan)],
         "critical_path_seconds": critical_path(plan.schedule)[0],
         "speedup_over_one_stream": speedup(plan.schedule),
         "certificate": vars(verified.certificate),

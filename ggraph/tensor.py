@@ -110,7 +110,6 @@ class OpSpec:
     inplace_ok: tuple[int, ...] = ()
     elementwise: bool = False
     picks: tuple[int, int] | None = None
-    scratch: Callable[["Tensor"], int] | None = None  # extra bytes a kernel needs while it runs
     examples: tuple[Example, ...] = ()
     doc: str = ""
 
@@ -352,9 +351,11 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
 
 def _check_overwrite(t: Tensor) -> None:
     """What is overwritten may stand at no other position: kernels write while they read."""
-    old = t.overwritten
+    if t.spec is None or t.spec.overwrites is None:
+        return
+    old = t.sources[t.spec.overwrites]
     for i, s in enumerate(t.sources):
-        if old is not None and s.root is old.root and t.spec and i != t.spec.overwrites:
+        if s.root is old.root and s.nbytes and i != t.spec.overwrites:
             raise GraphError(
                 f"{line(t)}: source {i} (%{s.name}) shows bytes of %{old.root.name}, which "
                 f"{t.op} overwrites; give it a copy: cont(..)"

@@ -112,7 +112,7 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """Sizes of the cache that llama.cpp keeps, one small head for all, and how experts are chosen."""
+    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen."""
     return {
         "attention.head_count_kv": 1,
         "attention.key_length": c.kv_lora_rank + c.rope.n_rot,

@@ -1,5 +1,5 @@
-"""Gemma 4: Gemma 3's layers with an input of their own for each token, values of length 1, and layers
-at the end that read the keys and values of earlier ones. Full layers have larger heads.
+"""Gemma 4: Gemma 3's layers with an input of their own for each token, normed values, and layers at
+the end that read the keys and values of earlier ones. Full layers have larger heads.
 
 Legend: T rows, L layers, P width of a layer's own input. Source: transformers `modeling_gemma4`.
 """

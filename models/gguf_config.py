@@ -82,7 +82,7 @@ def _epsilon(k: Keys) -> float:
 
 
 def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[str, Any]:
-    """The sliding layers: which, how far they see, and what else is theirs. A window of 0 is none."""
+    """The sliding layers: which, how far they see, what else is theirs. A window of 0 is none."""
     window = k.integer("attention.sliding_window", 0)
     if not window:
         return {}

@@ -45,8 +45,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     a.name: a
     for a in (
         llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4,
-        gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
+        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
+        gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
         smollm3.SMOLLM3,
     )
 }  # fmt: skip

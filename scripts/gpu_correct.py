@@ -18,14 +18,15 @@ from ggraph import Graph, Options, Session, dtypes, input, ops, weight
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
 from ggraph.backends.cuda.lower import RULES, accepts
-from ggraph.backends.protocol import Launch, Ref
+from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
+from ggraph.device import Need
 from ggraph.hazards import HAZARDS
 from ggraph.hazards.gpu import run_on_gpu
 from ggraph.ops import examples
@@ -99,6 +100,12 @@ def check_ops(driver: Driver, quick: bool) -> Found:
     return {"ok": not wrong, "examples": count, "wrong": wrong}
 
 
+def _room(backend: CudaBackend, need: Need) -> Scratch:
+    """Bytes that a launch has beside its operands."""
+    memory = backend.allocate(Buffer(need.name, "cuda0", need.nbytes, 256))
+    return Scratch(need.name, memory, 0, need.nbytes)
+
+
 def _op_error(driver: Driver, y: Any, given: dict[str, Any]) -> float:
     """Largest difference over the largest magnitude."""
     backend = opened(driver)
@@ -111,7 +118,9 @@ def _op_error(driver: Driver, y: Any, given: dict[str, Any]) -> float:
     if y.overwritten is not None:
         target = held[y.overwritten.name]
     refs = tuple(Ref(s, held[s.name], 0) for s in y.sources)
-    launch = Launch(Command(Do.LAUNCH, Actor("cuda0"), "y", "y"), Ref(y, target, 0), refs)
+    beside = {n.name: _room(backend, n) for n in backend.spec.needs(y)}
+    command = Command(Do.LAUNCH, Actor("cuda0"), "y", "y")
+    launch = Launch(command, Ref(y, target, 0), refs, beside)
     backend.submit(0, backend.lower([launch]))
     backend.synchronise()
     got = read(y, backend.read(target, 0, y.nbytes)).astype(np.float64)
@@ -296,11 +305,12 @@ def _text(
     s = session(driver)
     taps = tuple(dict.fromkeys(head.taps)) if head is not None else ()
     engine = Engine(Runner(target, s, 256, taps=taps), ())
-    decoder: Any = engine
+    drafts = None
     if head is not None:
         drafter = EagleDrafter(DraftRunner(head, s, 256), tree=tree)
-        decoder = Speculator(engine, [drafter], Fixed(length))
-    found = list(decoder.generate(prompt, greedy, lambda token: None, limit=limit))
+        drafts = Speculation([drafter], Fixed(length))
+    ignore = lambda token: None  # noqa: E731
+    found = list(engine.generate(prompt, greedy, ignore, limit=limit, drafts=drafts))
     s.close()
     return found
 

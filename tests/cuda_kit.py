@@ -6,7 +6,8 @@ import numpy as np
 from cuda_host import HostDriver
 
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
-from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.device import Need
 from ggraph.ops.evaluate import read, reference, to_logical, to_storage
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
@@ -26,6 +27,12 @@ def place(backend: CudaBackend, t: Tensor, raw: Array | None = None) -> Memory:
     return memory
 
 
+def room(backend: CudaBackend, need: Need) -> Scratch:
+    """Bytes that a launch has beside its operands."""
+    memory = backend.allocate(Buffer(need.name, "cuda0", need.nbytes, 256))
+    return Scratch(need.name, memory, 0, need.nbytes)
+
+
 def run(y: Tensor, stored: Mapping[str, Array]) -> Array:
     """The logical value of `y` over roots with these bytes."""
     backend = opened()
@@ -35,7 +42,8 @@ def run(y: Tensor, stored: Mapping[str, Array]) -> Array:
     target = held[old.root.name] if old is not None else place(backend, y)
     sources = tuple(Ref(s, held[s.root.name], s.offset) for s in y.sources)
     command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
-    backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources)]))
+    beside = {n.name: room(backend, n) for n in backend.spec.needs(y)}
+    backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
     backend.synchronise()
     found = read(y, backend.read(target, 0, y.nbytes)).copy()
     backend.close()

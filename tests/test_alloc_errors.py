@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from alloc_kit import act, schedule
 
-from ggraph.alloc import allocate, explain
+from ggraph.alloc import allocate
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Schedule, Value
@@ -115,5 +115,3 @@ def test_bad_options() -> None:
         allocate(use(X), mode="best")
     with pytest.raises(AllocError, match="seed=-1 must not be negative"):
         allocate(use(X), seed=-1)
-    with pytest.raises(AllocError, match="no value %z in this map; it has x"):
-        explain(use(X), allocate(use(X)), "z")

@@ -14,12 +14,12 @@ from packing_kit import intervals, sound
 
 from ggraph.alloc import (
     allocate,
-    explain,
     fit,
     lower_bounds,
     ordering_offers,
     packing,
     rooms,
+    tenants,
 )
 from ggraph.alloc.blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
@@ -234,36 +234,36 @@ def test_few_edges_make_a_plan_fit() -> None:
     assert peak_bytes(schedule([SIM], [Value("e", "d", 0)], [])) == {"d": 0}
 
 
-def test_explain_shows_the_path_that_orders_two_tenants() -> None:
+def test_tenants_shows_the_path_that_orders_two_tenants() -> None:
     s = branches(2, False)
     m = allocate(s)
-    text = "\n".join(explain(s, m, "a1"))
-    assert text.startswith("%a1: arena@d[") and "256 bytes, mode hb" in text
+    assert m.regions["a1"].nbytes == 256 and m.mode == "hb"
+    text = "\n".join(tenants(s, m, "a1"))
     assert "after %a0: commands 2 launch launch -> 3 record e0 -> 4 launch launch" in text
-    assert "and the next run's %a1" in "\n".join(explain(s, m, "a0")) or "then %" in text
-    assert "then %b1, and the next run's %x: commands 9 launch" in "\n".join(explain(s, m, "x"))
+    assert "and the next run's %a1" in "\n".join(tenants(s, m, "a0")) or "then %" in text
+    assert "then %b1, and the next run's %x: commands 9 launch" in "\n".join(tenants(s, m, "x"))
 
 
-def test_explain_says_what_is_in_place() -> None:
+def test_tenants_says_what_is_in_place() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64, None, ("x",))
     w = Value("w", "d", 64, external=True)
     run = [act(Do.LAUNCH, S0, [w], [x]), act(Do.LAUNCH, S0, [x], [y]), END]
     s = schedule([SIM], [w, x, y], run)
-    lines = explain(s, allocate(s), "y")
-    assert lines[1] == "  in place of %x"
-    assert "after %x: command 1 reads the one and writes the other" in lines[2]
+    m = allocate(s)
+    assert m.causes["y"] == "in place of %x"
+    assert "after %x: command 1 reads the one and writes the other" in tenants(s, m, "y")[0]
 
 
-def test_explain_finds_what_list_order_leaves_open() -> None:
+def test_tenants_finds_what_list_order_leaves_open() -> None:
     s = branches(2, True)
     m = allocate(s, mode="ggml")
-    text = "\n".join("\n".join(explain(s, m, v)) for v in s.values)
+    text = "\n".join("\n".join(tenants(s, m, v)) for v in s.values)
     assert "UNORDERED with %" in text
     unused = replace(s, commands=())
-    assert "no other tenant" in explain(unused, m, "a0")[2]
+    assert "no other tenant" in tenants(unused, m, "a0")[0]
 
 
-def test_explain_a_next_run_without_order() -> None:
+def test_tenants_a_next_run_without_order() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64)
     s = schedule([SIM], [x, y], [
         act(Do.HOST_WRITE, HOST_ACTOR, (), [x]),
@@ -273,9 +273,7 @@ def test_explain_a_next_run_without_order() -> None:
     m = allocate(s)
     here = Region("arena@d", (0,), 64)
     raced = MemoryMap("hb", m.buffers, {"x": here, "y": here})
-    lines = explain(s, raced, "x")
-    assert lines[1] == "  no cause given"
-    assert "the next run's %x: UNORDERED 2 and 0 (next) host_write" in lines[2]
+    assert "the next run's %x: UNORDERED 2 and 0 (next) host_write" in tenants(s, raced, "x")[0]
 
 
 def test_a_path_between_unordered_commands_is_empty() -> None:

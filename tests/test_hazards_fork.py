@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ggraph.alloc import explain
+from ggraph.alloc import tenants
 from ggraph.backends.sim import Simulator
 from ggraph.errors import AllocError
 from ggraph.hazards.qkv_fork import (
@@ -64,7 +64,7 @@ def test_hb_verifies_on_the_same_streams_and_has_a_price(name: str) -> None:
     assert verify(plan).certificate.reuses > 0
     assert verify(serial).certificate.peak_bytes <= verify(plan).certificate.peak_bytes
     assert len({c.actor for c in plan.schedule if c.node and c.node.endswith("_mul")}) == 4
-    assert "UNORDERED" not in "\n".join(explain(plan.schedule, plan.memory, "q_rope"))
+    assert "UNORDERED" not in "\n".join(tenants(plan.schedule, plan.memory, "q_rope"))
 
 
 def test_on_one_stream_upstreams_plan_is_sound() -> None:

@@ -64,11 +64,13 @@ def put(folder: Path) -> Path:
 
 
 def damages(whole: bytes, *, bits: bool = False) -> Iterator[bytes]:
-    """Every byte changed, the file cut at every place, nothing, more, and random bytes."""
+    """Every byte changed (every bit of it), cut short at many places (at all), nothing, more than
+    there was, and random bytes."""
     for i in range(len(whole)):
-        for flip in [1 << b for b in range(8)] if bits else (1 << i % 8, 0xFF):
+        for flip in [1 << b for b in range(8)] if bits else [1 << i % 8]:
             yield whole[:i] + bytes([whole[i] ^ flip]) + whole[i + 1 :]
-        yield whole[:i]
+        if bits or i % 16 == 0:
+            yield whole[:i]
     yield whole + b"\0"
     yield whole * 2
     dice = random.Random(0)
@@ -383,9 +385,15 @@ def test_a_compiled_search_is_kept_and_damage_leads_to_a_fresh_one(
             paths[0].write_bytes(content)
         assert search.compiled(add)(np.arange(10)) == 45
     assert made == ["add.numba"] * 4, "compiled first, found once, and made anew three times"
+    (tmp_path / "search").chmod(0o777)
+    assert search.compiled(add)(np.arange(10)) == 45
+    assert made == ["add.numba"] * 5, "a pickle that others may have written is not opened"
 
 
-def test_a_large_file_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:
+def test_a_large_file_is_looked_at_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "TICK", 0)  # notes come too early, and must not be believed
     path, looked = tmp_path / "large", []
 
     def check() -> bool:
@@ -407,10 +415,9 @@ def test_an_unchanged_large_file_is_not_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(CONTENT)
     kept.stamp(path, KEY)
-    note = held(tmp_path, "large.stamp")
-    assert not kept.holds(path, "another")
-    os.utime(note, ns=(0, path.stat().st_ctime_ns + 1))  # a later tick, without waiting for it
     assert kept.holds(path, KEY)
+    assert not kept.holds(path, "another")
+    note = held(tmp_path, "large.stamp")
     whole = note.read_bytes()
     for damaged in damages(whole):
         note.write_bytes(damaged)

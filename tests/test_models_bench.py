@@ -127,3 +127,19 @@ def test_other_types_are_made_once(model: Path, monkeypatch: pytest.MonkeyPatch)
     assert made.name == "small.Q8_0.gguf"
     assert file_of("q8_0", model, said.append).stat().st_mtime_ns == stamp
     assert len(said) == 1
+
+
+def test_a_quantised_model_is_made_anew_when_it_or_its_source_has_changed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path / "cache"))
+    source, said = tmp_path / "small.F16.gguf", list[str]()
+    source.write_bytes(model.read_bytes())
+    made = file_of("q8_0", source, said.append)
+    whole = made.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1] + bytes([whole[-1] ^ 1]), whole[::-1]):
+        made.write_bytes(damaged)
+        assert file_of("q8_0", source, said.append).read_bytes() == whole
+    os.utime(source, ns=(0, 0))
+    assert file_of("q8_0", source, said.append).read_bytes() == whole
+    assert len(said) == 6

@@ -107,15 +107,6 @@ def test_a_stop_string_ends_the_text_before_it(model: Path) -> None:
     assert facts["stopped_by"] == "stop string"
 
 
-def test_bytes_that_are_no_text_are_read(model: Path) -> None:
-    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "4", "-"]
-    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(
-        command, cwd=ROOT, input=b"\xff\xfe", capture_output=True, env=strict, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_output_that_cannot_be_written_is_one_clear_line(model: Path) -> None:
     command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "4", "Hi"]

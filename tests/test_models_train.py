@@ -136,6 +136,13 @@ def test_bad_prompt_files(tmp_path: Path, name: str, text: str, match: str) -> N
         read_prompts(tmp_path / "absent")
 
 
+def test_prompts_that_are_not_utf8_are_refused_with_the_offset(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("grün\n".encode() + b"\xff")
+    with pytest.raises(InputError, match=r"prompts\.txt is not UTF-8: .* 0xff at offset 6$"):
+        read_prompts(path)
+
+
 def test_excluded_prompts_are_left_out() -> None:
     assert without(["What's up?", "Hello"], ["what s UP"]) == ["Hello"]
 

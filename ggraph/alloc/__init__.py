@@ -20,7 +20,7 @@ from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_larg
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
 from ggraph.alloc.search import offline
-from ggraph.alloc.tenants import explain, tenants
+from ggraph.alloc.tenants import tenants
 from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Schedule
 
@@ -28,7 +28,6 @@ __all__ = [
     "MODES",
     "Offer",
     "allocate",
-    "explain",
     "fitting_edges",
     "lower_bounds",
     "ordering_offers",

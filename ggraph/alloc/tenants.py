@@ -7,28 +7,13 @@ about, the chain of commands is shown that orders its last use before the new fi
 from collections.abc import Iterable, Iterator
 
 from ggraph.alloc.clocks import Clocks, accesses, clocks
-from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Region, Schedule
-
-
-def explain(schedule: Schedule, memory: MemoryMap, value: str) -> tuple[str, ...]:
-    """Place, cause, earlier tenants and their ordering proofs. Raises AllocError if unknown.
-
-    Command numbers are places in `schedule.commands`; `(next)` marks a command of the run after.
-    """
-    if value not in memory.regions:
-        known = ", ".join(sorted(memory.regions)[:8])
-        raise AllocError(f"no value %{value} in this map; it has {known}, ...")
-    r = memory.regions[value]
-    ends = ", ".join(f"[{o}:{o + r.nbytes}]" for o in r.offsets)
-    head = f"%{value}: {r.buffer}{ends}, {r.nbytes} bytes, mode {memory.mode}"
-    cause = memory.causes.get(value) or "no cause given"
-    return (head, f"  {cause}", *(f"  {t}" for t in tenants(schedule, memory, value)))
 
 
 def tenants(schedule: Schedule, memory: MemoryMap, value: str) -> tuple[str, ...]:
     """One line per value that held these bytes directly before or after `value`, which is known to
-    the map: the commands that order the one's last use before the other's first."""
+    the map: the commands that order the one's last use before the other's first. Command numbers
+    are places in `schedule.commands`; `(next)` marks a command of the run after."""
     teller = _Teller(schedule, memory, clocks(schedule), accesses(schedule))
     return tuple(teller.tenants(value))
 

@@ -15,10 +15,11 @@ are host accesses and complete when they return. They order nothing: the plan mu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ggraph.device import DeviceSpec
+from ggraph.errors import BackendError
 from ggraph.plan import Buffer, Command
 from ggraph.tensor import Array, Tensor
 
@@ -41,13 +42,32 @@ class Ref:
 
 
 @dataclass(frozen=True, eq=False)
+class Scratch:
+    """Bytes that a launch has beside its operands, as the plan's value; `ready` where an earlier
+    launch has filled them."""
+
+    value: str
+    memory: Memory
+    offset: int
+    nbytes: int
+    ready: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class Launch:
-    """One kernel call with its bytes resolved: the result, the sources, and scratch if any."""
+    """One kernel call with its bytes resolved: the result, the sources, and all other bytes that it
+    touches, by the name of the device's need."""
 
     command: Command
     result: Ref
     sources: tuple[Ref, ...]
-    scratch: tuple[Memory, int] | None = None
+    scratch: Mapping[str, Scratch] = field(default_factory=dict)
+
+    def room(self, name: str) -> Scratch:
+        """The bytes for a need. BackendError where the plan was not made for this device."""
+        if name not in self.scratch:
+            raise BackendError(f"{self.result.tensor}: the plan has no bytes for {name!r}")
+        return self.scratch[name]
 
 
 class Program(Protocol):
@@ -121,6 +141,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
         ...
-
-
-Backends = Mapping[str, Backend]  # device name -> backend; the host's memory is under "host"

@@ -15,7 +15,6 @@ are text for certain, and in a log of LOG rows what the others would put into it
 those of the last step that became text.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +73,3 @@ class CausalModel(Protocol):
     def weight(self, t: Tensor) -> Array:
         """Raw storage of the weight `t` of a built graph."""
         ...
-
-
-Feeds = Mapping[str, Array]

@@ -25,6 +25,7 @@ from ggraph.hazards import (
     h14_early_event,
     h15_host_vector,
     h16_workspace,
+    h17_fused_operand,
     h21_two_graphs,
     h22_all_reduce,
     h24_pinned_staging,
@@ -37,6 +38,10 @@ from ggraph.hazards import (
     h31_levels,
     h32_upload,
     h33_inside_kernel,
+    h34_freed_page,
+    h35_stored_page,
+    h36_shared_page,
+    h37_page_twice,
 )
 from ggraph.hazards.corpus import Expected, Hazard, Recipe, plan_of
 from ggraph.hazards.page import hazard_html
@@ -76,6 +81,7 @@ HAZARDS: tuple[Hazard, ...] = (
     *h14_early_event.HAZARDS,
     *h15_host_vector.HAZARDS,
     *h16_workspace.HAZARDS,
+    *h17_fused_operand.HAZARDS,
     *h21_two_graphs.HAZARDS,
     *h22_all_reduce.HAZARDS,
     *h24_pinned_staging.HAZARDS,
@@ -88,12 +94,13 @@ HAZARDS: tuple[Hazard, ...] = (
     *h31_levels.HAZARDS,
     *h32_upload.HAZARDS,
     *h33_inside_kernel.HAZARDS,
+    *h34_freed_page.HAZARDS,
+    *h35_stored_page.HAZARDS,
+    *h36_shared_page.HAZARDS,
+    *h37_page_twice.HAZARDS,
 )
 
 UNEXPRESSED: dict[int, str] = {
-    17: "llama.cpp #19768: a fused kernel writes over an operand that its own threads still read. "
-    "The simulator runs a kernel as one step, so nothing can be seen to corrupt; `verify` refuses "
-    "such a plan as an alias that the op does not allow.",
     18: "llama.cpp #16577: a fusion took the wrong operand. The plan is sound, its graph is wrong.",
     19: "llama.cpp #24305: a kernel's steps tear its in-place operand. That is the op's promise "
     "(`inplace_ok`), which tests/ops holds every op to.",

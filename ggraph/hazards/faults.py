@@ -10,7 +10,10 @@ from dataclasses import replace
 
 from ggraph.alloc import allocate
 from ggraph.errors import PlanError
+from ggraph.graph import Graph
 from ggraph.hazards.corpus import Fault
+from ggraph.order import order
+from ggraph.place import place
 from ggraph.plan import (
     Actor,
     Buffer,
@@ -23,6 +26,7 @@ from ggraph.plan import (
     Split,
     Splits,
 )
+from ggraph.split import split as split_apart
 from ggraph.split.copies import with_copies
 
 _WAITS = (Do.WAIT, Do.HOST_SYNC)
@@ -152,3 +156,10 @@ def _part(schedule: Schedule, names: set[str]) -> Schedule:
     }
     commands = tuple(c for c in schedule if not {a.value for a in c.writes} - names)
     return replace(schedule, values=values, commands=commands)
+
+
+def before_fusing(schedule: Schedule, parts: Callable[[], Graph]) -> MemoryMap:
+    """List-order memory of the graph whose ops were fused afterwards; names are the same."""
+    devices = schedule.splits.placement.devices
+    memory = allocate(order(split_apart(place(parts(), devices))), mode="ggml")
+    return replace(memory, regions={name: memory.regions[name] for name in schedule.values})

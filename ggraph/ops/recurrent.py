@@ -303,7 +303,7 @@ DELTA_NET_NEXT = register(
         cost=_delta_cost,
         overwrites=0,
         examples=_delta_examples(True),
-        doc="delta_net_next(state, log, rows, replay, past, certain): the state that text ended in.",
+        doc="delta_net_next(state, log, rows, replay, past, certain): the state that text ends in.",
     )
 )
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ggraph.errors import PlanError
-from ggraph.order.commands import Draft, commands
+from ggraph.order.commands import commands
 from ggraph.order.events import synchronised
+from ggraph.order.steps import Ordering
 from ggraph.order.streams import assign
 from ggraph.order.timing import critical_path, estimate, speedup
 from ggraph.order.values import carried, values
@@ -42,10 +43,10 @@ def order(
     _check_names(splits, marked | frozenset(on_stream or ()))
     cut = _cut(splits, marked)
     lanes = assign(cut.placement, streams, on_stream or {})
-    draft = Draft(cut, lanes, n_copies, overlap, marked)
-    steps = commands(draft)
-    held = values(draft.graph, cut.placement, n_copies, draft.staged)
-    return Schedule(cut, held, synchronised(steps, draft), carried(draft.graph))
+    o = Ordering(cut, lanes, n_copies, overlap, marked)
+    steps = commands(o)
+    held = values(o.graph, cut.placement, n_copies, o.staged, o.beside.values.values())
+    return Schedule(cut, held, synchronised(steps, o), carried(o.graph))
 
 
 def _check_names(splits: Splits, names: frozenset[str]) -> None:

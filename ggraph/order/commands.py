@@ -10,84 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ggraph.errors import PlanError
-from ggraph.graph import Graph
-from ggraph.order.streams import Streams, copied_bytes, copy_seconds, is_peer, launch_seconds, mover
+from ggraph.order.steps import Ordering, Step, Steps
+from ggraph.order.streams import copied_bytes, copy_seconds, is_peer, launch_seconds, mover
 from ggraph.order.values import reads_of, staging, writes_of
-from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Splits
+from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do
 from ggraph.tensor import Kind, Tensor
 
 IN_FLIGHT = 2  # weights copied for one run that may lie in a device's memory at once
 
 
-@dataclass(eq=False)
-class Draft:
-    """What the parts of `order` share; `staged` collects the host's staging values, `looked_at`
-    the indices that the host has read for the copies that they choose."""
-
-    splits: Splits
-    streams: Streams
-    n_copies: int
-    overlap: bool
-    marked: frozenset[str]
-    staged: dict[str, int] = field(default_factory=dict)
-    looked_at: set[str] = field(default_factory=set)
-
-    @property
-    def graph(self) -> Graph:
-        """The placed graph, Copy nodes included."""
-        return self.splits.placement.graph
-
-    def device(self, t: Tensor) -> str:
-        """The device whose memory holds `t`."""
-        return self.splits.placement.of[t.root.name].device
-
-    def host_visible(self, t: Tensor) -> bool:
-        """Whether the host can read and write `t` in place."""
-        return self.streams.spec(self.device(t)).host_visible
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command, and the indices of the steps whose completion it needs."""
-
-    command: Command
-    after: tuple[int, ...] = ()
-
-
-@dataclass(eq=False)
-class _List:
-    """Steps with the dependencies that their accesses demand."""
-
-    steps: list[Step] = field(default_factory=list)
-    producer: dict[str, int] = field(default_factory=dict)
-    readers: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, c: Command, overwritten: str | None = None, also: tuple[int, ...] = ()) -> int:
-        """Append `c`, which needs the producers of what it reads, and, where it overwrites a
-        value, all that value's readers so far."""
-        mine = len(self.steps)
-        needed = {self.producer[a.value]: None for a in c.reads if a.value in self.producer}
-        if overwritten is not None:
-            needed.update(dict.fromkeys(self.readers.get(overwritten, ())))
-        needed.update(dict.fromkeys(also))
-        self.steps.append(Step(c, tuple(needed)))
-        for a in c.reads:
-            self.readers.setdefault(a.value, []).append(mine)
-        for a in c.writes:
-            self.producer[a.value] = mine
-        return mine
-
-
-def commands(draft: Draft) -> list[Step]:
+def commands(o: Ordering) -> list[Step]:
     """Every step of one run except events and the syncs that they replace."""
-    found = _List()
-    inputs = draft.graph.leaves(Kind.INPUT)
+    found = Steps()
+    inputs = o.graph.leaves(Kind.INPUT)
     for t in inputs:
-        _feed(draft, found, t)
+        _feed(o, found, t)
     for t in inputs:
-        _send(draft, found, t)
-    _work(draft, found)
-    _outputs(draft, found)
+        _send(o, found, t)
+    _work(o, found)
+    _outputs(o, found)
     return found.steps
 
 
@@ -102,20 +43,20 @@ def whole(t: Tensor, value: str | None = None) -> tuple[Access, ...]:
     )
 
 
-def _feed(draft: Draft, out: _List, t: Tensor) -> None:
+def _feed(o: Ordering, out: Steps, t: Tensor) -> None:
     target = None
-    if not draft.host_visible(t):
+    if not o.host_visible(t):
         target = staging(t.name)
-        draft.staged[t.name] = draft.n_copies
+        o.staged[t.name] = o.n_copies
     label = f"write:{t.name}"
     out.add(Command(Do.HOST_WRITE, HOST_ACTOR, label, t.name, writes=whole(t, target)))
 
 
-def _send(draft: Draft, out: _List, t: Tensor) -> None:
+def _send(o: Ordering, out: Steps, t: Tensor) -> None:
     """Copy a staged input to its device."""
-    if t.name in draft.staged and t.nbytes:
-        spec = draft.streams.spec(draft.device(t))
-        actor = draft.streams.copier(spec.name, outwards=False)
+    if t.name in o.staged and t.nbytes:
+        spec = o.streams.spec(o.device(t))
+        actor = o.streams.copier(spec.name, outwards=False)
         seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
         out.add(_copy(actor, t.name, t.name, whole(t, staging(t.name)), whole(t), seconds))
 
@@ -131,24 +72,24 @@ def _copy(
     return Command(Do.COPY, actor, f"copy:{label}", node, reads, writes, seconds=seconds)
 
 
-def _work(draft: Draft, out: _List) -> None:
+def _work(o: Ordering, out: Steps) -> None:
     """Launches and copies in the graph's order, with forced syncs at the ends of splits."""
-    split_of = {n: s for s in draft.splits.splits for n in (*s.copies_in, *s.nodes)}
+    split_of = {n: s for s in o.splits.splits for n in (*s.copies_in, *s.nodes)}
     throttle = _Throttle()
-    nodes = draft.graph.nodes
+    nodes = o.graph.nodes
     for t, after in zip(nodes, [*nodes[1:], None], strict=False):
         if t.op == "copy":
-            _transfer(draft, out, t, throttle)
+            _transfer(o, out, t, throttle)
         else:
-            _launch(draft, out, t)
+            _launch(o, out, t)
         here = split_of.get(t.name)
         ends = after is None or split_of.get(after.name) is not here
-        if here and ends and not draft.marked.isdisjoint(here.nodes):
+        if here and ends and not o.marked.isdisjoint(here.nodes):
             for actor in _actors(out, here.device):
                 out.add(_sync(f"forced:{t.name}", actor))
 
 
-def _actors(out: _List, device: str) -> Iterator[Actor]:
+def _actors(out: Steps, device: str) -> Iterator[Actor]:
     found = {s.command.actor for s in out.steps if s.command.actor.device == device}
     yield from sorted(found)
 
@@ -157,10 +98,11 @@ def _sync(label: str, actor: Actor | None) -> Command:
     return Command(Do.HOST_SYNC, HOST_ACTOR, label, waits_for=actor)
 
 
-def _launch(draft: Draft, out: _List, t: Tensor) -> None:
-    actor = draft.streams.of[t.name]
-    seconds = launch_seconds(draft.streams.spec(actor.device), t)
-    reads, writes = reads_of(t), writes_of(t)
+def _launch(o: Ordering, out: Steps, t: Tensor) -> None:
+    actor = o.streams.of[t.name]
+    seconds = launch_seconds(o.streams.spec(actor.device), t)
+    held, filled = o.beside.of(t, actor, o.streams.spec(actor.device).needs(t))
+    reads, writes = (*reads_of(t), *held), (*writes_of(t), *filled)
     c = Command(Do.LAUNCH, actor, t.name, t.name, reads, writes, seconds=seconds)
     out.add(c, t.overwritten.root.name if t.overwritten is not None else None)
 
@@ -171,7 +113,7 @@ class _Throttle:
 
     copies: dict[str, list[str]] = field(default_factory=dict)
 
-    def before(self, device: str, name: str, out: _List) -> tuple[int, ...]:
+    def before(self, device: str, name: str, out: Steps) -> tuple[int, ...]:
         earlier = self.copies.setdefault(device, [])
         earlier.append(name)
         if len(earlier) <= IN_FLIGHT:
@@ -179,68 +121,68 @@ class _Throttle:
         return tuple(out.readers.get(earlier[-1 - IN_FLIGHT], ()))
 
 
-def _transfer(draft: Draft, out: _List, t: Tensor, throttle: _Throttle) -> None:
+def _transfer(o: Ordering, out: Steps, t: Tensor, throttle: _Throttle) -> None:
     """The commands of a Copy node: one, or two through the host, or a look and a partial copy."""
     if not t.nbytes:
         return
     source, *chosen = t.sources
-    begin, end = draft.streams.spec(draft.device(source)), draft.streams.spec(draft.device(t))
+    begin, end = o.streams.spec(o.device(source)), o.streams.spec(o.device(t))
     is_weight = source.root.is_leaf and source.root.kind is Kind.WEIGHT
     also = throttle.before(end.name, t.name, out) if is_weight else ()
     seconds = copy_seconds(begin, end, copied_bytes(t))
     if begin.host_visible or end.host_visible or is_peer(begin, end):
-        actor = mover(draft.streams, begin.name, end.name)
+        actor = mover(o.streams, begin.name, end.name)
         c = _copy(actor, t.name, t.name, whole(source), whole(t), seconds)
         for ids in chosen:
-            _look(draft, out, ids)
+            _look(o, out, ids)
             c = replace(c, chosen_by=ids.name)
         out.add(c, also=also)
         return
     middle = whole(t, staging(t.name))
-    draft.staged[t.name] = 1
+    o.staged[t.name] = 1
     up, down = (begin.link_bytes_per_s, begin.launch_s), (end.link_bytes_per_s, end.launch_s)
-    away = draft.streams.copier(begin.name, outwards=True)
+    away = o.streams.copier(begin.name, outwards=True)
     took = up[1] + t.nbytes / up[0]
     out.add(_copy(away, staging(t.name), t.name, whole(source), middle, took))
     took = down[1] + t.nbytes / down[0]
-    onto = draft.streams.copier(end.name, outwards=False)
+    onto = o.streams.copier(end.name, outwards=False)
     out.add(_copy(onto, t.name, t.name, middle, whole(t), took), also=also)
 
 
-def _look(draft: Draft, out: _List, ids: Tensor) -> None:
+def _look(o: Ordering, out: Steps, ids: Tensor) -> None:
     """The host reads indices, since it enqueues the copies of what they name."""
-    if ids.name in draft.looked_at:
+    if ids.name in o.looked_at:
         return
-    draft.looked_at.add(ids.name)
-    held = _brought(draft, out, ids)
+    o.looked_at.add(ids.name)
+    held = _brought(o, out, ids)
     out.add(Command(Do.HOST_READ, HOST_ACTOR, f"look:{ids.name}", ids.name, whole(ids, held)))
 
 
-def _brought(draft: Draft, out: _List, t: Tensor) -> str | None:
+def _brought(o: Ordering, out: Steps, t: Tensor) -> str | None:
     """The staging value through which the host sees `t`, copied once; None where it sees `t`."""
-    if draft.host_visible(t) or not t.nbytes:
+    if o.host_visible(t) or not t.nbytes:
         return None
-    if t.name not in draft.staged:
-        spec = draft.streams.spec(draft.device(t))
-        actor = draft.streams.copier(spec.name, outwards=True)
+    if t.name not in o.staged:
+        spec = o.streams.spec(o.device(t))
+        actor = o.streams.copier(spec.name, outwards=True)
         seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
         target = whole(t, staging(t.name))
         out.add(_copy(actor, staging(t.name), t.name, whole(t), target, seconds))
-        draft.staged[t.name] = 1
+        o.staged[t.name] = 1
     return staging(t.name)
 
 
-def _outputs(draft: Draft, out: _List) -> None:
+def _outputs(o: Ordering, out: Steps) -> None:
     """Bring the outputs to the host, wait, and read them."""
-    gone = {t.overwritten.root.name: t for t in draft.graph.nodes if t.overwritten is not None}
-    for t in draft.graph.outputs:
+    gone = {t.overwritten.root.name: t for t in o.graph.nodes if t.overwritten is not None}
+    for t in o.graph.outputs:
         if t.root.name in gone:
             by = gone[t.root.name].name
             raise PlanError(f"output %{t.name} is overwritten by %{by}; return a copy of it")
-        _brought(draft, out, t)
-    if not draft.overlap:
+        _brought(o, out, t)
+    if not o.overlap:
         out.add(_sync("end of run", None))
-    for t in draft.graph.outputs:
-        held = staging(t.name) if t.name in draft.staged else None
+    for t in o.graph.outputs:
+        held = staging(t.name) if t.name in o.staged else None
         label = f"read:{t.name}"
         out.add(Command(Do.HOST_READ, HOST_ACTOR, label, t.name, reads=whole(t, held)))

@@ -8,7 +8,7 @@ cross-stream edges. A need of a host-visible device or of the host becomes a wai
 
 from dataclasses import dataclass, field
 
-from ggraph.order.commands import Draft, Step
+from ggraph.order.steps import Ordering, Step
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do
 from ggraph.tensor import Kind
 
@@ -44,7 +44,7 @@ def _join(a: Clock, b: Clock) -> Clock:
     return found
 
 
-def synchronised(steps: list[Step], draft: Draft) -> tuple[Command, ...]:
+def synchronised(steps: list[Step], o: Ordering) -> tuple[Command, ...]:
     """The commands with RECORD, WAIT and HOST_SYNC put in where steps need one another."""
     clocks = _Clocks()
     before: list[list[Command]] = []
@@ -55,7 +55,7 @@ def synchronised(steps: list[Step], draft: Draft) -> tuple[Command, ...]:
         waits: list[Command] = []
         for i in _needs(step, clock, clocks):
             event = marks.setdefault(i, f"after:{steps[i].command.label}")
-            waits.append(_wait(actor, event, draft))
+            waits.append(_wait(actor, event, o))
             clock = _join(clock, clocks.known[i])
             if waits[-1].do is Do.HOST_SYNC:
                 _host_knows(clocks, clocks.known[i])
@@ -64,7 +64,7 @@ def synchronised(steps: list[Step], draft: Draft) -> tuple[Command, ...]:
         before.append(waits)
         clocks.end(actor, clock)
     body = _merged(steps, before, marks)
-    return tuple(_overlapping(body, draft) if draft.overlap else body)
+    return tuple(_overlapping(body, o) if o.overlap else body)
 
 
 def _needs(step: Step, clock: Clock, clocks: _Clocks) -> list[int]:
@@ -83,8 +83,8 @@ def _needs(step: Step, clock: Clock, clocks: _Clocks) -> list[int]:
     ]
 
 
-def _wait(actor: Actor, event: str, draft: Draft) -> Command:
-    if actor == HOST_ACTOR or draft.streams.spec(actor.device).host_visible:
+def _wait(actor: Actor, event: str, o: Ordering) -> Command:
+    if actor == HOST_ACTOR or o.streams.spec(actor.device).host_visible:
         return Command(Do.HOST_SYNC, HOST_ACTOR, f"sync:{event}", event=event)
     return Command(Do.WAIT, actor, f"wait:{event}", event=event)
 
@@ -111,7 +111,7 @@ def _merged(steps: list[Step], before: list[list[Command]], marks: dict[int, str
     return found
 
 
-def _overlapping(body: list[Command], draft: Draft) -> list[Command]:
+def _overlapping(body: list[Command], o: Ordering) -> list[Command]:
     """Let run k+1 be enqueued while run k computes.
 
     Each stream begins by waiting for the other streams' end of the run before (copies of rotating
@@ -120,15 +120,15 @@ def _overlapping(body: list[Command], draft: Draft) -> list[Command]:
     the run before at once.
     """
     ends = {a: f"end:{a}" for a in sorted({c.actor for c in body if c.actor != HOST_ACTOR})}
-    syncs = [_wait(HOST_ACTOR, event, draft) for event in ends.values()]
+    syncs = [_wait(HOST_ACTOR, event, o) for event in ends.values()]
     records = [Command(Do.RECORD, a, f"record:{e}", event=e) for a, e in ends.items()]
-    rotates = draft.n_copies > 1
-    feeds = {f"copy:{t.name}" for t in draft.graph.leaves(Kind.INPUT)} if rotates else set()
+    rotates = o.n_copies > 1
+    feeds = {f"copy:{t.name}" for t in o.graph.leaves(Kind.INPUT)} if rotates else set()
     found = [] if rotates else list(syncs)
     waited = {HOST_ACTOR}
     for c in body:
         if c.actor not in waited and c.label not in feeds and c.do is not Do.RECORD:
             waited.add(c.actor)
-            found += [_wait(c.actor, e, draft) for a, e in ends.items() if a != c.actor]
+            found += [_wait(c.actor, e, o) for a, e in ends.items() if a != c.actor]
         found.append(c)
     return [*found, *(syncs if rotates else ()), *records]

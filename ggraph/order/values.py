@@ -1,15 +1,16 @@
 """The values of a schedule: one per leaf, result, staging copy and scratch.
 
 A value is called as its tensor is; `NAME@host` is the host's staging copy of an input or output,
-`NAME#scratch` what a kernel needs while it runs. Views have no value.
+`NAME#NEED` what a kernel needs beside its operands. Views have no value.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from ggraph.device import HOST
+from ggraph.device import HOST, Need
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
-from ggraph.plan import Access, Placement, Value
+from ggraph.plan import Access, Actor, Placement, Value, scratch
 from ggraph.tensor import Kind, Tensor, line
 
 
@@ -18,14 +19,26 @@ def staging(name: str) -> str:
     return f"{name}@{HOST}"
 
 
-def scratch(name: str) -> str:
-    """Name of the scratch value of node `name`."""
-    return f"{name}#scratch"
+@dataclass(eq=False)
+class Beside:
+    """What launches have beside their operands, by name, as far as the list of commands goes."""
 
+    values: dict[str, Value] = field(default_factory=dict)
 
-def scratch_bytes(t: Tensor) -> int:
-    """Extra bytes that the kernel of `t` needs."""
-    return t.spec.scratch(t) if t.spec is not None and t.spec.scratch is not None else 0
+    def of(
+        self, t: Tensor, actor: Actor, needs: Iterable[Need]
+    ) -> tuple[list[Access], list[Access]]:
+        """What the launch of `t` finds there and what it fills: the first that needs bytes does."""
+        found: list[Access] = []
+        filled: list[Access] = []
+        for need in needs:
+            name = scratch(t, need, actor)
+            value = Value(name, actor.device, need.nbytes)
+            (found if name in self.values else filled).append(Access(name, 0, need.nbytes))
+            if self.values.setdefault(name, value) != value:
+                have = self.values[name].nbytes
+                raise PlanError(f"{line(t)}: %{name} has {have} bytes, not {need.nbytes}")
+        return found, filled
 
 
 def reads_of(t: Tensor) -> tuple[Access, ...]:
@@ -39,11 +52,8 @@ def reads_of(t: Tensor) -> tuple[Access, ...]:
 
 
 def writes_of(t: Tensor) -> tuple[Access, ...]:
-    """Every byte range that computing `t` writes, its scratch included."""
-    found = [Access(t.name, 0, t.storage.nbytes)] if t.storage.nbytes else []
-    if scratch_bytes(t):
-        found.append(Access(scratch(t.name), 0, scratch_bytes(t)))
-    return tuple(found)
+    """The byte range that computing `t` writes."""
+    return (Access(t.name, 0, t.storage.nbytes),) if t.storage.nbytes else ()
 
 
 def carried(graph: Graph) -> dict[str, str]:
@@ -52,9 +62,14 @@ def carried(graph: Graph) -> dict[str, str]:
 
 
 def values(
-    graph: Graph, placement: Placement, n_copies: int, staged: Mapping[str, int]
+    graph: Graph,
+    placement: Placement,
+    n_copies: int,
+    staged: Mapping[str, int],
+    needed: Iterable[Value],
 ) -> dict[str, Value]:
-    """Every value of the schedule; `staged` gives the host's staging values and their slots."""
+    """Every value of the schedule; `staged` gives the host's staging values and their slots,
+    `needed` what launches have beside their operands."""
     last = frozenset(carried(graph).values())
     found: dict[str, Value] = {}
     for t in graph:
@@ -62,12 +77,10 @@ def values(
             continue
         device = placement.of[t.name].device
         found[t.name] = _value(t, device, n_copies, t.name in last)
-        if scratch_bytes(t):
-            found[scratch(t.name)] = Value(scratch(t.name), device, scratch_bytes(t))
     sizes = {t.name: t.nbytes for t in graph}
     for name, slots in staged.items():
         found[staging(name)] = Value(staging(name), HOST, sizes[name], slots=slots)
-    return found
+    return found | {v.name: v for v in needed}
 
 
 def _value(t: Tensor, device: str, n_copies: int, is_last: bool) -> Value:

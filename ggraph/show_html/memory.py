@@ -66,7 +66,7 @@ def _boxes(plan: Plan, buffer: Buffer, lives: Mapping[str, Span]) -> list[Box]:
     found = []
     for number, v in enumerate(plan.schedule.values):
         region = plan.memory.regions.get(v)
-        if region is None or region.buffer != buffer.name or v not in lives:
+        if region is None or region.buffer != buffer.name or v not in lives or not region.nbytes:
             continue
         found += [
             Box(v, number, o, o + region.nbytes, lives[v]) for o in dict.fromkeys(region.offsets)
@@ -107,7 +107,7 @@ def _drawn(
 
 def _history(plan: Plan, b: Box, boxes: Sequence[Box]) -> str:
     """The value, its place, why it lies there, and the other tenants of its bytes in time."""
-    others = [o for o in boxes if o.start < b.stop and b.start < o.stop]
+    others = [o for o in boxes if o is b or (o.start < b.stop and b.start < o.stop)]
     at = next(i for i, o in enumerate(others) if o is b)
     near = others[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1]
     lines = [b.value, f"bytes [{b.start:,}, {b.stop:,}), {b.stop - b.start:,}"]

@@ -14,7 +14,7 @@ Limits: nothing is said of races inside a kernel, and the proof is as good as th
 commands declare. docs/verify.md has the argument and how to read an answer.
 """
 
-from itertools import islice
+from dataclasses import replace
 
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
@@ -24,6 +24,7 @@ from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
+from ggraph.verify.rooms import room_faults
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
@@ -54,30 +55,35 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
-    for faults in (static_faults, value_faults, step_faults, wiring_faults):
+    for faults in (static_faults, value_faults, step_faults, wiring_faults, room_faults):
         for fault in faults(plan):
             return fault
     # Two periods: every pair of runs that can meet lies within one period or in neighbours, since
     # a command is always ordered before itself one period later, on the same bytes.
-    runs = max(2 * period(plan), iterations)
-    proof = Proof(plan, clocks(plan.schedule.commands, runs), runs)
-    for fault in (*islice(proof.faults(), 1), *carried_faults(plan)):
+    verdict = _proved(plan, max(2 * period(plan), iterations))
+    if isinstance(verdict, CounterExample):
+        return verdict
+    for fault in carried_faults(plan):
         return fault
-    return _certificate(plan, proof)
-
-
-def _certificate(plan: Plan, proof: Proof) -> Certificate:
-    n = len(plan.schedule.commands)
-    peak, bound = plan.memory.arena_bytes, live_bytes(plan)
+    bound = live_bytes(plan)  # when the proof's tables are gone: each of the two is large
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
+    lost = max(0, verdict.peak_bytes - bound) if several else 0
+    return replace(verdict, live_bound_bytes=bound, concurrency_bytes=lost)
+
+
+def _proved(plan: Plan, runs: int) -> Certificate | CounterExample:
+    """The first fault in `runs` runs, or a certificate in which the bound is still missing."""
+    proof = Proof(plan, clocks(plan.schedule.commands, runs), runs)
+    for fault in proof.faults():
+        return fault
     return Certificate(
-        commands=n,
-        unrolled=proof.runs * n,
+        commands=len(plan.schedule.commands),
+        unrolled=runs * len(plan.schedule.commands),
         pairs_checked=proof.pairs,
         reads_proved=proof.reads,
         reuses=len(proof.reuses),
-        peak_bytes=peak,
-        live_bound_bytes=bound,
-        concurrency_bytes=max(0, peak - bound) if several else 0,
-        ends_complete=proof.clocks.ends_complete(proof.runs),
+        peak_bytes=plan.memory.arena_bytes,
+        live_bound_bytes=0,
+        concurrency_bytes=0,
+        ends_complete=proof.clocks.ends_complete(runs),
     )

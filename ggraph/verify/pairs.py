@@ -7,6 +7,7 @@ accesses that meet are held against the clocks: slower, and complete however bro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ggraph.errors import printable
 from ggraph.plan import Access, Plan
 from ggraph.verify.clocks import Clocks, clocks
 from ggraph.verify.report import Site
@@ -34,7 +35,7 @@ class Race:
     def __str__(self) -> str:
         done = ["writes" if w else "reads" for w in self.writes]
         one, two = (f"{d} {v!r}" for d, v in zip(done, self.values, strict=True))
-        where = f"bytes [{self.start}, {self.stop}) of {self.buffer}"
+        where = printable(f"bytes [{self.start}, {self.stop}) of {self.buffer}")
         return f"{where}: {self.first} ({one}) and {self.second} ({two})"
 
 

@@ -8,22 +8,19 @@ last write. So when no check fails, all writes of a byte form one chain and ever
 place in it: looking at neighbours is enough for all pairs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ggraph.plan import Access, Command, Do, Plan
+from ggraph.verify.blame import Blame
 from ggraph.verify.clocks import Clocks
-from ggraph.verify.report import (
-    CounterExample,
-    Repair,
-    Site,
-    neighbourhood,
-    producer_repair,
-    race_repairs,
-    tenant_repair,
-)
-from ggraph.verify.segments import BEFORE, History, Segment, Tag
+from ggraph.verify.report import CounterExample
+from ggraph.verify.segments import BEFORE, History, Tag
+from ggraph.verify.spans import Span, meetings, merged
 from ggraph.verify.static import period
+
+FEW = 16  # pairs of accesses that are compared one by one
 
 
 @dataclass
@@ -40,6 +37,10 @@ class Proof:
     _histories: dict[str, History] = field(default_factory=dict)
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
+    _blame: Blame = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._blame = Blame(self.plan, self._producer)
 
     def faults(self) -> Iterator[CounterExample]:
         """Every race and wrong value, in enqueue order of the later command."""
@@ -79,7 +80,7 @@ class Proof:
                 expected = self._expected(v.name, reader)
                 for s in history.within(start, stop):
                     if s.tag != expected:
-                        yield self._wrong(s, None, a, expected)
+                        yield self._blame.wrong(s, None, a, expected)
 
     def _command(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         for a in c.reads:
@@ -101,9 +102,9 @@ class Proof:
             if s.writer >= 0:
                 self.pairs += 1
                 if not self.clocks.ordered(s.writer, u):
-                    yield self._race(s, s.writer, u, a)
+                    yield self._blame.race(s, s.writer, u, a)
             if s.tag != expected:
-                yield self._wrong(s, u, a, expected)
+                yield self._blame.wrong(s, u, a, expected)
             s.readers[actor] = u
         self.reads += 1
 
@@ -114,7 +115,7 @@ class Proof:
                 if v >= 0 and v != u:
                     self.pairs += 1
                     if not self.clocks.ordered(v, u):
-                        yield self._race(s, v, u, a)
+                        yield self._blame.race(s, v, u, a)
             if s.tag is not None and s.tag[0] != a.value:
                 self.reuses.add((s.tag[0], a.value))
         history.write(start, stop, None if freed else (a.value, run), u)
@@ -130,14 +131,37 @@ class Proof:
 
     def _alias(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         """A command whose result lies on what it reads, or on another result of its own."""
-        for i, w in enumerate(c.writes):
-            for r in c.reads:
-                if self._overlap(w, r, run) and not self._may_overwrite(w, r, run):
-                    what = f"over {r.value!r}, which it reads, and may not do that in place"
-                    yield self._clash(u, run, w, r, what)
-            for other in c.writes[:i]:
-                if other.value != w.value and self._overlap(w, other, run):
-                    yield self._clash(u, run, w, other, f"and {other.value!r} to the same bytes")
+        values, reads = self.plan.schedule.values, c.reads
+        if len(reads) > 1 and c.writes:
+            reads = _deduplicated(
+                reads, {n for w in c.writes for n in (w.value, values[w.value].same_as)}
+            )
+        for w, r in self._meetings(run, c.writes, reads):
+            if not self._may_overwrite(w, r, run):
+                what = f"over {r.value!r}, which it reads, and may not do that in place"
+                yield self._blame.clash(u, w, r, self._common(w, r, run), what)
+        for w, other in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
+            if w.value != other.value:
+                what = f"and {other.value!r} to the same bytes"
+                yield self._blame.clash(u, w, other, self._common(w, other, run), what)
+
+    def _meetings(
+        self, run: int, one: Sequence[Access], other: Sequence[Access]
+    ) -> Iterator[tuple[Access, Access]]:
+        """The accesses of `one` and `other` that touch common bytes."""
+        if len(one) * len(other) <= FEW:
+            pairs = ((a, b) for a in one for b in other)
+            yield from ((a, b) for a, b in pairs if self._common(a, b, run)[0] >= 0)
+            return
+        rooms: dict[str, tuple[list[Span], list[Span]]] = {}
+        for side, accesses in enumerate((one, other)):
+            for number, a in enumerate(accesses):
+                buffer = self.plan.memory.regions[a.value].buffer
+                _, start, stop = self._place(a, run)
+                if start < stop:
+                    rooms.setdefault(buffer, ([], []))[side].append((start, stop, number))
+        for spans in rooms.values():
+            yield from ((one[i], other[j]) for i, j in meetings(*spans))
 
     def _may_overwrite(self, w: Access, r: Access, run: int) -> bool:
         """Declared overwrites may; in place needs a promise, and byte i must come from byte i."""
@@ -146,102 +170,24 @@ class Proof:
             return True
         return r.value in value.may_replace and self._place(w, run)[1:] == self._place(r, run)[1:]
 
-    def _overlap(self, a: Access, b: Access, run: int) -> tuple[int, int] | None:
+    def _common(self, a: Access, b: Access, run: int) -> tuple[int, int]:
+        """The bytes that two accesses share; (-1, -1) where there are none."""
         one, a_start, a_stop = self._place(a, run)
         two, b_start, b_stop = self._place(b, run)
         start, stop = max(a_start, b_start), min(a_stop, b_stop)
-        return (start, stop) if one is two and start < stop else None
-
-    def _clash(self, u: int, run: int, w: Access, other: Access, what: str) -> CounterExample:
-        c, nbytes = self._at(u), self.plan.schedule.values[w.value].nbytes
-        start, stop = self._overlap(w, other, run) or (0, 0)
-        return CounterExample(
-            "alias",
-            f"{c.label!r} writes {w.value!r} {what}",
-            self._site(u),
-            None,
-            self.plan.memory.regions[w.value].buffer,
-            start,
-            stop,
-            (w.value, other.value),
-            repairs=(Repair(f"give {w.value!r} bytes of its own", nbytes=nbytes, apart=w.value),),
-            nearby=self._nearby(u),
-        )
-
-    def _race(self, s: Segment, first: int, second: int, a: Access) -> CounterExample:
-        one, two = self._at(first), self._at(second)
-        other = s.tag[0] if s.tag is not None else a.value
-        values, count = self.plan.schedule.values, len(self.plan.schedule.commands)
-        smaller = min((values[other], values[a.value]), key=lambda v: v.nbytes)
-        apart = smaller if self._ground(other) != self._ground(a.value) else None
-        return CounterExample(
-            "race",
-            f"{one.label!r} and {two.label!r} touch the same bytes and nothing orders them",
-            self._site(first),
-            self._site(second),
-            self.plan.memory.regions[a.value].buffer,
-            s.start,
-            s.stop,
-            (other, a.value),
-            f"{one.label!r} on {one.actor} -> {two.label!r} on {two.actor}",
-            race_repairs(one, two, (first % count, second % count), apart),
-            self._nearby(first, second),
-        )
-
-    def _wrong(self, s: Segment, u: int | None, a: Access, expected: Tag) -> CounterExample:
-        reader = f"{self._at(u).label!r} reads" if u is not None else "what follows needs"
-        return CounterExample(
-            "unwritten" if s.tag is None else "stale",
-            f"{reader} {a.value!r} and means {expected[0]!r} {_when(expected)}, but finds "
-            f"{self._found(s)}",
-            self._site(s.writer) if s.writer >= 0 else None,
-            self._site(u) if u is not None else None,
-            self.plan.memory.regions[a.value].buffer,
-            s.start,
-            s.stop,
-            (a.value, *((s.tag[0],) if s.tag is not None else ())),
-            repairs=self._remedies(s, u, expected),
-            nearby=self._nearby(*(v for v in (s.writer, u) if v is not None and v >= 0)),
-        )
-
-    def _found(self, s: Segment) -> str:
-        if s.tag is not None:
-            return f"{s.tag[0]!r} {_when(s.tag)}"
-        if s.writer >= 0:
-            return f"bytes that {self._at(s.writer).label!r} gave up"
-        return "bytes that nobody has written"
-
-    def _remedies(self, s: Segment, u: int | None, expected: Tag) -> tuple[Repair, ...]:
-        """A longer lifetime if the value was there and is gone, its producer's turn if not yet."""
-        value, run = expected
-        count, values = len(self.plan.schedule.commands), self.plan.schedule.values
-        made = run * count + self._producer.get(value, 0)
-        if u is not None and run >= 0 and made > u:
-            producer = self._producer[value]
-            return (producer_repair(self._at(made), self._at(u), producer, u % count),)
-        gone = run >= 0 or values[value].initial
-        if not gone or s.tag is None or self._ground(s.tag[0]) == self._ground(value):
-            return ()
-        return (tenant_repair(values[value], values[s.tag[0]]),)
-
-    def _ground(self, name: str) -> str:
-        """The value on whose bytes `name` lies by declaration."""
-        values = self.plan.schedule.values
-        while (below := values[name].same_as) is not None:
-            name = below
-        return name
-
-    def _at(self, u: int) -> Command:
-        return self.plan.schedule.commands[u % len(self.plan.schedule.commands)]
-
-    def _site(self, u: int) -> Site:
-        count = len(self.plan.schedule.commands)
-        return Site(u % count, u // count, str(self._at(u)))
-
-    def _nearby(self, *numbers: int) -> str:
-        commands = self.plan.schedule.commands
-        return neighbourhood(commands, *(u % len(commands) for u in numbers))
+        return (start, stop) if one is two and start < stop else (-1, -1)
 
 
-def _when(tag: Tag) -> str:
-    return "from before the first run" if tag[1] == BEFORE else f"of run {tag[1]}"
+def _deduplicated(
+    reads: Sequence[Access], overwritten: AbstractSet[str | None]
+) -> tuple[Access, ...]:
+    """Each range once; of values that the command overwrites anyway the ranges joined."""
+    joined: dict[str, list[tuple[int, int]]] = {}
+    found: list[Access] = []
+    for a in dict.fromkeys(reads):
+        if a.value in overwritten:
+            joined.setdefault(a.value, []).append((a.start, a.stop))
+        else:
+            found.append(a)
+    found += [Access(name, *span) for name, spans in joined.items() for span in merged(spans)]
+    return tuple(found)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ggraph.errors import PlanError
-from ggraph.plan import HOST_STEPS, Command, Value
+from ggraph.errors import PlanError, printable
+from ggraph.plan import HOST_STEPS, Command, Plan, Value
 
 CONTEXT = 2  # commands printed on each side of a culprit
 # Rates at which repairs of different kinds are compared. A record-wait pair costs a few
@@ -84,10 +84,10 @@ class CounterExample:
         return self.repairs[0] if self.repairs else None
 
     def __str__(self) -> str:
-        lines = [f"{self.kind}: {self.message}"]
+        lines = [f"{self.kind}: {printable(self.message)}"]
         lines += [f"  {site}" for site in (self.first, self.second) if site is not None]
         if self.stop > self.start:
-            lines.append(f"  bytes [{self.start}, {self.stop}) of {self.buffer}")
+            lines.append(f"  bytes [{self.start}, {self.stop}) of {printable(self.buffer)}")
         if self.edge:
             lines.append(f"  missing: {self.edge}")
         lines += [f"  repair: {r}" for r in self.repairs]
@@ -116,6 +116,13 @@ class Rejected(PlanError):
     def __init__(self, counter_example: CounterExample) -> None:
         super().__init__(str(counter_example))
         self.counter_example = counter_example
+
+
+def at_command(plan: Plan, i: int, kind: str, message: str) -> CounterExample:
+    """A fault that one command shows by itself."""
+    commands = plan.schedule.commands
+    site = Site(i, 0, str(commands[i]))
+    return CounterExample(kind, message, site, nearby=neighbourhood(commands, i))
 
 
 def neighbourhood(commands: Sequence[Command], *indices: int) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ggraph.plan import HOST_ACTOR, Access, Command, Do, Plan
 from ggraph.tensor import Kind, Tensor
-from ggraph.verify.report import CounterExample
-from ggraph.verify.static import at_command
+from ggraph.verify.report import CounterExample, at_command
 
 _NODELESS = (Do.RECORD, Do.WAIT, Do.HOST_SYNC, Do.HOST_FREE)
 

@@ -12,8 +12,7 @@ from collections.abc import Set as AbstractSet
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.tensor import Kind, Tensor
-from ggraph.verify.report import CounterExample
-from ggraph.verify.static import at_command
+from ggraph.verify.report import CounterExample, at_command
 
 Piece = tuple[str, int, int]
 Moves = Mapping[str, list[tuple[int, int, Piece]]]  # value -> its bytes [start, stop), their origin

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ggraph import InputError
+from ggraph.errors import printable
 from ggraph.plan import Certificate, Plan
 from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
 from ggraph.show_html import plan_html
@@ -78,7 +79,7 @@ def _page(plan: Plan, verdict: Certificate | CounterExample, title: str) -> str:
 def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) -> None:
     console = Console(highlight=False)
     for line in plan.log:
-        console.print(Text(line, style="dim"))
+        console.print(Text(printable(line), style="dim"))
     if isinstance(verdict, CounterExample):
         title = f"refused: {verdict.kind}"
         console.print(Panel(Text(str(verdict)), title=title, title_align="left", style="red"))

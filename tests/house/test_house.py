@@ -158,6 +158,13 @@ def links(path: Path) -> list[str]:
     return [link.split("#")[0] for link in found if "://" not in link and link[0] != "#"]
 
 
+def test_each_sentence_on_security_has_its_test() -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 30
+    gone = [f"{f}::{t}" for f, t in named if f"def {t}(" not in (ROOT / "tests" / f).read_text()]
+    assert not gone
+
+
 def test_what_documents_link_to_exists() -> None:
     pages = [p for p in tracked() if p.suffix == ".md"]
     dead = [

@@ -1,7 +1,10 @@
 """The CPU backend. `open("cpu", threads=2)` is all that the rest of ggraph needs of it."""
 
+from functools import partial
+
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.needs import held_bytes, needs
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
 from ggraph.device import DeviceSpec
@@ -21,7 +24,18 @@ def open(
     count = env.thread_count() if threads is None else threads
     if not 1 <= count <= 1024:
         raise InputError(f"threads = {count}: expected 1 to 1024")
-    fused = FUSED if exact else FUSED | IN_8_BITS
-    spec = DeviceSpec(name, "cpu", host_visible=True, alignment=64, fused=fused)
     pool = Pool(count)
-    return CpuBackend(spec, pool, exact, Profile(pool) if profile else None)
+    return CpuBackend(cpu_spec(name, exact), pool, exact, Profile(pool) if profile else None)
+
+
+def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
+    """What planning must know of this CPU."""
+    return DeviceSpec(
+        name,
+        "cpu",
+        host_visible=True,
+        alignment=64,
+        fused=FUSED if exact else FUSED | IN_8_BITS,
+        needs=partial(needs, exact=exact),
+        held_bytes=partial(held_bytes, exact=exact),
+    )

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey, is_weight
+from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
+from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -116,10 +118,11 @@ class CpuBackend(HostMemory):
         pieces: list[Piece],
         spans: Sequence[Span],
     ) -> None:
-        """What was lowered so far becomes one flat program."""
+        """What was lowered so far becomes one flat program, which is judged."""
         if not low.asm.rows:
             return
         flat = low.asm.freeze()
+        judge(flat.code, flat.names, (low.ground(*span) for span in spans))
         steps.append(lambda: self.pool.run(flat))
         if self.profile is not None:
             held = {id(key[0]): packed.data.nbytes for key, packed in self._packed.items()}
@@ -206,7 +209,7 @@ class CpuBackend(HostMemory):
 
 
 def _weights(launches: Sequence[Launch]) -> Iterator[Ref]:
-    return (r for x in launches for r in x.sources if is_weight(r))
+    return (r for x in launches for r in x.sources if is_weight(r.tensor))
 
 
 def _logical(ref: Ref) -> Array:

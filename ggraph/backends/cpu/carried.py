@@ -3,7 +3,8 @@
 from typing import Any
 
 from ggraph.backends.cpu import recurrent
-from ggraph.backends.cpu.lowering import Lowering, is_rows
+from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.dtype import F32, I32
 

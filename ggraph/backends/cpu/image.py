@@ -143,12 +143,13 @@ def map_image(image: bytes) -> Mapped:
     if not HEADER <= entry < len(image):
         raise Unlinkable(f"entry {entry} of an image of {len(image)} bytes")
     try:
-        with open(os.memfd_create("ggraph"), "w+b") as f:
-            f.write(image)
-            f.flush()
-            held = mmap.mmap(
-                f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
-            )
+        file = os.memfd_create("ggraph")
+        try:
+            if os.write(file, image) < len(image):
+                raise OSError(f"{len(image)} bytes are more than a file may have")
+            held = mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+        finally:
+            os.close(file)
     except (OSError, AttributeError) as error:  # AttributeError: no such call
         raise Unlinkable(f"no memory to run it in: {error}") from None
     return Mapped(int(np.frombuffer(held, np.uint8).ctypes.data) + entry, held)

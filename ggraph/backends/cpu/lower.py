@@ -29,15 +29,13 @@ from ggraph.backends.cpu import (  # noqa: F401
     quantise,
     slots,
 )
-from ggraph.backends.cpu.lowering import Lowering, is_rows
-from ggraph.backends.cpu.tiles import (
-    activation_bytes,
-)
-from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import I32, I64
-from ggraph.tensor import Array
+from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
+from ggraph.backends.cpu.slots import list_bytes
+from ggraph.backends.cpu.tiles import activation_bytes
+from ggraph.backends.protocol import Launch, Ref, Scratch
+from ggraph.dtype import I64
 
-FEW_ROWS = 8  # up to here attention splits the cache among threads
 Lower = Callable[[Lowering, Launch], bool]
 
 
@@ -219,10 +217,10 @@ def _swiglu_oai(low: Lowering, x: Launch) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Where rotated rows go: an address or private memory, the element, the distance of heads, and
+    """Where rotated rows go: an address or a room beside, the element, the distance of heads, and
     the address of the rows' indices (0: in order)."""
 
-    y: int | Array
+    y: int | Scratch
     kind: str
     head_bytes: int
     index: int = 0
@@ -236,21 +234,17 @@ def _rope(low: Lowering, x: Launch) -> bool:
 
 def _rope_set_rows(low: Lowering, x: Launch) -> bool:
     """Rotated rows straight into a cache, in place; for blocks they are rotated beside it first."""
+    if not turns_into(x.result.tensor):
+        return False
     held, a, positions, index, *factors = x.sources
     t = held.tensor
-    if t.dtype.name not in attention.KINDS or not t.is_contiguous:
-        return False
-    if index.tensor.dtype is not I64 or not index.tensor.is_contiguous:
-        return False
-    head_bytes = t.dtype.row_bytes(t.shape[2])
     if not t.dtype.is_block:
+        head_bytes = t.dtype.row_bytes(t.shape[2])
         target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index))
         return _rotate(low, x, a, positions, target, factors)
     m, n = a.tensor.shape[0], prod(a.tensor.shape[1:])
-    beside = np.zeros((m, n), np.float32)
-    target = Target(beside, "f32", t.shape[2] * 4)
-    if not _rotate(low, x, a, positions, target, factors):
-        return False
+    beside = x.room("turned")
+    _rotate(low, x, a, positions, Target(beside, "f32", t.shape[2] * 4), factors)
     low.add(
         "set_rows_" + t.dtype.name, uses=[beside], x=beside, y=low.at(x.result),
         index=low.at(index), m=m, n=n, xs=n * 4, ys=t.dtype.row_bytes(n), limit=t.shape[0],
@@ -263,19 +257,18 @@ def _rotate(
 ) -> bool:
     """Rotate [T, H, D] rows."""
     attrs = x.result.tensor.attrs
-    if not is_rows(a.tensor) or attrs["ext_factor"] != 0 or positions.tensor.dtype is not I32:
+    if not turns(x.result.tensor, a.tensor, positions.tensor):
         return False
     rows, heads, dim = a.tensor.shape
     rotated = int(_number(x, "n_rot"))
-    if rotated > min(dim, cache.MAX_ROTATED):
-        return False
     exponent = -np.arange(0, rotated, 2, dtype=np.float64) / rotated
     freqs = _number(x, "freq_scale") * _number(x, "freq_base") ** exponent
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
     low.add(
-        "rope_" + target.kind, makes=[target.y] if isinstance(target.y, np.ndarray) else [],
-        x=low.at(a), y=target.y, pos=low.at(positions), index=target.index, freqs=padded,
+        "rope_" + target.kind, makes=[target.y] if isinstance(target.y, Scratch) else [],
+        x=low.at(a), y=target.y, pos=low.at(positions), index=target.index,
+        freqs=low.constant(padded),
         factors=low.at(factors[0]) if factors else 0, m=rows, heads=heads, hd=dim, nr=rotated,
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
         ys=heads * target.head_bytes, yh=target.head_bytes,
@@ -287,42 +280,26 @@ def _rotate(
 
 def _flash_attn(low: Lowering, x: Launch) -> bool:
     """Attention over a cache; what the mask hides, or lies beyond `length`, is skipped."""
+    if not attends(x.result.tensor):
+        return False
     q, k, v = (s.tensor for s in x.sources[:3])
-    attrs = x.result.tensor.attrs
-    length = x.sources[4] if attrs["has_mask"] and attrs["has_length"] else None
-    if length is not None and length.tensor.dtype is not I32:
-        return False
     rows, heads, dim = q.shape
-    shown = x.sources[3].tensor if attrs["has_mask"] else None
-    if not is_rows(q) or shown is None or not is_rows(shown):
-        return False
-    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
-        return False
-    wide = v.shape[2]
-    if (
-        dim % 8
-        or wide % 8
-        or max(dim, wide) > attention.MAX_HEAD
-        or k.strides[-1] != k.dtype.block_bytes
-    ):
-        return False
-    kind = k.dtype.name
-    context = k.shape[0]
-    few = rows <= FEW_ROWS
-    listed = low.shown(x.sources[3], length)
-    part = np.zeros(attention.scratch_bytes(rows, heads, wide, context) if few else 64, np.uint8)
+    wide, attrs = v.shape[2], x.result.tensor.attrs
+    kind, context = k.dtype.name, k.shape[0]
+    listed = low.shown(x)
+    parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
         "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": listed.strides[0], "ys": heads * wide * 4, "part": part,
+        "ls": list_bytes(context), "ys": heads * wide * 4, "part": parts[0] if parts else 0,
         "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
         "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
-    if few:
-        low.add("attend_chunks_" + kind, uses=[listed], makes=[part], **values)
-        low.add("merge_chunks", uses=[part], **values)
+    if parts:
+        low.add("attend_chunks_" + kind, uses=[listed], makes=parts, **values)
+        low.add("merge_chunks", uses=[listed, *parts], **values)
     else:
         low.add("attention_" + kind, uses=[listed], **values)
     return True

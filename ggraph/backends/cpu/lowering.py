@@ -1,23 +1,23 @@
 """A lowering in progress: addresses, packed weights, quantised activations, accesses."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.judge import Ground
+from ggraph.backends.cpu.needs import GUARD, is_weight, kept_as
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
-from ggraph.backends.protocol import Launch, Memory, Ref
-from ggraph.dtype import F32, DType
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.dtype import DType
 from ggraph.formats.quants import dequantize
-from ggraph.tensor import Array, Kind, Tensor
-
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
+from ggraph.tensor import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,6 @@ class Packed:
 
 # What a packed form depends on: the memory, where in it, and the matrix that is read there.
 PackedKey = tuple[Memory, int, str, tuple[int, ...]]
-# Which bytes of which value a tensor shows. A value never changes: what overwrites it is another.
-Shown = tuple[str, int, tuple[int, ...], tuple[int, ...], str]
 
 
 @dataclass(eq=False)
@@ -44,7 +42,7 @@ class Lowering:
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
-    made: dict[tuple[str | Shown, ...], Array] = field(default_factory=dict)  # by kernel, sources
+    constants: list[tuple[int, Array]] = field(default_factory=list)  # of which instruction
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -52,23 +50,41 @@ class Lowering:
 
     def begin(self, launch: Launch) -> None:
         """The next instructions are those of `launch`: they access its sources and its result."""
-        read = [s for s in launch.sources if not is_weight(s)]
+        read = [s for s in launch.sources if not is_weight(s.tensor)]
         self._access = Access(tuple(map(_range, read)), (_range(launch.result),))
 
     def add(
         self,
         name: str,
         *,
-        uses: Sequence[Array] = (),
-        makes: Sequence[Array] = (),
+        uses: Sequence[Scratch] = (),
+        makes: Sequence[Scratch] = (),
         **values: Any,
     ) -> None:
-        """Append an instruction that accesses what the launch does, and private arrays."""
-        reads = (*self._access.reads, *map(_bytes_of, uses))
-        writes = tuple(map(_bytes_of, makes)) or self._access.writes
-        self.asm.add(name, access=Access(reads, writes), **values)
+        """Append an instruction that reads what the launch does and what it uses beside, and writes
+        what it makes, else the result."""
+        reads = (*self._access.reads, *map(_room, uses))
+        writes = tuple(map(_room, makes)) or self._access.writes
+        places: dict[str, Any] = {
+            k: self.at(v) if isinstance(v, Scratch) else v for k, v in values.items()
+        }
+        self.asm.add(name, access=Access(reads, writes), **places)
 
-    def at(self, ref: Ref) -> int:
+    def constant(self, values: Array) -> Array:
+        """Numbers that the program brings along: nothing writes them once it is made."""
+        self.constants.append((len(self.asm.rows), values))
+        return values
+
+    def ground(self, launch: Launch, first: int, stop: int) -> Ground:
+        """What the plan lets the instructions first .. stop - 1 of a launch touch."""
+        fixed = [a for s in launch.sources if (a := self._image(s)) is not None]
+        fixed += [a for i, a in self.constants if first <= i < stop]
+        ready = [_room(s) for s in launch.scratch.values() if s.ready]
+        made = [_room(s) for s in launch.scratch.values() if not s.ready]
+        reads = (*map(_range, launch.sources), *ready, *map(_bytes_of, fixed))
+        return Ground(launch.command.label, first, stop, reads, (_range(launch.result), *made))
+
+    def at(self, ref: Ref | Scratch) -> int:
         """Address of a tensor's first element; the memory is kept alive with the program."""
         self.asm.kept.append(ref.memory.handle)
         return int(ref.memory.handle.ctypes.data) + ref.offset
@@ -76,8 +92,8 @@ class Lowering:
     def weight(self, ref: Ref) -> Packed:
         """The packed form of a weight, made on first use."""
         t = ref.tensor
-        dtype = F32 if self.exact and t.dtype.is_block else t.dtype
-        key = (ref.memory, ref.offset, dtype.name, t.shape)
+        dtype = kept_as(t.dtype, self.exact)
+        key = self._key(ref)
         if key not in self.packed:
             count = math.prod(t.shape[:-1])
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
@@ -85,35 +101,32 @@ class Lowering:
             self.packed[key] = self._pack(raw, dtype, t.shape)
         return self.packed[key]
 
-    def blocks(self, ref: Ref, m: int, k: int) -> Array:
-        """The 8-bit activation blocks of m rows, computed once while the source stands."""
-        step = activation_bytes(k)
-        return self._made("quantise", {"x": ref}, "out", (m, step), m=m, k=k, xs=k * 4, os=step)
+    def _key(self, ref: Ref) -> PackedKey:
+        return ref.memory, ref.offset, kept_as(ref.tensor.dtype, self.exact).name, ref.tensor.shape
 
-    def shown(self, mask: Ref, length: Ref | None) -> Array:
-        """The list of the slots that each row of a mask shows among the first `length`."""
+    def _image(self, ref: Ref) -> Array | None:
+        packed = self.packed.get(self._key(ref)) if is_weight(ref.tensor) else None
+        return None if packed is None else packed.data
+
+    def rows(self, launch: Launch, m: int, k: int) -> Scratch:
+        """The 8-bit activation blocks of m rows of source 1, made by the first launch on them."""
+        room, step = launch.room("rows"), activation_bytes(k)
+        if not room.ready:
+            x = self.at(launch.sources[1])
+            self.add("quantise", makes=[room], x=x, out=room, m=m, k=k, xs=k * 4, os=step)
+        return room
+
+    def shown(self, launch: Launch) -> Scratch:
+        """The list of the slots that each row of a mask shows, made by the first launch on it."""
+        room = launch.room("slots")
+        mask, *length = launch.sources[3:]
         m, n = mask.tensor.shape
-        step = list_bytes(n)
-        of = {"mask": mask} if length is None else {"mask": mask, "length": length}
-        given = {"length": 0} if length is None else {}
-        return self._made(
-            "shown_slots", of, "list", (m, step), m=m, n=n, ms=n * 4, ls=step, **given
-        )
-
-    def _made(
-        self, kernel: str, of: Mapping[str, Ref], result: str, shape: tuple[int, int], **values: Any
-    ) -> Array:
-        """What a kernel makes of sources (by argument), bytes of `shape`, once for all launches."""
-        key: tuple[str | Shown, ...] = (kernel, *(_shown(ref.tensor) for ref in of.values()))
-        if key not in self.made:
-            out = np.zeros(shape, np.uint8)
-            places: dict[str, Any] = {
-                result: out,
-                **{name: self.at(ref) for name, ref in of.items()},
-            }
-            self.add(kernel, makes=[out], **places, **values)
-            self.made[key] = out
-        return self.made[key]
+        if not room.ready:
+            self.add(
+                "shown_slots", makes=[room], mask=self.at(mask), list=room,
+                length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4, ls=list_bytes(n),
+            )  # fmt: skip
+        return room
 
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
@@ -127,10 +140,6 @@ class Lowering:
         return Packed(dtype, out)
 
 
-def _shown(t: Tensor) -> Shown:
-    return t.root.name, t.offset, t.shape, t.strides, t.dtype.name
-
-
 def _range(ref: Ref) -> Range:
     """Addresses that a tensor covers, gaps of a view included."""
     start = int(ref.memory.handle.ctypes.data) + ref.offset
@@ -141,11 +150,6 @@ def _bytes_of(a: Array) -> Range:
     return int(a.ctypes.data), int(a.ctypes.data) + a.nbytes
 
 
-def is_weight(ref: Ref) -> bool:
-    """Whether a source is a stored weight, which never changes."""
-    return ref.tensor.is_leaf and ref.tensor.kind is Kind.WEIGHT
-
-
-def is_rows(t: Tensor) -> bool:
-    """Whether a tensor is float32 without gaps."""
-    return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
+def _room(s: Scratch) -> Range:
+    start = int(s.memory.handle.ctypes.data) + s.offset
+    return start, start + s.nbytes

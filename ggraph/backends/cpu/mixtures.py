@@ -1,6 +1,7 @@
 """Lowerings of what mixtures of experts add to products."""
 
-from ggraph.backends.cpu.lowering import Lowering, is_rows
+from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch
 
 

@@ -2,7 +2,8 @@
 
 from math import prod
 
-from ggraph.backends.cpu.lowering import Lowering, is_rows
+from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch
 from ggraph.dtype import F32
 from ggraph.tensor import Tensor

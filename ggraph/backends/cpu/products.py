@@ -1,14 +1,15 @@
 """Lowerings of products with stored matrices, and of rows taken from tables."""
 
 from ggraph.backends.cpu import cache
-from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight
-from ggraph.backends.cpu.tiles import (
-    LAYOUTS,
-    FloatLayout,
-    activation_bytes,
-    layout_of,
-    packed_bytes,
+from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu.needs import (
+    is_weight,
+    looks_up,
+    multiplies,
+    multiplies_by_id,
+    takes_floats,
 )
+from ggraph.backends.cpu.tiles import activation_bytes, layout_of, packed_bytes
 from ggraph.backends.protocol import Launch
 from ggraph.dtype import A8, I32
 
@@ -18,26 +19,17 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
 
     Other products are rare and stay with the reference.
     """
+    if not multiplies(x.result.tensor, low.exact):
+        return False
     w, a, *rest = x.sources
-    k, ready = w.tensor.shape[-1], a.tensor.dtype is A8 and a.tensor.is_contiguous
-    if not (is_weight(w) and len(w.tensor.shape) == 2 and k and (ready or is_rows(a.tensor))):
-        return False
-    if w.tensor.dtype not in LAYOUTS or (w.tensor.dtype.is_block and k % 32):
-        return False
-    m, n = a.tensor.size // k, w.tensor.shape[0]
-    if rest and not is_rows(rest[0].tensor):
-        return False
+    n, k = w.tensor.shape
+    m, floats = a.tensor.size // k, takes_floats(w.tensor, low.exact)
     packed = low.weight(w)
-    layout = layout_of(packed.dtype)
-    plain = isinstance(layout, FloatLayout)
-    if plain and ready:
-        return False
-    blocks = [] if plain or ready else [low.blocks(a, m, k)]
-    source = blocks[0] if blocks else low.at(a)
-    step = k * 4 if plain else activation_bytes(k)
+    made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, m, k)]
     low.add(
-        "matmul_" + layout.name, uses=blocks, w=packed.data, x=source, y=low.at(x.result),
-        n=n, k=k, m=m, xs=step, ys=n * 4,
+        "matmul_" + layout_of(packed.dtype).name, uses=made, w=packed.data,
+        x=made[0] if made else low.at(a), y=low.at(x.result),
+        n=n, k=k, m=m, xs=k * 4 if floats else activation_bytes(k), ys=n * 4,
         add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
     )  # fmt: skip
     return True
@@ -45,22 +37,17 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
 
 def mul_mat_id(low: Lowering, x: Launch) -> bool:
     """Products of every token with the experts chosen for it."""
+    if not multiplies_by_id(x.result.tensor, low.exact):
+        return False
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
-    plain = is_rows(a.tensor) and ids.tensor.dtype is I32 and ids.tensor.is_contiguous
-    if not is_weight(w) or w.tensor.dtype not in LAYOUTS or not plain:
-        return False
-    packed = low.weight(w)
-    layout = layout_of(packed.dtype)
-    floats = isinstance(layout, FloatLayout)
-    if not floats and k % 32:
-        return False
+    packed, floats = low.weight(w), takes_floats(w.tensor, low.exact)
     tokens, own = a.tensor.shape[:2]
-    blocks = [] if floats else [low.blocks(a, tokens * own, k)]
+    made = [] if floats else [low.rows(x, tokens * own, k)]
     row = k * 4 if floats else activation_bytes(k)
     low.add(
-        "matmul_id_" + layout.name, uses=blocks, w=packed.data, ids=low.at(ids),
-        x=blocks[0] if blocks else low.at(a), y=low.at(x.result), n=n, k=k, m=ids.tensor.size,
+        "matmul_id_" + layout_of(packed.dtype).name, uses=made, w=packed.data, ids=low.at(ids),
+        x=made[0] if made else low.at(a), y=low.at(x.result), n=n, k=k, m=ids.tensor.size,
         u=ids.tensor.shape[1], xs=row * own, xu=row if own > 1 else 0, ys=n * 4,
         es=packed_bytes(packed.dtype, n, k), experts=experts,
     )  # fmt: skip
@@ -69,16 +56,11 @@ def mul_mat_id(low: Lowering, x: Launch) -> bool:
 
 def get_rows(low: Lowering, x: Launch) -> bool:
     """Rows of a table; an id beyond it gives a row that is not a number."""
-    table, ids = x.sources
-    t = table.tensor
-    if len(t.shape) != 2 or ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
-        return False
-    if not is_weight(table):
+    if not looks_up(x.result.tensor):
         return _gather(low, x)
-    if t.dtype not in LAYOUTS:
-        return False
+    table, ids = x.sources
     packed = low.weight(table)
-    n, k = t.shape
+    n, k = table.tensor.shape
     low.add(
         "rows_" + layout_of(packed.dtype).name, w=packed.data, ids=low.at(ids),
         y=low.at(x.result), n=n, k=k, m=ids.tensor.size, ys=k * 4,
@@ -90,7 +72,9 @@ def _gather(low: Lowering, x: Launch) -> bool:
     """Chosen rows of a tensor that is no weight, such as a cache."""
     rows, ids = x.sources
     t = rows.tensor
-    if t.dtype.name not in cache.GATHER or not t.is_contiguous:
+    if is_weight(t) or len(t.shape) != 2 or t.dtype.name not in cache.GATHER:
+        return False
+    if not t.is_contiguous or ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
         return False
     limit, n = t.shape
     low.add(

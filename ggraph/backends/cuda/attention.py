@@ -11,6 +11,7 @@ from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
 from ggraph.backends.cuda.lowering import Lowering, Rule, number
 from ggraph.backends.protocol import Launch, Ref
+from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
 from ggraph.ops.rope import rope_angles
 from ggraph.tensor import Array, Attrs, Tensor
@@ -106,9 +107,8 @@ def _flash_attn(low: Lowering, x: Launch) -> None:
     """Few rows over splits of the cache, so that bits depend on nothing else; many rows by tiles
     on the tensor cores."""
     q, v = x.sources[0].tensor, x.sources[2].tensor
-    tiled = all(d % 32 == 0 and 0 < d <= MAX_TILED for d in (q.shape[2], v.shape[2]))
     given = _given(low, x)
-    if q.shape[0] > FEW_ROWS and tiled:
+    if _is_tiled(x.result.tensor):
         grid = (-(-q.shape[0] // TILED_ROWS), q.shape[1], 1)
         low.call(
             "attend_rows", grid, 128, type=v.dtype.name, y=low.at(x.result), rows=q.shape[0],
@@ -143,9 +143,7 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
     (rows, heads, dim), v_dim = q.shape, given["v_dim"]
     splits = max(1, -(-given["context"] // SPLIT))
-    row_bytes = heads * splits * (2 + v_dim) * 4
-    slice_rows = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
-    parts = low.work_space(slice_rows * row_bytes)
+    slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("parts"))
     given = {**given, "lists": _lists(low, x, given)}
     del given["length"]
     for t in range(0, rows, slice_rows):
@@ -166,22 +164,43 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
 
 def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:
     """Address of the lists of what each row sees: made once for all layers that share a mask."""
-    attrs = x.result.tensor.attrs
-    rows, context = x.sources[0].tensor.shape[0], given["context"]
-    deciding = [s.tensor.name for s in x.sources[3:]]
-    key = (tuple(deciding), attrs["has_mask"], attrs["has_length"], rows, context)
-    if key not in low.lists:
-        address = low.lists[key] = low.private(rows * 4 * (1 + context))
+    room, rows = x.room("lists"), x.sources[0].tensor.shape[0]
+    if not room.ready:
         names = ("mask", "length", "context", "mask_row", "mask_type")
-        kind = x.sources[2].tensor.dtype.name
         low.call(
-            "shown", (rows, 1, 1), 128, type=kind, lists=address, **{n: given[n] for n in names}
-        )
-    return low.lists[key]
+            "shown", (rows, 1, 1), 128, type=x.sources[2].tensor.dtype.name, lists=low.at(room),
+            **{n: given[n] for n in names},
+        )  # fmt: skip
+    return low.at(room)
+
+
+def _is_tiled(t: Tensor) -> bool:
+    """Whether the tensor cores take all rows of this attention."""
+    q, _, v = t.sources[:3]
+    known = all(d % 32 == 0 and 0 < d <= MAX_TILED for d in (q.shape[2], v.shape[2]))
+    return q.shape[0] > FEW_ROWS and known
+
+
+def _slice(t: Tensor) -> tuple[int, int]:
+    """Query rows whose partial results are made at a time, and the bytes of those."""
+    rows, heads, v_dim = t.shape
+    row_bytes = heads * max(1, -(-t.sources[1].shape[0] // SPLIT)) * (2 + v_dim) * 4
+    count = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
+    return count, count * row_bytes
+
+
+def _attention_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "parts": results by splits of the cache; "lists": what each row sees, by mask and length."""
+    if _is_tiled(t):
+        return ()
+    rows, context = t.shape[0], t.sources[1].shape[0]
+    deciding = tuple(range(3, len(t.sources))) if t.attrs["has_mask"] else ()
+    lists = Need("lists", rows * 4 * (1 + context), deciding)
+    return Need("parts", _slice(t)[1]), lists
 
 
 RULES: dict[str, Rule] = {
     "rope": Rule(_rope_rule, _rope),
     "rope_set_rows": Rule(_cached_rule, _rope_set_rows),
-    "flash_attn": Rule(_attended, _flash_attn),
+    "flash_attn": Rule(_attended, _flash_attn, _attention_needs),
 }

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cuda.driver import Driver
-from ggraph.backends.cuda.lower import accepts, emit
+from ggraph.backends.cuda.lower import accepts, emit, needs
 from ggraph.backends.cuda.lowering import Lowering, Step
 from ggraph.backends.protocol import Launch, Memory
-from ggraph.device import DeviceSpec
+from ggraph.device import DeviceSpec, Need
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
@@ -26,7 +26,10 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class CudaSpec(DeviceSpec):
-    """A GPU's capabilities; what it can compute is asked of the lowering's own rules."""
+    """A GPU's capabilities; what it can compute, and what that needs beside operands, is asked of
+    the lowering's own rules."""
+
+    needs: Callable[[Tensor], tuple[Need, ...]] = field(default=needs, repr=False, compare=False)
 
     def supports(self, t: Tensor) -> bool:
         """Whether there is a kernel for `t` (leaves and views: always)."""
@@ -83,8 +86,6 @@ class CudaBackend:
     _held: dict[int, Memory] = field(default_factory=dict)  # by address
     _streams: dict[int, int] = field(default_factory=dict)
     _constants: dict[bytes, int] = field(default_factory=dict)
-    _spaces: dict[int, tuple[int, int]] = field(default_factory=dict)  # stream -> address, bytes
-    _extra: list[int] = field(default_factory=list)  # addresses of constants and work spaces
     _pinned: dict[int, tuple[Memory, bool]] = field(default_factory=dict)  # host address -> by us
     _marks: set[str] | None = None  # events recorded in the capture that is going on
     _inside: set[str] = field(default_factory=set)  # events that only graphs record
@@ -165,8 +166,7 @@ class CudaBackend:
     def lower(self, launches: Sequence[Launch]) -> CudaProgram:
         """Steps with every argument resolved; kernels are compiled here."""
         self._open()
-        stream = launches[0].command.actor.stream if launches else 0
-        low = Lowering(self, stream)
+        low = Lowering(self)
         for launch in launches:
             emit(low, launch)
         return CudaProgram(launches, tuple(low.steps))
@@ -276,24 +276,8 @@ class CudaBackend:
         key = values.tobytes()
         if key not in self._constants:
             address = self._constants[key] = self._allocate(len(key), "a table of constants")
-            self._extra.append(address)
             self._copy_now(address, int(values.ctypes.data), len(key))
         return self._constants[key]
-
-    def work_space(self, stream: int, nbytes: int) -> int:
-        """Scratch memory of a stream. A larger one leaves the smaller to programs that know it."""
-        held = self._spaces.get(stream, (0, 0))
-        if held[1] < nbytes:
-            held = (self._allocate(nbytes, f"work space of stream {stream}"), nbytes)
-            self._spaces[stream] = held
-            self._extra.append(held[0])
-        return held[0]
-
-    def private(self, nbytes: int) -> int:
-        """Scratch memory of one program, kept until the backend is closed."""
-        address = self._allocate(nbytes, "lists of a program")
-        self._extra.append(address)
-        return address
 
     def close(self) -> None:
         """Wait where possible, then free everything. Further calls raise BackendError."""
@@ -303,9 +287,9 @@ class CudaBackend:
         for address, (_, ours) in self._pinned.items():
             if ours:
                 self.driver.unpin(address)
-        for address in (*self._held, *self._extra):
+        for address in (*self._held, *self._constants.values()):
             self.driver.free(address)
-        for known in (self._held, self._extra, self._pinned, self._streams, self._constants):
+        for known in (self._held, self._pinned, self._streams, self._constants):
             known.clear()
         self.events.forget(self.driver)
         self.driver.close()

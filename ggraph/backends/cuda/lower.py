@@ -7,6 +7,7 @@ take, goes to another device by an ordinary split.
 from ggraph.backends.cuda import attention, elementwise, matmul, rowwise
 from ggraph.backends.cuda.lowering import Lowering, Rule
 from ggraph.backends.protocol import Launch
+from ggraph.device import Need
 from ggraph.errors import BackendError
 from ggraph.tensor import Tensor, line
 
@@ -22,6 +23,11 @@ def accepts(t: Tensor) -> bool:
     """Whether there is a kernel for this op, with these shapes and types."""
     rule = RULES.get(t.op)
     return rule is not None and t.is_contiguous and (t.size == 0 or rule.accepts(t))
+
+
+def needs(t: Tensor) -> tuple[Need, ...]:
+    """What a launch of `t` touches beside its operands."""
+    return RULES[t.op].needs(t) if t.size and accepts(t) else ()
 
 
 def emit(low: Lowering, launch: Launch) -> None:

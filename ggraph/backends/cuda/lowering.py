@@ -1,11 +1,11 @@
-"""What every lowering shares: calls with their arguments resolved, constants, work space.
+"""What every lowering shares: calls with their arguments resolved, and constants.
 
 A *step* is a function of a stream handle that enqueues one thing. All decisions fall while
 lowering: a program is a list of steps, and submitting it is a loop. The tables of steps per op are
 in `lower.py`; a rule never asks the device anything, so planning can ask `accepts` without one.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -14,7 +14,8 @@ import numpy as np
 
 from ggraph.backends.cuda.driver import Driver, Grid
 from ggraph.backends.cuda.kernels import Unit, homes, packed
-from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.device import Need
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[int], None]
@@ -22,7 +23,7 @@ MAX_GRID_Y = 65535
 
 
 class Keeper(Protocol):
-    """Who owns device memory beside the plan's: constants, and work space of one stream."""
+    """Who knows where the plan's memory is, and keeps constants beside it."""
 
     driver: Driver
 
@@ -34,21 +35,15 @@ class Keeper(Protocol):
         """Address of a copy of `values` that stays until the backend is closed."""
         ...
 
-    def work_space(self, stream: int, nbytes: int) -> int:
-        """Address of scratch memory that only kernels of one stream use."""
-        ...
-
-    def private(self, nbytes: int) -> int:
-        """Address of scratch memory of one program alone."""
-        ...
-
 
 @dataclass(frozen=True)
 class Rule:
-    """How one op runs: `accepts` decides by the tensor alone, `emit` appends its steps."""
+    """How one op runs: `accepts` decides by the tensor alone, `emit` appends its steps, `needs`
+    says what they touch beside the operands."""
 
     accepts: Callable[[Tensor], bool]
     emit: "Callable[[Lowering, Launch], None]"
+    needs: Callable[[Tensor], tuple[Need, ...]] = lambda t: ()
 
 
 @dataclass(eq=False)
@@ -56,12 +51,10 @@ class Lowering:
     """Collects the steps of the launches of one stream."""
 
     keeper: Keeper
-    stream: int
     steps: list[Step] = field(default_factory=list)
-    lists: dict[Hashable, int] = field(default_factory=dict)  # what rows of a mask see: addresses
 
-    def at(self, ref: Ref) -> int:
-        """Address of a tensor's first element."""
+    def at(self, ref: Ref | Scratch) -> int:
+        """Address of a tensor's first element, or of bytes beside the operands."""
         return self.keeper.address(ref.memory, ref.offset)
 
     def call(self, kernel: str, grid: Grid, block: int, *, type: str = "", **args: Any) -> None:
@@ -88,14 +81,6 @@ class Lowering:
     def constant(self, values: Array) -> int:
         """Address of values that the host has computed."""
         return self.keeper.constant(np.ascontiguousarray(values))
-
-    def work_space(self, nbytes: int) -> int:
-        """Address of scratch memory of this stream."""
-        return self.keeper.work_space(self.stream, nbytes)
-
-    def private(self, nbytes: int) -> int:
-        """Address of scratch memory of this program, which no other one touches."""
-        return self.keeper.private(nbytes)
 
 
 def number(x: Launch, name: str) -> float:

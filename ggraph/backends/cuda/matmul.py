@@ -9,7 +9,8 @@ from math import prod
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
 from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule
-from ggraph.backends.protocol import Launch, Ref
+from ggraph.backends.protocol import Launch
+from ggraph.device import Need
 from ggraph.dtype import BF16, F16, F32, I32, DType
 from ggraph.tensor import Tensor
 
@@ -46,31 +47,61 @@ def _mul_mat(low: Lowering, x: Launch) -> None:
         return
     m = prod(a.tensor.shape[:-1])
     if m <= FEW_ROWS or not k:
-        _few(low, w, low.at(a), low.at(x.result), m, add)
+        _few(low, x, low.at(x.result), m, add)
     else:
-        _many(low, w, low.at(a), low.at(x.result), m, add)
+        _many(low, x, low.at(x.result), m, add)
 
 
-def _is_tiled(low: Lowering, w: Ref) -> bool:
+def _is_tiled(w: Tensor) -> bool:
     """Whether src/tiles.cu can read w: whole groups of columns, and rows where it expects them."""
-    k = w.tensor.shape[-1]
-    return w.tensor.dtype.name in TILED and k % 32 == 0 and k > 0 and low.at(w) % WIDE == 0
+    k = w.shape[-1]
+    return w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDE == 0
 
 
-def _aligned(low: Lowering, x: int, nbytes: int, behind: int = 0) -> int:
-    """x where wide loads may read it: there, or `behind` bytes into the work space."""
-    if x % WIDE == 0:
-        return x
-    space = low.work_space(behind + nbytes + WIDE) + behind
-    space += -space % WIDE
-    low.copy(space, x, nbytes)
+def _is_wide(x: Tensor) -> bool:
+    """Whether wide loads may read x where it is: values begin at multiples of more."""
+    return x.offset % WIDE == 0
+
+
+def _aligned(low: Lowering, launch: Launch) -> int:
+    """Rows of source 1 where wide loads may read them: there, or copied."""
+    x = launch.sources[1]
+    if _is_wide(x.tensor):
+        return low.at(x)
+    space = low.at(launch.room("rows"))
+    low.copy(space, low.at(x), x.tensor.nbytes)
     return space
 
 
-def _few(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
+def _product_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "rows": a copy at a wider alignment; "decoded": rows in cuBLAS's type and slices of w."""
+    w, x = t.sources[:2]
+    m, k = prod(x.shape[:-1]), w.shape[-1]
+    if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
+        return ()
+    if m <= FEW_ROWS or not k:
+        return (Need("rows", x.nbytes),) if _is_tiled(w) and not _is_wide(x) else ()
+    space = sum(_decoded_bytes(w, m))
+    return (Need("decoded", space),) if space else ()
+
+
+def _decoded_bytes(w: Tensor, m: int) -> tuple[int, int]:
+    """Bytes of m rows in cuBLAS's type where that is not theirs, and of a slice of decoded w."""
+    n, k = w.shape
+    kind = _fast_type(w.dtype)
+    wide = m * k * kind.block_bytes if kind is not F32 else 0
+    return wide, _slice_rows(n, k, kind) * k * kind.block_bytes if kind is not w.dtype else 0
+
+
+def _slice_rows(n: int, k: int, kind: DType) -> int:
+    return max(1, min(n, SLICE_BYTES // (k * kind.block_bytes)))
+
+
+def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
+    w, x = launch.sources[0], low.at(launch.sources[1])
     n, k = w.tensor.shape
-    if _is_tiled(low, w):
-        x = _aligned(low, x, 4 * m * k)
+    if _is_tiled(w.tensor):
+        x = _aligned(low, launch)
         low.call(
             "mul_mat_tile", (-(-n // TILE), -(-m // PASS_ROWS), 1), TILE_WARPS * 32,
             type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
@@ -89,15 +120,15 @@ def _fast_type(dtype: DType) -> DType:
     return dtype if dtype in (F32, F16, BF16) else BF16
 
 
-def _many(low: Lowering, w: Ref, x: int, y: int, m: int, add: int) -> None:
+def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     """Weights in slices, decoded on the way where they are blocks, against rows of their type."""
+    w, x = launch.sources[0], low.at(launch.sources[1])
     n, k = w.tensor.shape
     kind = _fast_type(w.tensor.dtype)
-    size = kind.block_bytes
     decoded = kind is not w.tensor.dtype
-    rows = max(1, min(n, SLICE_BYTES // (k * size))) if decoded else n
-    wide = m * k * size if kind is not F32 else 0
-    space = low.work_space(wide + (rows * k * size if decoded else 0)) if wide or decoded else 0
+    rows = _slice_rows(n, k, kind) if decoded else n
+    wide, slices = _decoded_bytes(w.tensor, m)
+    space = low.at(launch.room("decoded")) if wide or slices else 0
     if wide:
         low.per_element(
             "unary", m * k, x=x, y=space, shape=four((m, k), 1), strides=four((k * 4, 4), 0),
@@ -158,7 +189,7 @@ def _mul_mat_id(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     used = ids.tensor.shape[1]
-    if _is_tiled(low, w) and experts <= MOST_EXPERTS:
+    if _is_grouped(w.tensor):
         _grouped(low, x)
         return
     low.call(
@@ -168,14 +199,29 @@ def _mul_mat_id(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
 
 
+def _is_grouped(w: Tensor) -> bool:
+    return _is_tiled(w) and w.shape[0] <= MOST_EXPERTS
+
+
+def _list_bytes(w: Tensor, ids: Tensor) -> int:
+    return 4 * (ids.size + 2 * (w.shape[0] + 2))
+
+
+def _id_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "pairs": the lists of each expert's pairs; "rows": a copy at a wider alignment."""
+    w, x, ids = t.sources
+    if not _is_grouped(w):
+        return ()
+    lists = Need("pairs", _list_bytes(w, ids))
+    return (lists,) if _is_wide(x) else (lists, Need("rows", x.nbytes))
+
+
 def _grouped(low: Lowering, x: Launch) -> None:
     """Pairs by expert, then each expert's weights against eight of its pairs at a time."""
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     pairs, used = ids.tensor.size, ids.tensor.shape[1]
-    lists = 4 * (pairs + 2 * (experts + 2))
-    rows = _aligned(low, low.at(a), a.tensor.nbytes, lists)
-    order = low.work_space(lists)
+    rows, order = _aligned(low, x), low.at(x.room("pairs"))
     starts = order + 4 * pairs
     active = starts + 4 * (experts + 2)
     low.call(
@@ -191,7 +237,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "mul_mat": Rule(_product, _mul_mat),
-    "mul_mat_add": Rule(_product, _mul_mat),
-    "mul_mat_id": Rule(_by_id, _mul_mat_id),
+    "mul_mat": Rule(_product, _mul_mat, _product_needs),
+    "mul_mat_add": Rule(_product, _mul_mat, _product_needs),
+    "mul_mat_id": Rule(_by_id, _mul_mat_id, _id_needs),
 }

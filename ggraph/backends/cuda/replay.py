@@ -17,15 +17,21 @@ from ggraph.backends.cuda.backend import CudaBackend, CudaProgram, CudaSpec, Eve
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.kernels import Unit, packed
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.backends.reference import run_reference
-from ggraph.device import HOST
+from ggraph.device import HOST, Need
 from ggraph.errors import BackendError, InputError
-from ggraph.plan import Actor, Command, Do, Plan
+from ggraph.plan import Actor, Buffer, Command, Do, Plan
 from ggraph.tensor import Array, Tensor
 
 POISON = 0xFF
 Values = Mapping[str, Array]
+
+
+def _beside(gpu: CudaBackend, need: Need) -> Scratch:
+    """Bytes of a launch's own: a plan that was made for another device has none for it."""
+    memory = gpu.allocate(Buffer(need.name, gpu.spec.name, need.nbytes, gpu.spec.alignment))
+    return Scratch(need.name, memory, 0, need.nbytes)
 
 
 @dataclass(eq=False)
@@ -132,13 +138,14 @@ class Replayer:
 
     def _launch(self, index: int, c: Command, run: int, gpu: CudaBackend | None) -> None:
         t = self.plan.graph[c.node or c.label]
-        launch = Launch(c, self._ref(t, run), tuple(self._ref(s, run) for s in t.sources))
+        sources = tuple(self._ref(s, run) for s in t.sources)
         if gpu is None:
-            run_reference(launch)
+            run_reference(Launch(c, self._ref(t, run), sources))
             return
         key = (index, run % self._phases)
         if key not in self._programs:
-            self._programs[key] = gpu.lower([launch])
+            beside = {n.name: _beside(gpu, n) for n in gpu.spec.needs(t)}
+            self._programs[key] = gpu.lower([Launch(c, self._ref(t, run), sources, beside)])
         gpu.submit(c.actor.stream, self._programs[key])
 
     def _copy(self, c: Command, run: int, gpu: CudaBackend | None) -> None:

@@ -7,13 +7,14 @@ them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import numpy as np
 
 from ggraph.backends.host import aligned_bytes
-from ggraph.backends.protocol import Launch, Memory, Program, Ref
-from ggraph.backends.reference import run_reference
+from ggraph.backends.protocol import Launch, Memory, Program, Ref, Scratch
 from ggraph.backends.sim.machine import Machine
+from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.ops.copies import slice_runs
@@ -200,20 +201,47 @@ class SimBackend(SimHost):
 
     def _enqueue(self, stream: int, launch: Launch) -> None:
         def work() -> None:
+            self._fill(launch)
+            is_spoilt = any(s.ready and self._differs(s) for s in launch.scratch.values())
             for i, ref in enumerate(launch.sources):
                 self._check(ref, launch, picked_runs(launch, i))
-            run_reference(launch)
+            run_launch(launch)
             r = launch.result
+            if is_spoilt:
+                write_poison(r)
             self._room.mark(r.memory, r.offset, r.offset + r.tensor.nbytes)
+            self._fill(launch)  # a kernel uses what it has beside its operands until its end
 
         label, seconds = launch.command.label, launch.command.seconds
         self.machine.enqueue(self._actor(stream), label, seconds, work)
+
+    def _fill(self, launch: Launch) -> None:
+        """Put what only this value can hold into the bytes that a launch has beside operands."""
+        for s in launch.scratch.values():
+            if not s.ready:
+                s.memory.handle[s.offset : s.offset + s.nbytes] = _mark_of(s)
+                self._room.mark(s.memory, s.offset, s.offset + s.nbytes)
+
+    def _differs(self, s: Scratch) -> bool:
+        return bool((s.memory.handle[s.offset : s.offset + s.nbytes] != _mark_of(s)).any())
 
     def _check(self, ref: Ref, launch: Launch, ranges: Ranges) -> None:
         root = ref.offset - ref.tensor.offset
         who = f"%{launch.result.tensor.name} (source %{ref.tensor.name})"
         for start, stop in ranges:
             self._room.check(ref.memory, root + start, root + stop, who)
+
+
+def _mark_of(s: Scratch) -> Array:
+    seed = int.from_bytes(sha256(s.value.encode()).digest()[:8], "little")
+    return np.random.default_rng(seed).integers(0, 255, s.nbytes, np.uint8)
+
+
+def write_poison(r: Ref) -> None:
+    """Make a result what a kernel gives whose working bytes somebody else has changed."""
+    base = r.offset - r.tensor.offset
+    for start, stop in r.tensor.byte_ranges():
+        r.memory.handle[base + start : base + stop] = POISON
 
 
 def picked_runs(launch: Launch, source: int) -> Ranges:

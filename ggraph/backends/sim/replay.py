@@ -13,10 +13,10 @@ from math import lcm
 import numpy as np
 
 from ggraph.backends.protocol import Launch, Memory, Ref
-from ggraph.backends.reference import run_reference
 from ggraph.backends.sim.backend import Ranges, picked_runs
 from ggraph.backends.sim.machine import Machine, Span
 from ggraph.backends.sim.orders import InOrder, Order
+from ggraph.backends.sim.pieces import run_launch
 from ggraph.errors import GgraphError, InputError
 from ggraph.ops.copies import slice_runs
 from ggraph.plan import HOST_STEPS, Access, Command, Do, Plan
@@ -254,7 +254,7 @@ class Simulator:
         """Run the reference. One that refuses garbage (an index from poison) leaves poison: a real
         kernel would go on with it."""
         try:
-            run_reference(launch)
+            run_launch(launch)
         except GgraphError:
             if not self._faults:
                 raise

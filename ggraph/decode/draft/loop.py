@@ -16,8 +16,6 @@ from ggraph.errors import InputError
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Kind, Tensor, apply, input, weight
 
-PER_STEP = ("positions", "slots", "mask", "length")  # inputs of which each step has a row
-
 
 def unrolled(step: Graph, count: int, target_ids: Tensor) -> Graph:
     """`count` steps of `step`, a head's graph of one fed-back row.

@@ -1,0 +1,323 @@
+"""What memory an instruction touches, computed from its own arguments.
+
+One rule per kernel, written from what the kernel does and not from what a lowering says of it: the
+judge holds both against each other. A `Patch` is a rectangle of bytes: `rows` rows of `width` bytes
+that lie `step` apart. `whose` says which of the kernel's parts touch it: "own", the part of a row
+(and column) alone that writes the same place of the result; "any", any part any of it; "listed",
+rows that an index names, each once.
+
+Legend: m rows, n columns or slots, k columns of a product; row_of(kind, n): bytes of n numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ggraph.backends.cpu import attention
+from ggraph.backends.cpu.slots import list_bytes
+from ggraph.backends.cpu.tiles import (
+    LAYOUTS,
+    Q8_BLOCK,
+    Q8_BYTES,
+    FloatLayout,
+    activation_bytes,
+    packed_bytes,
+)
+
+Args = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A rectangle of bytes that an instruction reads or writes."""
+
+    argument: str
+    is_write: bool
+    base: int
+    rows: int
+    step: int
+    width: int
+    whose: str = "own"
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte."""
+        return self.base + (self.rows - 1) * self.step + self.width
+
+    def meets(self, other: "Patch") -> bool:
+        """Whether the two may share a byte (gaps between rows count)."""
+        return self.base < other.stop and other.base < self.stop
+
+    def same_place(self, other: "Patch") -> bool:
+        """Whether row by row and byte by byte the two are one."""
+        mine = (self.base, self.rows, self.step, self.width)
+        return mine == (other.base, other.rows, other.step, other.width)
+
+
+Rule = Callable[[Args, str], Iterator[Patch]]
+
+
+def _row(kind: str, n: int) -> int:
+    """Bytes of a cache's or table's row of n numbers."""
+    if kind == "q8_0":
+        return n // Q8_BLOCK * Q8_BYTES
+    return n * (2 if kind == "f16" else 4)
+
+
+def _reads(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
+    return Patch(name, False, a[name], rows, step, width, whose)
+
+
+def _writes(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
+    return Patch(name, True, a[name], rows, step, width, whose)
+
+
+def _two(a: Args, _: str) -> Iterator[Patch]:
+    m, width = a["m"], a["n"] * 4
+    yield _reads(a, "a", m, a["as"], width)
+    repeats = a["bs"] == 0 and m > 1
+    yield _reads(a, "b", 1 if repeats else m, a["bs"], width, "any" if repeats else "own")
+    yield _writes(a, "y", m, a["ys"], width)
+
+
+def _one(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _norm(a: Args, _: str) -> Iterator[Patch]:
+    yield from _one(a, _)
+    yield _reads(a, "w", 1, 0, a["n"] * 4, "any")
+
+
+def _norm_quantise(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4, "any")  # every part takes the whole row's sum
+    yield _reads(a, "w", 1, 0, a["n"] * 4, "any")
+    yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
+
+
+def _unit_quantise(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "a", a["m"], a["as"], a["n"] * 4)
+    yield _reads(a, "b", a["m"], a["bs"], a["n"] * 4)
+    yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
+
+
+def _quantise(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["k"] * 4)
+    yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["k"]))
+
+
+def _soft_max(a: Args, _: str) -> Iterator[Patch]:
+    yield from _one(a, _)
+    yield _reads(a, "mask", a["m"], a["ms"], a["n"] * 4)
+
+
+def _argmax(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
+    yield _writes(a, "y", a["m"], 4, 4)
+
+
+def _gather(a: Args, kind: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["limit"], a["xs"], _row(kind, a["n"]), "any")
+    yield _reads(a, "ids", a["m"], 4, 4)
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _set_rows(a: Args, kind: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
+    yield _reads(a, "index", a["m"], 8, 8, "any")
+    yield _writes(a, "y", a["limit"], a["ys"], _row(kind, a["n"]), "listed")
+
+
+def _rope(a: Args, kind: str) -> Iterator[Patch]:
+    m, heads, pairs = a["m"], a["heads"] - 1, a["nr"] // 2
+    yield _reads(a, "x", m, a["xs"], heads * a["xh"] + a["hd"] * 4)
+    yield _reads(a, "pos", m, 4, 4, "any")
+    yield _reads(a, "freqs", 1, 0, -(-pairs // 8) * 64, "any")
+    yield _reads(a, "factors", 1, 0, pairs * 4, "any")
+    yield _reads(a, "index", m, 8, 8, "any")
+    rows, whose = (a["limit"], "listed") if a["index"] else (m, "own")
+    yield _writes(a, "y", rows, a["ys"], heads * a["yh"] + _row(kind, a["hd"]), whose)
+
+
+_DTYPES = {layout.name: dtype for dtype, layout in LAYOUTS.items()}
+
+
+def _matrix(a: Args, layout: str, experts: int = 1) -> Patch:
+    nbytes = packed_bytes(_DTYPES[layout], a["n"], a["k"])
+    return _reads(a, "w", experts, a.get("es", 0), nbytes, "any")
+
+
+def _x_row(a: Args, layout: str) -> int:
+    floats = isinstance(LAYOUTS[_DTYPES[layout]], FloatLayout)
+    return a["k"] * 4 if floats else activation_bytes(a["k"])
+
+
+def _table(a: Args, layout: str) -> Iterator[Patch]:
+    yield _matrix(a, layout)
+    yield _reads(a, "ids", a["m"], 4, 4)
+    yield _writes(a, "y", a["m"], a["ys"], a["k"] * 4)
+
+
+def _matmul(a: Args, layout: str) -> Iterator[Patch]:
+    yield _matrix(a, layout)
+    yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
+    yield _reads(a, "add", a["m"], a["adds"], a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _matmul_id(a: Args, layout: str) -> Iterator[Patch]:
+    yield _matrix(a, layout, a["experts"])
+    used = max(a["u"], 1)
+    width = (used - 1) * a["xu"] + _x_row(a, layout)
+    yield _reads(a, "x", -(-a["m"] // used), a["xs"], width, "any")
+    yield _reads(a, "ids", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _shown(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "mask", a["m"], a["ms"], a["n"] * 4)
+    yield _reads(a, "length", 1, 0, 4, "any")
+    yield _writes(a, "list", a["m"], a["ls"], list_bytes(a["n"]))
+
+
+def _lists(a: Args) -> Patch:
+    return _reads(a, "list", a["m"], a["ls"], list_bytes(a["n"]), "any")
+
+
+def _parts(a: Args) -> int:
+    return attention.scratch_bytes(a["m"], a["heads"], a["vd"], a["n"])
+
+
+def _cached(a: Args, kind: str) -> Iterator[Patch]:
+    """Queries, keys and values of attention."""
+    yield _reads(a, "q", a["m"], a["qs"], a["heads"] * a["hd"] * 4, "any")
+    others = a["kv_heads"] - 1
+    yield _reads(a, "k", a["n"], a["ks"], others * a["kh"] + _row(kind, a["hd"]), "any")
+    yield _reads(a, "v", a["n"], a["vs"], others * a["vh"] + _row(kind, a["vd"]), "any")
+    yield _lists(a)
+
+
+def _mixed(a: Args) -> Iterator[Patch]:
+    """What ends attention: sinks, and the result."""
+    yield _reads(a, "sinks", 1, 0, a["heads"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["vd"] * 4)
+
+
+def _attention(a: Args, kind: str) -> Iterator[Patch]:
+    yield from _cached(a, kind)
+    yield from _mixed(a)
+
+
+def _chunks(a: Args, kind: str) -> Iterator[Patch]:
+    yield from _cached(a, kind)
+    yield _writes(a, "part", 1, 0, _parts(a))
+
+
+def _merge(a: Args, _: str) -> Iterator[Patch]:
+    yield _lists(a)
+    yield _reads(a, "part", 1, 0, _parts(a), "any")
+    yield from _mixed(a)
+
+
+def _repeated(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"] // a["times"], a["n"] * 4, a["n"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["n"] * 4, a["n"] * 4)
+
+
+def _best(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["u"] * 4, a["u"] * 4)
+
+
+def _shares(a: Args, _: str) -> Iterator[Patch]:
+    yield from _best(a, _)
+    yield _reads(a, "ids", a["m"], a["u"] * 4, a["u"] * 4)
+
+
+def _together(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["u"] * a["n"] * 4, a["u"] * a["n"] * 4, "any")
+    yield _reads(a, "shares", a["m"], a["u"] * 4, a["u"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["n"] * 4, a["n"] * 4)
+
+
+def _add_id(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield _reads(a, "x", a["m"], width, width)
+    yield _reads(a, "rows", a["limit"], width, width, "any")
+    yield _reads(a, "ids", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], width, width)
+
+
+def _course(a: Args, width: int, x: str) -> Iterator[Patch]:
+    """Rows of a step and of its log, and which follows which."""
+    yield _reads(a, x, a["m"], width, width, "any")
+    yield _reads(a, "log", a["limit"], width, width, "any")
+    yield _reads(a, "replay", a["r"], 4, 4, "any")
+    yield _reads(a, "past", 1, 0, 4, "any")
+
+
+def _conv(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield from _course(a, width, "x")
+    yield _reads(a, "state", a["taps"] - 1, width, width, "any")
+    yield _reads(a, "w", a["taps"], width, width, "any")
+    yield _reads(a, "parents", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], width, width)
+
+
+def _conv_next(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield from _course(a, width, "x")
+    yield _reads(a, "state", a["taps"] - 1, width, width)
+    yield _reads(a, "certain", 1, 0, 4, "any")
+    yield _writes(a, "y", a["taps"] - 1, width, width)
+
+
+def _delta(a: Args, _: str) -> Iterator[Patch]:
+    yield from _course(a, a["width"] * 4, "rows")
+    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4, "any")
+    row = a["groups"] * a["d"] * 4
+    yield _reads(a, "q", a["m"], row, row, "any")
+    yield _reads(a, "parents", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], a["heads"] * a["v"] * 4, a["heads"] * a["v"] * 4)
+
+
+def _delta_next(a: Args, _: str) -> Iterator[Patch]:
+    yield from _course(a, a["width"] * 4, "rows")
+    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+    yield _reads(a, "certain", 1, 0, 4, "any")
+    yield _writes(a, "y", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul", "gelu_mul", "swiglu_oai"), _two),
+    **dict.fromkeys(("copy", "neg", "silu", "sigmoid", "gelu", "relu", "exp", "scale"), _one),
+    **dict.fromkeys(("tanh", "softplus", "norm"), _one),
+    "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
+    "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
+    "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
+    "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
+    "set_rows_": _set_rows, "rope_": _rope, "repeat_rows": _repeated, "top_k": _best,
+    "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
+    "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
+}  # fmt: skip
+
+
+def rule_of(kernel: str) -> tuple[Rule, str] | None:
+    """The rule of a kernel and its variant (type or layout); None where nothing is known of it."""
+    if kernel in RULES:
+        return RULES[kernel], ""
+    for family in sorted((f for f in RULES if f.endswith("_")), key=len, reverse=True):
+        if kernel.startswith(family):
+            return RULES[family], kernel.removeprefix(family)
+    return None
+
+
+def footprint(kernel: str, arguments: Args) -> tuple[Patch, ...] | None:
+    """All memory that a call touches; None for a kernel without a rule. Argument 0: nothing."""
+    found = rule_of(kernel)
+    if found is None:
+        return None
+    rule, variant = found
+    patches = rule(arguments, variant)
+    return tuple(p for p in patches if p.base and p.rows > 0 and p.width > 0)

@@ -1,0 +1,177 @@
+"""What the CPU's kernels take, what they need beside operands, what is kept of weights.
+
+All of it is decided by tensors alone, so that planning can ask without a device. `exact` is the
+backend's: matrices of block types are then kept as float32, and rows are not made 8 bits.
+
+Legend: m rows, n slots of a cache, k columns of a product.
+"""
+
+from math import prod
+
+from ggraph.backends.cpu import attention, cache
+from ggraph.backends.cpu.slots import list_bytes
+from ggraph.backends.cpu.tiles import (
+    LAYOUTS,
+    FloatLayout,
+    activation_bytes,
+    layout_of,
+    packed_bytes,
+)
+from ggraph.device import Need
+from ggraph.dtype import A8, F32, I32, I64, DType
+from ggraph.tensor import Kind, Tensor
+
+FEW_ROWS = 8  # up to here attention splits the cache among threads
+GUARD = 1 << 14  # bytes after the last tile that prefetches may name
+
+
+def is_weight(t: Tensor) -> bool:
+    """Whether a source is a stored weight, which never changes."""
+    return t.is_leaf and t.kind is Kind.WEIGHT
+
+
+def is_rows(t: Tensor) -> bool:
+    """Whether a tensor is float32 without gaps."""
+    return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
+
+
+def kept_as(dtype: DType, exact: bool) -> DType:
+    """The type in which a weight's matrix is packed."""
+    return F32 if exact and dtype.is_block else dtype
+
+
+def takes_floats(w: Tensor, exact: bool) -> bool:
+    """Whether the kernel of a packed matrix reads float rows, not rows of 8 bits."""
+    return isinstance(layout_of(kept_as(w.dtype, exact)), FloatLayout)
+
+
+def multiplies(t: Tensor, exact: bool) -> bool:
+    """Whether a kernel computes this mul_mat or mul_mat_add: a stored matrix times flat rows."""
+    w, a, *rest = t.sources
+    in_8_bits = a.dtype is A8 and a.is_contiguous
+    if not is_weight(w) or len(w.shape) != 2 or not w.shape[1]:
+        return False
+    if not (in_8_bits or is_rows(a)):
+        return False
+    if w.dtype not in LAYOUTS or (w.dtype.is_block and a.shape[-1] % 32):
+        return False
+    return all(map(is_rows, rest)) and not (in_8_bits and takes_floats(w, exact))
+
+
+def multiplies_by_id(t: Tensor, exact: bool) -> bool:
+    """Whether a kernel computes this mul_mat_id."""
+    w, a, ids = t.sources
+    if not is_weight(w) or w.dtype not in LAYOUTS or not is_rows(a):
+        return False
+    whole = takes_floats(w, exact) or w.shape[-1] % 32 == 0
+    return whole and ids.dtype is I32 and ids.is_contiguous
+
+
+def looks_up(t: Tensor) -> bool:
+    """Whether a kernel takes the rows of this get_rows from a packed matrix."""
+    table, ids = t.sources
+    flat = len(table.shape) == 2 and ids.dtype is I32 and ids.is_contiguous
+    return flat and is_weight(table) and table.dtype in LAYOUTS
+
+
+def attends(t: Tensor) -> bool:
+    """Whether a kernel computes this flash_attn: by a mask, over a float or 8-bit cache."""
+    q, k, v, *rest = t.sources
+    attrs = t.attrs
+    if not is_rows(q) or not attrs["has_mask"] or not is_rows(rest[0]):
+        return False
+    if attrs["has_length"] and rest[1].dtype is not I32:
+        return False
+    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
+        return False
+    dims = q.shape[2], v.shape[2]
+    whole = all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
+    return whole and k.strides[-1] == k.dtype.block_bytes
+
+
+def turns(t: Tensor, x: Tensor, positions: Tensor) -> bool:
+    """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
+    rotated = t.attrs["n_rot"]
+    if not is_rows(x) or t.attrs["ext_factor"] != 0 or positions.dtype is not I32:
+        return False
+    return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
+
+
+def turns_into(t: Tensor) -> bool:
+    """Whether kernels compute this rope_set_rows."""
+    held, x, positions, index, *_ = t.sources
+    known = held.dtype.name in attention.KINDS and held.is_contiguous
+    return known and index.dtype is I64 and index.is_contiguous and turns(t, x, positions)
+
+
+def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
+    """What the kernels of a launch of `t` touch beside its operands.
+
+    "rows": rows of a product in 8 bits; "slots": lists of what each row of a mask shows; "parts":
+    attention by chunks; "turned": rotated rows on their way to a cache of blocks.
+    """
+    if not t.size:
+        return ()
+    if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
+        return _product_needs(t, exact)
+    if t.op == "flash_attn" and attends(t):
+        return _attention_needs(t)
+    if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
+        return (Need("turned", t.sources[1].nbytes),)
+    return ()
+
+
+def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
+    by_id = t.op == "mul_mat_id"
+    if not (multiplies_by_id(t, exact) if by_id else multiplies(t, exact)):
+        return ()
+    w, x = t.sources[:2]
+    if takes_floats(w, exact) or x.dtype is A8:
+        return ()
+    k = x.shape[-1]
+    return (Need("rows", x.size // k * activation_bytes(k), (1,)),)
+
+
+def _attention_needs(t: Tensor) -> tuple[Need, ...]:
+    m, heads, _ = t.sources[0].shape
+    n, _, dim = t.sources[2].shape
+    deciding = (3, 4) if t.attrs["has_length"] else (3,)
+    listed = Need("slots", m * list_bytes(n), deciding)
+    if m > FEW_ROWS:
+        return (listed,)
+    return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))
+
+
+def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
+    """Bytes of memory that a weight takes for those who read it: its packed form where kernels
+    want that (the file's own pages are given back), its bytes where not, and a float32 copy for
+    what has no kernel."""
+    packing = [u for u in users if packs(u, weight, exact)]
+    found = 0
+    if packing:
+        *experts, n, k = weight.shape
+        size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
+        found += size + GUARD
+    others = [u for u in users if u not in packing]
+    if others or not users:
+        found += weight.nbytes
+    if weight.dtype is not F32 and any(not u.is_view for u in others):
+        found += weight.size * 4
+    return found
+
+
+def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
+    """Whether computing `t` reads `weight` in its packed form."""
+    if not t.size or not t.sources or t.sources[0] is not weight:
+        return False
+    if t.op in ("mul_mat", "mul_mat_add"):
+        return multiplies(t, exact)
+    if t.op == "mul_mat_id":
+        return multiplies_by_id(t, exact)
+    return t.op == "get_rows" and looks_up(t)
+
+
+__all__ = [
+    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
+    "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
+]  # fmt: skip

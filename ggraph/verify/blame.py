@@ -1,0 +1,126 @@
+"""Counter-examples of the proof, in words and with their repairs. What is wrong is decided there.
+
+Legend: u a number of a command in the unrolled plan, s a segment of a buffer, a, w accesses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ggraph.plan import Access, Command, Plan
+from ggraph.verify.report import (
+    CounterExample,
+    Repair,
+    Site,
+    neighbourhood,
+    producer_repair,
+    race_repairs,
+    tenant_repair,
+)
+from ggraph.verify.segments import BEFORE, Segment, Tag
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Says who is at fault in a plan; `producer` maps a value to the command that writes it."""
+
+    plan: Plan
+    producer: Mapping[str, int]
+
+    def clash(
+        self, u: int, w: Access, other: Access, bytes_: tuple[int, int], what: str
+    ) -> CounterExample:
+        """Command u writes `w` where it may not: over `other`, on these bytes."""
+        c, nbytes = self._at(u), self.plan.schedule.values[w.value].nbytes
+        start, stop = bytes_
+        return CounterExample(
+            "alias",
+            f"{c.label!r} writes {w.value!r} {what}",
+            self._site(u),
+            None,
+            self.plan.memory.regions[w.value].buffer,
+            start,
+            stop,
+            (w.value, other.value),
+            repairs=(Repair(f"give {w.value!r} bytes of its own", nbytes=nbytes, apart=w.value),),
+            nearby=self._nearby(u),
+        )
+
+    def race(self, s: Segment, first: int, second: int, a: Access) -> CounterExample:
+        """Nothing orders command `first`, known from s, and `second`, which accesses `a`."""
+        one, two = self._at(first), self._at(second)
+        other = s.tag[0] if s.tag is not None else a.value
+        values, count = self.plan.schedule.values, len(self.plan.schedule.commands)
+        smaller = min((values[other], values[a.value]), key=lambda v: v.nbytes)
+        apart = smaller if self._ground(other) != self._ground(a.value) else None
+        return CounterExample(
+            "race",
+            f"{one.label!r} and {two.label!r} touch the same bytes and nothing orders them",
+            self._site(first),
+            self._site(second),
+            self.plan.memory.regions[a.value].buffer,
+            s.start,
+            s.stop,
+            (other, a.value),
+            f"{one.label!r} on {one.actor} -> {two.label!r} on {two.actor}",
+            race_repairs(one, two, (first % count, second % count), apart),
+            self._nearby(first, second),
+        )
+
+    def wrong(self, s: Segment, u: int | None, a: Access, expected: Tag) -> CounterExample:
+        """Command u, or what follows the run where it is None, finds in s another value."""
+        reader = f"{self._at(u).label!r} reads" if u is not None else "what follows needs"
+        return CounterExample(
+            "unwritten" if s.tag is None else "stale",
+            f"{reader} {a.value!r} and means {expected[0]!r} {_when(expected)}, but finds "
+            f"{self._found(s)}",
+            self._site(s.writer) if s.writer >= 0 else None,
+            self._site(u) if u is not None else None,
+            self.plan.memory.regions[a.value].buffer,
+            s.start,
+            s.stop,
+            (a.value, *((s.tag[0],) if s.tag is not None else ())),
+            repairs=self._remedies(s, u, expected),
+            nearby=self._nearby(*(v for v in (s.writer, u) if v is not None and v >= 0)),
+        )
+
+    def _found(self, s: Segment) -> str:
+        if s.tag is not None:
+            return f"{s.tag[0]!r} {_when(s.tag)}"
+        if s.writer >= 0:
+            return f"bytes that {self._at(s.writer).label!r} gave up"
+        return "bytes that nobody has written"
+
+    def _remedies(self, s: Segment, u: int | None, expected: Tag) -> tuple[Repair, ...]:
+        """A longer lifetime if the value was there and is gone, its producer's turn if not yet."""
+        value, run = expected
+        count, values = len(self.plan.schedule.commands), self.plan.schedule.values
+        made = run * count + self.producer.get(value, 0)
+        if u is not None and run >= 0 and made > u:
+            producer = self.producer[value]
+            return (producer_repair(self._at(made), self._at(u), producer, u % count),)
+        gone = run >= 0 or values[value].initial
+        if not gone or s.tag is None or self._ground(s.tag[0]) == self._ground(value):
+            return ()
+        return (tenant_repair(values[value], values[s.tag[0]]),)
+
+    def _ground(self, name: str) -> str:
+        """The value on whose bytes `name` lies by declaration."""
+        values = self.plan.schedule.values
+        while (below := values[name].same_as) is not None:
+            name = below
+        return name
+
+    def _at(self, u: int) -> Command:
+        return self.plan.schedule.commands[u % len(self.plan.schedule.commands)]
+
+    def _site(self, u: int) -> Site:
+        count = len(self.plan.schedule.commands)
+        return Site(u % count, u // count, str(self._at(u)))
+
+    def _nearby(self, *numbers: int) -> str:
+        commands = self.plan.schedule.commands
+        return neighbourhood(commands, *(u % len(commands) for u in numbers))
+
+
+def _when(tag: Tag) -> str:
+    return "from before the first run" if tag[1] == BEFORE else f"of run {tag[1]}"

@@ -1,0 +1,106 @@
+"""What each command may declare: who, where, which bytes, which events. One at a time, no order."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+from ggraph.device import HOST, DeviceSpec
+from ggraph.plan import HOST_ACTOR, HOST_STEPS, Actor, Command, Do, Plan
+from ggraph.verify.report import CounterExample, at_command
+
+# What a command may declare: reads, writes. Launches and copies do both.
+_SHAPE: Mapping[Do, tuple[bool, bool]] = {
+    Do.RECORD: (False, False),
+    Do.WAIT: (False, False),
+    Do.HOST_SYNC: (False, False),
+    Do.HOST_READ: (True, False),
+    Do.HOST_WRITE: (False, True),
+    Do.HOST_FREE: (False, True),
+}
+
+
+def command_faults(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[CounterExample]:
+    """Every command that cannot be what it declares; values and buffers have been seen."""
+    recorded = {c.event for c in plan.schedule if c.do is Do.RECORD}
+    read: set[str | None] = {None}
+    for i, c in enumerate(plan.schedule):
+        read |= {c.node} if c.do is Do.HOST_READ else set()
+        fault = (
+            _misplaced(c, devices)
+            or _misshapen(c)
+            or _unchosen(c, read)
+            or _eventless(c, recorded)
+            or _out_of_range(c, plan)
+            or _out_of_reach(c, plan, devices)
+        )
+        if fault:
+            yield at_command(plan, i, "declaration", fault)
+
+
+def _misplaced(c: Command, devices: Mapping[str, DeviceSpec]) -> str:
+    if (c.do in HOST_STEPS) != (c.actor == HOST_ACTOR):
+        return f"{c.do.value} on {c.actor}"
+    return _unknown(c.actor, devices) or (_unknown(c.waits_for, devices) if c.waits_for else "")
+
+
+def _unknown(actor: Actor, devices: Mapping[str, DeviceSpec]) -> str:
+    if actor == HOST_ACTOR:
+        return ""
+    spec = devices.get(actor.device)
+    if spec is None:
+        return f"unknown device {actor.device!r}"
+    count = spec.streams + spec.copy_streams
+    return "" if 0 <= actor.stream < count else f"stream {actor.stream} of {count} on {spec.name}"
+
+
+def _misshapen(c: Command) -> str:
+    reads, writes = _SHAPE.get(c.do, (True, True))
+    if (c.reads and not reads) or (c.writes and not writes):
+        return f"{c.do.value} cannot touch {(c.writes or c.reads)[0]}"
+    if c.waits_for is not None and c.do is not Do.HOST_SYNC:
+        return f"{c.do.value} cannot wait for {c.waits_for}"
+    sizes = [sum(a.stop - a.start for a in part) for part in (c.reads, c.writes)]
+    if c.event is not None and c.waits_for is not None:
+        return f"{c.do.value} for {c.event!r} and for {c.waits_for}: one of them"
+    if c.do is Do.COPY and sizes[0] != sizes[1]:
+        return f"copy of {sizes[0]} bytes to {sizes[1]} bytes"
+    return ""
+
+
+def _unchosen(c: Command, read: AbstractSet[str | None]) -> str:
+    """The host enqueues a partial copy: it must have read what chooses the part."""
+    if c.chosen_by is not None and (c.do is not Do.COPY or c.chosen_by not in read):
+        return f"{c.do.value} chosen by {c.chosen_by!r}, which the host has not read before"
+    return ""
+
+
+def _eventless(c: Command, recorded: set[str | None]) -> str:
+    if c.do in (Do.RECORD, Do.WAIT) and not c.event:
+        return f"{c.do.value} without an event"
+    if c.do in (Do.WAIT, Do.HOST_SYNC) and c.event is not None and c.event not in recorded:
+        return f"{c.do.value} for {c.event!r}, which nothing records"
+    return ""
+
+
+def _out_of_range(c: Command, plan: Plan) -> str:
+    for a in (*c.reads, *c.writes):
+        value = plan.schedule.values.get(a.value)
+        if value is None:
+            return f"access to unknown value {a.value!r}"
+        if not 0 <= a.start <= a.stop <= value.nbytes:
+            return f"access {a} leaves the value's {value.nbytes} bytes"
+    return ""
+
+
+def _out_of_reach(c: Command, plan: Plan, devices: Mapping[str, DeviceSpec]) -> str:
+    """Kernels and the host touch memory that they see; copies are there for the rest."""
+    for a in (*c.reads, *c.writes):
+        home = plan.schedule.values[a.value].device
+        if c.do is not Do.COPY and not _sees(c.actor.device, home, devices):
+            return f"{c.do.value} on {c.actor} cannot reach {a} on {home}"
+    return ""
+
+
+def _sees(device: str, home: str, devices: Mapping[str, DeviceSpec]) -> bool:
+    """One's own memory; among host and host-visible devices, anyone's."""
+    open_to_all = (d == HOST or devices[d].host_visible for d in (device, home))
+    return device == home or all(open_to_all)

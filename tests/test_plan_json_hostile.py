@@ -1,0 +1,212 @@
+"""Plans from strangers: texts that want the memory, the terminal, or the page."""
+
+import io
+import json
+import random
+import tracemalloc
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_strategies import plan_of, random_plan
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ggraph import json_parts
+from ggraph.device import DeviceSpec
+from ggraph.errors import FormatError, printable
+from ggraph.json_parts import Parts
+from ggraph.plan import Access, Actor, Buffer, Command, Do, Plan, Region, Value
+from ggraph.plan_json import plan_from_json, plan_to_json
+from ggraph.show_html import plan_html
+from ggraph.verify import Certificate, CounterExample, examine, races
+from models.cli.app import app
+
+RUN = CliRunner()
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "llama_cpp_qkv_streams.json"
+
+
+# Memory: what is refused is refused while it is read.
+
+
+@pytest.mark.parametrize(
+    ("begin", "body", "says"),
+    [
+        (b'{"commands":[{"reads":[', b"[],", "not JSON: one part of more than"),
+        (b'{"commands":[{"reads":[', b"1,", "not JSON: one part of more than"),
+        (b'{"carried":[', b"{},", "not JSON: one part of more than"),
+        (b"[", b"[],", "not JSON: one part of more than"),
+        (b'{"log":[', b'"",', "expected a list of at most 1048576 items"),
+        (b'{"commands":[', b"[],", "plan.commands[0]: expected an object, got []"),
+        (b'{"log":["', b"x", "not JSON: one part of more than"),
+    ],
+)
+def test_what_grows_without_end_is_refused_before_it_is_held(
+    begin: bytes, body: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds are 32 times smaller here; so is what may be held."""
+    monkeypatch.setattr(json_parts, "LARGEST", json_parts.LARGEST >> 5)
+    monkeypatch.setattr(json_parts, "MOST_OPENED", json_parts.MOST_OPENED >> 5)
+    text = begin + body * ((8 << 20) // len(body))
+    tracemalloc.start()
+    with pytest.raises(FormatError) as error:
+        plan_from_json(text)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert says in str(error.value) and len(str(error.value)) < 400
+    assert held < (24 << 20), f"{held} bytes were held for {len(text)}"
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 64, 1 << 16])
+def test_the_size_of_a_window_changes_nothing(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, names of several bytes and escapes are cut everywhere."""
+    monkeypatch.setattr(json_parts, "WINDOW", window)
+    text = '{"a" : 123456 ,"ü€𝄞":[ "\\u20ac\\n", -1.5e3, {"k":[]} ,true,null], "e":[],"n":{} }  '
+    for raw in (text.encode(), text.replace(" ", "").encode()):
+        parts, found = Parts(raw), {}
+        for key in parts.members():
+            found[key] = list(parts.items()) if parts.begins_list() else parts.value()
+        assert found == json.loads(raw)
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 3))
+def test_a_text_that_ends_early_is_no_json(cut: int) -> None:
+    text = '{"a": 12, "b": ["x", {"k": [1, 2]}], "c": -1.5, "d": "ü"}'.encode()
+    parts = Parts(text[:cut])
+    with pytest.raises(FormatError, match=r"^plan: "):
+        for _ in parts.members():
+            _ = list(parts.items()) if parts.begins_list() else parts.value()
+
+
+# The terminal: names cannot pretend to be lines of ours.
+
+EVIL = "\x1b[2J\x1b[H\u202e+-- proved ----+\n| 12 commands |\r\x9b1m\u2028"
+
+
+def poisoned() -> Any:
+    """The example with control characters in its log and in names of all kinds."""
+    document = json.loads(EXAMPLE.read_text())
+    text = json.dumps(document).replace("Qrms", json.dumps("Qrms" + EVIL)[1:-1])
+    text = text.replace("compute@cuda0", json.dumps("compute" + EVIL)[1:-1])
+    return {**json.loads(text), "log": [EVIL]}
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_no_control_character_reaches_the_terminal(options: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "evil.json"
+    path.write_text(json.dumps(poisoned()))
+    result = RUN.invoke(app, ["verify", str(path), *options])
+    assert result.exit_code == 1 and "refused: race" in result.output
+    assert all(ch.isprintable() or ch == "\n" for ch in result.output)
+    assert not any(line.startswith(("| 12", "+--")) for line in result.output.splitlines())
+
+
+@pytest.mark.parametrize("key", ["carried", "colour"])
+def test_no_control_character_reaches_an_error(key: str) -> None:
+    document = {**poisoned(), key + EVIL: 1, "carried": {EVIL: 3}}
+    with pytest.raises(FormatError) as error:
+        plan_from_json(json.dumps(document))
+    assert str(error.value).isprintable()
+
+
+def test_every_text_of_a_verdict_is_lines_of_printable_characters() -> None:
+    plan = plan_from_json(json.dumps(poisoned()))
+    verdict = examine(plan)
+    for text in (str(verdict), *map(str, races(plan)), *map(str, plan.schedule)):
+        assert text.replace("\n", "").isprintable()
+    assert printable("blk.0 ü") == "blk.0 ü"
+    assert printable("a\tb\u202ec") == "a\\tb\\u202ec"
+    screen = io.StringIO()
+    Console(file=screen).print(str(verdict))
+    assert "\x1b" not in screen.getvalue()
+
+
+# The page: whatever `verify` says, it can be drawn.
+
+
+class Wellformed(HTMLParser):
+    """Counts elements; names that are no elements of ours would be a hole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+
+
+def drawn(plan: Plan) -> str:
+    verdict = examine(plan)
+    if isinstance(verdict, Certificate):
+        return plan_html(plan, vars(verdict))
+    return plan_html(plan, {}, verdict)
+
+
+def test_values_of_no_bytes_are_drawn() -> None:
+    """A value without bytes lies between two others, and between nothing at all."""
+    device = DeviceSpec("d", "sim", alignment=1)
+    values = [Value("a", "d", 4), Value("empty", "d", 0), Value("b", "d", 4)]
+    regions = {"a": Region("m", (0,), 4), "empty": Region("m", (2,), 0), "b": Region("m", (4,), 4)}
+    stream = Actor("d")
+    commands = [
+        Command(Do.LAUNCH, stream, v.name, None, (), (Access(v.name, 0, v.nbytes),)) for v in values
+    ]
+    plan = plan_of([device], values, commands, [Buffer("m", "d", 8, 1)], regions)
+    assert isinstance(examine(plan), Certificate)
+    assert "empty" in drawn(plan)
+    bare = plan_of([device], values[1:2], commands[1:2], [Buffer("m", "d", 0, 1)], regions)
+    bare = replace(bare, memory=replace(bare.memory, regions={"empty": Region("m", (0,), 0)}))
+    assert isinstance(examine(bare), Certificate)
+    assert drawn(bare)
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 0, 1, 2, 64, 1 << 62, 0.5, "", "host", "x", EVIL, [], {})
+
+
+def damaged(document: Any, r: random.Random) -> Any:
+    """The document with one to four of its places changed."""
+    copy = json.loads(json.dumps(document))
+    for _ in range(r.choice((1, 1, 2, 4))):
+        spot: Any = copy
+        key: Any = None
+        for _ in range(r.randint(1, 6)):
+            keys = list(spot) if isinstance(spot, dict) else list(range(len(spot)))
+            if not keys:
+                break
+            key = r.choice(keys)
+            if not isinstance(spot[key], (dict, list)):
+                break
+            last, spot = spot, spot[key]
+            if r.random() < 0.15:
+                spot = last
+                break
+        if isinstance(spot, (dict, list)) and key is not None and _has(spot, key):
+            spot[key] = r.choice(ODD)
+    return copy
+
+
+def _has(spot: Any, key: Any) -> bool:
+    if isinstance(spot, dict):
+        return key in spot
+    return isinstance(key, int) and key < len(spot)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_plan_that_can_be_read_can_be_judged_and_drawn(seed: int) -> None:
+    r = random.Random(seed)
+    documents = [json.loads(EXAMPLE.read_text()), *(plan_to_json(random_plan(r)) for _ in range(5))]
+    judged = 0
+    for _ in range(250):
+        try:
+            plan = plan_from_json(json.dumps(damaged(r.choice(documents), r)))
+        except FormatError:
+            continue
+        judged += 1
+        verdict = examine(plan)
+        assert isinstance(verdict, (Certificate, CounterExample))
+        page = Wellformed()
+        page.feed(drawn(plan))
+        assert page.tags["svg"] >= 1 and page.tags["script"] == 1
+    assert judged > 20
