@@ -38,18 +38,19 @@ from . import (
 from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
 from .config import DecoderConfig, yarn_factors
+from .door import FOUND, load_installed, register_architecture, unknown
 from .gguf_config import from_gguf
 from .hf_config import from_hf
 
-ARCHITECTURES: dict[str, Architecture] = {
-    a.name: a
-    for a in (
-        llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
-        qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
-        gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
-        smollm3.SMOLLM3,
-    )
-}  # fmt: skip
+BUILT_IN = (
+    llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE, qwen35.QWEN35,
+    qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4,
+    gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
+    smollm3.SMOLLM3,
+)  # fmt: skip
+for _a in BUILT_IN:
+    register_architecture(_a)
+ARCHITECTURES = FOUND  # by name in GGUF files: those built in, and those that came through the door
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +129,11 @@ def open_model(path: Path) -> Model:
 
 
 def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
+    if checkpoint.architecture not in ARCHITECTURES:
+        load_installed()
     a = ARCHITECTURES.get(checkpoint.architecture)
     if a is None:
-        raise ModelError(
-            f"{path}: architecture {checkpoint.architecture!r}; known: {', '.join(ARCHITECTURES)}"
-        )
+        raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
     return config, a.loaded(dict(checkpoint.tensors), config)
 
@@ -169,11 +170,14 @@ def _stem(prefix: str) -> str:
 
 def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
     named = checkpoint.metadata.get("architectures") or [checkpoint.architecture]
-    known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
-    for name in named:
-        if name in known:
-            return known[name]
-    raise ModelError(f"{path}: architectures {named}; known: {', '.join(known)}")
+    for again in (False, True):
+        known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
+        found = next((known[n] for n in named if n in known), None)
+        if found is not None:
+            return found
+        if not again:
+            load_installed()
+    raise unknown(path, str(named[0]), list(known))
 
 
 def _vector(name: str, values: tuple[float, ...]) -> RawTensor:

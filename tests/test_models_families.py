@@ -18,7 +18,7 @@ from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from models.registry import open_model
@@ -46,10 +46,8 @@ class Family:
         engine, s = Engine(self.runner, ()), Sampler(config, self.model.vocab_size)
         engine.reset()
         s.accept_all(self.prompt)
-        if drafter is None:
-            return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW))
-        spec = Speculator(engine, [drafter], Fixed(most))
-        return list(spec.generate(self.prompt, s.sample, s.accept, limit=NEW))
+        drafts = Speculation([drafter] if drafter is not None else (), Fixed(most))
+        return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -315,8 +315,8 @@ def ssm_conv(
     """Each channel's last K inputs up to row t, by its weights: f32 [T, C].
 
     state [P, C], log [L, C], x [T, C], w [K, C] f32; parents i32 [T], replay i32 [R], past i32 [1].
-    ggml: GGML_OP_SSM_CONV, whose state stands before its rows and whose w is [C, K]. Errors: ShapeError; InputError at
-    run time for rows that no log or step has.
+    ggml: GGML_OP_SSM_CONV, whose state stands before its rows and whose w is [C, K].
+    Errors: ShapeError; InputError at run time for rows that no log or step has.
     """
     return apply("ssm_conv", state, log, x, w, parents, replay, past, name=name)
 
