@@ -9,7 +9,7 @@ and each attempt leaves a line in the plan's log with its price in bytes, waits 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,15 +23,18 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
-from ggraph.errors import AllocError, InputError, PlaceError
+from ggraph.errors import AllocError, GraphError, InputError, PlaceError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.place import place
 from ggraph.plan import MemoryMap, Plan, Schedule, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
+from ggraph.tensor import line
 from ggraph.trade import wait_count, with_orderings
 from ggraph.verify import verify
+
+OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,41 @@ class Options:
     spare_waits: int = 16  # orderings between streams that may be added to make memory fit
     forced_sync: tuple[str, ...] = ()  # upstream's flag: the host waits after these tensors
     rewrites: bool = True
+
+    def __post_init__(self) -> None:
+        """InputError for what is no such option: `streams=0`, `pins="w=cpu"`, `layers=3`."""
+        for name, (least, holds) in _LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, holds) or not value >= least:
+                raise InputError(f"Options({name}={value!r}): expected {_KIND[holds]} from {least}")
+        for name in ("pins", "forced_sync"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(v, str) for v in _several(value)):
+                raise InputError(f"Options({name}={value!r}): expected several strings")
+        for name in ("layers", "capacity"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(map(_is_count, value.values())):
+                raise InputError(f"Options({name}={value!r}): expected a number by device")
+        for name in ("overlap", "rewrites"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"Options({name}={getattr(self, name)!r}): expected True or False")
+
+
+_KIND: Mapping[Any, str] = {int: "a whole number", int | float: "a number"}
+_LIMITS: Mapping[str, tuple[int, Any]] = {
+    "streams": (1, int),
+    "copies": (1, int),
+    "offline_seconds": (0, int | float),
+    "spare_waits": (0, int),
+}
+
+
+def _several(value: object) -> Iterable[object]:
+    return value if isinstance(value, Iterable) else (None,)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,17 +230,18 @@ def make_plan(
 def first_draft(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Draft:
     """What the passes begin with.
 
-    Raises PlaceError without a device, AllocError for an unknown mode, InputError for a negative
-    bound.
+    Raises PlaceError without a device, AllocError for an unknown mode, GraphError for a tensor that
+    has a name of ours.
     """
     if not devices:
         raise PlaceError("a plan needs at least one device, got none")
+    for t in graph:
+        if not OURS.isdisjoint(t.name):
+            raise GraphError(f"{line(t)}: names with @ or # are the plan's own; choose another")
     chosen = options or Options()
     if chosen.memory not in MODES:
         known = ", ".join(MODES)
         raise AllocError(f"unknown allocator mode {chosen.memory!r}; known: {known}")
-    if chosen.spare_waits < 0:
-        raise InputError(f"spare_waits {chosen.spare_waits} must not be negative")
     return Draft(graph, tuple(devices), chosen)
 
 

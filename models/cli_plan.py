@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
+from ggraph.arrays import WeightSource
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST, DeviceSpec
 from ggraph.pipeline import Trade, first_draft, run_passes_until, trade_table
 from ggraph.plan import Plan
 from ggraph.plan_json import plan_to_json
-from ggraph.session import WeightSource
 from ggraph.show import graph_dot, plan_summary, plan_text
 from ggraph.show_html import plan_html
 from ggraph.verify import CounterExample, Rejected

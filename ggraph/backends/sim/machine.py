@@ -143,7 +143,12 @@ class Machine:
     def _run(self, entry: Entry) -> None:
         assert entry.run is not None, entry.label
         self._queues[entry.actor].popleft()
-        entry.run()
+        try:
+            entry.run()
+        except Exception:  # as on a device: what was enqueued behind a failure is lost
+            self._queues.clear()
+            self._latest.clear()
+            raise
         self._floor = entry.earliest
         entry.stop = self._free[entry.actor] = entry.earliest + entry.seconds
         entry.done = True
