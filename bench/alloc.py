@@ -27,10 +27,11 @@ from rich.table import Table
 
 from ggraph import DeviceSpec, Graph, Tensor, input, ops, weight
 from ggraph import dtype as dtypes
-from ggraph.alloc import MODES, allocate, hb, instances, lower_bounds, offline
+from ggraph.alloc import MODES, allocate, hb, lower_bounds
 from ggraph.alloc.dyn import DynAllocator
 from ggraph.alloc.fit import Ints, Packing, packed
-from ggraph.alloc.instances import Instance
+from ggraph.alloc.search import instances, offline
+from ggraph.alloc.search.instances import Instance
 from ggraph.decode.model import StepShape
 from ggraph.order import order
 from ggraph.place import place

@@ -23,10 +23,10 @@ import numpy as np
 from ggraph import env
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.rows import Rows
-from models.bench_cpu import SAID
-from models.bench_machine import machine
-from models.fetch import fetch_default
-from models.load import Loaded, load
+from models.bench.cpu import SAID
+from models.bench.machine import machine
+from models.run.fetch import fetch_default
+from models.run.load import Loaded, load
 
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)

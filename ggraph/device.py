@@ -1,4 +1,4 @@
-"""What a device can do, as data. Floor 3: planning asks this record and never a device."""
+"""What a device can do, as data. Planning asks this record and never a device."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Data types: names, sizes and GGUF numbers. Floor 2.
+"""Data types: names, sizes and GGUF numbers.
 
 A type stores its elements in blocks along the last axis: plain types have blocks of one element,
 quantised types blocks of 32 or 256. The meaning of a block's bytes is in `ggraph.formats.quants`.

@@ -1,4 +1,4 @@
-"""The only reader of the process environment. Floor 1: imports nothing of ggraph.
+"""The only reader of the process environment. Imports nothing of ggraph.
 
 Each switch stands in `SWITCHES`, from which the table in the documentation is checked.
 """
@@ -15,9 +15,20 @@ SWITCHES: dict[str, str] = {
 
 
 def cache_dir() -> Path:
-    """Folder for downloads and compiled kernels; not created here."""
+    """Folder for downloads and compiled kernels; not created here. InputError where there is no
+    home to have it in."""
     given = os.environ.get("GGRAPH_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "ggraph"
+    return Path(given) if given else _home() / ".cache" / "ggraph"
+
+
+def _home() -> Path:
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME, and a user whom the system does not know
+        home = Path()
+    if not home.is_absolute() or not os.environ.get("HOME", "/"):  # an empty HOME means the root
+        raise InputError("there is no home folder: GGRAPH_CACHE must name one for the cache")
+    return home
 
 
 def thread_count() -> int:

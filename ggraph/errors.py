@@ -1,4 +1,4 @@
-"""Every error that ggraph raises on purpose. Floor 1: imports nothing of ggraph.
+"""Every error that ggraph raises on purpose. Imports nothing of ggraph.
 
 A message says what went wrong, where, what was expected and what came instead; the runner prints
 it as one line and exits with a non-zero status. Anything else that escapes is a bug of ours.
@@ -43,3 +43,7 @@ class BackendError(GgraphError):
 
 class InputError(GgraphError):
     """A request cannot be served: bad option, empty or too long prompt, wrong feed."""
+
+
+class CacheWarning(UserWarning):
+    """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""

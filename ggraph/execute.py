@@ -1,4 +1,4 @@
-"""Replay a VerifiedPlan on backends. Floor 7: decides nothing, allocates the plan's arenas once.
+"""Replay a VerifiedPlan on backends. Decides nothing, allocates the plan's arenas once.
 
 The command list is turned into a list of closures, one per host step, copy, event or run of
 launches; replaying is a loop over that list. Where inputs rotate over several slots there is one
@@ -7,7 +7,7 @@ such list per phase.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import count, groupby
 from math import lcm
 from typing import Any
 
@@ -17,22 +17,27 @@ from ggraph.arrays import FeedCheck
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import HOST
+from ggraph.errors import InputError
 from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.copies import slice_runs
 from ggraph.ops.evaluate import raw_view
-from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Schedule, VerifiedPlan
+from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
 Bound = tuple[Do, Step]  # what a step does, and how
+_NUMBERS = count()  # of executors: events of one are not those of another on the same device
 
 
 class Executor:
     """One verified plan, bound to memory and ready to be replayed.
 
     `external` holds the memory of weights and states by value name; arenas are allocated here and
-    given back by `close`. `inputs` names those of the graph as it was built, which may be fed
-    though the plan needs them no more.
+    given back by `close`. What is enqueued is the proved list, command by command and in its order.
+    `inputs` names those of the graph as it was built, which may be fed though the plan needs them
+    no more. `torn` names the states that a run which failed half-way may have begun to overwrite.
+    Raises TypeError for what `verify` did not make, InputError for a state or weight without
+    memory.
     """
 
     def __init__(
@@ -42,7 +47,11 @@ class Executor:
         external: Mapping[str, Memory],
         inputs: frozenset[str] = frozenset(),
     ) -> None:
+        if type(verified) is not VerifiedPlan:
+            raise TypeError(f"an executor takes what verify made, got {type(verified).__name__}")
         self.verified, self.plan = verified, verified.plan
+        self._ends_complete = verified.certificate.ends_complete
+        self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
         self._host: Any = backends.get(HOST) or HostMemory()
         self._arenas = {
@@ -50,7 +59,7 @@ class Executor:
             for b in self.plan.memory.buffers.values()
             if not b.external
         }
-        self._memory: dict[str, Memory] = {**external, **self._arenas}
+        self._memory: dict[str, Memory] = {**_brought(self.plan, external), **self._arenas}
         self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
         slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
@@ -58,11 +67,14 @@ class Executor:
         self.inputs = inputs.union(needed)
         self._feeds = FeedCheck(self.plan.graph, self.inputs)
         self.runs = 0
+        self.torn: frozenset[str] = frozenset()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Replay the plan once. `feeds` has an array per input; the result has one per output.
 
-        Raises InputError, before anything runs, for a missing, unknown or unfit feed.
+        Raises InputError, before anything runs, for a missing, unknown or unfit feed. After any
+        exception nothing is in flight and the next run is the plan's first one; what `torn` names
+        is not known.
         """
         return self.replay(self._feeds.checked(feeds))
 
@@ -73,10 +85,21 @@ class Executor:
     def replay(self, stored: Mapping[str, Array]) -> dict[str, Array]:
         """Replay the plan once with feeds that are checked."""
         results: dict[str, Array] = {}
-        for step in self._phases[self.runs % len(self._phases)]:
-            step(stored, results)
+        try:
+            for step in self._phases[self.runs % len(self._phases)]:
+                step(stored, results)
+        except BaseException:
+            self._abandon()
+            raise
         self.runs += 1
         return results
+
+    def _abandon(self) -> None:
+        """Back to what the proof begins with: nothing enqueued, no run begun."""
+        heirs = self.plan.schedule.carried
+        self.torn, self.runs = frozenset(s for s, last in heirs.items() if s != last), 0
+        for backend in (b for name, b in self._backends.items() if name != HOST):
+            getattr(backend, "abandon", backend.synchronise)()
 
     def close(self) -> None:
         """Wait for the devices and give the arenas back."""
@@ -112,11 +135,11 @@ class Executor:
         devices = {c.actor.device for c in enqueued}
         backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
         partial = any(c.chosen_by is not None for c in enqueued)
-        if not hasattr(backend, "capture") or partial or not _ends_complete(self.plan.schedule):
+        if not hasattr(backend, "capture") or partial or not self._ends_complete:
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []
-        for is_host, run in groupby(_writes_first(bound), key=lambda b: b[0] in HOST_STEPS):
+        for is_host, run in groupby(bound, key=lambda b: b[0] in HOST_STEPS):
             parts = [step for _, step in run]
             steps += parts if is_host else [_replay(backend.capture(streams, _all(parts)))]
         return steps
@@ -124,7 +147,8 @@ class Executor:
     def _step(self, c: Command, phase: int) -> Step:
         if c.do in HOST_STEPS:
             return self._host_step(c, phase)
-        backend, stream, event = self._backends[c.actor.device], c.actor.stream, c.event or ""
+        backend, stream = self._backends[c.actor.device], c.actor.stream
+        event = f"{self._prefix}{c.event}"
         if c.do is Do.RECORD:
             return lambda feeds, results: backend.record(stream, event)
         if c.do is Do.WAIT:
@@ -153,7 +177,7 @@ class Executor:
             return self._sync(c)
         if c.do is Do.HOST_FREE:
             return _nothing  # the bytes stay ours until close()
-        tensor = self.plan.graph[c.node or c.label]
+        tensor = self.plan.graph[c.node or ""]
         if not tensor.nbytes:
             return _empty(tensor) if c.do is Do.HOST_READ else _nothing
         if c.do is Do.HOST_WRITE:
@@ -171,7 +195,7 @@ class Executor:
             backend, stream = self._backends[c.waits_for.device], c.waits_for.stream
             return lambda feeds, results: backend.synchronise(stream)
         recorder = next(k for k in self.plan.schedule if k.do is Do.RECORD and k.event == c.event)
-        owner, event = self._backends[recorder.actor.device], c.event
+        owner, event = self._backends[recorder.actor.device], f"{self._prefix}{c.event}"
         return lambda feeds, results: owner.synchronise(event=event)
 
     def _at(self, value: str, phase: int) -> tuple[Memory, int]:
@@ -183,7 +207,7 @@ class Executor:
         return Ref(t, memory, offset + t.offset)
 
     def _launch(self, c: Command, phase: int) -> Launch:
-        t = self.plan.graph[c.node or c.label]
+        t = self.plan.graph[c.node or ""]
         scratch = next((a.value for a in c.writes if a.value != t.name), None)
         return Launch(
             c,
@@ -193,21 +217,17 @@ class Executor:
         )
 
 
-def _ends_complete(schedule: Schedule) -> bool:
-    """Whether the host waits for everything behind the last command that it enqueues."""
-    behind = takewhile(lambda c: c.do in HOST_STEPS, reversed(schedule.commands))
-    return any(c.do is Do.HOST_SYNC and c.event is None and c.waits_for is None for c in behind)
-
-
-def _writes_first(bound: list[Bound]) -> list[Bound]:
-    """The same with host writes before all that is enqueued since the host last waited: what is
-    enqueued may run late, so a proved plan is right in either order, and then one graph is enough.
-    """
-    ordered: list[Bound] = []
-    for waits, part in groupby(bound, key=lambda b: b[0] in (Do.HOST_SYNC, Do.HOST_READ)):
-        held = [b for b in part if b[0] is not Do.HOST_FREE]
-        ordered += held if waits else sorted(held, key=lambda b: b[0] is not Do.HOST_WRITE)
-    return ordered
+def _brought(plan: Plan, external: Mapping[str, Memory]) -> dict[str, Memory]:
+    """The memory of every buffer that is not the plan's own."""
+    found: dict[str, Memory] = {}
+    for b in plan.memory.buffers.values():
+        held = external.get(b.name) if b.external else None
+        if held is not None and held.buffer.nbytes >= b.nbytes and held.buffer.device == b.device:
+            found[b.name] = held
+        elif b.external:
+            got = "nothing" if held is None else f"{held.buffer.nbytes} on {held.buffer.device}"
+            raise InputError(f"{b.name!r}: expected {b.nbytes} bytes on {b.device}, got {got}")
+    return found
 
 
 def _nothing(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:

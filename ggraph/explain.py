@@ -1,4 +1,4 @@
-"""Why a tensor's bytes lie where they lie, pass by pass. Floor 7: reads a plan, decides nothing.
+"""Why a tensor's bytes lie where they lie, pass by pass. Reads a plan, decides nothing.
 
 The answer quotes what each pass wrote down when it decided, and proves every passing-on of bytes by
 the chain of commands that orders the last use of one tenant before the first use of the next.

@@ -1,4 +1,4 @@
-"""Graph: a closed, ordered set of tensors with outputs and state updates. Floor 3.
+"""Graph: a closed, ordered set of tensors with outputs and state updates.
 
 `Graph.of(outputs)` is the only way to make one: it orders the tensors, names the unnamed ones,
 takes leaves that are alike for one, and checks that every state is overwritten in one chain. Passes

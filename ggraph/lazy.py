@@ -1,4 +1,4 @@
-"""Heavy packages that most runs never touch, imported when first asked for something. Floor 1.
+"""Heavy packages that most runs never touch, imported when first asked for something.
 
     if TYPE_CHECKING:
         import networkx as nx

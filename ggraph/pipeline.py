@@ -1,24 +1,22 @@
-"""The order of the passes, as one literal list. Floor 7: knows every pass, and no device.
+"""The order of the passes, as one literal list. Knows every pass, and no device.
 
     graph -rewrite-> graph -place-> placement -split-> splits -order-> schedule
           -fit-> schedule -allocate-> memory map -verify-> verified plan
 
 Only this file may try again: when memory does not fit, `REMEDIES` lists what is tried, in order,
 and each attempt leaves a line in the plan's log with its price in bytes, waits and time.
-`trade_table` shows the same exchange the other way: what concurrency costs in memory.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ggraph.alloc import (
     MODES,
     allocate,
     fitting_edges,
     lower_bounds,
-    ordering_offers,
     peak_bytes,
     rooms,
 )
@@ -26,12 +24,12 @@ from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
+from ggraph.orderings import wait_count, with_orderings
 from ggraph.place import place
-from ggraph.plan import MemoryMap, Plan, Schedule, VerifiedPlan
+from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
 from ggraph.tensor import line
-from ggraph.trade import wait_count, with_orderings
 from ggraph.verify import verify
 
 OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
@@ -90,8 +88,8 @@ def _is_count(value: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
-    """What the passes have made so far; each pass reads the last noun and adds its own.
+class Planning:
+    """What the passes have made so far: a field for each, None until its turn.
 
     `trading` allows the pass `fit` to add orderings; `error` is why memory could not be laid out.
     """
@@ -99,45 +97,58 @@ class Draft:
     graph: Graph
     devices: tuple[DeviceSpec, ...]
     options: Options
-    made: Mapping[str, Any] = field(default_factory=dict)  # pass name -> its result
     log: tuple[str, ...] = ()
     trading: bool = False
     error: AllocError | None = None
+    rewrite: Graph | None = None
+    place: Placement | None = None
+    split: Splits | None = None
+    order: Schedule | None = None
+    fit: Schedule | None = None  # with the orderings that its memory limit asked for
+    allocate: MemoryMap | None = None
+    verify: VerifiedPlan | None = None
 
     @property
     def schedule(self) -> Schedule:
         """The schedule that memory is laid out for."""
-        schedule: Schedule = self.made["fit"].schedule
-        return schedule
+        return _made(self.fit)
+
+    @property
+    def plan(self) -> Plan:
+        """What is to be verified."""
+        return Plan(self.schedule, _made(self.allocate), self.log)
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A schedule with the orderings that its memory limit asked for, and what they cost."""
-
-    schedule: Schedule
-    notes: tuple[str, ...] = ()
+Noun = TypeVar("Noun")
+Pass = Callable[[Planning], Planning]
 
 
-Pass = Callable[[Draft], Any]
+def _made(noun: Noun | None) -> Noun:
+    assert noun is not None, "a pass was asked for before the one that it builds on"
+    return noun
 
 
-def _rewrite(d: Draft) -> Graph:
-    return rewrite(d.graph, d.devices) if d.options.rewrites else d.graph
+def _rewrite(p: Planning) -> Planning:
+    return replace(p, rewrite=rewrite(p.graph, p.devices) if p.options.rewrites else p.graph)
 
 
-def _place(d: Draft) -> Any:
-    return place(d.made["rewrite"], d.devices, d.options.pins, layers=d.options.layers)
+def _place(p: Planning) -> Planning:
+    placed = place(_made(p.rewrite), p.devices, p.options.pins, layers=p.options.layers)
+    return replace(p, place=placed)
 
 
-def _split(d: Draft) -> Any:
-    return split(d.made["place"])
+def _split(p: Planning) -> Planning:
+    return replace(p, split=split(_made(p.place)))
 
 
-def _order(d: Draft) -> Schedule:
-    o = d.options
+def _order(p: Planning) -> Planning:
+    return replace(p, order=ordered(_made(p.split), p.options))
+
+
+def ordered(splits: Splits, o: Options) -> Schedule:
+    """The schedule of `splits` by the options."""
     return order(
-        d.made["split"],
+        splits,
         streams=o.streams,
         n_copies=o.copies,
         forced_sync=frozenset(o.forced_sync),
@@ -145,44 +156,45 @@ def _order(d: Draft) -> Schedule:
     )
 
 
-def _fit(d: Draft) -> Fitted:
+def _fit(p: Planning) -> Planning:
     """Few orderings with which each device's arenas fit; none for a device they cannot help."""
-    fitted, spare = Fitted(d.made["order"]), d.options.spare_waits
-    for device, room in rooms(fitted.schedule, d.options.capacity).items() if d.trading else ():
-        edges = fitting_edges(fitted.schedule, device, room)
+    schedule, spare, log = _made(p.order), p.options.spare_waits, p.log
+    for device, room in rooms(schedule, p.options.capacity).items() if p.trading else ():
+        edges = fitting_edges(schedule, device, room)
         if edges is not None and 0 < len(edges) <= spare:
-            fitted = _bought(fitted, device, edges)
-            spare -= len(edges)
-    return fitted
+            new = with_orderings(schedule, edges)
+            log = (*log, _bought(schedule, new, device, edges))
+            schedule, spare = new, spare - len(edges)
+    return replace(p, fit=schedule, log=log)
 
 
-def _bought(fitted: Fitted, device: str, edges: Sequence[tuple[int, int]]) -> Fitted:
-    old, commands = fitted.schedule, fitted.schedule.commands
-    new = with_orderings(old, edges)
+def _bought(old: Schedule, new: Schedule, device: str, edges: Sequence[tuple[int, int]]) -> str:
+    """What the orderings that make `new` of `old` save and cost."""
+    commands = old.commands
     was, now = peak_bytes(old)[device], peak_bytes(new)[device]
     pairs = "; ".join(f"{commands[i].label!r} before {commands[j].label!r}" for i, j in edges)
-    note = (
+    return (
         f"fit: {len(edges)} orderings save {was - now} bytes of {device} ({was} -> {now}), "
         f"{_path(old)} -> {_path(new)}: {pairs}"
     )
-    return Fitted(new, (*fitted.notes, note))
 
 
-def _allocate(d: Draft) -> MemoryMap:
-    o = d.options
-    return allocate(
-        d.schedule,
+def _allocate(p: Planning) -> Planning:
+    o = p.options
+    memory = allocate(
+        p.schedule,
         mode=o.memory,
         capacity=o.capacity or None,
         offline_seconds=o.offline_seconds,
     )
+    return replace(p, allocate=memory)
 
 
-def _verify(d: Draft) -> VerifiedPlan:
-    return verify(Plan(d.schedule, d.made["allocate"], d.log))
+def _verify(p: Planning) -> Planning:
+    return replace(p, verify=verify(p.plan))
 
 
-PASSES: tuple[tuple[str, Pass], ...] = (
+PASSES: tuple[tuple[str, Pass], ...] = (  # each under the name of its field in `Planning`
     ("rewrite", _rewrite),
     ("place", _place),
     ("split", _split),
@@ -216,18 +228,17 @@ def make_plan(
     Raises PlaceError, AllocError (after the remedies have failed too; it states the bytes that no
     plan can do without) or PlanError with the verifier's counter-example.
     """
-    draft = run_passes(first_draft(graph, devices, options))
+    planning = run_passes(begin(graph, devices, options))
     for remedy in REMEDIES:
-        if draft.error is None:
+        if planning.error is None:
             break
-        draft = _again(draft, remedy)
-    if draft.error is not None:
-        raise _unplanned(draft, draft.error)
-    verified: VerifiedPlan = draft.made["verify"]
-    return verified
+        planning = _again(planning, remedy)
+    if planning.error is not None:
+        raise _unplanned(planning, planning.error)
+    return _made(planning.verify)
 
 
-def first_draft(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Draft:
+def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Planning:
     """What the passes begin with.
 
     Raises PlaceError without a device, AllocError for an unknown mode, GraphError for a tensor that
@@ -242,54 +253,57 @@ def first_draft(graph: Graph, devices: Sequence[DeviceSpec], options: Options | 
     if chosen.memory not in MODES:
         known = ", ".join(MODES)
         raise AllocError(f"unknown allocator mode {chosen.memory!r}; known: {known}")
-    return Draft(graph, tuple(devices), chosen)
+    return Planning(graph, tuple(devices), chosen)
 
 
-def run_passes(draft: Draft) -> Draft:
+def run_passes(planning: Planning) -> Planning:
     """Run what is missing of the list; the log gains one line per pass with its milliseconds.
 
     Ends early, with `error` set, where memory cannot be laid out.
     """
     for title, step in PASSES:
-        if title in draft.made:
+        if getattr(planning, title) is not None:
             continue
-        begun = time.perf_counter()
+        begun, known = time.perf_counter(), len(planning.log)
         try:
-            result = step(draft)
+            done = step(planning)
         except AllocError as error:
-            return replace(draft, error=error)
-        took_ms = (time.perf_counter() - begun) * 1e3
-        notes = result.notes if isinstance(result, Fitted) else ()
-        log = (*draft.log, f"{title}: {took_ms:.1f} ms", *notes)
-        draft = replace(draft, made={**draft.made, title: result}, log=log)
-    return draft
+            return replace(planning, error=error)
+        took = f"{title}: {(time.perf_counter() - begun) * 1e3:.1f} ms"
+        planning = replace(done, log=(*planning.log, took, *done.log[known:]))
+    return planning
 
 
-def _again(draft: Draft, remedy: Remedy) -> Draft:
-    """The passes from `remedy`'s first one on, with its options; or the draft where it is vain."""
-    title, change, begin, trading = remedy
-    options = change(draft.options)
-    if (options, trading) == (draft.options, draft.trading):
-        return draft
-    failed = f"pipeline: {draft.error} ({_path(draft.schedule)})" if "fit" in draft.made else ""
-    note = f"{failed or f'pipeline: {draft.error}'}; trying: {title}"
-    if begin == "allocate" and (short := _shortage(draft)):
+def _again(planning: Planning, remedy: Remedy) -> Planning:
+    """The passes from `remedy`'s first one on, with its options; `planning` where that is vain."""
+    title, change, first, trading = remedy
+    options = change(planning.options)
+    if (options, trading) == (planning.options, planning.trading):
+        return planning
+    path = "" if planning.fit is None else f" ({_path(planning.fit)})"
+    note = f"pipeline: {planning.error}{path}; trying: {title}"
+    if first == "allocate" and (short := _shortage(planning)):
         note = f"{note}; skipped, since {short}"
-        return replace(draft, options=options, log=(*draft.log, note))
-    kept = [name for name, _ in PASSES]
-    made = {n: draft.made[n] for n in kept[: kept.index(begin)] if n in draft.made}
-    log = (*draft.log, note)
-    return run_passes(
-        replace(draft, options=options, made=made, log=log, trading=trading, error=None)
-    )
+        return replace(planning, options=options, log=(*planning.log, note))
+    again = replace(_before(planning, first), options=options, trading=trading, error=None)
+    return run_passes(replace(again, log=(*planning.log, note)))
 
 
-def _shortage(draft: Draft) -> str:
+def _before(planning: Planning, first: str) -> Planning:
+    """What was made before the pass `first`."""
+    if first == "order":
+        planning = replace(planning, order=None)
+    if first in ("order", "fit"):
+        planning = replace(planning, fit=None)
+    return replace(planning, allocate=None, verify=None)
+
+
+def _shortage(planning: Planning) -> str:
     """Why no layout of the present order can fit, or nothing."""
-    if "fit" not in draft.made:
+    if planning.fit is None:
         return ""
-    room = rooms(draft.schedule, draft.options.capacity)
-    for device, bound in lower_bounds(draft.schedule).items():
+    room = rooms(planning.schedule, planning.options.capacity)
+    for device, bound in lower_bounds(planning.schedule).items():
         if device in room and bound.nbytes > room[device]:
             return (
                 f"{device} has {room[device]} bytes and no plan of this order needs less than "
@@ -298,22 +312,23 @@ def _shortage(draft: Draft) -> str:
     return ""
 
 
-def _unplanned(draft: Draft, error: AllocError) -> AllocError:
+def _unplanned(planning: Planning, error: AllocError) -> AllocError:
     """The last error, with the bound that makes the limit impossible or what is not known."""
-    short = _shortage(draft) or "no bound excludes the limit, but no plan was found"
-    return AllocError(f"{error}; {short}{_placed_there(draft)}")
+    short = _shortage(planning) or "no bound excludes the limit, but no plan was found"
+    return AllocError(f"{error}; {short}{_placed_there(planning)}")
 
 
-def _placed_there(draft: Draft, most: int = 6) -> str:
+def _placed_there(planning: Planning, most: int = 6) -> str:
     """The largest values on the device that the bound says is too small, else on those with a
     limit; nothing before memory is laid out."""
-    if "fit" not in draft.made:
+    if planning.fit is None:
         return ""
-    values, room = draft.schedule.values.values(), rooms(draft.schedule, draft.options.capacity)
-    bounds = lower_bounds(draft.schedule)
+    schedule = planning.schedule
+    values, room = schedule.values.values(), rooms(schedule, planning.options.capacity)
+    bounds = lower_bounds(schedule)
     short = [d for d, n in room.items() if d in bounds and bounds[d].nbytes > n]
     found = ""
-    for device in short or [d for d in draft.options.capacity if d in room]:
+    for device in short or [d for d in planning.options.capacity if d in room]:
         there = [v for v in values if v.device == device and not v.external and v.same_as is None]
         there.sort(key=lambda v: -v.nbytes)
         rows = ", ".join(f"%{v.name} {v.nbytes}" for v in there[:most])
@@ -327,63 +342,10 @@ def _path(schedule: Schedule) -> str:
     return f"{wait_count(schedule)} waits, critical path {seconds * 1e6:.1f} us"
 
 
-@dataclass(frozen=True)
-class Trade:
-    """One way to run a graph: with how much concurrency, at what price.
-
-    `added` of the `waits` were bought to save memory; `lost_bytes` is what this much concurrency
-    takes beyond one stream.
-    """
-
-    streams: int
-    added: int
-    waits: int
-    nbytes: int
-    lost_bytes: int
-    critical_path_s: float
-
-
-def trade_table(
-    graph: Graph, devices: Sequence[DeviceSpec], options: Options | None = None, *, most: int = 4
-) -> tuple[Trade, ...]:
-    """Bytes of all arenas against waits and time, per number of streams, in `hb` mode.
-
-    For each number of streams up to the devices' largest: the schedule as ordered, then with up to
-    `most` (and `spare_waits`) further orderings, each the one that saves most. Raises as
-    `make_plan` does for graphs that cannot be placed; no limit of memory is applied.
-    """
-    start = run_passes_until(first_draft(graph, devices, options), "order")
-    found: list[Trade] = []
-    for streams in range(1, max(d.streams for d in devices) + 1):
-        schedule = _order(replace(start, options=replace(start.options, streams=streams)))
-        for added in range(1 + min(most, start.options.spare_waits)):
-            nbytes = sum(peak_bytes(schedule).values())
-            lost = max(0, nbytes - found[0].nbytes) if found else 0
-            path, _ = critical_path(schedule)
-            found.append(Trade(streams, added, wait_count(schedule), nbytes, lost, path))
-            best = next(iter(ordering_offers(schedule)), None)
-            if best is None or best.bytes_saved <= 0:
-                break
-            schedule = with_orderings(schedule, [(best.before, best.after)])
-    return tuple(found)
-
-
-def run_passes_until(draft: Draft, title: str) -> Draft:
+def run_passes_until(planning: Planning, title: str) -> Planning:
     """Run the passes before the one called `title`."""
     for name, step in PASSES:
         if name == title:
             break
-        draft = replace(draft, made={**draft.made, name: step(draft)})
-    return draft
-
-
-def fastest(rows: Sequence[Trade], limit: int) -> Trade:
-    """The row with the shortest critical path within `limit` bytes; of equals the smallest.
-
-    Raises AllocError where none fits.
-    """
-    fits = [r for r in rows if r.nbytes <= limit]
-    if not fits:
-        least = min((r.nbytes for r in rows), default=0)
-        raise AllocError(f"no way to run it needs {limit} bytes or less; the least is {least}")
-    return min(fits, key=lambda r: (r.critical_path_s, r.nbytes, r.waits))
+        planning = step(planning)
+    return planning

@@ -1,4 +1,4 @@
-"""The frozen nouns of planning. Floor 5: data and text only, no decisions.
+"""The frozen nouns of planning. Data and text only, no decisions.
 
 A `Schedule` lists what the host enqueues, in order, on which stream, reading and writing which
 byte ranges of which values. A `MemoryMap` says where each value lies. A `Plan` is both, with the
@@ -271,18 +271,28 @@ class Certificate:
     peak_bytes: int  # bytes of the arenas
     live_bound_bytes: int  # largest number of bytes that must be live at once
     concurrency_bytes: int  # peak lost because concurrent work may not share bytes
+    ends_complete: bool = False  # a run ends when all its work is done: the host has waited for it
 
 
 _SEAL = object()
 
 
 class VerifiedPlan:
-    """A plan that `ggraph.verify` proved sound: only it makes one, and `execute` takes no other."""
+    """A plan that `ggraph.verify` proved sound, frozen all through: only `verify` makes one, and
+    `execute` takes no other."""
 
     __slots__ = ("certificate", "plan")
+    plan: Plan
+    certificate: Certificate
 
     def __init__(self, plan: Plan, certificate: Certificate, *, seal: object) -> None:
         if seal is not _SEAL:
             raise TypeError("only ggraph.verify.verify makes a VerifiedPlan")
-        self.plan = plan
-        self.certificate = certificate
+        object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "certificate", certificate)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a VerifiedPlan cannot be changed: {name} = {value!r:.60}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a VerifiedPlan cannot be changed: del {name}")

@@ -1,4 +1,4 @@
-"""Plans as JSON: the door for other runtimes. Floor 5: beside `plan`, knows no pass and no judge.
+"""Plans as JSON: the door for other runtimes. Beside `plan`, knows no pass and no judge.
 
 Any runtime that can list what it enqueues, with byte ranges and places in memory, can have its
 plans proved: `verify(plan_from_json(text))`. docs/plan_json.md has the format, field by field. The

@@ -1,4 +1,4 @@
-"""Graph -> Graph: what can be made smaller before anything is placed. Floor 6.
+"""Graph -> Graph: what can be made smaller before anything is placed.
 
 Each rule is a function from graph to graph and keeps every output's value. A rule that lets a
 tensor be read later, or under another name, leaves alone what is overwritten: its readers come
@@ -46,7 +46,8 @@ def _frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
 def drop_identities(graph: Graph) -> Graph:
     """Remove steps that change nothing: `scale` by 1 plus 0, `cont` of contiguous, `cast` to self.
 
-    Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy.
+    Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy, and
+    so is one of a value that is overwritten.
     """
     heir: dict[str, Tensor] = {}
     changing = _changing(graph)
@@ -118,6 +119,8 @@ def _fused_rope(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
         return None
     cache, turned, index = t.sources
     x, positions, *factors = turned.sources
+    if any(s.root is cache.root for s in turned.sources):
+        return None  # it would read what it overwrites
     return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
 
 

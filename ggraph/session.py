@@ -1,4 +1,4 @@
-"""Session: weights, states, and one plan per shape bucket, replayed. Floor 8.
+"""Session: weights, states, and one plan per shape bucket, replayed.
 
 A plan is made once per key and replayed from then on: `run` builds no graph and plans nothing,
 which `plans_made` lets a test prove. Weights are loaded once and shared by all plans; states (the
@@ -30,8 +30,8 @@ class Session:
     """Runs graphs on `backends` (device name -> backend, in priority order).
 
     One run at a time: a second thread that calls `run` waits for the first. A call that raises
-    leaves the session as it was, but for a run that fails half-way: what it did to the states is
-    not known, so that every further call raises BackendError with the cause.
+    leaves the session as it was, but for a run that fails half-way through its states: then every
+    further call raises BackendError with the cause.
     """
 
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
@@ -107,7 +107,9 @@ class Session:
             try:
                 return executor.replay(stored)
             except Exception as error:
-                self._failure = f"a run of {key!r} failed: {error}; its states are not known"
+                if executor.torn:
+                    torn = ", ".join(sorted(executor.torn)[:3])
+                    self._failure = f"a run of {key!r} failed: {error}; {torn} may be half written"
                 raise
 
     def read_state(self, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""Text, dot and JSON views of the nouns. Floor 7: reads, never changes.
+"""Text, dot and JSON views of the nouns. Reads, never changes.
 
 One line per element, in the format of the noun itself, so that dumps, tests and errors agree.
 """

@@ -1,4 +1,4 @@
-"""Tensor, the immutable value of the DSL, and OpSpec, the record that declares an op. Floor 3.
+"""Tensor, the immutable value of the DSL, and OpSpec, the record that declares an op.
 
 Shapes are in NumPy order (last axis contiguous); ggml's `ne` is the reverse. Strides and offsets
 are in bytes; for block types the last stride is the size of one block. This file knows no
@@ -347,7 +347,8 @@ def state(name: str, shape: Sequence[int], dtype: DTypeLike = F32) -> Tensor:
 
 
 def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
-    """The result of the registered op `op`. Raises GraphError, or ShapeError from the op's rule."""
+    """The result of the registered op `op`. Raises ShapeError from the op's rule, GraphError for an
+    unknown op and for one that reads at another position what it overwrites."""
     spec = OPS.get(op)
     if spec is None:
         raise GraphError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
@@ -356,6 +357,18 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     given = MappingProxyType(dict(attrs))
     base = Tensor(name, meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given)
     if spec.view_of is None:
+        _check_overwrite(base)
         return base
     viewed = sources[spec.view_of]
     return replace(base, view_src=viewed.root, offset=viewed.offset + meta.offset)
+
+
+def _check_overwrite(t: Tensor) -> None:
+    """What is overwritten may stand at no other position: kernels write while they read."""
+    old = t.overwritten
+    for i, s in enumerate(t.sources):
+        if old is not None and s.root is old.root and t.spec and i != t.spec.overwrites:
+            raise GraphError(
+                f"{line(t)}: source {i} (%{s.name}) shows bytes of %{old.root.name}, which "
+                f"{t.op} overwrites; give it a copy: cont(..)"
+            )

@@ -1,49 +1,57 @@
-"""Schedule -> Schedule: further orderings as commands, and what a schedule's order costs. Floor 6.
+"""What concurrency costs in memory, as a table: bytes against waits and time.
 
-The allocator names orderings that would save bytes; here each becomes a record and a wait, or a
-wait of the host where it is the host, or a device that has no queue of its own, that must wait.
-Nothing is decided here: which orderings to buy is the pipeline's choice.
-
-Legend: an edge (i, j) lets command j begin only after command i, both indices of the schedule.
+The pipeline adds orderings where memory does not fit; this report shows the same exchange the
+other way round, for every number of streams.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ggraph.errors import PlanError
-from ggraph.plan import HOST_ACTOR, Command, Do, Schedule
+from ggraph.alloc import ordering_offers, peak_bytes
+from ggraph.device import DeviceSpec
+from ggraph.graph import Graph
+from ggraph.order import critical_path
+from ggraph.orderings import wait_count, with_orderings
+from ggraph.pipeline import Options, begin, ordered, run_passes_until
 
-Edge = tuple[int, int]
 
+@dataclass(frozen=True)
+class Trade:
+    """One way to run a graph: with how much concurrency, at what price.
 
-def with_orderings(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
-    """`schedule` with a record after the first command of each edge, a wait before the second.
-
-    Raises PlanError for an edge that does not point down the list: the host enqueues in list
-    order, so a wait for a later record would wait for nothing.
+    `added` of the `waits` were bought to save memory; `lost_bytes` is what this much concurrency
+    takes beyond one stream.
     """
-    count = len(schedule.commands)
-    for i, j in edges:
-        if not 0 <= i < j < count:
-            raise PlanError(f"ordering ({i}, {j}) does not point down a list of {count} commands")
-    visible = {d.name for d in schedule.splits.placement.devices if d.host_visible}
-    marked = {i: f"fit:{i}:{schedule.commands[i].label}" for i, _ in edges}
-    found: list[Command] = []
-    for k, c in enumerate(schedule.commands):
-        by_host = c.actor == HOST_ACTOR or c.actor.device in visible
-        found += [_wait(c, marked[i], by_host) for i, j in dict.fromkeys(edges) if j == k]
-        found.append(c)
-        if k in marked:
-            found.append(Command(Do.RECORD, c.actor, f"record:{marked[k]}", event=marked[k]))
-    return replace(schedule, commands=tuple(found))
+
+    streams: int
+    added: int
+    waits: int
+    nbytes: int
+    lost_bytes: int
+    critical_path_s: float
 
 
-def _wait(c: Command, event: str, by_host: bool) -> Command:
-    if by_host:
-        return Command(Do.HOST_SYNC, HOST_ACTOR, f"sync:{event}", event=event)
-    return Command(Do.WAIT, c.actor, f"wait:{event}", event=event)
+def trade_table(
+    graph: Graph, devices: Sequence[DeviceSpec], options: Options | None = None, *, most: int = 4
+) -> tuple[Trade, ...]:
+    """Bytes of all arenas against waits and time, per number of streams, in `hb` mode.
 
-
-def wait_count(schedule: Schedule) -> int:
-    """Commands that wait: of streams for events, and of the host for anything."""
-    return sum(c.do in (Do.WAIT, Do.HOST_SYNC) for c in schedule)
+    For each number of streams up to the devices' largest: the schedule as ordered, then with up to
+    `most` (and `spare_waits`) further orderings, each the one that saves most. Raises as
+    `make_plan` does for graphs that cannot be placed; no limit of memory is applied.
+    """
+    start = run_passes_until(begin(graph, devices, options), "order")
+    assert start.split is not None, "the passes before order make the splits"
+    found: list[Trade] = []
+    for streams in range(1, max(d.streams for d in devices) + 1):
+        schedule = ordered(start.split, replace(start.options, streams=streams))
+        for added in range(1 + min(most, start.options.spare_waits)):
+            nbytes = sum(peak_bytes(schedule).values())
+            lost = max(0, nbytes - found[0].nbytes) if found else 0
+            path, _ = critical_path(schedule)
+            found.append(Trade(streams, added, wait_count(schedule), nbytes, lost, path))
+            best = next(iter(ordering_offers(schedule)), None)
+            if best is None or best.bytes_saved <= 0:
+                break
+            schedule = with_orderings(schedule, [(best.before, best.after)])
+    return tuple(found)

@@ -1,5 +1,5 @@
 """`python -m models`: the runner."""
 
-from .cli import main
+from .cli.app import main
 
 main()

@@ -1,4 +1,4 @@
-"""The parts that decoders are built of, as functions on a `Step`. Floor 10.
+"""The parts that decoders are built of, as functions on a `Step`.
 
 Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads, K key-value
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.

@@ -1,4 +1,4 @@
-"""Hyperparameters of a decoder, read from GGUF metadata or a Hugging Face config. Floor 10.
+"""Hyperparameters of a decoder, read from GGUF metadata or a Hugging Face config.
 
 Field names are the Hugging Face keys. Both config forms of transformers are read: the older
 `rope_theta` + `rope_scaling` and the newer `rope_parameters`.

@@ -1,4 +1,4 @@
-"""EAGLE-3: a one-layer draft model that reads the target's features. Floor 10.
+"""EAGLE-3: a one-layer draft model that reads the target's features.
 
 Legend: T token rows, A taps per token, G width of the target, E width of the head, H heads,
 K key-value heads, D head_dim, W draft vocabulary, M wanted rows.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
-from ggraph.decode.draft_model import DraftShape, Masked
+from ggraph.decode.draft.head import DraftShape, Masked
 from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import RawTensor
 
@@ -54,7 +54,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A loaded head: implements `ggraph.decode.draft_model.DraftModel`.
+    """A loaded head: implements `ggraph.decode.draft.head.DraftModel`.
 
     `catalogue` has GGUF names; what is missing there and stands in `borrowed` (embedding, output
     matrix) is the target's. `target_ids[i]` is the target's token for draft token i. `masked` is
@@ -91,7 +91,7 @@ class Head:
         return self.config.decoder.sliding_window
 
     def build(self, shape: DraftShape) -> Graph:
-        """The graph of one draft step (see `ggraph.decode.draft_model`)."""
+        """The graph of one draft step (see `ggraph.decode.draft.head`)."""
         return build(self, shape)
 
     def weight(self, t: Tensor) -> Array:
@@ -180,4 +180,4 @@ def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
 
 
 if __name__ == "__main__":
-    runpy.run_module(f"{__package__}.cli_eagle3", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"{__package__}.cli.eagle3", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values grow from one small vector per token. Floor 10.
+"""Multi-head latent attention: keys and values grow from one small vector per token.
 
 Legend: T token rows, C visible cache rows, H heads, Q rank of the queries, L rank of the latent
 vector, N and R the plain and the rotated features of a query or key head, V those of a value head.

@@ -1,4 +1,4 @@
-"""From a path to a model that can run: architecture by name, weights under one naming. Floor 10.
+"""From a path to a model that can run: architecture by name, weights under one naming.
 
 Weights carry the GGUF names (`blk.0.attn_q.weight`) whatever the file; `sanitize` maps the
 Hugging Face names to them, and is the only place that knows both.

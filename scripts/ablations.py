@@ -31,22 +31,23 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]  # a clone need not be installed
 
+import kept
 import pages
 
 from ggraph import Array
-from models.bench_machine import load_average, machine
-from models.bench_spec import Answer, Prompt, measure, parse_setting, summary
-from models.fetch import fetch_default
-from models.heads import default_taps
-from models.load import Loaded, load
+from models.bench.machine import load_average, machine
+from models.bench.spec import Answer, Prompt, measure, parse_setting, summary
+from models.heads.layouts import default_taps
 from models.registry import open_model
-from models.train_data import AnswerOptions, Text, describe, make_answers, shards
-from models.train_export import export_folder, export_gguf
-from models.train_loop import batch_of, surveyed, train, use_threads
-from models.train_net import DraftNet
-from models.train_parts import Target, TrainOptions
-from models.train_prompts import Turn
-from models.train_steps import Words, accepted_lengths, run_steps
+from models.run.fetch import fetch_default
+from models.run.load import Loaded, load
+from models.train.data import AnswerOptions, Text, describe, make_answers, shards
+from models.train.export import export_folder, export_gguf
+from models.train.loop import batch_of, surveyed, train, use_threads
+from models.train.net import DraftNet
+from models.train.parts import Target, TrainOptions
+from models.train.prompts import Turn
+from models.train.steps import Words, accepted_lengths, run_steps
 
 RESULTS = ROOT / "bench" / "results" / "training" / "ablations.json"
 PAGE = ROOT / "docs" / "training.md"
@@ -240,7 +241,7 @@ def run(given: argparse.Namespace) -> None:
     }  # fmt: skip
     result["decoding"] = decoded(path, list(variants), held, given)
     result["load_average"] = [result["load_average"], load_average()]
-    given.json.write_text(json.dumps(result, indent=1) + "\n")
+    kept.write(given.json, result)
     print(f"wrote {given.json}")
 
 
@@ -334,7 +335,7 @@ def picture(found: Row) -> str:
 
 def write_page(given: argparse.Namespace) -> None:
     """Table and picture from the result file."""
-    found = json.loads(given.json.read_text())
+    found = kept.read(given.json)
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(found))
     given.page.write_text(pages.placed(given.page.read_text(), SCRIPT, "Ablations", text(found)))

@@ -26,19 +26,19 @@ from random_heads import HEADS
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
 from ggraph import Array
-from ggraph.decode.draft import ROOT, Draft, Drafter
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import EagleDrafter, TreeShape
-from ggraph.decode.lookup import PromptLookup, SuffixDrafter
-from ggraph.decode.parallel import ParallelDrafter
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.draft.model import ModelDrafter
+from ggraph.decode.draft.parallel import ParallelDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import ROOT, Draft, Drafter
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from models.eagle3 import Head
-from models.fetch import fetch_default
-from models.load import Loaded, load
+from models.run.fetch import fetch_default
+from models.run.load import Loaded, load
 
 PROMPTS = Path(__file__).parent.parent / "bench" / "data" / "eval" / "mt_bench.jsonl"
 Made = dict[str, tuple[Sequence[Drafter], int]]

@@ -17,10 +17,10 @@ from random_heads import eagle3
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from models.convert import head_to_gguf
-from models.fetch import fetch_default
-from models.heads import open_head
+from models.heads.layouts import open_head
 from models.registry import open_model
+from models.run.convert import head_to_gguf
+from models.run.fetch import fetch_default
 
 
 def run(model: Path, head: Path) -> dict:

@@ -19,8 +19,8 @@ from ggraph import Options, Session
 from ggraph.backends.sim import InOrder, Machine, Random, SimBackend, SimHost, sim_spec
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST, DeviceSpec
-from models.fetch import fetch_default
 from models.registry import Model, open_model
+from models.run.fetch import fetch_default
 
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
 DEVICES = (sim_spec("sim0"), sim_spec("sim1"), CPU)

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph.decode.tokenizer import Tokenizer
-from ggraph.decode.tokenizer_vocab import byte_level_piece
+from ggraph.text.tokenizer import Tokenizer
+from ggraph.text.vocab import byte_level_piece
 
 WORDS = ["Hello", " world", "don't", "I'LL", "_x1", "3.14", "\n", "\r\n", "\t", "  ", "é", "日本語"]
 WORDS += [

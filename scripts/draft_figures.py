@@ -2,12 +2,12 @@
 
     python scripts/draft_figures.py RESULT.json [RESULT.json ...]
 
-Results are files of `ggraph bench spec --json`. Writes a table per file and setting between the
-marks of docs/eagle3.md, and a picture of the mean speeds, docs/eagle3/speed.svg.
+Results are files of `ggraph bench spec --json`, or what bench/kept.py made of them. Writes a table
+per file and setting between the marks of docs/eagle3.md, and a picture of the mean speeds,
+docs/eagle3/speed.svg.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
+import kept
 import pages
 
 PAGE = ROOT / "docs" / "eagle3.md"
@@ -67,7 +68,7 @@ def title(found: Row) -> str:
     return (
         f"{found['prompts']}, {some} prompts, {found['new_tokens']} tokens, greedy, "
         f"{found['threads']} threads, {rounds}, head {found['head'] or 'none'}, "
-        f"{found['processor']}, {found['date'][:10]}"
+        f"{kept.measured_on(found)}"
     )
 
 
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--picture", type=Path, default=PICTURE)
     given = parser.parse_args()
-    results = [json.loads(path.read_text()) for path in given.results]
+    results = [kept.read(path) for path in given.results]
     given.picture.parent.mkdir(parents=True, exist_ok=True)
     given.picture.write_text(picture(results))
     given.page.write_text(pages.placed(given.page.read_text(), SCRIPT, "Measured", text(results)))

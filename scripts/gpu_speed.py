@@ -11,8 +11,8 @@ from gpu_correct import Found, greedy, opened
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner

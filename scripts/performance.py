@@ -9,26 +9,35 @@
 in bench/results/performance; run it on a quiet machine (about 20 minutes; --quick: about 6). Where
 other programs cannot be stopped, `--first` asks Linux to let the benchmark go first (as root).
 Perplexity, which needs no quiet machine but ten more minutes, is measured where it is named.
-`page` writes docs/performance.md and its plots from whatever results there are.
+`page` writes docs/performance.md, its plots and README's table from whatever results there are.
 """
 
 import argparse
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
 
+import kept
 from growth import write_plots
 from pages import table
 
 RESULTS = ROOT / "bench" / "results" / "performance"
-PAGE = ROOT / "docs" / "performance.md"
+PEERS = ROOT / "bench" / "results" / "peers"
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
+SHORT = {  # rows of the README's table: file, cases
+    "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+    "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+}
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
     "prompt of 128", "prompt of 512")  # fmt: skip
@@ -89,8 +98,8 @@ def measure(quick: bool, only: Sequence[str], head: Path | None, first: bool) ->
             print(f"== {name} ended with status {done.returncode}", flush=True)
         if new.is_file():
             shown = " ".join(command).replace(f"{ROOT}/", "")
-            kept = {"command": f"python {shown}", **json.loads(new.read_text())}
-            (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+            found = {"command": f"python {shown}", **json.loads(new.read_text())}
+            kept.write(RESULTS / f"{name}.json", found)
             new.unlink()
 
 
@@ -102,7 +111,7 @@ def environment() -> dict[str, str]:
 def result(name: str) -> dict[str, Any] | None:
     """A kept result, or None."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return kept.read(path) if path.is_file() else None
 
 
 def cpu_part(name: str) -> str:
@@ -113,7 +122,7 @@ def cpu_part(name: str) -> str:
     what = ", other file types" if name.startswith("files") else ""
     plural = "s" * (found["threads"] > 1)
     text = f"## Against llama.cpp, {found['threads']} thread{plural}{what}\n\n"
-    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}, {found['date'][:10]}.\n\n"
+    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}; {kept.measured_on(found)}.\n\n"
     for file, rows in found["tables"].items():
         own = ".Q4_1." in file
         of_own = BARS if found["threads"] > 1 else dict.fromkeys(BARS, ONE_THREAD)
@@ -129,6 +138,57 @@ def cpu_part(name: str) -> str:
         head = ["", "ggraph", "llama.cpp", "", "ratio", "bar", "aim", "least share of cores"]
         text += f"{file}\n\n{table(head, body)}\n"
     return text
+
+
+def peers() -> dict[str, Any]:
+    """The newest comparison with other engines on the CPU."""
+    return kept.read(max(PEERS.glob("cpu-*.json")))
+
+
+def spread(values: Sequence[float] | None) -> str:
+    """A single measurement, or the least and the greatest."""
+    return "-" if values is None else " to ".join(f"{v:g}" for v in values)
+
+
+def times(ours: Sequence[float], theirs: Sequence[float] | None) -> str:
+    """The ratio of the middles."""
+    if theirs is None:
+        return "-"
+    return f"**{statistics.mean(ours) / statistics.mean(theirs):.2f}x**"
+
+
+def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Speeds beside ik_llama.cpp and llama.cpp; all rows, or the chosen cases of some files."""
+    rows = [
+        (
+            f"{file.removesuffix('.gguf')}, {r['case']}", spread(r["ggraph"]),
+            spread(r["ik_llama.cpp"]), spread(r["llama.cpp"]),
+            times(r["ggraph"], r["ik_llama.cpp"]), times(r["ggraph"], r["llama.cpp"]),
+        )
+        for file, cases in peers()["tables"].items()
+        for r in cases
+        if chosen is None or r["case"] in chosen.get(file, ())
+    ]  # fmt: skip
+    head = ("tokens/s", "ggraph", "ik_llama.cpp", "llama.cpp", "over ik", "over llama.cpp")
+    return table(head, rows)
+
+
+def peers_part() -> str:
+    """The page's chapter on other engines."""
+    found = peers()
+    who = "; ".join(f"{name}: {how}" for name, how in found["peers"].items())
+    return (
+        f"## Against other engines, {found['threads']} threads\n\nThe honest peer on x86 is "
+        "ik_llama.cpp, and the honest file type Q4_K_M: llama.cpp has no repacked path for Q4_1, "
+        "so that the chapters on Q4_1 below flatter ggraph. "
+        f"{kept.measured_on(found)}; {found['how']}. {who}.\n\n{peers_table()}\n"
+    )
+
+
+def readme_text() -> str:
+    """README.md with its table of peers made anew."""
+    made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
+    return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 
 
 def startup_part() -> str:
@@ -150,8 +210,9 @@ def startup_part() -> str:
         "peak, of the file",
     ]  # fmt: skip
     return (
-        f"## Start and memory\n\n`{found['command']}`; memory at the end of a short answer. Bars: "
-        f"3 s, and less than twice the file at the peak.\n\n{table(head, rows)}\n"
+        f"## Start and memory\n\n`{found['command']}`; {kept.measured_on(found)}. Memory at the "
+        "end of a short answer. Bars: 3 s, and less than twice the file at the peak.\n\n"
+        f"{table(head, rows)}\n"
     )
 
 
@@ -164,7 +225,8 @@ def perplexity_part() -> str:
     ratios = ", ".join(f"{r - 1:+.2%} against {n}" for n, r in found["ratios"].items())
     return (
         f"## Accuracy\n\n`{found['command']}`: {found['windows']} windows, "
-        f"{found['scored_tokens']} scored tokens of Spec-Bench's articles, {found['model']}.\n\n"
+        f"{found['scored_tokens']} scored tokens of Spec-Bench's articles, {found['model']}; "
+        f"{kept.measured_on(found)}.\n\n"
         f"{table(['', 'perplexity'], rows)}\n8-bit activations: {ratios}.\n\n"
     )
 
@@ -175,7 +237,8 @@ def spec_part(name: str) -> str:
     if found is None:
         return ""
     text = (
-        f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`\n\n"
+        f"## Drafts: {found['prompts']}, head {found['head'] or 'none'}\n\n`{found['command']}`; "
+        f"{kept.measured_on(found)}.\n\n"
     )
     head = [
         "", "prompts", "plain", "drafts", "mean", "least", "under 0.97x", "counted: mean, least",
@@ -203,15 +266,13 @@ def spec_part(name: str) -> str:
 
 
 def growth_part() -> str:
-    """Plots and the roofline."""
+    """Growth and the roofline; `plots` draws the two pictures that it shows."""
     found = result("growth")
     if found is None:
         return ""
-    context, rows = ({int(n): s for n, s in found[k].items()} for k in ("context", "rows"))
-    write_plots(PAGE.parent / "performance", context, rows)
     faults = "; ".join(found["faults"]) or "nothing grows faster than its theory"
     text = (
-        f"## Growth\n\n`{found['command']}`: {faults}.\n\n"
+        f"## Growth\n\n`{found['command']}`; {kept.measured_on(found)}: {faults}.\n\n"
         "![decoding by context](performance/speed_by_context.svg)\n\n"
         "![rows per second by rows](performance/speed_by_rows.svg)\n\n"
         "## Roofline\n\nWhat each op takes, and what its bytes at the read ceiling and its "
@@ -220,6 +281,14 @@ def growth_part() -> str:
         "cache bucket.\n\n"
     )
     return text + "".join(roofline_table(t) for t in found["roofline"])
+
+
+def plots() -> None:
+    """The two pictures of growth."""
+    found = result("growth")
+    if found is not None:
+        context, rows = ({int(n): s for n, s in found[k].items()} for k in ("context", "rows"))
+        write_plots(PAGE.parent / "performance", context, rows)
 
 
 def roofline_table(t: dict[str, Any]) -> str:
@@ -256,28 +325,34 @@ every op on any machine.
 
 
 def machine_part() -> str:
-    """The machine of the first result there is."""
+    """Python and packages of the first result there is; every part names its own machine."""
     for name in ("cpu2", "cpu1", "growth", "spec"):
         found = result(name)
         if found is not None:
             return (
-                f"Machine: {found['processor']}, {found['usable_cores']} cores, "
-                f"Python {found['python']}, numpy {found['numpy']}, llvmlite {found['llvmlite']}, "
-                f"{found['date'][:10]}.\n\n"
+                f"{found['usable_cores']} cores, Python {found['python']}, numpy {found['numpy']}, "
+                f"llvmlite {found['llvmlite']}; each part names its processor, commit and day.\n\n"
             )
     return "Nothing was measured yet.\n\n"
 
 
-def page() -> None:
-    """Write the page."""
+def page_text() -> str:
+    """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")),
-        startup_part(),
+        INTRODUCTION, machine_part(), peers_part(),
+        *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip
-    PAGE.write_text("".join(parts).rstrip("\n") + "\n")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def page() -> None:
+    """Write the page and its pictures."""
+    plots()
+    PAGE.write_text(page_text())
+    README.write_text(readme_text())
+    print(f"wrote {PAGE.relative_to(ROOT)} and the table of README.md")
 
 
 def main() -> None:

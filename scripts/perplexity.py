@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from models.fetch import fetch_default
-from models.load import Loaded, load
-from models.peer import Peer
+from models.bench.peer import Peer
+from models.run.fetch import fetch_default
+from models.run.load import Loaded, load
 
 ARTICLES = Path(__file__).parent.parent / "bench" / "data" / "eval" / "spec_bench.jsonl"
 WINDOW, SCORED = 256, 128

@@ -23,9 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from models.fetch import fetch_default
-from models.load import load
-from models.peer import Peer
+from models.bench.peer import Peer
+from models.run.fetch import fetch_default
+from models.run.load import load
 
 PROMPT = "Write one sentence about the sea."
 NEW = 48  # tokens of the answer

@@ -4,9 +4,10 @@ from itertools import permutations
 
 import numpy as np
 
-from ggraph.alloc import climb as climbing
-from ggraph.alloc import fit, offline
+from ggraph.alloc import fit
 from ggraph.alloc.fit import Ints, Packing
+from ggraph.alloc.search import climb as climbing
+from ggraph.alloc.search import offline
 
 
 def intervals(seed: int, m: int = 24) -> tuple[Packing, offline.Cliques, int]:

@@ -10,8 +10,8 @@ from ggraph import dtypes
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models.convert import model_to_gguf
 from models.registry import open_model
+from models.run.convert import model_to_gguf
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from packing_kit import crowded, intervals, sound, stacked
 
-from ggraph.alloc import canon, fit, instances, offline
-from ggraph.alloc import climb as climbing
-from ggraph.alloc.canon import Floats
+from ggraph.alloc import fit
 from ggraph.alloc.fit import Ints, Packing
+from ggraph.alloc.search import canon, instances, offline
+from ggraph.alloc.search import climb as climbing
+from ggraph.alloc.search.canon import Floats
 
 
 def test_a_height_below_the_bound_is_refuted() -> None:

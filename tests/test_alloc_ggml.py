@@ -16,7 +16,7 @@ from ggraph.alloc.ggml import (
     NodeList,
     plan_list,
 )
-from ggraph.alloc.reserve import GraphAllocator
+from ggraph.alloc.search.reserve import GraphAllocator
 from ggraph.errors import AllocError
 
 GOLDEN = Path(__file__).parent / "golden" / "ggml_alloc_offsets.jsonl.gz"

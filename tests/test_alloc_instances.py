@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from alloc_kit import act, schedule
 
-from ggraph.alloc import hb, instances, offline
+from ggraph.alloc import hb
+from ggraph.alloc.search import instances, offline
 from ggraph.device import DeviceSpec
 from ggraph.errors import FormatError
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, Schedule, Value

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ggraph.alloc.ggml import BufferType, ListPlan, Node, NodeList, plan_list
-from ggraph.alloc.reserve import GraphAllocator
+from ggraph.alloc.search.reserve import GraphAllocator
 
 SIZES = (0, 1, 32, 96, 100, 1000, 1 << 36)
 KINDS: tuple[tuple[BufferType, ...], ...] = (

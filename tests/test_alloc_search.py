@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
@@ -13,24 +14,24 @@ from packing_kit import intervals, sound
 
 from ggraph.alloc import (
     allocate,
-    canon,
     explain,
     fit,
     lower_bounds,
-    offline,
     ordering_offers,
     packing,
     rooms,
 )
-from ggraph.alloc import anneal as annealing
-from ggraph.alloc import climb as climbing
 from ggraph.alloc.blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
 from ggraph.alloc.clocks import clocks
-from ggraph.alloc.fit import NO_LIMIT, Packing
+from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
+from ggraph.alloc.search import anneal as annealing
+from ggraph.alloc.search import canon, jit, offline
+from ggraph.alloc.search import climb as climbing
 from ggraph.alloc.tenants import overlap
 from ggraph.device import DeviceSpec
+from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Region, Schedule, Value
 
 SIM = DeviceSpec("d", "sim", alignment=32, streams=2)
@@ -64,15 +65,42 @@ def test_the_search_reaches_the_bound_where_greedy_does_not() -> None:
     assert won >= 8 and proven >= 8, (won, proven)
 
 
+def placed_by_loops(p: Packing, order: Ints, best: bool) -> list[int]:
+    """A second meaning of placing: look at the gaps one after another."""
+    at: dict[int, int] = {}
+    for b in order.tolist():
+        near = [n for n in p.near[p.start[b] : p.start[b + 1]].tolist() if n in at]
+        low, need, found, tight = 0, int(p.size[b]), None, NO_LIMIT
+        for n in [*sorted(near, key=at.__getitem__), None]:
+            if low % p.limit + need > p.limit:
+                low = (low // p.limit + 1) * p.limit
+            room = (NO_LIMIT if n is None else at[n]) - low
+            if room >= need and (found is None or (best and n is not None and room < tight)):
+                found, tight = low, room
+            low = low if n is None else max(low, at[n] + int(p.size[n]))
+        assert found is not None
+        at[b] = found
+    return [at[b] for b in range(len(p))]
+
+
+@pytest.mark.parametrize("limit", [NO_LIMIT, 1600])
+@pytest.mark.parametrize("best", [False, True])
+def test_placing_agrees_with_a_second_meaning(best: bool, limit: int) -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(30):
+        p = replace(intervals(seed, 25)[0], limit=limit)
+        order = rng.permutation(len(p))
+        total, at = fit.packed(p, order, best=best)
+        assert at.tolist() == placed_by_loops(p, order, best)
+        ends: dict[int, int] = {}
+        for a, n in zip(at.tolist(), p.size.tolist(), strict=True):
+            ends[a // limit] = max(ends.get(a // limit, 0), a % limit + n)
+        assert total == sum(ends.values())
+
+
 def test_interpreted_and_compiled_search_agree() -> None:
     p, cliques, bound = intervals(3, 12)
     order = np.argsort(-p.size)
-    for best in (False, True):
-        compiled = fit.place(order, p.size, p.start, p.near, 1600, best)
-        plain = fit.place.plain(order, p.size, p.start, p.near, 1600, best)
-        assert (compiled == plain).all()
-        total = fit.extent(compiled, p.size, 1600)
-        assert total == fit.extent.plain(compiled, p.size, 1600)
     tree = climbing.Tree(p, cliques)
     room, total_bytes = tree.room, tree.total
     results = []
@@ -265,18 +293,6 @@ def test_packing_of_blocks() -> None:
     assert packing(blocks, [], NO_LIMIT).near.size == 0
 
 
-def test_large_packings_are_placed_by_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both forms of the placement give one answer."""
-    p, _, _ = intervals(5)
-    order = np.argsort(-p.size, kind="stable")
-    plain = [fit.packed(p, order, best=best) for best in (False, True)]
-    monkeypatch.setattr(fit, "PLAIN", 0)
-    for best, (total, at) in zip((False, True), plain, strict=True):
-        again, same = fit.packed(p, order, best=best)
-        assert again == total
-        np.testing.assert_array_equal(same, at)
-
-
 def test_a_device_whose_values_have_no_bytes_does_not_hide_the_next_one() -> None:
     empty, full = (DeviceSpec(name, "sim", alignment=32) for name in ("e", "f"))
     none, x = Value("none", "e", 0), Value("x", "f", 64)
@@ -311,3 +327,17 @@ def test_a_region_without_bytes_overlaps_nothing() -> None:
     inside, whole = Region("b", (32,), 0), Region("b", (0,), 64)
     assert not overlap(inside, whole) and not overlap(whole, inside)
     assert overlap(whole, Region("b", (63,), 1)) and not overlap(whole, Region("b", (64,), 1))
+
+
+def test_without_numba_planning_works_and_the_search_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(**_: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr(jit, "numba", SimpleNamespace(njit=gone))
+    p, cliques, _ = intervals(3, 12)
+    assert sound(p, fit.packed(p, np.argsort(-p.size))[1])
+    fresh = jit.compiled(canon.solve.source)
+    with pytest.raises(AllocError, match=r"needs numba, .*pip install 'ggraph-runtime\[search\]'"):
+        fresh(climbing.Tree(p, cliques).room)

@@ -51,7 +51,7 @@ def listed(mask: np.ndarray) -> dict[str, Any]:
     """The lists of what a mask shows, with anything behind their ends."""
     m, n = mask.shape
     lists = np.full((m, list_bytes(n)), 0x55, np.uint8)
-    call("shown_slots", 3, mask=mask, list=lists, m=m, n=n, ms=n * 4, ls=lists.strides[0])
+    call("shown_slots", 3, mask=mask, list=lists, length=0, m=m, n=n, ms=n * 4, ls=lists.strides[0])
     return {"list": lists, "ls": lists.strides[0]}
 
 

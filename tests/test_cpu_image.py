@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggraph import kept
 from ggraph.backends.cpu import isa, jit
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.image import HEADER, Unlinkable, link, map_image
@@ -66,23 +67,27 @@ def test_images_compute_the_bits_of_llvms_own_loader(
 
 
 @only_elf
-def test_a_damaged_image_is_made_again(tmp_path: Path) -> None:
-    first = Jit(folder=tmp_path)
-    expected = outputs(first)
-    for path in tmp_path.iterdir():
-        raw = bytearray(path.read_bytes())
-        raw[-1] ^= 1
-        path.write_bytes(raw)
-        assert map_image(path) is None
-    second = Jit(folder=tmp_path)
-    assert outputs(second) == expected
-    assert sorted(second.compiled) == sorted(first.compiled) != []
-    for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes()[: HEADER - 1])
-        assert map_image(path) is None
-        path.write_bytes(b"")
-        assert map_image(path) is None
-    assert map_image(tmp_path / "absent") is None
+def test_an_image_whose_entry_lies_outside_is_not_mapped() -> None:
+    image = link(compile_object(KERNELS["exp"], host()), "exp")
+    assert map_image(image).address
+    for entry in (0, HEADER - 1, len(image), 1 << 62, (1 << 64) - 1):
+        with pytest.raises(Unlinkable, match=f"entry {entry} of"):
+            map_image(struct.pack("<Q", entry) + image[8:])
+    for short in (b"", image[:7], image[:HEADER]):
+        with pytest.raises(Unlinkable, match="entry"):
+            map_image(short)
+
+
+@only_elf
+def test_a_system_without_such_memory_has_llvm_load_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = outputs(Jit(folder=tmp_path / "images"))
+    monkeypatch.delattr("os.memfd_create")
+    for first in (True, False):
+        there = Jit(folder=tmp_path / "objects")
+        assert outputs(there) == expected
+        assert bool(there.compiled) is first
 
 
 @only_elf
@@ -119,17 +124,15 @@ def test_a_second_run_needs_no_llvm(tmp_path: Path) -> None:
     assert runs[1] == [[], False]
 
 
-def test_the_processor_is_noted_and_a_torn_note_is_written_again(
+def test_the_processor_is_noted_and_a_note_of_another_version_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
-    found = detect()
-    for content in (None, "{", '{"triple": 1}'):
+    found, key = detect(), isa._telling()
+    for content in (None, b"{", b'{"triple": 1}', b"\xff", b"[]"):
         host.cache_clear()
-        if content is not None:
-            for path in (tmp_path / "cpu").glob("host-*"):
-                path.write_text(content)
+        if content is not None and key is not None:
+            kept.write(kept.folder("cpu"), isa.NOTE, key, content)
         assert host() == found
-        note = isa._note()
-        assert note is None or Isa(**json.loads(note.read_text())) == found
+        assert key is None or isa._noted(key) == found
     host.cache_clear()

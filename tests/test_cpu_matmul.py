@@ -1,5 +1,6 @@
 """Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
 
+from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -17,6 +18,7 @@ from cpu_calls import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt
 from ggraph.backends.cpu import matmul
 from ggraph.backends.cpu.compiler import assembly
@@ -146,3 +148,15 @@ def test_prefetches_name_no_memory_behind_the_guard() -> None:
         for a in LAYOUTS.values()
     ]
     assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + max(lines) <= GUARD
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0, 3), (0, 0)])
+def test_products_of_empty_weights(shape: tuple[int, int]) -> None:
+    """No inner elements make zeros; found by the examples of ops with weights for inputs."""
+    n, k = shape
+    graph = Graph.of({"y": ops.mul_mat(weight("w", shape), input("x", (4, k)))})
+    with closing(Session({"cpu": open_backend("cpu", threads=1)})) as session:
+        session.prepare("y", lambda: graph, lambda t: np.zeros(t.shape, np.float32))
+        y = session.run("y", {"x": np.zeros((4, k), np.float32)})["y"]
+    assert y.shape == (4, n)
+    assert not y.any()

@@ -12,7 +12,7 @@ import pytest
 from small_model import small_model
 
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from models.load import Loaded, load
+from models.run.load import Loaded, load
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,7 +16,6 @@ from ggraph.backends.protocol import Memory
 from ggraph.device import HOST
 from ggraph.dtype import Q8_0
 from ggraph.errors import BackendError, InputError
-from ggraph.execute import _writes_first
 from ggraph.formats.quantise import quantize
 from ggraph.pipeline import Options
 from ggraph.plan import Buffer, Do
@@ -159,15 +158,6 @@ def test_an_op_without_a_kernel_goes_to_the_cpu_and_the_plan_says_so() -> None:
     got = session.run("k", {"x": data})["y"]
     assert np.array_equal(got, -np.roll(data, 1, -1))
     assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
-
-
-def test_a_graph_holds_all_between_two_waits_and_no_read() -> None:
-    """Host writes go first; nothing passes a wait or a read of the host."""
-    order = [Do.HOST_WRITE, Do.COPY, Do.HOST_WRITE, Do.LAUNCH, Do.HOST_SYNC, Do.HOST_READ,
-             Do.LAUNCH, Do.HOST_FREE, Do.HOST_WRITE, Do.COPY, Do.HOST_SYNC]  # fmt: skip
-    steps = [(do, lambda feeds, results, i=i: i) for i, do in enumerate(order)]
-    found = [step({}, {}) for _, step in _writes_first(steps)]  # type: ignore[arg-type, misc]
-    assert found == [0, 2, 1, 3, 4, 5, 8, 6, 9, 10]
 
 
 @need_compiler

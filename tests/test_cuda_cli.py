@@ -9,7 +9,7 @@ from small_model import TINY, small_model
 from typer.testing import CliRunner
 
 from ggraph.backends import cuda
-from models.cli import app
+from models.cli.app import app
 
 HEAD = TINY / "eagle3_for_llama_tied"
 

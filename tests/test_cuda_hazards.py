@@ -15,7 +15,7 @@ from ggraph.errors import BackendError
 from ggraph.hazards import HAZARDS, Hazard, find, plan_of
 from ggraph.hazards.gpu import run_on_gpu
 from ggraph.hazards.run import data_of
-from models import cli_hazards
+from models.cli import hazards as cli_hazards
 
 pytestmark = need_compiler
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.decode.acceptance import draw, match, reject, residual, without
-from ggraph.decode.draft import ROOT, Draft
+from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.tensor import Array
 
 V = 5

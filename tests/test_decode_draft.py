@@ -6,8 +6,8 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.decode.draft import ROOT, Draft
-from ggraph.decode.lookup import DISCOUNTS, PromptLookup, SuffixDrafter, continuation
+from ggraph.decode.draft.lookup import DISCOUNTS, PromptLookup, SuffixDrafter, continuation
+from ggraph.decode.draft.tree import ROOT, Draft
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

@@ -10,10 +10,10 @@ from head_loop import saved, variant
 from ggraph.backends import open_backend
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
-from ggraph.decode.draft_loop import guessing, table, unrolled
-from ggraph.decode.draft_model import DraftShape
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.head import DraftShape
+from ggraph.decode.draft.loop import guessing, table, unrolled
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
@@ -23,9 +23,9 @@ from ggraph.errors import InputError
 from ggraph.plan import Do
 from ggraph.session import Session
 from models.eagle3 import Head
-from models.heads import open_head
-from models.load import open_session
+from models.heads.layouts import open_head
 from models.registry import open_model
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGET = TINY / "llama_tied"

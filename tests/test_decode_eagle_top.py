@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from ggraph import Array
-from ggraph.decode.eagle import top
+from ggraph.decode.draft.eagle import top
 
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -np.inf, np.inf, np.nan]) | st.floats(
     width=32

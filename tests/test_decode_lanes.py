@@ -9,7 +9,7 @@ from small_model import small_model
 from ggraph import InputError
 from ggraph.decode.lanes import Answered, Lanes, Request
 from ggraph.decode.runner import Runner
-from models.load import Loaded, load
+from models.run.load import Loaded, load
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.costs import KEYS, LATE, NEXT, Costs, Mean
-from ggraph.decode.draft import NOTHING, Draft
+from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.habits import FREE
 from ggraph.decode.length import DEBT, DEBT_PER_TOKEN, RISK, STALE, Adaptive
 from ggraph.decode.policy import Fixed

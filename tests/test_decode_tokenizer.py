@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from ggraph.decode.chat import ChatTemplate
-from ggraph.decode.stream import Detokenizer, StopMatcher, TextStream
-from ggraph.decode.tokenizer import Tokenizer
-from ggraph.decode.tokenizer_pre import PRE_TOKENIZERS
-from ggraph.decode.tokenizer_vocab import byte_chars
 from ggraph.env import cache_dir
 from ggraph.errors import FormatError, GgraphError, InputError
+from ggraph.text.chat import ChatTemplate
+from ggraph.text.pre import PRE_TOKENIZERS
+from ggraph.text.stream import Detokenizer, StopMatcher, TextStream
+from ggraph.text.tokenizer import Tokenizer
+from ggraph.text.vocab import byte_chars
 
 GOLDEN = Path(__file__).parent / "golden"
 SMOLLM2 = cache_dir() / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from ggraph.decode.tokenizer_bpe import BpeEncoder, Merges
-from ggraph.decode.tokenizer_pre import PreTokenizer
-from ggraph.decode.tokenizer_vocab import byte_chars
 from ggraph.errors import FormatError
+from ggraph.text.bpe import BpeEncoder, Merges
+from ggraph.text.pre import PreTokenizer
+from ggraph.text.vocab import byte_chars
 
 LETTERS = "abcé "
 WORDS = (r" ?\S+|\s+",)

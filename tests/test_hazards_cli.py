@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from ggraph.errors import InputError
 from ggraph.hazards import HAZARDS, Recipe, find
-from models import cli_hazards
-from models.cli import app
+from models.cli import hazards as cli_hazards
+from models.cli.app import app
 
 RUN = CliRunner()
 

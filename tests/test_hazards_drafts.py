@@ -15,10 +15,10 @@ import pytest
 from small_model import TINY, small_model
 from typer.testing import CliRunner
 
-from ggraph.decode.draft import Draft
-from ggraph.decode.draft_model import DraftShape
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.head import DraftShape
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
@@ -30,9 +30,9 @@ from ggraph.hazards.faults import forgets_waits_before
 from ggraph.hazards.parts import GPU
 from ggraph.tensor import Array, Tensor
 from ggraph.verify import CounterExample, examine
-from models.cli_hazards import hazards_app
-from models.hazard_drafts import DraftReport, drafts_under
-from models.load import Loaded, load
+from models.bench.hazard_drafts import DraftReport, drafts_under
+from models.cli.hazards import hazards_app
+from models.run.load import Loaded, load
 
 HEAD = TINY / "eagle3_for_llama_tied"
 PROMPT, LIMIT = "Hello there", 40

@@ -10,8 +10,8 @@ import pytest
 from small_model import small_model
 
 from ggraph import InputError
-from models.bench_cpu import Case, Ours, file_of, measure, row
-from models.peer import MISSING, Peer
+from models.bench.cpu import Case, Ours, file_of, measure, row
+from models.bench.peer import MISSING, Peer
 
 ROOT = Path(__file__).parent.parent
 SMALL = (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_model import small_model
 
-from models.load import load
+from models.run.load import load
 
 ROOT = Path(__file__).parent.parent
 CONTEXTS = (64, 1024, 2048, 4096, 8192)

@@ -13,7 +13,7 @@ from small_model import small_model
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.speculate import SpeculationStatistics
-from models.bench_spec import (
+from models.bench.spec import (
     Answer,
     Measured,
     Prompt,
@@ -25,8 +25,8 @@ from models.bench_spec import (
     summary,
     tables,
 )
-from models.generation import Generation
-from models.load import load
+from models.run.generation import Generation
+from models.run.load import load
 
 ROOT = Path(__file__).parent.parent
 EVAL = ROOT / "bench" / "data" / "eval"
@@ -177,7 +177,7 @@ def test_the_error_of_a_median_is_that_of_normal_noise() -> None:
 def test_free_lengths_near_the_floor_get_further_rounds(
     model: Path, monkeypatch: pytest.MonkeyPatch, close: float, further: int
 ) -> None:
-    monkeypatch.setattr("models.bench_spec.CLOSE", close)
+    monkeypatch.setattr("models.bench.spec.CLOSE", close)
     m = load(model, threads=1, ctx_size=256)
     prompts = [Prompt("1", "g", "c", "abcabcabc")]
     for text, rounds in ("suffix", 1 + further), ("suffix:3", 1):

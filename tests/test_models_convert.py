@@ -11,10 +11,10 @@ from test_models_heads import EXPECTED, HEAD, TINY, logits
 
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
-from models.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
 from models.eagle3 import Head
-from models.heads import open_head
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
+from models.run.convert import FILE_TYPES, head_to_gguf, model_to_gguf, tensor_type
 
 WIDTH = 256
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ggraph.decode.draft import Draft
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.lookup import PromptLookup
+from ggraph.decode.draft.model import ModelDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.engine import Engine
 from ggraph.decode.length import Adaptive
-from ggraph.decode.lookup import PromptLookup
 from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
@@ -21,10 +21,10 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError
-from models.eagle1 import FirstHead
-from models.heads import open_head
-from models.load import open_session
+from models.heads.eagle1 import FirstHead
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 WIDTH, FFN, HEADS, KV, DIM = 64, 96, 4, 2, 16

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.decode.draft import ROOT, Draft
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.decode.engine import Engine
-from ggraph.decode.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
@@ -25,9 +25,9 @@ from ggraph.dtype import F32
 from ggraph.errors import InputError
 from ggraph.session import Session
 from ggraph.tensor import Array
-from models.heads import open_head
-from models.load import open_session
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 EXPECTED = np.load(TINY / "eagle3_for_llama_tied" / "expected.npz")

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from head_loop import TINY, Array, ByHand, base, grown, saved, variant
 
-from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.dtype import F32
 from ggraph.errors import ModelError
-from models.convert import head_to_gguf
 from models.eagle3 import Head
-from models.heads import open_head
-from models.load import open_session
+from models.heads.layouts import open_head
 from models.registry import open_model
+from models.run.convert import head_to_gguf
+from models.run.load import open_session
 
 TOKENS = [13, 259, 130, 208, 233, 290, 263]
 COUNT = len(TOKENS)

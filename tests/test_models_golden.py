@@ -13,9 +13,9 @@ import pytest
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
-from models.convert import model_to_gguf
-from models.load import open_session
 from models.registry import open_model
+from models.run.convert import model_to_gguf
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 NAMES = (

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.dtype import F32, I64
 from ggraph.errors import FormatError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models.convert import head_to_gguf, model_to_gguf
 from models.eagle3 import Head
-from models.heads import open_head
-from models.load import open_session
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
+from models.run.convert import head_to_gguf, model_to_gguf
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 HEAD = TINY / "eagle3_for_llama_tied"

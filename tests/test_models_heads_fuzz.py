@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.errors import GgraphError
-from models.eagle1 import FirstHead
 from models.eagle3 import Head
-from models.heads import open_head
+from models.heads.eagle1 import FirstHead
+from models.heads.layouts import open_head
 from models.registry import open_model
 
 TARGET = open_model(TINY / "llama_tied")

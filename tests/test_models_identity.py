@@ -11,21 +11,21 @@ import pytest
 from small_model import small_model
 from test_models_eagle3 import Scripted
 
-from ggraph.decode.draft import ROOT, Draft, Drafter
-from ggraph.decode.draft_text import ModelDrafter
-from ggraph.decode.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.lookup import PromptLookup
+from ggraph.decode.draft.model import ModelDrafter
+from ggraph.decode.draft.tree import ROOT, Draft, Drafter
 from ggraph.decode.engine import Engine
-from ggraph.decode.lookup import PromptLookup
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculate import Speculator
 from ggraph.dtype import F32
 from ggraph.errors import InputError
-from models.drafting import DraftOptions, Drawn, make_drafters, tree_shape
-from models.generation import Drafting, Generation
-from models.load import load, open_session
 from models.registry import open_model
+from models.run.drafting import DraftOptions, Drawn, make_drafters, tree_shape
+from models.run.generation import Drafting, Generation
+from models.run.load import load, open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",

@@ -6,7 +6,7 @@ import pytest
 from small_model import small_model
 
 from ggraph import InputError
-from models.load import load
+from models.run.load import load
 
 
 def test_a_cache_of_blocks_needs_whole_blocks_per_head(tmp_path: Path) -> None:

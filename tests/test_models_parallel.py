@@ -10,19 +10,19 @@ from head_loop import TINY, Array, ByHand, Weights, base, grown, layer, saved
 from small_model import small_model
 from test_models_eagle3 import CONTEXT, IDS, plain, speculative
 
-from ggraph.decode.draft_model import Masked
-from ggraph.decode.draft_runner import DraftRunner
-from ggraph.decode.eagle import TreeShape
-from ggraph.decode.parallel import ParallelDrafter
+from ggraph.decode.draft.eagle import TreeShape
+from ggraph.decode.draft.head import Masked
+from ggraph.decode.draft.parallel import ParallelDrafter
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError
 from ggraph.session import Session
-from models.convert import head_to_gguf
-from models.drafting import DraftOptions, make_drafters
 from models.eagle3 import Head
-from models.heads import open_head
-from models.load import load, open_session
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
+from models.run.convert import head_to_gguf
+from models.run.drafting import DraftOptions, make_drafters
+from models.run.load import load, open_session
 
 MASK = 310
 TOKENS = [13, 259, 130, 208, MASK, 290, 263]

@@ -10,7 +10,7 @@ import pytest
 from head_loop import grown, layer, saved, variant
 
 from ggraph.alloc import allocate
-from ggraph.decode.draft_model import DraftShape
+from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import move_graph
 from ggraph.device import DeviceSpec
@@ -21,7 +21,7 @@ from ggraph.place import place
 from ggraph.plan import Do, Plan, VerifiedPlan
 from ggraph.split import split
 from ggraph.verify import CounterExample, examine
-from models.heads import open_head
+from models.heads.layouts import open_head
 from models.registry import open_model
 
 TINY = Path(__file__).parent / "golden" / "tiny"

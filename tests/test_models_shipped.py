@@ -11,11 +11,10 @@ from ggraph import dtypes
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
-from models.cli_draft import drafting_from, known_head
-from models.shipped import DATA, HEADS, Shipped, head_for
+from models.cli.draft import DraftFlags
+from models.run.shipped import DATA, HEADS, Shipped, head_for
 
 MOST_BYTES = 12_000_000
-LENGTHS = (8, 0, 0.0)
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda h: h.file)
@@ -34,11 +33,11 @@ def test_a_model_is_known_by_its_final_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = small_model(tmp_path / "own.gguf")
-    assert head_for(path) is None and known_head(None, path, None, None) is None
+    assert head_for(path) is None and DraftFlags().head_of(path) is None
     checkpoint = open_checkpoint(path)
     norm = checkpoint.tensors["output_norm.weight"].float32()
     known = Shipped("own.gguf", hashlib.sha256(norm.tobytes()).hexdigest())
-    monkeypatch.setattr("models.shipped.HEADS", (known,))
+    monkeypatch.setattr("models.run.shipped.HEADS", (known,))
     assert head_for(path) == DATA / "own.gguf"
     tensors = dict(checkpoint.tensors)
     name = "blk.0.ffn_down.weight"
@@ -51,16 +50,16 @@ def test_a_model_is_known_by_its_final_norm(
 
 def test_which_drafters_run_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, head = tmp_path / "model.gguf", tmp_path / "head.gguf"
-    monkeypatch.setattr("models.cli_draft.head_for", lambda model: head)
-    assert known_head(None, path, None, None) == head
-    assert known_head(None, path, "suffix,eagle3", None) == head
-    assert known_head(None, path, "suffix", None) is None, "another drafter was asked for"
-    assert known_head(None, path, None, path) is None, "a draft model was asked for"
-    assert known_head(path, path, "suffix", None) == path, "what is given is taken"
+    monkeypatch.setattr("models.cli.draft.head_for", lambda model: head)
+    assert DraftFlags().head_of(path) == head
+    assert DraftFlags(draft="suffix,eagle3").head_of(path) == head
+    assert DraftFlags(draft="suffix").head_of(path) is None, "another drafter was asked for"
+    assert DraftFlags(model_draft=path).head_of(path) is None, "a draft model was asked for"
+    assert DraftFlags(path, draft="suffix").head_of(path) == path, "what is given is taken"
     for given, tree, names in (
         (head, None, ("suffix", "eagle3")),
         (head, "8,2,3", ("eagle3",)),
         (None, None, ("suffix",)),
     ):
-        found = drafting_from(given, None, None, LENGTHS, False, tree, "match")
+        found = DraftFlags(tree=tree).drafting(given)
         assert found.options.names == names

@@ -12,8 +12,8 @@ import pytest
 from ggraph import cache_dir
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
-from models.fetch import DEFAULT
-from models.load import Loaded, load
+from models.run.fetch import DEFAULT
+from models.run.load import Loaded, load
 
 GOLDEN = Path(__file__).parent / "golden"
 MODEL = cache_dir() / DEFAULT.file

@@ -13,15 +13,15 @@ from small_model import learnable_model
 from typer.testing import CliRunner
 
 from ggraph import InputError
-from ggraph.decode.draft_runner import DraftRunner
+from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.errors import FormatError
-from models.cli import app
+from models.cli.app import app
 from models.eagle3 import Head
-from models.heads import open_head
-from models.load import Loaded, load
-from models.train_data import AnswerOptions, make_answers, read_shard, shards
-from models.train_prompts import Turn, read_prompts, without
+from models.heads.layouts import open_head
+from models.run.load import Loaded, load
+from models.train.data import AnswerOptions, make_answers, read_shard, shards
+from models.train.prompts import Turn, read_prompts, without
 
 OPTIONS = AnswerOptions(
     new_tokens=24, text_tokens=128, lanes=8, sampled_every=4, own_share=0.5, seed=3
@@ -156,8 +156,8 @@ def trained(
     Needs PyTorch, which neither running nor the other tests do.
     """
     pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-    loop = importlib.import_module("models.train_loop")
-    export = importlib.import_module("models.train_export")
+    loop = importlib.import_module("models.train.loop")
+    export = importlib.import_module("models.train.export")
     options = loop.TrainOptions(
         draft_vocab=128, epochs=3, batch_tokens=512, rate=3e-3, save_seconds=0, loss="kl"
     )
@@ -214,7 +214,7 @@ def test_the_training_time_test_is_what_decoding_does(
 
 def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-    loop = importlib.import_module("models.train_loop")
+    loop = importlib.import_module("models.train.loop")
     target = loop.Target.of(loaded.model)
     options = loop.TrainOptions(draft_vocab=64, epochs=1, batch_tokens=512, save_seconds=0)
 
@@ -242,7 +242,7 @@ def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path:
 
 
 def test_a_head_becomes_gguf(loaded: Loaded, trained: Trained, tmp_path: Path) -> None:
-    export = importlib.import_module("models.train_export")
+    export = importlib.import_module("models.train.export")
     folder = trained[1] / "head"
     again = export.export_gguf(folder, loaded.model, tmp_path / "h.gguf", "f16")
     head = open_head(folder, loaded.model)
@@ -254,7 +254,7 @@ def test_a_head_becomes_gguf(loaded: Loaded, trained: Trained, tmp_path: Path) -
 
 def test_options_out_of_range_are_refused() -> None:
     pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-    loop = importlib.import_module("models.train_loop")
+    loop = importlib.import_module("models.train.loop")
     for bad in ({"loss": "mse"}, {"steps": 0}, {"rate": 0.0}, {"epochs": 0}, {"single": 2.0}):
         with pytest.raises(InputError):
             loop.TrainOptions(**bad)
@@ -280,7 +280,7 @@ def test_the_command_makes_a_head(loaded: Loaded, tmp_path: Path) -> None:
 def test_without_pytorch_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in [n for n in sys.modules if n.startswith("models.train_")]:
+    for name in [n for n in sys.modules if n.startswith("models.train.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(app, ["train-eagle3", "--out", str(tmp_path)])

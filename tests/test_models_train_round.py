@@ -11,13 +11,13 @@ import pytest
 from small_model import learnable_model
 
 from ggraph import InputError
-from models.load import load
-from models.train_data import AnswerOptions, make_answers
+from models.run.load import load
+from models.train.data import AnswerOptions, make_answers
 
 torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-rounding = importlib.import_module("models.train_round")
-loop = importlib.import_module("models.train_loop")
-nets = importlib.import_module("models.train_net")
+rounding = importlib.import_module("models.train.round")
+loop = importlib.import_module("models.train.loop")
+nets = importlib.import_module("models.train.net")
 
 SMALL = nets.NetConfig(
     width=64, taps=3, heads=2, kv_heads=1, head_dim=32, intermediate=128,

@@ -11,15 +11,15 @@ from small_model import learnable_model
 
 from ggraph import InputError
 from ggraph.formats.checkpoint import RawTensor
-from models import heads
-from models.load import Loaded, load
-from models.train_data import OWN_INDEX, AnswerOptions, Text, make_answers
+from models.heads import layouts as heads
+from models.run.load import Loaded, load
+from models.train.data import OWN_INDEX, AnswerOptions, Text, make_answers
 
 torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-loop = importlib.import_module("models.train_loop")
-parts = importlib.import_module("models.train_parts")
-export = importlib.import_module("models.train_export")
-start = importlib.import_module("models.train_start")
+loop = importlib.import_module("models.train.loop")
+parts = importlib.import_module("models.train.parts")
+export = importlib.import_module("models.train.export")
+start = importlib.import_module("models.train.start")
 started = start.started
 
 TAPS = (0, 1, 2)
@@ -122,7 +122,7 @@ def test_heads_that_cannot_be_gone_on_from_are_refused(
         (replace(head, config=config), "training knows one layer"),
         (object(), "only EAGLE-3 heads that draft in turn"),
     ):
-        monkeypatch.setattr("models.train_start.open_head", lambda *_, found=other: found)
+        monkeypatch.setattr("models.train.start.open_head", lambda *_, found=other: found)
         with pytest.raises(InputError, match=match):
             started(path, loaded.model, TAPS)
 

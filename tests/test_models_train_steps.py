@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-nets: Any = importlib.import_module("models.train_net")
-lessons: Any = importlib.import_module("models.train_steps")
+nets: Any = importlib.import_module("models.train.net")
+lessons: Any = importlib.import_module("models.train.steps")
 
 VOCABULARY, DRAFT, WIDTH, STEPS = 96, 64, 16, 3
 LENGTHS = (11, 5, 14)

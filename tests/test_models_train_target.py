@@ -12,14 +12,14 @@ from small_model import TINY, small_model
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F32
 from ggraph.errors import ModelError
-from models.load import load, open_session
 from models.registry import Model, open_model
-from models.train_prompts import Turn
+from models.run.load import load, open_session
+from models.train.prompts import Turn
 
 torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
-target_module = importlib.import_module("models.train_target")
-online = importlib.import_module("models.train_online")
-parts = importlib.import_module("models.train_parts")
+target_module = importlib.import_module("models.train.target")
+online = importlib.import_module("models.train.online")
+parts = importlib.import_module("models.train.parts")
 
 TAPS = (3, 0, 2)  # any order
 

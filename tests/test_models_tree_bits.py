@@ -13,8 +13,8 @@ from ggraph import Array
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.dtype import F16, F32, DType
-from models.load import open_session
 from models.registry import open_model
+from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGETS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",

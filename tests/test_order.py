@@ -35,7 +35,8 @@ def test_one_stream_of_the_cpu_is_the_graphs_own_list() -> None:
 def test_a_device_with_its_own_memory_is_fed_through_staging() -> None:
     s = schedule_of(GRAPH, [SIM0])
     assert doing(s, Do.COPY) == ["copy:x", "copy:slots", "copy:y@host"]
-    write, copy = s.commands[0], s.commands[1]
+    assert [c.do for c in s.commands[:3]] == [Do.HOST_WRITE, Do.HOST_WRITE, Do.COPY]
+    write, copy = s.commands[0], s.commands[2]
     assert write.writes == copy.reads == (Access("x@host", 0, T * E * 4),)
     assert copy.writes == (Access("x", 0, T * E * 4),)
     assert s.values["x@host"].device == "host"

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import SIM0, SIM1, tiny
 
-from ggraph import pipeline
-from ggraph.alloc import lower_bounds, peak_bytes
+from ggraph.alloc import fitting_edges, lower_bounds, ordering_offers, peak_bytes
 from ggraph.backends import open_backend
 from ggraph.errors import AllocError, BackendError, InputError, PlaceError, PlanError
 from ggraph.order import order
-from ggraph.pipeline import Options, fastest, make_plan, trade_table
+from ggraph.orderings import wait_count, with_orderings
+from ggraph.pipeline import Options, make_plan
 from ggraph.place import place
 from ggraph.plan import Do, Plan, Schedule, VerifiedPlan
 from ggraph.session import Session
 from ggraph.split import split
-from ggraph.trade import wait_count, with_orderings
+from ggraph.trade import trade_table
 from ggraph.verify import verify
 
 GRAPH = tiny(3)
@@ -141,10 +141,10 @@ def test_fewest_orderings_on_a_small_plan() -> None:
     """No smaller set of the offered orderings makes the plan fit."""
     schedule = forked()
     limit = 704
-    edges = pipeline.fitting_edges(schedule, "sim0", limit)
+    edges = fitting_edges(schedule, "sim0", limit)
     assert edges is not None
     assert peak_bytes(schedule, edges)["sim0"] <= limit
-    offers = [(o.before, o.after) for o in pipeline.ordering_offers(schedule, device="sim0")]
+    offers = [(o.before, o.after) for o in ordering_offers(schedule, device="sim0")]
     for fewer in combinations(offers, len(edges) - 1):
         assert peak_bytes(schedule, fewer)["sim0"] > limit
 
@@ -185,16 +185,6 @@ def test_concurrency_has_a_price() -> None:
     for r in rows:
         assert r.added == 0 or r.nbytes < first.get(r.streams, rows[-2]).nbytes
     assert max(r.added for r in trade_table(GRAPH, [SIM0, SIM1], most=0)) == 0
-
-
-def test_the_fastest_way_within_a_limit() -> None:
-    rows = trade_table(GRAPH, [SIM0])
-    best = fastest(rows, max(r.nbytes for r in rows))
-    assert best.critical_path_s == min(r.critical_path_s for r in rows)
-    least = min(r.nbytes for r in rows)
-    assert fastest(rows, least).nbytes == least
-    with pytest.raises(AllocError, match=rf"{least - 1} bytes or less; the least is {least}"):
-        fastest(rows, least - 1)
 
 
 def test_the_table_matches_the_plans() -> None:

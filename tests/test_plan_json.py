@@ -16,7 +16,7 @@ from ggraph.errors import FormatError, GgraphError, InputError
 from ggraph.plan import Certificate, Do, Plan
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.verify import CounterExample, examine, races
-from models.cli import app
+from models.cli.app import app
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLE = DOCS / "examples" / "llama_cpp_qkv_streams.json"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small_model import learnable_model
 
-from models.load import load
-from models.train_data import AnswerOptions, make_answers
+from models.run.load import load
+from models.train.data import AnswerOptions, make_answers
 
 pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
 

@@ -111,13 +111,16 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
     # Buffers.
     ("alignment 0", buffer("mem", alignment=0), "alignment", "alignment 0 is not a power of two"),
     ("alignment 24", buffer("mem", alignment=24), "alignment", "24 is not a power of two"),
+    ("buffer of less", buffer("mem", alignment=8), "alignment", "aligned to 8, d needs 16"),
     ("negative buffer", buffer("host", nbytes=-1), "bounds", "host has -1 bytes"),
     ("unknown device", buffer("mem", device="q"), "capacity", "mem is on unknown device 'q'"),
     ("buffer too large", buffer("mem", nbytes=ROOM * 2 + 1), "capacity", "d allows 512"),
     (
         "device full",
         lambda p: buffer("mem", nbytes=ROOM * 2)(
-            with_buffer(with_buffer(p, Buffer("a", "d", ROOM * 2, 1)), Buffer("b", "d", 1, 1))
+            with_buffer(
+                with_buffer(p, Buffer("a", "d", ROOM * 2, ALIGN)), Buffer("b", "d", 1, ALIGN)
+            )
         ),
         "capacity",
         f"{ROOM * 4 + 1} bytes on d, which has {ROOM * 4}",

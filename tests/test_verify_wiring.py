@@ -16,6 +16,7 @@ from ggraph.pipeline import Options, make_plan
 from ggraph.plan import Access, Actor, Command, Do, Placement, Plan, Schedule, Splits
 from ggraph.tensor import Tensor, input, weight
 from ggraph.verify import CounterExample, examine
+from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
 
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
@@ -262,8 +263,9 @@ def test_a_part_is_chosen_by_the_graphs_own_indices() -> None:
         assert text in faults(with_commands(p, [c]))
 
 
-def test_an_input_may_be_staged_in_two_buffers() -> None:
-    """Each half that the host writes is part of the input, neither is all of it."""
+def test_an_input_is_staged_in_one_buffer() -> None:
+    """Each half that the host writes is part of the input, neither is all of it; an executor feeds
+    a tensor at once."""
     graph = Graph.of({"y": ops.scale(input("x", (4, 16)), 2.0, name="y")}, name="halves")
     one, two = Access("one", 0, N // 2), Access("two", 0, N // 2)
     whole, y = (Access("x", 0, N),), (Access("y", 0, N),)
@@ -277,11 +279,16 @@ def test_an_input_may_be_staged_in_two_buffers() -> None:
     ]
     schedule = Schedule(Splits(Placement(graph, (SIM,), {}), ()), {}, tuple(commands))
     p = Plan(schedule, PLAN.memory)
-    assert faults(p) == []
-    foreign = Command(Do.HOST_WRITE, host, "three", "x", (), (Access("three", 0, 4),))
-    assert faults(with_commands(p, [foreign, *commands])) == [
-        "host_write for 'x' moves three[0:4], bytes of another"
+    assert faults(p) == ["the host never writes input 'x'"]
+    assert [f.message for f in step_faults(p)] == [
+        "host_write of 'x' in ranges of [128] bytes, expected one of 256",
+        "host_write of 'x' in ranges of [128] bytes, expected one of 256",
+        "copy of 2 ranges to 1: one is moved, to one",
     ]
+    foreign = Command(Do.HOST_WRITE, host, "three", "x", (), (Access("three", 0, 4),))
+    assert "host_write for 'x' moves three[0:4], bytes of another" in faults(
+        with_commands(p, [foreign, *commands])
+    )
 
 
 def test_bytes_that_two_copies_shift_are_traced_to_where_they_were() -> None:

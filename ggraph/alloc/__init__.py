@@ -1,4 +1,4 @@
-"""Schedule -> MemoryMap: where every value lies, and which values share bytes. Floor 6.
+"""Schedule -> MemoryMap: where every value lies, and which values share bytes.
 
 Three modes: `hb` (default) passes bytes from one value to the next only where happens-before
 allows it in the steady state; `offline` searches the same rule for a smaller peak; `ggml` trusts
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ggraph.alloc import hb, offline
+from ggraph.alloc import hb
 from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
 from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
@@ -19,6 +19,7 @@ from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
+from ggraph.alloc.search import offline
 from ggraph.alloc.tenants import explain, tenants
 from ggraph.errors import AllocError
 from ggraph.plan import MemoryMap, Schedule

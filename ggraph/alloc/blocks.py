@@ -1,4 +1,4 @@
-"""Values grouped into blocks: what must, and what may, lie on the same bytes. Floor 6.
+"""Values grouped into blocks: what must, and what may, lie on the same bytes.
 
 A block is one place in an arena. Values that overwrite one another share a block because they must
 (`same_as`), a result shares its source's block in place when nothing else can still need the source
@@ -100,7 +100,7 @@ class _Grouper:
 
         Steady state: the new value's last access also precedes the next run's old value.
         """
-        clock, who = self.order.clock, np.asarray(self.order.actor_of)
+        clock, who = self.order.clock, self.order.who
         olds, news = np.array(sorted(old)), np.array(sorted(new))
         within = clock[news][:, who[olds]] > olds  # [new, old]
         both = (news == i)[:, None] & (olds == i)

@@ -1,4 +1,4 @@
-"""Lower bounds: bytes that no plan of a given order can do without. Floor 6.
+"""Lower bounds: bytes that no plan of a given order can do without.
 
 On one queue lifetimes are intervals and the bound is the largest number of bytes live at once. In
 a partial order it is the heaviest set of blocks of which no two are ordered, a maximum-weight
@@ -46,12 +46,13 @@ def live_at(blocks: Blocks, block: int) -> Bools:
     order, b = blocks.order, blocks.blocks[block]
     if b.pinned:
         return np.ones(order.n, dtype=bool)
-    who, every = np.asarray(order.actor_of[: order.n]), np.arange(order.n)
-    after = np.zeros(order.n, dtype=bool)
-    ahead = np.zeros(order.n, dtype=bool)
-    for a in b.rows:
-        after |= (order.clock[: order.n, who[a]] > a) | (every == a)
-        ahead |= (order.clock[a, who] > every) | (every == a)
+    n, who, rows = order.n, order.who[: order.n], np.asarray(b.rows, dtype=np.int64)
+    after, ahead = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+    if len(rows):
+        for actor in np.unique(who[rows]):
+            after |= order.clock[:n, actor] > rows[who[rows] == actor].min()
+        ahead = order.clock[rows].max(axis=0)[who] > np.arange(n)
+    after[rows] = ahead[rows] = True
     return after & ahead
 
 

@@ -1,4 +1,4 @@
-"""Refuses schedules that no allocator can serve. Floor 6."""
+"""Refuses schedules that no allocator can serve."""
 
 from ggraph.alloc.dyn import check_alignment
 from ggraph.device import HOST

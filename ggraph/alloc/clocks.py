@@ -1,4 +1,4 @@
-"""Happens-before of a schedule in its steady state, as vector clocks. Floor 6.
+"""Happens-before of a schedule in its steady state, as vector clocks.
 
 The schedule is unrolled twice: command i of run k is row i, of run k + 1 row n + i. Every actor
 (the host, each stream) is a queue, so one number per actor says all that precedes a command.
@@ -9,6 +9,7 @@ Legend: n = commands of one run, A = actors, V = values, i j = rows of the unrol
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ class Clocks:
     actor_of: tuple[int, ...]  # per row
     direct: tuple[tuple[int, ...], ...]
     clock: Ints  # [2 n, A]
+
+    @cached_property
+    def who(self) -> Ints:
+        """`actor_of` as an array [2 n]."""
+        return np.asarray(self.actor_of, dtype=np.int64)
 
     def before(self, i: int, j: int) -> bool:
         """Whether row i happens before row j (strictly)."""

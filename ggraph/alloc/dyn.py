@@ -1,4 +1,4 @@
-"""The free-list allocators of ggml, at the level of bytes. Floor 6; knows no tensors.
+"""The free-list allocators of ggml, at the level of bytes. Knows no tensors.
 
 `DynAllocator` plans offsets for tensors that live and die (compute buffers), `BumpAllocator` for
 tensors that stay (weights). Both follow upstream's observable behaviour exactly, quirks included;

@@ -1,4 +1,4 @@
-"""ggml's graph allocator on a neutral node list, offset for offset. Floor 6.
+"""ggml's graph allocator on a neutral node list, offset for offset.
 
 It exists to compare with and to reproduce upstream's plans and their races: it trusts list order
 and knows no streams. `ggraph.alloc.listing` turns graphs and schedules into node lists. Rules A9

@@ -1,7 +1,7 @@
-"""`hb` mode: several placement orders over happens-before, the smallest wins. Floor 6.
+"""`hb` mode: several placement orders over happens-before, the smallest wins.
 
 No search: a handful of orders, each placed by first fit and by best fit, so that planning a model
-takes milliseconds. `ggraph.alloc.offline` searches the same problem.
+takes milliseconds. `ggraph.alloc.search.offline` searches the same problem.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""From offsets to a MemoryMap: buffers, regions, limits. Floor 6.
+"""From offsets to a MemoryMap: buffers, regions, limits.
 
 Legend: an arena is a buffer that the plan owns, `arena@DEVICE`; where one buffer cannot be large
 enough there are more, `arena@DEVICE.1` and so on.

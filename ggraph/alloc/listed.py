@@ -1,4 +1,4 @@
-"""`ggml` mode: a MemoryMap from upstream's planner. Floor 6."""
+"""`ggml` mode: a MemoryMap from upstream's planner."""
 
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.ggml import BufferType, Spot, plan_list

@@ -1,4 +1,4 @@
-"""Graphs and schedules as ggml node lists. Floor 6; decides nothing about offsets.
+"""Graphs and schedules as ggml node lists. Decides nothing about offsets.
 
 ggml plans from a list of nodes and leafs, so a schedule is flattened to the order in which the host
 enqueues its launches; streams and events are dropped, which is exactly what upstream does. Rule

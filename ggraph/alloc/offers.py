@@ -1,4 +1,4 @@
-"""Memory that more ordering would buy: offers for the pipeline, which alone may retry. Floor 6.
+"""Memory that more ordering would buy: offers for the pipeline, which alone may retry.
 
 An offer is one edge, "this command only after that one", between two values that today may not
 share bytes merely because nothing orders them. Its saving is measured by planning again with the

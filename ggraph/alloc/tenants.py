@@ -1,4 +1,4 @@
-"""Why a value lies where it lies, in lines of text. Floor 6; decides nothing.
+"""Why a value lies where it lies, in lines of text. Decides nothing.
 
 A *tenant* of a range of bytes is a value that lies on them. For each tenant before the value asked
 about, the chain of commands is shown that orders its last use before the new first use.

@@ -1,4 +1,4 @@
-"""Host memory as NumPy byte arrays, for staging values that no device asks to own. Floor 6."""
+"""Host memory as NumPy byte arrays, for staging values that no device asks to own."""
 
 import numpy as np
 

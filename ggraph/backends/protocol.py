@@ -1,4 +1,4 @@
-"""The interface between the executor and a device. Read this page first. Floor 6.
+"""The interface between the executor and a device. Read this page first.
 
 A backend owns memory, streams and events of one device. The executor calls it from one host
 thread, in the order of a verified plan; it never has to decide, reorder or wait on its own.
@@ -114,6 +114,9 @@ class Backend(Protocol):
     # capture(streams, enqueue) -> Callable[[], None] (optional; default: `enqueue` is called every
     # time). What `enqueue` puts on these streams of this device, as one call that puts it there
     # again; calls made so run one after another, and `synchronise` waits for them.
+
+    # abandon() (optional; default: `synchronise`). A run has failed half-way: forget or finish what
+    # is enqueued, so that nothing is in flight.
 
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""

@@ -1,4 +1,4 @@
-"""Launches by their NumPy meaning, on byte arrays in host memory. Floor 6.
+"""Launches by their NumPy meaning, on byte arrays in host memory.
 
 The simulator runs everything this way; the CPU backend what it has no kernel for.
 """

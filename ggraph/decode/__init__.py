@@ -1,1 +1,1 @@
-"""From tokens to text: tokenizer, chat, samplers, the engine and its drafters. Floor 9."""
+"""From tokens to text: tokenizer, chat, samplers, the engine and its drafters."""

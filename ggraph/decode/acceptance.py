@@ -1,4 +1,4 @@
-"""Which drafted tokens stay: sample-and-match, and stochastic rejection. Floor 9.
+"""Which drafted tokens stay: sample-and-match, and stochastic rejection.
 
 Both are lossless. *Match* runs the real sampler on each verified row and goes on while the token
 it chose is a child of the node; sampler state and random numbers are used exactly as without
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.decode.draft import ROOT, Draft
+from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.tensor import Array
 
 Pick = Callable[[Array], int]  # logits f32 [V] -> token

@@ -1,4 +1,4 @@
-"""What steps and drafts take on this machine, measured while decoding. Floor 9.
+"""What steps and drafts take on this machine, measured while decoding.
 
 Kept from text to text: a table of seconds by rows, for texts of about the same length, of seconds
 per guess by drafter, and what asking a drafter was worth. Steps count by their ratio to a step of

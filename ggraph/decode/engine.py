@@ -1,4 +1,4 @@
-"""Plain decoding: prompt in, tokens out, with statistics. Floor 9.
+"""Plain decoding: prompt in, tokens out, with statistics.
 
 Speculative decoding (`ggraph.decode.speculate`) yields the same tokens by another route; both are
 iterators of token ids, so a caller cannot tell them apart except by the clock.

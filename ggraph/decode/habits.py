@@ -1,4 +1,4 @@
-"""What a policy of lengths learns of each drafter in one text. Floor 9."""
+"""What a policy of lengths learns of each drafter in one text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Many texts decoded together: one step serves every lane. Floor 9.
+"""Many texts decoded together: one step serves every lane.
 
 Legend: B lanes, L cache slots of a lane, T token rows of a step, E width.
 

@@ -1,4 +1,4 @@
-"""How much to draft: what promises to pay, and what can be afforded. Floor 9.
+"""How much to draft: what promises to pay, and what can be afforded.
 
 Legend: path_i chance that a draft is right up to its i-th token, e(K) what verifying K tokens costs
 beyond a plain step, in plain steps, r tokens per plain step's time so far.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.costs import LATE, NEXT, Costs
-from ggraph.decode.draft import Draft
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.habits import FREE, MOST_PATIENCE, PATIENCE, UNSAID, Habits
 
 # Steps of plain decoding that drafts may lose in all, by the measured means: at once, and more with

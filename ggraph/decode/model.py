@@ -1,4 +1,4 @@
-"""What the decoder asks of a model: a graph per step shape. Floor 9.
+"""What the decoder asks of a model: a graph per step shape.
 
 Legend: T token rows of one step, C cache rows that attention may see, R cache rows in all,
 M rows for which logits are wanted, V vocabulary, E width of the residual stream.

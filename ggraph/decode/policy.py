@@ -1,4 +1,4 @@
-"""Who is asked for a draft, how much is verified: the protocol, and fixed lengths. Floor 9.
+"""Who is asked for a draft, how much is verified: the protocol, and fixed lengths.
 
 `ggraph.decode.length` has the policy that chooses by what was measured.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.draft import Draft
+from ggraph.decode.draft.tree import Draft
 
 
 class LengthPolicy(Protocol):

@@ -1,4 +1,4 @@
-"""The token rows of one step: buckets, padding, and who may see what. Floor 9.
+"""The token rows of one step: buckets, padding, and who may see what.
 
 Legend: T token rows, C cache rows that attention sees, S slots from `base` on.
 """

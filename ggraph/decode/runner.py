@@ -1,4 +1,4 @@
-"""Steps of one model over its KV cache: shape buckets, feeds, masks. Floor 9.
+"""Steps of one model over its KV cache: shape buckets, feeds, masks.
 
 Legend: T token rows, C cache rows that attention sees, R cache rows, V vocabulary, E width.
 

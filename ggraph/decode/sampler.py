@@ -1,4 +1,4 @@
-"""Choosing the next token from logits. Floor 9.
+"""Choosing the next token from logits.
 
 The stages and their order are llama.cpp's: penalties, top-k, top-p, min-p, temperature, draw. A
 `Sampler` holds all state explicitly (the last tokens and the random stream), so that speculation

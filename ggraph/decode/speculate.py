@@ -1,4 +1,4 @@
-"""Speculative decoding: draft, verify in one step, keep what the target would have said. Floor 9.
+"""Speculative decoding: draft, verify in one step, keep what the target would have said.
 
 Yields exactly the tokens of `ggraph.decode.engine.Engine.generate`: the target's own sampler
 chooses every one of them, the draft only decides how many steps that takes.
@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
-from ggraph.decode.draft import NOTHING, Draft, Drafter
+from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import LengthPolicy
 from ggraph.decode.rows import Rows

@@ -1,4 +1,4 @@
-"""Files to named arrays: GGUF, safetensors, torch archives, Hugging Face folders. Floor 3."""
+"""Files to named arrays: GGUF, safetensors, torch archives, Hugging Face folders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The meaning of A8 blocks: activations in 8 bits. Floor 3.
+"""The meaning of A8 blocks: activations in 8 bits.
 
 Legend: N blocks; a block is 32 codes int8, their scale float32, and scale * sum of codes float32,
 which the minimums of weights are multiplied with. scale = max |x| / 127.

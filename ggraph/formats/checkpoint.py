@@ -1,4 +1,4 @@
-"""Named arrays and metadata, whatever the file: the nouns of this room. Floor 3.
+"""Named arrays and metadata, whatever the file: the nouns of this room.
 
 `ggraph.formats.open_checkpoint` picks the reader by what the path holds, not by its name.
 """

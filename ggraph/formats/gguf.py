@@ -1,4 +1,4 @@
-"""GGUF files: a strict reader over a memory map, and a writer. Floor 3.
+"""GGUF files: a strict reader over a memory map, and a writer.
 
 The reader believes nothing: every count, length and offset is held against the bytes that are
 left before anything is allocated for it. Layout: magic, version, counts, key-value pairs, tensor

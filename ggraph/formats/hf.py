@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json, safetensors (one file or sharded) or torch files. Floor 3."""
+"""Hugging Face folders: config.json, safetensors (one file or sharded) or torch files."""
 
 from pathlib import Path
 from typing import Any

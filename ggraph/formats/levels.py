@@ -1,4 +1,4 @@
-"""The non-linear levels of IQ4 and MXFP4 blocks. Source: ggml `ggml-common.h`. Floor 3."""
+"""The non-linear levels of IQ4 and MXFP4 blocks. Source: ggml `ggml-common.h`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Float32 values to blocks. Floor 3.
+"""Float32 values to blocks.
 
 Legend: N blocks; float32 [N, block] in, uint8 [N, block_bytes] out; d scale, m minimum.
 

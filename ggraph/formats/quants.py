@@ -1,4 +1,4 @@
-"""The meaning of a block's bytes: dequantise, in chunks (`quantise` is the way back). Floor 3.
+"""The meaning of a block's bytes: dequantise, in chunks (`quantise` is the way back).
 
 Legend: N blocks, rows of uint8 [N, block_bytes] in, float32 [N, block] out. All scales are
 little-endian float16. Bit-exact to the `gguf` package, which follows ggml's C code.

@@ -1,4 +1,4 @@
-"""Safetensors files: a strict reader over a memory map. Floor 3.
+"""Safetensors files: a strict reader over a memory map.
 
 Own code because the reference library has no NumPy type for bfloat16 and copies what it reads;
 the format is one JSON header and flat data. Source: the safetensors README, "Format".

@@ -1,4 +1,4 @@
-"""Long lists of texts in one piece of memory. Floor 3.
+"""Long lists of texts in one piece of memory.
 
 A vocabulary of 49,000 tokens takes 4 MB as Python strings and 0.6 MB here; a text becomes a string
 when it is asked for.

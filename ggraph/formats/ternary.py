@@ -1,4 +1,4 @@
-"""Ternary blocks: 256 values of -d, 0 and d; TQ1_0 five to a byte, TQ2_0 four. Floor 3.
+"""Ternary blocks: 256 values of -d, 0 and d; TQ1_0 five to a byte, TQ2_0 four.
 
 Legend: N blocks; float32 [N, 256], uint8 [N, block_bytes]; a *trit* is 0, 1 or 2 for -d, 0 and d.
 

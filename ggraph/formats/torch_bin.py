@@ -1,4 +1,4 @@
-"""Torch checkpoints (`pytorch_model.bin`) without torch and without running code. Floor 3.
+"""Torch checkpoints (`pytorch_model.bin`) without torch and without running code.
 
 The file is a zip archive with a pickle of the tensors' layout and one member per storage. The
 unpickler below can make strings, numbers, containers and tensors; any other global is refused, so

@@ -1,4 +1,4 @@
-"""The corpus of published races, each with a bad plan, a fixed plan and the verdict. Floor 9.
+"""The corpus of published races, each with a bad plan, a fixed plan and the verdict.
 
     from ggraph.hazards import HAZARDS, find, run_hazard
     report = run_hazard(find("01H"))

@@ -1,4 +1,4 @@
-"""What a hazard is: a published race as graph, bad plan, fixed plan, and verdict. Floor 9.
+"""What a hazard is: a published race as graph, bad plan, fixed plan, and verdict.
 
 The nouns of the corpus, and `plan_of`, which follows a `Recipe`. A recipe is the pipeline's list of
 passes with another engine's habits in the place of some of them; it never says at which offset

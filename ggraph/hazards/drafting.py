@@ -1,4 +1,4 @@
-"""A real drafter over plans that nobody proved: what a race does to acceptance. Floor 9.
+"""A real drafter over plans that nobody proved: what a race does to acceptance.
 
 `UnprovedSession` offers what a drafter needs of a session, plans every graph by
 a recipe of the corpus, and replays it on the simulator: a refused plan under the adversarial order

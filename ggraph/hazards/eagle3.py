@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft decoder, small, for the hazards: one layer over [embedding ; feature]. Floor 9.
+"""An EAGLE-3 draft decoder, small, for the hazards: one layer over [embedding ; feature].
 
 Legend: T token rows, E width, H heads, K key-value heads, D head width, F feed-forward width,
 V target vocabulary, W draft vocabulary, C cache rows.

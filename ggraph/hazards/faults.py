@@ -1,4 +1,4 @@
-"""The mistakes of other engines, as changes to one pass or schedule. Floor 9.
+"""The mistakes of other engines, as changes to one pass or schedule.
 
 Each function here makes a `Fault` (Schedule -> Schedule), or replaces one pass. None of them looks
 at memory: what overlaps is the planner's own doing.

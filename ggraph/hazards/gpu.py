@@ -1,4 +1,4 @@
-"""Races on a real GPU: bad plans with the losing stream held back, fixed plans likewise. Floor 9.
+"""Races on a real GPU: bad plans with the losing stream held back, fixed plans likewise.
 
 Values are compared with NumPy's within `CLOSE`, since a GPU adds in another order; what a race
 leaves behind is another value's bytes, or poison.

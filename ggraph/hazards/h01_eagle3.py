@@ -1,4 +1,4 @@
-"""The EAGLE-3 case: the true fault (H), the class it was taken for (P), one stream (S). Floor 9."""
+"""The EAGLE-3 case: the true fault (H), the class it was taken for (P), one stream (S)."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Concurrent Q, K and V branches with bytes recycled inside the region. Floor 9."""
+"""Concurrent Q, K and V branches with bytes recycled inside the region."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""What write-against-write validation of a fork/join region overlooks. Floor 9."""
+"""What write-against-write validation of a fork/join region overlooks."""
 
 from ggraph.hazards.corpus import Expected, Hazard, Recipe
 from ggraph.hazards.h02_fork_join import STREAMS, region

@@ -1,4 +1,4 @@
-"""Concurrent branches of a linear-attention layer that read views of one product. Floor 9."""
+"""Concurrent branches of a linear-attention layer that read views of one product."""
 
 from ggraph import ops
 from ggraph.graph import Graph

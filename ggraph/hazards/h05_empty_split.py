@@ -1,4 +1,4 @@
-"""A CPU split without inputs overwrites a host block that a device is still copying. Floor 9."""
+"""A CPU split without inputs overwrites a host block that a device is still copying."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""The host sets the next step's inputs while the device still reads this step's. Floor 9."""
+"""The host sets the next step's inputs while the device still reads this step's."""
 
 from ggraph import ops
 from ggraph.dtype import I32

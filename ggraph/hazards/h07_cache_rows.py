@@ -1,4 +1,4 @@
-"""The rows at which a cache is written are changed while the write is in flight. Floor 9."""
+"""The rows at which a cache is written are changed while the write is in flight."""
 
 from ggraph import ops
 from ggraph.dtype import I64

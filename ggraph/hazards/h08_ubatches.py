@@ -1,4 +1,4 @@
-"""Inputs of the next micro-batch overtake the computation of this one. Floor 9."""
+"""Inputs of the next micro-batch overtake the computation of this one."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""A device reads a tensor of another device in place; its owner recycles the bytes. Floor 9."""
+"""A device reads a tensor of another device in place; its owner recycles the bytes."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""An op that writes through an alias runs where the bytes are not. Floor 9."""
+"""An op that writes through an alias runs where the bytes are not."""
 
 from ggraph import ops
 from ggraph.dtype import I64

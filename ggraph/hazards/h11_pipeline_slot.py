@@ -1,4 +1,4 @@
-"""A pipeline's copy slot is overwritten while the next device still reads it. Floor 9."""
+"""A pipeline's copy slot is overwritten while the next device still reads it."""
 
 from ggraph import ops
 from ggraph.graph import Graph

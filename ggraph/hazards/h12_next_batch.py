@@ -1,4 +1,4 @@
-"""The CPU begins the next batch over bytes that the device is still fetching. Floor 9."""
+"""The CPU begins the next batch over bytes that the device is still fetching."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""The fallback for a missing asynchronous read does not wait for queued work. Floor 9."""
+"""The fallback for a missing asynchronous read does not wait for queued work."""
 
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Expected, Hazard, Recipe

@@ -1,4 +1,4 @@
-"""An event that is recorded before the copy whose end it should mark. Floor 9."""
+"""An event that is recorded before the copy whose end it should mark."""
 
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Expected, Hazard, Recipe

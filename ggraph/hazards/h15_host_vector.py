@@ -1,4 +1,4 @@
-"""The host uses the vector that an asynchronous download is still filling. Floor 9."""
+"""The host uses the vector that an asynchronous download is still filling."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""Two kernels on two streams share one workspace. Floor 9."""
+"""Two kernels on two streams share one workspace."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""Two graphs share a tensor, and each is planned as if it were alone. Floor 9."""
+"""Two graphs share a tensor, and each is planned as if it were alone."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""All-reduce over peer copies: the next layer's copy lands on operands still in use. Floor 9."""
+"""All-reduce over peer copies: the next layer's copy lands on operands still in use."""
 
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Expected, Hazard, Recipe

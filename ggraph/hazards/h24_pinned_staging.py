@@ -1,4 +1,4 @@
-"""A pinned staging buffer is refilled while the upload from it is still running. Floor 9."""
+"""A pinned staging buffer is refilled while the upload from it is still running."""
 
 from ggraph import ops
 from ggraph.graph import Graph

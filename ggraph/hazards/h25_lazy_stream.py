@@ -1,4 +1,4 @@
-"""Work moves to a stream that was created later, its events do not. Floor 9."""
+"""Work moves to a stream that was created later, its events do not."""
 
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Expected, Hazard, Recipe

@@ -1,4 +1,4 @@
-"""A tensor made on one stream and read on another goes back to the first one's pool. Floor 9."""
+"""A tensor made on one stream and read on another goes back to the first one's pool."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""The stream that prepares the next step overwrites what this step still reads. Floor 9."""
+"""The stream that prepares the next step overwrites what this step still reads."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""A diamond whose second branch is put in place over the common source. Floor 9."""
+"""A diamond whose second branch is put in place over the common source."""
 
 from ggraph import ops
 from ggraph.graph import Graph

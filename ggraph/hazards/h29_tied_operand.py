@@ -1,4 +1,4 @@
-"""Two dispatches in one concurrent region: one reads a buffer, the other is tied to it. Floor 9."""
+"""Two dispatches in one concurrent region: one reads a buffer, the other is tied to it."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""A donated buffer is overwritten in place while a kernel of another stream is pending. Floor 9."""
+"""A donated buffer is overwritten in place while a kernel of another stream is pending."""
 
 from ggraph import ops
 from ggraph.graph import Graph

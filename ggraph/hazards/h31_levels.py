@@ -1,4 +1,4 @@
-"""An executor runs all nodes of a level at once, over memory planned for a list. Floor 9."""
+"""An executor runs all nodes of a level at once, over memory planned for a list."""
 
 from ggraph import ops
 from ggraph.graph import Graph

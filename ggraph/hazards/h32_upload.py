@@ -1,4 +1,4 @@
-"""A kernel starts before the upload of its input is complete. Floor 9."""
+"""A kernel starts before the upload of its input is complete."""
 
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Expected, Hazard, Recipe

@@ -1,4 +1,4 @@
-"""Negative control: a race between the threads of one kernel. Floor 9."""
+"""Negative control: a race between the threads of one kernel."""
 
 from ggraph import ops
 from ggraph.graph import Graph

@@ -1,4 +1,4 @@
-"""One hazard as a self-contained HTML page: the race in red, its damage, the repair. Floor 9."""
+"""One hazard as a self-contained HTML page: the race in red, its damage, the repair."""
 
 from collections.abc import Iterator, Sequence
 

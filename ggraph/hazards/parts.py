@@ -1,4 +1,4 @@
-"""Small pieces that the hazards' graphs are made of. Floor 9.
+"""Small pieces that the hazards' graphs are made of.
 
 Legend: T token rows, E width. Everything is tiny: what matters is the shape of the graph, and each
 plan is replayed under a thousand orders.

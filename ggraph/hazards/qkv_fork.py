@@ -1,4 +1,4 @@
-"""The fork of Q, K and V at a model's own widths, and the check that upstream makes of it. Floor 9.
+"""The fork of Q, K and V at a model's own widths, and the check that upstream makes of it.
 
 Upstream (llama.cpp #16991) interleaves the three branches behind `attn_norm`, lays out memory for
 that list, runs each branch on a stream of its own and then compares what the branches *write*.

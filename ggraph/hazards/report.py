@@ -1,4 +1,4 @@
-"""What `run_hazard` found, as frozen records that print and turn into JSON. Floor 9."""
+"""What `run_hazard` found, as frozen records that print and turn into JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`run_hazard`: a bad plan refused and seen to corrupt, a fixed plan proved and run. Floor 9.
+"""`run_hazard`: a bad plan refused and seen to corrupt, a fixed plan proved and run.
 
 The expected values come from `ggraph.ops.evaluate`, which knows no plan. Corruption is looked for
 on the simulator, under the order that runs the second command of the counter-example before the

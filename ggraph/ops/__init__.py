@@ -1,4 +1,4 @@
-"""The op set: one file per family, one record per op. Floor 4.
+"""The op set: one file per family, one record per op.
 
 Importing this package fills the registry of `ggraph.tensor`. Every function here builds a tensor;
 what an op means is its `reference`, kept beside it. `rules.py` says how optional sources are

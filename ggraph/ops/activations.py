@@ -1,6 +1,6 @@
 """Activations in 8 bits for products with quantised weights, alone and with what they come from.
 
-Floor 4. `ggraph.rewrite` makes these where every device knows them, so that the bytes between a
+ `ggraph.rewrite` makes these where every device knows them, so that the bytes between a
 norm and its products lie in the plan like all others. Legend: n row length, whole blocks of 32.
 """
 

@@ -1,4 +1,4 @@
-"""Soft-max, causal masks and flash attention. Floor 4.
+"""Soft-max, causal masks and flash attention.
 
 Legend: T query rows, C key rows, H query heads, K key-value heads (H a multiple of K), D head
 size of q and k, V head size of v. Masks are added to scores: 0 where visible, -inf where not. A

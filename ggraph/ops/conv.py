@@ -1,4 +1,4 @@
-"""Convolution as patches times a matrix, and pooling. Floor 4.
+"""Convolution as patches times a matrix, and pooling.
 
 Legend: N images, I input and O output channels, H W image sides, h w kernel sides, Y X result
 sides. Stride s, padding p, dilation d are pairs (rows, columns):

@@ -1,4 +1,4 @@
-"""Ops that move bytes: copies, casts, and writing into a part of a value. Floor 4."""
+"""Ops that move bytes: copies, casts, and writing into a part of a value."""
 
 from collections.abc import Sequence
 

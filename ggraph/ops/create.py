@@ -1,4 +1,4 @@
-"""Values from nothing but attributes, and triangles. Floor 4."""
+"""Values from nothing but attributes, and triangles."""
 
 from collections.abc import Sequence
 from math import ceil, isfinite

@@ -1,4 +1,4 @@
-"""Drawing tokens on the device, as a plain composition of other ops. Floor 4; registers nothing.
+"""Drawing tokens on the device, as a plain composition of other ops. Registers nothing.
 
 The stages are those of `ggraph.decode.sampler`, in float32: top-k, top-p, min-p, temperature, and
 the first token, in order of ids, at which the summed law exceeds a uniform number.

@@ -1,4 +1,4 @@
-"""Arithmetic on elements, with NumPy broadcasting of the second operand. Floor 4.
+"""Arithmetic on elements, with NumPy broadcasting of the second operand.
 
 Legend: shapes are given as [..., n]; the result has the first operand's shape.
 """

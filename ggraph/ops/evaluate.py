@@ -1,4 +1,4 @@
-"""Graphs in plain NumPy: the oracle of every backend, and the bridge from bytes to values. Floor 4.
+"""Graphs in plain NumPy: the oracle of every backend, and the bridge from bytes to values.
 
 A *logical* array holds a tensor's values in its shape: float32 for every float type (f64 apart),
 the plain integer type otherwise. *Storage* is the bytes as they lie in memory. Nothing here is

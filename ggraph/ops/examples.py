@@ -1,4 +1,4 @@
-"""Examples of ops as tensors and arrays: for tests on every backend and for benchmarks. Floor 4."""
+"""Examples of ops as tensors and arrays: for tests on every backend and for benchmarks."""
 
 from collections.abc import Iterator
 

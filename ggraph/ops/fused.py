@@ -1,4 +1,4 @@
-"""Chains that a device may run as one kernel, as ordinary ops with reads and writes. Floor 4.
+"""Chains that a device may run as one kernel, as ordinary ops with reads and writes.
 
 `ggraph.rewrite` makes them where every device knows them; a fused op means exactly what its parts
 mean one after the other. Legend: T token rows, H heads, D head_dim, C cache rows, n row length.

@@ -1,4 +1,4 @@
-"""Gated units: activation(gate) * up. Floor 4.
+"""Gated units: activation(gate) * up.
 
 Legend: n features of one half. Each function takes gate and up [..., n], or one packed tensor
 [..., 2n] whose first half is the gate (`swapped`: the second); the packed form is the same op on

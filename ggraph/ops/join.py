@@ -1,4 +1,4 @@
-"""Concatenate, repeat, pad and roll. Floor 4. Plain dtypes of any kind; block types are refused."""
+"""Concatenate, repeat, pad and roll. Plain dtypes of any kind; block types are refused."""
 
 from collections.abc import Sequence
 

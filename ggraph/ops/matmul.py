@@ -1,4 +1,4 @@
-"""Matrix products. Floor 4.
+"""Matrix products.
 
 Legend: m rows, n outputs, k inner size, B leading axes; T tokens, U experts per token, E experts.
 Weights come first, as in ggml, and may be of any float type; x is of a plain float type, or A8.

@@ -1,4 +1,4 @@
-"""Mixture-of-experts parts, as plain compositions of other ops. Floor 4; registers nothing.
+"""Mixture-of-experts parts, as plain compositions of other ops. Registers nothing.
 
 Legend: T tokens, X experts, U experts per token, E width.
 """

@@ -1,4 +1,4 @@
-"""Normalisation of rows and of channel groups. Floor 4.
+"""Normalisation of rows and of channel groups.
 
 Legend: n row length, C channels, G groups, H W image sides. Sums in float64, as in ggml.
 """

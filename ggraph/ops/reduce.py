@@ -1,4 +1,4 @@
-"""Sums, means and running sums. Floor 4. Sums in float64, as in ggml.
+"""Sums, means and running sums. Sums in float64, as in ggml.
 
 Legend: n row length.
 """

@@ -1,4 +1,4 @@
-"""Rotary position embedding in both pairings, with every scaling. Floor 4.
+"""Rotary position embedding in both pairings, with every scaling.
 
 Legend: T tokens, H heads, D head size, R = n_rot rotated features, i in [0, R/2) the pair.
 

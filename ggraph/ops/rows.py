@@ -1,4 +1,4 @@
-"""Rows by index: gather from tables, scatter into caches. Floor 4.
+"""Rows by index: gather from tables, scatter into caches.
 
 Legend: V table rows, n row length, B leading axes, T ids, C cache rows.
 """

@@ -1,4 +1,4 @@
-"""What shape rules and references share: checks, typed attributes, optional sources. Floor 4.
+"""What shape rules and references share: checks, typed attributes, optional sources.
 
 Optional sources, one way for all ops: they come after the required ones in a fixed order, and for
 each there is a boolean attribute `has_<source>`. A rule's signature says so: in

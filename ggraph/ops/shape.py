@@ -1,4 +1,4 @@
-"""Views: other shapes and windows of the same bytes; they cost nothing. Floor 4.
+"""Views: other shapes and windows of the same bytes; they cost nothing.
 
 All but `view` say what they show by index, never by byte, so they can be applied again to a copy
 of their source that lies elsewhere or has other strides. Block types keep whole blocks: their

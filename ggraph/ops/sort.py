@@ -1,4 +1,4 @@
-"""Orders and winners, as i32 indices. Floor 4.
+"""Orders and winners, as i32 indices.
 
 Legend: n row length, k how many. Ties go to the lowest index; NaN counts as the least value.
 """

@@ -1,4 +1,4 @@
-"""Functions of one element. Floor 4.
+"""Functions of one element.
 
 All take a plain float tensor [...] and give one of the same shape and dtype. References compute
 in float64. Sources: ggml's `ggml_vec_*` functions for the constants of the approximate forms.

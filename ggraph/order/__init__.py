@@ -1,4 +1,4 @@
-"""Splits -> Schedule: what the host enqueues, on which stream, with the fewest events. Floor 6.
+"""Splits -> Schedule: what the host enqueues, on which stream, with the fewest events.
 
 The list keeps the graph's order. Each node gets a stream (`streams`), each command its accesses
 (`commands`), and what one actor needs of another becomes an event (`events`): only those that no

@@ -1,8 +1,9 @@
-"""The commands of one run, in enqueue order, before events are put between them. Floor 6.
+"""The commands of one run, in enqueue order, before events are put between them.
 
-Inputs first (the host writes in place, or to a staging value that a copy takes to the device),
-then nodes and copies in the graph's order, then the outputs. A `Step` is a command and the steps
-that must be complete before it.
+Inputs first: the host writes them all, in place or to staging values, then copies take those to
+their devices, so that all that is enqueued up to the host's next wait stands together. Then nodes
+and copies in the graph's order, then the outputs. A `Step` is a command and the steps that must be
+complete before it.
 """
 
 from collections.abc import Iterator
@@ -80,8 +81,11 @@ class _List:
 def commands(draft: Draft) -> list[Step]:
     """Every step of one run except events and the syncs that they replace."""
     found = _List()
-    for t in draft.graph.leaves(Kind.INPUT):
+    inputs = draft.graph.leaves(Kind.INPUT)
+    for t in inputs:
         _feed(draft, found, t)
+    for t in inputs:
+        _send(draft, found, t)
     _work(draft, found)
     _outputs(draft, found)
     return found.steps
@@ -105,11 +109,15 @@ def _feed(draft: Draft, out: _List, t: Tensor) -> None:
         draft.staged[t.name] = draft.n_copies
     label = f"write:{t.name}"
     out.add(Command(Do.HOST_WRITE, HOST_ACTOR, label, t.name, writes=whole(t, target)))
-    if target is not None and t.nbytes:
+
+
+def _send(draft: Draft, out: _List, t: Tensor) -> None:
+    """Copy a staged input to its device."""
+    if t.name in draft.staged and t.nbytes:
         spec = draft.streams.spec(draft.device(t))
         actor = draft.streams.copier(spec.name, outwards=False)
         seconds = spec.launch_s + t.nbytes / spec.link_bytes_per_s
-        out.add(_copy(actor, t.name, t.name, whole(t, target), whole(t), seconds))
+        out.add(_copy(actor, t.name, t.name, whole(t, staging(t.name)), whole(t), seconds))
 
 
 def _copy(

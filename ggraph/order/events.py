@@ -1,4 +1,4 @@
-"""Events between actors: the fewest that give every step what it needs. Floor 6.
+"""Events between actors: the fewest that give every step what it needs.
 
 Each step carries a vector clock: for each actor, how many of its steps are known to be complete
 when this one is. A need that the clocks already imply costs nothing; of the others only those that

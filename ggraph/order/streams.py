@@ -1,4 +1,4 @@
-"""A stream for every node: independent branches side by side. Floor 6.
+"""A stream for every node: independent branches side by side.
 
 Nodes are taken in the graph's order; each goes to the stream on which it can start first, by the
 estimated times, and stays with its predecessors where that is no later. A branch that forks off

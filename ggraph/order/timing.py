@@ -1,4 +1,4 @@
-"""Estimated times of a schedule: its critical path, and its speed-up over one stream. Floor 6."""
+"""Estimated times of a schedule: its critical path, and its speed-up over one stream."""
 
 from ggraph.plan import Command, Schedule
 

@@ -1,4 +1,4 @@
-"""The values of a schedule: one per leaf, result, staging copy and scratch. Floor 6.
+"""The values of a schedule: one per leaf, result, staging copy and scratch.
 
 A value is called as its tensor is; `NAME@host` is the host's staging copy of an input or output,
 `NAME#scratch` what a kernel needs while it runs. Views have no value.

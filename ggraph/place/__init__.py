@@ -1,4 +1,4 @@
-"""Graph x devices x pins -> Placement: where each tensor lives, and the reason. Floor 6.
+"""Graph x devices x pins -> Placement: where each tensor lives, and the reason.
 
 The order of the reasons, first that applies: pins; the home of weights and states (layers, else the
 first device with room); an op whose largest weight or state decides; expansion from neighbours;

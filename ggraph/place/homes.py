@@ -1,4 +1,4 @@
-"""Homes of inputs, weights and states, within the devices' capacity. Floor 6."""
+"""Homes of inputs, weights and states, within the devices' capacity."""
 
 import re
 from collections.abc import Mapping

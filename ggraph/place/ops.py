@@ -1,4 +1,4 @@
-"""Where ops run: drawn by what they read, then by their neighbours. Floor 6."""
+"""Where ops run: drawn by what they read, then by their neighbours."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""Pins: the user's own placement, as regular expressions over names. Floor 6."""
+"""Pins: the user's own placement, as regular expressions over names."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the passes of placement share. Floor 6."""
+"""What the passes of placement share."""
 
 from dataclasses import dataclass, field
 

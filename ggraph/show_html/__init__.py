@@ -1,4 +1,4 @@
-"""A plan as one self-contained HTML page: streams and memory over time, the verdict. Floor 7.
+"""A plan as one self-contained HTML page: streams and memory over time, the verdict.
 
     plan_html(plan, vars(certificate))       a proved plan
     plan_html(plan, {}, counter_example)     a refused one: the race in red

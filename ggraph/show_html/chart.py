@@ -1,4 +1,4 @@
-"""Frames of the page's charts: one time axis for all, lanes, ticks. Floor 7: text only.
+"""Frames of the page's charts: one time axis for all, lanes, ticks. Text only.
 
 Positions along time are percentages, so that the page can stretch every chart alike; heights are
 pixels. A chart is a column of names and, beside it, an SVG that scrolls.

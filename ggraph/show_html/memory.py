@@ -1,4 +1,4 @@
-"""Memory over time: one chart per arena, address upwards, a box per value. Floor 7.
+"""Memory over time: one chart per arena, address upwards, a box per value.
 
 A box reaches from a value's first access to its last, over the bytes where it lies; the pointer
 shows who had these bytes before and after. The bytes of a race are hatched in red.

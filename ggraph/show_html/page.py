@@ -1,4 +1,4 @@
-"""The page around the charts: facts, tables, style, script. Floor 7: text only.
+"""The page around the charts: facts, tables, style, script. Text only.
 
 Nothing is loaded from anywhere, so the page works from a file. Without its script it shows the
 same; the script adds a tooltip, stretching, highlighting and filters.

@@ -1,4 +1,4 @@
-"""Streams over time: a lane per actor, a bar per command, events between them. Floor 7.
+"""Streams over time: a lane per actor, a bar per command, events between them.
 
 The clock is the schedule's own estimate (a command starts when everything that must come before it
 has ended), or whatever the caller's bars say, such as the simulator's.

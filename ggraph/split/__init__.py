@@ -1,4 +1,4 @@
-"""Placement -> Splits: explicit Copy nodes, and the longest runs of work per device. Floor 6.
+"""Placement -> Splits: explicit Copy nodes, and the longest runs of work per device.
 
 A tensor that a device reads from another one's memory becomes one Copy node `NAME@DEVICE` there,
 made once per device; views are taken again over the copy. Results are never copied back: what

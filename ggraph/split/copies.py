@@ -1,4 +1,4 @@
-"""Copy nodes for what a device reads from another one's memory. Floor 6.
+"""Copy nodes for what a device reads from another one's memory.
 
 Of a weight in the host's memory whose readers name the slices that they want (an MoE layer's
 experts), only those slices are copied, where that is expected to save more than it costs: the

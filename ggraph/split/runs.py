@@ -1,4 +1,4 @@
-"""The longest runs of work per device, within what the graph allows. Floor 6."""
+"""The longest runs of work per device, within what the graph allows."""
 
 import heapq
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Plan -> VerifiedPlan, or a counter-example. Floor 6: shares no code with the passes.
+"""Plan -> VerifiedPlan, or a counter-example. Shares no code with the passes.
 
 Written from one page of rules, the happens-before of host and streams, and not from the planner's
 code. The plan is unrolled into its steady state; then, in enqueue order (which every ordering rule
@@ -14,13 +14,18 @@ Limits: nothing is said of races inside a kernel, and the proof is as good as th
 commands declare. docs/verify.md has the argument and how to read an answer.
 """
 
+from itertools import islice
+
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
+from ggraph.verify.derived import carried_faults, value_faults
+from ggraph.verify.freeze import frozen
 from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.static import period, static_faults
+from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
 
 __all__ = [
@@ -40,37 +45,39 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
     `iterations` can ask for more runs to be unrolled than the proof needs, never for fewer.
     """
-    verdict = examine(plan, iterations=iterations)
+    held = frozen(plan)
+    verdict = examine(held, iterations=iterations)
     if isinstance(verdict, CounterExample):
         raise Rejected(verdict)
-    return VerifiedPlan(plan, verdict, seal=_SEAL)
+    return VerifiedPlan(held, verdict, seal=_SEAL)
 
 
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
-    for fault in static_faults(plan):
-        return fault
-    for fault in wiring_faults(plan):
-        return fault
+    for faults in (static_faults, value_faults, step_faults, wiring_faults):
+        for fault in faults(plan):
+            return fault
     # Two periods: every pair of runs that can meet lies within one period or in neighbours, since
     # a command is always ordered before itself one period later, on the same bytes.
     runs = max(2 * period(plan), iterations)
     proof = Proof(plan, clocks(plan.schedule.commands, runs), runs)
-    for fault in proof.faults():
+    for fault in (*islice(proof.faults(), 1), *carried_faults(plan)):
         return fault
     return _certificate(plan, proof)
 
 
 def _certificate(plan: Plan, proof: Proof) -> Certificate:
+    n = len(plan.schedule.commands)
     peak, bound = plan.memory.arena_bytes, live_bytes(plan)
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
     return Certificate(
-        commands=len(plan.schedule.commands),
-        unrolled=proof.runs * len(plan.schedule.commands),
+        commands=n,
+        unrolled=proof.runs * n,
         pairs_checked=proof.pairs,
         reads_proved=proof.reads,
         reuses=len(proof.reuses),
         peak_bytes=peak,
         live_bound_bytes=bound,
         concurrency_bytes=max(0, peak - bound) if several else 0,
+        ends_complete=proof.clocks.ends_complete(proof.runs),
     )

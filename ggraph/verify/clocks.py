@@ -1,10 +1,11 @@
-"""Happens-before of the unrolled plan, by vector clocks. Floor 6.
+"""Happens-before of the unrolled plan, by vector clocks.
 
 Every actor's commands are totally ordered, so it is enough to know, for each command, how many of
 every actor's commands are complete before it: `before[u][a]`. Enqueue order is a linear extension
 (every rule points backwards in the list), so one pass computes all clocks.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,21 @@ class Clocks:
     def ordered(self, u: int, v: int) -> bool:
         """Whether u happens before v (u enqueued earlier), or is v."""
         return self.before[v][self.actor[u]] >= self.place[u]
+
+    def ends_complete(self, runs: int) -> bool:
+        """Whether the host knows at the end of each of `runs` runs that all their work is done."""
+        if not self.actor:
+            return True
+        count = len(self.actor) // runs
+        per_run = Counter(self.actor[:count])
+        if not per_run[0]:
+            return False
+        host = max(u for u in range(count) if self.actor[u] == 0)
+        return all(
+            self.before[host + k * count][a] >= (k + 1) * n
+            for k in range(runs)
+            for a, n in per_run.items()
+        )
 
 
 def clocks(commands: Sequence[Command], runs: int) -> Clocks:

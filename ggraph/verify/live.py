@@ -1,4 +1,4 @@
-"""A lower bound on the arenas: bytes that must be live at once in enqueue order. Floor 6.
+"""A lower bound on the arenas: bytes that must be live at once in enqueue order.
 
 Enqueue order is one legal execution, so no layout that passes the proof can be smaller. Counted
 byte by byte: a byte of a value is live from its first access to its last, on every device apart.

@@ -1,4 +1,4 @@
-"""All races of a plan, pair by pair. Floor 6: for reports and for tests of the proof.
+"""All races of a plan, pair by pair. For reports and for tests of the proof.
 
 The proof looks at neighbours in each byte's history and stops at the first fault. Here every two
 accesses that meet are held against the clocks: slower, and complete however broken the plan is.

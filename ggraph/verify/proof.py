@@ -1,4 +1,4 @@
-"""The proof itself: every access of the unrolled plan against the history of its bytes. Floor 6.
+"""The proof itself: every access of the unrolled plan against the history of its bytes.
 
 Legend: u, v numbers of commands in the unrolled plan (command i of run k is k * n + i), s a
 segment of a buffer, a, r, w accesses.

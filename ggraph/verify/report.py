@@ -1,6 +1,6 @@
 """What the judge says when it refuses: two commands, their bytes, the missing edge, the repair.
 
-Floor 6. Builds values and text only; what is wrong has been decided elsewhere.
+Builds values and text only; what is wrong has been decided elsewhere.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Who last wrote each byte of a buffer, and who has read it since. Floor 6.
+"""Who last wrote each byte of a buffer, and who has read it since.
 
 A buffer is a sorted list of segments with equal history. Accesses arrive in enqueue order; a
 segment is split where an access begins or ends within it.

@@ -1,4 +1,4 @@
-"""What can be seen without any order: names, bounds, alignment, capacity, reach. Floor 6.
+"""What can be seen without any order: names, bounds, alignment, capacity, reach.
 
 The checks run in the order of `static_faults`: later ones rely on what earlier ones have seen, and
 the proof relies on them all, so that no plan, however odd, makes it fail with anything else.
@@ -97,6 +97,9 @@ def _capacity(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[Counter
             yield CounterExample("capacity", f"{b.name} is on unknown device {b.device!r}")
             continue
         used[b.device] = used.get(b.device, 0) + b.nbytes
+        if b.alignment < spec.alignment:
+            message = f"{b.name} is aligned to {b.alignment}, {b.device} needs {spec.alignment}"
+            yield CounterExample("alignment", message, buffer=b.name)
         if b.nbytes > spec.max_buffer_bytes:
             message = f"{b.name} has {b.nbytes} bytes, {b.device} allows {spec.max_buffer_bytes}"
             yield CounterExample("capacity", message, buffer=b.name)
@@ -191,6 +194,8 @@ def _misshapen(c: Command) -> str:
     if c.waits_for is not None and c.do is not Do.HOST_SYNC:
         return f"{c.do.value} cannot wait for {c.waits_for}"
     sizes = [sum(a.stop - a.start for a in part) for part in (c.reads, c.writes)]
+    if c.event is not None and c.waits_for is not None:
+        return f"{c.do.value} for {c.event!r} and for {c.waits_for}: one of them"
     if c.do is Do.COPY and sizes[0] != sizes[1]:
         return f"copy of {sizes[0]} bytes to {sizes[1]} bytes"
     return ""

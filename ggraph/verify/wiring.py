@@ -1,4 +1,4 @@
-"""Do the declarations compute the graph? Floor 6: knows tensors, nothing of order.
+"""Do the declarations compute the graph? Knows tensors, nothing of order.
 
 Accesses must cover what each tensor's op reads and writes; through copies, staging buffers
 included, each tensor must get the very bytes of the tensor that the graph names; and every output
@@ -8,9 +8,10 @@ Legend: a piece is (value, start, stop), bytes of a value; t, s tensors; a, r, w
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from ggraph.plan import Access, Command, Do, Plan
-from ggraph.tensor import Tensor
+from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample
 from ggraph.verify.static import at_command
 
@@ -29,8 +30,9 @@ def wiring_faults(plan: Plan) -> Iterator[CounterExample]:
         for message in _misses(c, t, moves) if t is not None else ():
             yield at_command(plan, i, "declaration", message)
     nodes = {do: {c.node for c in plan.schedule if c.do is do} for do in Do}
+    fed = {(c.node, a.value) for c in plan.schedule if c.do is Do.HOST_WRITE for a in c.writes}
     for t in plan.graph:
-        for message in _absent(t, nodes, moves):
+        for message in (*_absent(t, nodes, moves), *_unfed(t, fed, moves)):
             yield CounterExample("declaration", message, values=(t.name,))
 
 
@@ -90,13 +92,21 @@ def _original(t: Tensor) -> Tensor:
 
 def _absent(t: Tensor, nodes: Mapping[Do, set[str | None]], moves: Moves) -> Iterator[str]:
     """What should have been done for `t` by some command, and has not been."""
-    is_moved, is_run = t.name in nodes[Do.COPY], t.name in nodes[Do.LAUNCH]
-    if not (t.is_leaf or t.is_view or is_moved or is_run) and t.nbytes:
+    is_moved = t.op == "copy" and t.name in nodes[Do.COPY]
+    if not (t.is_leaf or t.is_view or is_moved or t.name in nodes[Do.LAUNCH]) and t.nbytes:
         yield f"no command computes {t.name!r}"
-    if t.op == "copy" and is_moved and not _is(_span(t), t.sources[0], moves):
+    if is_moved and not _is(_span(t), t.sources[0], moves):
         yield f"{t.name!r} does not get the bytes of {t.sources[0].name!r}"
     if t.is_output and t.name not in nodes[Do.HOST_READ]:
         yield f"the host never reads output {t.name!r}"
+
+
+def _unfed(t: Tensor, fed: AbstractSet[tuple[str | None, str]], moves: Moves) -> Iterator[str]:
+    """An input's bytes must come from where the host writes that very input."""
+    if t.is_leaf and t.kind is Kind.INPUT and t.nbytes:
+        first, *others = _merged(_origins(_span(t), moves))
+        if others or (t.name, first[0]) not in fed or first[1:] != (0, t.nbytes):
+            yield f"the host never writes input {t.name!r}"
 
 
 def _covers(accesses: Iterable[Access], value: str, start: int, stop: int) -> bool:

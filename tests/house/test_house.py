@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
 
-from ggraph import env, ops
+from ggraph import cache_dir, env, ops
 from ggraph.device import DeviceSpec
 from ggraph.graph import Graph
 from ggraph.pipeline import make_plan
 from ggraph.tensor import OPS, input, line
-from models.cli import app
+from models.cli.app import app
+from models.run.fetch import DEFAULT
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = sorted([*ROOT.glob("ggraph/**/*.py"), *ROOT.glob("models/*.py")])
+SOURCES = sorted([*ROOT.glob("ggraph/**/*.py"), *ROOT.glob("models/**/*.py")])
 LONGEST_FILE, LONGEST_PASS, LONGEST_FUNCTION = 400, 250, 60
 PASSES = ("rewrite", "place", "split", "order", "alloc", "verify")
 
@@ -120,14 +123,50 @@ def test_nothing_names_one_machine() -> None:
     assert not found
 
 
+LOG = ROOT / "docs" / "log"  # says what was true on its day, under the names of that day
+
+
 def test_scripts_that_are_named_exist() -> None:
     gone = [
         f"{short(p)}: {name}"
         for p in tracked()
-        for name in re.findall(r"\b((?:scripts|bench|tests)/[\w/]+\.(?:py|md|sh))", p.read_text())
+        if LOG not in p.parents
+        for name in re.findall(
+            r"\b((?:scripts|bench|tests|ggraph)/[\w/]+\.(?:py|md|sh))", p.read_text()
+        )
         if not (ROOT / name).is_file()
     ]
     assert not gone
+
+
+def test_the_log_is_dated_and_narrow() -> None:
+    named = re.compile(r"20\d\d-\d\d-\d\d-[a-z0-9-]+\.md|README\.md")
+    entries = sorted(LOG.iterdir())
+    assert [p.name for p in entries if not named.fullmatch(p.name)] == []
+    wide = [
+        f"{short(p)}:{i} has {len(text)} characters"
+        for p in [*entries, ROOT / "docs" / "decisions.md"]
+        for i, text in enumerate(p.read_text().splitlines(), 1)
+        if len(text) > 100
+    ]
+    assert not wide, "\n".join(wide)
+
+
+def links(path: Path) -> list[str]:
+    """Files of the project that a page points to."""
+    found = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    return [link.split("#")[0] for link in found if "://" not in link and link[0] != "#"]
+
+
+def test_what_documents_link_to_exists() -> None:
+    pages = [p for p in tracked() if p.suffix == ".md"]
+    dead = [
+        f"{short(p)}: {link}"
+        for p in pages
+        for link in links(p)
+        if link and not (p.parent / link).exists()
+    ]
+    assert not dead, "\n".join(dead)
 
 
 def imports(path: Path) -> set[str]:
@@ -147,15 +186,15 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
-        ("numba", ("ggraph/alloc/", "ggraph/backends/cpu/")),
+        ("numba", ("ggraph/alloc/search/",)),
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
-        ("torch", tuple(f"models/train_{x}.py" for x in TORCH_PARTS)),
+        ("torch", tuple(f"models/train/{x}.py" for x in TORCH_PARTS)),
         ("gguf", ()),
         ("typer", ("models/",)),
         ("rich", ("models/",)),
-        ("tokenizers", ("ggraph/decode/",)),
-        ("jinja2", ("ggraph/decode/",)),
+        ("tokenizers", ("ggraph/text/",)),
+        ("jinja2", ("ggraph/text/",)),
     ],
 )
 def test_heavy_packages_stay_in_their_rooms(package: str, rooms: tuple[str, ...]) -> None:
@@ -193,11 +232,26 @@ def test_floors() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_the_readme_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+README = (ROOT / "README.md").read_text()
+README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize("block", README_BLOCKS, ids=["model", "graph"])
+def test_the_readme_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The block that loads a model writes the text that the README shows."""
+    loads = "fetch_default()" in block
+    if loads and not (cache_dir() / DEFAULT.file).is_file():
+        pytest.skip(f"{DEFAULT.file} is not in the cache")
+    exec(compile(block, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed
+    if loads:
+        assert f"```\n{printed}\n" in README
+
+
+def test_the_readme_shows_the_library_page_first() -> None:
+    linked = re.findall(r"\]\((docs/\w+\.md)\)", README.split("## Where to read on")[1])
+    assert linked[0] == "docs/library.md"
 
 
 def commands() -> set[str]:
@@ -219,6 +273,23 @@ def test_the_readme_names_every_command_and_no_other() -> None:
     assert set(re.findall(r"`ggraph ([\w-]+)", text)) <= commands()
     for link in re.findall(r"\]\(([^)h][^)]*)\)", text):
         assert (ROOT / link).exists(), link
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, set[str]]]:
+    """Each command's name, groups left out, with its options."""
+    inner = getattr(command, "commands", {})
+    for name, part in inner.items():
+        yield from leaves(part, (*path, name))
+    if not inner:
+        yield " ".join(path), {o for p in command.params for o in p.opts}
+
+
+def test_the_readme_says_which_commands_have_no_json() -> None:
+    found = re.search(r"and `--json`\s+(?:but for (.*?))?\.\n", README, re.S)
+    assert found, "the README does not say who has --json"
+    excepted = set(re.findall(r"`([\w -]+)`", found[1] or ""))
+    lacking = {name for name, options in leaves(get_command(app)) if "--json" not in options}
+    assert lacking == excepted
 
 
 def test_the_clone_script_knows_every_command() -> None:

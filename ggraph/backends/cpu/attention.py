@@ -1,4 +1,4 @@
-"""Attention over the cache with an online soft-max, for grouped queries. Floor 6.
+"""Attention over the cache with an online soft-max, for grouped queries.
 
 `slots.py` first lists the slots that each row's mask shows. A row walks its list, not the
 cache, in chunks of `CHUNK` entries. A chunk gives, for each head, the largest score, the sum of

@@ -1,4 +1,4 @@
-"""The CPU as a backend: synchronous, host-visible memory, programs lowered once. Floor 6.
+"""The CPU as a backend: synchronous, host-visible memory, programs lowered once.
 
 Launches become flat programs for the compiled interpreter; what has no kernel runs between them by
 its NumPy reference, with block-type weights dequantised once and kept.

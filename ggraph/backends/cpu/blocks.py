@@ -1,4 +1,4 @@
-"""Reads one block of 32 weights of each GGUF type, as codes, scales and minimum. Floor 6.
+"""Reads one block of 32 weights of each GGUF type, as codes, scales and minimum.
 
 Layouts of the bytes are those of ggml's `ggml-common.h` (block_q4_0 ... block_q6_K). A weight is
 scale * code + minimum, with one scale per 32 or per 16 columns.

@@ -1,4 +1,4 @@
-"""What this machine can do at most: bytes read and copied, multiply-adds. Floor 6.
+"""What this machine can do at most: bytes read and copied, multiply-adds.
 
 Three kernels that do nothing else, run by the same threads as everything: the ceilings that a
 profile is held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.

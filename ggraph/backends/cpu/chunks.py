@@ -1,4 +1,4 @@
-"""One chunk of attention: scores, exponentials, weighted values; and states put together. Floor 6.
+"""One chunk of attention: scores, exponentials, weighted values; and states put together.
 
 `attention.py` says which chunks there are and who does them. A chunk's state for a query is its
 largest score, the sum of exponentials and the weighted sum of values.

@@ -1,4 +1,4 @@
-"""From a kernel's Python function to machine code, by LLVM. Floor 6.
+"""From a kernel's Python function to machine code, by LLVM.
 
 Only runs that meet a kernel for the first time come here: LLVM is imported when first asked for
 something (0.1 s and 45 MB), and `jit.py` finds compiled kernels on disk without it.

@@ -1,4 +1,4 @@
-"""Element-wise kernels, norms and row kernels on float32 rows. Floor 6.
+"""Element-wise kernels, norms and row kernels on float32 rows.
 
 Every kernel works on m rows of n numbers with row strides in bytes and shares rows, or pieces of
 rows, among threads; a row's sums have one fixed order. A stride of 0 repeats one row.

@@ -1,8 +1,8 @@
-"""Compiled kernels as images: bytes that run wherever a page of memory begins. Floor 6.
+"""Compiled kernels as images: bytes that run wherever a page of memory begins.
 
 LLVM hands out an ELF object, whose code and constants lie in sections and refer to one another by
 distance. `link` lays them side by side and fills the distances in, once, when a kernel is compiled;
-what is kept on disk then needs neither a linker nor LLVM (45 MB of memory), only a map of the file.
+what is kept on disk then needs neither a linker nor LLVM (45 MB of memory), only memory to run in.
 Objects with anything else in them (an outside function, a writable section, an address, another
 processor or system) are refused with `Unlinkable`, and LLVM loads those itself.
 
@@ -10,16 +10,14 @@ Source: System V ABI, AMD64 supplement (ELF-64 object files). Legend of relocati
 the symbol, A addend, P address of the place.
 """
 
-import hashlib
 import mmap
+import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-MAGIC = b"ggimage1"
-HEADER = 64  # magic, entry, digest, zeros: sections behind it keep their alignment
+HEADER = 64  # entry, zeros: sections behind it keep their alignment
 ELF_X86_64 = b"\x7fELF\x02\x01\x01"
 RELOCATABLE, X86_64 = 1, 62
 PROGBITS, SYMTAB, RELA, NOBITS = 1, 2, 4, 8
@@ -126,8 +124,7 @@ def link(code: bytes, entry: str) -> bytes:
     for s in found:
         if s.kind == RELA and s.info in places:
             _relocate(out, places[s.info], s.data, known)
-    digest = hashlib.sha256(out[HEADER:]).digest()
-    out[: 16 + len(digest)] = MAGIC + struct.pack("<Q", start) + digest
+    struct.pack_into("<Q", out, 0, start)
     return bytes(out)
 
 
@@ -139,16 +136,19 @@ class Mapped:
     held: mmap.mmap
 
 
-def map_image(path: Path) -> Mapped | None:
-    """The image in a file, ready to run; None where it is absent, damaged, or may not run there."""
+def map_image(image: bytes) -> Mapped:
+    """An image ready to run, in memory of its own that no file stands behind. Unlinkable where the
+    system gives none, or where the entry lies outside."""
+    entry = int.from_bytes(image[:8], "little")
+    if not HEADER <= entry < len(image):
+        raise Unlinkable(f"entry {entry} of an image of {len(image)} bytes")
     try:
-        with path.open("rb") as f:
+        with open(os.memfd_create("ggraph"), "w+b") as f:
+            f.write(image)
+            f.flush()
             held = mmap.mmap(
                 f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC
             )
-    except (OSError, ValueError, AttributeError):  # ValueError: empty; AttributeError: no such call
-        return None
-    magic, entry, digest = struct.unpack_from("<8sQ32s", held.read(HEADER).ljust(HEADER, b"\0"))
-    if magic != MAGIC or hashlib.sha256(held.read()).digest() != digest:
-        return None
+    except (OSError, AttributeError) as error:  # AttributeError: no such call
+        raise Unlinkable(f"no memory to run it in: {error}") from None
     return Mapped(int(np.frombuffer(held, np.uint8).ctypes.data) + entry, held)

@@ -1,4 +1,4 @@
-"""The compiled interpreter: threads that replay a flat program without Python. Floor 6.
+"""The compiled interpreter: threads that replay a flat program without Python.
 
 A program is an array of instructions of `WORDS` 64-bit words: the kernel's address, flags, then the
 kernel's arguments. Every thread runs every instruction and each kernel takes its own share of it;

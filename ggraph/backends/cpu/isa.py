@@ -1,4 +1,4 @@
-"""What the host's processor can do, as data. Floor 6: no kernels, no compilation.
+"""What the host's processor can do, as data. No kernels, no compilation.
 
 Kernels ask an `Isa` which dot product to emit; everything else is generic vector IR that LLVM
 legalises for any processor. Integer results are the same bits on every variant, and floating-point
@@ -6,11 +6,8 @@ work is emitted in one fixed order, so a model's bits depend on the host only wh
 fused multiply-add (LLVM then calls the library's, which rounds the same).
 """
 
-import hashlib
 import json
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import llvmlite
 
-from ggraph import env
+from ggraph import kept
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
@@ -70,12 +67,12 @@ def dot_variant(triple: str, features: frozenset[str]) -> str:
 @cache
 def host() -> Isa:
     """The processor that runs this process: as noted by an earlier run, else asked of LLVM."""
-    note = _note()
-    found = None if note is None else _read_note(note)
+    key = _telling()
+    found = None if key is None else _noted(key)
     if found is None:
         found = detect()
-        if note is not None:
-            _write_note(note, found)
+        if key is not None:
+            kept.write(kept.folder("cpu"), NOTE, key, json.dumps(asdict(found)).encode())
     return found
 
 
@@ -87,15 +84,16 @@ def detect() -> Isa:
     return Isa(triple, llvm.get_host_cpu_name(), features.flatten(), dot_variant(triple, present))
 
 
+NOTE = "processor.json"
 TELLING = (
     "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
 )  # fmt: skip
 
 
-def _note() -> Path | None:
-    """Where this processor's target is noted, so that LLVM need not be loaded to ask; None where
-    the system does not tell processors apart (only Linux does, in /proc/cpuinfo)."""
+def _telling() -> str | None:
+    """What this processor's target is noted under, so that LLVM need not be loaded to ask; None
+    where the system does not tell processors apart (only Linux does, in /proc/cpuinfo)."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -103,27 +101,15 @@ def _note() -> Path | None:
     told = sorted({line for line in lines if line.split(":")[0].strip() in TELLING})
     if not any(line.startswith(("flags", "Features")) for line in told):
         return None
-    text = "\n".join([platform.machine(), llvmlite.__version__, *told])
-    return env.cache_dir() / "cpu" / f"host-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    return "\n".join([platform.machine(), llvmlite.__version__, *told])
 
 
-def _read_note(note: Path) -> Isa | None:
+def _noted(key: str) -> Isa | None:
+    note = kept.read(kept.folder("cpu"), NOTE, key)
     try:
-        return Isa(**json.loads(note.read_text()))
-    except (OSError, ValueError, TypeError):  # absent, torn, or of another version
+        return None if note is None else Isa(**json.loads(note))
+    except (ValueError, TypeError):  # whole, but of another version
         return None
-
-
-def _write_note(note: Path, found: Isa) -> None:
-    """Whole or not at all; a read-only cache is no error."""
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=note.parent)
-        with os.fdopen(handle, "w") as f:
-            json.dump(asdict(found), f)
-        os.replace(temporary, note)
-    except OSError:
-        return
 
 
 def plain() -> Isa:

@@ -1,23 +1,21 @@
-"""Finds compiled kernels in the cache on disk, or has them compiled. Floor 6.
+"""Finds compiled kernels in the cache on disk, or has them compiled.
 
-One file per kernel, named by the kernel, the processor, the compiler's version and a hash of the
-source of this package, so that a changed kernel or another machine never meets stale code. Where
-`image.py` can, the file is an image, which is mapped and run without LLVM; else it is the system's
-object file (.o), which LLVM loads.
+One file per kernel, kept under the kernel's name, the processor, the compiler's version and a hash
+of the source of this package, so that a changed kernel or another machine never meets stale code.
+Where `image.py` can, the file is an image, which runs without LLVM; else it is the system's object
+file (.o), which LLVM loads. Whose files may be run, and how damage is found, is `ggraph/kept.py`.
 """
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 
 import llvmlite
 
-from ggraph import env
+from ggraph import kept
 from ggraph.backends.cpu.compiler import Linker, compile_object
-from ggraph.backends.cpu.image import Unlinkable, link, map_image
+from ggraph.backends.cpu.image import Mapped, Unlinkable, link, map_image
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS
 from ggraph.errors import BackendError
@@ -38,10 +36,10 @@ class Jit:
 
     def __init__(self, isa: Isa | None = None, folder: Path | None = None) -> None:
         self.isa = isa or host()
-        self.folder = folder or env.cache_dir() / "cpu"
+        self.folder = folder or kept.folder("cpu")
         self.compiled: list[str] = []  # kernels that were not in the cache
         self._loaded: dict[str, int] = {}
-        self._held: list[object] = []  # maps of images
+        self._held: list[Mapped] = []
 
     def address(self, name: str) -> int:
         """Entry point of kernel `name`. BackendError for an unknown one."""
@@ -53,21 +51,30 @@ class Jit:
 
     def _image(self, name: str) -> int:
         """The kernel's address from its image on disk; 0 where there is none to run."""
-        mapped = map_image(self._path(name, "image"))
-        if mapped is None:
+        image = self._read(name, "image")
+        try:
+            return 0 if image is None else self._map(image)
+        except Unlinkable:
             return 0
-        self._held.append(mapped)
-        return mapped.address
 
     def _object(self, name: str) -> int:
         """The kernel's address after compiling it, or from an object that LLVM must load."""
-        path = self._path(name, "o")
-        code = path.read_bytes() if path.is_file() else self._compile(name)
+        found = self._read(name, "o")
+        code = found or self._compile(name)
         try:
-            _write_atomically(self._path(name, "image"), link(code, name))
+            image = link(code, name)
+            address = self._map(image)
         except Unlinkable:
-            _write_atomically(path, code)
-        return self._image(name) or self._linker.load(name, code)
+            if found is None:
+                self._keep(name, "o", code)
+            return self._linker.load(name, code)
+        self._keep(name, "image", image)
+        return address
+
+    def _map(self, image: bytes) -> int:
+        mapped = map_image(image)
+        self._held.append(mapped)
+        return mapped.address
 
     def _compile(self, name: str) -> bytes:
         for watcher in WATCHERS:
@@ -79,21 +86,14 @@ class Jit:
     def _linker(self) -> Linker:
         return Linker(self.isa)
 
-    def _path(self, name: str, kind: str) -> Path:
-        text = f"{name}|{self.isa.key}|{llvmlite.__version__}|{_source_hash()}"
-        return self.folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.{kind}"
+    def _read(self, name: str, kind: str) -> bytes | None:
+        return kept.read(self.folder, f"{name}.{kind}", self._key(name))
 
+    def _keep(self, name: str, kind: str, content: bytes) -> None:
+        kept.write(self.folder, f"{name}.{kind}", self._key(name), content)
 
-def _write_atomically(path: Path, code: bytes) -> None:
-    """Another process sees the whole file or none; a read-only cache is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as f:
-            f.write(code)
-        os.replace(temporary, path)
-    except OSError:
-        return
+    def _key(self, name: str) -> str:
+        return f"{name}|{self.isa.key}|{llvmlite.__version__}|{_source_hash()}"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Launches to instructions: which kernel computes which op, on which addresses. Floor 6.
+"""Launches to instructions: which kernel computes which op, on which addresses.
 
 `LOWERINGS[op]` either appends instructions and returns True, or returns False where shapes, types
 or layouts are not what its kernel takes; such a launch runs by its NumPy reference. A program is
@@ -282,9 +282,12 @@ def _rotate(
 
 
 def _flash_attn(low: Lowering, x: Launch) -> bool:
-    """Attention over a float cache; what the mask hides is skipped, so `length` adds nothing."""
+    """Attention over a cache; what the mask hides, or lies beyond `length`, is skipped."""
     q, k, v = (s.tensor for s in x.sources[:3])
     attrs = x.result.tensor.attrs
+    length = x.sources[4] if attrs["has_mask"] and attrs["has_length"] else None
+    if length is not None and length.tensor.dtype is not I32:
+        return False
     rows, heads, dim = q.shape
     shown = x.sources[3].tensor if attrs["has_mask"] else None
     if not is_rows(q) or attrs["softcap"] or shown is None or not is_rows(shown):
@@ -296,7 +299,7 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     kind = k.dtype.name
     context = k.shape[0]
     few = rows <= FEW_ROWS
-    listed = low.shown(x.sources[3])
+    listed = low.shown(x.sources[3], length)
     part = np.zeros(attention.scratch_bytes(rows, heads, dim, context) if few else 64, np.uint8)
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),

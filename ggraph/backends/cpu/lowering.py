@@ -1,7 +1,7 @@
-"""A lowering in progress: addresses, packed weights, quantised activations, accesses. Floor 6."""
+"""A lowering in progress: addresses, packed weights, quantised activations, accesses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class Packed:
     data: Array
 
 
-# What a weight's packed form depends on: the memory, where in it, and the matrix that is read there.
+# What a packed form depends on: the memory, where in it, and the matrix that is read there.
 PackedKey = tuple[Memory, int, str, tuple[int, ...]]
 # Which bytes of which value a tensor shows. A value never changes: what overwrites it is another.
 Shown = tuple[str, int, tuple[int, ...], tuple[int, ...], str]
@@ -44,7 +44,7 @@ class Lowering:
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
-    made: dict[tuple[str, Shown], Array] = field(default_factory=dict)  # by kernel and source
+    made: dict[tuple[str | Shown, ...], Array] = field(default_factory=dict)  # by kernel, sources
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -88,23 +88,29 @@ class Lowering:
     def blocks(self, ref: Ref, m: int, k: int) -> Array:
         """The 8-bit activation blocks of m rows, computed once while the source stands."""
         step = activation_bytes(k)
-        return self._made("quantise", ref, "x", "out", (m, step), m=m, k=k, xs=k * 4, os=step)
+        return self._made("quantise", {"x": ref}, "out", (m, step), m=m, k=k, xs=k * 4, os=step)
 
-    def shown(self, mask: Ref) -> Array:
-        """The list of the slots that each row of a mask shows, made once while the mask stands."""
+    def shown(self, mask: Ref, length: Ref | None) -> Array:
+        """The list of the slots that each row of a mask shows among the first `length`."""
         m, n = mask.tensor.shape
         step = list_bytes(n)
-        shape = (m, step)
-        return self._made("shown_slots", mask, "mask", "list", shape, m=m, n=n, ms=n * 4, ls=step)
+        of = {"mask": mask} if length is None else {"mask": mask, "length": length}
+        given = {"length": 0} if length is None else {}
+        return self._made(
+            "shown_slots", of, "list", (m, step), m=m, n=n, ms=n * 4, ls=step, **given
+        )
 
     def _made(
-        self, kernel: str, ref: Ref, source: str, result: str, shape: tuple[int, int], **values: Any
+        self, kernel: str, of: Mapping[str, Ref], result: str, shape: tuple[int, int], **values: Any
     ) -> Array:
-        """What a kernel makes of a source, bytes of `shape`, once while the source stands."""
-        key = (kernel, _shown(ref.tensor))
+        """What a kernel makes of sources (by argument), bytes of `shape`, once for all launches."""
+        key: tuple[str | Shown, ...] = (kernel, *(_shown(ref.tensor) for ref in of.values()))
         if key not in self.made:
             out = np.zeros(shape, np.uint8)
-            places: dict[str, Any] = {source: self.at(ref), result: out}
+            places: dict[str, Any] = {
+                result: out,
+                **{name: self.at(ref) for name, ref in of.items()},
+            }
             self.add(kernel, makes=[out], **places, **values)
             self.made[key] = out
         return self.made[key]

@@ -1,4 +1,4 @@
-"""y[m, n] = x[m, k] . W[n, k]^T (+ residual), for every packed layout. Floor 6.
+"""y[m, n] = x[m, k] . W[n, k]^T (+ residual), for every packed layout.
 
 A thread takes a share of the weight tiles and meets each tile with all rows of x, up to `ROWS` at a
 time, so that unpacking is shared. A row's sums are formed in the same order whatever m, the row's

@@ -1,4 +1,4 @@
-"""Kernels that turn raw GGUF rows into tiles, and tiles back into float rows. Floor 6.
+"""Kernels that turn raw GGUF rows into tiles, and tiles back into float rows.
 
 `pack_<type>` fills the tiles of `tiles.py` from the checkpoint's bytes; `rows_<layout>` dequantises
 chosen rows of a packed matrix (embedding lookup), bit-exact to the `gguf` package.

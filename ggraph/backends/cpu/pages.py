@@ -1,4 +1,4 @@
-"""Pages of memory: huge ones for packed weights, a mapped file's given back after packing. Floor 6.
+"""Pages of memory: huge ones for packed weights, a mapped file's given back after packing.
 
 Weights are streamed through once per step. In pages of 4 KB that takes a look at the page tables
 every 4 KB, and costs 15 % of the speed; so they lie together in large pieces of memory, for which

@@ -1,4 +1,4 @@
-"""Persistent threads that run flat programs. Floor 6.
+"""Persistent threads that run flat programs.
 
 Workers are Python threads that enter compiled code once and stay there; a run costs one foreign
 call that holds no Python lock. Runs of one pool are serialised by a lock, so two sessions may share

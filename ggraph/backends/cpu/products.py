@@ -1,4 +1,4 @@
-"""Lowerings of products with stored matrices, and of rows taken from tables. Floor 6."""
+"""Lowerings of products with stored matrices, and of rows taken from tables."""
 
 from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering, is_rows, is_weight
@@ -20,7 +20,7 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
     """
     w, a, *rest = x.sources
     k, ready = w.tensor.shape[-1], a.tensor.dtype is A8 and a.tensor.is_contiguous
-    if not is_weight(w) or len(w.tensor.shape) != 2 or not (ready or is_rows(a.tensor)):
+    if not (is_weight(w) and len(w.tensor.shape) == 2 and k and (ready or is_rows(a.tensor))):
         return False
     if w.tensor.dtype not in LAYOUTS or (w.tensor.dtype.is_block and k % 32):
         return False

@@ -1,4 +1,4 @@
-"""Where the time of a program goes: every launch run alone, by the clock. Floor 6.
+"""Where the time of a program goes: every launch run alone, by the clock.
 
 A profiled run does the same work in the same order, but in pieces, so it is slower as a whole; the
 cost of starting a piece is measured and taken off. Bytes and operations are what the ops declare,

@@ -1,4 +1,4 @@
-"""A flat program under construction, and its frozen form. Floor 6.
+"""A flat program under construction, and its frozen form.
 
 `Assembler.add(kernel, **arguments)` appends an instruction; arguments are integers, floats, or
 NumPy arrays (their addresses). The assembler keeps every array it was given alive.

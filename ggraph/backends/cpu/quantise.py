@@ -1,4 +1,4 @@
-"""Activations to int8 blocks, alone and fused with what comes before. Floor 6.
+"""Activations to int8 blocks, alone and fused with what comes before.
 
 A quantised row is a list of blocks of 40 bytes: 32 codes, their scale, and scale * sum of codes
 (the weights' minimums multiply it). scale = max |x| / 127, as ggml's Q8 types, but kept in float32.

@@ -1,4 +1,4 @@
-"""The language in which the CPU kernels are written: Python that emits LLVM IR. Floor 6.
+"""The language in which the CPU kernels are written: Python that emits LLVM IR.
 
 A kernel is a Python function that receives a `Kernel` and runs once, at compile time: arithmetic on
 `Val` emits instructions, Python loops unroll, `k.loop` and `k.when` emit real control flow. This

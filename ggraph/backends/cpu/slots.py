@@ -1,4 +1,4 @@
-"""Lists of the cache slots that a mask shows, which attention walks. Floor 6.
+"""Lists of the cache slots that a mask shows, which attention walks.
 
 Legend: m rows, n slots; a list is [count, 0 .., slots[n + SPARE], biases[n + SPARE]] in 4-byte
 words, where a bias is what the mask adds to a score.
@@ -38,16 +38,21 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
         k.store(out + i * 8, slot * step + k.splat(base, 8))
 
 
-@kernel("mask list m n ms ls")
+@kernel("mask list length m n ms ls")
 def shown_slots(k: Kernel) -> None:
-    """For each row of the mask [m, n] the slots that it shows, ascending, and their biases."""
-    mask, n, ms = k.words("mask n ms")
+    """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
+    first `length` slots alone where that address of an i32 is not 0."""
+    mask, n, ms, length = k.words("mask n ms length")
+    held = k.var(n)
+    with k.when(length.ne(0)):
+        held.value = k.minimum(n, k.cast("sext", k.load(length, I32), I64))
+    seen = held.value
     for row in k.share(k.arg("m")):
         entry = k.var(list_of(k, row) + LIST_HEAD)
         biases = (n + SPARE) * 4
         lanes = k.consts(range(8), I32)
-        for first in k.loop(0, n, 8):
-            left = n - first
+        for first in k.loop(0, seen, 8):
+            left = seen - first
             bias = words.load_tail(k, mask + ms * row + first * 4, left)
             bias = k.select(words.tail_mask(k, left), bias, float("-inf"))
             at = entry.value

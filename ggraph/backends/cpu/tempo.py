@@ -1,4 +1,4 @@
-"""Whether programs run faster on all threads or on the caller's alone. Floor 6: no clock here.
+"""Whether programs run faster on all threads or on the caller's alone. No clock here.
 
 Threads that share a program meet hundreds of times per decoded token. Where another program takes
 one of their processors, each meeting may wait for a whole turn of the scheduler (milliseconds), and

@@ -1,4 +1,4 @@
-"""How weights lie in memory once packed. Floor 6: sizes and offsets only.
+"""How weights lie in memory once packed. Sizes and offsets only.
 
 A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of blocks of 32 columns;
 a block holds the scales of its 16 rows, their minimums, then the codes. Codes lie in vectors of 32

@@ -1,4 +1,4 @@
-"""Vector words on top of `simd.py`: dot products, half floats, sums, exp. Floor 6.
+"""Vector words on top of `simd.py`: dot products, half floats, sums, exp.
 
 Every word has one meaning on every processor; `Dot` alone has variants, whose integer results are
 equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.

@@ -1,4 +1,4 @@
-"""The CUDA backend. `open("cuda0")` is all that the rest of ggraph needs of it. Floor 6.
+"""The CUDA backend. `open("cuda0")` is all that the rest of ggraph needs of it.
 
 CuPy is imported only when a device is opened; without it, or without a driver or a GPU, that raises
 BackendError with the reason and what to do.

@@ -1,4 +1,4 @@
-"""Rotary embedding and attention on CUDA. Floor 6.
+"""Rotary embedding and attention on CUDA.
 
 Legend: T token rows, H heads, K key-value heads, D and V head sizes, C cache rows, R rotated.
 """

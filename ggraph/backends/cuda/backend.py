@@ -1,4 +1,4 @@
-"""One GPU as a backend: memory, streams, events, programs, and captured graphs. Floor 6.
+"""One GPU as a backend: memory, streams, events, programs, and captured graphs.
 
 Everything goes through a `Driver`. Programs are lists of steps made once; a plan whose commands all
 run here is captured into a CUDA graph on its first run and replayed from then on.

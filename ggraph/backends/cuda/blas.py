@@ -1,4 +1,4 @@
-"""cuBLAS products through ctypes, one handle per stream. Floor 6.
+"""cuBLAS products through ctypes, one handle per stream.
 
 CuPy's own wrapper takes the stream from its state and not from the handle, which a capture of
 several streams cannot use. Each handle has a work space of its own, so that streams share nothing

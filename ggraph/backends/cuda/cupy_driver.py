@@ -1,4 +1,4 @@
-"""The driver boundary answered by CuPy, on a real GPU. Floor 6.
+"""The driver boundary answered by CuPy, on a real GPU.
 
 CuPy's thin wrappers are used (runtime and driver), not its arrays: memory, streams and graphs
 belong to the backend. Imported only when a device is opened.

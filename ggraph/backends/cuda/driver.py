@@ -1,4 +1,4 @@
-"""The boundary to CUDA: everything that the backend asks of a driver, and nothing else. Floor 6.
+"""The boundary to CUDA: everything that the backend asks of a driver, and nothing else.
 
 `cupy_driver.py` answers with CuPy on a GPU. The tests answer with kernels compiled for the host and
 streams that are queues, so that all above this line runs without a GPU. Addresses, streams, events

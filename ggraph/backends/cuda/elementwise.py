@@ -1,4 +1,4 @@
-"""Functions of elements, gated units, copies and casts on CUDA. Floor 6.
+"""Functions of elements, gated units, copies and casts on CUDA.
 
 The kernels are in src/elementwise.cu; the position in a table here is the `op` number there.
 """

@@ -1,4 +1,4 @@
-"""The kernel sources: what there is to compile, and what each kernel takes. Floor 6.
+"""The kernel sources: what there is to compile, and what each kernel takes.
 
 A *unit* is one source file with its template type: `Unit("matmul", "q4_k")`. A kernel's signature
 is read from its own source, so the host packs exactly what the kernel declares, by name.

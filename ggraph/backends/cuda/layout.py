@@ -1,4 +1,4 @@
-"""Tensors as kernels see them: type numbers, four sizes, four byte strides. Floor 6."""
+"""Tensors as kernels see them: type numbers, four sizes, four byte strides."""
 
 from collections.abc import Sequence
 from math import prod

@@ -1,4 +1,4 @@
-"""CUDA's shared libraries, found in installed wheels or a toolkit and loaded by ctypes. Floor 6."""
+"""CUDA's shared libraries, found in installed wheels or a toolkit and loaded by ctypes."""
 
 import ctypes
 import ctypes.util

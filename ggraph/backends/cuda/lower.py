@@ -1,4 +1,4 @@
-"""Which ops run on CUDA, and how: one table of rules. Floor 6.
+"""Which ops run on CUDA, and how: one table of rules.
 
 `accepts` is asked by planning, so what has no rule, or has shapes or types that its kernel does not
 take, goes to another device by an ordinary split.

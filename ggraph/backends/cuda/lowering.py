@@ -1,4 +1,4 @@
-"""What every lowering shares: calls with their arguments resolved, constants, work space. Floor 6.
+"""What every lowering shares: calls with their arguments resolved, constants, work space.
 
 A *step* is a function of a stream handle that enqueues one thing. All decisions fall while
 lowering: a program is a list of steps, and submitting it is a loop. The tables of steps per op are

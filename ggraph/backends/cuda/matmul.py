@@ -1,4 +1,4 @@
-"""Matrix products on CUDA: few rows by a kernel of our own, many by cuBLAS. Floor 6.
+"""Matrix products on CUDA: few rows by a kernel of our own, many by cuBLAS.
 
 Up to FEW_ROWS rows, a row's bits do not depend on how many rows are computed with it, so that
 verifying a draft gives what one-by-one decoding gives. Legend: n outputs, k inner size, m rows.

@@ -1,17 +1,16 @@
-"""CUDA C++ to machine code by NVRTC, through ctypes: needs no GPU, no driver and no CuPy. Floor 6.
+"""CUDA C++ to machine code by NVRTC, through ctypes: needs no GPU, no driver and no CuPy.
 
 The library comes with the wheel `nvidia-cuda-nvrtc`, with CuPy's `[ctk]` extra, or with a CUDA
 toolkit. Compiled code is kept in `cache_dir()/cuda`, under a hash of all that went into it.
 """
 
 import ctypes
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
-from ggraph import env
+from ggraph import kept
 from ggraph.backends.cuda.libraries import shared
 from ggraph.errors import BackendError
 
@@ -36,24 +35,13 @@ def build(name: str, text: str, headers: Mapping[str, str], arch: str, defines: 
     compiler's messages (which name source lines), or where there is no NVRTC.
     """
     parts = [name, text, *headers.values(), arch, defines, str(version())]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    path = env.cache_dir() / "cuda" / f"{Path(name).stem}-{arch}-{key}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    code = compile_source(name, text, headers, arch, defines)
-    _keep(path, code)
+    key = "\0".join(parts)
+    place, file = kept.folder("cuda"), f"{PurePath(name).stem}-{arch}.cubin"
+    code = kept.read(place, file, key)
+    if code is None:
+        code = compile_source(name, text, headers, arch, defines)
+        kept.write(place, file, key, code)
     return code
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Write the file whole or not at all; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_bytes(code)
-        part.replace(path)
-    except OSError:
-        return
 
 
 def compile_source(

@@ -1,4 +1,4 @@
-"""Replay any plan on real streams, verified or not, with one command held back. Floor 6.
+"""Replay any plan on real streams, verified or not, with one command held back.
 
 For the corpus of races alone: `Executor` takes only verified plans. Every device of the plan that
 is not the CPU becomes a set of streams of one GPU, with memory of its own; what the plan runs on

@@ -1,4 +1,4 @@
-"""Norms, sums, soft-max, orders, and rows by index on CUDA. Floor 6.
+"""Norms, sums, soft-max, orders, and rows by index on CUDA.
 
 Legend: n row length, k picks per row, T token rows.
 """

@@ -1,4 +1,4 @@
-"""A simulated asynchronous accelerator that runs anywhere. Floor 6.
+"""A simulated asynchronous accelerator that runs anywhere.
 
 `open("sim0")` gives a device of the process's default machine, so that two devices opened by name
 see each other's events. For another order, or rates of your own, make a `Machine` and its devices

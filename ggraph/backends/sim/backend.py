@@ -1,4 +1,4 @@
-"""The backend protocol on a simulated machine. Floor 6.
+"""The backend protocol on a simulated machine.
 
 Memory is NumPy bytes, poisoned with 0xFF (NaN in every float type) until somebody writes it. A
 shadow map knows which bytes are valid; a command that reads others raises BackendError and names
@@ -182,6 +182,10 @@ class SimBackend(SimHost):
     def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
         """Block the host until an event, a stream, or this device is complete."""
         self.machine.synchronise(self.spec.name, stream, event)
+
+    def abandon(self) -> None:
+        """Forget what is enqueued: a run has failed half-way."""
+        self.machine.abandon(self.spec.name)
 
     def close(self) -> None:
         """Wait for the device, then forget all memory. Later commands raise BackendError."""

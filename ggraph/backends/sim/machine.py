@@ -1,4 +1,4 @@
-"""A machine of simulated devices: queues, events, a virtual clock, and a timeline. Floor 6.
+"""A machine of simulated devices: queues, events, a virtual clock, and a timeline.
 
 The host enqueues entries; nothing runs until the host does something that memory can tell (a host
 access or a synchronisation). Then the machine's `Order` chooses, again and again, one entry whose
@@ -103,6 +103,14 @@ class Machine:
         self._advance(lambda: all(t.done for t in targets))
         self.host_time = max([self.host_time, *(t.stop for t in targets)])
 
+    def abandon(self, device: str) -> None:
+        """Forget what is enqueued on a device: what waits for it need not wait any more."""
+        for actor, queue in self._queues.items():
+            if actor.device == device:
+                for entry in queue:
+                    entry.done = True
+                queue.clear()
+
     def pending(self) -> list[str]:
         """Labels of what is enqueued and has not run, by stream."""
         return [f"{a}: {e.label}" for a, q in sorted(self._queues.items()) for e in q if not e.done]
@@ -143,12 +151,7 @@ class Machine:
     def _run(self, entry: Entry) -> None:
         assert entry.run is not None, entry.label
         self._queues[entry.actor].popleft()
-        try:
-            entry.run()
-        except Exception:  # as on a device: what was enqueued behind a failure is lost
-            self._queues.clear()
-            self._latest.clear()
-            raise
+        entry.run()
         self._floor = entry.earliest
         entry.stop = self._free[entry.actor] = entry.earliest + entry.seconds
         entry.done = True

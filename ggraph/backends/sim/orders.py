@@ -1,4 +1,4 @@
-"""Who runs next: orders in which a simulated machine may execute what is enqueued. Floor 6.
+"""Who runs next: orders in which a simulated machine may execute what is enqueued.
 
 An order is asked whenever the host is about to do something that memory can tell: which of the
 ready entries runs now, or None to let the host go on (only where `may_stop`). Every answer is a

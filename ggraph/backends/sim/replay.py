@@ -1,4 +1,4 @@
-"""Replay any plan, verified or not, and report what every read found. Floor 6.
+"""Replay any plan, verified or not, and report what every read found.
 
 Each byte carries a tag: which value of which run was written there last. A read of value v that
 finds another tag is a fault, whether or not the numbers happen to agree: a stale value, a lost

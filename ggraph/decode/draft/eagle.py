@@ -1,0 +1,332 @@
+"""EAGLE drafters: a chain, or a dynamic tree, from a head that reads target features.
+
+Legend: N true rows, K chain length, B branching (top_k), W draft vocabulary, E head width.
+
+Index alignment (P = last position whose features are known, xP+1 already chosen):
+
+    row        slot     feature           token    its logits guess
+    true       0..P     taps of 0..P      x1..xP+1 x2..xP+2
+    draft 1    P+1      hidden of row P   guess 1  guess 2
+    draft 2    P+2      hidden of draft 1 guess 2  guess 3
+
+The cache holds true rows only: draft rows are written behind them and forgotten, so after a
+rejection the head is in the state of one that never drafted. With a `window`, the cache begins anew
+with the last true rows where more of them wait: reading all of a long prompt, or of what was
+written while nobody asked, would take the head longer than the drafts of a short answer save.
+Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840) for the head.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggraph.decode.acceptance import draw
+from ggraph.decode.draft.head import DraftModel
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import ROOT, Draft
+from ggraph.decode.rows import ROW_BUCKETS, Rows
+from ggraph.errors import InputError
+from ggraph.tensor import Array
+
+LONGEST_LOOP = 8  # steps that are unrolled into one plan; longer chains go step by step
+PARTS = (32, 16, 8)  # rows that are only read at once, with a window: few plans, none is padded
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """EAGLE-2's tree: `total_tokens` nodes with the root counted, `depth` expansions of `top_k`."""
+
+    total_tokens: int = 16
+    depth: int = 4
+    top_k: int = 4
+
+    def __post_init__(self) -> None:
+        scored = self.top_k + self.depth * self.top_k**2
+        if self.top_k < 1 or self.depth < 0 or not 2 <= self.total_tokens <= scored + 1:
+            raise InputError(
+                f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
+                f"expected 2 to {scored + 1} tokens"
+            )
+        most = ROW_BUCKETS[-1]
+        if self.total_tokens > most or self.top_k * max(1, self.depth) > most:
+            raise InputError(
+                f"tree of {self.total_tokens} tokens, depth {self.depth}, top_k {self.top_k}: "
+                f"tokens, and depth times top_k, may not exceed {most}"
+            )
+
+
+class EagleDrafter:
+    """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
+
+    `p_min` ends a chain at the first guess that the head itself finds less likely than that.
+    `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
+    With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
+    rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
+    The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
+    Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
+    which it reads beforehand, the last `prompt_window`.
+    """
+
+    def __init__(
+        self,
+        runner: DraftRunner,
+        *,
+        tree: TreeShape | None = None,
+        p_min: float = 0.0,
+        random: np.random.Generator | None = None,
+        temp: float = 1.0,
+        window: int | None = None,
+        prompt_window: int | None = None,
+        goes_on: Callable[[Sequence[float]], bool] | None = None,
+        reads_logits: bool = False,
+    ) -> None:
+        few = any(w is not None and w < 1 for w in (window, prompt_window))
+        if not 0.0 <= p_min <= 1.0 or temp <= 0 or few:
+            raise InputError(
+                f"p_min {p_min}, temp {temp}, windows {window} and {prompt_window}: "
+                f"expected 0 to 1, above 0, and rows"
+            )
+        if tree is not None and tree.top_k > len(runner.model.target_ids):
+            raise InputError(
+                f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
+            )
+        self.runner, self.tree, self.p_min = runner, tree, p_min
+        self.random, self.temp, self.goes_on = random, temp, goes_on
+        self.reads_logits = reads_logits or tree is not None or random is not None
+        self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
+        self.prompt_window = prompt_window
+        self.name, self.taps = "eagle3", runner.model.taps
+        self._tokens: list[int] = []
+        self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
+        self._last = Said(NOTHING, NOTHING)  # behind the last true row
+
+    def warm(self) -> None:
+        """Make the plans of the usual steps, where the rows that are read at once are bounded."""
+        if self.window is None:
+            return
+        guesses = not self.reads_logits
+        for rows in PARTS:
+            self.runner.ready(rows, 0, rows, fed_back=False)
+        for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
+            self.runner.ready(rows, 1, rows, fed_back=False, guesses=guesses)
+        if self.tree is None:
+            self.runner.ready(1, 1, 1, fed_back=True, guesses=guesses)
+
+    def begin(self, first: int) -> None:
+        """Forget the old text. The first token has no feature before it and is not drafted from."""
+        self.runner.past = self.runner.offset = 0
+        self._tokens, self._features = [], []
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """Keep the new tokens and the features before them; they are run when a draft is due."""
+        if features is None or len(features) != len(tokens):
+            raise InputError(
+                f"eagle3: {len(tokens)} tokens, "
+                f"{'no' if features is None else len(features)} features"
+            )
+        self._tokens.extend(tokens)
+        self._features.append(features)
+
+    def read(self) -> None:
+        """Read the prompt's rows and make the first guess: the first draft need not wait."""
+        self._catch_up(self.prompt_window, 1 if self.window is None else PARTS[-1])
+
+    def propose(self, limit: int) -> Draft:
+        """Run the true rows that are waiting, then draft behind them."""
+        self._catch_up(self.window, ROW_BUCKETS[-1] if self.window is None else PARTS[0])
+        if limit < 1:
+            return Draft()
+        return self._chain(limit) if self.tree is None else self._tree(self.tree, limit)
+
+    def _catch_up(self, window: int | None, most: int) -> None:
+        """True rows through encoder and decoder, up to `most` in the step of the last row, whose
+        output is kept."""
+        if not self._tokens:
+            return
+        tokens, features = self._waiting(window)
+        runner = self.runner
+        done = self._read_parts(tokens, features, most)
+        left = len(tokens) - done
+        slots = range(runner.past, runner.past + left)
+        self._last = self._step(Rows(tokens[done:], slots, slots), features[done:], fed_back=False)
+        runner.past += left
+
+    def _step(self, rows: Rows, features: Array, *, fed_back: bool) -> "Said":
+        """What the head says behind the last of these rows."""
+        last, runner = len(rows.tokens) - 1, self.runner
+        if not self.reads_logits:
+            best, chance, hidden = runner.guess(rows, last, features, fed_back=fed_back)
+            return Said(hidden, NOTHING, best, chance)
+        logits, hidden = runner.step(rows, [last], features, fed_back=fed_back)
+        return Said(hidden, logits, *(guess_of(logits[0]) if self.tree is None else ()))
+
+    def _waiting(self, window: int | None) -> tuple[list[int], Array]:
+        """The true rows that wait, of which none waits any more; the last `window` of them, where
+        there are more, with which the cache begins anew."""
+        blocks, runner = self._features, self.runner
+        tokens, features = self._tokens, blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        self._tokens, self._features = [], []
+        skipped = len(tokens) - (window or len(tokens))
+        if skipped > 0:
+            tokens, features = tokens[skipped:], features[skipped:]
+            runner.offset += runner.past + skipped
+            runner.past = 0
+        return tokens, features
+
+    def _read_parts(self, tokens: Sequence[int], features: Array, last: int) -> int:
+        """Read rows in parts until at most `last` are left, and one at least; how many."""
+        done, runner = 0, self.runner
+        while (left := len(tokens) - done) > last:
+            whole = min(left - 1, ROW_BUCKETS[-1])
+            rows = whole if self.window is None else next(p for p in PARTS if p < left)
+            part, slots = slice(done, done + rows), range(runner.past, runner.past + rows)
+            runner.read(Rows(tokens[part], slots, slots), features[part])
+            runner.past += rows
+            done += rows
+        return done
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a chain needs nothing of the host between its steps."""
+        certain = self.p_min == 0 and self.random is None
+        return self.runner.unrolls and certain and self.runner.model.sliding_window is None
+
+    def _chain(self, limit: int) -> Draft:
+        ids, said, past = self.runner.model.target_ids, self._last, self.runner.past
+        if self._is_plain and 1 < limit <= LONGEST_LOOP + 1:
+            first = int(ids[said.best])
+            return Draft.chain([first, *self.runner.chain(first, said.hidden, limit - 1)])
+        tokens: list[int] = []
+        laws: dict[int, Array] = {}
+        chances: list[float] = []
+        while said.chance >= self.p_min:
+            best = said.best
+            if self.random is not None:
+                best, law = drawn(self.runner.model, said.logits[0], self.temp, self.random)
+                laws[len(tokens) - 1] = law
+            else:
+                chances.append(said.chance)
+            tokens.append(int(ids[best]))
+            if len(tokens) == limit or not self._wants_more(chances):
+                break
+            slot = [past + len(tokens) - 1]
+            said = self._step(Rows(tokens[-1:], slot, slot), said.hidden, fed_back=True)
+        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws, tuple(chances))
+
+    def _wants_more(self, chances: Sequence[float]) -> bool:
+        return self.goes_on is None or self.random is not None or self.goes_on(chances)
+
+    def _tree(self, shape: TreeShape, limit: int) -> Draft:
+        """Expand level by level, then keep the best nodes of all that were scored."""
+        count = min(shape.total_tokens - 1, limit)
+        depth = max(0, min(shape.depth, limit - 1))
+        scored = self._expand(TreeShape(shape.total_tokens, shape.depth, shape.top_k), depth)
+        return scored.best(min(count, len(scored.tokens)))
+
+    def _expand(self, shape: TreeShape, depth: int) -> "Scored":
+        """Score the root's top_k children, then those of the best top_k nodes, `depth` times."""
+        k, past, ids = shape.top_k, self.runner.past, self.runner.model.target_ids
+        scored = Scored()
+        best, score = top(log_softmax(self._last.logits), k)  # [1, B]
+        level = scored.add(ids[best[0]], score[0], [ROOT] * k)
+        level_score, hidden = score[0], np.repeat(self._last.hidden, k, axis=0)  # [B, E]
+        seen = np.eye(k, dtype=bool)  # [B, S]: draft slots that each row may see
+        for i in range(depth):
+            slots = range(past + i * k, past + (i + 1) * k)
+            tokens = [scored.tokens[n] for n in level]
+            rows = Rows(tokens, [past + i] * k, slots, past, seen)
+            logits, out = self.runner.step(rows, range(k), hidden, fed_back=True)
+            best, score = top(log_softmax(logits), k)  # [B, B]
+            total = (score + level_score[:, None]).reshape(-1)
+            parents = np.repeat(level, k)
+            nodes = scored.add(ids[best].reshape(-1), total, parents)
+            (chosen,), (level_score,) = top(total[None], k)
+            level = [nodes[c] for c in chosen]
+            hidden = out[chosen // k]
+            seen = np.concatenate([seen[chosen // k], np.eye(k, dtype=bool)], axis=1)
+        return scored
+
+
+NOTHING = np.zeros((1, 0), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A head's output behind a row: hidden f32 [1, E] and logits f32 [1, W], which are empty where
+    the graph guesses; its best draft token and the chance of that, which trees do not need."""
+
+    hidden: Array
+    logits: Array
+    best: int = 0
+    chance: float = 0.0
+
+
+class Scored:
+    """Every node that the expansion scored, in the order in which it was scored."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[float] = []
+        self.parents: list[int] = []
+
+    def add(self, tokens: Array, scores: Array, parents: Sequence[int] | Array) -> list[int]:
+        """Append nodes; returns their numbers."""
+        first = len(self.tokens)
+        self.tokens += [int(t) for t in tokens]
+        self.scores += [float(s) for s in scores]
+        self.parents += [int(p) for p in parents]
+        return list(range(first, len(self.tokens)))
+
+    def best(self, count: int) -> Draft:
+        """The `count` best nodes as a draft, in scoring order.
+
+        A node's score never exceeds its parent's and ties go to the earlier node, so the parents
+        of the best are among the best.
+        """
+        kept = sorted(top(np.array([self.scores], np.float32), count)[0][0].tolist())
+        place = {node: i for i, node in enumerate(kept)}
+        parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
+        return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
+
+
+def drawn(
+    model: DraftModel, logits: Array, temp: float, random: np.random.Generator
+) -> tuple[int, Array]:
+    """A draft token drawn from logits [W], and that law f64 [V] over the target's vocabulary."""
+    own = np.exp(log_softmax(logits.astype(np.float64) / temp))  # [W]
+    law = np.zeros(model.target_vocabulary, np.float64)
+    law[model.target_ids] = own
+    return draw(own, random.random()), law
+
+
+def guess_of(logits: Array) -> tuple[int, float]:
+    """The greatest of logits [W], and the softmax there."""
+    best = int(np.argmax(logits))
+    less = logits - logits[best]
+    return best, 1.0 / float(np.exp(less, out=less).sum())
+
+
+def log_softmax(logits: Array) -> Array:
+    """Logarithms of the softmax over the last axis, f32."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def top(scores: Array, count: int) -> tuple[Array, Array]:
+    """Indices and values [B, count] of the largest per row of scores [B, W], largest first, ties by
+    lower index."""
+    order = np.stack([_largest(row, count) for row in -scores])
+    return order, np.take_along_axis(scores, order, axis=-1)
+
+
+def _largest(negated: Array, count: int) -> Array:
+    """Where the `count` least are: those that may be among them are found first, since sorting a
+    whole vocabulary takes as long as the head itself."""
+    count = min(count, len(negated))
+    bar = np.partition(negated, count - 1)[count - 1]
+    found = np.flatnonzero(negated <= bar)
+    if len(found) < count:  # not numbers, which come last
+        found = np.arange(len(negated))
+    return found[np.argsort(negated[found], kind="stable")[:count]]

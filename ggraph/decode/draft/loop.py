@@ -1,0 +1,110 @@
+"""Steps of a draft head as one graph, so that nothing visits the host between them.
+
+Step i + 1 takes the best token and the hidden state of step i; where they are written and what they
+see is known beforehand. On a device that replays captured plans, a whole chain costs one replay.
+Legend: K steps, C visible cache rows, E head width, W draft vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ggraph import ops
+from ggraph.decode.rows import Rows, visibility
+from ggraph.dtype import F32, I32, I64
+from ggraph.errors import InputError
+from ggraph.graph import Graph
+from ggraph.tensor import Array, Kind, Tensor, apply, input, weight
+
+PER_STEP = ("positions", "slots", "mask", "length")  # inputs of which each step has a row
+
+
+def unrolled(step: Graph, count: int, target_ids: Tensor) -> Graph:
+    """`count` steps of `step`, a head's graph of one fed-back row.
+
+    target_ids i32 [W, 1] is a weight: the target's token of each draft token. Inputs are those of
+    the step, `positions`, `slots`, `mask` and `length` with K rows. Output: `drafted` i32 [K].
+    """
+    if count < 1 or "hidden" not in {t.name for t in step}:
+        raise InputError(
+            f"{step.name}: {count} steps of a graph without `hidden` cannot be drafted"
+        )
+    rows = _rows(step, count)
+    tokens, hidden = step["tokens"], step["hidden"]
+    states: dict[str, Tensor] = {}
+    drafted = []
+    for i in range(count):
+        done = _copied(step, i, {**rows[i], "tokens": tokens, "hidden": hidden, **states})
+        best = ops.argmax(done["logits"], name=f"best.{i}")  # [1]
+        tokens = ops.get_rows(target_ids, best, name=f"token.{i}").reshape(1)
+        hidden = done["feedback"]
+        states = {name: done[last.name] for name, last in step.updates.items()}
+        drafted.append(tokens)
+    joined = ops.concat(drafted, axis=0, name="drafted")  # [K]
+    return Graph.of({"drafted": joined}, also=states.values(), name=f"{count} x {step.name}")
+
+
+def guessing(step: Graph) -> Graph:
+    """`step`, a head's graph with one wanted row, with its best guess instead of its logits.
+
+    Outputs: `best` i32 [1], a draft token; `chance` f32 [1, 1], what the head gives it; and
+    `feedback` as before.
+    """
+    logits = step["logits"]
+    if logits.shape[0] != 1:
+        raise InputError(f"{step.name}: one row may guess, not {logits.shape[0]}")
+    best = ops.argmax(logits)  # [1]
+    chances = ops.soft_max(logits).reshape(logits.shape[1], 1)
+    outputs = {
+        "best": best, "chance": ops.get_rows(chances, best), "feedback": step["feedback"],
+    }  # fmt: skip
+    return Graph.of(outputs, also=step.updates.values(), name=f"guess of {step.name}")
+
+
+def _rows(step: Graph, count: int) -> list[dict[str, Tensor]]:
+    """For each step, its row of the inputs that all steps share."""
+    context = step["mask"].shape[1]
+    shared = {
+        "positions": input("positions", (count,), I32),
+        "slots": input("slots", (count,), I64),
+        "mask": input("mask", (count, context), F32),
+        "length": input("length", (count,), I32),
+    }
+    return [
+        {name: ops.rows(t, i, 1, name=f"{name}.{i}") for name, t in shared.items()}
+        for i in range(count)
+    ]
+
+
+def _copied(step: Graph, i: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The step's tensors over other leaves; weights and what is not given stay as they are."""
+    done: dict[str, Tensor] = {}
+    for t in step:
+        if t.is_leaf:
+            done[t.name] = given.get(t.name, t)
+            assert t.kind is not Kind.INPUT or t.name in {*given, "wanted"}, t
+        else:
+            sources = [done[s.name] for s in t.sources]
+            done[t.name] = apply(t.op, *sources, name=f"{t.name}.step{i}", **t.attrs)
+    return done
+
+
+def table(name: str, ids: Array) -> Tensor:
+    """The weight that holds a head's target ids, called after the head."""
+    return weight(f"{name}.target_ids", (len(ids), 1), I32)
+
+
+def feeds(token: int, hidden: Array, past: int, count: int, context: int) -> dict[str, Array]:
+    """What `unrolled` is fed: the first row's token and hidden state f32 [1, E], and `count` rows
+    of the cache from slot `past` on, each of which sees all before it and itself."""
+    slots: Sequence[int] = range(past, past + count)
+    rows = Rows([0] * count, slots, slots)
+    return {
+        "tokens": np.array([token], np.int32),
+        "hidden": np.ascontiguousarray(hidden, np.float32),
+        "positions": np.array(slots, np.int32),
+        "slots": np.array(slots, np.int64),
+        "mask": visibility(rows, count, context),
+        "length": np.array(slots, np.int32) + np.int32(1),
+        "wanted": np.zeros(1, np.int32),
+    }

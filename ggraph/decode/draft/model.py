@@ -1,0 +1,86 @@
+"""A smaller model as the drafter, which may itself be helped by a lookup drafter.
+
+Index alignment: the draft model's cache holds the text up to, not including, its last token. A
+draft is the model's own greedy continuation; its rows beyond the text are forgotten each time.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ggraph.decode.draft.tree import Draft, Drafter
+from ggraph.decode.rows import Rows
+from ggraph.decode.runner import Runner
+from ggraph.errors import InputError
+from ggraph.tensor import Array
+
+
+class ModelDrafter:
+    """Drafts with `runner`'s model. `p_min` ends a draft at the first guess less likely than that.
+
+    `inner` proposes continuations that the draft model checks in one step instead of several
+    (staged speculation); it never changes the draft.
+    """
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, runner: Runner, *, p_min: float = 0.0, inner: Drafter | None = None) -> None:
+        if not 0.0 <= p_min <= 1.0:
+            raise InputError(f"p_min {p_min}: expected 0 to 1")
+        self.runner, self.p_min, self.inner = runner, p_min, inner
+        self.name = f"model {runner.model.name}"
+        self._waiting: list[int] = []
+
+    def begin(self, first: int) -> None:
+        """Forget the old text."""
+        self.runner.past = 0
+        self._waiting = [first]
+        if self.inner is not None:
+            self.inner.begin(first)
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """Keep the new tokens; they are run when a draft is due."""
+        self._waiting.extend(tokens)
+        if self.inner is not None:
+            self.inner.observe(tokens, None)
+
+    def propose(self, limit: int) -> Draft:
+        """The draft model's greedy continuation of the text."""
+        if len(self._waiting) > 1:
+            self.runner.text(self._waiting[:-1])
+            self._waiting = self._waiting[-1:]
+        past, tokens = self.runner.past, list(self._waiting)
+        room = self.runner.context - past - 1
+        while len(tokens) - 1 < min(limit, room) and self._step(past, tokens, limit):
+            pass
+        return Draft.chain(tokens[1 : limit + 1])
+
+    def _step(self, past: int, tokens: list[int], limit: int) -> bool:
+        """One step of the draft model; appends what it says and tells whether to go on."""
+        left = limit - (len(tokens) - 1)
+        guess = self._guess(tokens, left)
+        start = past + len(tokens) - 1
+        slots = range(start, start + 1 + len(guess))
+        logits = self.runner.step(
+            Rows([tokens[-1], *guess], slots, slots), range(len(slots))
+        ).logits
+        for row, token in enumerate([*guess, -1]):
+            best = int(np.argmax(logits[row]))
+            if self.p_min > 0 and _chance(logits[row], best) < self.p_min:
+                return False
+            tokens.append(best)
+            if best != token:
+                return True
+        return True
+
+    def _guess(self, tokens: list[int], left: int) -> tuple[int, ...]:
+        """What the inner drafter thinks comes next; only at the text's end does it know more."""
+        if self.inner is None or left < 2 or len(tokens) > 1:
+            return ()
+        draft = self.inner.propose(left - 1)
+        return draft.tokens if draft.is_chain else ()
+
+
+def _chance(logits: Array, token: int) -> float:
+    shifted = np.exp(logits - logits.max())
+    return float(shifted[token] / shifted.sum())

@@ -1,0 +1,106 @@
+"""Parallel drafting: all tokens of a draft from one step of the head.
+
+Legend: K draft length, W draft vocabulary, P the last position whose features are known.
+
+Index alignment: rows behind P take the head's masked row, for they know nothing yet but where they
+stand; the row at P + i guesses the token of position P + 2 + i.
+
+    row        slot       feature           token     its logits guess
+    true       0..P       taps of 0..P      x1..xP+1  x2..xP+2
+    masked 1   P+1        masked.features   masked    xP+3
+    masked 2   P+2        masked.features   masked    xP+4
+
+Attention is causal over all of them. The masked rows are forgotten afterwards. The last true row
+waits for the next round, since its logits are wanted again if nothing was added in between.
+Source: P-EAGLE (arXiv 2602.01469).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ggraph.decode.draft.eagle import drawn, log_softmax
+from ggraph.decode.draft.head import Masked
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import Draft
+from ggraph.decode.rows import ROW_BUCKETS, Rows
+from ggraph.errors import InputError
+from ggraph.tensor import Array
+
+
+class ParallelDrafter:
+    """Drafts with a head that knows a masked row. `p_min`, `random` and `temp` are those of
+    `EagleDrafter`; a draft drawn at random has the law of each position by itself."""
+
+    def __init__(
+        self,
+        runner: DraftRunner,
+        masked: Masked,
+        *,
+        p_min: float = 0.0,
+        random: np.random.Generator | None = None,
+        temp: float = 1.0,
+    ) -> None:
+        if not 0.0 <= p_min <= 1.0 or temp <= 0:
+            raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
+        self.runner, self.masked, self.p_min = runner, masked, p_min
+        self.random, self.temp = random, temp
+        self.name, self.taps = "eagle3", runner.model.taps
+        self._tokens: list[int] = []
+        self._features: list[Array] = []
+
+    def begin(self, first: int) -> None:
+        """Forget the old text. The first token has no feature before it and is not drafted from."""
+        self.runner.past = 0
+        self._tokens, self._features = [], []
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """Keep the new tokens and the features before them; they are run when a draft is due."""
+        if features is None or len(features) != len(tokens):
+            raise InputError(
+                f"eagle3: {len(tokens)} tokens, "
+                f"{'no' if features is None else len(features)} features"
+            )
+        self._tokens.extend(tokens)
+        self._features.extend(features)
+
+    def propose(self, limit: int) -> Draft:
+        """Run the true rows that are waiting together with limit - 1 masked ones."""
+        limit = min(limit, ROW_BUCKETS[-1])
+        if limit < 1 or not self._tokens:
+            return Draft()
+        while len(self._tokens) + limit - 1 > ROW_BUCKETS[-1]:
+            self._run(min(len(self._tokens) - 1, ROW_BUCKETS[-1]), 0)
+        return self._picked(self._run(len(self._tokens), limit - 1))
+
+    def _run(self, true: int, masked: int) -> Array:
+        """Logits f32 [masked + 1, W] of the last true row and the masked ones behind it.
+
+        The true rows become part of the cache, but for the last one of all: the next round begins
+        with it.
+        """
+        tokens = self._tokens[:true] + [self.masked.token] * masked
+        features = self._features[:true] + [self.masked.features] * masked
+        slots = range(self.runner.past, self.runner.past + len(tokens))
+        wanted = range(true - 1, true + masked)
+        logits, _ = self.runner.step(
+            Rows(tokens, slots, slots), wanted, np.stack(features), fed_back=False
+        )
+        done = min(true, len(self._tokens) - 1)
+        self.runner.past += done
+        del self._tokens[:done], self._features[:done]
+        return logits
+
+    def _picked(self, logits: Array) -> Draft:
+        """One token of each row, up to the first that the head finds unlikely."""
+        tokens: list[int] = []
+        laws: dict[int, Array] = {}
+        chances = np.exp(log_softmax(logits))  # [K, W]
+        for i, row in enumerate(logits):
+            best = int(np.argmax(row))
+            if chances[i, best] < self.p_min:
+                break
+            if self.random is not None:
+                best, laws[i - 1] = drawn(self.runner.model, row, self.temp, self.random)
+            tokens.append(int(self.runner.model.target_ids[best]))
+        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)

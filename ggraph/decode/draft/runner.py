@@ -1,0 +1,150 @@
+"""Steps of a draft head over its own cache."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ggraph.decode.draft.head import DraftModel, DraftShape
+from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
+from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
+from ggraph.dtype import F16, DType
+from ggraph.graph import Graph
+from ggraph.tensor import Array, Tensor
+
+
+class DraftSession(Protocol):
+    """What a drafter asks of a session: `ggraph.session.Session` is one."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether plans are captured and replayed."""
+        ...
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a plan was prepared under `key`."""
+        ...
+
+    def prepare(
+        self, key: Hashable, build: Callable[[], Graph], weights: Callable[[Tensor], Array]
+    ) -> object:
+        """Plan the graph that `build` makes under `key`."""
+        ...
+
+    def inputs(self, key: Hashable) -> frozenset[str]:
+        """Names of the inputs of the graph under `key`."""
+        ...
+
+    def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """One step of the plan of `key`, with an array for each of its inputs and no other."""
+        ...
+
+
+class DraftRunner:
+    """Steps of a draft head over its own cache; `past` slots hold true rows, whose positions in
+    the text are `offset` higher."""
+
+    def __init__(
+        self, model: DraftModel, session: DraftSession, context: int, *, cache_dtype: DType = F16
+    ) -> None:
+        self.model, self.session, self.cache_dtype = model, session, cache_dtype
+        self.past = self.offset = 0
+        self.unrolls = session.replays  # a chain is then one plan instead of one per token
+        self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
+        self._ready: dict[tuple[int, int, int, bool, bool], tuple[Hashable, DraftShape]] = {}
+
+    def step(
+        self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
+    ) -> tuple[Array, Array]:
+        """Logits f32 [M, W] and hidden f32 [M, E] of the wanted rows; `past` does not move."""
+        out = self._run(rows, wanted, features, fed_back=fed_back)
+        return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
+
+    def guess(
+        self, rows: Rows, wanted: int, features: Array, *, fed_back: bool
+    ) -> tuple[int, float, Array]:
+        """The best draft token of one row, its chance, and hidden f32 [1, E]; as `step`, whose
+        logits stay where they are."""
+        out = self._run(rows, [wanted], features, fed_back=fed_back, guesses=True)
+        return int(out["best"][0]), float(out["chance"][0, 0]), out["feedback"]
+
+    def read(self, rows: Rows, features: Array) -> None:
+        """Only write true rows into the cache, which takes a third of a step's weights."""
+        self._run(rows, (), features, fed_back=False)
+
+    def _run(
+        self,
+        rows: Rows,
+        wanted: Sequence[int],
+        features: Array,
+        *,
+        fed_back: bool,
+        guesses: bool = False,
+    ) -> dict[str, Array]:
+        count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
+        key, shape = self.ready(count, len(wanted), reach, fed_back=fed_back, guesses=guesses)
+        bucket, context = shape.rows, shape.context
+        wide = features
+        if count < bucket:
+            wide = np.zeros((bucket, features.shape[1]), np.float32)
+            wide[:count] = features
+        given = {
+            "tokens": padded(rows.tokens, bucket, 0),
+            "positions": padded([p + self.offset for p in rows.positions], bucket, 0),
+            "slots": padded(rows.slots, bucket, self._rows),
+            "mask": visibility(rows, bucket, context),
+            "length": np.array([reach], np.int32),
+            "wanted": padded(wanted, shape.wanted, 0),
+            "hidden" if fed_back else "features": wide,
+        }
+        if self.model.sliding_window is not None:
+            given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
+        return self._fed(key, given)
+
+    def _fed(self, key: Hashable, offered: Mapping[str, Array]) -> dict[str, Array]:
+        """A run with what the graph takes of all that a step offers: heads differ in that."""
+        taken = self.session.inputs(key)
+        return self.session.run(key, {n: a for n, a in offered.items() if n in taken})
+
+    def ready(
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: bool = False
+    ) -> tuple[Hashable, DraftShape]:
+        """Key and bucket of the plan of a step of `rows` rows that see `reach` slots, made on first
+        use; of one that only `guesses`, where that is said."""
+        asked = rows, wanted, context_bucket(reach, self._rows), fed_back, guesses
+        found = self._ready.get(asked)
+        if found is None:
+            seen = row_bucket(wanted) if wanted else 0
+            buckets = row_bucket(rows), asked[2], seen, self._rows + 1
+            shape = DraftShape(*buckets, fed_back, self.cache_dtype)
+            found = self._ready[asked] = (self.model.name, guesses, shape), shape
+
+            def build() -> Graph:
+                step = self.model.build(shape)
+                return guessing(step) if guesses else step
+
+            self.session.prepare(found[0], build, self.model.weight)
+        return found
+
+    def chain(self, token: int, hidden: Array, count: int) -> list[int]:
+        """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
+        model = self.model
+        context = context_bucket(self.past + count, self._rows)
+        shape = DraftShape(1, context, 1, self._rows + 1, True, self.cache_dtype)
+        ids = table(model.name, model.target_ids)
+
+        def build() -> Graph:
+            return unrolled(model.build(shape), count, ids)
+
+        def storage(t: Tensor) -> Array:
+            held = t.name == ids.name
+            stored = model.target_ids.astype(np.int32).reshape(ids.shape)
+            return stored if held else model.weight(t)
+
+        key = (model.name, "chain", count, shape)
+        if key not in self.session:
+            self.session.prepare(key, build, storage)
+        given = feeds(token, hidden, self.past, count, context)
+        given["positions"] += np.int32(self.offset)
+        out = self._fed(key, given)
+        return [int(t) for t in out["drafted"]]

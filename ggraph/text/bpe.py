@@ -1,0 +1,142 @@
+"""Byte-level BPE.
+
+Text -> words (pre.py) -> bytes written as characters -> merges by rank -> ids. Words are
+cut by the `tokenizers` library; merging is done here, because that library's tables of a vocabulary
+of 49,000 tokens take 10 MB, ours 0.8. Nothing here knows special tokens: tokenizer.py cuts them out
+first.
+
+Legend: L, R the ids of two neighbours; n symbols of a word.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from tokenizers import Regex, pre_tokenizers
+
+from ggraph.errors import FormatError
+from ggraph.text.pre import PreTokenizer
+from ggraph.text.vocab import byte_chars
+
+_CACHE_WORDS = 20_000
+_CACHE_LETTERS = 64  # longer words are rarely seen twice
+GONE = -1  # the id of a symbol that was merged into the one before it
+
+
+class Merges:
+    """Which neighbours merge, how early, and into what: three columns sorted by L and R."""
+
+    def __init__(self, merges: Sequence[str], ids: Mapping[str, int]) -> None:
+        rows = np.fromiter(_rows(merges, ids), [("pair", "i8"), ("rank", "i4"), ("made", "i4")])
+        _, first = np.unique(rows["pair"], return_index=True)  # a repeated pair keeps its best rank
+        self._pairs = array("q", rows["pair"][first].tobytes())
+        self._ranks = array("i", rows["rank"][first].tobytes())
+        self._made = array("i", rows["made"][first].tobytes())
+
+    def find(self, left: int, right: int) -> tuple[int, int] | None:
+        """(rank, id of both together), or None where the two never merge."""
+        pair = left << 32 | right
+        at = bisect_left(self._pairs, pair)
+        if at == len(self._pairs) or self._pairs[at] != pair:
+            return None
+        return self._ranks[at], self._made[at]
+
+    def apply(self, symbols: list[int]) -> list[int]:
+        """The ids that a word's symbols end as: best rank first, leftmost among equals."""
+        ids, n = list(symbols), len(symbols)
+        before, after = list(range(-1, n - 1)), list(range(1, n + 1))
+        queue: list[tuple[int, int, int, int, int]] = []  # (rank, place of L, L, R, both)
+
+        def offers(left: int) -> Iterator[tuple[int, int, int, int, int]]:
+            if left >= 0 and after[left] < n:
+                pair = ids[left], ids[after[left]]
+                found = self.find(*pair)
+                if found is not None:
+                    yield found[0], left, *pair, found[1]
+
+        queue += [offer for place in range(n) for offer in offers(place)]
+        heapify(queue)
+        while queue:
+            _, left, *pair, both = heappop(queue)
+            right = after[left]
+            if right >= n or [ids[left], ids[right]] != pair:
+                continue  # one of the two has merged with another since
+            ids[left], ids[right], after[left] = both, GONE, after[right]
+            if after[left] < n:
+                before[after[left]] = left
+            for place in (before[left], left):
+                for offer in offers(place):
+                    heappush(queue, offer)
+        return [i for i in ids if i != GONE]
+
+
+class BpeEncoder:
+    """Encodes plain text with ranked merges. Ids are positions in `tokens`.
+
+    A byte that the vocabulary lacks is dropped, and the text before it never merges with the text
+    behind it (source: llama.cpp). FormatError when a merge makes a token that does not exist.
+    """
+
+    def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: PreTokenizer) -> None:
+        self._tokens, self._size = tokens, len(tokens)
+        ids = {t: i for i, t in enumerate(tokens)}
+        # An id past the end keeps an absent byte's neighbours apart and is dropped afterwards.
+        self._symbols = {c: ids.get(c, self._size + b) for b, c in enumerate(byte_chars())}
+        self._merges = Merges(merges, ids)
+        # Only kinds that take known words whole look words up: they keep the order of the texts.
+        self._sorted = array("i", sorted(range(self._size), key=tokens.__getitem__)
+                             if pre.ignore_merges else [])  # fmt: skip
+        self._cache: dict[str, list[int]] = {}
+        cuts = [pre_tokenizers.Split(Regex(p), "isolated") for p in pre.patterns]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        self._words = pre_tokenizers.Sequence([*cuts, to_bytes])
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, which holds no lone surrogate."""
+        return [i for word, _ in self._words.pre_tokenize_str(text) for i in self._cached(word)]
+
+    def _cached(self, word: str) -> list[int]:
+        found = self._cache.get(word)
+        if found is None:
+            found = self._encode(word)
+            if len(word) <= _CACHE_LETTERS and len(self._cache) < _CACHE_WORDS:
+                self._cache[word] = found
+        return found
+
+    def _encode(self, word: str) -> list[int]:
+        whole = self._known(word)
+        if whole is not None:
+            return [whole]
+        return [i for i in self._merges.apply([self._symbols[c] for c in word]) if i < self._size]
+
+    def _known(self, word: str) -> int | None:
+        """The word's own id, where the kind of vocabulary takes known words whole."""
+        at = bisect_left(self._sorted, word, key=self._tokens.__getitem__)
+        if at == len(self._sorted) or self._tokens[self._sorted[at]] != word:
+            return None
+        return self._sorted[at]
+
+
+def _rows(merges: Sequence[str], ids: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
+    """(L and R as one number, rank, id of both). A pair that cannot occur is left out."""
+    for rank, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not left:  # a token may itself begin with a space
+            left, space, right = _parted_later(merge)
+        if not space:
+            raise FormatError(f"tokenizer.ggml.merges[{rank}]: {merge!r} is not two parts")
+        if left not in ids or right not in ids:
+            continue
+        if left + right not in ids:
+            raise FormatError(
+                f"tokenizer.ggml.merges[{rank}]: {merge!r} makes {left + right!r}, "
+                "which is no token"
+            )
+        yield ids[left] << 32 | ids[right], rank, ids[left + right]
+
+
+def _parted_later(merge: str) -> tuple[str, str, str]:
+    left, space, right = merge[1:].partition(" ")
+    return merge[:1] + left, space, right

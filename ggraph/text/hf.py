@@ -1,0 +1,175 @@
+"""Reads the tokenizer of a Hugging Face folder: tokenizer.json and tokenizer_config.json.
+
+Encoding is left to the `tokenizers` engine that the file configures; this file works out what the
+engine does not tell: the bytes of each id, the roles, and whether a bos token goes in front.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Engine
+
+from ggraph.errors import FormatError
+from ggraph.text.vocab import (
+    Vocabulary,
+    byte_level_piece,
+    byte_token_piece,
+    end_ids,
+    spm_piece,
+)
+
+_MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
+
+
+class HfEncoder:
+    """Encodes with the engine of a tokenizer.json.
+
+    Unlike the other encoders it cuts out special tokens by itself, since the file may tie them to
+    its own normaliser; so it is asked for one or the other way of reading a text.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._parsing = _engine(source)
+        self._plain = _engine(source)
+        self._plain.encode_special_tokens = True
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` with special tokens read as text."""
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def encode_special(self, text: str) -> list[int]:
+        """Ids of `text` with special tokens found in it."""
+        return list(self._parsing.encode(text, add_special_tokens=False).ids)
+
+    def prefix(self) -> list[int]:
+        """What the file's post-processor puts around an empty text."""
+        return list(self._parsing.encode("", add_special_tokens=True).ids)
+
+    def table(self) -> dict[int, str]:
+        """Every id with its text, added tokens included."""
+        return {i: t for t, i in self._parsing.get_vocab(with_added_tokens=True).items()}
+
+    def added(self) -> dict[int, bool]:
+        """Added ids, each with whether it is special (a marker) or ordinary text."""
+        return {i: t.special for i, t in self._parsing.get_added_tokens_decoder().items()}
+
+
+def load_hf(folder: str | Path) -> tuple[HfEncoder, Vocabulary]:
+    """The encoder and the vocabulary of `folder`. FormatError when a file is missing or bad."""
+    folder = Path(folder)
+    source = _text(folder / "tokenizer.json")
+    encoder = HfEncoder(source)
+    parsed = _object(source, folder / "tokenizer.json")
+    config = _optional_object(folder / "tokenizer_config.json")
+    generation = _optional_object(folder / "generation_config.json")
+    return encoder, _vocabulary(encoder, parsed, config, generation, _template(folder, config))
+
+
+def _vocabulary(
+    encoder: HfEncoder,
+    parsed: Mapping[str, Any],
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    template: str | None,
+) -> Vocabulary:
+    table, added = encoder.table(), encoder.added()
+    if not table or max(table) > _MAX_ID:
+        raise FormatError(
+            f"tokenizer.json: {len(table)} tokens, greatest id {max(table, default=0)}"
+        )
+    tokens = tuple(table.get(i, "") for i in range(max(table) + 1))
+    ids = {t: i for i, t in table.items()}
+    kinds = _decoder_kinds(parsed.get("decoder"))
+    bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))
+    prefix = encoder.prefix()
+    return Vocabulary(
+        tokens=tokens,
+        pieces=tuple(_piece(t, i in added, kinds) for i, t in enumerate(tokens)),
+        control=frozenset(i for i, special in added.items() if special),
+        user_defined=frozenset(i for i, special in added.items() if not special),
+        eos_ids=end_ids(ids, [eos, *_listed_ends(generation, len(tokens))]),
+        bos_id=bos,
+        eos_id=eos,
+        unk_id=unk,
+        add_bos=bos is not None and prefix[:1] == [bos],
+        space_prefix="Strip" in kinds or ("Metaspace" in kinds and not _never_prepends(parsed)),
+        chat_template=template,
+    )
+
+
+def _engine(source: str) -> Engine:
+    try:
+        return Engine.from_str(source)
+    except Exception as e:  # the engine raises bare Exception for every fault of the file
+        raise FormatError(f"tokenizer.json: {e}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise FormatError(f"{path}: cannot be read: {e}") from None
+
+
+def _object(source: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(source)
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{path}: not JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: expected an object, got {type(value).__name__}")
+    return value
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    return _object(_text(path), path) if path.is_file() else {}
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: its own file first, then the config's (one, or the one named default)."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return _text(own)
+    value = config.get("chat_template")
+    if isinstance(value, list):
+        named = [v for v in value if isinstance(v, dict) and v.get("name") == "default"]
+        value = named[0].get("template") if named else None
+    return value if isinstance(value, str) else None
+
+
+def _role(config: Mapping[str, Any], ids: Mapping[str, int], role: str) -> int | None:
+    value = config.get(role)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return ids.get(value) if isinstance(value, str) else None
+
+
+def _listed_ends(generation: Mapping[str, Any], count: int) -> list[int]:
+    value = generation.get("eos_token_id")
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int) and 0 <= i < count]
+
+
+def _decoder_kinds(decoder: Any) -> frozenset[str]:
+    if not isinstance(decoder, dict):
+        return frozenset()
+    parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+    return frozenset(str(p.get("type")) for p in parts or [] if isinstance(p, dict))
+
+
+def _never_prepends(parsed: Mapping[str, Any]) -> bool:
+    decoder = parsed.get("decoder")
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    return any(isinstance(p, dict) and p.get("prepend_scheme") == "never" for p in parts)
+
+
+def _piece(text: str, added: bool, kinds: frozenset[str]) -> bytes:
+    if added:
+        return text.encode("utf-8", "replace")
+    if "ByteLevel" in kinds:
+        return byte_level_piece(text)
+    if "ByteFallback" in kinds and len(text) == 6 and text.startswith("<0x"):
+        return byte_token_piece(text)
+    return spm_piece(text) if kinds & {"Metaspace", "Replace"} else text.encode("utf-8", "replace")

@@ -1,0 +1,91 @@
+"""SentencePiece BPE as llama.cpp runs it: merge the best-scored neighbours first.
+
+The `tokenizers` engine wants one rank per pair, while a SentencePiece file has one score per token
+and breaks ties by position; so this file merges by itself, and keeps the ids of words that it has
+seen.
+
+Legend: n characters of a chunk; L, R the left and right symbol of a candidate pair.
+"""
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+
+from ggraph.text.vocab import SPACE
+
+_CACHE_WORDS = 20_000
+_CACHE_LETTERS = 64  # longer chunks are rarely seen twice
+
+
+class SpmEncoder:
+    """Encodes plain text with scored tokens and byte fallback.
+
+    `scores[i]` belongs to `tokens[i]`. A character that is no token becomes its bytes <0xHH>, or
+    `unk_id` where the vocabulary lacks those (None: it is dropped).
+    """
+
+    def __init__(
+        self, tokens: Sequence[str], scores: Sequence[float], unk_id: int | None = None
+    ) -> None:
+        self._ids: Mapping[str, int] = {t: i for i, t in enumerate(tokens)}
+        self._scores = tuple(scores)
+        self._unk = unk_id
+        self._bytes = tuple(self._ids.get(f"<0x{b:02X}>", unk_id) for b in range(256))
+        # Where no token holds a space after another character, no merge crosses such a place, and
+        # text can be cut there without changing the result.
+        inner = re.compile(f"[^{SPACE}]{SPACE}")
+        self._cuttable = not any(inner.search(t) for t in tokens)
+        self._cache: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, which holds no lone surrogate; spaces are escaped here."""
+        text = text.replace(" ", SPACE)
+        if not self._cuttable:
+            return list(self._merge(text))
+        out: list[int] = []
+        for chunk in re.findall(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+", text):
+            out.extend(self._cached(chunk))
+        return out
+
+    def _cached(self, chunk: str) -> tuple[int, ...]:
+        found = self._cache.get(chunk)
+        if found is None:
+            found = self._merge(chunk)
+            if len(chunk) <= _CACHE_LETTERS and len(self._cache) < _CACHE_WORDS:
+                self._cache[chunk] = found
+        return found
+
+    def _merge(self, chunk: str) -> tuple[int, ...]:
+        symbols = list(chunk)  # "" marks a symbol that was merged into the one before it
+        before, after = list(range(-1, len(chunk) - 1)), list(range(1, len(chunk) + 1))
+        queue: list[tuple[float, int, int, int]] = []  # (-score, L, R, length)
+
+        def offer(left: int, right: int) -> None:
+            if left < 0 or right >= len(symbols):
+                return
+            both = symbols[left] + symbols[right]
+            i = self._ids.get(both)
+            if i is not None:
+                heapq.heappush(queue, (-self._scores[i], left, right, len(both)))
+
+        for i in range(1, len(symbols)):
+            offer(i - 1, i)
+        while queue:
+            _, left, right, length = heapq.heappop(queue)
+            stale = not symbols[left] or not symbols[right]
+            if stale or len(symbols[left]) + len(symbols[right]) != length:
+                continue
+            symbols[left] += symbols[right]
+            symbols[right] = ""
+            after[left] = after[right]
+            if after[right] < len(symbols):
+                before[after[right]] = left
+            offer(before[left], left)
+            offer(left, after[left])
+        return tuple(i for s in symbols if s for i in self._ids_of(s))
+
+    def _ids_of(self, symbol: str) -> list[int]:
+        i = self._ids.get(symbol)
+        if i is not None:
+            return [i]
+        return [b for b in map(self._bytes.__getitem__, symbol.encode("utf-8")) if b is not None]

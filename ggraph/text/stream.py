@@ -1,0 +1,98 @@
+"""Ids to text while they come: whole characters only, stop strings never shown.
+
+A token can end inside a character, and a stop string can be spread over many tokens; so both
+classes hold back what may still change. What they emit does not depend on how the text was cut into
+tokens. Not here: when to stop for an end token (the generation loop's business).
+"""
+
+import codecs
+from collections.abc import Sequence
+
+from ggraph.errors import InputError
+from ggraph.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Text of a stream of ids. Never half a character; bytes that are not UTF-8 give U+FFFD.
+
+    Markers are left out unless `special`. InputError on an id outside the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset[int]() if special else tokenizer.special_ids
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes, maybe empty."""
+        piece = self._tokenizer.token_bytes(token)
+        return "" if token in self._hidden else self._utf8.decode(piece)
+
+    def finish(self) -> str:
+        """What was held back; an unfinished character gives U+FFFD."""
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
+
+
+class StopMatcher:
+    """Passes text through up to the first stop string, which `stopped` then names.
+
+    The first is the one that ends first and, of those, the one that starts first. Text that could
+    be the start of a stop string waits until that is decided.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        if isinstance(stops, str) or not all(isinstance(s, str) and s for s in stops):
+            raise InputError(f"stop strings: expected non-empty strings, got {stops!r}")
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now; empty once `stopped` is set."""
+        if self.stopped is not None:
+            return ""
+        text = self._held + text
+        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        if found:
+            _, start, self.stopped = min(found)
+            self._held = ""
+            return text[:start]
+        keep = max((_overlap(text, s) for s in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back, now that no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+
+class TextStream:
+    """A `Detokenizer` with a `StopMatcher` behind it: what a user may be shown, as it comes."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, special: bool = False
+    ) -> None:
+        self._text = Detokenizer(tokenizer, special=special)
+        self._match = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the stream, or None."""
+        return self._match.stopped
+
+    def push(self, token: int) -> str:
+        """The text that may be shown after `token`. InputError on an id out of range."""
+        return self._match.push(self._text.push(token))
+
+    def finish(self) -> str:
+        """The rest of the text, when generation ended without a stop string."""
+        return self._match.push(self._text.finish()) + self._match.finish()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

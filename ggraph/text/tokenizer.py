@@ -1,0 +1,228 @@
+"""Text to ids and back, for every kind of vocabulary. The page to read first.
+
+A `Tokenizer` joins a `Vocabulary` (vocab.py) with an encoder for plain text: byte-level
+BPE (bpe.py), SentencePiece (spm.py), or the engine of a Hugging Face folder
+(hf.py). Special tokens are cut out of the text here, as llama.cpp does it: the longest
+first, everywhere in the text. Streaming is in stream.py.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from ggraph.errors import FormatError, InputError
+from ggraph.text.bpe import BpeEncoder
+from ggraph.text.hf import load_hf
+from ggraph.text.pre import pre_tokenizer
+from ggraph.text.spm import SpmEncoder
+from ggraph.text.vocab import Vocabulary, numbers, strings, vocabulary_from_gguf
+
+
+class Encoder(Protocol):
+    """Splits plain text (no special tokens, no lone surrogates) into ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`."""
+        ...
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    `encode` reads special tokens in the text as plain text unless asked: text that a user typed
+    must not be able to end a turn. Lone surrogates, which no UTF-8 text can hold, become U+FFFD.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: Encoder,
+        encode_special: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self._encoder = encoder
+        self._encode_special = encode_special
+        self._markers = _longest_first(vocabulary, vocabulary.control | vocabulary.user_defined)
+        self._always = _longest_first(vocabulary, vocabulary.user_defined)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """From the `tokenizer.*` keys of a GGUF file (source: the GGUF specification).
+
+        FormatError on missing or contradictory keys and on a model or pre-tokeniser that is not
+        known.
+        """
+        model = metadata.get("tokenizer.ggml.model")
+        if model == "gpt2":
+            return cls._byte_level(metadata)
+        if model == "llama":
+            return cls._sentence_piece(metadata)
+        raise FormatError(
+            f"tokenizer.ggml.model: expected gpt2 (byte-level BPE) or llama (SentencePiece), "
+            f"got {model!r}"
+        )
+
+    @classmethod
+    def from_hf(cls, folder: str | Path) -> "Tokenizer":
+        """From a folder with tokenizer.json, and tokenizer_config.json where there is one.
+
+        FormatError when a file is missing or is not what its format demands.
+        """
+        encoder, vocabulary = load_hf(folder)
+        return cls(vocabulary, encoder, encoder.encode_special)
+
+    @classmethod
+    def _byte_level(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+        vocabulary = vocabulary_from_gguf(metadata, byte_level=True, add_bos=pre.add_bos)
+        merges = strings(metadata, "tokenizer.ggml.merges")
+        return cls(vocabulary, BpeEncoder(vocabulary.tokens, merges, pre))
+
+    @classmethod
+    def _sentence_piece(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        vocabulary = vocabulary_from_gguf(metadata, byte_level=False, add_bos=True)
+        count = len(vocabulary.tokens)
+        listed = metadata.get("tokenizer.ggml.scores")
+        scores = [0.0] * count if listed is None else numbers(listed, count, "scores")
+        return cls(vocabulary, SpmEncoder(vocabulary.tokens, scores, vocabulary.unk_id))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        """Made when first asked for: answering a prompt does without."""
+        return {t: i for i, t in enumerate(self.vocabulary.tokens) if t}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; every id is below it."""
+        return len(self.vocabulary.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that starts a text, if there is one."""
+        return self.vocabulary.bos_id
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """All ids that end a generation (eos, eot, eom, im_end, ...)."""
+        return self.vocabulary.eos_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of markers: never part of what a user is shown."""
+        return self.vocabulary.control
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that came with the vocabulary."""
+        return self.vocabulary.chat_template
+
+    @property
+    def bos_text(self) -> str:
+        """Text of the bos token, as chat templates use it; empty without one."""
+        return "" if self.bos_id is None else self.vocabulary.tokens[self.bos_id]
+
+    @property
+    def eos_text(self) -> str:
+        """Text of the eos token, as chat templates use it; empty without one."""
+        i = self.vocabulary.eos_id
+        return "" if i is None else self.vocabulary.tokens[i]
+
+    def __repr__(self) -> str:
+        kind = type(self._encoder).__name__
+        ends = sorted(self.eos_ids)
+        return f"Tokenizer({kind}, {self.vocab_size} tokens, bos {self.bos_id}, ends {ends})"
+
+    def id_of(self, token: str) -> int | None:
+        """The id whose text, as the vocabulary writes it, is `token`; None if there is none."""
+        return self._ids.get(token)
+
+    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Ids of `text`.
+
+        `special`: find special tokens in the text (for rendered chat templates). `bos`: put the
+        bos token in front; None leaves it to the vocabulary. InputError when `text` is no string
+        or there is no bos token.
+        """
+        if not isinstance(text, str):
+            raise InputError(f"text to encode: expected str, got {type(text).__name__}")
+        head = self._head(self.vocabulary.add_bos if bos is None else bos)
+        if not text:
+            return head
+        text = _without_surrogates(text)
+        if self._encode_special is not None:
+            return head + (self._encode_special if special else self._encoder.encode)(text)
+        return head + self._encode_parts(text, self._markers if special else self._always)
+
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. See `decode_bytes`."""
+        return self.decode_bytes(ids, special=special).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, special: bool = True) -> bytes:
+        """Bytes of `ids`, less the space that `encode` puts in front of SentencePiece text.
+
+        `special`: show markers too. InputError on an id outside the vocabulary.
+        """
+        hidden = frozenset[int]() if special else self.special_ids
+        shown = [self.token_bytes(i) for i in ids if i not in hidden]
+        if shown and self.vocabulary.space_prefix:
+            shown[0] = shown[0].removeprefix(b" ")
+        return b"".join(shown)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one id adds to the output. InputError when it is out of range."""
+        if not 0 <= token < self.vocab_size:
+            raise InputError(f"token id {token}: expected 0 to {self.vocab_size - 1}")
+        return self.vocabulary.pieces[token]
+
+    def _head(self, bos: bool) -> list[int]:
+        if not bos:
+            return []
+        if self.bos_id is None:
+            raise InputError("bos was asked for, but the vocabulary has no bos token")
+        return [self.bos_id]
+
+    def _encode_parts(self, text: str, markers: Sequence[tuple[str, int]]) -> list[int]:
+        ids: list[int] = []
+        after_marker = True  # SentencePiece puts its space at the start and behind each marker
+        for part in _cut(text, markers):
+            if isinstance(part, int):
+                ids.append(part)
+                after_marker = True
+                continue
+            space = " " if after_marker and self.vocabulary.space_prefix else ""
+            ids += self._encoder.encode(space + part)
+            after_marker = False
+        return ids
+
+
+def _longest_first(vocabulary: Vocabulary, ids: frozenset[int]) -> list[tuple[str, int]]:
+    texts = [(vocabulary.tokens[i], i) for i in sorted(ids) if vocabulary.tokens[i]]
+    return sorted(texts, key=lambda t: -len(t[0].encode("utf-8", "replace")))
+
+
+def _cut(text: str, markers: Sequence[tuple[str, int]]) -> list[str | int]:
+    """Text between markers and ids of markers, in order. An earlier marker in the list wins."""
+    parts: list[str | int] = [text]
+    for marker, i in markers:
+        if marker in text:
+            parts = [p for part in parts for p in _cut_one(part, marker, i)]
+    return parts
+
+
+def _cut_one(part: str | int, marker: str, i: int) -> list[str | int]:
+    if isinstance(part, int) or marker not in part:
+        return [part]
+    out: list[str | int] = []
+    for n, piece in enumerate(part.split(marker)):
+        out += [i] if n else []
+        out += [piece] if piece else []
+    return out
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+    return text

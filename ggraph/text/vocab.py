@@ -1,0 +1,269 @@
+"""What a vocabulary is, and how it is read from GGUF metadata.
+
+A `Vocabulary` knows ids, texts, bytes and roles; it cannot split text. Encoders are in
+bpe.py and spm.py, the class that users hold is in tokenizer.py.
+
+Legend: V tokens in the vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ggraph.errors import FormatError
+from ggraph.formats.strings import Pieces, Texts
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Token types as GGUF numbers them."""
+
+SPACE = "▁"
+"""What SentencePiece vocabularies write for a space."""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_END_TEXTS = _words(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
+    " <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
+    " <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
+)
+# Fill-in-the-middle tokens: a chat never goes on after pad, repo and separator.
+_FIM_END_TEXTS = (
+    _words("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]"),
+    _words("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>"),
+    _words("<|file_sep|>"),
+)
+_FIM_TEXTS = (
+    _words("<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE>"),
+    _words("<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"),
+    _words("<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"),
+)
+_HARMONY_ALWAYS = _words("<|channel|> <|message|> <|start|> <|constrain|>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids and what they stand for.
+
+    `tokens[i]` is the text of id i as the file writes it, `pieces[i]` the bytes it adds to the
+    output. `control` ids are markers: parsed from text only on request and left out of shown
+    text. `user_defined` ids are parsed always. `space_prefix`: a space is put before the text (and
+    taken off again). A hole in the ids has an empty text and no bytes.
+    """
+
+    tokens: Sequence[str]
+    pieces: Sequence[bytes]
+    control: frozenset[int]
+    user_defined: frozenset[int]
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None = None
+    add_bos: bool = False
+    space_prefix: bool = False
+    chat_template: str | None = None
+
+
+def byte_chars() -> tuple[str, ...]:
+    """The printable character that byte-level BPE writes for each byte (source: GPT-2).
+
+    Bytes that print stand for themselves; the other 68 follow from U+0100 on, in order.
+    """
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return tuple(chr(b if b in shown else next(spare)) for b in range(256))
+
+
+_BYTE_OF = {ord(c): b for b, c in enumerate(byte_chars())}
+# Raw characters below U+0100 that the alphabet does not use must not pass for bytes.
+_TO_LATIN1 = dict.fromkeys(range(0x80, 0x100), 0x10FFFF) | _BYTE_OF
+
+
+def byte_level_piece(text: str) -> bytes:
+    """The bytes of a byte-level token; a character outside the alphabet gives its own UTF-8."""
+    try:
+        return text.translate(_TO_LATIN1).encode("latin-1")
+    except UnicodeEncodeError:
+        each = ((ord(c), c) for c in text)
+        return b"".join(
+            bytes((_BYTE_OF[o],)) if o in _BYTE_OF else c.encode("utf-8", "replace")
+            for o, c in each
+        )
+
+
+def spm_piece(text: str) -> bytes:
+    """The bytes of a SentencePiece token."""
+    return text.replace(SPACE, " ").encode("utf-8", "replace")
+
+
+def byte_token_piece(text: str) -> bytes:
+    """The byte of a token written <0xHH>; FormatError when it is not written so."""
+    try:
+        return bytes((int(text[3:5], 16),)) if len(text) == 6 and text[:3] == "<0x" else b""
+    except ValueError:
+        raise FormatError(f"tokenizer: byte token {text!r}, expected <0xHH>") from None
+
+
+def strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    """The list of strings under `key`; FormatError when absent or holding anything else."""
+    values = metadata.get(key)
+    if isinstance(values, Texts):
+        return values
+    if values is None or isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise FormatError(f"{key}: expected a list of strings, got {type(values).__name__}")
+    out = list(values)
+    for i, v in enumerate(out):
+        if not isinstance(v, str):
+            raise FormatError(f"{key}[{i}]: expected a string, got {type(v).__name__}")
+    return out
+
+
+def vocabulary_from_gguf(
+    metadata: Mapping[str, Any], *, byte_level: bool, add_bos: bool
+) -> Vocabulary:
+    """Reads `tokenizer.*`; `add_bos` is the kind's default. FormatError on bad metadata."""
+    tokens = _token_texts(metadata)
+    types = _token_types(metadata, len(tokens))
+    ids = {t: i for i, t in enumerate(tokens)}
+    named = {
+        r: _named_id(metadata, r, len(tokens)) for r in ("bos", "eos", "eot", "eom", "unknown")
+    }
+    if not byte_level:
+        named = {**_spm_defaults(ids), **{r: i for r, i in named.items() if i is not None}}
+    ends = end_ids(ids, (named[r] for r in ("eos", "eot", "eom")))
+    types = _corrected_types(types, ids, ends)
+    template = metadata.get("tokenizer.chat_template")
+    add = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", not byte_level)
+    return Vocabulary(
+        tokens=Texts(tokens),
+        pieces=_pieces(tokens, types, byte_level),
+        control=frozenset(i for i, k in enumerate(types) if k in (CONTROL, UNKNOWN)),
+        user_defined=frozenset(i for i, k in enumerate(types) if k == USER_DEFINED),
+        eos_ids=ends,
+        bos_id=named["bos"],
+        eos_id=named["eos"],
+        unk_id=named["unknown"],
+        add_bos=bool(add) and named["bos"] is not None,
+        space_prefix=bool(prefix) and not byte_level,
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _token_texts(metadata: Mapping[str, Any]) -> list[str]:
+    key = "tokenizer.ggml.tokens"
+    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(strings(metadata, key))]
+    if not tokens:
+        raise FormatError(f"{key}: the vocabulary is empty")
+    first: dict[str, int] = {}
+    for i, t in enumerate(tokens):
+        if first.setdefault(t, i) != i:
+            raise FormatError(f"{key}: {t!r} stands twice, as ids {first[t]} and {i}")
+    return tokens
+
+
+def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
+    types = metadata.get("tokenizer.ggml.token_type")
+    return (
+        [NORMAL] * count if types is None else [int(k) for k in numbers(types, count, "token_type")]
+    )
+
+
+def numbers(values: Any, count: int, name: str) -> list[float]:
+    """The first `count` numbers of a metadata array; FormatError when it has fewer or others."""
+    where = f"tokenizer.ggml.{name}"
+    try:
+        out = [float(v) for v in values][:count]
+    except (TypeError, ValueError):
+        raise FormatError(
+            f"{where}: expected {count} numbers, got {type(values).__name__}"
+        ) from None
+    if len(out) < count:
+        raise FormatError(f"{where}: {len(out)} entries for {count} tokens")
+    if any(v != v for v in out):
+        raise FormatError(f"{where}: NaN at {next(i for i, v in enumerate(out) if v != v)}")
+    return out
+
+
+def _named_id(metadata: Mapping[str, Any], role: str, count: int) -> int | None:
+    """The id of a role; None when absent or outside the vocabulary (converters write -1)."""
+    value = metadata.get(f"tokenizer.ggml.{role}_token_id")
+    try:
+        i = -1 if value is None else int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise FormatError(f"tokenizer.ggml.{role}_token_id: {value!r} is not an id") from None
+    return i if 0 <= i < count else None
+
+
+def _spm_defaults(ids: Mapping[str, int]) -> dict[str, int | None]:
+    texts = {"unknown": "<unk>", "bos": "<s>", "eos": "</s>"}
+    found = {role: ids.get(text) for role, text in texts.items()}
+    return {"eot": None, "eom": None, **found}
+
+
+def end_ids(ids: Mapping[str, int], named: Iterable[int | None]) -> frozenset[int]:
+    """Every id after which a model has nothing to add: the named roles and the known texts.
+
+    Files name only one end token though models emit several; the texts are those that llama.cpp
+    treats so.
+    """
+    ends = {i for t, i in ids.items() if t in _END_TEXTS} | {i for i in named if i is not None}
+    for texts in _FIM_END_TEXTS:
+        ends |= set(_first_found(ids, texts))
+    present = {t for t, i in ids.items() if i in ends}
+    # In the harmony and solar formats <|end|> closes one message of several, not the answer.
+    if "<|end|>" in present and (
+        {"<|return|>", "<|call|>"} <= present
+        or ({"<|flush|>"} <= present and present & {"<|call|>", "<|calls|>"})
+    ):
+        ends.discard(ids["<|end|>"])
+    if {"<|tool_response>", "</s>"} <= present:
+        ends.discard(ids["</s>"])
+    return frozenset(ends)
+
+
+def _first_found(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
+    return [ids[t] for t in texts if t in ids][:1]
+
+
+def _corrected_types(types: list[int], ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
+    """Markers that a converter left as ordinary text become control tokens, as in llama.cpp."""
+    out = list(types)
+    fim = [i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _first_found(ids, texts)]
+    for t, i in ids.items():
+        if t in _END_TEXTS and i in ends:
+            out[i] = CONTROL
+        elif t in _HARMONY_ALWAYS or (t == "<|end|>" and i not in ends):
+            out[i] = USER_DEFINED
+    for i in fim:
+        out[i] = CONTROL
+    return out
+
+
+def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> Pieces:
+    """The bytes of every token. Byte-level ones are translated all at once, being most of them."""
+    plain = [t if k == NORMAL else "" for t, k in zip(tokens, types, strict=True)]
+    try:
+        joined = "".join(plain).translate(_TO_LATIN1).encode("latin-1") if byte_level else None
+    except UnicodeEncodeError:
+        joined = None
+    if joined is None:
+        return Pieces(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True))
+    ends = list(accumulate(map(len, plain)))
+    return Pieces(
+        joined[end - len(t) : end] if t else _piece(token, kind, byte_level)
+        for t, end, token, kind in zip(plain, ends, tokens, types, strict=True)
+    )
+
+
+def _piece(text: str, kind: int, byte_level: bool) -> bytes:
+    if kind == BYTE:
+        return byte_token_piece(text)
+    if kind in (CONTROL, UNKNOWN, USER_DEFINED):
+        return text.encode("utf-8", "replace")
+    if kind != NORMAL:
+        return b""
+    return byte_level_piece(text) if byte_level else spm_piece(text)

@@ -1,0 +1,131 @@
+"""Are the values what the graph and the ops' records make of them? Floor 6: knows no order.
+
+Where there is a graph nothing is believed that a plan says of its own values: which value lies on
+which, what may be replaced, what stands there before the first run and what the next run finds are
+derived here from tensors and `OpSpec`, and the plan is held against it. A plan may allow itself
+less in-place work than is derived, never more.
+
+Legend: t a tensor that is no view, s, o its sources, v a value.
+"""
+
+from collections.abc import Iterator
+
+from ggraph.plan import Plan, Value
+from ggraph.tensor import Kind, Tensor
+from ggraph.verify.report import CounterExample
+
+
+def value_faults(plan: Plan) -> Iterator[CounterExample]:
+    """Every value and every state's heir that is not what the graph says; none without a graph.
+
+    Relies on what `static_faults` has seen.
+    """
+    if not plan.graph.tensors:
+        return
+    tensors = {t.name: t for t in plan.graph if not t.is_view}
+    values = plan.schedule.values
+    if len({t.name for t in plan.graph}) < len(plan.graph):
+        yield CounterExample("declaration", "two tensors of the graph have one name")
+    for name in (n for n in tensors if n not in values):
+        yield _fault(name, "has no value")
+    for v in values.values():
+        t = tensors.get(v.name)
+        for message in (*(_invented(v) if t is None else _unlike(v, t)), *_homeless(v, plan)):
+            yield _fault(v.name, message)
+
+
+def carried_faults(plan: Plan) -> Iterator[CounterExample]:
+    """Every state that the plan ends in another value than the graph does; none without a graph.
+
+    The proof of bytes comes before: what it says of a lost write tells more.
+    """
+    heirs = {t.overwritten.root.name: t.name for t in plan.graph if t.overwritten is not None}
+    carried = dict(plan.schedule.carried)
+    for t in plan.graph:
+        if t.is_leaf and t.kind is Kind.STATE:
+            last = t.name
+            while last in heirs:
+                last = heirs[last]
+            if (got := carried.pop(t.name, None)) != last:
+                yield _fault(t.name, f"is carried by {got!r}, in the graph by {last!r}")
+    for name in carried if plan.graph.tensors else ():
+        yield _fault(name, "is carried on, but is no state of the graph")
+
+
+def _fault(name: str, message: str) -> CounterExample:
+    return CounterExample("declaration", f"{name!r} {message}", values=(name,))
+
+
+def _invented(v: Value) -> Iterator[str]:
+    """Staging and scratch hold nothing between runs and lie on nobody else's bytes."""
+    if v.initial or v.external or v.same_as is not None or v.may_replace:
+        yield "is no tensor of the graph: it cannot hold, overwrite or replace one"
+
+
+def _unlike(v: Value, t: Tensor) -> Iterator[str]:
+    """What a tensor's value says of itself and the tensor does not."""
+    lasting = t.is_leaf and t.kind is not Kind.INPUT
+    if v.nbytes != t.nbytes:
+        yield f"has {v.nbytes} bytes, its tensor {t.nbytes}"
+    if v.initial != lasting or (v.external and not lasting):
+        yield f"is an {t.kind.value}, but initial={v.initial}, external={v.external}"
+    old = t.overwritten
+    if v.same_as != (old.root.name if old is not None else None):
+        yield f"lies on {v.same_as!r}, its op overwrites {old.root.name if old else None!r}"
+    for name in (n for n in v.may_replace if n not in replaceable(t)):
+        yield f"may not replace {name!r}: {t.op} says nothing of the kind"
+    yield from _overwriting(t)
+
+
+def _overwriting(t: Tensor) -> Iterator[str]:
+    """An op overwrites all of a root, and reads it through that one source alone."""
+    if t.spec is None or t.spec.overwrites is None:
+        return
+    old = t.sources[t.spec.overwrites]
+    if (old.offset, old.nbytes) != (0, old.root.nbytes) or old.nbytes != t.nbytes:
+        yield f"overwrites a part of {old.root.name!r}"
+    if any(_overlap(o, old) for o in _others(t, t.spec.overwrites)):
+        yield f"overwrites {old.root.name!r} and reads it as another source: read a copy (cont)"
+
+
+def replaceable(t: Tensor) -> frozenset[str]:
+    """Values on whose bytes the kernel of `t` may work in place, by its op's record."""
+    slots = t.spec.inplace_ok if t.spec is not None else ()
+    found = (i for i in slots if i < len(t.sources) and _in_place(t, i))
+    return frozenset(t.sources[i].root.name for i in found)
+
+
+def _in_place(t: Tensor, slot: int) -> bool:
+    """Whether source `slot` is its whole root in the result's layout, and no other source shows a
+    byte of it; where the op is elementwise another one may, as the very same view."""
+    assert t.spec is not None, t.name
+    s = t.sources[slot]
+    whole = s.offset == 0 and s.nbytes == s.root.nbytes and s.is_contiguous and t.is_contiguous
+    alike = (s.shape, s.dtype) == (t.shape, t.dtype)
+    seen = [o for o in _others(t, slot) if _overlap(o, s)]
+    same = all((o.offset, o.shape, o.strides) == (s.offset, s.shape, s.strides) for o in seen)
+    return whole and alike and (not seen or (t.spec.elementwise and same))
+
+
+def _others(t: Tensor, slot: int) -> list[Tensor]:
+    return [o for i, o in enumerate(t.sources) if i != slot]
+
+
+def _overlap(o: Tensor, s: Tensor) -> bool:
+    """Whether two tensors show a byte of one root."""
+    return o.root is s.root and any(
+        a < d and c < b for a, b in o.byte_ranges() for c, d in s.byte_ranges()
+    )
+
+
+def _homeless(v: Value, plan: Plan) -> Iterator[str]:
+    """Each weight and state has a buffer of its own, called as it is, that the caller brings; what
+    overwrites it lies there too, and nothing else does. Buffers are aligned as their device asks.
+    """
+    region = plan.memory.regions[v.name]
+    buffer, ground = plan.memory.buffers[region.buffer], v
+    while ground.same_as is not None:
+        ground = plan.schedule.values[ground.same_as]
+    own = (buffer.name, region.offsets) == (ground.name, (0,))
+    if buffer.external != ground.initial or (buffer.external and not own):
+        yield f"lies in {buffer.name} at {region.offsets}, which is no place for it"

@@ -1,0 +1,1 @@
+"""Measurements: the CPU, drafts, and the peers they are compared with."""

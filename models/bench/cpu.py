@@ -1,0 +1,226 @@
+"""Measures decoding, verification and prompts on the CPU, alternating with llama.cpp.
+
+Both engines read the same GGUF file with the same number of threads and the same token ids, and
+take turns, so that a machine that slows down slows both. Our figures are a user's: graph replay,
+feeds, masks and the choice of a token are in them. Medians of the rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggraph import InputError, cache_dir, kept
+from ggraph.decode.rows import Rows
+from ggraph.decode.sampler import Sampler, SamplerConfig
+
+from ..registry import open_model
+from ..run.convert import model_to_gguf
+from ..run.load import Loaded, load
+from .machine import QUIET, Others
+from .peer import Peer, Reply
+
+CONTEXT = 2048  # cache rows of both engines
+SAID = (
+    "The quick survey of the coast began at dawn, when the tide was low and the light was clear. "
+    "Three people walked north with a map, a rope and a notebook; two of them counted birds. "
+    "By noon they had listed 14 species, argued about one of them, and lost the rope to the sea. "
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: `rows` token rows at `context` tokens in the cache."""
+
+    name: str
+    kind: str  # "decode", "verify" or "prompt"
+    rows: int
+    context: int
+
+    @property
+    def unit(self) -> str:
+        """What our rate counts."""
+        return "rows/s" if self.kind == "verify" else "tokens/s"
+
+
+CASES = (
+    Case("decode at 64", "decode", 1, 64),
+    Case("decode at 1024", "decode", 1, 1024),
+    Case("5 rows at 64", "verify", 5, 64),
+    Case("5 rows at 1024", "verify", 5, 1024),
+    Case("prompt of 128", "prompt", 128, 0),
+    Case("prompt of 512", "prompt", 512, 0),
+)
+
+
+@dataclass
+class Samples:
+    """Rates of one case, one per round; `share` is the part of its cores that a side got."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    our_share: list[float] = field(default_factory=list)
+    their_share: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+
+
+class Ours:
+    """ggraph on one file: each method returns a rate, after a warm-up of its plans."""
+
+    def __init__(self, path: Path, threads: int, tokens: int) -> None:
+        self.m: Loaded = load(path, threads=threads, ctx_size=CONTEXT)
+        self.threads, self.tokens = threads, tokens
+        self.ids = prompt_ids(self.m)
+        self._warm: set[Case] = set()
+
+    def rate(self, case: Case) -> tuple[float, float]:
+        """(rows or tokens per second, share of the cores)."""
+        action = {"decode": self._decode, "verify": self._verify, "prompt": self._prompt}[case.kind]
+        if case not in self._warm:
+            action(case)
+            self._warm.add(case)
+        return action(case)
+
+    def _decode(self, case: Case) -> tuple[float, float]:
+        engine, s = self.m.engine, Sampler(SamplerConfig(temp=0), self.m.model.vocab_size)
+        engine.reset()
+        engine.ends = frozenset()  # as llama.cpp is told to
+        text = engine.generate(self.ids[: case.context], s.sample, s.accept, limit=self.tokens + 1)
+        next(text)
+        clock = Clock(self.threads)
+        for _ in text:
+            pass
+        return clock.rate(self.tokens)
+
+    def _verify(self, case: Case) -> tuple[float, float]:
+        """Rows as speculation checks them: written behind the text, forgotten again."""
+        runner, at = self.m.runner, case.context
+        runner.past = 0
+        runner.text(self.ids[:at])
+        runner.ready(case.rows, at + case.rows)
+        slots = range(at, at + case.rows)
+        rows = Rows(list(self.ids[at : at + case.rows]), slots, slots, at)
+        times = []
+        clock = Clock(self.threads)
+        for _ in range(self.tokens):
+            begun = time.perf_counter()
+            runner.step(rows, range(case.rows)).logits.argmax(axis=1)
+            times.append(time.perf_counter() - begun)
+        _, share = clock.rate(1)
+        return case.rows / statistics.median(times), share
+
+    def _prompt(self, case: Case) -> tuple[float, float]:
+        runner = self.m.runner
+        runner.past = 0
+        runner.prepare(case.rows)
+        clock = Clock(self.threads)
+        int(np.argmax(runner.text(self.ids[: case.rows]).logits[-1]))
+        return clock.rate(case.rows)
+
+
+class Clock:
+    """Wall time since it was made, and how much of its cores this process used."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def rate(self, count: int) -> tuple[float, float]:
+        """(count per second, share of the cores)."""
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        return count / wall, cpu / (wall * self.threads)
+
+
+def their_rate(peer: Peer, case: Case, ids: Sequence[int], tokens: int) -> tuple[float, Reply]:
+    """llama.cpp's rate for a case; verification is compared with its decoding."""
+    if case.kind == "prompt":
+        reply = peer.ask(ids[: case.rows], 1)
+        return reply.prompt_per_second, reply
+    reply = peer.ask(ids[: case.context], tokens + 1, keep=True)
+    return reply.decode_per_second, reply
+
+
+def measure(
+    path: Path, threads: int, rounds: int, tokens: int, peer: Peer | None, cases: Sequence[Case]
+) -> dict[Case, Samples]:
+    """Alternating rounds over all cases; the side that begins changes from round to round."""
+    ours = Ours(path, threads, tokens)
+    found = {c: Samples() for c in cases}
+    with closing(ours.m):
+        for case in cases:
+            if peer is not None:
+                their_rate(peer, case, ours.ids, tokens)  # its plans, pages and cache
+            for i in range(rounds):
+                _round(found[case], case, ours, peer, swapped=bool(i % 2))
+    return found
+
+
+def _round(s: Samples, case: Case, ours: Ours, peer: Peer | None, *, swapped: bool) -> None:
+    others, cpu = Others(), time.process_time()
+    their_cpu = 0.0
+
+    def we() -> None:
+        rate, share = ours.rate(case)
+        s.ours.append(rate)
+        s.our_share.append(share)
+
+    def they() -> None:
+        nonlocal their_cpu
+        if peer is None:
+            return
+        rate, reply = their_rate(peer, case, ours.ids, ours.tokens)
+        s.theirs.append(rate)
+        s.their_share.append(reply.share)
+        their_cpu = reply.raw["cpu"]
+
+    turns: list[Callable[[], None]] = [they, we] if swapped else [we, they]
+    for turn in turns:
+        turn()
+    busy = others.cores(time.process_time() - cpu + their_cpu)
+    if busy is not None:
+        s.others.append(busy)
+
+
+def prompt_ids(m: Loaded) -> list[int]:
+    """Token ids of plain English, enough for every case. InputError for an odd tokenizer."""
+    ids = m.tokenizer.encode(SAID * 40, bos=None)
+    longest = max(c.context + c.rows for c in CASES)
+    if len(ids) < longest:
+        raise InputError(f"{m.model.name}: {len(ids)} tokens of text, expected {longest}")
+    return ids
+
+
+def row(case: Case, s: Samples) -> dict[str, Any]:
+    """One row of the table: medians, their spread and the ratio."""
+    ours = statistics.median(s.ours)
+    theirs = statistics.median(s.theirs) if s.theirs else None
+    return {
+        "case": case.name, "unit": case.unit, "ours": ours, "llama_cpp": theirs,
+        "ratio": ours / theirs if theirs else None,
+        "ratios": [a / b for a, b in zip(s.ours, s.theirs, strict=False)],
+        "our_share": min(s.our_share),
+        "their_share": min(s.their_share) if s.their_share else None,
+        "others": statistics.median(s.others) if s.others else None,
+        "quiet": bool(s.others) and statistics.median(s.others) <= QUIET,
+        "samples": {"ours": s.ours, "llama_cpp": s.theirs},
+    }  # fmt: skip
+
+
+def file_of(type_name: str, source: Path, report: Callable[[str], None]) -> Path:
+    """`source` in another type, quantised once and kept in the cache."""
+    if source.stem.lower().endswith("." + type_name):
+        return source
+    base = source.stem.rsplit(".", 1)[0]
+    out = cache_dir() / "bench" / f"{base}.{type_name.upper()}.gguf"
+    made_from = f"{source.resolve()}|{kept.state(source)}|{type_name}"
+    if not kept.holds(out, made_from):
+        kept.make_folder(out.parent)
+        report(f"quantising {source.name} to {type_name}")
+        model_to_gguf(open_model(source), out, type_name)
+        kept.stamp(out, made_from)
+    return out

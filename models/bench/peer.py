@@ -1,0 +1,112 @@
+"""Talks to llama.cpp in its own process, the peer that benchmarks compare with."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ggraph import InputError
+
+MISSING = (
+    "llama.cpp is not here to compare with: pip install xllamacpp (extra [bench]), "
+    "or leave it out with --peer none"
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One request. `share` is the part of the asked-for cores that it really got (1: all)."""
+
+    text: str
+    prompt_tokens: int
+    prompt_seconds: float
+    new_tokens: int
+    decode_seconds: float
+    share: float
+    raw: dict[str, Any]
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafted tokens and how many of them were kept; zeros without a head."""
+        return self.raw.get("draft_n", 0), self.raw.get("draft_n_accepted", 0)
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def decode_per_second(self) -> float:
+        """New tokens per second; llama.cpp's clock starts when the first one is there."""
+        timed = self.new_tokens - 1
+        return timed / self.decode_seconds if self.decode_seconds and timed > 0 else 0.0
+
+
+class Peer:
+    """llama.cpp on one GGUF file. InputError where it is absent or refuses the file."""
+
+    def __init__(
+        self,
+        path: Path,
+        threads: int,
+        context: int = 2048,
+        head: Path | None = None,
+        chain: int = 4,
+    ) -> None:
+        package = str(__package__)
+        command = [
+            sys.executable, "-m", f"{package}.peer_llama", str(path.resolve()), str(threads),
+            str(context), *([str(head.resolve()), str(chain)] if head is not None else []),
+        ]  # fmt: skip
+        self.threads = threads
+        self._process = subprocess.Popen(
+            command, cwd=Path(__file__).parent.parent.parent, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        first = self._read()
+        self.version: str = first["ready"]
+        self.load_seconds: float = first["load_seconds"]
+        self.pid = self._process.pid
+
+    def ask(
+        self,
+        ids: Sequence[int],
+        new: int,
+        *,
+        keep: bool = False,
+        probs: int = 0,
+        ignore_end: bool = True,
+    ) -> Reply:
+        """Greedy continuation of `ids` by `new` tokens; `keep` reuses the last request's cache."""
+        assert self._process.stdin is not None
+        request = {
+            "ids": list(ids), "new": new, "keep": keep, "probs": probs, "ignore_eos": ignore_end
+        }  # fmt: skip
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        raw = self._read()
+        return Reply(
+            raw["text"], raw["prompt_n"], raw["prompt_ms"] / 1e3, raw["predicted_n"],
+            raw["predicted_ms"] / 1e3, raw["cpu"] / (raw["wall"] * self.threads), raw,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise InputError(f"llama.cpp ended without an answer (status {status})")
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            self.close()
+            absent = "not installed" in found["error"]
+            raise InputError(MISSING if absent else found["error"])
+        return found

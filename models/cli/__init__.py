@@ -1,0 +1,1 @@
+"""The runner's commands, one file each; `app` puts them together."""

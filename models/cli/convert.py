@@ -1,0 +1,81 @@
+"""`ggraph convert` and `ggraph quantize`: checkpoints to GGUF."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from ggraph import InputError
+
+from ..eagle3 import Head
+from ..heads.layouts import open_head
+from ..registry import open_model
+from ..run.convert import FILE_TYPES, head_to_gguf, model_to_gguf
+from ..run.convert import Progress as Report
+from .common import notes
+
+Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder: a model, or a head.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="GGUF file to write.")],
+    target: Annotated[
+        Path | None, typer.Option(help="The head's target model; says that SOURCE is a head.")
+    ] = None,
+    type_name: Type = "f16",
+) -> None:
+    """Write a model, or with --target an EAGLE-3 head, as GGUF.
+
+    Examples:
+
+      ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
+    """
+    _check(out, type_name)
+    with _bar(out) as report:
+        if target is None:
+            model_to_gguf(open_model(source), out, type_name, report)
+        else:
+            aim = open_model(target)
+            head = open_head(source, aim)
+            if not isinstance(head, Head):
+                raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
+            head_to_gguf(head, aim, out, type_name, report)
+
+
+def quantize(
+    source: Annotated[Path, typer.Argument(help="GGUF file or folder of a model.")],
+    out: Annotated[Path, typer.Argument(help="GGUF file to write.")],
+    type_name: Type = "q4_k_m",
+) -> None:
+    """Write a model with its matrices in another type.
+
+    Examples:
+
+      ggraph quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
+    """
+    _check(out, type_name)
+    with _bar(out) as report:
+        model_to_gguf(open_model(source), out, type_name, report)
+
+
+def _check(out: Path, type_name: str) -> None:
+    if type_name not in FILE_TYPES:
+        raise InputError(f"--type {type_name!r}; known: {', '.join(FILE_TYPES)}")
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"cannot write {out}: no such folder, or it is one")
+
+
+@contextmanager
+def _bar(out: Path) -> Iterator[Report]:
+    columns = (TextColumn(f"writing {out.name}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=notes(), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(name: str, done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield report

@@ -1,0 +1,108 @@
+"""Options and output of drafting, which `generate` and `eagle3` share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ggraph.decode.speculate import SpeculationStatistics
+
+from ..run.drafting import DraftOptions, tree_shape
+from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
+from ..run.load import Loaded
+from ..run.shipped import head_for
+from .common import notes, print_json
+
+Head = Annotated[
+    Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
+]
+
+
+@dataclass(frozen=True)
+class DraftFlags:
+    """Who drafts, how much, and by which rule drafts are kept."""
+
+    head: Head = None
+    draft: Annotated[
+        str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
+    ] = None
+    model_draft: Annotated[Path | None, typer.Option(help="A smaller model to draft with.")] = None
+    draft_max: Annotated[int, typer.Option(help="Most drafted tokens per round.")] = 8
+    draft_min: Annotated[int, typer.Option(help="Fewest, when drafting at all.")] = 0
+    draft_p_min: Annotated[float, typer.Option(help="End a draft below this chance.")] = 0.0
+    fixed: Annotated[bool, typer.Option("--fixed", help="Always draft --draft-max tokens.")] = False
+    tree: Annotated[str | None, typer.Option(help="Dynamic tree: TOTAL,DEPTH,TOP_K.")] = None
+    accept: Annotated[str, typer.Option(help="match (same text) or reject (same law).")] = "match"
+    device_draft: Annotated[
+        str | None, typer.Option("--device-draft", help="Draft there, on streams of its own.")
+    ] = None
+
+    @property
+    def named(self) -> bool:
+        """Whether any drafter was asked for."""
+        return not (self.head is None and self.draft is None and self.model_draft is None)
+
+    def head_of(self, model: Path) -> Path | None:
+        """The head that was given, else the one that comes with ggraph for the model, where no
+        other drafter was asked for."""
+        draft = self.draft
+        wanted = "eagle3" in draft.split(",") if draft is not None else self.model_draft is None
+        return head_for(model) if self.head is None and wanted else self.head
+
+    def drafting(self, head: Path | None) -> Drafting:
+        """The options as one value. InputError for bad ones. Without `--draft` the text's own
+        repetitions draft, and where there are none the head (which alone makes trees), or the
+        smaller model alone."""
+        with_head = "suffix,eagle3" if self.tree is None else "eagle3"
+        alone = "model" if self.model_draft is not None else "suffix"
+        fallback = with_head if head is not None else alone
+        names = tuple((fallback if self.draft is None else self.draft).split(","))
+        lengths = (self.draft_max, self.draft_min, self.draft_p_min)
+        tree, small = tree_shape(self.tree), self.model_draft
+        given = DraftOptions(names, *lengths, fixed=self.fixed, tree=tree, model_draft=small)
+        return Drafting(given, self.accept)
+
+
+def print_comparison(m: Loaded, run: Generation, drafting: Drafting, as_json: bool) -> None:
+    """Decode both ways, print the text with drafted tokens in colour, then the figures."""
+    found = compare(run, drafting)
+    if as_json:
+        print_json({"text": found.text, **comparison_facts(m, found)})
+        return
+    Console(highlight=False, soft_wrap=True).print(painted(m, found))
+    facts = comparison_facts(m, found)
+    same = "identical text" if found.identical else "another text"
+    notes().print(
+        f"[dim]plain {facts['plain_tokens_per_second']:.1f} tokens/s · speculative "
+        f"{facts['speculative_tokens_per_second']:.1f} tokens/s · {same}"
+        + (f" · {found.speedup:.2f}x" if found.speedup else "")
+        + f"\n{speculation_line(found.speculation)} (green: drafted and kept)[/dim]",
+        soft_wrap=True,
+    )
+
+
+def painted(m: Loaded, c: Comparison) -> Text:
+    """The text; tokens that were drafted and kept are green."""
+    text = Text()
+    for i, token in enumerate(c.tokens):
+        drafted = i + 1 < len(c.tokens) and c.rounds[i + 1] == c.rounds[i] > 0
+        piece = m.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        if token not in m.engine.ends:
+            text.append(piece, style="green" if drafted else "")
+    return text
+
+
+def speculation_line(s: SpeculationStatistics) -> str:
+    """What the drafts brought and where the time went, for people."""
+    by_position = [a / t for a, t in zip(s.accepted_at, s.tried_at, strict=True) if t]
+    shares = " ".join(f"{x:.0%}" for x in by_position)
+    return (
+        f"acceptance length {s.acceptance_length:.2f} (bonus counted) over {s.rounds} rounds · "
+        f"{s.accepted} of {s.drafted} drafted tokens kept"
+        + (f" · by position {shares}" if shares else "")
+        + f"\ntime: draft {s.draft_seconds:.2f} s, verify {s.verify_seconds:.2f} s, "
+        f"sample {s.sample_seconds:.2f} s, host {s.host_seconds:.2f} s"
+    )

@@ -1,0 +1,63 @@
+"""`ggraph eagle3` = `python -m models.eagle3`: plain and speculative, side by side."""
+
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from ggraph import GgraphError
+from ggraph.decode.sampler import SamplerConfig
+
+from ..run.generation import Generation
+from .common import AsJson, ModelOptions, complain, model_path, notes, read_prompt
+from .draft import DraftFlags, print_comparison
+from .flat import flat
+from .profile import print_profile, profiled
+
+
+@flat
+def eagle3(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    on: ModelOptions,
+    drafts: DraftFlags,
+    n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens.")] = 128,
+    temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decode plainly and with drafts, and show that the text is the same and what it saved.
+
+    Examples:
+
+      python -m models.eagle3 "Plan a one day trip to DC."
+
+      ggraph eagle3 --model llama.gguf --head head.gguf --tree 16,4,4 "Hello"
+    """
+    text = read_prompt(prompt)
+    path = model_path(on.model, as_json)
+    head = drafts.head_of(path)
+    drafting = drafts.drafting(head)
+    if drafts.draft is None and drafting.options.names == ("suffix",):
+        notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
+    with closing(on.load(path, head, drafts.device_draft)) as m:
+        ids = m.prompt_ids(text, chat=not no_chat)
+        run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
+        print_comparison(m, run, drafting, as_json)
+        if on.profile:
+            print_profile(profiled(m, run, drafting))
+
+
+def main() -> None:
+    """Entry point of `python -m models.eagle3`."""
+    try:
+        typer.run(eagle3)
+    except GgraphError as error:
+        complain(error)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`ggraph generate`: answer one prompt, with statistics."""
+
+import resource
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ggraph.decode.sampler import SamplerConfig
+
+from ..run.generation import Drafting, Generation, speculation_facts
+from ..run.load import Loaded
+from ..run.text import argument
+from .common import AsJson, ModelOptions, model_path, notes, print_json, read_prompt
+from .draft import DraftFlags, print_comparison, speculation_line
+from .flat import flat
+from .profile import print_profile, profiled
+
+NPredict = Annotated[
+    int, typer.Option("--n-predict", "-n", help="New tokens at most; -1: until the end.")
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Decode plainly as well, and show what drafts save.")
+]
+EXAMPLES = """Examples:
+
+  ggraph generate "What is the capital of France?"
+
+  ggraph generate --model qwen3.gguf --temp 0 -n 64 "Write a haiku."
+
+  ggraph generate --draft suffix --compare "Repeat after me: to be or not to be."
+
+  cat notes.txt | ggraph generate --no-chat -
+"""
+
+
+@dataclass(frozen=True)
+class SamplerFlags:
+    """How the next token is chosen."""
+
+    temp: Annotated[float, typer.Option(help="Temperature; 0 takes the best token.")] = 0.8
+    top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0: all.")] = 40
+    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this share.")] = 0.95
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best.")] = 0.05
+    repeat_penalty: Annotated[float, typer.Option(help="Penalty on repetition; 1: none.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of the sampler; -1: another each time.")] = -1
+
+    @property
+    def config(self) -> SamplerConfig:
+        """The sampler that these describe. InputError for bad values."""
+        return SamplerConfig(**{**asdict(self), "seed": None if self.seed < 0 else self.seed})
+
+
+@flat
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    on: ModelOptions,
+    sampler: SamplerFlags,
+    drafts: DraftFlags,
+    n_predict: NPredict = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    compare: Compare = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a prompt and print how long everything took."""
+    config, text = sampler.config, read_prompt(prompt)
+    system = None if system is None else argument(system, "--system")
+    ends = [argument(s, "--stop") for s in stop or ()]
+    asked = compare or drafts.named
+    path = model_path(on.model, as_json)
+    head = drafts.head_of(path) if asked else None
+    drafting = drafts.drafting(head)
+    with closing(on.load(path, head, drafts.device_draft if asked else None)) as m:
+        ids = m.prompt_ids(text, chat=not no_chat, system=system)
+        run = Generation(m, ids, config, n_predict, ends)
+        if compare:
+            print_comparison(m, run, drafting, as_json)
+        else:
+            answer(m, run, drafting if asked else None, as_json, on.profile)
+
+
+generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"
+
+
+def answer(
+    m: Loaded, run: Generation, drafting: Drafting | None, as_json: bool, profile: bool
+) -> None:
+    """Print the answer as it comes, and the statistics, also after an interrupt."""
+    pieces, stopped = [], "interrupt"
+    try:
+        for piece in run.run(drafting):
+            pieces.append(piece)
+            if piece and not as_json:
+                print(piece, end="", flush=True)
+        stopped = run.stopped
+    except KeyboardInterrupt:
+        pass
+    facts = statistics(m, run, stopped)
+    line = None if run.speculation is None else speculation_line(run.speculation)
+    if profile:
+        facts["profile"] = profiled(m, run, drafting)
+    if as_json:
+        print_json({"text": "".join(pieces), **facts})
+        return
+    report(facts, line)
+    if profile:
+        print_profile(facts["profile"])
+
+
+def report(facts: dict[str, Any], speculation: str | None) -> None:
+    """Statistics under the text."""
+    print(flush=True)
+    drafts = "" if speculation is None else f"\n{speculation}"
+    notes().print(
+        f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
+        f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "
+        f"{facts['prompt_tokens_per_second']:.0f}/s · decode {facts['new_tokens']} tokens at "
+        f"{facts['decode_tokens_per_second']:.1f}/s · peak memory "
+        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{drafts}[/dim]",
+        soft_wrap=True,
+    )
+
+
+def statistics(m: Loaded, run: Generation, stopped: str) -> dict[str, Any]:
+    """What the run took; seconds and bytes."""
+    s = run.statistics
+    drafts = speculation_facts(run.speculation) if run.speculation is not None else {}
+    return {
+        "model": m.model.name,
+        "load_seconds": m.load_seconds + m.session.load_seconds,
+        "plan_seconds": m.session.plan_seconds,
+        "plans": m.session.plans_made,
+        "prompt_tokens": s.prompt_tokens,
+        "prompt_seconds": s.prompt_seconds,
+        "prompt_tokens_per_second": s.prompt_per_second,
+        "new_tokens": s.new_tokens,
+        "decode_seconds": s.decode_seconds,
+        "decode_tokens_per_second": s.decode_per_second,
+        "sample_seconds": s.sample_seconds,
+        "peak_memory_bytes": peak_memory(),
+        "stopped_by": stopped,
+        "wall_seconds": time.perf_counter() - _START,
+        **({"speculation": drafts} if drafts else {}),
+    }
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+_START = time.perf_counter()

@@ -1,0 +1,89 @@
+"""`ggraph verify`: prove or refuse a plan that any runtime wrote down as JSON."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from ggraph import InputError
+from ggraph.plan import Certificate, Plan
+from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
+from ggraph.show_html import plan_html
+from ggraph.verify import CounterExample, examine, races
+
+from .common import AsJson, print_json, write_text
+
+MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
+
+
+def verify(
+    plan: Annotated[Path, typer.Argument(help="Plan as JSON (docs/plan_json.md); - reads stdin.")],
+    every: Annotated[bool, typer.Option("--all", help="List every race, not the first.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page, with the race in red.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove a plan of any runtime free of races. Exit status 0: proved, 1: refused, 2: no plan.
+
+    Example: ggraph verify docs/examples/llama_cpp_qkv_streams.json
+
+    Example: ggraph plan --export plan.json && ggraph verify plan.json
+    """
+    given = plan_from_json(_read(plan))
+    verdict = examine(given)
+    found = _races(given, verdict) if every else []
+    if html is not None:
+        write_text(html, _page(given, verdict, plan.name))
+    if as_json:
+        print_json(_facts(verdict) | ({"races": found} if every else {}))
+    else:
+        _print(given, verdict, found)
+    if isinstance(verdict, CounterExample):
+        raise typer.Exit(1)
+
+
+def _read(path: Path) -> bytes:
+    """The file's bytes, or standard input's for `-`; a byte more than a plan may have at most."""
+    try:
+        if str(path) == "-":
+            return sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+        with path.open("rb") as file:
+            return file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _races(plan: Plan, verdict: Certificate | CounterExample) -> list[str]:
+    """Every race in words. What is refused before any order is looked at has none to list."""
+    ordered = isinstance(verdict, Certificate) or verdict.kind in ("race", "stale", "unwritten")
+    return [str(r) for r in races(plan)[:MOST_RACES]] if ordered else []
+
+
+def _facts(verdict: Certificate | CounterExample) -> dict[str, Any]:
+    if isinstance(verdict, Certificate):
+        return {"verified": True, "certificate": vars(verdict)}
+    return {"verified": False, "counter_example": verdict.to_json()}
+
+
+def _page(plan: Plan, verdict: Certificate | CounterExample, title: str) -> str:
+    if isinstance(verdict, Certificate):
+        return plan_html(plan, vars(verdict), title=title)
+    facts = {"commands": len(plan.schedule.commands), "arena bytes": plan.memory.arena_bytes}
+    return plan_html(plan, facts, verdict, title=title)
+
+
+def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) -> None:
+    console = Console(highlight=False)
+    for line in plan.log:
+        console.print(Text(line, style="dim"))
+    if isinstance(verdict, CounterExample):
+        title = f"refused: {verdict.kind}"
+        console.print(Panel(Text(str(verdict)), title=title, title_align="left", style="red"))
+    else:
+        rows = [f"{v:>12,}  {k.replace('_', ' ')}" for k, v in vars(verdict).items()]
+        console.print(Panel(Text("\n".join(rows)), title="proved", title_align="left"))
+    for race in found:
+        console.print(Text(race, style="red"))

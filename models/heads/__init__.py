@@ -1,0 +1,1 @@
+"""Draft heads from every layout in the wild, to one form."""

@@ -1,0 +1,1 @@
+"""From a path to a model that answers: fetching, loading, converting, generating."""

@@ -1,0 +1,197 @@
+"""Checkpoints to GGUF: target models and EAGLE-3 heads, in any type that we can write.
+
+Legend: E width, H heads, D head_dim.
+
+Keys and tensor names are those that llama.cpp reads. Llama's q and k rows are re-ordered from
+half-split to interleaved rotary pairs, as every llama GGUF has them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggraph import Array, InputError, ModelError, dtypes
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.formats.gguf import write_gguf
+from ggraph.formats.quants import quantize
+
+from ..config import DecoderConfig
+from ..eagle3 import Head
+from ..registry import Model
+
+Progress = Callable[[str, int, int], None]  # tensor name, done, of
+
+FILE_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
+    "q4_k_m": 15, "q5_k": 16, "q6_k": 18, "iq4_nl": 25, "bf16": 32, "tq1_0": 36, "tq2_0": 37,
+    "mxfp4": 38,
+}  # fmt: skip
+_WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
+
+
+def model_to_gguf(
+    model: Model, out: Path, type_name: str, progress: Progress | None = None
+) -> None:
+    """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
+    architecture = "llama" if model.config.architecture == "mistral" else model.config.architecture
+    metadata = _decoder_keys(model.config, architecture)
+    metadata["general.file_type"] = _file_type(type_name)
+    metadata.update(tokenizer_keys(model.checkpoint.metadata))
+    tensors = _normal_order(model.catalogue, model.config)
+    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+
+
+def head_to_gguf(
+    head: Head, target: Model, out: Path, type_name: str, progress: Progress | None = None
+) -> None:
+    """Write an EAGLE-3 head with the keys and names that llama.cpp reads.
+
+    The target's tokenizer goes along; the draft vocabulary map is written as absolute ids.
+    ModelError for heads that GGUF has no form for.
+    """
+    c = head.config
+    if len(c.taps) != 3:
+        raise ModelError(f"{head.name}: GGUF heads tap 3 layers, this one taps {c.taps}")
+    if c.latent is not None or head.masked is not None:
+        kind = "latent attention" if c.latent is not None else "masked rows"
+        raise ModelError(f"{head.name}: GGUF has no form for a head with {kind}")
+    metadata = _decoder_keys(c.decoder, "eagle3")
+    metadata.update(
+        {
+            "eagle3.target_layers": np.asarray(c.taps, np.int32),
+            "eagle3.target_hidden_size": c.target_hidden_size,
+            "eagle3.norm_before_residual": c.norm_before_residual,
+            "eagle3.norm_before_fc": c.norm_before_fc,
+            "general.file_type": _file_type(type_name),
+        }
+    )
+    if c.norm_output or c.fc_norm:
+        metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
+    metadata.update(tokenizer_keys(target.checkpoint.metadata))
+    tensors = list(_typed(_normal_order(head.catalogue, c.decoder), type_name, progress))
+    if c.draft_vocab_size != c.decoder.vocab_size:
+        ids = np.asarray(head.target_ids, np.int64)
+        tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
+    write_gguf(out, metadata, tensors)
+
+
+def tokenizer_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer's keys of a GGUF file, to be written again as they are."""
+    return {k: v for k, v in metadata.items() if k.startswith("tokenizer.")}
+
+
+def _file_type(type_name: str) -> int:
+    if type_name not in FILE_TYPES:
+        raise InputError(f"type {type_name!r}; known: {', '.join(FILE_TYPES)}")
+    return FILE_TYPES[type_name]
+
+
+def _decoder_keys(c: DecoderConfig, architecture: str) -> dict[str, Any]:
+    a, rope = architecture, c.rope
+    keys: dict[str, Any] = {
+        "general.architecture": a,
+        "general.alignment": 32,
+        f"{a}.block_count": c.num_hidden_layers,
+        f"{a}.context_length": c.max_position_embeddings,
+        f"{a}.embedding_length": c.hidden_size,
+        f"{a}.feed_forward_length": c.intermediate_size,
+        f"{a}.attention.head_count": c.num_attention_heads,
+        f"{a}.attention.head_count_kv": c.num_key_value_heads,
+        f"{a}.attention.key_length": c.head_dim,
+        f"{a}.attention.value_length": c.head_dim,
+        f"{a}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
+        f"{a}.rope.dimension_count": rope.n_rot,
+        f"{a}.rope.freq_base": float(rope.freq_base),
+        f"{a}.vocab_size": c.vocab_size,
+    }
+    if c.sliding_window is not None:
+        if c.windowed_layers and not all(c.windowed_layers):
+            raise ModelError(f"{a}: GGUF keys cannot say that only some layers slide")
+        keys[f"{a}.attention.sliding_window"] = c.sliding_window
+    if c.num_experts:
+        keys[f"{a}.expert_count"] = c.num_experts
+        keys[f"{a}.expert_used_count"] = c.num_experts_per_tok
+        keys[f"{a}.expert_feed_forward_length"] = c.moe_intermediate_size
+    if rope.freq_scale != 1.0:
+        keys[f"{a}.rope.scaling.type"] = "yarn" if rope.ext_factor else "linear"
+        keys[f"{a}.rope.scaling.factor"] = 1.0 / rope.freq_scale
+        if rope.ext_factor:
+            keys[f"{a}.rope.scaling.original_context_length"] = rope.n_ctx_orig
+            keys[f"{a}.rope.scaling.attn_factor"] = float(rope.attn_factor)
+            keys[f"{a}.rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+            keys[f"{a}.rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+    return keys
+
+
+def _normal_order(
+    tensors: Mapping[str, RawTensor], c: DecoderConfig
+) -> Iterator[tuple[str, RawTensor, Callable[[Array], Array]]]:
+    """Each tensor with the row order that its GGUF architecture wants."""
+    permuted = c.rope.mode == "neox" and c.architecture in ("llama", "mistral", "eagle3")
+    heads = {
+        "attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads,
+        "attn_q_norm": 1, "attn_k_norm": 1,  # weights of one head, which all heads share
+    }  # fmt: skip
+    for name, t in tensors.items():
+        part = name.split(".")[2] if name.startswith("blk.") else ""
+        if permuted and part in heads:
+            yield name, t, lambda x, h=heads[part]: interleaved(x, h)  # type: ignore[misc]
+        else:
+            yield name, t, lambda x: x
+
+
+def interleaved(rows: Array, heads: int) -> Array:
+    """Rows [H*D, ...] from half-split to interleaved rotary pairs within each head."""
+    head_dim = rows.shape[0] // heads
+    split = rows.reshape(heads, 2, head_dim // 2, *rows.shape[1:])  # [H, 2, D/2, ..]
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _typed(
+    tensors: Iterator[tuple[str, RawTensor, Callable[[Array], Array]]],
+    type_name: str,
+    progress: Progress | None,
+) -> Iterator[RawTensor]:
+    everything = list(tensors)
+    for i, (name, t, order) in enumerate(everything):
+        if progress is not None:
+            progress(name, i, len(everything))
+        wanted = tensor_type(name, t.shape, type_name)
+        if t.dtype is wanted:  # whole rows move, so raw blocks can be re-ordered too
+            yield RawTensor(name, wanted, t.shape, order(np.asarray(t.data)))
+        else:
+            yield stored(name, order(t.float32()), wanted)
+
+
+def stored(name: str, values: Array, dtype: dtypes.DType) -> RawTensor:
+    """Float32 values as a tensor of another type."""
+    if dtype is dtypes.F32:
+        return RawTensor(name, dtype, values.shape, np.ascontiguousarray(values, np.float32))
+    if dtype is dtypes.F16:
+        return RawTensor(name, dtype, values.shape, values.astype(np.float16))
+    return RawTensor(name, dtype, values.shape, quantize(values, dtype))
+
+
+def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DType:
+    """The type that a tensor gets in a file of type `type_name`.
+
+    Vectors stay float32. `q4_k_m` is Q4_K with Q6_K for the output matrix, the embedding and
+    every v and down projection; ternary files keep the former two in Q6_K. Rows that are not
+    whole blocks take a type with shorter blocks.
+    """
+    _file_type(type_name)
+    if len(shape) == 1 or "norm" in name or name.endswith("ffn_gate_inp.weight"):
+        return dtypes.F32
+    title = type_name
+    tables = ("output.weight", "token_embd.weight")
+    if type_name == "q4_k_m":
+        sensitive = name in tables or name.endswith((".attn_v.weight", ".ffn_down.weight"))
+        title = "q6_k" if sensitive else "q4_k"
+    elif type_name.startswith("tq") and name in tables:
+        title = "q6_k"
+    wanted = dtypes.dtype(title)
+    while shape[-1] % wanted.block:
+        wanted = dtypes.dtype(_WIDER.get(wanted.name, "f16"))
+    return wanted

@@ -1,0 +1,155 @@
+"""Drafters by name, as the runner's options give them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ggraph import InputError
+from ggraph.decode.costs import Costs
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.draft.model import ModelDrafter
+from ggraph.decode.draft.parallel import ParallelDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import Drafter
+from ggraph.decode.length import Adaptive
+from ggraph.decode.policy import Fixed, LengthPolicy
+from ggraph.decode.runner import Runner
+
+from ..eagle3 import Head
+from ..heads.eagle1 import FirstHead
+from ..registry import open_model
+from .load import Loaded
+
+# True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
+# prompt, which is read once.
+WINDOW, PROMPT_WINDOW = 64, 128
+NAMES = ("eagle3", "suffix", "lookup", "model")
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What to draft with. `names` are tried in order; `most` 0 switches drafting off.
+
+    `fixed` drafts always `most` tokens; else the length follows the measured cost model. A `tree`
+    has its own size, so that the model only decides whether to draft.
+    """
+
+    names: tuple[str, ...] = ("suffix",)
+    most: int = 8
+    least: int = 0
+    p_min: float = 0.0
+    fixed: bool = False
+    tree: TreeShape | None = None
+    model_draft: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [n for n in self.names if n not in NAMES]
+        if unknown or not self.names:
+            raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
+        if not 0 <= self.least <= self.most <= 64:
+            raise InputError(
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to 64, in order"
+            )
+        if not 0.0 <= self.p_min <= 1.0:
+            raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
+
+    @property
+    def longest(self) -> int:
+        """Most nodes of one draft."""
+        return self.most if self.tree is None else self.tree.total_tokens - 1
+
+
+def tree_shape(text: str | None) -> TreeShape | None:
+    """`TOTAL,DEPTH,TOP_K` as a tree; None stays None. InputError for anything else."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if len(parts) != 3 or not all(p.strip().isdecimal() for p in parts):
+        raise InputError(f"--tree {text!r}: expected TOTAL,DEPTH,TOP_K, such as 16,4,4")
+    total, depth, top_k = map(int, parts)
+    return TreeShape(total, depth, top_k)
+
+
+def make_policy(options: DraftOptions, costs: Costs | None = None) -> LengthPolicy:
+    """How long to draft. `costs` are those that earlier texts on this machine measured."""
+    if options.fixed:
+        return Fixed(options.longest)
+    whole, costs = options.tree is not None, costs or Costs()
+    return Adaptive(most=options.longest, least=options.least, whole=whole, costs=costs)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Random drafts: a head's chains are drawn at `temp`, which stochastic rejection keeps more of
+    than of the head's best guesses."""
+
+    random: np.random.Generator | None = None
+    temp: float = 1.0
+
+
+def make_drafters(
+    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: LengthPolicy | None = None
+) -> Sequence[Drafter]:
+    """The drafters in order, which may ask `policy` whether to go on. InputError when one needs
+    what is not there."""
+    return [_make(name, m, options, drawn, policy) for name in options.names]
+
+
+def _make(
+    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: LengthPolicy | None
+) -> Drafter:
+    if name == "suffix":
+        return SuffixDrafter()
+    if name == "lookup":
+        return PromptLookup()
+    if name == "eagle3":
+        if m.head is None:
+            raise InputError("the eagle3 drafter needs a head: give one with --head")
+        return _with_head(m, m.head, options, drawn, policy)
+    if options.model_draft is None:
+        raise InputError("the model drafter needs a model: give one with --model-draft")
+    return _smaller(m, options.model_draft, options)
+
+
+def _with_head(
+    m: Loaded,
+    head: Head | FirstHead,
+    options: DraftOptions,
+    drawn: Drawn,
+    policy: LengthPolicy | None,
+) -> Drafter:
+    """In turn or as a tree, or in parallel where the head was made for that."""
+    runner = DraftRunner(head, m.drafts, m.runner.context)
+    masked = head.masked if isinstance(head, Head) else None
+    if masked is None:
+        return EagleDrafter(
+            runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
+            window=None if options.fixed else WINDOW,
+            prompt_window=None if options.fixed else PROMPT_WINDOW,
+            goes_on=partial(policy.goes_on, "eagle3") if policy is not None else None,
+        )  # fmt: skip
+    if options.tree is not None:
+        raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
+    return ParallelDrafter(
+        runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
+    )
+
+
+def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
+    """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
+    model = open_model(path)
+    if model.vocab_size != m.model.vocab_size:
+        raise InputError(
+            f"{path}: the draft model has {model.vocab_size} tokens, {m.model.name} has "
+            f"{m.model.vocab_size}"
+        )
+    mine = m.model.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if mine is not None and other is not None and list(mine) != list(other):
+        raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
+    runner = Runner(model.beside("small."), m.drafts, m.runner.context)
+    return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())

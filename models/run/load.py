@@ -1,0 +1,149 @@
+"""From a path to a model that answers: checkpoint, tokenizer, chat template, session."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ggraph import InputError, Options, Session, dtypes, open_backend
+from ggraph.decode.costs import Costs
+from ggraph.decode.engine import Engine
+from ggraph.decode.runner import Runner
+from ggraph.text.chat import RENDERER, ChatTemplate
+from ggraph.text.tokenizer import Tokenizer
+
+from ..eagle3 import Head
+from ..heads.eagle1 import FirstHead
+from ..heads.layouts import open_head
+from ..registry import Model, open_model
+
+DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
+CACHE_TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "q8_0": dtypes.Q8_0}
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Everything that a runner needs. `load_seconds` covers files, tokenizer and devices."""
+
+    model: Model
+    session: Session
+    runner: Runner
+    engine: Engine
+    tokenizer: Tokenizer
+    load_seconds: float
+    head: Head | FirstHead | None = None
+    draft_session: Session | None = None  # where drafts run on devices of their own
+    costs: Costs = field(default_factory=Costs)  # of verifying and drafting, kept from text to text
+
+    @property
+    def drafts(self) -> Session:
+        """Where drafters run."""
+        return self.session if self.draft_session is None else self.draft_session
+
+    def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
+        """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
+        if not chat:
+            return self.tokenizer.encode(text, bos=None)
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.tokenizer.encode(
+            ChatTemplate.of(self.tokenizer).render(messages), special=True, bos=False
+        )
+
+    def close(self) -> None:
+        """Give devices and memory back."""
+        if self.draft_session is not None:
+            self.draft_session.close()
+        self.session.close()
+
+
+def open_session(
+    devices: Sequence[str] = ("cpu",),
+    options: Options | None = None,
+    *,
+    apart: bool = False,
+    **backend_options: Any,
+) -> Session:
+    """A session on the named devices; the CPU is added as the last resort where it is missing.
+
+    A session that shares a GPU with another one is `apart`; other options are the CPU's.
+    """
+    names = list(dict.fromkeys(devices))
+    if not names:
+        raise InputError("no device was named")
+    if "cpu" not in names:
+        names.append("cpu")
+    backends = {}
+    for n in names:
+        shares = {"apart": True} if apart and n.startswith("cuda") else {}
+        backends[n] = open_backend(n, **(backend_options if n == "cpu" else shares))
+    return Session(backends, options)
+
+
+def load(
+    path: str | Path,
+    *,
+    ctx_size: int | None = None,
+    threads: int | None = None,
+    devices: Sequence[str] = ("cpu",),
+    device_draft: str | None = None,
+    options: Options | None = None,
+    head: str | Path | None = None,
+    exact: bool = False,
+    profile: bool = False,
+    cache_type: str = "f16",
+) -> Loaded:
+    """Open a model for decoding.
+
+    `ctx_size` is in tokens (default: the model's, at most 4096). `head` is an EAGLE-3 head for the
+    model, whose layers are then tapped. `device_draft` gives drafters a session of their own there,
+    with its own copy of what they borrow from the model. `exact` computes with float32
+    activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`
+    is how keys and values are kept: one of `CACHE_TYPES`.
+    Raises FormatError, ModelError, InputError or BackendError.
+    """
+    begun = time.perf_counter()
+    RENDERER.start()  # a tenth of a second, beside the loading
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"no model at {path}")
+    if cache_type not in CACHE_TYPES:
+        raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
+    model = open_model(path)
+    context = _context(model, ctx_size)
+    tokenizer = _tokenizer(model, path)
+    cpu: dict[str, Any] = {"threads": threads, "exact": exact, "profile": profile}
+    session = open_session(devices, options, **cpu)
+    apart = open_session([device_draft], apart=True, **cpu) if device_draft is not None else None
+    drafting = open_head(Path(head), model) if head is not None else None
+    taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
+    kept = _cache_dtype(model, cache_type)
+    runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
+    engine = Engine(runner, tokenizer.eos_ids)
+    seconds = time.perf_counter() - begun
+    return Loaded(model, session, runner, engine, tokenizer, seconds, drafting, apart)
+
+
+def _cache_dtype(model: Model, name: str) -> dtypes.DType:
+    dtype, head = CACHE_TYPES[name], model.config.head_dim
+    if head % dtype.block:
+        raise InputError(f"cache type {name}: {model.name} has {head} numbers per head")
+    return dtype
+
+
+def _context(model: Model, wanted: int | None) -> int:
+    if wanted is None:
+        return min(model.context_length, DEFAULT_CONTEXT)
+    if not 1 <= wanted <= model.context_length:
+        raise InputError(
+            f"context of {wanted} tokens: {model.name} was trained for 1 to {model.context_length}"
+        )
+    return wanted
+
+
+def _tokenizer(model: Model, path: Path) -> Tokenizer:
+    if model.checkpoint.format == "gguf":
+        return Tokenizer.from_gguf(model.checkpoint.metadata)
+    return Tokenizer.from_hf(path)

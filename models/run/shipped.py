@@ -1,0 +1,42 @@
+"""Draft heads that come with ggraph, and the models they belong to."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggraph.formats import open_checkpoint
+
+DATA = Path(__file__).parent.parent / "data"
+FINAL_NORM = {"gguf": "output_norm.weight", "hf": "model.norm.weight"}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A head's file, and the SHA-256 of its target's final norm as float32.
+
+    Quantising a model leaves its norms alone, so that every file of the model is recognised.
+    """
+
+    file: str
+    final_norm: str
+
+
+HEADS = (
+    Shipped(
+        "smollm2-135m-instruct-eagle3.gguf",
+        "3b87f8e27335e67fc08f159cabfd2d18f205d6c5b225a6f978153552bf01d559",
+    ),
+)
+
+
+def head_for(model: Path) -> Path | None:
+    """The head that comes with ggraph for a model's file or folder, if there is one.
+
+    Raises FormatError where the model cannot be read.
+    """
+    checkpoint = open_checkpoint(model)
+    norm = checkpoint.tensors.get(FINAL_NORM[checkpoint.format])
+    if norm is None:
+        return None
+    found = hashlib.sha256(norm.float32().tobytes()).hexdigest()
+    return next((DATA / h.file for h in HEADS if h.final_norm == found), None)

@@ -1,0 +1,285 @@
+"""Write the tables of docs/library.md from the code: python scripts/make_library_docs.py
+
+The page's text is written by hand; what stands between `<!-- made: NAME -->` and `<!-- end -->` is
+made here from docstrings, signatures, fields and op records. `tests/house` holds the page against
+what this script gives.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]  # a clone need not be installed
+
+from pages import table
+
+import ggraph
+from ggraph import Array, Graph, Tensor, dtype, open_backend, ops, plan
+from ggraph.backends import KINDS
+from ggraph.ops.examples import build
+from ggraph.tensor import OPS, Example, Kind, OpSpec, apply, leaf
+
+PAGE = ROOT / "docs" / "library.md"
+MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
+FAMILIES = (
+    "elementwise", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort", "rows",
+    "shape", "join", "copies", "create", "conv", "moe", "draw", "fused", "activations",
+)  # fmt: skip
+NOUNS = (
+    ggraph.Tensor, ggraph.Graph, ggraph.Session, ggraph.Options, ggraph.DeviceSpec, ggraph.Plan,
+    ggraph.VerifiedPlan, plan.Certificate,
+)  # fmt: skip
+ROOMS = (
+    "ggraph.tensor", "ggraph.verify", "ggraph.show", "ggraph.plan_json", "ggraph.formats",
+    "ggraph.backends.protocol", "ggraph.backends.sim", "ggraph.decode.model",
+    "ggraph.decode.runner", "ggraph.decode.engine", "ggraph.decode.sampler",
+)  # fmt: skip
+
+
+def cell(text: str) -> str:
+    """Text as it may stand in a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def said(thing: Any) -> str:
+    """The first paragraph of a docstring."""
+    text = re.sub(r"\s*Floor \d+\b[^.:;]*[.:;]?", "", inspect.getdoc(thing) or "")
+    return cell(text.split("\n\n")[0])
+
+
+def shapes(function: Callable[..., Any]) -> str:
+    """What an op's docstring says beyond ggml's name and the error that all ops raise."""
+    return re.sub(r"\s*(ggml: [^.]*|Errors: ShapeError)\.(?=\s|$)", "", said(function))
+
+
+def call(name: str, function: Callable[..., Any]) -> str:
+    """A call as one writes it: parameters and defaults, without types."""
+    try:
+        given = inspect.signature(function)
+    except ValueError:
+        return name
+    plain = [
+        p.replace(annotation=p.empty)
+        for n, p in given.parameters.items()
+        if n != "self" and (n, p.default) != ("name", "")
+    ]
+    shown = str(given.replace(parameters=plain, return_annotation=given.empty))
+    return f"{name}{shown}".replace("<factory>", "..")
+
+
+def fallbacks(spec: OpSpec, example: Example) -> int:
+    """How many launches of an example the CPU leaves to NumPy; `w` and `table` are weights."""
+    called = [*inspect.signature(getattr(ops, spec.name)).parameters, *example.args]
+    kinds = [
+        Kind.WEIGHT if name in ("w", "table") else Kind.INPUT
+        for name, _ in zip(called, example.args, strict=False)
+    ]
+    if spec.overwrites is not None:
+        kinds[spec.overwrites] = Kind.STATE
+    leaves = [
+        leaf(kind, chr(ord("a") + i), arg.shape, arg.dtype)
+        for i, (kind, arg) in enumerate(zip(kinds, example.args, strict=True))
+    ]
+    result = apply(spec.name, *leaves, **example.attrs)
+    backend = open_backend("cpu", threads=1)
+    programs: list[Any] = []
+    lower = backend.lower
+
+    def watched(launches: Any) -> Any:
+        programs.append(lower(launches))
+        return programs[-1]
+
+    backend.lower = watched
+    with closing(ggraph.Session({"cpu": backend}, ggraph.Options(rewrites=False))) as session:
+        session.prepare("example", lambda: Graph.of({"y": result}), stored)
+    return sum(len(p.fallbacks) for p in programs)
+
+
+def stored(t: Tensor) -> Array:
+    """Zeros as a weight stores them."""
+    return np.zeros(t.nbytes, np.uint8)
+
+
+def compiled(spec: OpSpec) -> str:
+    """How many of an op's examples run compiled on the CPU: "yes", "no", or a count."""
+    if spec.view_of is not None:
+        return "costs nothing"
+    if spec.name == "copy":
+        return "made by the planner"
+    worked = [e for e in spec.examples if apply_size(spec, e)]
+    found = [not fallbacks(spec, e) for e in worked]
+    return {len(found): "yes", 0: "NumPy"}.get(sum(found), f"{sum(found)} of {len(found)}")
+
+
+def apply_size(spec: OpSpec, example: Example) -> int:
+    """Elements of an example's result."""
+    return build(spec, example).size
+
+
+def op_tables() -> str:
+    """Every op by family: the call, its shapes and meaning, ggml's name, how the CPU runs it."""
+    head = ("call", "meaning and shapes", "ggml", "compiled on the CPU")
+    by_family: dict[str, list[Sequence[str]]] = {f: [] for f in FAMILIES}
+    for name in sorted(ops.__all__):
+        function = getattr(ops, name)
+        spec = OPS.get(name)
+        how = compiled(spec) if spec is not None else "made of other ops"
+        peer = (spec.ggml if spec is not None else None) or ""
+        by_family[family(function)].append(
+            (f"`{call(name, function)}`", shapes(function), peer, how)
+        )
+    parts = []
+    for name, rows in by_family.items():
+        module = importlib.import_module(f"ggraph.ops.{name}")
+        parts.append(f"**{name}**: {said(module)}\n\n{legend(module)}{table(head, rows)}")
+    return "\n".join(parts)
+
+
+def family(function: Callable[..., Any]) -> str:
+    """The file of `ggraph/ops` that an op stands in."""
+    return function.__module__.rsplit(".", 1)[1]
+
+
+def legend(module: ModuleType) -> str:
+    """The letters of a file's shapes, if it has any."""
+    found = re.search(r"Legend:.*?(?=\n\n|\Z)", module.__doc__ or "", re.S)
+    return f"{cell(found[0])}\n\n" if found else ""
+
+
+def face() -> str:
+    """What `from ggraph import ..` gives."""
+    rows = []
+    for name in sorted(ggraph.__all__, key=str.lower):
+        thing = getattr(ggraph, name)
+        if isinstance(thing, ModuleType):
+            rows.append((f"`{name}`", f"module: {said(thing)}"))
+        elif inspect.isclass(thing) or inspect.isfunction(thing):
+            shown = name if inspect.isclass(thing) else call(name, thing)
+            rows.append((f"`{shown}`", said(thing)))
+        else:
+            rows.append((f"`{name}`", f"the type `{thing}`".replace("|", "\\|")))
+    return table(("name", "what it is"), rows)
+
+
+def noun_tables() -> str:
+    """Fields, properties and methods of the nouns that users hold."""
+    return "\n".join(noun(n) for n in NOUNS)
+
+
+def noun(cls: type) -> str:
+    """One class: what it is, then its members in the order of the source."""
+    rows = [(f"`{n}`", text) for n, text in field_rows(cls)]
+    for name, member in vars(cls).items():
+        if isinstance(member, property):
+            rows.append((f"`{name}`", said(member)))
+        elif inspect.isfunction(member) and name[0] != "_":
+            rows.append((f"`{call(name, member)}`", said(member)))
+        elif isinstance(member, classmethod | staticmethod):
+            rows.append((f"`{call(name, getattr(cls, name))}`", said(member.__func__)))
+    return f"**{cls.__name__}**: {said(cls)}\n\n{table(('member', 'meaning'), rows)}"
+
+
+def field_rows(cls: type) -> Iterator[tuple[str, str]]:
+    """A dataclass's fields with their defaults and the comments behind them."""
+    if not is_dataclass(cls):
+        return
+    source = textwrap.dedent(inspect.getsource(cls))
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    lines = source.splitlines()
+    known = {f.name for f in fields(cls)}
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+            if name in known and name[0] != "_":
+                _, _, comment = lines[node.lineno - 1].partition("  # ")
+                default = "" if node.value is None else f" = {plain(ast.unparse(node.value))}"
+                yield (
+                    f"{name}: {ast.unparse(node.annotation)}{default}".replace("'", ""),
+                    cell(comment),
+                )
+
+
+def plain(default: str) -> str:
+    """A default as one writes it: what a factory makes, not the factory."""
+    return re.sub(r"field\(.*", "..", default)
+
+
+def dtype_table() -> str:
+    """Every element type."""
+    rows = [
+        (
+            f"`{d.name}`",
+            str(d.block),
+            str(d.block_bytes),
+            str(d.np),
+            f"{8 * d.block_bytes / d.block:.4g}",
+        )
+        for d in dtype.BY_NAME.values()
+    ]
+    return table(
+        ("dtype", "elements a block", "bytes a block", "stored as NumPy", "bits an element"), rows
+    )
+
+
+def device_table() -> str:
+    """The kinds of devices and how to open them."""
+    rows = []
+    for kind in KINDS:
+        room = importlib.import_module(f"ggraph.backends.{kind}")
+        shown = call("open_backend", room.open).replace("(name", f'("{kind}"')
+        rows.append((f"`{shown}`", said(room.open), said(room)))
+    return table(("call", "what it opens", "the room"), rows)
+
+
+def room_tables() -> str:
+    """What stands behind the face: public names of the rooms that one builds on."""
+    parts = []
+    for title in ROOMS:
+        module = importlib.import_module(title)
+        rows = [(f"`{shown}`", text) for shown, text in names(module)]
+        parts.append(f"**{title}**: {said(module)}\n\n{table(('name', 'what it is'), rows)}")
+    return "\n".join(parts)
+
+
+def names(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Public functions and classes of a module, those that it defines or lists."""
+    listed = getattr(module, "__all__", None) or vars(module)
+    for name in listed:
+        thing = getattr(module, name)
+        own = getattr(thing, "__module__", "").startswith(module.__name__)
+        if name[0] != "_" and own and (inspect.isclass(thing) or inspect.isfunction(thing)):
+            yield name if inspect.isclass(thing) else call(name, thing), said(thing)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "ops": op_tables, "face": face, "nouns": noun_tables, "dtypes": dtype_table,
+    "devices": device_table, "rooms": room_tables,
+}  # fmt: skip
+
+
+def made(page: str) -> str:
+    """The page with every marked part made anew."""
+    return MARKED.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]()}\n{m[3]}", page)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(made(PAGE.read_text()))
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Documents that run: every Python block of a page, in order, in one namespace; what a ```text
+block right behind one shows is exactly what it prints. Tables are what the code gives."""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggraph.tensor import OPS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.S | re.M)
+PAGES = [p for p in sorted(ROOT.glob("docs/*.md")) if "```python\n" in p.read_text()]
+
+sys.path.insert(0, str(ROOT / "scripts"))
+library: Any = importlib.import_module("make_library_docs")
+pictures: Any = importlib.import_module("make_pictures")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page: its first line's number, its code, what it shows or None."""
+
+    line: int
+    code: str
+    shown: str | None
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        yield Block(text.count("\n", 0, found.start()) + 2, found[1], found[2])
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """In a folder of its own, without what the page registers afterwards."""
+    before, here = dict(OPS), Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        for name in set(OPS) - set(before):
+            del OPS[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": page.stem}
+    with undisturbed(tmp_path):
+        for block in blocks(page):
+            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+            if block.shown is not None:
+                assert printed.getvalue() == block.shown, f"{page.name}:{block.line}"
+
+
+def test_there_are_pages_that_run() -> None:
+    assert {"library", "tutorial", "gpt2", "races", "reading_a_plan"} <= {p.stem for p in PAGES}
+    assert sum(len(list(blocks(p))) for p in PAGES) > 20
+
+
+def test_the_tables_of_the_library_page_are_what_the_code_gives() -> None:
+    text = library.PAGE.read_text()
+    assert text == library.made(text), "run python scripts/make_library_docs.py"
+
+
+def test_the_library_page_names_every_op_and_every_public_name() -> None:
+    text = library.PAGE.read_text()
+    called = set(re.findall(r"^\| `(\w+)\(", text, re.M))
+    assert set(library.ops.__all__) <= called
+    shown = set(re.findall(r"^\| `(\w+)", text, re.M))
+    assert set(library.ggraph.__all__) <= shown
+
+
+def test_the_pictures_are_what_the_plans_give() -> None:
+    for path, text in pictures.pictures().items():
+        assert path.read_text() == text, "run python scripts/make_pictures.py"
+
+
+def test_the_pictures_are_readable_on_dark_ground() -> None:
+    for path in pictures.pictures():
+        text = path.read_text()
+        assert "prefers-color-scheme:dark" in text
+        assert "<title>" in text and "aria-label" in text

@@ -1,0 +1,347 @@
+"""Plans that lie: every field that an executor acts on is held against the graph, not believed.
+
+Each forgery is made of a sound plan. It is refused; and where the lie is one of meaning, an
+executor that is made to run it all the same (the seal is broken here on purpose) gives other
+numbers than NumPy, or finds bytes that nobody wrote: the check is needed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from plan_strategies import with_commands, with_regions, with_value
+
+from ggraph import ops
+from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
+from ggraph.device import HOST
+from ggraph.dtype import I64
+from ggraph.errors import BackendError, GraphError
+from ggraph.execute import Executor
+from ggraph.graph import Graph
+from ggraph.ops.evaluate import evaluate
+from ggraph.pipeline import Options, make_plan
+from ggraph.plan import _SEAL, HOST_ACTOR, Access, Actor, Command, Do, Plan, Region, VerifiedPlan
+from ggraph.tensor import Array, Kind, Tensor, input, state, weight
+from ggraph.verify import CounterExample, examine
+from ggraph.verify.derived import replaceable
+
+E = 8
+SIM0, SIM1 = sim_spec("sim0"), sim_spec("sim1", peer_bytes_per_s=0.0)
+RUNS = 3
+
+
+def linear(name: str, x: Tensor) -> Tensor:
+    return ops.mul_mat(weight(f"{name}.w", (E, E)), x, name=name)
+
+
+def step() -> Graph:
+    """h = x W, y = h + h V, and h's rows go to a cache of which y2 reads all."""
+    x, ids = input("x", (2, E)), input("ids", (2,), I64)
+    h = linear("h", x)
+    y = ops.mul_mat_add(weight("v", (E, E)), h, h, name="y")
+    cached = ops.set_rows(state("cache", (4, E)), y, ids, name="cached")
+    seen = ops.scale(cached, 0.5, name="seen")
+    return Graph.of({"y2": linear("y2", seen), "z": linear("z", y)}, name="step")
+
+
+GRAPH = step()
+PLAN = make_plan(GRAPH, [SIM0], Options(rewrites=False)).plan
+SPLIT = make_plan(GRAPH, [SIM0, SIM1], Options(rewrites=False, pins=("^(y2|z)$=sim1",))).plan
+
+
+def numbers(graph: Graph, seed: int = 0) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+    """Weights, and a feed per run."""
+    rng = np.random.default_rng(seed)
+
+    def fill(t: Tensor) -> Array:
+        if t.dtype is I64:
+            return rng.permutation(4)[: t.size].astype(np.int64)
+        return rng.standard_normal(t.shape).astype(np.float32)
+
+    weights = {t.name: fill(t) for t in graph.leaves(Kind.WEIGHT)}
+    return weights, [{t.name: fill(t) for t in graph.leaves(Kind.INPUT)} for _ in range(RUNS)]
+
+
+def wanted(graph: Graph) -> list[dict[str, Array]]:
+    """What NumPy makes of every run, states carried over."""
+    weights, feeds = numbers(graph)
+    states: Mapping[str, Array] = {}
+    found = []
+    for feed in feeds:
+        out = evaluate(graph, {**weights, **states, **feed})
+        states = {s: out[s] for s in graph.updates}
+        found.append({t.name: out[t.name] for t in graph.outputs})
+    return found
+
+
+def executed(plan: Plan, proof: Plan) -> list[dict[str, Array]]:
+    """What an executor makes of a plan under the certificate of another one."""
+    certificate = examine(proof)
+    assert not isinstance(certificate, CounterExample), str(certificate)
+    machine = Machine()
+    specs = plan.schedule.splits.placement.devices
+    backends = {d.name: SimBackend(d, machine) for d in specs} | {HOST: SimHost(machine)}
+    weights, feeds = numbers(proof.graph)
+    external = {}
+    for b in plan.memory.buffers.values():
+        if b.external:
+            external[b.name] = backends[b.device].allocate(b)
+            raw = weights.get(b.name, np.zeros(b.nbytes, np.uint8))
+            backends[b.device].write(external[b.name], 0, raw)
+    executor = Executor(VerifiedPlan(plan, certificate, seal=_SEAL), backends, external)
+    return [executor.run(f) for f in feeds]
+
+
+def corrupts(plan: Plan, proof: Plan) -> bool:
+    try:
+        got = executed(plan, proof)
+    except (BackendError, GraphError, KeyError, ValueError):
+        return True  # bytes that nobody wrote, indices out of poison, memory that nobody brought
+    right = wanted(proof.graph)
+    return any(
+        name not in g or not np.allclose(g[name], r[name], rtol=1e-5)
+        for g, r in zip(got, right, strict=True)
+        for name in r
+    )
+
+
+@pytest.mark.parametrize("plan", [PLAN, SPLIT], ids=["one device", "two"])
+def test_the_plans_themselves_give_the_right_numbers(plan: Plan) -> None:
+    assert not corrupts(plan, plan)
+
+
+@dataclass(frozen=True)
+class Forgery:
+    """A lie in `plan`, what `verify` says of it, and whether an executor is misled by it."""
+
+    name: str
+    plan: Plan
+    forge: Callable[[Plan], Plan]
+    says: str
+    misleads: bool = True
+
+
+def edit(p: Plan, match: Callable[[Command], bool], change: Callable[[Command], Command]) -> Plan:
+    assert any(map(match, p.schedule)), [str(c) for c in p.schedule]
+    return with_commands(p, [change(c) if match(c) else c for c in p.schedule])
+
+
+def drop(p: Plan, *matches: Callable[[Command], bool]) -> Plan:
+    assert all(any(map(m, p.schedule)) for m in matches)
+    return with_commands(p, [c for c in p.schedule if not any(m(c) for m in matches)])
+
+
+def does(do: Do, node: str) -> Callable[[Command], bool]:
+    return lambda c: c.do is do and c.node == node
+
+
+def traits(p: Plan, name: str, **changes: object) -> Plan:
+    return with_value(p, replace(p.schedule.values[name], **changes))  # type: ignore[arg-type]
+
+
+def over(p: Plan, name: str, source: str) -> Plan:
+    """Value `name` lies on the bytes of `source`."""
+    return with_regions(p, {name: replace(p.memory.regions[source])})
+
+
+def apart(p: Plan, name: str) -> Plan:
+    """Value `name` lies behind everything else of its device's arena."""
+    size, home = p.schedule.values[name].nbytes, p.schedule.values[name].device
+    b = next(b for b in p.memory.buffers.values() if b.device == home and not b.external)
+    start = -(-b.nbytes // b.alignment) * b.alignment
+    buffers = {**p.memory.buffers, b.name: replace(b, nbytes=start + size)}
+    moved = replace(p, memory=replace(p.memory, buffers=buffers))
+    return with_regions(moved, {name: Region(b.name, (start,), size)})
+
+
+def residual(p: Plan) -> Plan:
+    return over(traits(p, "y", may_replace=("h",)), "y", "h")
+
+
+def no_heir(p: Plan) -> Plan:
+    schedule = replace(p.schedule, carried={"cache": "cache"})
+    return apart(traits(replace(p, schedule=schedule), "cached", same_as=None), "cached")
+
+
+def never_written(p: Plan) -> Plan:
+    bare = drop(p, does(Do.HOST_WRITE, "x"), does(Do.COPY, "x"))
+    return traits(bare, "x", initial=True)
+
+
+def staged_for_ever(p: Plan) -> Plan:
+    return traits(drop(p, does(Do.HOST_WRITE, "x")), "x@host", initial=True)
+
+
+def nameless_launch(p: Plan) -> Plan:
+    """`z` computed first of all, from what it does not say that it reads."""
+    (z,) = [c for c in p.schedule if does(Do.LAUNCH, "z")(c)]
+    others = [c for c in p.schedule if c is not z]
+    return with_commands(p, [replace(z, node=None, reads=()), *others])
+
+
+def by_label(p: Plan) -> Plan:
+    """`y` read in the place of `z`, by the label alone."""
+    return edit(p, does(Do.HOST_READ, "z"), lambda c: replace(c, node=None, label="y2"))
+
+
+def two_ranges(p: Plan) -> Plan:
+    """The copy of the input as two halves: an executor moves the first one."""
+
+    def halves(c: Command) -> Command:
+        (r,), (w,) = c.reads, c.writes
+        half = r.stop // 2
+        return replace(
+            c,
+            reads=(replace(r, stop=half), replace(r, start=half)),
+            writes=(replace(w, stop=half), replace(w, start=half)),
+        )
+
+    return edit(p, does(Do.COPY, "x"), halves)
+
+
+def fed_behind(p: Plan) -> Plan:
+    """The host feeds an input in two halves: an executor puts all of it at each."""
+
+    def halves(c: Command) -> Sequence[Command]:
+        if not does(Do.HOST_WRITE, "x")(c):
+            return [c]
+        (w,) = c.writes
+        half = w.stop // 2
+        return [
+            replace(c, writes=(replace(w, **edge),)) for edge in ({"stop": half}, {"start": half})
+        ]
+
+    return with_commands(p, [part for c in p.schedule for part in halves(c)])
+
+
+def moved_not_computed(p: Plan) -> Plan:
+    """`y`, which is to be computed, is a copy of `h`."""
+    h = Access("h", 0, p.schedule.values["h"].nbytes)
+    return edit(p, does(Do.LAUNCH, "y"), lambda c: replace(c, do=Do.COPY, reads=(h,)))
+
+
+def fed_from_scratch(p: Plan) -> Plan:
+    """The indices are copied from the supposed scratch of a launch, which no host writes."""
+    ids, h = (next(filter(does(*k), p.schedule)) for k in ((Do.COPY, "ids"), (Do.LAUNCH, "h")))
+    spare = replace(p.schedule.values["ids"], name="spare", slots=1)
+    made = with_regions(with_value(p, spare), {"spare": p.memory.regions["ids"]})
+    extra = Access("spare", 0, spare.nbytes)
+    wider = replace(h, writes=(*h.writes, extra))
+    late = replace(ids, actor=h.actor, reads=(extra,))
+    commands = [c for c in p.schedule if c is not ids and not does(Do.HOST_WRITE, "ids")(c)]
+    at = commands.index(h)
+    return apart(with_commands(made, [*commands[:at], wider, late, *commands[at + 1 :]]), "spare")
+
+
+def foreign_result(p: Plan) -> Plan:
+    """`h` claims to compute `y` as well, which nobody then does."""
+    y = Access("y", 0, p.schedule.values["y"].nbytes)
+    return edit(
+        drop(p, does(Do.LAUNCH, "y")),
+        does(Do.LAUNCH, "h"),
+        lambda c: replace(c, writes=(*c.writes, y)),
+    )
+
+
+def borrowed_buffer(p: Plan) -> Plan:
+    """One weight lies in another one's buffer."""
+    return with_regions(p, {"v": replace(p.memory.regions["h.w"])})
+
+
+def in_the_arena(p: Plan) -> Plan:
+    return apart(traits(p, "v", external=False), "v")
+
+
+def replaced_state(p: Plan) -> Plan:
+    """The cache's next value put over a weight, which no op overwrites."""
+    return over(traits(p, "cached", same_as="v"), "cached", "v")
+
+
+def two_recorders(p: Plan) -> Plan:
+    first = next(c for c in p.schedule if c.do is Do.RECORD)
+    other = Actor("sim1" if first.actor.device == "sim0" else "sim0")
+    mark = Command(Do.RECORD, other, "again", event=first.event)
+    return with_commands(p, [mark, *p.schedule.commands])
+
+
+def double_sync(p: Plan) -> Plan:
+    """The host waits for a mark and, says the command too, for a stream on which nothing runs."""
+    nothing = Actor("sim0", 3)
+    mark = Command(Do.RECORD, Actor("sim1"), "end", event="end")
+    double = Command(Do.HOST_SYNC, HOST_ACTOR, "end", event="end", waits_for=nothing)
+    return with_commands(p, [mark, double, *p.schedule.commands])
+
+
+def misaligned(p: Plan) -> Plan:
+    buffers = {
+        n: replace(b, alignment=16) if b.device == "sim0" else b
+        for n, b in p.memory.buffers.items()
+    }
+    return replace(p, memory=replace(p.memory, buffers=buffers))
+
+
+FORGERIES = (
+    Forgery("in place over an operand", PLAN, residual, "'y' may not replace 'h'"),
+    Forgery("a state without an heir", PLAN, no_heir, "'cached' lies on None"),
+    Forgery("an input that nobody writes", PLAN, never_written, "but initial=True"),
+    Forgery("staging that nobody writes", PLAN, staged_for_ever, "'x@host' is no tensor"),
+    Forgery("a launch by its label", PLAN, nameless_launch, "launch of None, which is no tensor"),
+    Forgery("a read by its label", PLAN, by_label, "host_read of None, which is no tensor"),
+    Forgery("a copy of two ranges", PLAN, two_ranges, "copy of 2 ranges to 2"),
+    Forgery("an input fed in halves", PLAN, fed_behind, "in ranges of [32] bytes", False),
+    Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
+    Forgery("scratch for an input", PLAN, fed_from_scratch, "the host never writes input 'ids'"),
+    Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),
+    Forgery("a weight in another's buffer", PLAN, borrowed_buffer, "no place for it"),
+    Forgery("a weight in the arena", PLAN, in_the_arena, "no place for it"),
+    Forgery("an overwrite of nothing", PLAN, replaced_state, "'cached' lies on 'v'"),
+    Forgery("one event of two devices", SPLIT, two_recorders, "is recorded on ", False),
+    Forgery("a sync for two things", SPLIT, double_sync, "host_sync for 'end' and for", False),
+    Forgery("less alignment than asked", PLAN, misaligned, "is aligned to 16, sim0 needs", False),
+)
+
+
+@pytest.mark.parametrize("f", FORGERIES, ids=lambda f: f.name)
+def test_a_lie_is_refused_and_would_have_misled(f: Forgery) -> None:
+    forged = f.forge(f.plan)
+    verdict = examine(forged)
+    assert isinstance(verdict, CounterExample), "accepted"
+    assert f.says in str(verdict), str(verdict)
+    if f.misleads:
+        assert corrupts(forged, f.plan), "the executor gives the right numbers all the same"
+
+
+# In place: the record of the op decides, whatever the plan says.
+
+
+def value_of(build: Callable[[Tensor, Tensor], Tensor]) -> frozenset[str]:
+    """What the result over two computed tensors [E, E] may replace, by its record."""
+    a, b = linear("a", input("x", (E, E))), linear("b", input("x2", (E, E)))
+    return replaceable(build(a, b))
+
+
+def test_which_sources_a_result_may_replace() -> None:
+    w = weight("w", (E, E))
+    assert value_of(ops.add) == {"a", "b"}
+    assert value_of(lambda a, b: ops.add(a, a)) == {"a"}
+    assert value_of(lambda a, b: ops.add(a, a.T)) == frozenset()
+    assert value_of(lambda a, b: ops.add(a.T, a.T)) == frozenset()
+    assert value_of(lambda a, b: ops.add(a.reshape(E * E), b.reshape(E * E))) == {"a", "b"}
+    assert value_of(lambda a, b: ops.add(a, ops.rows(a, 0, 1))) == frozenset()
+    assert value_of(lambda a, b: ops.mul_mat(w, a)) == frozenset()
+    assert value_of(lambda a, b: ops.mul_mat_add(w, a, b)) == {"b"}
+    assert value_of(lambda a, b: ops.mul_mat_add(w, a, a)) == frozenset()
+    assert value_of(lambda a, b: ops.mul_mat_add(a, b, a)) == frozenset()
+    assert value_of(lambda a, b: ops.soft_max(a)) == {"a"}
+    assert value_of(lambda a, b: ops.soft_max(a, a)) == frozenset()
+    assert value_of(lambda a, b: ops.swiglu(a, a)) == {"a"}
+
+
+def test_an_overwritten_tensor_is_read_by_no_other_source() -> None:
+    """Rows of a cache that are put into other rows of it: the kernel would read what it wrote."""
+    cache, ids = state("c", (4, E)), input("ids", (2,), I64)
+    moved = ops.set_rows(cache, ops.rows(cache, 0, 2), ids, name="moved")
+    graph = Graph.of({"y": ops.scale(moved, 2.0)})
+    with pytest.raises(Exception, match=r"'moved' overwrites 'c' and reads it as another"):
+        make_plan(graph, [SIM0])
