@@ -90,9 +90,30 @@ BY_NAME: dict[str, DType] = {t.name: t for t in (*ALL, A8)}
 BY_GGUF: dict[int, DType] = {t.gguf: t for t in ALL}
 
 
+BY_NUMPY: dict[str, DType] = {t.numpy: t for t in ALL if t.numpy is not None and t is not BF16}
+
+
 def dtype(name: str) -> DType:
     """The type called `name` (any case). Raises ShapeError for an unknown name."""
     found = BY_NAME.get(name.lower())
     if found is None:
         raise ShapeError(f"unknown dtype {name!r}; known: {', '.join(BY_NAME)}")
+    return found
+
+
+def as_dtype(given: object) -> DType:
+    """A type by itself, by its name ("f16", "q8_0"), or by NumPy's (np.float16, "float16").
+
+    Raises ShapeError for anything else.
+    """
+    if isinstance(given, DType):
+        return given
+    if isinstance(given, str) and given.lower() in BY_NAME:
+        return BY_NAME[given.lower()]
+    try:
+        found = BY_NUMPY.get(np.dtype(given).str) if given is not None else None  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if found is None:
+        raise ShapeError(f"unknown dtype {given!r}; known: {', '.join(BY_NAME)}")
     return found

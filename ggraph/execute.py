@@ -6,19 +6,23 @@ such list per phase.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count, groupby
 from math import lcm
 from typing import Any
 
 import numpy as np
 
+from ggraph.arrays import FeedCheck
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref, Scratch
 from ggraph.device import HOST
 from ggraph.errors import InputError
+from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.copies import slice_runs
+from ggraph.ops.evaluate import raw_view
 from ggraph.plan import HOST_STEPS, Buffer, Command, Do, Plan, VerifiedPlan, scratch
-from ggraph.tensor import Array, Tensor
+from ggraph.tensor import Array, Kind, Tensor
 
 Step = Callable[[Mapping[str, Array], dict[str, Array]], None]
 Bound = tuple[Do, Step]  # what a step does, and how
@@ -31,9 +35,10 @@ class Executor:
     `external` holds the memory of weights and states by value name; arenas are allocated here and
     given back by `close`. What is enqueued is the proved list, command by command and in its order.
     With `ends_complete` nothing is in flight between two runs; else the caller settles before it
-    runs another plan. `torn` names the states that a run which failed half-way may have begun to
-    overwrite. Raises TypeError for what `verify` did not make, InputError for a state or weight
-    without memory.
+    runs another plan. `inputs` names those of the graph as it was built, which may be fed though
+    the plan needs them no more. `torn` names the states that a run which failed half-way may have
+    begun to overwrite. Raises TypeError for what `verify` did not make, InputError for a state or
+    weight without memory.
     """
 
     def __init__(
@@ -41,10 +46,11 @@ class Executor:
         verified: VerifiedPlan,
         backends: Mapping[str, Backend],
         external: Mapping[str, Memory],
+        inputs: frozenset[str] = frozenset(),
     ) -> None:
         if type(verified) is not VerifiedPlan:
             raise TypeError(f"an executor takes what verify made, got {type(verified).__name__}")
-        self.plan: Plan = verified.plan
+        self.verified, self.plan = verified, verified.plan
         self.ends_complete = verified.certificate.ends_complete
         self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
@@ -58,19 +64,31 @@ class Executor:
         self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
         slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
+        needed = (t.name for t in self.plan.graph.leaves(Kind.INPUT))
+        self.inputs = inputs.union(needed)
+        self._feeds = FeedCheck(self.plan.graph, self.inputs)
         self.runs = 0
         self.torn: frozenset[str] = frozenset()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Replay the plan once. `feeds` has an array per input; the result has one per output.
 
-        Raises InputError for a missing, unknown or misshapen feed. After any exception nothing is
-        in flight and the next run is the plan's first one; what `torn` names is not known.
+        Raises InputError, before anything runs, for a missing, unknown or unfit feed. After any
+        exception nothing is in flight and the next run is the plan's first one; what `torn` names
+        is not known.
         """
+        return self.replay(self._feeds.checked(feeds))
+
+    def checked(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The storage of every input. InputError for a missing, unknown or unfit feed."""
+        return self._feeds.checked(feeds)
+
+    def replay(self, stored: Mapping[str, Array]) -> dict[str, Array]:
+        """Replay the plan once with feeds that are checked."""
         results: dict[str, Array] = {}
         try:
             for step in self._phases[self.runs % len(self._phases)]:
-                step(feeds, results)
+                step(stored, results)
         except BaseException:
             self._abandon()
             raise
@@ -254,17 +272,13 @@ def _sync_all(backends: list[Backend]) -> Step:
 
 
 def _feed(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
-    shape, kind, name = _storage_shape(tensor), tensor.dtype.np, tensor.name
-    window = _window(owner, memory, offset, tensor)
+    name, window = tensor.name, _window(owner, memory, offset, tensor)
 
     def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
-        given = feeds.get(name)
-        if given is None or given.shape != shape:
-            given = checked_feed(tensor, feeds)  # says what is wrong
         if window is not None:
-            window[...] = given
+            window[...] = feeds[name]
         else:
-            owner.write(memory, offset, np.ascontiguousarray(given, kind))
+            owner.write(memory, offset, feeds[name])
 
     return step
 
@@ -275,12 +289,13 @@ def _window(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Array | 
     if not hasattr(owner, "window") or not tensor.is_contiguous:
         return None
     held: Array = owner.window(memory, offset, tensor.nbytes)
-    return held.view(tensor.dtype.np).reshape(_storage_shape(tensor))
+    return held.view(tensor.dtype.np).reshape(storage_shape(tensor.shape, tensor.dtype))
 
 
 def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
     name, nbytes, kind = tensor.name, tensor.nbytes, tensor.dtype.np
-    shape, window = _storage_shape(tensor), _window(owner, memory, offset, tensor)
+    shape = storage_shape(tensor.shape, tensor.dtype)
+    plain, window = not tensor.dtype.is_block, _window(owner, memory, offset, tensor)
 
     def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
         if window is not None:
@@ -290,24 +305,7 @@ def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
 
     def strided(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
         """The gaps of a view were read too."""
-        raw = owner.read(memory, offset, nbytes)
-        results[name] = np.ndarray(tensor.shape, kind, raw, 0, tensor.strides)
+        held = raw_view(replace(tensor, offset=0), owner.read(memory, offset, nbytes))
+        results[name] = held if plain else np.ascontiguousarray(held).reshape(shape)
 
     return step if tensor.is_contiguous else strided
-
-
-def _storage_shape(t: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor's raw storage: block types end in the bytes of one row."""
-    return (*t.shape[:-1], t.dtype.row_bytes(t.shape[-1])) if t.dtype.is_block else t.shape
-
-
-def checked_feed(tensor: Tensor, feeds: Mapping[str, Array]) -> Array:
-    """The fed array of an input, in its storage type. InputError when absent or misshapen."""
-    given = feeds.get(tensor.name)
-    if given is None:
-        raise InputError(f"input {tensor.name!r} was not fed; fed: {', '.join(feeds) or 'nothing'}")
-    if given.shape != _storage_shape(tensor):
-        raise InputError(
-            f"input {tensor.name!r}: expected shape {list(tensor.shape)}, got {list(given.shape)}"
-        )
-    return np.ascontiguousarray(given, tensor.dtype.np)

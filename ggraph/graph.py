@@ -1,7 +1,8 @@
 """Graph: a closed, ordered set of tensors with outputs and state updates.
 
-`Graph.of(outputs)` is the only way to make one: it orders the tensors, names the unnamed ones and
-checks that every state is overwritten in one chain. Passes make new graphs, they never change one.
+`Graph.of(outputs)` is the only way to make one: it orders the tensors, names the unnamed ones,
+takes leaves that are alike for one, and checks that every state is overwritten in one chain. Passes
+make new graphs, they never change one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,18 +40,16 @@ class Graph:
         also: Iterable[Tensor] = (),
         name: str = "graph",
     ) -> "Graph":
-        """The graph that computes `outputs` (a mapping renames them).
+        """The graph that computes `outputs`; a mapping gives them their names.
 
-        `also` adds tensors that are wanted for their effect on a state only. Raises GraphError for
-        duplicate names, cycles, and states that are overwritten in two unrelated ways.
+        A tensor may be an output under several names, and a leaf under another than its own: each
+        further name is a view of it. `also` adds tensors that are wanted for their effect on a
+        state only. Raises GraphError for duplicate names, cycles, and states that are overwritten
+        in two unrelated ways.
         """
-        if isinstance(outputs, Mapping):
-            wanted = {id(t): t for t in outputs.values()}
-            titles = {id(t): title for title, t in outputs.items()}
-        else:
-            wanted, titles = {id(t): t for t in outputs}, {}
-        ordered = _order([*wanted.values(), *also])
-        return _rebuild(name, ordered, set(wanted), titles)
+        wanted, titles = _titled(outputs)
+        ordered = _order(_one_of_each([*wanted, *_tensors(also, "also")], titles))
+        return _rebuild(name, ordered, titles)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)
@@ -128,6 +127,54 @@ def _follow(
     return fresh[id(t)]
 
 
+def _tensors(given: object, what: str) -> list[Tensor]:
+    """`given` as a list. GraphError where something in it is no tensor."""
+    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+        raise GraphError(f"{what}: expected several tensors, got {given!r}")
+    found = list(given)
+    for t in found:
+        if not isinstance(t, Tensor):
+            raise GraphError(f"{what}: expected a tensor, got {t!r}")
+    return found
+
+
+Titles = dict[int, str]  # by identity of an output: its name, "" for the one that it has
+
+
+def _titled(outputs: object) -> tuple[list[Tensor], Titles]:
+    """The output tensors and their names. What goes by a name already is shown by a view."""
+    if not isinstance(outputs, Mapping):
+        wanted = list({id(t): t for t in _tensors(outputs, "outputs")}.values())
+        return wanted, {id(t): "" for t in wanted}
+    titles: Titles = {}
+    wanted = _tensors(outputs.values(), "outputs")
+    for i, (title, t) in enumerate(zip(outputs, wanted, strict=True)):
+        if not isinstance(title, str) or not title:
+            raise GraphError(f"outputs: {line(t)} needs a name, got {title!r}")
+        if id(t) in titles or (t.is_leaf and t.name != title):
+            wanted[i] = apply("permute", t, axes=tuple(range(len(t.shape))))
+        titles[id(wanted[i])] = title
+    return wanted, titles
+
+
+def _one_of_each(roots: list[Tensor], titles: Titles) -> list[Tensor]:
+    """The roots over one leaf of each name, where leaves of one name are alike; `titles` follow."""
+    first: dict[tuple[object, ...], Tensor] = {}
+    new: dict[int, Tensor] = {}
+    reached = _walk(roots)
+    for t in reached:
+        alike = first.setdefault((t.kind, t.name, t.shape, t.dtype), t) if t.is_leaf else t
+        sources = tuple(new[id(s)] for s in t.sources)
+        view_src = new[id(t.view_src)] if t.view_src is not None else None
+        same = all(a is b for a, b in zip(sources, t.sources, strict=True))
+        same = same and view_src is t.view_src
+        new[id(t)] = alike if same else replace(t, sources=sources, view_src=view_src)
+    for t in reached:
+        if id(t) in titles:
+            titles[id(new[id(t)])] = titles[id(t)]
+    return [new[id(t)] for t in roots]
+
+
 def _order(roots: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
     seen = _walk(roots)
@@ -155,7 +202,10 @@ def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) 
             done[id(t)] = t
             active.discard(id(t))
         elif id(t) in active:
-            raise GraphError(f"cycle through {line(t)}: a reader of the old value needs the new")
+            raise GraphError(
+                f"cycle through {line(t)}: a reader of the old value needs the new; ops.cont keeps "
+                "a copy of the old"
+            )
         elif id(t) not in done:
             active.add(id(t))
             stack.append((t, True))
@@ -164,25 +214,35 @@ def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) 
     return list(done.values())
 
 
-def _rebuild(name: str, ordered: list[Tensor], wanted: set[int], titles: dict[int, str]) -> Graph:
+def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
     """Copy the tensors with unique names and output flags, and find the state updates."""
-    taken: set[str] = set()
+    given = {titles.get(id(t)) or t.name for t in ordered}
+    taken: dict[str, Tensor] = {}
     new: dict[int, Tensor] = {}
     for i, t in enumerate(ordered):
-        title = titles.get(id(t)) or t.name or f"{t.op}_{i}"
+        title = titles.get(id(t)) or t.name or _free(f"{t.op}_{i}", given)
         if title in taken:
-            raise GraphError(f"two tensors are called {title!r}: {line(t)}")
-        taken.add(title)
+            raise GraphError(
+                f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
+            )
+        taken[title] = t
         new[id(t)] = replace(
             t,
             name=title,
             sources=tuple(new[id(s)] for s in t.sources),
             view_src=new[id(t.view_src)] if t.view_src is not None else None,
-            is_output=id(t) in wanted,
+            is_output=id(t) in titles,
         )
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))
+
+
+def _free(name: str, given: set[str]) -> str:
+    """`name`, or a longer one where the user calls another tensor so."""
+    while name in given:
+        name += "_"
+    return name
 
 
 def _updates(tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -8,9 +8,9 @@ and each attempt leaves a line in the plan's log with its price in bytes, waits 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ggraph.alloc import (
     MODES,
@@ -21,7 +21,7 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
-from ggraph.errors import AllocError, InputError, PlaceError, PlanError
+from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
@@ -29,7 +29,10 @@ from ggraph.place import place
 from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
+from ggraph.tensor import line
 from ggraph.verify import approximations, verify
+
+OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,41 @@ class Options:
     forced_sync: tuple[str, ...] = ()  # upstream's flag: the host waits after these tensors
     rewrites: bool = True
     exact: bool = False  # nothing may be rounded that the graph does not round itself
+
+    def __post_init__(self) -> None:
+        """InputError for what is no such option: `streams=0`, `pins="w=cpu"`, `layers=3`."""
+        for name, (least, holds) in _LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, holds) or not value >= least:
+                raise InputError(f"Options({name}={value!r}): expected {_KIND[holds]} from {least}")
+        for name in ("pins", "forced_sync"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(v, str) for v in _several(value)):
+                raise InputError(f"Options({name}={value!r}): expected several strings")
+        for name in ("layers", "capacity"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(map(_is_count, value.values())):
+                raise InputError(f"Options({name}={value!r}): expected a number by device")
+        for name in ("overlap", "rewrites"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"Options({name}={getattr(self, name)!r}): expected True or False")
+
+
+_KIND: Mapping[Any, str] = {int: "a whole number", int | float: "a number"}
+_LIMITS: Mapping[str, tuple[int, Any]] = {
+    "streams": (1, int),
+    "copies": (1, int),
+    "offline_seconds": (0, int | float),
+    "spare_waits": (0, int),
+}
+
+
+def _several(value: object) -> Iterable[object]:
+    return value if isinstance(value, Iterable) else (None,)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,17 +251,18 @@ def make_plan(
 def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Planning:
     """What the passes begin with.
 
-    Raises PlaceError without a device, AllocError for an unknown mode, InputError for a negative
-    bound.
+    Raises PlaceError without a device, AllocError for an unknown mode, GraphError for a tensor that
+    has a name of ours.
     """
     if not devices:
         raise PlaceError("a plan needs at least one device, got none")
+    for t in graph:
+        if not OURS.isdisjoint(t.name):
+            raise GraphError(f"{line(t)}: names with @ or # are the plan's own; choose another")
     chosen = options or Options()
     if chosen.memory not in MODES:
         known = ", ".join(MODES)
         raise AllocError(f"unknown allocator mode {chosen.memory!r}; known: {known}")
-    if chosen.spare_waits < 0:
-        raise InputError(f"spare_waits {chosen.spare_waits} must not be negative")
     return Planning(graph, tuple(devices), chosen)
 
 

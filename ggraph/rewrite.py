@@ -1,6 +1,8 @@
 """Graph -> Graph: what can be made smaller before anything is placed.
 
-Rules are of two kinds: those that keep every bit of every output, and those that approximate.
+Rules are of two kinds: those that keep every bit of every output, and those that approximate. A
+rule that lets a tensor be read later, or under another name, leaves alone what is overwritten: its
+readers come first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +27,22 @@ class Rule:
     keeps_bits: bool = True
 
 
+def _changing(graph: Graph) -> frozenset[str]:
+    """Names of the values that an op overwrites: who reads them must do so before."""
+    return frozenset(t.overwritten.root.name for t in graph.nodes if t.overwritten is not None)
+
+
 def merge_duplicates(graph: Graph) -> Graph:
     """Compute equal results once: same op, same sources, same attributes.
 
-    `y = a + b; z = a + b` becomes one node. Results that overwrite a state, and outputs, stay.
+    `y = a + b; z = a + b` becomes one node. Results that overwrite a state or are overwritten, and
+    outputs, stay.
     """
     first: dict[tuple[object, ...], Tensor] = {}
     heir: dict[str, Tensor] = {}
+    changing = _changing(graph)
     for t in graph:
-        if t.is_leaf:
+        if t.is_leaf or t.name in changing:
             continue
         sources = tuple(heir.get(s.name, s).name for s in t.sources)
         kept = first.setdefault((t.op, sources, _frozen(t.attrs), t.shape, t.dtype), t)
@@ -53,12 +62,17 @@ def drop_identities(graph: Graph) -> Graph:
     so is one of a value that is overwritten.
     """
     heir: dict[str, Tensor] = {}
-    gone = {id(t.overwritten.root) for t in graph if t.overwritten is not None}
+    changing = _changing(graph)
     for t in graph:
-        if not t.is_output and _is_identity(t) and id(t.sources[0].root) not in gone:
+        if not t.is_output and _is_identity(t) and changing.isdisjoint(_roots(t)):
             source = t.sources[0]
             heir[t.name] = heir.get(source.name, source)
     return graph.replace(heir) if heir else graph
+
+
+def _roots(t: Tensor) -> set[str]:
+    """Names of the values that `t` shows or is, and that it reads."""
+    return {t.root.name, *(s.root.name for s in t.sources)}
 
 
 def _is_identity(t: Tensor) -> bool:
@@ -77,12 +91,16 @@ def _is_computed(t: Tensor) -> bool:
 
 
 def _lonely(graph: Graph) -> dict[str, Tensor]:
-    """Computed tensors with exactly one reader, by name, that nobody else may want."""
-    users = graph.users()
+    """Computed tensors with exactly one reader, by name, that nobody else may want, and whose
+    sources that reader may read in their place."""
+    users, changing = graph.users(), _changing(graph)
     return {
         t.name: users[t.name][0]
         for t in graph.nodes
-        if len(users[t.name]) == 1 and not t.is_output and t.overwritten is None
+        if len(users[t.name]) == 1
+        and not t.is_output
+        and t.overwritten is None
+        and changing.isdisjoint(_roots(t))
     }
 
 
@@ -164,7 +182,7 @@ def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
 
 def _in_8_bits(x: Tensor, known: frozenset[str]) -> Tensor:
     """x as A8, by the op that computes x where one in `known` gives 8 bits itself."""
-    name, fused = f"{x.name}.a8", QUANTISED_PARTS.get(x.op, "")
+    name, fused = f"{x.name}@a8", QUANTISED_PARTS.get(x.op, "")
     if fused in known:
         return apply(fused, *x.sources, name=name, **x.attrs)
     return apply("quantise", x, name=name)

@@ -1,47 +1,52 @@
 """Session: weights, states, and one plan per shape bucket, replayed.
 
-A plan is made once per key and replayed from then on; a run with a known key builds no graph and
-plans nothing, which `plans_made` lets a test prove. Weights are loaded once and shared by all
-plans; states (the KV cache) live as long as the session.
+A plan is made once per key and replayed from then on: `run` builds no graph and plans nothing,
+which `plans_made` lets a test prove. Weights are loaded once and shared by all plans; states (the
+KV cache) live as long as the session. What one name means is fixed by the first plan that has it.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
+from ggraph.arrays import Weights, state_storage, weight_source, weight_storage
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
-from ggraph.errors import InputError, ModelError
+from ggraph.errors import BackendError, InputError, ModelError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
 
-WeightSource = Callable[[Tensor], Array]
-
 
 class Session:
     """Runs graphs on `backends` (device name -> backend, in priority order).
 
-    One run at a time: a second thread that calls `run` waits for the first.
+    One run at a time: a second thread that calls `run` waits for the first. A call that raises
+    leaves the session as it was, but for a run that fails half-way through its states: then every
+    further call raises BackendError with the cause.
     """
 
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
-        if not any(name != HOST for name in backends):
-            raise InputError("a session needs at least one device")
+        _check_backends(backends)
         self.backends = dict(backends)
         self.options = options or Options()
         self.plans_made = 0
         self.plan_seconds = 0.0
         self.load_seconds = 0.0
         self._external: dict[str, Memory] = {}
+        self._leaves: dict[str, Tensor] = {}  # what the external memory holds
+        self._graphs: dict[Hashable, Graph] = {}  # as they were built
+        self._failure = ""
         self._executors: dict[Hashable, Executor] = {}
         self._latest: Executor | None = None
-        self._verified: dict[Hashable, VerifiedPlan] = {}
         self._lock = threading.RLock()
 
     @property
@@ -49,48 +54,82 @@ class Session:
         """Whether a device captures plans, so that a longer plan costs no more to start."""
         return any(hasattr(b, "capture") for b in self.backends.values())
 
-    def prepare(
-        self, key: Hashable, build: Callable[[], Graph], weights: WeightSource
-    ) -> VerifiedPlan:
-        """The verified plan for `key`; `build` is called only the first time.
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a plan was prepared under `key`: where it was, `run` may be called at once."""
+        return key in self._executors
 
-        `weights(tensor)` gives the raw storage of a weight; it is asked once per weight's name,
-        whichever plan needs it first, so models that share weights must share their names.
+    def prepare(
+        self, key: Hashable, build: Graph | Callable[[], Graph], weights: Weights | None = None
+    ) -> VerifiedPlan:
+        """The verified plan for `key` of a graph, or of the graph that `build` makes.
+
+        `weights` gives the storage of a weight: an array of its dtype's NumPy type in its shape,
+        bytes [.., bytes of a row] for block types. It is a mapping by name, a checkpoint, or a
+        function of the weight, and is asked once per name, whichever plan needs it first: models
+        that share weights share their names. A key that is known gives the plan that it has.
+
+        Raises InputError when the key is known with another graph, ModelError for a weight that is
+        not what the graph says or a name that an earlier plan uses for something else, and what
+        `make_plan` raises.
         """
         with self._lock:
+            self._check_whole()
+            graph = build() if callable(build) else build
+            if not isinstance(graph, Graph):
+                raise InputError(f"{key!r}: expected a Graph, got {graph!r:.60}")
             if key not in self._executors:
-                self._make(key, build(), weights)
-            return self._verified[key]
+                self._make(key, graph, weight_source(weights))
+            else:
+                _check_same(key, self._graphs[key], graph)
+            return self.plan(key)
+
+    def plan(self, key: Hashable) -> VerifiedPlan:
+        """The plan that was prepared under `key`. InputError when there is none."""
+        return self._executor(key).verified
+
+    def inputs(self, key: Hashable) -> frozenset[str]:
+        """Names of the inputs of the graph under `key`. InputError when there is none."""
+        return self._executor(key).inputs
 
     def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Replay the plan of `key`. InputError when nothing was prepared under it."""
+        """Replay the plan of `key`: an array per input gives an array per output.
+
+        Raises InputError, before anything runs, when nothing was prepared under the key, and for a
+        missing, unknown or unfit feed.
+        """
         with self._lock:
-            executor = self._executors.get(key)
-            if executor is None:
-                raise InputError(f"no plan was prepared for {key!r}")
+            self._check_whole()
+            executor = self._executor(key)
+            stored = executor.checked(feeds)
             if executor is not self._latest and not (self._latest or executor).ends_complete:
                 self._settle()  # a plan's proof knows its own runs, not those of another plan
             self._latest = executor
-            return executor.run(feeds)
+            try:
+                return executor.replay(stored)
+            except Exception as error:
+                if executor.torn:
+                    torn = ", ".join(sorted(executor.torn)[:3])
+                    self._failure = f"a run of {key!r} failed: {error}; {torn} may be half written"
+                raise
 
     def read_state(self, name: str) -> Array:
         """The bytes of a state as a uint8 array (a copy)."""
         with self._lock:
-            memory = self._known(name)
+            memory, _ = self._state(name)
             self._settle()
             backend = self.backends[memory.buffer.device]
             return backend.read(memory, 0, memory.buffer.nbytes)
 
     def write_state(self, name: str, data: Array) -> None:
-        """Replace a state's bytes; `data` must have exactly as many."""
+        """Replace a state by storage of its shape and dtype, or by what `read_state` gave.
+
+        Raises InputError for anything else.
+        """
         with self._lock:
-            memory = self._known(name)
-            if data.nbytes != memory.buffer.nbytes:
-                raise InputError(
-                    f"state {name!r}: expected {memory.buffer.nbytes} bytes, got {data.nbytes}"
-                )
+            memory, tensor = self._state(name)
+            stored = state_storage(tensor, data)
             self._settle()
-            self.backends[memory.buffer.device].write(memory, 0, data)
+            self.backends[memory.buffer.device].write(memory, 0, stored)
 
     def close(self) -> None:
         """Give all memory back; the session cannot run any more."""
@@ -101,6 +140,7 @@ class Session:
                 self.backends[memory.buffer.device].free(memory)
             self._executors.clear()
             self._external.clear()
+            self._leaves.clear()
             for backend in self.backends.values():
                 backend.close()
 
@@ -109,44 +149,96 @@ class Session:
         for backend in self.backends.values():
             backend.synchronise()
 
-    def _known(self, name: str) -> Memory:
-        memory = self._external.get(name)
-        if memory is None:
-            raise InputError(f"no state {name!r}; known: {', '.join(sorted(self._external))}")
-        return memory
+    def _executor(self, key: Hashable) -> Executor:
+        found = self._executors.get(key)
+        if found is None:
+            raise InputError(f"no plan was prepared for {key!r}")
+        return found
 
-    def _make(self, key: Hashable, graph: Graph, weights: WeightSource) -> None:
+    def _check_whole(self) -> None:
+        if self._failure:
+            raise BackendError(f"{self._failure}; open another session")
+
+    def _state(self, name: str) -> tuple[Memory, Tensor]:
+        self._check_whole()
+        t = self._leaves.get(name)
+        if t is None or t.kind is not Kind.STATE:
+            known = [n for n, x in sorted(self._leaves.items()) if x.kind is Kind.STATE]
+            raise InputError(f"no state {name!r}; known: {', '.join(known) or 'none'}")
+        return self._external[name], t
+
+    def _make(self, key: Hashable, graph: Graph, weights: Callable[[Tensor], object]) -> None:
         begun = time.perf_counter()
         specs = [b.spec for n, b in self.backends.items() if n != HOST]
-        verified = make_plan(graph, specs, self.options)
+        verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
         self._load(verified, weights)
-        self._executors[key] = Executor(verified, self.backends, self._external)
-        self._verified[key] = verified
+        inputs = frozenset(t.name for t in graph.leaves(Kind.INPUT))
+        self._executors[key] = Executor(verified, self.backends, self._external, inputs)
+        self._graphs[key] = graph
         self.plans_made += 1
         self.plan_seconds += planned - begun
         self.load_seconds += time.perf_counter() - planned
 
-    def _load(self, verified: VerifiedPlan, weights: WeightSource) -> None:
+    def _where_leaves_lie(self, graph: Graph) -> Options:
+        """The options, with what an earlier plan has brought in pinned to where it is."""
+        names = [t.name for t in graph if t.is_leaf and t.name in self._external]
+        pins = [f"^{re.escape(n)}$={self._external[n].buffer.device}" for n in names]
+        several = sum(n != HOST for n in self.backends) > 1
+        return replace(self.options, pins=(*self.options.pins, *pins)) if several else self.options
+
+    def _load(self, verified: VerifiedPlan, weights: Callable[[Tensor], object]) -> None:
         """Memory for the plan's weights and states that no earlier plan has brought in."""
         plan = verified.plan
         leaves: Sequence[Tensor] = (*plan.graph.leaves(Kind.WEIGHT), *plan.graph.leaves(Kind.STATE))
         for t in leaves:
             buffer = plan.memory.buffers[plan.memory.regions[t.name].buffer]
-            held = self._external.get(t.name)
+            held = self._leaves.get(t.name)
             if held is None:
                 self._external[t.name] = self._bring_in(buffer, t, weights)
-            elif (held.buffer.nbytes, held.buffer.device) != (buffer.nbytes, buffer.device):
+                self._leaves[t.name] = t
+                continue
+            here, there = _described(t, buffer), _described(held, self._external[t.name].buffer)
+            if here != there:
                 raise ModelError(
-                    f"{t.name!r} is {buffer.nbytes} bytes on {buffer.device} in this plan, but "
-                    f"{held.buffer.nbytes} on {held.buffer.device} in an earlier one"
+                    f"{t.name!r} is {here} in this plan, but {there} in an earlier one"
                 )
 
-    def _bring_in(self, buffer: Buffer, t: Tensor, weights: WeightSource) -> Memory:
+    def _bring_in(self, buffer: Buffer, t: Tensor, weights: Callable[[Tensor], object]) -> Memory:
         backend = self.backends[buffer.device]
         if t.kind is Kind.WEIGHT:
-            return backend.load(buffer, t, weights(t))
+            return backend.load(buffer, t, weight_storage(t, weights(t)))
         memory = backend.allocate(buffer)
         if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
             backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
         return memory
+
+
+def _described(t: Tensor, buffer: Buffer) -> str:
+    """What a name means: kind, type and shape, and where its bytes lie."""
+    return f"{t.kind.value} {t.dtype}{list(t.shape)} on {buffer.device}"
+
+
+def _check_backends(backends: object) -> None:
+    """InputError unless this maps the names of devices to their backends."""
+    if not isinstance(backends, Mapping):
+        raise InputError(f"expected device names with backends, got {backends!r:.60}")
+    if not any(name != HOST for name in backends):
+        raise InputError("a session needs at least one device")
+    for name, backend in backends.items():
+        spec = getattr(backend, "spec", None)
+        if name != HOST and (spec is None or spec.name != name):
+            what = f"the backend of {spec.name!r}" if spec is not None else f"{backend!r:.60}"
+            raise InputError(f"device {name!r}: expected its backend, got {what}")
+
+
+def _check_same(key: Hashable, held: Graph, given: Graph) -> None:
+    """InputError, with the first line in which they differ, unless two graphs are the same."""
+    if held is given:
+        return
+    for old, new in zip_longest(repr(held).splitlines(), repr(given).splitlines()):
+        if old != new:
+            raise InputError(
+                f"{key!r} is prepared with another graph: it has {(old or 'no more').strip()}, "
+                f"this one {(new or 'no more').strip()}; prepare this one under a key of its own"
+            )

@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
+from operator import index
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ggraph.dtype import F32, DType
+from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError
 
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
 Array = np.ndarray[Any, Any]
+DTypeLike = DType | str | type[np.generic]
 
 MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
 
@@ -98,7 +100,9 @@ class OpSpec:
     needs element i of the sources alone, those that repeat apart) another source may show them if
     it is the very same view. With `picks` (i, j) source i is read only at those slices along its
     first axis that source j, a tensor of indices, names. `rounds` says in words what the op gives
-    up on purpose; where a rewrite makes such an op, the plan approximates the graph.
+    up on purpose; where a rewrite makes such an op, the plan approximates the graph. `limits` gives
+    for each source of indices the number below which all of them must be; one beyond is an
+    InputError when the op runs.
     """
 
     name: str
@@ -112,6 +116,7 @@ class OpSpec:
     elementwise: bool = False
     picks: tuple[int, int] | None = None
     rounds: str = ""
+    limits: Callable[["Tensor"], Mapping[int, int]] | None = None
     examples: tuple[Example, ...] = ()
     doc: str = ""
 
@@ -312,24 +317,34 @@ def line(t: Tensor) -> str:
     return f"{head}({args})" + (f" {{{attrs}}}" if attrs else "") + (" -> out" * t.is_output)
 
 
-def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DType) -> Tensor:
-    """An input, weight or state. Raises ShapeError for shapes that no buffer can hold."""
-    if not name:
-        raise GraphError(f"an {kind.value} needs a name")
-    return Tensor(name, tuple(shape), dtype, kind, contiguous(shape, dtype))
+def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
+    """An input, weight or state. Raises GraphError for what is no name, ShapeError for an unknown
+    dtype and for shapes that no buffer can hold."""
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"an {kind.value} needs a name, got {name!r}")
+    sizes, known = sizes_of(name, shape), as_dtype(dtype)
+    return Tensor(name, sizes, known, kind, contiguous(sizes, known))
 
 
-def input(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
-    """A tensor that the host writes before every run."""
+def sizes_of(name: str, shape: object) -> tuple[int, ...]:
+    """`shape` as a tuple of whole numbers. ShapeError where it is none."""
+    try:
+        return tuple(index(n) for n in shape)  # type: ignore[attr-defined]  # that is the question
+    except TypeError:
+        raise ShapeError(f"%{name}: shape {shape!r}: expected several whole numbers") from None
+
+
+def input(name: str, shape: Sequence[int], dtype: DTypeLike = F32) -> Tensor:
+    """A tensor that the host writes before every run; dtype as in `ggraph.dtypes` or by name."""
     return leaf(Kind.INPUT, name, shape, dtype)
 
 
-def weight(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+def weight(name: str, shape: Sequence[int], dtype: DTypeLike = F32) -> Tensor:
     """A constant that is loaded once."""
     return leaf(Kind.WEIGHT, name, shape, dtype)
 
 
-def state(name: str, shape: Sequence[int], dtype: DType = F32) -> Tensor:
+def state(name: str, shape: Sequence[int], dtype: DTypeLike = F32) -> Tensor:
     """A tensor that keeps its value from run to run; it starts as zeros."""
     return leaf(Kind.STATE, name, shape, dtype)
 

@@ -157,7 +157,7 @@ def _product(driver: Driver, dtype: Any, raw: Any, x: Any) -> Any:
     s = session(driver)
     n = raw.size // dtype.row_bytes(1024)
     y = ops.mul_mat(weight("w", (n, 1024), dtype), input("x", x.shape), name="y")
-    s.prepare("k", lambda: Graph.of({"y": y}), lambda t: raw)
+    s.prepare("k", Graph.of({"y": y}), {"w": raw.view(dtype.np).reshape(n, -1)})
     found = s.run("k", {"x": x})["y"]
     s.close()
     return found
@@ -202,7 +202,7 @@ def check_draw(driver: Driver, quick: bool) -> Found:
     graph = Graph.of(
         {"token": ops.draw(input("logits", (rows, size)), input("u", (rows, 1)), name="token")}
     )
-    s.prepare("k", lambda: graph, lambda t: np.zeros(0))
+    s.prepare("k", graph)
     given = {"logits": logits, "u": np.array(numbers, np.float32)}
     different = [int((s.run("k", given)["token"] != wanted).sum()) for _ in range(3)]
     s.close()
@@ -219,7 +219,7 @@ def check_split(driver: Driver, quick: bool) -> Found:
     runner = Runner(open_model(TINY / MODELS[0]), s, 64, cache_dtype=dtypes.F32)
     got = [runner.text(expected["ids"][i : i + 4].tolist(), every=True).logits for i in (0, 4, 8)]
     key = (runner.model.name, runner.shape(4, 4, 12))
-    schedule = s.prepare(key, lambda: Graph.of({}), runner.model.weight).plan.schedule
+    schedule = s.plan(key).plan.schedule
     where = sorted({c.actor.device for c in schedule if c.do is Do.LAUNCH})
     s.close()
     error = spread_error(np.concatenate(got), expected["logits"][:12])

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need 
 
 from ggraph import dtypes
 from ggraph.dtype import DType
+from ggraph.formats.checkpoint import storage_shape
 from models.config import DecoderConfig, Rope
 from models.eagle3 import Head, HeadConfig
 from models.registry import Model
@@ -57,11 +58,11 @@ class Random:
 
     @property
     def data(self) -> np.ndarray[Any, Any]:
-        """The storage: ones for norms, else a random tile, which who loads it may have to repeat
-        (`gpu_speed.Seeded` does)."""
+        """The storage: ones for norms, else a random tile over and over."""
         if any(n in self.name for n in NORMS):
             return np.ones(self.shape, self.dtype.np)
-        return tile(self.dtype)[: self.nbytes]
+        stored = np.resize(tile(self.dtype), self.nbytes).view(self.dtype.np)
+        return stored.reshape(storage_shape(self.shape, self.dtype))
 
 
 @cache

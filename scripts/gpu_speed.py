@@ -11,34 +11,12 @@ from gpu_correct import Found, greedy, opened
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
-from ggraph.backends.protocol import Memory
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculation import Speculation
-from ggraph.plan import Buffer
-from ggraph.tensor import Array, Tensor
-
-
-class Seeded(CudaBackend):
-    """Fills a weight from a shorter piece on the device, so that random models cost no transfer."""
-
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
-        """As ever, or `raw` over and over where it is shorter than the weight."""
-        flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
-        if flat.nbytes == tensor.nbytes:
-            return super().load(buffer, tensor, raw)
-        memory = self.allocate(buffer)
-        self.write(memory, 0, flat)
-        begin, done = memory.handle.address, flat.nbytes
-        while done < tensor.nbytes:  # twice as many bytes each time
-            count = min(done, tensor.nbytes - done)
-            self.driver.copy(begin + done, begin, count, self.stream(-1))
-            done += count
-        self.driver.synchronise(stream=self.stream(-1))
-        return memory
 
 
 class Watched:
@@ -59,7 +37,7 @@ class Watched:
 
 def random_session(driver: Driver, streams: int = 1) -> Session:
     """The GPU alone, with weights by seed."""
-    gpu = Seeded(cuda_spec("cuda0", driver), driver, True, Events())
+    gpu = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
     return Session({"cuda0": gpu}, Options(streams=streams))
 
 

@@ -277,3 +277,33 @@ def test_every_element_is_made_however_rows_or_columns_are_shared(m: int, thread
     for i, together in enumerate(made(0, m, threads)):
         want = np.concatenate([a[i] for a in alone])
         assert np.array_equal(together, want), f"result {i} of {m} rows on {threads} threads"
+
+
+@given(
+    m=st.integers(1, 90), kind=st.sampled_from(["f32", "f16", "q8_0"]), seed=st.integers(0, 99),
+    threads=st.integers(1, 4),
+)  # fmt: skip
+def test_of_two_rows_for_one_place_the_last_stays(
+    m: int, kind: str, seed: int, threads: int
+) -> None:
+    """However many threads share the rows out, and whether or not the rows rotate on their way."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(m, 64)).astype(np.float32)
+    index = rng.integers(0, rng.integers(1, 12), m)
+    stored = quantize(x, Q8_0) if kind == "q8_0" else x.astype({"f32": "f4", "f16": "f2"}[kind])
+    y = np.zeros((12, 68) if kind == "q8_0" else (12, 64), stored.dtype)
+    shape = {"m": m, "n": 64, "xs": x.strides[0], "ys": y.strides[0], "limit": 12}
+    call("set_rows_" + kind, threads, x=x, y=y, index=index, **shape)
+    want = np.zeros_like(y)
+    for row, place in zip(stored, index, strict=True):
+        want[place] = row
+    assert np.array_equal(y, want)
+    if kind == "q8_0":
+        return
+    turned, still = np.zeros_like(y), np.zeros(m, np.int32)
+    call(
+        "rope_" + kind, threads, x=x, y=turned, pos=still, index=index, freqs=np.ones(32),
+        factors=0, m=m, heads=2, hd=32, nr=32, halves=1, xs=x.strides[0], xh=128, ys=y.strides[0],
+        yh=y.strides[0] // 2, limit=12, mscale=1.0,
+    )  # fmt: skip
+    assert np.array_equal(turned, want), "positions of 0 turn nothing"

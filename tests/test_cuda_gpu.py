@@ -223,7 +223,7 @@ def test_the_graph_of_a_step_keeps_what_the_verifier_relied_on(
         found.append(runner.text([7]).logits)
     assert all(np.array_equal(found[0], logits) for logits in found[1:])
     key = (runner.model.name, runner.shape(1, 1, 1))
-    verified, executor = session._verified[key], session._executors[key]
+    verified, executor = session.plan(key), session._executors[key]
     assert len(cuda.made) == 1 and not waits_between(verified)
     nodes = nodes_by_command(cuda, executor, verified)
     relied_on, lost = lost_orderings(verified, nodes, driver.edges(cuda.made[0]))

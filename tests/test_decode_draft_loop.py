@@ -118,8 +118,8 @@ def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> 
     drafter.runner.chain(9, np.ones((1, drafter.runner.model.width), np.float32), 3)
     asked = driver.calls[marks:]
     assert len(asked) == 1 and asked[0].startswith("graph of"), asked
-    key = next(k for k in session._verified if "chain" in k)  # type: ignore[operator]
-    plan = session._verified[key].plan
+    key = next(k for k in session._executors if "chain" in k)  # type: ignore[operator]
+    plan = session.plan(key).plan
     where = {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH}
     assert where == {"cuda0"}
 

@@ -1,12 +1,14 @@
 """The DSL's values: naming, ordering, views, overwrites, and what is refused."""
 
+import numpy as np
 import pytest
 
 import ggraph.ops.elementwise as ops
-from ggraph.dtype import F32, Q4_0
+from ggraph.dtype import F16, F32, I32, Q4_0
 from ggraph.errors import GraphError, ShapeError
 from ggraph.graph import Graph
-from ggraph.tensor import Kind, contiguous, input, leaf
+from ggraph.ops.rows import set_rows
+from ggraph.tensor import Kind, Tensor, contiguous, input, leaf, state, weight
 
 
 def test_operators_build_ops_and_a_graph_names_them() -> None:
@@ -30,7 +32,7 @@ def test_strides_are_bytes_and_block_rows_are_whole_blocks() -> None:
 def test_duplicate_names_and_nameless_leaves_are_refused() -> None:
     x = input("x", (2,))
     with pytest.raises(GraphError, match="two tensors are called 'x'"):
-        Graph.of([ops.add(x, input("x", (2,)))])
+        Graph.of([ops.add(input("x", (1, 2)), x)])
     with pytest.raises(GraphError, match="needs a name"):
         leaf(Kind.INPUT, "", (2,), F32)
 
@@ -38,3 +40,72 @@ def test_duplicate_names_and_nameless_leaves_are_refused() -> None:
 def test_broadcast_names_the_culprit() -> None:
     with pytest.raises(ShapeError, match=r"\[3\] of %b into \[2\]"):
         ops.add(input("a", (2,)), input("b", (3,)))
+
+
+def test_leaves_that_are_alike_are_one() -> None:
+    """A layer may ask for the same weight, input or state again; only what differs is refused."""
+
+    def part() -> Tensor:
+        return ops.add(input("x", (2, 4)), weight("w", (4,), "f32"))
+
+    s = state("s", (2, 4))
+    new = set_rows(state("s", (2, 4)), part(), input("i", (2,), "i32"))
+    g = Graph.of({"y": part() + part(), "new": new * 1.0, "old": s * 2.0})
+    assert [t.name for t in g if t.is_leaf] == ["x", "w", "s", "i"]
+    order = [t.name for t in g]
+    assert g.updates["s"].op == "set_rows" and order.index("old") < order.index(g.updates["s"].name)
+    for other in (weight("w", (4, 1)), weight("w", (4,), "f16"), input("w", (4,))):
+        with pytest.raises(GraphError, match="two tensors are called 'w'"):
+            Graph.of([part() + part(), other])
+
+
+def test_names_of_ours_give_way_to_the_users() -> None:
+    x = input("x", (2,))
+    g = Graph.of({"y": ops.add(ops.add(x, x), ops.scale(x, 2.0, name="add_1"))})
+    assert [t.name for t in g] == ["x", "add_1_", "add_1", "y"]
+
+
+@pytest.mark.parametrize(
+    "outputs", [None, 3, {"y": 3}, {"": "x"}, {3: "x"}, ["x", 3], [None], "x", {"y": None}]
+)
+def test_what_is_no_output_is_told(outputs: object) -> None:
+    x = input("x", (2,))
+    given = outputs
+    if isinstance(outputs, dict):
+        given = {k: x if v == "x" else v for k, v in outputs.items()}
+    elif isinstance(outputs, list):
+        given = [x if v == "x" else v for v in outputs]
+    elif outputs == "x":
+        given = x
+    with pytest.raises(GraphError, match=r"^outputs: "):
+        Graph.of(given)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"^also: "):
+        Graph.of({"y": x}, also=x if outputs == "x" else [outputs])  # type: ignore[arg-type, list-item]
+
+
+@pytest.mark.parametrize("name", [None, "", 3, b"x"])
+def test_a_leaf_has_a_name(name: object) -> None:
+    with pytest.raises(GraphError, match="an input needs a name, got"):
+        input(name, (2,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [None, 3, 2.5, (2.5, 2), ("a",), "ab", (None,), [(1, 2)], {1.5}])
+def test_a_shape_is_whole_numbers(shape: object) -> None:
+    with pytest.raises(ShapeError, match=r"^%x: shape .*: expected several whole numbers"):
+        input("x", shape)  # type: ignore[arg-type]
+
+
+def test_sizes_and_types_may_be_numpys() -> None:
+    t = weight("x", np.array([2, 3]), np.float16)  # type: ignore[arg-type]
+    assert t.shape == (2, 3) and type(t.shape[0]) is int and t.dtype is F16
+    for given, wanted in (("f16", F16), ("float32", F32), ("Q4_0", Q4_0), (np.dtype("i4"), I32)):
+        assert weight("x", (32,), given).dtype is wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, "float", "f33", np.uint16, np.uint8, complex, 3, object()])
+def test_an_unknown_dtype_is_told(given: object) -> None:
+    if given == "float":
+        assert input("x", (2,), given).dtype.name == "f64"  # type: ignore[arg-type]
+        return
+    with pytest.raises(ShapeError, match=r"^unknown dtype .*; known: f32, f16"):
+        input("x", (2,), given)  # type: ignore[arg-type]

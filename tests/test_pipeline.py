@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from worlds import SIM0, SIM1, tiny
 
 from ggraph.alloc import fitting_edges, lower_bounds, ordering_offers, peak_bytes
-from ggraph.errors import AllocError, InputError, PlaceError, PlanError
+from ggraph.backends import open_backend
+from ggraph.errors import AllocError, BackendError, InputError, PlaceError, PlanError
 from ggraph.order import order
 from ggraph.orderings import wait_count, with_orderings
 from ggraph.pipeline import Options, make_plan
 from ggraph.place import place
 from ggraph.plan import Do, Plan, Schedule, VerifiedPlan
+from ggraph.session import Session
 from ggraph.split import split
 from ggraph.trade import trade_table
 from ggraph.verify import verify
@@ -107,7 +109,7 @@ def test_bad_limits_are_refused() -> None:
         make_plan(GRAPH, [SIM0], Options(capacity={"sim7": 1}))
     with pytest.raises(AllocError, match=r"capacity of sim0 is -1 bytes"):
         make_plan(GRAPH, [SIM0], Options(capacity={"sim0": -1}))
-    with pytest.raises(InputError, match=r"spare_waits -1"):
+    with pytest.raises(InputError, match=r"spare_waits=-1"):
         make_plan(GRAPH, [SIM0], Options(spare_waits=-1))
     with pytest.raises(PlaceError, match=r"at least one device"):
         make_plan(GRAPH, [])
@@ -192,3 +194,50 @@ def test_the_table_matches_the_plans() -> None:
         assert row.waits == wait_count(verified.plan.schedule)
         least = sum(b.nbytes for b in lower_bounds(verified.plan.schedule).values())
         assert least <= row.nbytes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"streams": 0}, {"streams": 1.5}, {"streams": "2"}, {"streams": True}, {"streams": None},
+        {"copies": 0}, {"copies": -1}, {"offline_seconds": -0.1}, {"offline_seconds": float("nan")},
+        {"spare_waits": -1}, {"spare_waits": None}, {"pins": "w=cpu"}, {"pins": (1,)},
+        {"pins": None}, {"layers": 3}, {"layers": {"cpu": "3"}}, {"layers": ["cpu"]},
+        {"capacity": {"cpu": None}}, {"capacity": 5}, {"overlap": 1}, {"rewrites": "no"},
+        {"forced_sync": "x"}, {"forced_sync": 1},
+    ],
+)  # fmt: skip
+def test_an_option_that_is_none_is_told(wrong: dict[str, object]) -> None:
+    (name,) = wrong
+    with pytest.raises(InputError, match=rf"^Options\({name}=.*\): expected "):
+        Options(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+@pytest.mark.parametrize("option", ["thread", "cache", "streams_", "kind"])
+def test_a_backend_names_its_options(device: str, option: str) -> None:
+    with pytest.raises(InputError, match=f"^{device[:3]} has no option '{option}'; it has: "):
+        open_backend(device, **{option: 1})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threads": 0}, {"threads": "2"}, {"threads": True}, {"exact": "no"}, {"profile": 1}]
+)
+def test_a_cpu_option_of_the_wrong_kind_is_told(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"^(threads|exact|profile) = .*: expected "):
+        open_backend("cpu", **wrong)
+
+
+@pytest.mark.parametrize("device", [None, 3, "", "cpu ", "CPU", "gpu", "cpu-1"])
+def test_an_unknown_device_is_told(device: object) -> None:
+    with pytest.raises(BackendError, match=r"^unknown device "):
+        open_backend(device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("devices", [None, "cpu", {"cpu": None}, {"gpu": "real"}, ["cpu"]])
+def test_a_session_wants_backends_by_their_names(devices: object) -> None:
+    given = devices
+    if isinstance(devices, dict) and devices.get("gpu"):
+        given = {"gpu": open_backend("cpu", threads=1)}
+    with pytest.raises(InputError, match=r"^(expected device names|device '.pu': expected its)"):
+        Session(given)  # type: ignore[arg-type]

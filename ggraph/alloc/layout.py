@@ -93,7 +93,7 @@ class Layout:
         for name, region in self.regions.items():
             v = self.schedule.values[name]
             root = self.schedule.values.get(region.buffer)
-            if root is not None and region.buffer not in self.align:
+            if root is not None and (root.external or v.external):
                 had = found[root.name].nbytes if root.name in found else 0
                 end = max(had, region.offsets[-1] + v.nbytes)
                 found[root.name] = Buffer(

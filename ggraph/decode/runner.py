@@ -90,9 +90,10 @@ class Runner:
 
     def plan(self, shape: StepShape) -> VerifiedPlan:
         """The verified plan of a bucket, made on first use."""
-        return self.session.prepare(
-            (self.model.name, shape), lambda: self.model.build(shape), self.model.weight
-        )
+        key = (self.model.name, shape)
+        if key in self.session:
+            return self.session.plan(key)
+        return self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
 
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
@@ -139,11 +140,13 @@ class Runner:
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
         shape = self._planned(count, len(wanted), reach)
-        feeds = self._feeds(rows, wanted, shape, reach)
+        key = (self.model.name, shape)
+        offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:
-            feeds.update(self._course(rows, shape.rows, certain))
+            offered.update(self._course(rows, shape.rows, certain))
             self._replay = ()
-        out = self.session.run((self.model.name, shape), feeds)
+        taken = self.session.inputs(key)  # a model need not look at all that a step offers
+        out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
         return Result(out["logits"][: len(wanted)], taps)
 
@@ -173,9 +176,9 @@ class Runner:
         shape = self.shape(1, 1, self.past)
         key = (self.model.name, "move", count, shape)
         filler = shape.cache_rows - 1
-        self.session.prepare(
-            key, lambda: move_graph(self.model.build(shape), count, filler + 1), self.model.weight
-        )
+        if key not in self.session:
+            graph = move_graph(self.model.build(shape), count, filler + 1)
+            self.session.prepare(key, graph, self.model.weight)
         feeds = {"from": padded(source, count, filler), "to": padded(target, count, filler)}
         self.session.run(key, feeds)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ggraph.arrays import WeightSource
 from ggraph.backends.sim import Simulator
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
@@ -20,10 +21,8 @@ from ggraph.hazards.faults import forgets_waits_before
 from ggraph.hazards.parts import GPU
 from ggraph.hazards.run import adversary
 from ggraph.plan import Plan
-from ggraph.tensor import Array, Kind, Tensor
+from ggraph.tensor import Array, Kind
 from ggraph.verify import CounterExample, examine
-
-WeightSource = Callable[[Tensor], Array]
 
 # The three forms of the EAGLE-3 case, and the repair of the second, for any head.
 DRAFT_RECIPES: Mapping[str, Recipe] = {
@@ -59,6 +58,10 @@ class UnprovedSession:
         self._weights: dict[str, Array] = {}
         self._states: dict[str, Array] = {}
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a plan was prepared under `key`."""
+        return key in self._steps
+
     def prepare(self, key: Hashable, build: Callable[[], Graph], weights: WeightSource) -> None:
         """Plan the graph for `key` and bind it to memory, the first time."""
         if key in self._steps:
@@ -76,6 +79,11 @@ class UnprovedSession:
         self.refused += [refusal] if refusal is not None else []
         self.plans += 1
         self._steps[key] = _Step(plan, Simulator(plan, self._weights), refusal)
+
+    def inputs(self, key: Hashable) -> frozenset[str]:
+        """Names of the inputs of the graph under `key`."""
+        leaves = self._steps[key].plan.graph.leaves(Kind.INPUT)
+        return frozenset(t.name for t in leaves)
 
     def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """One step. InputError when nothing was prepared under `key`."""

@@ -107,6 +107,7 @@ ROPE_SET_ROWS = register(
         "rope_set_rows",
         infer=rule("rope_set_rows", "cache x positions index factors?", _rope_rule),
         reference=_rope_set_rows,
+        limits=lambda t: {3: t.shape[0]},
         cost=_rope_cost,
         overwrites=0,
         examples=(

@@ -120,6 +120,7 @@ MUL_MAT_ID = register(
         infer=rule("mul_mat_id", "w x ids", _mul_mat_id_rule),
         reference=_mul_mat_id,
         picks=(0, 2),
+        limits=lambda t: {2: t.sources[0].shape[0]},
         ggml="MUL_MAT_ID",
         cost=_mul_mat_id_cost,
         examples=(

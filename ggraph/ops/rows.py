@@ -47,6 +47,11 @@ def _get_rows(table: Array, ids: Array) -> Array:
     return np.take_along_axis(table, ids[..., None].astype(np.int64), -2)  # [B.., T, n]
 
 
+def _get_limits(t: Tensor) -> dict[int, int]:
+    table, ids = (s.shape for s in t.sources)
+    return {1: table[-2] if _batched(table, ids) else table[0]}
+
+
 def _get_cost(t: Tensor) -> Cost:
     table, ids = t.sources
     row = table.dtype.row_bytes(table.shape[-1]) * t.size // max(t.shape[-1], 1)
@@ -59,6 +64,7 @@ GET_ROWS = register(
         infer=rule("get_rows", "table ids", _get_rule),
         reference=_get_rows,
         ggml="GET_ROWS",
+        limits=_get_limits,
         cost=_get_cost,
         examples=(
             Example((Arg((7, 5)), Arg((3,), I32, "ids:7"))),
@@ -110,6 +116,7 @@ SET_ROWS = register(
         infer=rule("set_rows", "cache rows index", _set_rule),
         reference=_set_rows,
         ggml="SET_ROWS",
+        limits=lambda t: {2: t.shape[0]},
         cost=_set_cost,
         overwrites=0,
         examples=(

@@ -20,7 +20,19 @@ def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
         if device not in known or count < 0:
             raise PlaceError(f"layers {device}={count}: known devices are {', '.join(known)}")
         table += [device] * min(count, total - len(table))
+    if layers and not total and (homeless := _homeless(work)):
+        raise PlaceError(
+            f"layers {dict(layers)}: no tensor of {work.graph.name!r} is called blk.N.*, so that "
+            f"nothing says which layer {', '.join(homeless[:4])} belongs to; call them so, or pin "
+            "them"
+        )
     return table + [work.fallback.name] * (total - len(table)) if table else table
+
+
+def _homeless(work: Work) -> list[str]:
+    """Weights and states that no pin holds."""
+    kept = (*work.graph.leaves(Kind.WEIGHT), *work.graph.leaves(Kind.STATE))
+    return [t.name for t in kept if t.name not in work.pinned]
 
 
 def _by_first_use(work: Work) -> list[Tensor]:

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
+from ggraph.arrays import WeightSource
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST, DeviceSpec
 from ggraph.pipeline import begin, run_passes_until
 from ggraph.plan_json import plan_to_json
-from ggraph.session import WeightSource
 from ggraph.show import graph_dot, plan_brief, plan_summary, plan_text
 from ggraph.show_html import plan_html
 from ggraph.trade import Trade, trade_table

@@ -22,8 +22,11 @@ def open(
     `exact` keeps activations in float32; `profile` lets `backend.profile` time every launch.
     """
     count = env.thread_count() if threads is None else threads
-    if not 1 <= count <= 1024:
-        raise InputError(f"threads = {count}: expected 1 to 1024")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
+        raise InputError(f"threads = {count!r}: expected a whole number from 1 to 1024")
+    for option, value in (("exact", exact), ("profile", profile)):
+        if not isinstance(value, bool):
+            raise InputError(f"{option} = {value!r}: expected True or False")
     pool = Pool(count)
     return CpuBackend(cpu_spec(name, exact), pool, exact, Profile(pool) if profile else None)
 

@@ -4,7 +4,6 @@ Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 from llvmlite import ir
 
@@ -72,19 +71,34 @@ def load_pair(k: Kernel, kind: str, first: Val, second: Val, i: int) -> Val:
     return k.joined(load8(k, kind, first, i), load8(k, kind, second, i))
 
 
-def _row_of(k: Kernel, index: Val, r: Val) -> Val:
-    """The target row of row r: index[r] (int64), or r itself where there is no index."""
+def _row_of(k: Kernel, r: Val) -> Val:
+    """The target row of row r: index[r] (int64), or r itself where there is no index; -1 where the
+    next row has the same target, so that rows which only fill a bucket up cost nothing."""
+    m, index = k.words("m index")
     row = k.var(r)
     with k.when(index.ne(0)):
-        row.value = k.load(index + r * 8, I64)
+        named = k.load(index + r * 8, I64)
+        following = k.load(index + k.minimum(r + 1, m - 1) * 8, I64)
+        same = k.select(r + 1 < m, k.const(-1, I64), named)
+        row.value = k.select(following.eq(named), same, named)
     return row.value
 
 
-@contextmanager
-def _inside(k: Kernel, row: Val) -> Iterator[None]:
-    """The body runs for rows that the target has; an index beyond it writes nowhere."""
-    with k.when(row >= 0), k.when(row < k.arg("limit")):
-        yield
+def _targets(k: Kernel, units: Val) -> Iterator[tuple[Val, Val, tuple[Val, Val]]]:
+    """This thread's rows, their target rows, and its part of each row's `units`.
+
+    Of several rows for one place the last must stay: where rows are shared out, all that name a
+    place are one thread's, in their order. An index beyond the target writes nowhere.
+    """
+    m, index = k.words("m index")
+    rows, parts = k.grid(m, units)
+    named, shared_out = index.ne(0), rows[1] - rows[0] < m
+    for r in k.loop(k.select(named, k.const(0, I64), rows[0]), k.select(named, m, rows[1])):
+        row = _row_of(k, r)
+        with k.when(row >= 0), k.when(row < k.arg("limit")):
+            owner = k.select(shared_out, row % k.threads, k.thread)
+            with k.when(k.select(named, owner, k.thread).eq(k.thread)):
+                yield r, row, parts
 
 
 def _store8(k: Kernel, kind: str, at: Val, value: Val) -> None:
@@ -99,18 +113,15 @@ def _set_rows(kind: str) -> KernelSpec:
     size = 2 if kind == "f16" else 4
 
     def build(k: Kernel) -> None:
-        x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
-        rows, pieces = k.grid(m, (n + (PIECE - 1)) // PIECE)
-        for r in k.loop(*rows):
-            row = _row_of(k, index, r)
+        x, y, n, xs, ys = k.words("x y n xs ys")
+        for r, row, pieces in _targets(k, (n + (PIECE - 1)) // PIECE):
             source, target = x + xs * r, y + ys * row
             start, stop = pieces[0] * PIECE, k.minimum(pieces[1] * PIECE, n)
             whole = start + k.maximum(stop - start, 0) // 8 * 8
-            with _inside(k, row):
-                for c in k.loop(start, whole, 8):
-                    _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
-                for c in k.loop(whole, stop):
-                    _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
+            for c in k.loop(start, whole, 8):
+                _store8(k, kind, target + c * size, k.load(source + c * 4, F32X8))
+            for c in k.loop(whole, stop):
+                _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
     name = "set_rows_" + kind
     KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys", "limit"), build)
@@ -123,12 +134,9 @@ def set_rows_q8_0(k: Kernel) -> None:
 
     The bits are those of `ggraph.formats.quantise`: scale = max |x| / 127, halves away from zero.
     """
-    x, y, index, m, n, xs, ys = k.words("x y index m n xs ys")
-    blocks = n // Q8_BLOCK
-    for item in k.share(m * blocks):
-        r, b = item // blocks, item % blocks
-        row = _row_of(k, index, r)
-        with _inside(k, row):
+    x, y, n, xs, ys = k.words("x y n xs ys")
+    for r, row, blocks in _targets(k, n // Q8_BLOCK):
+        for b in k.loop(*blocks):
             numbers = load_block(k, x + xs * r + b * (Q8_BLOCK * 4))
             _store_q8(k, numbers, y + ys * row + b * Q8_BYTES)
 
@@ -223,16 +231,13 @@ ROPE_ARGS = (
 
 def _rope(kind: str) -> KernelSpec:
     def build(k: Kernel) -> None:
-        x, y, index, m, heads, xs, xh, ys, yh = k.words("x y index m heads xs xh ys yh")
+        x, y, heads, xs, xh, ys, yh = k.words("x y heads xs xh ys yh")
         table = k.scratch(MAX_ROTATED * 8 + 64)
-        rows, parts = k.grid(m, heads)
-        for r in k.loop(*rows):
-            row = _row_of(k, index, r)
+        for r, row, parts in _targets(k, heads):
             with k.when(parts[0] < parts[1]):
                 _angles(k, r, table)
             for h in k.loop(*parts):
-                with _inside(k, row):
-                    _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
+                _rope_head(k, kind, x + xs * r + xh * h, y + ys * row + yh * h, table)
 
     name = "rope_" + kind
     KERNELS[name] = KernelSpec(name, ROPE_ARGS, build)

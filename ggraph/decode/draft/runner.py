@@ -21,14 +21,22 @@ class DraftSession(Protocol):
         """Whether plans are captured and replayed."""
         ...
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a plan was prepared under `key`."""
+        ...
+
     def prepare(
         self, key: Hashable, build: Callable[[], Graph], weights: Callable[[Tensor], Array]
     ) -> object:
-        """Plan the graph that `build` makes under `key`, the first time."""
+        """Plan the graph that `build` makes under `key`."""
+        ...
+
+    def inputs(self, key: Hashable) -> frozenset[str]:
+        """Names of the inputs of the graph under `key`."""
         ...
 
     def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """One step of the plan of `key`."""
+        """One step of the plan of `key`, with an array for each of its inputs and no other."""
         ...
 
 
@@ -91,7 +99,12 @@ class DraftRunner:
         }
         if self.model.sliding_window is not None:
             given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
-        return self.session.run(key, given)
+        return self._fed(key, given)
+
+    def _fed(self, key: Hashable, offered: Mapping[str, Array]) -> dict[str, Array]:
+        """A run with what the graph takes of all that a step offers: heads differ in that."""
+        taken = self.session.inputs(key)
+        return self.session.run(key, {n: a for n, a in offered.items() if n in taken})
 
     def ready(
         self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: bool = False
@@ -125,11 +138,13 @@ class DraftRunner:
 
         def storage(t: Tensor) -> Array:
             held = t.name == ids.name
-            return model.target_ids.astype(np.int32) if held else model.weight(t)
+            stored = model.target_ids.astype(np.int32).reshape(ids.shape)
+            return stored if held else model.weight(t)
 
         key = (model.name, "chain", count, shape)
-        self.session.prepare(key, build, storage)
+        if key not in self.session:
+            self.session.prepare(key, build, storage)
         given = feeds(token, hidden, self.past, count, context)
         given["positions"] += np.int32(self.offset)
-        out = self.session.run(key, given)
+        out = self._fed(key, given)
         return [int(t) for t in out["drafted"]]

@@ -1,0 +1,243 @@
+"""Arrays that users hand in, checked against the tensors that they are for. Floor 5.
+
+*Storage* is what a device reads: an array of the dtype's NumPy type in the tensor's shape; bf16 is
+its bit patterns (uint16), and block types are bytes (uint8) whose last axis is one row. Weights and
+states are storage and never converted. Feeds are storage too, or plain numbers in the tensor's
+shape, which are converted where none of them changes its meaning.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ggraph.dtype import DType, as_dtype
+from ggraph.errors import GgraphError, InputError, ModelError
+from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.graph import Graph
+from ggraph.ops.evaluate import to_storage
+from ggraph.tensor import Array, Kind, Tensor
+
+_UNSIGNED: Mapping[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+WeightSource = Callable[[Tensor], Array]
+Weights = WeightSource | Checkpoint | Mapping[str, "Array | RawTensor"]
+
+
+def quantize(values: object, dtype: DType | str) -> Array:
+    """Real numbers [..., n] as storage of `dtype`, such as a weight is given in.
+
+    f32, f16, f64 and bf16 are rounded to nearest even, block types quantised as ggml does. Raises
+    ShapeError for an unknown dtype, InputError for what is no number, and FormatError for a type
+    that cannot be written or rows that are not whole blocks.
+    """
+    kind, array = as_dtype(dtype), np.asarray(values)
+    if array.dtype.kind not in "biuf" or not kind.is_float:
+        raise InputError(f"quantize: {_shown(values)} cannot become {kind}; expected real numbers")
+    return to_storage(array, Tensor("values", array.shape, kind, Kind.INPUT, ()))
+
+
+def weight_source(weights: Weights | None) -> Callable[[Tensor], object]:
+    """A function from a weight to what is known under its name.
+
+    `weights` is such a function, a mapping by name, or an opened checkpoint. Raises InputError for
+    anything else; the function raises ModelError for a name that a mapping lacks.
+    """
+    held = weights.tensors if isinstance(weights, Checkpoint) else weights or {}
+    if isinstance(held, Mapping):
+        return lambda t: _found(t, held)
+    if not callable(held):
+        raise InputError(
+            f"weights: expected a mapping by name, a checkpoint or a function, got {held!r:.60}"
+        )
+    return held
+
+
+def _found(t: Tensor, held: Mapping[str, object]) -> object:
+    if t.name not in held:
+        names = ", ".join(list(held)[:6]) + (", .." if len(held) > 6 else "")
+        raise ModelError(f"no weight {t.name!r}; given are {names or 'none'}")
+    return held[t.name]
+
+
+def weight_storage(t: Tensor, given: object) -> Array:
+    """The storage of weight `t`. ModelError for another type, shape or dtype."""
+    if isinstance(given, RawTensor):
+        if (given.dtype, given.shape) != (t.dtype, t.shape):
+            had = f"{given.dtype}{list(given.shape)}"
+            raise ModelError(f"weight {t.name!r}: expected {t.dtype}{list(t.shape)}, got {had}")
+        given = given.data
+    array = _array(t, given, ModelError)
+    if not _is_storage(t, array):
+        raise ModelError(f"{_refusal(t, array)}{_advice(t, array)}")
+    return array
+
+
+def state_storage(t: Tensor, given: object) -> Array:
+    """The storage of state `t`, or its bytes as `Session.read_state` gives them. InputError."""
+    array = _array(t, given, InputError)
+    is_bytes = array.dtype == np.uint8 and array.shape == (t.nbytes,)
+    if not is_bytes and not _is_storage(t, array):
+        raise InputError(_refusal(t, array, f", or uint8 [{t.nbytes}]"))
+    return array
+
+
+def feed_storage(t: Tensor, given: object) -> Array:
+    """The storage of input `t`, of storage or of plain numbers. InputError for what has another
+    shape, is no number, or would become another number than it was: 1.7 or 2**32 + 3 for an i32,
+    1e9 for an f16.
+    """
+    array = _array(t, given, InputError)
+    if _is_storage(t, array):
+        return array
+    if array.shape != t.shape:
+        raise InputError(f"{_name(t)}: expected shape {list(t.shape)}, got {list(array.shape)}")
+    if array.dtype.kind not in ("biuf" if t.dtype.is_float else "biu"):
+        raise InputError(_refusal(t, array))
+    with np.errstate(all="ignore"):
+        wide = array.astype(np.float32) if t.dtype.is_float and t.dtype.name != "f64" else array
+        stored = to_storage(wide, t)
+    _same_numbers(t, array, wide if stored.dtype.kind == "u" else stored)
+    return stored
+
+
+def _same_numbers(t: Tensor, given: Array, stored: Array) -> None:
+    """InputError where an integer changed, or a finite number became infinite."""
+    lost = np.isfinite(given) & ~np.isfinite(stored) if t.dtype.is_float else given != stored
+    if lost.any():
+        first = given[lost].flat[0]
+        raise InputError(f"{_name(t)}: {first!r} does not fit into {t.dtype}")
+
+
+def _array(t: Tensor, given: object, error: type[GgraphError]) -> Array:
+    """`given` as an array; nothing but arrays and nested sequences of numbers is one."""
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise error(f"{_name(t)}: expected {_wanted(t)}, got {_shown(given)}")
+    return array
+
+
+def _is_storage(t: Tensor, array: Array) -> bool:
+    return bool(array.dtype == t.dtype.np) and array.shape == storage_shape(t.shape, t.dtype)
+
+
+def _refusal(t: Tensor, array: Array, also: str = "") -> str:
+    return f"{_name(t)}: expected {_wanted(t)}{also}, got {array.dtype} {list(array.shape)}"
+
+
+def _advice(t: Tensor, array: Array) -> str:
+    """What to do with an array of the right numbers in another form."""
+    if array.dtype.kind != "f" or array.shape != t.shape or not t.dtype.is_float:
+        return ""
+    return f"; ggraph.quantize(array, {t.dtype.name!r}) makes it so"
+
+
+def _wanted(t: Tensor) -> str:
+    return f"{t.dtype.np} {list(storage_shape(t.shape, t.dtype))}"
+
+
+def _name(t: Tensor) -> str:
+    return f"{t.kind.value} {t.name!r} is {t.dtype}{list(t.shape)}"
+
+
+def _shown(given: object) -> str:
+    if isinstance(given, np.ndarray):
+        return f"{given.dtype} {list(given.shape)}"
+    return f"{given!r:.60}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Fed:
+    """What an input must be: its tensor, and the limits of those of its values that are indices."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    kind: np.dtype[Any]
+    indices: tuple[tuple[Tensor, int, str], ...]  # a view of the input, its limit, whose it is
+
+
+class FeedCheck:
+    """Holds the feeds of a graph against its inputs, before anything runs.
+
+    A feed that is storage already costs a comparison; indices cost one look for the largest.
+    `known` are all names that may be fed: the graph as its user built it may have more inputs.
+    """
+
+    def __init__(self, graph: Graph, known: frozenset[str]) -> None:
+        found = _index_limits(graph)
+        self._known = known
+        self._inputs = tuple(
+            _Fed(t, storage_shape(t.shape, t.dtype), t.dtype.np, tuple(found.get(t.name, ())))
+            for t in graph.leaves(Kind.INPUT)
+        )
+
+    def checked(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The storage of every input. InputError for a missing, unknown or unfit feed."""
+        if not isinstance(feeds, Mapping):
+            raise InputError(f"feeds: expected a mapping of names to arrays, got {feeds!r:.60}")
+        ready: dict[str, Array] = {}
+        for fed in self._inputs:
+            name = fed.tensor.name
+            given = feeds.get(name)
+            plain = type(given) is np.ndarray and given.dtype == fed.kind
+            if given is None or not plain or given.shape != fed.shape:
+                given = self._converted(fed.tensor, feeds)
+            ready[name] = given
+            for view, limit, whose in fed.indices:
+                _check_indices(view, given, limit, whose)
+        if len(feeds) != len(ready):
+            self._refuse_unknown(feeds)
+        return ready
+
+    def _converted(self, t: Tensor, feeds: Mapping[str, Array]) -> Array:
+        if t.name not in feeds:
+            fed = ", ".join(feeds) or "nothing"
+            raise InputError(f"input {t.name!r} was not fed; fed: {fed}")
+        return np.ascontiguousarray(feed_storage(t, feeds[t.name]))
+
+    def _refuse_unknown(self, feeds: Mapping[str, Array]) -> None:
+        extra = [n for n in feeds if n not in self._known]
+        if extra:
+            names = ", ".join(sorted(self._known)) or "none"
+            raise InputError(f"no input is called {extra[0]!r}; the graph's inputs: {names}")
+
+
+def _index_limits(graph: Graph) -> dict[str, list[tuple[Tensor, int, str]]]:
+    """By input: the views of it that ops take for indices, each with its limit and the op."""
+    found: dict[str, list[tuple[Tensor, int, str]]] = {}
+    for t in graph.nodes:
+        limits = t.spec.limits(t) if t.spec is not None and t.spec.limits is not None else {}
+        for slot, limit in limits.items():
+            ids = t.sources[slot]
+            while ids.op == "copy":  # to the device that wants them
+                ids = ids.sources[0]
+            if ids.root.kind is Kind.INPUT:
+                found.setdefault(ids.root.name, []).append((ids, limit, t.name))
+    return {name: _strictest(rows) for name, rows in found.items()}
+
+
+def _strictest(rows: list[tuple[Tensor, int, str]]) -> list[tuple[Tensor, int, str]]:
+    """One row per window on the input: that with the least limit."""
+    least: dict[tuple[object, ...], tuple[Tensor, int, str]] = {}
+    for view, limit, whose in rows:
+        key = (view.offset, view.nbytes) if view.is_contiguous else (view.name,)
+        if key not in least or limit < least[key][1]:
+            least[key] = (view, limit, whose)
+    return list(least.values())
+
+
+def _check_indices(view: Tensor, stored: Array, limit: int, whose: str) -> None:
+    """InputError unless all that `view` shows of the stored input is in [0, limit)."""
+    if view.view_src is not None:
+        dense = np.ascontiguousarray(stored)
+        stored = np.ndarray(view.shape, stored.dtype, dense, view.offset, view.strides)
+    unsigned = stored.view(_UNSIGNED[stored.dtype.itemsize])  # so that what is negative is large
+    if unsigned.size and np.maximum.reduce(unsigned, axis=None) >= limit:
+        raise InputError(
+            f"input {view.root.name!r}: indices {stored.min()} .. {stored.max()} leave "
+            f"[0, {limit}) of %{whose}"
+        )
