@@ -28,6 +28,7 @@ from pages import table
 import ggraph
 from ggraph import Array, Graph, Tensor, dtype, open_backend, ops, plan
 from ggraph.backends import KINDS
+from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.examples import build
 from ggraph.tensor import OPS, Example, Kind, OpSpec, apply, leaf
 
@@ -109,7 +110,7 @@ def fallbacks(spec: OpSpec, example: Example) -> int:
 
 def stored(t: Tensor) -> Array:
     """Zeros as a weight stores them."""
-    return np.zeros(t.nbytes, np.uint8)
+    return np.zeros(storage_shape(t.shape, t.dtype), t.dtype.np)
 
 
 def compiled(spec: OpSpec) -> str:
