@@ -43,7 +43,7 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     """Pass and rule, split, stream, offset, previous tenants and the proofs of their order.
 
     `tensor` names a tensor of the planned graph, or a value of the plan (`NAME@host` is a staging
-    copy, `NAME#scratch` a kernel's scratch). Raises InputError for any other name.
+    copy, `NAME#NEED` what a launch has beside its operands). Raises InputError for any other name.
     """
     p = plan.plan if isinstance(plan, VerifiedPlan) else plan
     tensors = {t.name: t for t in p.graph}

@@ -54,7 +54,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A loaded head: implements `ggraph.decode.draft.head.DraftModel`.
+    """A loaded head: implements `ggraph.decode.draft.head.DraftHead`.
 
     `catalogue` has GGUF names; what is missing there and stands in `borrowed` (embedding, output
     matrix) is the target's. `target_ids[i]` is the target's token for draft token i. `masked` is

@@ -60,7 +60,7 @@ OWN = AnswerOptions(own_share=1.0)
 HEAD = (
     "", "head, MB", "tokens seen", "answers' tokens it can say", "guesses right by depth",
     "tokens a round, held-out answers", "against base", "tokens a round, decoding",
-    "chain of 4, clock", "chain of 4, counted", "free length, clock", "free length, counted",
+    "chain of 4, clock", "chain of 4, counted", "free length, clock",
 )  # fmt: skip
 WIDE, LEFT, BAR = 720, 250, 24  # of the picture, in its units
 
@@ -259,7 +259,7 @@ def table(found: Row) -> str:
             f"{length:.3f} ± {error:.3f}",
             "-" if base is v else f"**{more:+.3f}** ± {paired:.3f}",
             f"{chain['acceptance_length']:.3f}", speed(chain), f"{counted(found, name):.3f}x",
-            speed(free), f"{free['counted_mean']:.3f}x",
+            speed(free),
         ))  # fmt: skip
     return pages.table(HEAD, rows)
 

@@ -35,7 +35,7 @@ from ggraph.decode.draft.tree import ROOT, Draft, Drafter
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from models.eagle3 import Head
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
@@ -132,10 +132,8 @@ def text(
     s = Sampler(SamplerConfig(temp=temp, seed=1234), m.model.vocab_size)
     s.accept_all(ids)
     m.engine.reset()
-    if made is None:
-        return list(m.engine.generate(ids, s.sample, s.accept, limit=limit))
-    spec = Speculator(m.engine, made[0], Fixed(made[1]))
-    return list(spec.generate(ids, s.sample, s.accept, limit=limit))
+    drafts = None if made is None else Speculation(made[0], Fixed(made[1]))
+    return list(m.engine.generate(ids, s.sample, s.accept, limit=limit, drafts=drafts))
 
 
 def check(m: Loaded, kind: str, prompt: str, i: int, limit: int) -> tuple[list[str], int]:

@@ -25,7 +25,7 @@ SCRIPT = "scripts/draft_figures.py"
 COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df")
 HEAD = (
     "", "prompts", "plain, tokens/s", "drafts, tokens/s", "mean", "with reading", "least",
-    "below 0.97x", "tokens a round", "drafts kept", "counted: mean, least",
+    "below 0.97x", "tokens a round", "drafts kept",
     "plain against itself: least, below", "text",
 )  # fmt: skip
 WIDE, LEFT, BAR, GAP = 720, 150, 11, 12  # of the picture, in its units
@@ -48,7 +48,6 @@ def table(groups: dict[str, Row]) -> str:
             ratio(r.get("mean_speedup_with_reading")), ratio(r["least_speedup"]),
             str(r["below_floor"]), f"{r['acceptance_length']:.2f}",
             f"{r['acceptance_rate']:.1%}",
-            f"{ratio(r['counted_mean'])}, {ratio(r['counted_least'])}",
             f"{ratio(r['plain_against_itself_least'])}, {r['plain_against_itself_below_floor']}",
             "identical" if r["identical"] else "DIFFERENT",
         ))  # fmt: skip

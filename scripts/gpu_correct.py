@@ -25,7 +25,7 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.device import Need
 from ggraph.hazards import HAZARDS
 from ggraph.hazards.gpu import run_on_gpu
@@ -305,11 +305,12 @@ def _text(
     s = session(driver)
     taps = tuple(dict.fromkeys(head.taps)) if head is not None else ()
     engine = Engine(Runner(target, s, 256, taps=taps), ())
-    decoder: Any = engine
+    drafts = None
     if head is not None:
         drafter = EagleDrafter(DraftRunner(head, s, 256), tree=tree)
-        decoder = Speculator(engine, [drafter], Fixed(length))
-    found = list(decoder.generate(prompt, greedy, lambda token: None, limit=limit))
+        drafts = Speculation([drafter], Fixed(length))
+    ignore = lambda token: None  # noqa: E731
+    found = list(engine.generate(prompt, greedy, ignore, limit=limit, drafts=drafts))
     s.close()
     return found
 

@@ -17,7 +17,7 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
@@ -169,14 +169,15 @@ def _round_seconds(
 ) -> tuple[float, bool]:
     """Seconds of draft 4, verify and sample; and whether the text is that of plain decoding."""
     engine = Engine(runner, ())
-    spec = Speculator(engine, [EagleDrafter(DraftRunner(head, s, context))], Fixed(4))
+    chains = Speculation([EagleDrafter(DraftRunner(head, s, context))], Fixed(4))
     texts = []
-    for decoder in (engine, spec, spec):  # the first generation makes the plans
+    for drafts in (None, chains, chains):  # the first generation makes the plans
         engine.reset()
-        tokens = decoder.generate([1, 2, 3, 4], greedy, lambda token: None, limit=limit)
+        prompt, ignore = [1, 2, 3, 4], lambda token: None
+        tokens = engine.generate(prompt, greedy, ignore, limit=limit, drafts=drafts)
         texts.append(list(tokens))
     stats = engine.statistics
-    return stats.decode_seconds / max(stats.steps, 1), texts[0] == texts[1] == texts[2]
+    return stats.decode_seconds / max(stats.rounds, 1), texts[0] == texts[1] == texts[2]
 
 
 def measure_torch(driver: Driver, quick: bool) -> Found:

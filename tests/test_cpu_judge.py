@@ -42,7 +42,8 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Judged:
     found: Judged = []
 
     def watch(code: Array, names: Any, grounds: Any) -> int:
-        found.append((Flat(code, tuple(names), ()), list(grounds)))
+        grounds = list(grounds)
+        found.append((Flat(code, tuple(names), ()), grounds))
         return judge(code, names, grounds)
 
     monkeypatch.setattr(cpu_room, "judge", watch)

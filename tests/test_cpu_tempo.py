@@ -1,9 +1,13 @@
 """The number of threads follows what was measured, and comes back when the machine is free."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu.tempo import MOST_ALONE, MOST_GAP, SURPRISES, Tempo, Usual
+from ggraph import Graph, Session, input, open_backend, ops
+from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.tempo import FIRST_TRY, MOST_ALONE, MOST_GAP, SURPRISES, Tempo, Usual
+from ggraph.dtype import F32
 
 
 def played(tempo: Tempo, crew: list[float], alone: float, usual: Usual | None = None) -> list[bool]:
@@ -73,3 +77,22 @@ def test_what_one_program_found_out_holds_for_one_that_runs_seldom() -> None:
             usual.add(seconds)
     assert sum(alone) <= 9
     assert alone[1] <= 2
+
+
+def test_a_pool_says_how_its_latest_long_program_ran() -> None:
+    """What keeps times apart is what really happened, a single try of the other way included."""
+    backend = open_backend("cpu", threads=2)
+    assert isinstance(backend, CpuBackend)
+    x = input("x", (1 << 12, 1 << 10), F32)
+    graph = Graph.of({"y": ops.silu(ops.silu(x))})
+    session, feeds = Session({"cpu": backend}), {"x": np.ones(x.shape, np.float32)}
+    session.prepare("wide", lambda: graph, lambda t: np.zeros(0))
+    pool, seen = backend.pool, []
+    for _ in range(3 * FIRST_TRY):
+        session.run("wide", feeds)
+        seen.append(pool.alone)
+    assert not seen[0] and any(seen), "the other way is tried after eight runs"
+    alone = open_backend("cpu", threads=1)
+    assert isinstance(alone, CpuBackend) and alone.pool.alone
+    session.close()
+    alone.close()

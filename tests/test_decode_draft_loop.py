@@ -17,7 +17,7 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from ggraph.plan import Do
@@ -100,9 +100,10 @@ def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) 
         session = Session({"cuda0": cuda, "cpu": open_backend("cpu", threads=1)})
         engine = Engine(Runner(open_model(TARGET), session, 128, taps=head.taps), ())
         drafter = EagleDrafter(DraftRunner(head, session, 128))
-        decoder = Speculator(engine, [drafter], Fixed(length)) if length else engine
+        drafts = Speculation([drafter], Fixed(length)) if length else None
         pick = lambda logits: int(logits.argmax())  # noqa: E731
-        texts.append(list(decoder.generate(PROMPT, pick, lambda token: None, limit=10)))
+        found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
+        texts.append(list(found))
         if length:
             _one_replay(session, driver, drafter)
         session.close()

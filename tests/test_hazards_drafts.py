@@ -21,7 +21,7 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.errors import InputError, PlanError
 from ggraph.hazards import find, run_hazard
 from ggraph.hazards.corpus import Expected, Recipe, planned
@@ -69,9 +69,10 @@ def learned(m: Loaded, ids: list[int]) -> Learned:
     """The head whose output matrix draws, from each row of this text, the next token but one."""
     head: Any = m.head
     drafter = Noted(DraftRunner(head, m.session, m.runner.context), reads_logits=True)
-    speculator, sampler = Speculator(m.engine, [drafter], Fixed(1)), greedy(m)
-    text = list(speculator.generate(ids, sampler.sample, sampler.accept, limit=LIMIT))
-    assert speculator.statistics.accepted == 0, "every row begins a round"
+    drafts, sampler = Speculation([drafter], Fixed(1)), greedy(m)
+    found = m.engine.generate(ids, sampler.sample, sampler.accept, limit=LIMIT, drafts=drafts)
+    text = list(found)
+    assert m.engine.statistics.accepted == 0, "every row begins a round"
     output = head.build(DraftShape(1, 256, 1, 513, False))["logits"].sources[0]
     old = np.asarray(head.weight(output), np.float64)  # [W, E]
     hidden = np.stack(drafter.seen) @ np.linalg.pinv(old.T)  # [N, E]

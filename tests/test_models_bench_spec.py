@@ -12,7 +12,7 @@ from small_model import small_model
 
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
-from ggraph.decode.speculate import SpeculationStatistics
+from ggraph.decode.statistics import Statistics
 from models.bench.spec import (
     Answer,
     Measured,
@@ -71,7 +71,7 @@ def test_bad_settings_are_refused(text: str) -> None:
 
 
 def answer(tokens: list[int], ratios: list[float], kept: int) -> Answer:
-    did = SpeculationStatistics(rounds=10, drafted=40, accepted=kept)
+    did = Statistics(rounds=10, drafted=40, accepted=kept)
     found = Measured(ratios, [50.0] * len(ratios), [1.0], True, did)
     return Answer(Prompt("1", "qa", "qa", "?"), tokens, [40.0], {"s": found})
 
@@ -130,14 +130,13 @@ def test_texts_are_equal_and_every_round_counts(model: Path) -> None:
         assert len(a.plain) == 3
         assert len(a.noise) == 1
         assert 1 <= len(a.tokens) <= 24
-        for name, f in a.settings.items():
+        for f in a.settings.values():
             assert f.identical
             assert len(f.ratios) == len(f.rates) == 2
             assert f.did is not None
             assert f.did.accepted + f.did.rounds >= len(a.tokens) - 1
             assert sum(f.did.by_rows.values()) == f.did.rounds
             assert sum((n - 1) * count for n, count in f.did.by_rows.items()) == f.did.drafted
-            assert (f.counted is None) == (name != "suffix"), "fixed lengths count nothing"
     assert not m.engine.remembers
 
 

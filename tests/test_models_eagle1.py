@@ -13,12 +13,11 @@ from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.engine import Engine
-from ggraph.decode.length import Adaptive
-from ggraph.decode.policy import Fixed
+from ggraph.decode.policy import Adaptive, Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError
 from models.heads.eagle1 import FirstHead
@@ -129,8 +128,8 @@ def texts(m: Model, drafter: object, temp: float, limit: int, context: int = 96)
         out = list(engine.generate(IDS[:10], s.sample, s.accept, limit=limit))
     else:
         made = drafter(session)  # type: ignore[operator]
-        spec = Speculator(engine, made, Fixed(4))
-        out = list(spec.generate(IDS[:10], s.sample, s.accept, limit=limit))
+        drafts = Speculation(made, Fixed(4))
+        out = list(engine.generate(IDS[:10], s.sample, s.accept, limit=limit, drafts=drafts))
     session.close()
     return out
 
@@ -161,11 +160,11 @@ def test_the_same_model_as_drafter_is_always_right(target: Model) -> None:
     session = open_session(threads=1, exact=True)
     engine = Engine(Runner(target, session, 96, cache_dtype=F32), ())
     drafter = ModelDrafter(Runner(target.beside("apart."), session, 96, cache_dtype=F32))
-    spec = Speculator(engine, [drafter], Fixed(4))
-    out = list(spec.generate(IDS[:10], lambda x: int(x.argmax()), lambda t: None, limit=41))
+    drafts, pick = Speculation([drafter], Fixed(4)), lambda x: int(x.argmax())
+    out = list(engine.generate(IDS[:10], pick, _ignore, limit=41, drafts=drafts))
     assert len(out) == 41
-    assert spec.statistics.acceptance_length == 5.0
-    assert spec.statistics.accepted_at == [8, 8, 8, 8]
+    assert engine.statistics.acceptance_length == 5.0
+    assert engine.statistics.accepted_at == [8, 8, 8, 8]
     session.close()
 
 
@@ -176,8 +175,8 @@ def test_a_context_that_ends_mid_draft(target: Model) -> None:
         session = open_session(threads=1, exact=True)
         engine = Engine(Runner(target, session, 24, cache_dtype=F32), ())
         s = Sampler(SamplerConfig(temp=0.0, seed=3, repeat_penalty=1.2), target.vocab_size)
-        spec = Speculator(engine, [PromptLookup(least=1)], Fixed(length))
-        assert list(spec.generate(IDS[:10], s.sample, s.accept)) == plain
+        drafts = Speculation([PromptLookup(least=1)], Fixed(length))
+        assert list(engine.generate(IDS[:10], s.sample, s.accept, drafts=drafts)) == plain
         assert engine.statistics.stopped_by == "context"
         session.close()
 
@@ -204,8 +203,8 @@ def test_end_of_text_inside_a_draft(target: Model) -> None:
     engine = Engine(Runner(target, session, 96, cache_dtype=F32), (end,))
     s = Sampler(SamplerConfig(temp=0.0, seed=3, repeat_penalty=1.2), target.vocab_size)
     s.accept_all([])
-    spec = Speculator(engine, [Oracle()], Fixed(6))  # type: ignore[list-item]
-    got = list(spec.generate(IDS[:10], s.sample, s.accept, limit=30))
+    drafts = Speculation([Oracle()], Fixed(6))  # type: ignore[list-item]
+    got = list(engine.generate(IDS[:10], s.sample, s.accept, limit=30, drafts=drafts))
     assert got == expected
     assert engine.statistics.stopped_by == "end of text"
     session.close()
@@ -217,21 +216,22 @@ def test_prompts_longer_than_a_batch_and_empty_ones(target: Model) -> None:
     one = Engine(Runner(target, session, 96, cache_dtype=F32), ())
     cut = Engine(Runner(target, session, 96, batch=32, cache_dtype=F32), ())
     pick = lambda x: int(x.argmax())  # noqa: E731
-    spec = Speculator(cut, [PromptLookup()], Adaptive())
-    assert list(spec.generate(long, pick, _ignore)) == list(one.generate(long, pick, _ignore))
+    drafts = Speculation([PromptLookup()], Adaptive())
+    found = list(cut.generate(long, pick, _ignore, drafts=drafts))
+    assert found == list(one.generate(long, pick, _ignore))
     with pytest.raises(InputError, match="prompt is empty"):
-        list(spec.generate([], pick, _ignore))
+        list(cut.generate([], pick, _ignore, drafts=drafts))
     with pytest.raises(InputError, match="has 97 tokens"):
-        list(spec.generate((IDS * 3)[:97], pick, _ignore))
+        list(cut.generate((IDS * 3)[:97], pick, _ignore, drafts=drafts))
     session.close()
 
 
 def test_plans_for_drafts_are_made_behind_the_first_token(target: Model) -> None:
     session = open_session(threads=1, exact=True)
     engine = Engine(Runner(target, session, 96, cache_dtype=F32), ())
-    spec = Speculator(engine, [PromptLookup(least=1)], Fixed(5))
+    drafts = Speculation([PromptLookup(least=1)], Fixed(5), longest=5)
     pick = lambda x: int(x.argmax())  # noqa: E731
-    text = spec.generate(IDS[:10], pick, _ignore, limit=30, longest=5)
+    text = engine.generate(IDS[:10], pick, _ignore, limit=30, drafts=drafts)
     next(text)
     assert session.plans_made == 1, "the first token waits for the prompt's plan alone"
     next(text)

@@ -19,7 +19,7 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from models.registry import open_model
@@ -58,10 +58,8 @@ class Bench:
         engine, s = Engine(self.runner, ends), Sampler(config, self.model.vocab_size)
         engine.reset()
         s.accept_all(self.prompt)
-        if not drafters:
-            return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW))
-        spec = Speculator(engine, drafters, Fixed(length))
-        return list(spec.generate(self.prompt, s.sample, s.accept, limit=NEW))
+        drafts = Speculation(drafters, Fixed(length))
+        return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
 
 
 @pytest.fixture(scope="module", params=TARGETS)

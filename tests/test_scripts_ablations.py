@@ -81,7 +81,6 @@ def test_decoding_says_what_plain_decoding_says(made: Path) -> None:
         assert list(ways) == ["eagle3:4", "eagle3"]
         assert all(w["identical"] and len(w["speedups"]) == 2 for w in ways.values())
         assert 1 <= ways["eagle3:4"]["acceptance_length"] <= 5
-        assert ways["eagle3"]["counted_mean"] > 0
         chain = ways["eagle3:4"]
         assert chain["least_plain_seconds"] > 0 < chain["least_round_seconds"]
 

@@ -186,6 +186,19 @@ def outputs(session: Session, key: str, graph: Graph, feeds: dict[str, Array]) -
     return session.run(key, given)
 
 
+def elsewhere(graph: Graph, feeds: dict[str, Array]) -> dict[str, Array]:
+    """The feeds with other numbers wherever no source shows the shared bytes."""
+    both = feeds["both"].copy()
+    if both.dtype == np.float32 and graph["both"].dtype is F32:
+        shown = np.zeros(both.size, bool)
+        for t in graph.nodes:
+            for s in t.sources if t.name != "made" else ():
+                for start, stop in s.byte_ranges() if s.root.name in ("made", "both") else ():
+                    shown[start // 4 : stop // 4] = True
+        both.reshape(-1)[~shown] = 1e3 + np.arange((~shown).sum())
+    return {**feeds, "both": both}
+
+
 def opened_session(kind: str) -> Session:
     """Everything but what the host writes is pinned to the device, where it can run it."""
     held = backends(kind)
@@ -206,6 +219,9 @@ def test_shared_bytes_give_what_separate_ones_do(name: str, kind: str) -> None:
             loose = max(tolerance, 3e-2 if kind.startswith("cpu") and "mul_mat" in name else 1e-5)
             found = to_logical(got[out.name], out)
             assert_near(found, wanted[out.name], loose, f"{kind}: {title}")
+        for out_name, value in outputs(session, title, graph, elsewhere(graph, feeds)).items():
+            same = np.array_equal(value, got[out_name], equal_nan=True)
+            assert same, f"{kind}: {title} reads what no source shows"
     session.close()
 
 

@@ -1,55 +1,40 @@
-"""Plain decoding: prompt in, tokens out, with statistics.
+"""The decoding loop: prompt in, tokens out, with statistics.
 
-Speculative decoding (`ggraph.decode.speculate`) yields the same tokens by another route; both are
-iterators of token ids, so a caller cannot tell them apart except by the clock.
+A round drafts, verifies the draft in one step, and keeps what the target would have said. Plain
+decoding is the same loop with nobody who drafts. The target's own sampler chooses every token, so
+that a caller cannot tell the two apart except by the clock.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
+from ggraph.decode.draft.tree import Draft
+from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result, Runner
+from ggraph.decode.speculation import Law, Speculation
+from ggraph.decode.statistics import Clock, Statistics
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-Pick = Callable[[Array], int]  # logits f32 [V] -> token id
-
-
-@dataclass
-class Statistics:
-    """What a generation took. Seconds are wall-clock."""
-
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    prompt_seconds: float = 0.0
-    decode_seconds: float = 0.0  # all steps after the prompt
-    sample_seconds: float = 0.0  # the part of both that went into choosing tokens
-    steps: int = 0
-    stopped_by: str = "length"  # "length", "end of text", "stop string" or "context"
-    extra: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def prompt_per_second(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_tokens / self.prompt_seconds if self.prompt_seconds else 0.0
-
-    @property
-    def decode_per_second(self) -> float:
-        """New tokens per second; the first one belongs to the prompt's step."""
-        timed = self.new_tokens - 1
-        return timed / self.decode_seconds if self.decode_seconds and timed > 0 else 0.0
-
 
 class Engine:
-    """Decodes with one runner. `ends` are the token ids that end a text.
+    """Decodes with one runner. `ends` are the token ids that end a text; `now` is the clock.
 
     An engine that `remembers` does not compute a prompt's step again where the same prompt is read
     twice in a row; nothing else may use the runner in between.
     """
 
-    def __init__(self, runner: Runner, ends: Iterable[int]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        ends: Iterable[int],
+        *,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.runner = runner
         self.ends = frozenset(ends)
+        self.now = now
         self.statistics = Statistics()
         self.remembers = False
         self._read: tuple[tuple[int, ...], Result] | None = None
@@ -62,51 +47,40 @@ class Engine:
         self,
         prompt: Sequence[int],
         pick: Pick,
-        accept: Callable[[int], None],
+        accept: Accept,
         *,
         limit: int = -1,
+        drafts: Speculation | None = None,
     ) -> Iterator[int]:
         """Yield up to `limit` new tokens (-1: until the context is full), the end token included.
 
-        `pick` chooses from the logits, `accept` is told of every token that is kept. InputError
-        for an empty prompt and for one that does not fit the context.
+        `pick` chooses from the logits, `accept` is told of every token that is kept. Plans for
+        rounds are made behind the first token, for which nobody should wait longer. InputError for
+        an empty prompt, for one that does not fit the context, and for drafters whose taps the
+        runner does not have.
         """
         room = self.room(prompt)
         limit = room if limit < 0 else min(limit, room)
-        stats = self.begin(len(prompt))
+        drafts = drafts or Speculation()
+        drafts.check(self.runner)
+        stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
         if limit == 0:
             return
-        self.runner.prepare(len(prompt))  # planning has statistics of its own
-        begun = time.perf_counter()
-        token = self.choose(self.read(prompt).logits[-1], pick, accept)
-        stats.prompt_seconds = time.perf_counter() - begun
-        stats.new_tokens = 1
-        yield token
+        token = yield from self._prompt(prompt, pick, accept, drafts)
         if token not in self.ends and limit > 1:
-            self.runner.prepare(1)  # not before: nobody should wait for it to see the first token
+            drafts.warm(self.runner)
+            stats.clock.start()
+            drafts.read()
+            stats.clock.lap("reading")
         while token not in self.ends and stats.new_tokens < limit:
-            begun = time.perf_counter()
-            token = self.choose(self.runner.text([token]).logits[-1], pick, accept)
-            stats.decode_seconds += time.perf_counter() - begun
-            stats.new_tokens += 1
-            stats.steps += 1
-            yield token
-        self.conclude(token, limit == room)
-
-    def read(self, prompt: Sequence[int]) -> Result:
-        """The prompt's step, behind an empty cache or what stands in it."""
-        known = tuple(prompt) if self.remembers and self.runner.past == 0 else None
-        if known is not None and self._read is not None and self._read[0] == known:
-            self.runner.past = len(known)
-            return self._read[1]
-        result = self.runner.text(prompt)
-        self._read = (known, result) if known is not None else None
-        return result
-
-    def begin(self, prompt_tokens: int) -> Statistics:
-        """Fresh statistics for a generation."""
-        self.statistics = Statistics(prompt_tokens=prompt_tokens)
-        return self.statistics
+            stats.clock.start()
+            kept = self._round(token, limit - stats.new_tokens, pick, accept, drafts)
+            yield from kept.tokens
+            token = kept.tokens[-1]
+        if token in self.ends:
+            stats.stopped_by = "end of text"
+        elif limit == room:
+            stats.stopped_by = "context"
 
     def room(self, prompt: Sequence[int]) -> int:
         """How many new tokens fit after this prompt. InputError when not even one does."""
@@ -120,18 +94,70 @@ class Engine:
             )
         return self.runner.context - used + 1
 
-    def choose(self, logits: Array, pick: Pick, accept: Callable[[int], None]) -> int:
-        """Pick a token, tell the sampler's state of it, and count the time."""
-        begun = time.perf_counter()
-        token = pick(logits)
+    def _prompt(
+        self, prompt: Sequence[int], pick: Pick, accept: Accept, drafts: Speculation
+    ) -> Generator[int, None, int]:
+        """The prompt's step and the first token; drafters will be told of both."""
+        self.runner.prepare(len(prompt))  # planning has statistics of its own
+        clock = self.statistics.clock
+        clock.start()
+        result = self._known(prompt)
+        token = pick(result.logits[-1])
         accept(token)
-        self.statistics.sample_seconds += time.perf_counter() - begun
+        drafts.begin([*prompt, token], result.taps)
+        clock.lap("prompt")
+        self.statistics.new_tokens = 1
+        yield token
         return token
 
-    def conclude(self, token: int, filled: bool) -> None:
-        """Note why the text ended."""
-        stats = self.statistics
-        if token in self.ends:
-            stats.stopped_by = "end of text"
-        elif filled:
-            stats.stopped_by = "context"
+    def _known(self, prompt: Sequence[int]) -> Result:
+        """The prompt's step, behind an empty cache or what stands in it."""
+        known = tuple(prompt) if self.remembers and self.runner.past == 0 else None
+        if known is not None and self._read is not None and self._read[0] == known:
+            self.runner.past = len(known)
+            return self._read[1]
+        result = self.runner.text(prompt)
+        self._read = (known, result) if known is not None else None
+        return result
+
+    def _round(
+        self, token: int, left: int, pick: Pick, accept: Accept, drafts: Speculation
+    ) -> Kept:
+        """Ask, verify, keep; `left` bounds the tokens that may still be emitted."""
+        runner, clock = self.runner, self.statistics.clock
+        draft = drafts.draft(min(left - 1, runner.context - runner.past - 1), clock)
+        rows = verification_rows(token, draft, runner.past)
+        runner.ready(len(rows.tokens), rows.slots[-1] + 1)  # planning is not what a step costs
+        clock.lap("host")
+        result = runner.step(rows, range(len(rows.tokens)))
+        took = clock.lap("verify")
+        kept = self._kept(draft, result.logits, pick, accept, drafts.law, left)
+        took += clock.lap("sample")
+        path = [0, *(n + 1 for n in kept.nodes)]
+        runner.keep(path)
+        drafts.learn(draft, kept, result.taps, path[: len(kept.tokens)], took)
+        self.statistics.note(draft, kept)
+        clock.lap("host")
+        return kept
+
+    def _kept(
+        self,
+        draft: Draft,
+        logits: Array,
+        pick: Pick,
+        accept: Accept,
+        law: Law | None,
+        left: int,
+    ) -> Kept:
+        if law is None:
+            return match(draft, logits, pick, accept, self.ends, left)
+        chances = law.probabilities
+        return reject(draft, lambda r: chances(logits[r]), accept, law.uniform, self.ends, left)
+
+
+def verification_rows(token: int, draft: Draft, past: int) -> Rows:
+    """The rows of the verification step: the last text token, then the draft's nodes."""
+    positions = [past, *(past + d for d in draft.depths())]
+    slots = range(past, past + len(draft) + 1)
+    visible = None if draft.is_chain else draft.visible()
+    return Rows([token, *draft.tokens], positions, slots, past, visible)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ggraph.decode.engine import Pick
+from ggraph.decode.acceptance import Pick
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result, Runner
 from ggraph.errors import InputError

@@ -1,58 +1,51 @@
-"""Who is asked for a draft, how much is verified: the protocol, and fixed lengths.
+"""Who is asked for a draft, and how much of it is verified: the protocol, and both policies.
 
-`ggraph.decode.length` has the policy that chooses by what was measured.
+Legend: path_i chance that a draft is right up to its i-th token; rows(n) what a step of n rows
+costs beyond one row, in plain steps (steps of one row).
+
+    worth of a draft's first n tokens:  path_1 + .. + path_n - rows(n + 1)
+
+`Adaptive` verifies the length of the greatest worth, and asks a drafter where its drafts have been
+worth more than asking costs. Chances are what the drafter says of each token, corrected by what its
+words proved to be worth at that depth in this text. Costs are measured (`ggraph.decode.prices`).
+No choice changes the text. Constants are those of `scripts/choose_policy.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.draft.tree import Draft
+from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.prices import Prices
+
+BELIEF = 2.0  # guesses that were checked before any was, half of them right
+FADING = 0.95  # weight of older guesses at each new one
+HOPE = 0.2  # weight of the newest draft in what drafts of its drafter are worth
+MOST_PAUSE = (
+    16  # rounds after which a drafter that did not pay is asked again; up to it they double
+)
+UNSAID = 0.5  # the chance of a token of which the drafter says nothing
 
 
-class LengthPolicy(Protocol):
+class Policy(Protocol):
     """Chooses whom to ask for a draft in each round, and how much of it to verify."""
 
-    def rest(self, drafters: Sequence[str], past: int) -> int:
-        """For how many rounds behind `past` tokens none of these is to be asked."""
+    def ask(
+        self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
+    ) -> int:
+        """How many tokens, at most `room`, a drafter should guess where `best` is there already; 0
+        where it is not to be asked. One that guesses token by token asks before each further one,
+        with the chances of those it has made."""
         ...
 
-    def rested(self, steps: int, first: float, others: float) -> None:
-        """So many plain steps were made without asking anybody: seconds of the first, behind a
-        round of another kind, and of all others."""
-        ...
-
-    def begin(self, past: int) -> None:
-        """A round in which some may be asked begins behind `past` tokens."""
-        ...
-
-    def hopes(self, drafter: str) -> bool:
-        """Whether a drafter may be asked soon, so that it should read the prompt."""
-        ...
-
-    def was_read(self, drafter: str) -> None:
-        """A drafter has taken in all of the text, and its next guess with it."""
-        ...
-
-    def length(self, drafter: str, most: int, held: float) -> int:
-        """Tokens to ask for, 0 to `most`, where a draft worth `held` steps is there already."""
-        ...
-
-    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
-        """Whether a drafter that is sure of its guesses by `chances` is to make another."""
-        ...
-
-    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
-        """The part of a draft that is worth verifying, its worth, given what drafting took."""
+    def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
+        """What to verify: `best`, or the part of a new draft that is worth more, given what
+        drafting took."""
         ...
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
-        """What a round brought, and what its step took."""
-        ...
-
-    def note_host(self, drafted: bool, seconds: float) -> None:
-        """What a round, with or without a draft, took beside asking and its step."""
+        """What a round's draft brought, and what its step took."""
         ...
 
 
@@ -62,37 +55,167 @@ class Fixed:
 
     count: int
 
-    def rest(self, drafters: Sequence[str], past: int) -> int:
-        """Never."""
-        return 0
-
-    def rested(self, steps: int, first: float, others: float) -> None:
-        """Nothing to note."""
-
-    def begin(self, past: int) -> None:
-        """Nothing to note."""
-
-    def hopes(self, drafter: str) -> bool:
-        """Always."""
-        return True
-
-    def was_read(self, drafter: str) -> None:
-        """Nothing to note."""
-
-    def length(self, drafter: str, most: int, held: float) -> int:
+    def ask(
+        self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
+    ) -> int:
         """`count`, as far as there is room, until there is a draft."""
-        return max(0, min(self.count, most)) if held <= 0 else 0
+        return 0 if best else max(0, min(self.count, room))
 
-    def goes_on(self, drafter: str, chances: Sequence[float]) -> bool:
-        """Always."""
-        return True
-
-    def weigh(self, drafter: str, draft: Draft, seconds: float) -> tuple[Draft, float]:
-        """All of it."""
-        return draft, float(len(draft))
+    def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
+        """The first that is not empty."""
+        return best or draft
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """Nothing to learn."""
 
-    def note_host(self, drafted: bool, seconds: float) -> None:
-        """Nothing to note."""
+
+@dataclass(slots=True)
+class Depth:
+    """What became of a drafter's guesses at one depth, the latest counting most."""
+
+    right: float = field(default_factory=lambda: BELIEF * UNSAID)
+    said: float = field(default_factory=lambda: BELIEF * UNSAID)  # of these, by its own chances
+    count: float = field(default_factory=lambda: BELIEF)
+
+    def chance(self, said: float) -> float:
+        """A chance that the drafter stated, corrected; it is believed more than it says only as far
+        as its guesses were usually right."""
+        return min(said * self.right / self.said, max(said, self.usual()))
+
+    def usual(self) -> float:
+        """The share of guesses that were right."""
+        return self.right / self.count
+
+    def check(self, said: float, right: bool) -> None:
+        """Hold one guess against the text."""
+        self.right = FADING * self.right + right
+        self.said = FADING * self.said + said
+        self.count = FADING * self.count + 1
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one drafter in this text."""
+
+    worth: float = 1.0  # of its drafts, in plain steps, without what asking costs
+    depths: list[Depth] = field(default_factory=list)
+    pause: int = 1  # rounds from one question to the next
+    waited: int = 1  # rounds since the last one
+    silent: bool = False  # whether it does not say how sure it is
+
+    def at(self, depth: int) -> Depth:
+        """Guesses of one depth; the first is 0."""
+        while len(self.depths) <= depth:
+            self.depths.append(Depth())
+        return self.depths[depth]
+
+    def path(self, chances: Sequence[float], count: int) -> list[float]:
+        """The chances that a draft is right up to its i-th token, i from 1 to `count`; by what its
+        drafter states or, where that is nothing, by what usually came of it."""
+        path, out = 1.0, []
+        for i in range(count):
+            at = self.at(i)
+            path *= at.chance(chances[i]) if chances else at.usual()
+            out.append(path)
+        return out
+
+
+@dataclass
+class Adaptive:
+    """The policy of this file's head, for one text; `prices` are kept from text to text.
+
+    A draft has `least` to `most` nodes. A tree, whose depth does not grow by a node, is verified
+    whole or not at all.
+    """
+
+    most: int = 8
+    least: int = 0
+    prices: Prices = field(default_factory=Prices)
+    _records: dict[str, Record] = field(default_factory=dict)
+    _offers: list[tuple[Record, Draft]] = field(default_factory=list)  # in this round
+    _held: float = 0.0  # worth of the best of them
+
+    def ask(
+        self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
+    ) -> int:
+        """All that may be useful, where its turn has come and more can be hoped for than there is;
+        one guess more, where that promises more than its own price and its row's."""
+        record, most = self._of(drafter), min(self.most, room)
+        if chances:
+            made = len(chances)
+            hope = record.path(chances, made)[-1] * record.at(made).usual()
+            more = hope > self.prices.guess(drafter, made + 1) + self._row(made + 1)
+            return min(most, made + 1) if more or made < self.least else made
+        record.waited += 1
+        if most <= 0 or record.waited < record.pause:
+            return 0
+        if self._held and record.worth - self._held < self.prices.guess(drafter, 1):
+            return 0
+        return self._ordered(drafter, record, most) if record.silent else most
+
+    def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
+        """The length of the greatest worth, where that is more than there is already."""
+        record = self._of(drafter)
+        self._offers.append((record, draft))
+        count, worth = self._best(record, draft)
+        if record.waited == 1:  # else there was more to read, or nothing
+            self.prices.note_guesses(drafter, max(1, len(draft)), seconds)
+        record.waited = 0
+        record.silent = bool(draft) and draft.is_chain and not draft.chances
+        gain = max(0.0, worth - self._held)
+        record.worth += HOPE * (gain - record.worth)
+        paid = max(gain, record.worth) > self.prices.guess(drafter, 1)
+        record.pause = 1 if paid else min(2 * record.pause, MOST_PAUSE)
+        if not gain:
+            return best
+        self._held = worth
+        return draft.first(count)
+
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
+        """Hold every proposal against the text, as far as that is known."""
+        self.prices.note_step(len(draft) + 1, seconds)
+        for record, offer in self._offers:
+            for depth, right in enumerate(outcome(offer, draft, kept)):
+                said = offer.chances[depth] if offer.chances else UNSAID
+                record.at(depth).check(said, right)
+        self._offers.clear()
+        self._held = 0.0
+
+    def _of(self, drafter: str) -> Record:
+        return self._records.setdefault(drafter, Record())
+
+    def _ordered(self, drafter: str, record: Record, most: int) -> int:
+        """How many guesses to order of a drafter that does not say how sure it is; at least one."""
+        for n, path in enumerate(record.path((), most), 1):
+            if n > 1 and path < self.prices.guess(drafter, n) + self._row(n):
+                return n - 1
+        return most
+
+    def _row(self, nodes: int) -> float:
+        """What the last of so many nodes adds to a step."""
+        return self.prices.rows(nodes + 1) - self.prices.rows(nodes)
+
+    def _best(self, record: Record, draft: Draft) -> tuple[int, float]:
+        """How many of the draft's nodes are worth most, and how much; (0, 0.0) where none are."""
+        if not draft.is_chain:
+            worth = sum(record.path((), max(draft.depths()))) - self.prices.rows(len(draft) + 1)
+            return (len(draft), worth) if worth > 0 else (0, 0.0)
+        best, found, total = 0, 0.0, 0.0
+        for n, chance in enumerate(record.path(draft.chances, len(draft)), 1):
+            total += chance
+            worth = total - self.prices.rows(n + 1)
+            if worth > found or (n == self.least and total):
+                best, found = n, worth
+        return (best, found) if found > 0 else (0, 0.0)
+
+
+def outcome(offer: Draft, draft: Draft, kept: Kept) -> list[bool]:
+    """Whether an offer was right, depth by depth up to the first that was wrong, as far as the
+    text is known; of a tree that is known where it was verified."""
+    if offer.is_chain:
+        results = [a == b for a, b in zip(offer.tokens, kept.tokens, strict=False)]
+    elif offer is draft:
+        results = [d < len(kept.nodes) for d in range(max(offer.depths(), default=0))]
+    else:
+        results = []
+    return results[: results.index(False) + 1] if False in results else results

@@ -45,7 +45,7 @@ def order(
     lanes = assign(cut.placement, streams, on_stream or {})
     o = Ordering(cut, lanes, n_copies, overlap, marked)
     steps = commands(o)
-    held = values(o.graph, cut.placement, n_copies, o.staged, o.needed.values())
+    held = values(o.graph, cut.placement, n_copies, o.staged, o.beside.values.values())
     return Schedule(cut, held, synchronised(steps, o), carried(o.graph))
 
 

@@ -9,13 +9,12 @@ complete before it.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ggraph.device import Need
 from ggraph.errors import PlanError
 from ggraph.order.steps import Ordering, Step, Steps
 from ggraph.order.streams import copied_bytes, copy_seconds, is_peer, launch_seconds, mover
 from ggraph.order.values import reads_of, staging, writes_of
-from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Value, scratch
-from ggraph.tensor import Kind, Tensor, line
+from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do
+from ggraph.tensor import Kind, Tensor
 
 IN_FLIGHT = 2  # weights copied for one run that may lie in a device's memory at once
 
@@ -102,22 +101,10 @@ def _sync(label: str, actor: Actor | None) -> Command:
 def _launch(o: Ordering, out: Steps, t: Tensor) -> None:
     actor = o.streams.of[t.name]
     seconds = launch_seconds(o.streams.spec(actor.device), t)
-    reads, writes = reads_of(t), writes_of(t)
-    for need in o.streams.spec(actor.device).needs(t):
-        made, access = _needed(o, t, need, actor)
-        reads, writes = (reads, (*writes, access)) if made else ((*reads, access), writes)
+    held, filled = o.beside.of(t, actor, o.streams.spec(actor.device).needs(t))
+    reads, writes = (*reads_of(t), *held), (*writes_of(t), *filled)
     c = Command(Do.LAUNCH, actor, t.name, t.name, reads, writes, seconds=seconds)
     out.add(c, t.overwritten.root.name if t.overwritten is not None else None)
-
-
-def _needed(o: Ordering, t: Tensor, need: Need, actor: Actor) -> tuple[bool, Access]:
-    """Whether `t`, as the first launch that needs these bytes, fills them; and the bytes."""
-    name = scratch(t, need, actor)
-    value = Value(name, actor.device, need.nbytes)
-    first = name not in o.needed
-    if o.needed.setdefault(name, value) != value:
-        raise PlanError(f"{line(t)}: %{name} has {o.needed[name].nbytes} bytes, not {need}")
-    return first, Access(name, 0, need.nbytes)
 
 
 @dataclass(eq=False)

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from ggraph.graph import Graph
 from ggraph.order.streams import Streams
-from ggraph.plan import Command, Splits, Value
+from ggraph.order.values import Beside
+from ggraph.plan import Command, Splits
 from ggraph.tensor import Tensor
 
 
 @dataclass(eq=False)
 class Ordering:
-    """What the parts of `order` share; `staged` collects the host's staging values, `needed` what
+    """What the parts of `order` share; `staged` collects the host's staging values, `beside` what
     launches have beside their operands, `looked_at` the indices that the host has read for the
     copies that they choose."""
 
@@ -20,7 +21,7 @@ class Ordering:
     overlap: bool
     marked: frozenset[str]
     staged: dict[str, int] = field(default_factory=dict)
-    needed: dict[str, Value] = field(default_factory=dict)
+    beside: Beside = field(default_factory=Beside)
     looked_at: set[str] = field(default_factory=set)
 
     @property

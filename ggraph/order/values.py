@@ -5,17 +5,40 @@ A value is called as its tensor is; `NAME@host` is the host's staging copy of an
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from ggraph.device import HOST
+from ggraph.device import HOST, Need
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
-from ggraph.plan import Access, Placement, Value
+from ggraph.plan import Access, Actor, Placement, Value, scratch
 from ggraph.tensor import Kind, Tensor, line
 
 
 def staging(name: str) -> str:
     """Name of the host's copy of value `name`."""
     return f"{name}@{HOST}"
+
+
+@dataclass(eq=False)
+class Beside:
+    """What launches have beside their operands, by name, as far as the list of commands goes."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def of(
+        self, t: Tensor, actor: Actor, needs: Iterable[Need]
+    ) -> tuple[list[Access], list[Access]]:
+        """What the launch of `t` finds there and what it fills: the first that needs bytes does."""
+        found: list[Access] = []
+        filled: list[Access] = []
+        for need in needs:
+            name = scratch(t, need, actor)
+            value = Value(name, actor.device, need.nbytes)
+            (found if name in self.values else filled).append(Access(name, 0, need.nbytes))
+            if self.values.setdefault(name, value) != value:
+                have = self.values[name].nbytes
+                raise PlanError(f"{line(t)}: %{name} has {have} bytes, not {need.nbytes}")
+        return found, filled
 
 
 def reads_of(t: Tensor) -> tuple[Access, ...]:

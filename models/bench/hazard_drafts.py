@@ -9,7 +9,7 @@ from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.policy import Fixed
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import Speculator
+from ggraph.decode.speculation import Speculation
 from ggraph.hazards.drafting import DRAFT_RECIPES, UnprovedSession
 
 from ..run.load import Loaded
@@ -57,11 +57,11 @@ def _run(
     session = UnprovedSession(DRAFT_RECIPES[name])
     runner = DraftRunner(m.head, session, m.runner.context)
     drafter = EagleDrafter(runner, reads_logits=True)  # that is what may come too early
-    speculator = Speculator(m.engine, [drafter], Fixed(most))
+    drafts = Speculation([drafter], Fixed(most))
     sampler = Sampler(SamplerConfig(temp=0.0), m.model.vocab_size)
     m.engine.reset()
-    text = list(speculator.generate(ids, sampler.sample, sampler.accept, limit=limit))
-    s = speculator.statistics
+    found = m.engine.generate(ids, sampler.sample, sampler.accept, limit=limit, drafts=drafts)
+    text, s = list(found), m.engine.statistics
     return DraftReport(
         name,
         session.plans,

@@ -22,7 +22,7 @@ from typing import Any
 
 from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
-from ggraph.decode.speculate import SpeculationStatistics
+from ggraph.decode.statistics import Statistics
 
 from ..run.drafting import DraftOptions, tree_shape
 from ..run.generation import Drafting, Generation
@@ -67,8 +67,7 @@ class Measured:
     rates: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     identical: bool = True
-    did: SpeculationStatistics | None = None
-    counted: float | None = None  # speed by what steps and drafts cost on average
+    did: Statistics | None = None
     whole_ratios: list[float] = field(default_factory=list)  # the reading of drafters counted too
 
     @property
@@ -231,7 +230,7 @@ def _one(answer: Answer, run: Generation, setting: Setting) -> float:
     found.identical &= run.tokens == answer.tokens
     found.rates.append(rate)
     found.shares.append(share)
-    found.did, found.counted = run.speculation, run.counted
+    found.did = run.speculation
     return seconds
 
 
@@ -256,7 +255,6 @@ def summary(answers: Sequence[Answer], setting: str) -> dict[str, Any]:
     kept, drafted = sum(d.accepted for d in did), sum(d.drafted for d in did)
     ratios = [f.ratio for f in found]
     noise = [statistics.median(a.noise) for a in answers if a.noise]
-    counted = [f.counted for f in found if f.counted is not None]
     return {
         "prompts": len(answers),
         "plain_tokens_per_second": statistics.mean(statistics.median(a.plain) for a in answers),
@@ -265,8 +263,6 @@ def summary(answers: Sequence[Answer], setting: str) -> dict[str, Any]:
         "mean_speedup_with_reading": statistics.mean(f.whole_ratio for f in found),
         "least_speedup": min(ratios),
         "below_floor": sum(r < FLOOR for r in ratios),
-        "counted_mean": statistics.mean(counted) if counted else None,
-        "counted_least": min(counted) if counted else None,
         "plain_against_itself_mean": statistics.mean(noise) if noise else None,
         "plain_against_itself_least": min(noise) if noise else None,
         "plain_against_itself_below_floor": sum(r < FLOOR for r in noise),
@@ -315,7 +311,7 @@ def facts(answer: Answer) -> dict[str, Any]:
                 "tokens_per_second": f.rates, "speedups": f.ratios, "speedup": f.ratio,
                 "speedup_error": f.error,
                 "speedup_with_reading": f.whole_ratio,
-                "identical": f.identical, "cores": f.shares, "counted": f.counted,
+                "identical": f.identical, "cores": f.shares,
                 "steps_by_rows": f.did.by_rows if f.did else {},
                 "rounds": f.did.rounds if f.did else 0,
                 "acceptance_length": f.did.acceptance_length if f.did else 0.0,

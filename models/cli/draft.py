@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ggraph.decode.speculate import SpeculationStatistics
+from ggraph.decode.statistics import Statistics
 
 from ..run.drafting import DraftOptions, tree_shape
 from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
@@ -95,7 +95,7 @@ def painted(m: Loaded, c: Comparison) -> Text:
     return text
 
 
-def speculation_line(s: SpeculationStatistics) -> str:
+def speculation_line(s: Statistics) -> str:
     """What the drafts brought and where the time went, for people."""
     by_position = [a / t for a, t in zip(s.accepted_at, s.tried_at, strict=True) if t]
     shares = " ".join(f"{x:.0%}" for x in by_position)

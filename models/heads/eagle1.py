@@ -42,7 +42,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 
 @dataclass(frozen=True, eq=False)
 class FirstHead:
-    """A loaded head: implements `ggraph.decode.draft.head.DraftModel`."""
+    """A loaded head: implements `ggraph.decode.draft.head.DraftHead`."""
 
     name: str
     decoder: DecoderConfig

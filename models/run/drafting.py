@@ -1,22 +1,20 @@
 """Drafters by name, as the runner's options give them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ggraph import InputError
-from ggraph.decode.costs import Costs
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
-from ggraph.decode.draft.tree import Drafter
-from ggraph.decode.length import Adaptive
-from ggraph.decode.policy import Fixed, LengthPolicy
+from ggraph.decode.draft.tree import NOTHING, Drafter
+from ggraph.decode.policy import Adaptive, Fixed, Policy
+from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 
 from ..eagle3 import Head
@@ -27,6 +25,7 @@ from .load import Loaded
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
 # prompt, which is read once.
 WINDOW, PROMPT_WINDOW = 64, 128
+LONGEST = 64  # tokens of a draft
 NAMES = ("eagle3", "suffix", "lookup", "model")
 
 
@@ -34,8 +33,8 @@ NAMES = ("eagle3", "suffix", "lookup", "model")
 class DraftOptions:
     """What to draft with. `names` are tried in order; `most` 0 switches drafting off.
 
-    `fixed` drafts always `most` tokens; else the length follows the measured cost model. A `tree`
-    has its own size, so that the model only decides whether to draft.
+    `fixed` drafts always `most` tokens; else the length follows measured prices. A `tree`
+    has its own size, so that only whether to draft is decided.
     """
 
     names: tuple[str, ...] = ("suffix",)
@@ -50,9 +49,10 @@ class DraftOptions:
         unknown = [n for n in self.names if n not in NAMES]
         if unknown or not self.names:
             raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
-        if not 0 <= self.least <= self.most <= 64:
+        if not 0 <= self.least <= self.most <= LONGEST:
             raise InputError(
-                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to 64, in order"
+                f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in "
+                f"order"
             )
         if not 0.0 <= self.p_min <= 1.0:
             raise InputError(f"--draft-p-min {self.p_min}: expected a chance from 0 to 1")
@@ -74,12 +74,11 @@ def tree_shape(text: str | None) -> TreeShape | None:
     return TreeShape(total, depth, top_k)
 
 
-def make_policy(options: DraftOptions, costs: Costs | None = None) -> LengthPolicy:
-    """How long to draft. `costs` are those that earlier texts on this machine measured."""
+def make_policy(options: DraftOptions, prices: Prices) -> Policy:
+    """How long to draft. `prices` are those that earlier texts on this machine measured."""
     if options.fixed:
         return Fixed(options.longest)
-    whole, costs = options.tree is not None, costs or Costs()
-    return Adaptive(most=options.longest, least=options.least, whole=whole, costs=costs)
+    return Adaptive(most=options.longest, least=options.least, prices=prices)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Drawn:
 
 
 def make_drafters(
-    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: LengthPolicy | None = None
+    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: Policy | None = None
 ) -> Sequence[Drafter]:
     """The drafters in order, which may ask `policy` whether to go on. InputError when one needs
     what is not there."""
@@ -100,7 +99,7 @@ def make_drafters(
 
 
 def _make(
-    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: LengthPolicy | None
+    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: Policy | None
 ) -> Drafter:
     if name == "suffix":
         return SuffixDrafter()
@@ -120,7 +119,7 @@ def _with_head(
     head: Head | FirstHead,
     options: DraftOptions,
     drawn: Drawn,
-    policy: LengthPolicy | None,
+    policy: Policy | None,
 ) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
     runner = DraftRunner(head, m.drafts, m.runner.context)
@@ -130,13 +129,18 @@ def _with_head(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
-            goes_on=partial(policy.goes_on, "eagle3") if policy is not None else None,
+            goes_on=_goes_on(policy, "eagle3") if policy is not None else None,
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
     return ParallelDrafter(
         runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
     )
+
+
+def _goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
+    """Whether a drafter that has made guesses of these chances is to make another."""
+    return lambda chances: policy.ask(name, LONGEST, NOTHING, chances) > len(chances)
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from ggraph import InputError
-from ggraph.decode.engine import Statistics
-from ggraph.decode.length import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from ggraph.decode.speculate import SpeculationStatistics, Speculator
+from ggraph.decode.speculation import Speculation
+from ggraph.decode.statistics import Statistics
 from ggraph.text.stream import TextStream
 
 from .drafting import DraftOptions, Drawn, make_drafters, make_policy
@@ -55,7 +54,7 @@ class Generation:
         self.limit, self.stops = limit, tuple(stops)
         self.tokens: list[int] = []
         self.rounds: list[int] = []
-        self._speculator: Speculator | None = None
+        self._drafts = False
         self.stopped = "length"
 
     @property
@@ -64,24 +63,17 @@ class Generation:
         return self.m.engine.statistics
 
     @property
-    def speculation(self) -> SpeculationStatistics | None:
-        """What drafts did in the last run, None where it was a plain one."""
-        return self._speculator.statistics if self._speculator is not None else None
-
-    @property
-    def counted(self) -> float | None:
-        """Tokens per plain step of the last run by what steps and drafts cost on average; None
-        where nothing was decided by costs."""
-        policy = self._speculator.policy if self._speculator is not None else None
-        return policy.speed if isinstance(policy, Adaptive) else None
+    def speculation(self) -> Statistics | None:
+        """The same, None where the last run was a plain one."""
+        return self.statistics if self._drafts else None
 
     def run(self, drafting: Drafting | None) -> Iterator[str]:
         """The answer's text, piece by piece, without what ends it."""
-        self.tokens, self.rounds, self._speculator = [], [], None
+        self.tokens, self.rounds, self._drafts = [], [], drafting is not None
         stream = TextStream(self.m.tokenizer, self.stops)
         for token in self._decode(drafting):
             self.tokens.append(token)
-            self.rounds.append(self.speculation.rounds if self.speculation else 0)
+            self.rounds.append(self.statistics.rounds if self._drafts else 0)
             if token not in self.m.engine.ends:
                 yield stream.push(token)
             if stream.stopped is not None:
@@ -94,22 +86,20 @@ class Generation:
         sampler, engine = Sampler(self.config, self.m.model.vocab_size), self.m.engine
         sampler.accept_all(self.ids)
         engine.reset()
-        if drafting is None:
-            return engine.generate(self.ids, sampler.sample, sampler.accept, limit=self.limit)
-        law = sampler if drafting.rule == "reject" else None
+        drafts = None if drafting is None else self._speculation(drafting, sampler)
+        return engine.generate(
+            self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
+        )
+
+    def _speculation(self, drafting: Drafting, sampler: Sampler) -> Speculation:
+        """Drafters and a policy for one run."""
+        options, law = drafting.options, sampler if drafting.rule == "reject" else None
         drawn = Drawn()
         if law is not None and self.config.temp > 0:  # a stream of its own beside the sampler's
             drawn = Drawn(np.random.default_rng([self.config.seed or 0, 1]), self.config.temp)
-        policy = make_policy(drafting.options, self.m.costs)
-        drafters = make_drafters(self.m, drafting.options, drawn, policy)
-        self._speculator = Speculator(engine, drafters, policy, law=law)
-        return self._speculator.generate(
-            self.ids,
-            sampler.sample,
-            sampler.accept,
-            limit=self.limit,
-            longest=drafting.options.longest,
-        )
+        policy = make_policy(options, self.m.prices)
+        drafters = make_drafters(self.m, options, drawn, policy)
+        return Speculation(drafters, policy, law=law, longest=options.longest)
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ class Comparison:
     rounds: Sequence[int]
     plain_seconds: float
     seconds: float
-    speculation: SpeculationStatistics
+    speculation: Statistics
 
     @property
     def identical(self) -> bool:
@@ -148,7 +138,7 @@ def compare(run: Generation, drafting: Drafting) -> Comparison:
     return Comparison(text, plain, run.tokens, run.rounds, plain_seconds, spent, speculation)
 
 
-def speculation_facts(s: SpeculationStatistics) -> dict[str, Any]:
+def speculation_facts(s: Statistics) -> dict[str, Any]:
     """What drafts did and took. The acceptance length counts the bonus token, which the target
     adds to every round; shares by position are of the drafts that reached it."""
     pairs = zip(s.accepted_at, s.tried_at, strict=True)

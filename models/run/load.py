@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ggraph import InputError, Options, Session, dtypes, open_backend
-from ggraph.decode.costs import Costs
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.engine import Engine
+from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 from ggraph.text.chat import RENDERER, ChatTemplate
 from ggraph.text.tokenizer import Tokenizer
@@ -34,7 +36,10 @@ class Loaded:
     load_seconds: float
     head: Head | FirstHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
-    costs: Costs = field(default_factory=Costs)  # of verifying and drafting, kept from text to text
+    prices: Prices = field(init=False)  # of steps and guesses, kept from text to text
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prices", Prices(partial(_alone, self.session)))
 
     @property
     def drafts(self) -> Session:
@@ -57,6 +62,12 @@ class Loaded:
         if self.draft_session is not None:
             self.draft_session.close()
         self.session.close()
+
+
+def _alone(session: Session) -> bool:
+    """Whether the CPU's threads stood aside in the latest step."""
+    backend = session.backends["cpu"]  # a session always has one
+    return isinstance(backend, CpuBackend) and backend.pool.alone
 
 
 def open_session(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import Array, InputError
-from ggraph.decode.engine import Pick
+from ggraph.decode.acceptance import Pick
 from ggraph.decode.lanes import SLOT_STEP, Answered, Lanes, Request
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig

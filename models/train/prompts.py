@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ggraph import Array, InputError
-from ggraph.decode.engine import Pick
+from ggraph.decode.acceptance import Pick
 from ggraph.errors import FormatError
 from ggraph.text.chat import ChatTemplate
 from ggraph.text.tokenizer import Tokenizer

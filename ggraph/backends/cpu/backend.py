@@ -122,7 +122,7 @@ class CpuBackend(HostMemory):
         if not low.asm.rows:
             return
         flat = low.asm.freeze()
-        judge(flat.code, flat.names, [low.ground(*span) for span in spans])
+        judge(flat.code, flat.names, (low.ground(*span) for span in spans))
         steps.append(lambda: self.pool.run(flat))
         if self.profile is not None:
             held = {id(key[0]): packed.data.nbytes for key, packed in self._packed.items()}

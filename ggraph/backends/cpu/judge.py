@@ -10,7 +10,7 @@ an instruction touches follows from its own arguments (`footprints`), and is hel
 3. the instruction's own parts: what it writes in place is read by the very part that writes it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ggraph.backends.cpu.footprints import Args, Patch, footprint
@@ -60,7 +60,7 @@ def _arguments(name: str, words: Sequence[int]) -> Args:
     return {argument: word for argument, word in pairs if ":" not in argument}
 
 
-def judge(code: Array, names: Sequence[str], grounds: Sequence[Ground]) -> int:
+def judge(code: Array, names: Sequence[str], grounds: Iterable[Ground]) -> int:
     """How many pairs of accesses were held against each other. PlanError for the first fault."""
     lines = tuple(decoded(code, names))
     for ground in grounds:

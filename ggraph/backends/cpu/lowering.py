@@ -42,7 +42,7 @@ class Lowering:
     stream: bool = False  # weights pass the caches by
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
-    constants: list[Array] = field(default_factory=list)
+    constants: list[tuple[int, Array]] = field(default_factory=list)  # of which instruction
     _access: Access = field(default=Access((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
@@ -72,15 +72,16 @@ class Lowering:
 
     def constant(self, values: Array) -> Array:
         """Numbers that the program brings along: nothing writes them once it is made."""
-        self.constants.append(values)
+        self.constants.append((len(self.asm.rows), values))
         return values
 
     def ground(self, launch: Launch, first: int, stop: int) -> Ground:
         """What the plan lets the instructions first .. stop - 1 of a launch touch."""
         fixed = [a for s in launch.sources if (a := self._image(s)) is not None]
+        fixed += [a for i, a in self.constants if first <= i < stop]
         ready = [_room(s) for s in launch.scratch.values() if s.ready]
         made = [_room(s) for s in launch.scratch.values() if not s.ready]
-        reads = (*map(_range, launch.sources), *ready, *map(_bytes_of, (*fixed, *self.constants)))
+        reads = (*map(_range, launch.sources), *ready, *map(_bytes_of, fixed))
         return Ground(launch.command.label, first, stop, reads, (_range(launch.result), *made))
 
     def at(self, ref: Ref | Scratch) -> int:

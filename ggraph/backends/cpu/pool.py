@@ -65,7 +65,11 @@ def _allowed() -> Array:
 
 
 class Pool:
-    """`threads` threads, the caller among them. Close it, or let it be collected."""
+    """`threads` threads, the caller among them. Close it, or let it be collected.
+
+    `alone` says whether the latest run of a long program was the caller's alone: times of both
+    kinds do not compare.
+    """
 
     def __init__(self, threads: int, jit: Jit | None = None) -> None:
         if not 1 <= threads <= MAX_THREADS:
@@ -75,7 +79,7 @@ class Pool:
         crowded = threads > env.usable_cores()
         self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
         self._entry = ENTRY(self.jit.address("pool_run"))
-        self._tempo = Tempo()
+        self._tempo, self.alone = Tempo(), threads == 1
         self._start()
         _POOLS.add(self)
 
@@ -148,6 +152,7 @@ class Pool:
             self._entry(self._job.ctypes.data, 0, 1 if alone else self.threads)
             seconds = time.perf_counter() - begun
             tempo.note(usual, seconds)
+            self.alone = alone if tempo is self._tempo else self.alone
             if not alone:
                 usual.add(seconds)
 

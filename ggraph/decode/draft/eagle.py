@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph.decode.acceptance import draw
-from ggraph.decode.draft.head import DraftModel
+from ggraph.decode.draft.head import DraftHead
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.decode.rows import ROW_BUCKETS, Rows
@@ -291,7 +291,7 @@ class Scored:
 
 
 def drawn(
-    model: DraftModel, logits: Array, temp: float, random: np.random.Generator
+    model: DraftHead, logits: Array, temp: float, random: np.random.Generator
 ) -> tuple[int, Array]:
     """A draft token drawn from logits [W], and that law f64 [V] over the target's vocabulary."""
     own = np.exp(log_softmax(logits.astype(np.float64) / temp))  # [W]

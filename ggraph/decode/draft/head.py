@@ -42,7 +42,7 @@ class Masked:
     features: Array
 
 
-class DraftModel(Protocol):
+class DraftHead(Protocol):
     """A draft head in the manner of EAGLE."""
 
     @property

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.draft.head import DraftModel, DraftShape
+from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
 from ggraph.dtype import F16, DType
@@ -37,7 +37,7 @@ class DraftRunner:
     the text are `offset` higher."""
 
     def __init__(
-        self, model: DraftModel, session: DraftSession, context: int, *, cache_dtype: DType = F16
+        self, model: DraftHead, session: DraftSession, context: int, *, cache_dtype: DType = F16
     ) -> None:
         self.model, self.session, self.cache_dtype = model, session, cache_dtype
         self.past = self.offset = 0

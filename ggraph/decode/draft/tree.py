@@ -94,19 +94,6 @@ class Draft:
                 seen[i + 1] |= seen[p + 1]
         return seen
 
-    def leaf_paths(self) -> Array:
-        """i32 [leaves, longest path + 1]: rows of each root-to-leaf path, -1 where it is shorter.
-
-        Row 0 is the root. SafeAILab calls this `retrieve_indices`.
-        """
-        inner = set(self.parents)
-        leaves = [n for n in range(len(self)) if n not in inner] or [ROOT]
-        paths = [[0, *(n + 1 for n in self.path(leaf))] for leaf in leaves]
-        out = np.full((len(paths), max(map(len, paths))), -1, np.int32)
-        for row, path in zip(out, paths, strict=True):
-            row[: len(path)] = path
-        return out
-
 
 NOTHING = Draft()
 

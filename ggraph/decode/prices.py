@@ -1,0 +1,79 @@
+"""What steps and guesses take on this machine, in plain steps (of one row), measured in decoding.
+
+A machine that others use runs at half its speed for a while and at its own again, so that what was
+measured now and what was measured then do not compare. Hence seconds are *pace* times *price*: the
+pace follows every step, whatever its rows, at once, and prices follow slowly. Both are kept from
+text to text. Constants are those of `scripts/choose_policy.py`.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+PACE = 0.2  # weight of the newest step in the pace
+SLOW = 0.05  # the same in a price, once it was seen often
+ROW = 0.3  # what one more row is taken to cost before any was measured
+GUESS = 0.1  # the same for a guess; further ones of a draft half of it
+FAR = 2.0  # greatest factor by which an observation counts as off
+
+
+@dataclass(slots=True)
+class Price:
+    """A running mean of ratios to plain steps, which begins as if seen once."""
+
+    value: float
+    seen: int = 1
+
+    def scale(self, ratio: float) -> None:
+        """One more observation, so many times the value."""
+        self.seen += 1
+        self.value *= 1 + max(SLOW, 1 / self.seen) * (ratio - 1)
+
+
+@dataclass
+class Prices:
+    """Running means. What is measured in one `mode` of the machine does not count in another."""
+
+    mode: Callable[[], Hashable] = lambda: None
+    _mode: Hashable = None  # of the latest step
+    _pace: dict[Hashable, float] = field(default_factory=dict)  # seconds of a plain step by now
+    _steps: dict[tuple[Hashable, int], Price] = field(default_factory=dict)  # by their rows
+    _guesses: dict[tuple[Hashable, str, bool], Price] = field(default_factory=dict)  # further ones?
+    _extra: list[float] = field(default_factory=list)  # in this mode, by rows - 1
+
+    def rows(self, count: int) -> float:
+        """What a step of `count` rows costs beyond one row; where none was measured, that of one
+        row less and `ROW`."""
+        extra = self._extra or [0.0]
+        for rows in range(len(extra) + 1, count + 1):
+            seen = self._steps.get((self._mode, rows))
+            extra.append(extra[-1] + ROW if seen is None else seen.value - 1.0)
+        self._extra = extra
+        return extra[count - 1]
+
+    def guess(self, drafter: str, number: int) -> float:
+        """What the first guess of a draft costs, or a further one."""
+        key = self._mode, drafter, number > 1
+        return self._guesses.setdefault(key, Price(GUESS / 2 if number > 1 else GUESS)).value
+
+    def note_step(self, rows: int, seconds: float) -> None:
+        """A step of `rows` rows took `seconds`, with what follows from its logits."""
+        mode = self.mode()
+        if mode != self._mode:
+            self._mode = mode
+            self._extra.clear()
+        expected = 1.0 + self.rows(rows)
+        pace = self._pace.get(mode, seconds / expected)
+        ratio = min(max(seconds / (pace * expected), 1 / FAR), FAR)
+        self._pace[mode] = pace * (1 + PACE * (ratio - 1))
+        if rows > 1:
+            self._steps.setdefault((mode, rows), Price(expected)).scale(ratio)
+            self._extra.clear()
+
+    def note_guesses(self, drafter: str, count: int, seconds: float) -> None:
+        """`count` guesses took `seconds` together; before any step they tell nothing."""
+        if self._mode not in self._pace:
+            return
+        expected = self.guess(drafter, 1) + (count - 1) * self.guess(drafter, 2)
+        ratio = min(max(seconds / (self._pace[self._mode] * expected), 1 / FAR), FAR)
+        for further in (False, True)[: min(count, 2)]:
+            self._guesses[self._mode, drafter, further].scale(ratio)

@@ -1,0 +1,165 @@
+"""Those who draft for one text after another: whom to ask, and what each has been told."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ggraph.decode.acceptance import Kept
+from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
+from ggraph.decode.policy import Fixed, Policy
+from ggraph.decode.runner import Runner
+from ggraph.decode.statistics import Clock
+from ggraph.errors import InputError
+from ggraph.tensor import Array
+
+FORGET = 64  # steps that every drafter was told of before they are forgotten
+# New tokens, the taps of the step behind them (not its logits, which are large), its rows.
+Seen = tuple[Sequence[int], dict[int, Array], Sequence[int]]
+
+
+class Law(Protocol):
+    """What stochastic rejection needs of a sampler."""
+
+    def probabilities(self, logits: Array) -> Array:
+        """The law f64 [V] that the sampler would draw from."""
+        ...
+
+    def uniform(self) -> float:
+        """A random number in [0, 1) of the sampler's stream."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A drafter that has plans to make, and takes the prompt in before it is asked."""
+
+    def warm(self) -> None:
+        """Make the plans."""
+        ...
+
+    def read(self) -> None:
+        """Take in what it was told."""
+        ...
+
+
+class Speculation:
+    """Drafters that are asked in order as the policy says; without any, plain decoding.
+
+    With `law` (a sampler) drafts are held against the target by stochastic rejection, which keeps
+    the law but not the individual text; without it by sample-and-match, which keeps both. The plans
+    for drafts of up to `longest` tokens are made before any is needed.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter] = (),
+        policy: Policy | None = None,
+        *,
+        law: Law | None = None,
+        longest: int = 0,
+    ) -> None:
+        self.drafters, self.policy = tuple(drafters), policy or Fixed(0)
+        self.law, self.longest = law, longest
+        self._vocabulary = 0
+        self._seen: list[Seen] = []
+        self._told: dict[str, int] = {}  # how much of it each drafter knows
+
+    def check(self, runner: Runner) -> None:
+        """InputError where a drafter wants taps that the runner does not have."""
+        missing = {i for d in self.drafters for i in d.taps} - set(runner.taps)
+        if missing:
+            raise InputError(
+                f"speculation needs its drafters' taps; drafters: "
+                f"{[d.name for d in self.drafters]}, layers not tapped: {sorted(missing)}"
+            )
+        self._vocabulary = runner.model.vocab_size
+
+    def warm(self, runner: Runner) -> None:
+        """Make the plans that rounds will need, so that none waits."""
+        for rows in range(1, self.longest + 2):
+            runner.ready(rows, runner.past + rows)
+        for drafter in self.drafters:
+            if self.longest and isinstance(drafter, Reader):
+                drafter.warm()
+
+    def begin(self, tokens: Sequence[int], taps: dict[int, Array]) -> None:
+        """A text begins with the prompt, of which the step has these taps, and one token more."""
+        self._told = {d.name: 0 for d in self.drafters}
+        for drafter in self.drafters:
+            drafter.begin(tokens[0])
+        self._seen = [(tokens[1:], taps, range(len(tokens) - 1))]
+
+    def read(self) -> None:
+        """Drafters read the prompt, so that the first draft need not wait for it."""
+        for drafter in self.drafters:
+            self._tell(drafter)
+            if isinstance(drafter, Reader):
+                drafter.read()
+
+    def draft(self, room: int, clock: Clock) -> Draft:
+        """The best draft of at most `room` nodes; none where none is worth its while."""
+        best = NOTHING
+        for drafter in self.drafters:
+            wanted = self.policy.ask(drafter.name, room)
+            if wanted <= 0:
+                continue
+            clock.lap("host")
+            self._tell(drafter)
+            draft = known(drafter.propose(wanted), self._vocabulary)
+            best = self.policy.weigh(drafter.name, draft, best, clock.lap("draft"))
+        return best
+
+    def learn(
+        self,
+        draft: Draft,
+        kept: Kept,
+        taps: dict[int, Array],
+        rows: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """What became of a round's draft, the taps of the `rows` that stay, what its step took."""
+        if self.drafters:
+            self._seen.append((kept.tokens, taps, rows))
+            self.policy.learn(draft, kept, seconds)
+
+    def _tell(self, drafter: Drafter) -> None:
+        """What the drafter has not been told yet, with the taps that it wants. It is told when it
+        is asked: gathering features takes time, and what is told at once costs less."""
+        told = self._told
+        new = self._seen[told[drafter.name] :]
+        if not new:
+            return
+        told[drafter.name] = len(self._seen)
+        least = min(told.values())
+        if least >= FORGET:
+            del self._seen[:least]
+            self._told = {name: at - least for name, at in told.items()}
+        tokens = [t for said, _, _ in new for t in said]
+        taps = [(t, rows) for _, t, rows in new]
+        drafter.observe(tokens, side_by_side(taps, drafter.taps) if drafter.taps else None)
+
+
+def side_by_side(
+    seen: Sequence[tuple[dict[int, Array], Sequence[int]]], taps: Sequence[int]
+) -> Array:
+    """Features f32 [N, A*G]: the given rows of each step's taps, one tap beside the other."""
+    width = seen[0][0][taps[0]].shape[1]
+    features = np.empty((sum(len(rows) for _, rows in seen), len(taps) * width), np.float32)
+    at = 0
+    for parts, rows in seen:
+        count = len(rows)
+        first = rows[-1] == count - 1  # rows ascend: these are the first
+        for i, tap in enumerate(taps):
+            part = parts[tap][:count] if first else parts[tap][list(rows)]
+            features[at : at + count, i * width : (i + 1) * width] = part
+        at += count
+    return features
+
+
+def known(draft: Draft, vocabulary: int) -> Draft:
+    """The draft up to its first token that the target does not have."""
+    if not draft or (min(draft.tokens) >= 0 and max(draft.tokens) < vocabulary):
+        return draft
+    bad = [i for i, t in enumerate(draft.tokens) if not 0 <= t < vocabulary]
+    return draft.first(bad[0])
