@@ -125,9 +125,9 @@ def load(
     model = open_model(path)
     context = _context(model, ctx_size)
     tokenizer = _tokenizer(model, path)
-    cpu: dict[str, Any] = {"threads": threads, "exact": exact, "profile": profile}
-    options = replace(options or Options(), exact=exact)
-    other = Options(exact=exact)
+    options = replace(options or Options(), exact=exact or bool(options and options.exact))
+    other = Options(exact=options.exact)
+    cpu: dict[str, Any] = {"threads": threads, "exact": options.exact, "profile": profile}
     session = open_session(devices, options, **cpu)
     apart = open_session([device_draft], other, apart=True, **cpu) if device_draft else None
     drafting = open_head(Path(head), model) if head is not None else None
