@@ -3,7 +3,6 @@
 Source: Qwen team 2024 (arXiv 2407.10671).
 """
 
-from .architecture import Architecture
 from .llama import build
 
-QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",))
+__all__ = ["build"]

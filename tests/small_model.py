@@ -23,15 +23,10 @@ def byte_alphabet() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
-def small_model(
-    path: Path,
-    changes: Mapping[str, Any] | None = None,
-    source: Path = TINY / "llama_tied",
-    dtype: str = "f16",
-) -> Path:
+def small_model(path: Path, changes: Mapping[str, Any] | None = None) -> Path:
     """Write the model; `changes` replaces metadata (None removes a key)."""
     bare = path.with_suffix(".bare")
-    model_to_gguf(open_model(source), bare, dtype)
+    model_to_gguf(open_model(TINY / "llama_tied"), bare, "f16")
     checkpoint = open_checkpoint(bare)
     special = ["<|im_start|>", "<|im_end|>"]
     tokens = [*byte_alphabet(), *special, *(f"<|unused{i}|>" for i in range(62))]

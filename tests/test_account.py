@@ -1,6 +1,7 @@
 """What a plan takes of each device's memory: by what it is for, and against what is measured."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,10 @@ def test_the_account_is_printed_and_in_the_summary() -> None:
 def test_the_account_is_within_three_hundredths_of_what_is_measured(rows: int) -> None:
     program = Path(__file__).parent / "memory_growth.py"
     command = [sys.executable, str(program), str(MODEL), str(rows)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=True, env=path
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     total = sum(sum(v for k, v in a.items() if k != "device") for a in found["accounts"])
     sys.stdout.write(f"grown {found['grown']}, accounted for {total}\n")

@@ -71,9 +71,9 @@ def test_any_order_of_the_threads_gives_the_same_bits(threads: int) -> None:
     usual = backend.pool.run
     count = 0
     for title, graph, given in cases():
+        held = bound(graph, backend, given)
         results = []
         for turn in (None, range, lambda n: range(n - 1, -1, -1)):
-            held = bound(graph, backend, given)  # states begin as zeros each time
             run = usual if turn is None else lambda f, t=turn: run_parts(f, threads, t)
             backend.pool.run = run  # type: ignore[method-assign]
             results.append(held.run(inputs(graph, given)))
@@ -268,7 +268,11 @@ def test_no_kernel_touches_a_byte_outside_its_buffers(form: str) -> None:
     """Each value between two pages that nobody may touch, for every op with a kernel."""
     kit = Path(__file__).parent / "program_kit.py"
     done = subprocess.run(
-        [sys.executable, str(kit), form], capture_output=True, text=True, timeout=900
+        [sys.executable, str(kit), form],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
     )
     last = done.stdout.splitlines()[-1:] or ["nothing"]
     assert done.returncode == 0, f"{last}, rc {done.returncode}: {done.stderr[-800:]}"
@@ -278,7 +282,8 @@ def test_no_kernel_touches_a_byte_outside_its_buffers(form: str) -> None:
 def test_guard_pages_find_a_kernel_that_goes_one_row_further() -> None:
     kit = Path(__file__).parent / "program_kit.py"
     command = [sys.executable, str(kit), "end", "one row further"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=path)
     assert done.returncode < 0, f"rc {done.returncode}: {done.stdout[-300:]}"
 
 

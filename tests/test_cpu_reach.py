@@ -7,17 +7,7 @@ import ggraph.backends.cpu as cpu
 from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register kernels)
 from ggraph.backends.cpu.simd import KERNELS
 
-USERS = (
-    "backend",
-    "carried",
-    "ceilings",
-    "lower",
-    "lowering",
-    "mixtures",
-    "moves",
-    "pool",
-    "products",
-)
+USERS = ("backend", "ceilings", "lower", "lowering", "pool", "products")
 
 
 def test_every_kernel_is_called_somewhere() -> None:

@@ -65,6 +65,7 @@ MEANINGS = {
     "concurrency_bytes": "bytes that the peak grew by because work that may run at once cannot "
     "share them",
     "ends_complete": "whether a run ends only when all its work is done",
+    "approximations": "ops that a rewrite or a kernel rounds, with what each of them gives up",
     "arena_bytes": "bytes of every arena, as they are laid out",
 }
 
