@@ -37,8 +37,8 @@ def nodes_by_command(
     found: dict[int, list[int]] = {}
     at = 0
     commands = enumerate(verified.plan.schedule)
-    for (do, actor), run in groupby(commands, lambda c: (c[1].do, c[1].actor)):
-        low = Lowering(cuda, actor.stream)
+    for (do, _), run in groupby(commands, lambda c: (c[1].do, c[1].actor)):
+        low = Lowering(cuda)
         for i, c in run:
             before = len(low.steps)
             if do is Do.LAUNCH:
