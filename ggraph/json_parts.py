@@ -113,7 +113,8 @@ class Parts:
         try:
             text = self._utf8.decode(fresh, final=self._read == len(self._raw))
         except UnicodeDecodeError as error:
-            raise FormatError(f"plan: not JSON: {error.reason} near byte {self._read}") from None
+            at = self._read - len(error.object) + error.start
+            raise FormatError(f"plan: not UTF-8: {error.reason}, position {at}") from None
         self._text, self._at = left + text, 0
         return True
 

@@ -52,6 +52,7 @@ def main() -> None:
         )
         assert "site-packages" in found, f"ggraph_models is {found.strip()}"
         spec = run([ggraph, "bench", "spec", "--help"], user)
+        spec = "".join(spec.replace("\u2502", "").split())  # as it is without a table's line breaks
         assert "ggraph_models" in spec, "the default prompts are not the wheel's own"
         face = "from ggraph_models.api import Chat; print(Chat.answer.__name__)"
         assert "answer" in run([str(bin_folder / "python"), "-c", face], user)
