@@ -51,9 +51,11 @@ def main() -> None:
             [str(bin_folder / "python"), "-c", "import ggraph_models as m; print(m.__file__)"], user
         )
         assert "site-packages" in found, f"ggraph_models is {found.strip()}"
-        spec = run([ggraph, "bench", "spec", "--help"], user)
-        spec = "".join(spec.replace("\u2502", "").split())  # as it is without a table's line breaks
-        assert "ggraph_models" in spec, "the default prompts are not the wheel's own"
+        shown = "from ggraph_models.cli.bench import PROMPTS; print(PROMPTS, PROMPTS.is_file())"
+        spec = run([str(bin_folder / "python"), "-c", shown], user)
+        assert "ggraph_models" in spec and "True" in spec, (
+            "the default prompts are not the wheel's own"
+        )
         face = "from ggraph_models.api import Chat; print(Chat.answer.__name__)"
         assert "answer" in run([str(bin_folder / "python"), "-c", face], user)
         if given.run:
