@@ -24,7 +24,7 @@ from ggraph.tensor import input
 SCRIPT = Path(__file__).parent.parent / "scripts" / "check_declared.py"
 sys.path.append(str(SCRIPT.parent))
 
-import check_declared as kit
+import check_declared as kit  # noqa: E402
 
 SLICES = {"cpu": 151, "cuda": 61, "sim": 41}  # each N-th case, which takes seconds
 
