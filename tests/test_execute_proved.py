@@ -23,7 +23,7 @@ from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
 from ggraph.device import HOST
 from ggraph.execute import Executor
 from ggraph.pipeline import Options, make_plan
-from ggraph.plan import Access, Command, Do, Plan, VerifiedPlan
+from ggraph.plan import Access, Do, Plan, VerifiedPlan
 from ggraph.tensor import Kind
 
 Call = tuple[object, ...]
