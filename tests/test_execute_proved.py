@@ -1,8 +1,8 @@
 """What is enqueued is what was proved: the same commands, in the same order, on the same bytes.
 
 Every call that the executor makes of a backend is written down and held against the proved list,
-command by command and byte by byte (what a launch is given to read, to write and beside), for every model graph on the CPU, on simulated devices and on the stand-in for
-a GPU.
+command by command and byte by byte (what a launch is given to read, to write and beside), for every
+model graph on the CPU, on simulated devices and on the stand-in for a GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping
