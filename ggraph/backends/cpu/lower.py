@@ -280,15 +280,15 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         return False
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
-    kind, context = k.dtype.name, k.shape[0]
+    kind, entries = k.dtype.name, x.sources[3].tensor.shape[1]
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
-        "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
+        "kv_heads": k.shape[1], "hd": dim, "n": entries, "c": k.shape[0], "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": list_bytes(context), "ys": heads * dim * 4, "part": parts[0] if parts else 0,
+        "ls": list_bytes(entries), "ys": heads * dim * 4, "part": parts[0] if parts else 0,
         "scale": _number(x, "scale"),
     }  # fmt: skip
     if parts:
