@@ -281,6 +281,8 @@ class Batch:
             drafts.learn(part.draft, kept, {}, range(len(kept.tokens)), took)
         elif drafts is not None:
             drafts.begin([*text.tokens, *kept.tokens], {})
+        text.drafted += len(part.draft)
+        text.accepted += len(kept.nodes)
         self.counters.drafted += len(part.draft)
         self.counters.accepted += len(kept.nodes)
         return kept

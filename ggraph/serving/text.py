@@ -91,6 +91,8 @@ class Text:
     ended: str | None = None
     error: Exception | None = None
     read: int = 0  # rows that were computed for the first new token
+    drafted: int = 0
+    accepted: int = 0
     seen_version: int = -1  # of the tree, when it was last asked
 
     @property
