@@ -40,9 +40,11 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
         mask[-1, : shown[-1] // 2] = -np.inf
     return {
         "q": q, "k": k, "v": v, "mask": mask, "y": np.zeros_like(q), "m": m, "heads": heads,
-        "kv_heads": kv, "hd": hd, "n": n, "c": n, "qs": q.strides[0], "ks": k.strides[0],
+        "kv_heads": kv, "hd": hd, "vd": hd, "n": n, "c": n, "qs": q.strides[0],
+        "ks": k.strides[0],
         "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], **listed(mask),
         "ys": q.strides[0], "scale": hd**-0.5,
+        "sinks": 0, "softcap": 0.0,
         "part": np.full(attention.scratch_bytes(m, heads, hd, n), 0xFF, np.uint8),
     }  # fmt: skip
 
@@ -51,8 +53,8 @@ def listed(mask: np.ndarray) -> dict[str, Any]:
     """The lists of what a mask shows, with anything behind their ends."""
     m, n = mask.shape
     lists = np.full((m, list_bytes(n)), 0x55, np.uint8)
-    call("shown_slots", 3, mask=mask, list=lists, length=0, m=m, n=n, ms=n * 4, ls=lists.strides[0])
-    return {"list": lists, "ls": lists.strides[0]}
+    call("shown_slots", 3, mask=mask, list=lists, length=0, m=m, n=n, ms=n * 4)
+    return {"list": lists}
 
 
 def attend(name: str, threads: int, a: dict[str, Any]) -> None:
@@ -206,10 +208,9 @@ def test_lists_give_the_bits_of_a_mask_wherever_slots_lie() -> None:
         cache[order] = a[name]
     capacity = given.shape[1]
     lists = np.full((m, list_bytes(capacity)), 0x55, np.uint8)
-    step = lists.strides[0]
-    call("listed_slots", 3, given=given, list=lists, length=0, m=m, n=capacity, c=n, ls=step)
+    call("listed_slots", 3, given=given, list=lists, length=0, m=m, n=capacity, c=n)
     part = np.zeros(attention.scratch_bytes(m, 4, 64, capacity), np.uint8)
-    spread = dict(a, **moved, list=lists, ls=step, n=capacity, c=n, part=part, y=a["y"] * 0)
+    spread = dict(a, **moved, list=lists, n=capacity, c=n, part=part, y=a["y"] * 0)
     attend("attention_f16", 2, spread)
     assert np.array_equal(spread["y"], a["y"])
     chunked = dict(spread, y=a["y"] * 0)

@@ -19,7 +19,7 @@ def list_bytes(n: int) -> int:
 
 def list_of(k: Kernel, row: Val) -> Val:
     """Address of a row's list."""
-    return k.arg("list") + k.arg("ls") * row
+    return k.arg("list") + (k.arg("n") * 8 + list_bytes(0)) * row
 
 
 def shown_count(k: Kernel, row: Val) -> Val:
@@ -38,7 +38,7 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
         k.store(out + i * 8, slot * step + k.splat(base, 8))
 
 
-@kernel("mask list length m n ms ls")
+@kernel("mask list length m n ms")
 def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
     first `length` slots alone where that address of an i32 is not 0."""
@@ -71,7 +71,7 @@ def shown_slots(k: Kernel) -> None:
         k.store(list_of(k, row), k.cast("trunc", count, I32))
 
 
-@kernel("given list length m n c ls")
+@kernel("given list length m n c")
 def listed_slots(k: Kernel) -> None:
     """For each row of the lists [m, n] its slots up to a number below 0, in that order, without
     biases; only those below c and, where that address of an i32 is not 0, below `length`."""
