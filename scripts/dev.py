@@ -19,7 +19,7 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
-    "generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
+    "generate", "serve", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
     "train-eagle3", "record", "torture", "import",
 }  # fmt: skip
 VERBS = ("run", "test", "check")

@@ -1,11 +1,9 @@
 """The server as a process of its own, asked by the `openai` client and by plain HTTP."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ from models.run.load import Loaded, load
 
 ROOT = Path(__file__).parent.parent
 WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0, "min_p": 0}}
+WEB = httpx.Client(timeout=60)
 ENDLESS = {"256": -100, "257": -100}  # the end tokens of the tiny model
 TALK = [{"role": "user", "content": "Say something."}]
 
@@ -46,17 +45,26 @@ class Server:
 
 def started(path: Path, *options: str) -> Server:
     process = subprocess.Popen(
-        [sys.executable, "-m", "models", "serve", "-m", str(path), "--port", "0", *options],
+        [
+            sys.executable,
+            "-m",
+            "models",
+            "serve",
+            "-m",
+            str(path),
+            "--port",
+            "0",
+            "--json",
+            *options,
+        ],
         cwd=ROOT,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"at (http://\S+)", line):
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return Server(process, found[1], path)
-    raise AssertionError(f"the server ended with {process.wait()}")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the server ended with {process.wait()}"
+    return Server(process, json.loads(line)["url"], path)
 
 
 def ended(server: Server) -> int:
@@ -259,8 +267,8 @@ def test_responses_come_whole_and_in_events(server: Server) -> None:
 
 def test_the_small_addresses(server: Server) -> None:
     get, post = (
-        (lambda p: httpx.get(server.url + p)),
-        (lambda p, b: httpx.post(server.url + p, json=b)),
+        (lambda p: WEB.get(server.url + p)),
+        (lambda p, b: WEB.post(server.url + p, json=b)),
     )
     assert server.client.models.list().data[0].id == "small"
     assert get("/health").json()["status"] == "ok"
@@ -298,29 +306,29 @@ BAD: list[tuple[str, Any, int, str]] = [
 def test_what_cannot_be_served_is_refused_in_one_line(
     server: Server, path: str, body: Any, status: int, says: str
 ) -> None:
-    reply = httpx.post(server.url + path, json=body)
+    reply = WEB.post(server.url + path, json=body)
     message = reply.json()["error"]["message"]
     assert (reply.status_code, says in message, "\n" in message) == (status, True, False), message
 
 
 def test_bodies_that_are_no_json_are_refused(server: Server) -> None:
     for raw in (b"", b"{", b"[1]", b'{"prompt": NaN}', b"\xff", b"[" * 100_000):
-        reply = httpx.post(f"{server.url}/v1/completions", content=raw)
+        reply = WEB.post(f"{server.url}/v1/completions", content=raw)
         assert reply.status_code == 400, raw[:20]
-    big = httpx.post(f"{server.url}/tokenize", content=b" " * ((1 << 23) + 1))
+    big = WEB.post(f"{server.url}/tokenize", content=b" " * ((1 << 23) + 1))
     assert big.status_code == 413
     other = {"origin": "http://elsewhere.example"}
-    assert httpx.post(f"{server.url}/tokenize", json={}, headers=other).status_code == 403
+    assert WEB.post(f"{server.url}/tokenize", json={}, headers=other).status_code == 403
 
 
 def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
     slow = {"prompt": "abc", "max_tokens": 400, "n": 16, "logit_bias": ENDLESS}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**slow, "stream": True}):
-        reply = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+    with WEB.stream("POST", f"{server.url}/v1/completions", json={**slow, "stream": True}):
+        reply = WEB.post(f"{server.url}/v1/completions", json={"prompt": "a"})
         assert reply.status_code == 429
         assert int(reply.headers["retry-after"]) >= 1
     until = time.monotonic() + 20
-    while httpx.get(f"{server.url}/health").json()["open"] and time.monotonic() < until:
+    while WEB.get(f"{server.url}/health").json()["open"] and time.monotonic() < until:
         time.sleep(0.05)
     assert said(server, "abc", 4)  # who left no longer takes room
 
@@ -333,8 +341,8 @@ def test_keys_are_asked_for(model: Path, tmp_path: Path) -> None:
             running.client.models.list()
         running.key = "second"
         assert running.client.models.list().data
-        assert httpx.get(f"{running.url}/health").status_code == 200
-        assert httpx.get(f"{running.url}/metrics").status_code == 401
+        assert WEB.get(f"{running.url}/health").status_code == 200
+        assert WEB.get(f"{running.url}/metrics").status_code == 401
     finally:
         assert ended(running) == 0
 

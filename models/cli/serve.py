@@ -1,6 +1,7 @@
 """`ggraph serve`: the model for other programs, over HTTP."""
 
 import importlib
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,18 @@ import typer
 from ggraph import InputError
 
 from ..run.load import load
-from .common import COMPILING, Context, Devices, ModelPath, Threads, device_names, model_path, notes
+from .common import (
+    COMPILING,
+    AsJson,
+    Context,
+    Devices,
+    ModelPath,
+    Threads,
+    device_names,
+    model_path,
+    notes,
+    print_json,
+)
 
 EXAMPLES = """Examples:
 
@@ -52,6 +64,7 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Log what is asked, too.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a model over HTTP, in the dialect of OpenAI's API. Ends after SIGTERM or Ctrl-C, when
     open answers have ended; a second signal ends those."""
@@ -71,6 +84,10 @@ def serve(
         service = part("engine").Service(m, settings, slots)
 
         def ready(address: str) -> None:
+            if as_json:
+                print_json({"model": m.model.name, "url": address})
+                sys.stdout.flush()
+                return
             COMPILING.clear()
             notes().print(f"ggraph: {m.model.name} at {address}", markup=False, soft_wrap=True)
 

@@ -225,8 +225,11 @@ def make_app(service: Service) -> Starlette:
     origins = list(service.settings.origins)
     middleware = [Middleware(Guard, settings=service.settings)]
     if origins:
-        allowed = {"allow_origins": origins, "allow_methods": ["*"], "allow_headers": ["*"]}
-        middleware.insert(0, Middleware(CORSMiddleware, **allowed))
+        every = ["*"]
+        cors = Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every
+        )
+        middleware.insert(0, cors)
     handlers: dict[Any, Any] = {404: _unknown, 405: _unknown, 500: _unknown}
     return Starlette(
         routes=routes, middleware=middleware, lifespan=life, exception_handlers=handlers

@@ -51,7 +51,8 @@ def _pooled(text: Text, asked: EmbeddingsRequest) -> Array:
     """f32 [E], of length 1."""
     states = np.concatenate(text.features).astype(np.float64)
     vector = states[-1] if asked.pooling == "last" else states.mean(axis=0)
-    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+    even: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return even.astype(np.float32)
 
 
 def _coded(vector: Array, asked: EmbeddingsRequest) -> str | list[float]:

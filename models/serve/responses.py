@@ -25,7 +25,9 @@ def prepared(generation: Generation, asked: ResponsesRequest) -> Any:
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": words})
     ids = service.chat_ids(messages)
-    schema = JsonSchema(name=text.name, schema=text.schema_) if text.type == "json_schema" else None
+    schema = (
+        JsonSchema(name=text.name, schema_=text.schema_) if text.type == "json_schema" else None
+    )
     form = service.form(ResponseFormat(type=text.type, json_schema=schema))
     limit = -1 if asked.max_output_tokens is None else asked.max_output_tokens
     one = asked.model_copy(update={"n": 1})
