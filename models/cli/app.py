@@ -27,6 +27,7 @@ from .hazards import hazards_app
 from .importers import import_app
 from .plan import plan
 from .record import record, torture
+from .serve import serve
 from .train import train_eagle3
 from .verify import verify
 
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(serve)
 app.command()(plan)
 app.command()(verify)
 app.command()(record)
