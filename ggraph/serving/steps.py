@@ -19,7 +19,7 @@ from ggraph.errors import InputError
 from ggraph.session import Session
 from ggraph.tensor import Array
 
-MIXED_ROWS = (8, 16, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want no logits
+MIXED_ROWS = (16, 32, 48, 64, 96, 128, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
 WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many times as long
 
@@ -134,8 +134,9 @@ class ListRunner:
         return lists
 
 
-def decode_shapes(runner: ListRunner, most: int) -> list[StepShape]:
-    """The shapes that up to `most` texts need first: whom they serve together, and prompts."""
-    found = [runner.shape(b, b, 1) for b in ROW_BUCKETS if b < row_bucket(most)]
-    mixed = [runner.shape(b, 1, 1) for b in MIXED_ROWS]
-    return list(dict.fromkeys([found[0], *mixed, *found, runner.shape(most, most, 1)]))
+def first_shapes(runner: ListRunner, most: int) -> list[StepShape]:
+    """The shapes that up to `most` short texts need, alone and together, the commonest first."""
+    alone = [runner.shape(rows, 1, 1) for rows in (1, *MIXED_ROWS)]
+    going = [runner.shape(rows, rows, 1) for rows in ROW_BUCKETS if rows <= row_bucket(most)]
+    beside = [runner.shape(rows, 2, 1) for rows in MIXED_ROWS] if most > 1 else []
+    return list(dict.fromkeys([*alone, *going, *beside]))

@@ -102,7 +102,7 @@ class Api:
         worker = self.service.worker
         if worker.failure is not None:
             raise Refused(f"the engine has failed: {worker.failure}", 503)
-        return JSONResponse({"status": "ok", "open": worker.open})
+        return JSONResponse({"status": "ok", "open": worker.open, "plans_to_make": worker.cold})
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ggraph import GgraphError
 from ggraph.serving.batch import Batch
-from ggraph.serving.steps import decode_shapes
+from ggraph.serving.steps import first_shapes
 from ggraph.serving.text import Request, Text
 
 from .errors import Refused
@@ -53,8 +53,13 @@ class Worker:
         self._tickets: dict[Text, Ticket] = {}
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._cold = decode_shapes(batch.runner, min(8, batch.limits.texts))
+        self._cold = first_shapes(batch.runner, batch.limits.texts)
         self._seconds = 1.0  # of an answer, lately
+
+    @property
+    def cold(self) -> int:
+        """Plans that will be made as soon as there is nothing else to do."""
+        return len(self._cold)
 
     def start(self) -> None:
         """Begin; the running loop gets the answers."""
