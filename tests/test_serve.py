@@ -16,6 +16,7 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
+import serve_fuzz
 from small_model import learnable_model
 
 from ggraph.decode.sampler import SamplerConfig
@@ -319,6 +320,16 @@ def test_bodies_that_are_no_json_are_refused(server: Server) -> None:
     assert big.status_code == 413
     other = {"origin": "http://elsewhere.example"}
     assert WEB.post(f"{server.url}/tokenize", json={}, headers=other).status_code == 403
+
+
+def test_no_request_upsets_the_server_or_its_neighbour(server: Server) -> None:
+    """A slice of what `python scripts/fuzz_serve.py` asks."""
+    before = said(server, "to be or not", 12)
+    for seed in range(120):
+        path, raw = serve_fuzz.request(seed)
+        reply = WEB.post(server.url + path, content=raw)
+        assert not serve_fuzz.complaint(reply.status_code, reply.text), (path, raw[:300])
+    assert said(server, "to be or not", 12) == before
 
 
 def test_a_full_queue_says_when_to_come_again(server: Server) -> None:

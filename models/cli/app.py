@@ -19,6 +19,7 @@ from ggraph.backends.cpu.jit import WATCHERS
 
 from ..door import open_arch_file
 from .bench import bench_app
+from .chat import chat
 from .common import COMPILING, complain, show_warnings
 from .convert import convert, quantize
 from .eagle3 import eagle3
@@ -57,6 +58,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(serve)
 app.command()(plan)
 app.command()(verify)
