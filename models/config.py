@@ -90,6 +90,7 @@ class DecoderConfig:
     window_head_dim: int = 0  # of sliding layers, where it differs
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
+    num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
     hidden_size_per_layer_input: int = 0
@@ -128,7 +129,7 @@ class DecoderConfig:
 
     def remembers(self, layer: int) -> bool:
         """Whether this layer has a recurrent state in place of attention."""
-        return self.recurrent_layers[layer] if self.recurrent_layers else False
+        return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
 
     def rope_of(self, layer: int) -> Rope | None:
         """How this layer rotates queries and keys, None where it does not."""
@@ -165,6 +166,11 @@ SCALARS = (
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
+    Scalar(
+        "num_nextn_predict_layers",
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        "nextn_predict_layers",
+    ),
     Scalar("first_k_dense_replace", ("first_k_dense_replace",), "leading_dense_block_count"),
     Scalar(
         "shared_intermediate_size",

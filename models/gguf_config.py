@@ -158,7 +158,7 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "general.architecture": a,
         "general.alignment": 32,
-        f"{a}.block_count": c.num_hidden_layers,
+        f"{a}.block_count": c.num_hidden_layers + c.num_nextn_predict_layers,
         f"{a}.context_length": c.max_position_embeddings,
         f"{a}.embedding_length": c.hidden_size,
         f"{a}.feed_forward_length": c.intermediate_size,
