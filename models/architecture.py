@@ -62,9 +62,10 @@ class Architecture:
     layers follow `layer_prefix`, a regular expression, and the layer's number. `sanitize`
     changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
     takes, and `store` back again. `layer` is one layer of `build`, T rows to T rows, where files
-    may hold more of them that only draft. `fused` are tensors of its files that hold several of `build`'s,
-    one below the other. `translate` gives keys of config.json their usual names, `complete` sets
-    what neither file says, `keys` are keys of a GGUF file beyond the usual (None: not told).
+    may hold more of them that only draft. `fused` are tensors of its files that hold several of
+    `build`'s, one below the other. `translate` gives keys of config.json their usual names,
+    `complete` sets what neither file says, `keys` are keys of a GGUF file beyond the usual (None:
+    not told).
     """
 
     name: str
