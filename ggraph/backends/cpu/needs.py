@@ -22,7 +22,6 @@ from ggraph.dtype import A8, F32, I32, I64, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 
 def is_weight(t: Tensor) -> bool:
@@ -158,8 +157,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     found = 0
     if packing:
         *experts, n, k = weight.shape
-        size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
-        found += size + GUARD
+        found += packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
     others = [u for u in users if u not in packing]
     if others or not users:
         found += weight.nbytes

@@ -78,7 +78,12 @@ def headers() -> dict[str, str]:
 @cache
 def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
     """The kernels of a source and their parameters, in order."""
-    plain = re.sub(r"//[^\n]*", "", text(f"{source}.cu"))
+    return declared(text(f"{source}.cu"))
+
+
+def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
+    """The same of a text."""
+    plain = re.sub(r"//[^\n]*", "", source_text)
     found = re.findall(r"KERNEL\s+(\w+)\(([^)]*)\)", plain)
     return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
 
