@@ -13,6 +13,9 @@ import numpy as np
 
 from ggraph import ModelError
 
+MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -35,6 +38,15 @@ class Rope:
     truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
     factors: str = "rope_freqs.weight"
+
+    def __post_init__(self) -> None:
+        told = (self.beta_fast, self.beta_slow, self.n_ctx_orig)
+        if self.ext_factor and not all(0 < v <= MOST_TURNS for v in told):
+            raise ModelError(f"yarn: beta_fast, beta_slow and original context of {told}")
+        if not 1 / MOST_TURNS <= self.freq_scale <= MOST_TURNS:
+            raise ModelError(f"rope: frequencies times {self.freq_scale}")
+        if not all(0 < f < LARGEST for f in self.freq_factors or ()):
+            raise ModelError("rope: factors of frequencies that float32 cannot hold")
 
 
 def yarn_factors(rope: Rope) -> tuple[float, ...]:
@@ -116,6 +128,8 @@ class DecoderConfig:
                 f"{self.architecture}: {self.num_attention_heads} heads cannot share "
                 f"{self.num_key_value_heads} key-value heads"
             )
+        if not self.logits_scaling > 0:
+            raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
         if not math.isfinite(self.rope.freq_base) or self.rope.freq_base <= 0:
@@ -232,6 +246,13 @@ class Keys:
         if not isinstance(value, (bool, np.bool_)):
             raise ModelError(f"{self._where}: {key} = {value!r} is neither true nor false")
         return bool(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """A config inside the config, empty where it is missing."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{self._where}: {key} = {value!r:.60} is no mapping")
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands."""

@@ -61,8 +61,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
                          f"{k.get('rope_interleave')}: only 1 and true are known")  # fmt: skip
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
-    rope = {**(values.get("rope_parameters") or values.get("rope_scaling") or {})}
-    rope["partial_rotary_factor"] = rotated / width
+    told = k.mapping("rope_parameters") or k.mapping("rope_scaling")
+    rope = {**told, "partial_rotary_factor": rotated / width}
     return {
         **values, "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),

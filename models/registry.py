@@ -5,7 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
     config = _drafting(config, checkpoint.tensors)
-    return config, a.loaded(dict(checkpoint.tensors), config)
+    return config, _changed(a, a.loaded, dict(checkpoint.tensors), config)
 
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
@@ -145,7 +145,20 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
     config = a.complete(from_hf(a.translate(values), a.name))
     renamed = sanitize(tensors, config, a)
     config = _drafting(config, renamed)
-    return config, a.loaded(a.sanitize(renamed, config), config)
+    return config, _changed(a, a.loaded, _changed(a, a.sanitize, renamed, config), config)
+
+
+def _changed(
+    a: Architecture,
+    change: Callable[[Tensors, DecoderConfig], Tensors],
+    tensors: Tensors,
+    config: DecoderConfig,
+) -> Tensors:
+    """The architecture's own change of its tensors. ModelError where NumPy cannot shape them."""
+    try:
+        return change(tensors, config)
+    except (ValueError, IndexError) as error:
+        raise ModelError(f"{a.name}: a tensor does not fit the config: {error}") from error
 
 
 def _drafting(c: DecoderConfig, tensors: Mapping[str, RawTensor]) -> DecoderConfig:
