@@ -300,7 +300,8 @@ Norm = Callable[[Step, Tensor, str], Tensor]
 def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     """Logits of the wanted rows, and the finished graph.
 
-    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads read.
+    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads and a
+    model's own draft layers read.
     """
     c = s.config
     if c.num_hidden_layers in s.shape.taps:

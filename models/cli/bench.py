@@ -160,7 +160,8 @@ def spec(
     _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
     path = model_path(model)
     head = head_for(path) if head is None else head
-    given = settings or (WITHOUT_HEAD if head is None else WITH_HEAD)
+    with_head = WITH_HEAD.replace("eagle3", "mtp") if head == path else WITH_HEAD
+    given = settings or (WITHOUT_HEAD if head is None else with_head)
     ways = [parse_setting(s, head is not None) for s in given.split(",")]
     if (with_peer := _wants_peer(peer)) and (head is None or head.suffix != ".gguf"):
         raise InputError("--peer llama.cpp needs --head with a GGUF file, which both engines read")
