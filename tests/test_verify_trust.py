@@ -298,7 +298,12 @@ FORGERIES = (
     Forgery("a read by its label", PLAN, by_label, "host_read of None, which is no tensor"),
     Forgery("a copy of two ranges", PLAN, two_ranges, "copy of 2 ranges to 2"),
     Forgery("an input fed in halves", PLAN, fed_behind, "in ranges of [32] bytes", False),
-    Forgery("a host write moved behind its readers", PLAN, fed_late, "finds bytes that nobody has written"),
+    Forgery(
+        "a host write moved behind its readers",
+        PLAN,
+        fed_late,
+        "finds bytes that nobody has written",
+    ),
     Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
     Forgery("scratch for an input", PLAN, fed_from_scratch, "which mul_mat does not need"),
     Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),
