@@ -5,6 +5,7 @@ BackendError with the reason and what to do.
 """
 
 import importlib
+import os
 import re
 from typing import Any
 
@@ -45,6 +46,8 @@ def open_driver(name: str) -> Driver:
     match = re.fullmatch(r"cuda(\d*)", name)
     if match is None:
         raise InputError(f"{name!r} is no CUDA device; expected cuda, cuda0, cuda1 ..")
+    # Streams beyond the queues (8, unless told before CUDA begins) wait for one another.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         room = importlib.import_module("ggraph.backends.cuda.cupy_driver")
     except ImportError as error:
