@@ -50,7 +50,7 @@ def padded(values: Sequence[int], count: int, filler: int, kind: type = np.int32
     """i32 [count], or integers of another kind: the values, then fillers."""
     if len(values) == count:
         return np.array(values, kind)
-    out = np.full(count, filler, kind)
+    out: Array = np.full(count, filler, kind)
     out[: len(values)] = values
     return out
 
