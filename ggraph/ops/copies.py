@@ -153,7 +153,7 @@ def _cpy_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _cpy(x: Array, into: Array) -> Array:
-    into[...] = x.reshape(into.shape)
+    into.reshape(x.shape)[...] = x  # what is overwritten has no gaps
     return into
 
 

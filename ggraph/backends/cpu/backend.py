@@ -24,6 +24,7 @@ from ggraph.ops.evaluate import decode, raw_view, read, reference, write
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Kind, Tensor
 
+LAST: list[str] = []
 STREAMED = (
     1 << 25
 )  # bytes of a step's weights from which no usual cache keeps them for the next one
@@ -102,6 +103,7 @@ class CpuBackend(HostMemory):
         if len(self._packed) > before:
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
+        LAST[:] = fallbacks
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _release(self, x: Launch) -> None:
@@ -200,7 +202,7 @@ class CpuBackend(HostMemory):
         t = ref.tensor
         if not t.is_leaf or t.kind is not Kind.WEIGHT or t.dtype.name == "f32":
             return None
-        key = (ref.memory, ref.offset, t.dtype.name, t.shape)
+        key = (ref.memory, ref.offset, t.dtype.name, t.shape, t.strides)
         if key not in self._decoded:
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
             shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import attention
+from ggraph.backends.cpu.nest import ELEMENT_BYTES, names
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -37,6 +38,7 @@ class Patch:
     step: int
     width: int
     whose: str = "own"
+    layout: tuple[int, ...] = ()  # of a nest: the strides along its axes
 
     @property
     def stop(self) -> int:
@@ -49,8 +51,8 @@ class Patch:
 
     def same_place(self, other: "Patch") -> bool:
         """Whether row by row and byte by byte the two are one."""
-        mine = (self.base, self.rows, self.step, self.width)
-        return mine == (other.base, other.rows, other.step, other.width)
+        mine = (self.base, self.rows, self.step, self.width, self.layout)
+        return mine == (other.base, other.rows, other.step, other.width, other.layout)
 
 
 Rule = Callable[[Args, str], Iterator[Patch]]
@@ -213,6 +215,17 @@ def _merge(a: Args, _: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["hd"] * 4)
 
 
+def _nest(a: Args, variant: str) -> Iterator[Patch]:
+    """Operands in the order of their element types: what each shows of the nest's axes."""
+    *kinds, _ = variant.split("_")
+    axes = [name for name in a if name[0] in "kr" and name[1:].isdigit()]
+    for name, kind in zip(names(len(kinds)), kinds, strict=True):
+        strides = tuple(a[name + axis] for axis in axes)
+        reach = sum((a[axis] - 1) * s for axis, s in zip(axes, strides, strict=True))
+        size = reach + ELEMENT_BYTES[kind]
+        yield Patch(name, name == "y", a[name], 1, 0, size, "own", strides)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul"), _two),
     **dict.fromkeys(
@@ -222,7 +235,7 @@ RULES: dict[str, Rule] = {
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
-    "set_rows_": _set_rows, "rope_": _rope,
+    "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
     elementwise,
+    loops,
     matmul,
     pack,
     products,
@@ -39,7 +40,7 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    return lowering is not None and lowering(low, launch)
+    return (lowering is not None and lowering(low, launch)) or loops.lower(low, launch)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:

@@ -17,6 +17,7 @@ from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.dtype import DType
 from ggraph.formats.quants import dequantize
+from ggraph.ops.evaluate import raw_view
 from ggraph.tensor import Array
 
 
@@ -29,7 +30,7 @@ class Packed:
 
 
 # What a packed form depends on: the memory, where in it, and the matrix that is read there.
-PackedKey = tuple[Memory, int, str, tuple[int, ...]]
+PackedKey = tuple[Memory, int, str, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
@@ -96,13 +97,15 @@ class Lowering:
         key = self._key(ref)
         if key not in self.packed:
             count = math.prod(t.shape[:-1])
-            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
+            raw = raw_view(t, ref.memory.handle, ref.offset - t.offset)
+            raw = np.ascontiguousarray(raw).reshape(count, -1).view(np.uint8)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
             self.packed[key] = self._pack(raw, dtype, t.shape)
         return self.packed[key]
 
     def _key(self, ref: Ref) -> PackedKey:
-        return ref.memory, ref.offset, kept_as(ref.tensor.dtype, self.exact).name, ref.tensor.shape
+        t = ref.tensor
+        return ref.memory, ref.offset, kept_as(t.dtype, self.exact).name, t.shape, t.strides
 
     def _image(self, ref: Ref) -> Array | None:
         packed = self.packed.get(self._key(ref)) if is_weight(ref.tensor) else None

@@ -26,8 +26,14 @@ GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether a source is a stored weight, which never changes."""
-    return t.is_leaf and t.kind is Kind.WEIGHT
+    """Whether a source is a stored weight or a view of one, which never changes."""
+    return t.root.is_leaf and t.root.kind is Kind.WEIGHT
+
+
+def is_matrix(t: Tensor) -> bool:
+    """Whether a source is a weight that can be packed: blocks lie as the file has them, numbers as
+    they like, transposed for one."""
+    return is_weight(t) and t.dtype in LAYOUTS and (t.is_contiguous or not t.dtype.is_block)
 
 
 def is_rows(t: Tensor) -> bool:
@@ -49,11 +55,9 @@ def multiplies(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add: a stored matrix times flat rows."""
     w, a, *rest = t.sources
     in_8_bits = a.dtype is A8 and a.is_contiguous
-    if not is_weight(w) or len(w.shape) != 2 or not w.shape[1]:
+    if not is_matrix(w) or len(w.shape) != 2 or not w.shape[1]:
         return False
-    if not (in_8_bits or is_rows(a)):
-        return False
-    if w.dtype not in LAYOUTS or (w.dtype.is_block and a.shape[-1] % 32):
+    if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
         return False
     return all(map(is_rows, rest)) and not (in_8_bits and takes_floats(w, exact))
 
@@ -61,7 +65,7 @@ def multiplies(t: Tensor, exact: bool) -> bool:
 def multiplies_by_id(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat_id."""
     w, a, ids = t.sources
-    if not is_weight(w) or w.dtype not in LAYOUTS or not is_rows(a):
+    if not is_matrix(w) or not is_rows(a):
         return False
     whole = takes_floats(w, exact) or w.shape[-1] % 32 == 0
     return whole and ids.dtype is I32 and ids.is_contiguous
@@ -79,7 +83,7 @@ def looks_up(t: Tensor) -> bool:
     """Whether a kernel takes the rows of this get_rows from a packed matrix."""
     table, ids = t.sources
     flat = len(table.shape) == 2 and ids.dtype is I32 and ids.is_contiguous
-    return flat and is_weight(table) and table.dtype in LAYOUTS
+    return flat and is_matrix(table)
 
 
 def attends(t: Tensor) -> bool:
@@ -150,13 +154,14 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
 
 
 def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
-    """Bytes of memory that a weight takes for those who read it: its packed form where kernels
-    want that (the file's own pages are given back), its bytes where not, and a float32 copy for
-    what has no kernel."""
+    """Bytes of memory that a weight takes for those who read it, through views or not: its packed
+    forms where kernels want them (the file's own pages are given back), its bytes where not, and a
+    float32 copy for what has no kernel."""
     packing = [u for u in users if packs(u, weight, exact)]
+    views = [u.sources[0] for u in packing]
     found = 0
-    if packing:
-        *experts, n, k = weight.shape
+    for shape, _, _ in {(v.shape, v.strides, v.offset) for v in views}:
+        *experts, n, k = shape
         size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
         found += size + GUARD
     others = [u for u in users if u not in packing]
@@ -169,7 +174,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
 
 def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     """Whether computing `t` reads `weight` in its packed form."""
-    if not t.size or not t.sources or t.sources[0] is not weight:
+    if not t.size or not t.sources or t.sources[0].root is not weight:
         return False
     if t.op in ("mul_mat", "mul_mat_add"):
         return multiplies(t, exact)
@@ -179,6 +184,6 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
+    "attends", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
     "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip
