@@ -46,6 +46,11 @@ class Placement:
         """The spec of the device that holds tensor `name`."""
         return self.device_called(self.of[name].device)
 
+    def without_kernel(self) -> tuple[Tensor, ...]:
+        """The tensors that their device computes in NumPy, for want of a kernel."""
+        specs = {d.name: d for d in self.devices}
+        return tuple(t for t in self.graph.nodes if not specs[self.of[t.name].device].compiled(t))
+
     def device_called(self, name: str) -> DeviceSpec:
         """The spec of the device called `name`."""
         return next(d for d in self.devices if d.name == name)

@@ -5,6 +5,7 @@ which `plans_made` lets a test prove. Weights are loaded once and shared by all 
 KV cache) live as long as the session. What one name means is fixed by the first plan that has it.
 """
 
+import logging
 import re
 import threading
 import time
@@ -21,9 +22,12 @@ from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
-from ggraph.pipeline import Options, make_plan
+from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
+
+
+LOG = logging.getLogger("ggraph")
 
 
 class Session:
@@ -45,6 +49,7 @@ class Session:
         self._leaves: dict[str, Tensor] = {}  # what the external memory holds
         self._graphs: dict[Hashable, Graph] = {}  # as they were built
         self._failure = ""
+        self._told: set[str] = set()  # ops that were said to have no kernel
         self._executors: dict[Hashable, Executor] = {}
         self._latest: Executor | None = None
         self._lock = threading.RLock()
@@ -172,6 +177,7 @@ class Session:
         specs = [b.spec for n, b in self.backends.items() if n != HOST]
         verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
+        self._tell(verified)
         self._load(verified, weights)
         inputs = frozenset(t.name for t in graph.leaves(Kind.INPUT))
         self._executors[key] = Executor(verified, self.backends, self._external, inputs)
@@ -179,6 +185,13 @@ class Session:
         self.plans_made += 1
         self.plan_seconds += planned - begun
         self.load_seconds += time.perf_counter() - planned
+
+    def _tell(self, verified: VerifiedPlan) -> None:
+        """Log, once for each op, what runs without a kernel."""
+        placed = verified.plan.schedule.splits.placement
+        if new := {t.op for t in placed.without_kernel()} - self._told:
+            self._told |= new
+            LOG.warning("%s; Options(strict=True) refuses such plans", in_numpy(placed))
 
     def _where_leaves_lie(self, graph: Graph) -> Options:
         """The options, with what an earlier plan has brought in pinned to where it is."""

@@ -21,7 +21,7 @@ import numpy as np
 from ggraph.tensor import Array, Tensor
 
 Shape = tuple[int, ...]
-REDUCTIONS = ("sum", "max", "min")
+ROOM = 1000  # numbers of sources from here on are rooms
 
 
 class Untraceable(Exception):
@@ -32,8 +32,8 @@ class Untraceable(Exception):
 class Step:
     """One value of the index space: `op` over the steps `args`.
 
-    "source": window `data` = (number of the source, byte offset, byte strides); "constant": the
-    same on `Trace.constants`; "number": `data` is its value; a reduction: `data` is its axes.
+    "source": window `data` = (number of the source, byte offset, byte strides), where -1 - i is
+    constant i and ROOM + i the room i; "number": `data` is its value; a reduction: its axes.
     """
 
     op: str
@@ -54,11 +54,13 @@ class Box:
 
 @dataclass
 class Trace:
-    """Steps in an order that runs; equal steps are one."""
+    """Steps in an order that runs; equal steps are one. A room is a float32 array that is filled
+    first, box by box: what was laid side by side and is then looked at as one."""
 
     steps: list[Step] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
     boxes: tuple[Box, ...] = ()
+    rooms: list[tuple[Shape, tuple[Box, ...]]] = field(default_factory=list)
     written: list[tuple[Shape, "Symbol"]] = field(default_factory=list)  # into what is overwritten
     _known: dict[Step, int] = field(default_factory=dict)
 
@@ -96,14 +98,14 @@ def trace(t: Tensor) -> Trace:
         parts = result.parts
     else:
         parts = [((0,) * len(t.shape), symbol(found, result))]
-    found.boxes = tuple(_box(t, starts, s) for starts, s in parts)
+    found.boxes = tuple(_box(t.shape, starts, s) for starts, s in parts)
     return found
 
 
-def _box(t: Tensor, starts: Shape, s: "Symbol") -> Box:
+def _box(whole: Shape, starts: Shape, s: "Symbol") -> Box:
     shape = s.trace.steps[s.step].shape
-    if s.size == t.size:  # all of it, whatever the order of axes it was written in
-        return Box((0,) * len(t.shape), t.shape, s.step, shape)
+    if s.size == math.prod(whole):  # all of it, in whatever shape it was written
+        return Box((0,) * len(whole), whole, s.step, shape)
     return Box(starts, s.shape, s.step, shape)
 
 
@@ -294,11 +296,32 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 class Boxes:
     """Results that are laid side by side: where each begins, and what it is; later ones win."""
 
+    shape: Shape
     parts: list[tuple[Shape, Symbol]]
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if f not in FUNCTIONS:
+            raise Untraceable(f"np.{f.__name__}")
+        given = [a.settled() if isinstance(a, Boxes) else a for a in args]
+        return FUNCTIONS[f](*given, **kwargs)
+
+    def settled(self) -> Symbol:
+        """One array again: it is made in a room before what reads it."""
+        found = self.parts[0][1].trace
+        boxes = tuple(_box(self.shape, starts, s) for starts, s in self.parts)
+        found.rooms.append((self.shape, boxes))
+        view = _ghost(self.shape, _row_major(self.shape), 4)
+        window = Window(ROOM + len(found.rooms) - 1, view, _place(view))
+        return Symbol(found, window.step(found, view), self.shape, window)
 
     def astype(self, dtype: Any, copy: bool = True) -> "Boxes":
         """Itself."""
         return self
+
+
+def _row_major(shape: Shape) -> Shape:
+    """Byte strides of float32 without gaps."""
+    return tuple(4 * math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def call(found: Trace, op: str, *args: Any) -> Symbol:
@@ -368,7 +391,8 @@ def _concatenate(parts: Sequence[Symbol], axis: int = 0) -> Boxes:
         axis %= p.ndim
         found.append((tuple(at if i == axis else 0 for i in range(p.ndim)), p))
         at += p.shape[axis]
-    return Boxes(found)
+    first = parts[0].shape
+    return Boxes((*first[:axis], at, *first[axis + 1 :]), found)
 
 
 def _pad(x: Symbol, border: Sequence[tuple[int, int]], **how: Any) -> Any:
@@ -377,7 +401,7 @@ def _pad(x: Symbol, border: Sequence[tuple[int, int]], **how: Any) -> Any:
     whole = tuple(a + n + b for n, (a, b) in zip(x.shape, border, strict=True))
     value = x.trace.add("number", data=float(how.get("constant_values", 0)))
     zero = Symbol(x.trace, x.trace.add("fill", (value,), whole), whole)
-    return Boxes([((0,) * x.ndim, zero), (tuple(a for a, _ in border), x)])
+    return Boxes(whole, [((0,) * x.ndim, zero), (tuple(a for a, _ in border), x)])
 
 
 def _roll(x: Symbol, shift: Sequence[int], axis: Sequence[int]) -> Boxes:
@@ -391,7 +415,7 @@ def _roll(x: Symbol, shift: Sequence[int], axis: Sequence[int]) -> Boxes:
         if all(count for _, count, _ in parts):
             key = tuple(slice(first, first + count) for first, count, _ in parts)
             found.append((tuple(to for _, _, to in parts), x[key]))
-    return Boxes(found)
+    return Boxes(x.shape, found)
 
 
 def _tile(x: Symbol, times: Sequence[int]) -> Symbol:

@@ -37,7 +37,7 @@ from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 MAX_HEAD = 256  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
-        "vs", "vh", "ls", "ys", "part", "scale:f")  # fmt: skip
+        "vs", "vh", "ls", "ys", "part", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
 
 

@@ -24,7 +24,6 @@ from ggraph.ops.evaluate import decode, raw_view, read, reference, write
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Kind, Tensor
 
-LAST: list[str] = []
 STREAMED = (
     1 << 25
 )  # bytes of a step's weights from which no usual cache keeps them for the next one
@@ -103,7 +102,6 @@ class CpuBackend(HostMemory):
         if len(self._packed) > before:
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
-        LAST[:] = fallbacks
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
 
     def _release(self, x: Launch) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from ggraph.backends.cpu import words
+from ggraph.backends.cpu import maths, words
 from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
 from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LOWEST
@@ -152,10 +152,19 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
         bias = k.load(job.biases + i * 4, F32X8)
         for g, top in enumerate(tops):
             at = job.scores + g * (CHUNK * 4) + i * 4
-            value = k.select(shown, k.load(at, F32X8) + bias, float("-inf"))
+            value = k.select(shown, _capped(k, k.load(at, F32X8)) + bias, float("-inf"))
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
+
+
+def _capped(k: Kernel, scores: Val) -> Val:
+    """Scores held softly within the cap, where there is one."""
+    cap, found = k.arg("softcap"), k.var(scores)
+    with k.when(cap > 0.0):
+        wide = k.splat(cap, 8)
+        found.value = maths.tanh(k, scores / wide) * wide
+    return found.value
 
 
 def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:

@@ -62,7 +62,7 @@ def _row(kind: str, n: int) -> int:
     """Bytes of a cache's or table's row of n numbers."""
     if kind == "q8_0":
         return n // Q8_BLOCK * Q8_BYTES
-    return n * (2 if kind == "f16" else 4)
+    return n * (2 if kind in ("f16", "bf16") else 4)
 
 
 def _reads(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
@@ -120,13 +120,13 @@ def _argmax(a: Args, _: str) -> Iterator[Patch]:
 
 def _gather(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["limit"], a["xs"], _row(kind, a["n"]), "any")
-    yield _reads(a, "ids", a["m"], 4, 4)
+    yield _reads(a, "ids", a["m"], a["ib"], a["ib"])
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
 
 
 def _set_rows(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
-    yield _reads(a, "index", a["m"], 8, 8, "any")
+    yield _reads(a, "index", a["m"], a["ib"], a["ib"], "any")
     yield _writes(a, "y", a["limit"], a["ys"], _row(kind, a["n"]), "listed")
 
 
@@ -136,7 +136,7 @@ def _rope(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "pos", m, 4, 4, "any")
     yield _reads(a, "freqs", 1, 0, -(-pairs // 8) * 64, "any")
     yield _reads(a, "factors", 1, 0, pairs * 4, "any")
-    yield _reads(a, "index", m, 8, 8, "any")
+    yield _reads(a, "index", m, a["ib"], a["ib"], "any")
     rows, whose = (a["limit"], "listed") if a["index"] else (m, "own")
     yield _writes(a, "y", rows, a["ys"], heads * a["yh"] + _row(kind, a["hd"]), whose)
 
@@ -204,6 +204,27 @@ def _attention(a: Args, kind: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["hd"] * 4)
 
 
+def _plainly(a: Args, kinds: str) -> Iterator[Patch]:
+    """Attention of any layout: rows of heads of numbers at given distances."""
+    kind, mask = kinds.split("_")
+    sides = (("q", "m", "heads", "hd", "f32"), ("k", "n", "kv_heads", "hd", kind),
+             ("v", "n", "kv_heads", "vw", kind))  # fmt: skip
+    for name, *counts, size in sides:
+        pairs = zip(counts, "rhd", strict=True)
+        reach = sum((a[count] - 1) * a[name + axis] for count, axis in pairs)
+        yield _reads(a, name, 1, 0, reach + ELEMENT_BYTES[size], "any")
+    yield _reads(a, "mask", a["m"], a["n"] * ELEMENT_BYTES[mask], a["n"] * ELEMENT_BYTES[mask])
+    yield _reads(a, "length", 1, 0, 4, "any")
+    yield _writes(a, "scores", 1, 0, a["m"] * a["heads"] * a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["heads"] * a["vw"] * 4, a["heads"] * a["vw"] * 4)
+
+
+def _row_by_row(a: Args, kind: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * ELEMENT_BYTES[kind])
+    width = a["k"] * 4 if "k" in a else a["n"] * (4 if "rising" in a else ELEMENT_BYTES[kind])
+    yield _writes(a, "y", a["m"], a["ys"], width)
+
+
 def _chunks(a: Args, kind: str) -> Iterator[Patch]:
     yield from _cached(a, kind)
     yield _writes(a, "part", 1, 0, _parts(a))
@@ -227,15 +248,14 @@ def _nest(a: Args, variant: str) -> Iterator[Patch]:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul"), _two),
-    **dict.fromkeys(
-        ("copy", "neg", "silu", "sigmoid", "gelu", "relu", "exp", "scale"), _one
-    ),
+    "silu_mul": _two, "copy": _one,
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
     "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
+    "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
+    "top_k_": _row_by_row,
 }  # fmt: skip
 
 

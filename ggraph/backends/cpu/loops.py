@@ -1,7 +1,7 @@
 """From an op's traced meaning to loop nests: axes dropped, merged and put in order.
 
 `plan_nests(t)` decides from the tensor alone, without a byte of memory, so that planning can ask
-what has a kernel; `lower` adds the addresses. One nest per box of the result.
+what has a kernel. One nest per box of the result.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,16 @@ from math import prod
 import numpy as np
 
 from ggraph.backends.cpu.interpreter import WORDS
-from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.nest import ELEMENT_BYTES, FIRST, Nest, Operand, names, register
+from ggraph.backends.cpu.nest import ELEMENT_BYTES, FIRST, Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
-from ggraph.backends.protocol import Launch
+from ggraph.device import Need
 from ggraph.dtype import F32, DType
 from ggraph.ops.evaluate import encode
 from ggraph.ops.rules import identity
-from ggraph.ops.trace import Box, Shape, Step, Trace, Untraceable, trace
-from ggraph.tensor import Array, Attr, Tensor
+from ggraph.ops.trace import ROOM, Box, Shape, Step, Trace, Untraceable, trace
+from ggraph.tensor import Array, Attr, Tensor, contiguous
 
-MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 5, 3, 12
+MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 6, 3, 12
 NARROW = 8  # columns from which vectors lie along kept axes where that is how operands lie
 
 
@@ -46,6 +45,14 @@ class Planned:
     constants: tuple[Array, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Nests:
+    """All nests of an op: for each room its bytes and what fills it, then what makes the result."""
+
+    rooms: tuple[tuple[int, tuple[Planned, ...]], ...]
+    result: tuple[Planned, ...]
+
+
 @dataclass(frozen=True)
 class Layout:
     """What tracing needs to know of a source or result."""
@@ -65,11 +72,11 @@ def signature(t: Tensor) -> Signature:
     return t.op, attrs, layouts, Layout(t.shape, t.strides, t.dtype)
 
 
-_SEEN: dict[Signature, tuple[Planned, ...] | None] = {}
+_SEEN: dict[Signature, Nests | None] = {}
 MANY = 4096  # signatures that are remembered
 
 
-def plan_nests(t: Tensor) -> tuple[Planned, ...] | None:
+def plan_nests(t: Tensor) -> Nests | None:
     """The nests that compute `t`; None where its meaning is not one of elements."""
     key = signature(t)
     if key not in _SEEN:
@@ -82,9 +89,24 @@ def plan_nests(t: Tensor) -> tuple[Planned, ...] | None:
     return _SEEN[key]
 
 
-def _planned(t: Tensor) -> tuple[Planned, ...]:
+def _planned(t: Tensor) -> Nests:
     found = trace(t)
-    return tuple(_nest(t, found, box) for box in found.boxes if prod(box.sizes))
+    rooms = []
+    for shape, boxes in found.rooms:
+        room = replace(t, shape=shape, strides=contiguous(shape, F32), dtype=F32)
+        rooms.append((prod(shape) * 4, _nests(room, found, boxes)))
+    return Nests(tuple(rooms), _nests(t, found, found.boxes))
+
+
+def _nests(t: Tensor, found: Trace, boxes: Sequence[Box]) -> tuple[Planned, ...]:
+    return tuple(_nest(t, found, box) for box in boxes if prod(box.sizes))
+
+
+def rooms(t: Tensor) -> tuple[Need, ...]:
+    """What the nests of `t` need beside its operands."""
+    planned = plan_nests(t)
+    sizes = [nbytes for nbytes, _ in planned.rooms] if planned else []
+    return tuple(Need(f"room{i}", nbytes) for i, nbytes in enumerate(sizes))
 
 
 def _as_bytes(t: Tensor) -> Tensor:
@@ -211,6 +233,8 @@ def _kinds(t: Tensor, found: Trace, box: Box, windows: Sequence[Step]) -> tuple[
 
 def _type(t: Tensor, found: Trace, source: int) -> DType:
     """The type of a source; a constant is float32, or of the result's type where it fills it."""
+    if source >= ROOM:
+        return F32
     if source >= 0:
         return t.sources[source].dtype
     held = found.constants[-1 - source]
@@ -279,33 +303,4 @@ def _computes(kinds: Sequence[str]) -> str:
     return "i64" if all(k.startswith("i") for k in kinds) else "f32"
 
 
-def lower(low: Lowering, x: Launch) -> bool:
-    """The nests of a launch, or False where its op is not one of elements."""
-    planned = plan_nests(x.result.tensor)
-    for p in planned or ():
-        _add(low, x, p)
-    return planned is not None
-
-
-def _add(low: Lowering, x: Launch, p: Planned) -> None:
-    labels, axes = p.nest.axes, p.axes
-    values: dict[str, int | float] = {a: axis.extent for a, axis in zip(labels, axes, strict=True)}
-    called = names(len(p.places))
-    for i, (operand, (source, offset)) in enumerate(zip(called, p.places, strict=True)):
-        values[operand] = _address(low, x, p, source) + offset
-        values |= {operand + a: axis.strides[i] for a, axis in zip(labels, axes, strict=True)}
-    values |= {f"c{i}": number for i, number in enumerate(p.numbers)}
-    low.add(register(p.nest).name, **values)
-
-
-def _address(low: Lowering, x: Launch, p: Planned, source: int | None) -> int:
-    if source is None:
-        return low.at(x.result)
-    if source >= 0:
-        return low.at(x.sources[source])
-    held = low.constant(p.constants[-1 - source])
-    low.asm.kept.append(held)
-    return int(held.ctypes.data)
-
-
-__all__ = ["Planned", "lower", "plan_nests"]
+__all__ = ["Nests", "Planned", "plan_nests", "rooms"]

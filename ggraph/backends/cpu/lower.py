@@ -19,19 +19,31 @@ from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
     elementwise,
-    loops,
     matmul,
     pack,
+    plain,
     products,
     quantise,
     slots,
+    sorts,
 )
+from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
+from ggraph.backends.cpu.needs import (
+    FEW_ROWS,
+    attends,
+    attends_plainly,
+    is_rows,
+    turns,
+    turns_into,
+)
+from ggraph.backends.cpu.nest import names, register
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
-from ggraph.dtype import I64
+from ggraph.dtype import I32, I64
+from ggraph.ops.rope import rope_turns
+from ggraph.ops.trace import ROOM
 
 Lower = Callable[[Lowering, Launch], bool]
 
@@ -40,7 +52,51 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    return (lowering is not None and lowering(low, launch)) or loops.lower(low, launch)
+    return (lowering is not None and lowering(low, launch)) or _nests(low, launch)
+
+
+def _nests(low: Lowering, x: Launch) -> bool:
+    """The loop nests of an op of elements: first what fills rooms, then the result."""
+    planned = plan_nests(x.result.tensor)
+    if planned is None:
+        return False
+    made = [x.room(f"room{i}") for i in range(len(planned.rooms))]
+    for room, (_, nests) in zip(made, planned.rooms, strict=True):
+        for p in nests:
+            low.add(register(p.nest).name, makes=[room], **_words(low, x, p, made, room))
+    for p in planned.result:
+        low.add(register(p.nest).name, uses=made, **_words(low, x, p, made))
+    return True
+
+
+def _words(
+    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], into: Scratch | None = None
+) -> dict[str, int | float]:
+    """The words of a nest's instruction, but for its head."""
+    labels = p.nest.axes
+    values: dict[str, int | float] = {a: d.extent for a, d in zip(labels, p.axes, strict=True)}
+    for i, (operand, (source, offset)) in enumerate(
+        zip(names(len(p.places)), p.places, strict=True)
+    ):
+        values[operand] = _operand(low, x, p, rooms, into or x.result, source) + offset
+        values |= {operand + a: d.strides[i] for a, d in zip(labels, p.axes, strict=True)}
+    return values | {f"c{i}": number for i, number in enumerate(p.numbers)}
+
+
+def _operand(
+    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], result: Ref | Scratch,
+    source: int | None,
+) -> int:  # fmt: skip
+    """Address of an operand: the result, a room, a source, or a constant of the expression."""
+    if source is None:
+        return low.at(result)
+    if source >= ROOM:
+        return low.at(rooms[source - ROOM])
+    if source >= 0:
+        return low.at(x.sources[source])
+    held = low.constant(p.constants[-1 - source])
+    low.asm.kept.append(held)
+    return int(held.ctypes.data)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
@@ -48,13 +104,14 @@ def _set_rows(low: Lowering, x: Launch) -> bool:
     held, rows, index = (s.tensor for s in x.sources)
     if held.dtype.name not in attention.KINDS or not held.is_contiguous or not is_rows(rows):
         return False
-    if index.dtype is not I64 or not index.is_contiguous:
+    if not index.is_contiguous:
         return False
     n = prod(rows.shape[1:])
     low.add(
         "set_rows_" + held.dtype.name, x=low.at(x.sources[1]), y=low.at(x.result),
         index=low.at(x.sources[2]),
         m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n), limit=held.shape[0],
+        ib=index.dtype.block_bytes,
     )  # fmt: skip
     return True
 
@@ -115,74 +172,15 @@ def _number(x: Launch, name: str) -> float:
     return float(value)
 
 
-def _binary(kernel: str) -> Lower:
-    """Two float tensors of one shape, or a vector that repeats over the rows."""
-
-    def lower(low: Lowering, x: Launch) -> bool:
-        a, b = (s.tensor for s in x.sources)
-        if not (is_rows(a) and is_rows(b)):
-            return False
-        n = a.shape[-1]
-        if b.shape != a.shape and (b.size != n or b.shape[-1] != n):
-            return False
-        m = a.size // n
-        steps: dict[str, Any] = {"as": n * 4, "bs": n * 4 if b.size == a.size else 0, "ys": n * 4}
-        sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-        low.add(kernel, y=low.at(x.result), m=m, n=n, **sources, **steps)
-        return True
-
-    return lower
-
-
-def _unary(kernel: str) -> Lower:
-    def lower(low: Lowering, x: Launch) -> bool:
-        a, y = x.sources[0].tensor, x.result.tensor
-        if not (is_rows(a) and is_rows(y)):
-            return False
-        n = a.shape[-1]
-        low.add(
-            kernel, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
-            xs=n * 4, ys=n * 4,
-        )  # fmt: skip
-        return True
-
-    return lower
-
-
-def _copy(low: Lowering, x: Launch) -> bool:
-    """Contiguous numbers of any type whose bytes are whole words, as words."""
-    a, y = x.sources[0].tensor, x.result.tensor
-    if not a.is_contiguous or not y.is_contiguous or a.nbytes % 4:
-        return False
-    source, target = low.at(x.sources[0]), low.at(x.result)
-    low.add("copy", x=source, y=target, m=1, n=a.nbytes // 4, xs=0, ys=0)
-    return True
-
-
-def _concat(low: Lowering, x: Launch) -> bool:
-    """Float rows side by side: one strided copy per source."""
-    y = x.result.tensor
-    axis = x.result.tensor.attrs["axis"]
-    last = len(y.shape) - 1
-    if axis not in (-1, last) or not all(is_rows(s.tensor) for s in x.sources):
-        return False
-    start, width = low.at(x.result), y.shape[-1]
-    for s in x.sources:
-        n = s.tensor.shape[-1]
-        low.add("copy", x=low.at(s), y=start, m=s.tensor.size // n, n=n, xs=n * 4, ys=width * 4)
-        start += n * 4
-    return True
-
-
-def _scale(low: Lowering, x: Launch) -> bool:
-    a = x.sources[0].tensor
-    if not is_rows(a):
+def _swiglu(low: Lowering, x: Launch) -> bool:
+    """Two float tensors of one shape."""
+    a, b = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(b)):
         return False
     n = a.shape[-1]
-    low.add(
-        "scale", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
-        ys=n * 4, scale=_number(x, "scale"), bias=_number(x, "bias"),
-    )  # fmt: skip
+    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
+    low.add("silu_mul", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
     return True
 
 
@@ -206,21 +204,53 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
 def _argmax(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
-        return False
+        return _by_row(low, x, "top_k", ys=4, k=1, rising=0)
     n = a.shape[-1]
     low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
     return True
 
 
+def _by_row(low: Lowering, x: Launch, kernel: str, **more: int) -> bool:
+    """A row kernel of `sorts.py`, for rows of a plain float type without gaps."""
+    a = x.sources[0].tensor
+    if a.dtype.name not in sorts.KINDS or not a.is_contiguous:
+        return False
+    n, size = a.shape[-1], a.dtype.block_bytes
+    low.add(
+        f"{kernel}_{a.dtype.name}", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
+        xs=n * size, **more,
+    )  # fmt: skip
+    return True
+
+
+def _cumsum(low: Lowering, x: Launch) -> bool:
+    return _by_row(low, x, "cumsum", ys=x.result.tensor.strides[-2] if _deep(x) else 0)
+
+
+def _argsort(low: Lowering, x: Launch) -> bool:
+    rising = int(x.result.tensor.attrs["order"] == "asc")
+    return _by_row(low, x, "argsort", ys=x.result.tensor.shape[-1] * 4, rising=rising)
+
+
+def _top_k(low: Lowering, x: Launch) -> bool:
+    count = x.result.tensor.shape[-1]
+    return _by_row(low, x, "top_k", ys=count * 4, k=count, rising=0)
+
+
+def _deep(x: Launch) -> bool:
+    return len(x.result.tensor.shape) > 1
+
+
 @dataclass(frozen=True, eq=False)
 class Target:
     """Where rotated rows go: an address or a room beside, the element, the distance of heads, and
-    the address of the rows' indices (0: in order)."""
+    the address of the rows' indices (0: in order) and the bytes of one."""
 
     y: int | Scratch
     kind: str
     head_bytes: int
     index: int = 0
+    index_bytes: int = 8
 
 
 def _rope(low: Lowering, x: Launch) -> bool:
@@ -237,7 +267,8 @@ def _rope_set_rows(low: Lowering, x: Launch) -> bool:
     t = held.tensor
     if not t.dtype.is_block:
         head_bytes = t.dtype.row_bytes(t.shape[2])
-        target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index))
+        size = index.tensor.dtype.block_bytes
+        target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index), size)
         return _rotate(low, x, a, positions, target, factors)
     m, n = a.tensor.shape[0], prod(a.tensor.shape[1:])
     beside = x.room("turned")
@@ -245,6 +276,7 @@ def _rope_set_rows(low: Lowering, x: Launch) -> bool:
     low.add(
         "set_rows_" + t.dtype.name, uses=[beside], x=beside, y=low.at(x.result),
         index=low.at(index), m=m, n=n, xs=n * 4, ys=t.dtype.row_bytes(n), limit=t.shape[0],
+        ib=index.tensor.dtype.block_bytes,
     )  # fmt: skip
     return True
 
@@ -258,8 +290,7 @@ def _rotate(
         return False
     rows, heads, dim = a.tensor.shape
     rotated = int(_number(x, "n_rot"))
-    exponent = -np.arange(0, rotated, 2, dtype=np.float64) / rotated
-    freqs = _number(x, "freq_scale") * _number(x, "freq_base") ** exponent
+    freqs, magnitude = rope_turns(attrs)
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
     low.add(
@@ -270,7 +301,7 @@ def _rotate(
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
         ys=heads * target.head_bytes, yh=target.head_bytes,
         limit=x.result.tensor.shape[0] if target.index else rows,
-        mscale=_number(x, "attn_factor"),
+        mscale=magnitude, ib=target.index_bytes,
     )  # fmt: skip
     return True
 
@@ -278,7 +309,7 @@ def _rotate(
 def _flash_attn(low: Lowering, x: Launch) -> bool:
     """Attention over a cache; what the mask hides, or lies beyond `length`, is skipped."""
     if not attends(x.result.tensor):
-        return False
+        return _attend_plainly(low, x)
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
     kind, context = k.dtype.name, k.shape[0]
@@ -290,13 +321,39 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
         "ls": list_bytes(context), "ys": heads * dim * 4, "part": parts[0] if parts else 0,
-        "scale": _number(x, "scale"),
+        "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
     if parts:
         low.add("attend_chunks_" + kind, uses=[listed], makes=parts, **values)
         low.add("merge_chunks", uses=[listed, *parts], **values)
     else:
         low.add("attention_" + kind, uses=[listed], **values)
+    return True
+
+
+def _attend_plainly(low: Lowering, x: Launch) -> bool:
+    """Any head size, mask and layout that the kernels above do not take, one number at a time."""
+    t = x.result.tensor
+    if not attends_plainly(t):
+        return False
+    q, k, v, *rest = x.sources
+    masked, limited = bool(t.attrs["has_mask"]), bool(t.attrs["has_length"])
+    mask = rest[0] if masked else None
+    rows, heads, dim = q.tensor.shape
+    room = x.room("scores")
+    steps = {
+        f"{name}{axis}": s
+        for name, ref in (("q", q), ("k", k), ("v", v))
+        for axis, s in zip("rhd", ref.tensor.strides, strict=True)
+    }
+    kinds = f"{k.tensor.dtype.name}_{mask.tensor.dtype.name if mask else 'f32'}"
+    low.add(
+        f"attend_plainly_{kinds}", makes=[room], result=True, q=low.at(q), k=low.at(k), v=low.at(v),
+        mask=low.at(mask) if mask else 0, length=low.at(rest[-1]) if limited else 0, scores=room,
+        y=low.at(x.result), m=rows, heads=heads, kv_heads=k.tensor.shape[1], hd=dim,
+        vw=v.tensor.shape[2], n=k.tensor.shape[0], scale=_number(x, "scale"),
+        softcap=_number(x, "softcap"), **steps,
+    )  # fmt: skip
     return True
 
 
@@ -311,23 +368,12 @@ LOWERINGS: dict[str, Lower] = {
     "quantise": _quantise,
     "rms_norm_quantise": _rms_norm_quantise,
     "swiglu_quantise": _swiglu_quantise,
-    "add": _binary("add"),
-    "sub": _binary("sub"),
-    "mul": _binary("mul"),
-    "div": _binary("div"),
-    "swiglu": _binary("silu_mul"),
-    "silu": _unary("silu"),
-    "sigmoid": _unary("sigmoid"),
-    "gelu": _unary("gelu"),
-    "relu": _unary("relu"),
-    "exp": _unary("exp"),
-    "neg": _unary("neg"),
-    "cont": _copy,
-    "dup": _copy,
-    "scale": _scale,
+    "swiglu": _swiglu,
     "soft_max": _soft_max,
     "argmax": _argmax,
-    "concat": _concat,
+    "argsort": _argsort,
+    "top_k": _top_k,
+    "cumsum": _cumsum,
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,

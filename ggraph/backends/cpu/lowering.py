@@ -60,12 +60,14 @@ class Lowering:
         *,
         uses: Sequence[Scratch] = (),
         makes: Sequence[Scratch] = (),
+        result: bool = False,
         **values: Any,
     ) -> None:
         """Append an instruction that reads what the launch does and what it uses beside, and writes
-        what it makes, else the result."""
+        what it makes; the result too where it makes nothing or `result` says so."""
         reads = (*self._access.reads, *map(_room, uses))
-        writes = tuple(map(_room, makes)) or self._access.writes
+        own = self._access.writes if result or not makes else ()
+        writes = (*map(_room, makes), *own)
         places: dict[str, Any] = {
             k: self.at(v) if isinstance(v, Scratch) else v for k, v in values.items()
         }
@@ -122,11 +124,12 @@ class Lowering:
     def shown(self, launch: Launch) -> Scratch:
         """The list of the slots that each row of a mask shows, made by the first launch on it."""
         room = launch.room("slots")
-        mask, *length = launch.sources[3:]
-        m, n = mask.tensor.shape
+        has_mask = bool(launch.result.tensor.attrs["has_mask"])
+        mask, length = launch.sources[3:4][:has_mask], launch.sources[3 + has_mask :]
+        m, n = launch.sources[0].tensor.shape[0], launch.sources[1].tensor.shape[0]
         if not room.ready:
             self.add(
-                "shown_slots", makes=[room], mask=self.at(mask), list=room,
+                "shown_slots", makes=[room], mask=self.at(mask[0]) if mask else 0, list=room,
                 length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4, ls=list_bytes(n),
             )  # fmt: skip
         return room

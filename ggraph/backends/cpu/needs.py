@@ -9,6 +9,7 @@ Legend: m rows, n slots of a cache, k columns of a product.
 from math import prod
 
 from ggraph.backends.cpu import attention, cache
+from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -18,7 +19,7 @@ from ggraph.backends.cpu.tiles import (
     packed_bytes,
 )
 from ggraph.device import Need
-from ggraph.dtype import A8, F32, I32, I64, DType
+from ggraph.dtype import A8, F32, I32, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -87,12 +88,13 @@ def looks_up(t: Tensor) -> bool:
 
 
 def attends(t: Tensor) -> bool:
-    """Whether a kernel computes this flash_attn: by a mask, over a float or 8-bit cache."""
+    """Whether the fast kernels compute this flash_attn: heads of whole eights, over a float or
+    8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q) or attrs["softcap"] or not attrs["has_mask"] or not is_rows(rest[0]):
+    if not is_rows(q) or (attrs["has_mask"] and not is_rows(rest[0])):
         return False
-    if attrs["has_length"] and rest[1].dtype is not I32:
+    if attrs["has_length"] and rest[-1].dtype is not I32:
         return False
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
         return False
@@ -100,10 +102,21 @@ def attends(t: Tensor) -> bool:
     return not dim % 8 and dim <= attention.MAX_HEAD and k.strides[-1] == k.dtype.block_bytes
 
 
+def attends_plainly(t: Tensor) -> bool:
+    """Whether the kernel for all other shapes computes this flash_attn: over plain numbers."""
+    q, k, v, *rest = t.sources
+    floats = k.dtype is v.dtype and {k.dtype.name, q.dtype.name} <= {"f32", "f16", "bf16"}
+    if not floats or q.dtype is not F32:
+        return False
+    if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):
+        return False
+    return not t.attrs["has_length"] or rest[-1].dtype is I32
+
+
 def turns(t: Tensor, x: Tensor, positions: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not is_rows(x) or t.attrs["ext_factor"] != 0 or positions.dtype is not I32:
+    if not is_rows(x) or positions.dtype is not I32 or not positions.is_contiguous:
         return False
     return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
 
@@ -112,7 +125,7 @@ def turns_into(t: Tensor) -> bool:
     """Whether kernels compute this rope_set_rows."""
     held, x, positions, index, *_ = t.sources
     known = held.dtype.name in attention.KINDS and held.is_contiguous
-    return known and index.dtype is I64 and index.is_contiguous and turns(t, x, positions)
+    return known and index.is_contiguous and turns(t, x, positions)
 
 
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -127,9 +140,11 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return _product_needs(t, exact)
     if t.op == "flash_attn" and attends(t):
         return _attention_needs(t)
+    if t.op == "flash_attn" and attends_plainly(t):
+        return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
         return (Need("turned", t.sources[1].nbytes),)
-    return ()
+    return rooms(t)
 
 
 def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -146,8 +161,7 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     m, heads, dim = t.sources[0].shape
     n = t.sources[1].shape[0]
-    deciding = (3, 4) if t.attrs["has_length"] else (3,)
-    listed = Need("slots", m * list_bytes(n), deciding)
+    listed = Need("slots", m * list_bytes(n), tuple(range(3, len(t.sources))))
     if m > FEW_ROWS:
         return (listed,)
     return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))
@@ -184,6 +198,6 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
+    "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
     "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip
