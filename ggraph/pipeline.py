@@ -22,6 +22,7 @@ from ggraph.alloc import (
 )
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
+from ggraph.face import unscoped
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
@@ -290,7 +291,8 @@ def run_passes(planning: Planning) -> Planning:
             continue
         begun, known = time.perf_counter(), len(planning.log)
         try:
-            done = step(planning)
+            with unscoped():
+                done = step(planning)
         except AllocError as error:
             return replace(planning, error=error)
         took = f"{title}: {(time.perf_counter() - begun) * 1e3:.1f} ms"

@@ -11,7 +11,7 @@ from ggraph.backends.cpu.reach import compiled
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
-FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
+FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows", "chain"})
 IN_8_BITS = frozenset({"quantise", "rms_norm_quantise", "swiglu_quantise"})
 
 
