@@ -7,7 +7,8 @@ shapes broadcast in both directions: the result has the left operand's dtype.
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from ggraph.tensor import Tensor
 
-    Operand = Tensor | float
-    Index = int | slice | None | type(Ellipsis)
+    Operand: TypeAlias = Tensor | float
+    Index: TypeAlias = int | slice | EllipsisType | None
 
 _SCOPE: ContextVar[str] = ContextVar("scope", default="")
 
@@ -61,7 +62,7 @@ class Face:
     def _op(self, op: str, *sources: "Any", **attrs: "Any") -> "Tensor":
         raise TypeError(f"{op}: no tensor")
 
-    def _with(self, op: str, left: "Operand", right: "Operand") -> "Tensor":
+    def _with(self, op: str, left: Any, right: Any) -> "Tensor":
         """A binary op of tensors or numbers, one of them this tensor, broadcast both ways."""
         a, b = (self._tensor(v) for v in (left, right))
         try:
@@ -198,9 +199,7 @@ class Face:
         kept = tuple(s for i, s in enumerate(shape) if i not in axes)
         return self._op("reshape", found, shape=kept)
 
-    def sum(
-        self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False
-    ) -> "Tensor":
+    def sum(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
         """Sums over the axes (all by default), float32."""
         return self._reduced("sum", axis, keepdims)
 
@@ -210,15 +209,11 @@ class Face:
         """Means over the axes (all by default), float32."""
         return self._reduced("mean", axis, keepdims)
 
-    def max(
-        self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False
-    ) -> "Tensor":
+    def max(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
         """Greatest elements over the axes (all by default), float32; NaN where one is."""
         return self._reduced("max", axis, keepdims)
 
-    def min(
-        self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False
-    ) -> "Tensor":
+    def min(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
         """Least elements over the axes (all by default), float32; NaN where one is."""
         return self._reduced("min", axis, keepdims)
 
@@ -246,7 +241,7 @@ class Face:
         return self._op("permute", self, axes=axes)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
@@ -258,7 +253,9 @@ def _span(key: object, size: int, t: Face) -> tuple[int, int, int]:
             raise ShapeError(f"{t!r}: a step of {step}; views run forwards")
         return start, max(0, -(-(stop - start) // step)), step
     if isinstance(key, bool) or not isinstance(key, int | np.integer):
-        raise ShapeError(f"{t!r}: index {key!r:.40}: expected a number or a slice; see ops.get_rows")
+        raise ShapeError(
+            f"{t!r}: index {key!r:.40}: expected a number or a slice; see ops.get_rows"
+        )
     at = int(key) + size if key < 0 else int(key)
     if not 0 <= at < size:
         raise ShapeError(f"{t!r}: index {key} is outside an axis of {size}")

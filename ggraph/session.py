@@ -26,7 +26,6 @@ from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
 
-
 LOG = logging.getLogger("ggraph")
 
 

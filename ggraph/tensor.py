@@ -220,7 +220,7 @@ class Tensor(Face):
         """The same tensor under another name; go on with the result, not with the original."""
         return replace(self, name=scoped(name))
 
-    def _op(self, op: str, *sources: "Tensor", **attrs: Attr) -> "Tensor":
+    def _op(self, op: str, *sources: "Tensor", **attrs: Any) -> "Tensor":
         return apply(op, *sources, **attrs)
 
     def __repr__(self) -> str:
@@ -325,7 +325,9 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     meta = spec.infer(sources, attrs)
     strides = meta.strides or contiguous(meta.shape, meta.dtype)
     given = MappingProxyType(dict(attrs))
-    base = Tensor(scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given)
+    base = Tensor(
+        scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given
+    )
     if spec.view_of is None:
         _check_overwrite(base)
         return base

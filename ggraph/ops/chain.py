@@ -50,13 +50,17 @@ def _letter(i: int) -> str:
 
 
 def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
-    expect(0 < len(sources) <= MOST_SOURCES, f"{len(sources)} sources, expected 1 to {MOST_SOURCES}")
+    expect(
+        0 < len(sources) <= MOST_SOURCES, f"{len(sources)} sources, expected 1 to {MOST_SOURCES}"
+    )
     steps = links(str(attrs.get("program")))
     known = {_letter(i): s for i, s in enumerate(sources)}
     for i, step in enumerate(steps):
         expect(set(step.args) <= set(known), f"{step}: known are {', '.join(known)}")
         meta = OPS[step.op].infer([known[a] for a in step.args], step.attrs)
-        known[str(i)] = Tensor(str(i), meta.shape, meta.dtype, sources[0].kind, (0,) * len(meta.shape))
+        known[str(i)] = Tensor(
+            str(i), meta.shape, meta.dtype, sources[0].kind, (0,) * len(meta.shape)
+        )
     for s in sources:
         plain_float(s)
         repeats_into(s, known[str(len(steps) - 1)])

@@ -7,7 +7,19 @@ import numpy as np
 
 from ggraph.dtype import F16, F32, as_dtype, dtype
 from ggraph.ops.rules import choice, expect, f32, integers, plain_float, rank, real, rule
-from ggraph.tensor import Arg, Array, Attrs, Cost, DTypeLike, Example, Meta, OpSpec, Tensor, apply, register
+from ggraph.tensor import (
+    Arg,
+    Array,
+    Attrs,
+    Cost,
+    DTypeLike,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    register,
+)
 
 KINDS = ("lower", "lower_diag", "upper", "upper_diag")
 
@@ -122,7 +134,9 @@ def fill(shape: Sequence[int], value: float, dtype: DTypeLike = F32, *, name: st
 
     Errors: ShapeError for block types and for fractions in integer types.
     """
-    return apply("fill", name=name, shape=tuple(shape), value=float(value), dtype=as_dtype(dtype).name)
+    return apply(
+        "fill", name=name, shape=tuple(shape), value=float(value), dtype=as_dtype(dtype).name
+    )
 
 
 def tri(x: Tensor, kind: str = "lower_diag", *, name: str = "") -> Tensor:

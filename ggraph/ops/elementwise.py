@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.dtype import BF16, F16
-from ggraph.ops.rules import expect, f32, f64, plain_float, real, real_valued, repeats_into, rule, same_shape
+from ggraph.ops.rules import (
+    expect,
+    f32,
+    f64,
+    plain_float,
+    real,
+    real_valued,
+    repeats_into,
+    rule,
+    same_shape,
+)
 from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 
 INF = float("inf")

@@ -128,7 +128,7 @@ REDUCE = register(
 
 
 def reduce(x: Tensor, kind: str, axes: Sequence[int], *, name: str = "") -> Tensor:
-    """"sum", "mean", "max" or "min" of x [...] over `axes`, which stay with size 1 -> f32.
+    """ "sum", "mean", "max" or "min" of x [...] over `axes`, which stay with size 1 -> f32.
 
     x: plain float. `x.sum(axis)` and its like drop the axes. ggml has sum_rows and mean, of the
     last axis. Errors: ShapeError for other axes, and for a mean, max or min of nothing.

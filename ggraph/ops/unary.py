@@ -6,6 +6,7 @@ in float64. Sources: ggml's `ggml_vec_*` functions for the constants of the appr
 
 from collections.abc import Callable
 from math import erf, pi
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ GELU_QUICK = 1.702  # of the sigmoid form, same paper
 SOFTPLUS_LINEAR = 20.0  # beyond this softplus(x) is x, as in ggml
 
 
-ERF = np.frompyfunc(erf, 1, 1)
+ERF: Any = np.frompyfunc(erf, 1, 1)
 WORDS[ERF] = "erf"
 
 

@@ -138,7 +138,9 @@ def _set_rows(kind: str) -> KernelSpec:
                 _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
     name = "set_rows_" + kind
-    KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys", "limit", "ib"), build)
+    KERNELS[name] = KernelSpec(
+        name, ("x", "y", "index", "m", "n", "xs", "ys", "limit", "ib"), build
+    )
     return KERNELS[name]
 
 

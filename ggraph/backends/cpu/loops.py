@@ -168,7 +168,7 @@ def _result_strides(t: Tensor, box: Box, space: Shape) -> Shape:
     """y's strides over the space that fills the box; 0 along what is reduced away."""
     if box.shape == box.sizes and len(box.sizes) == len(t.strides):
         strides = t.strides
-    elif box.sizes == t.shape and t.is_contiguous or prod(box.shape) == t.size:
+    elif (box.sizes == t.shape and t.is_contiguous) or prod(box.shape) == t.size:
         steps, size = [], t.dtype.block_bytes
         for n in reversed(box.shape):
             steps.append(size)

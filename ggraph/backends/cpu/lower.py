@@ -41,7 +41,6 @@ from ggraph.backends.cpu.nest import names, register
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
-from ggraph.dtype import I32, I64
 from ggraph.ops.rope import rope_turns
 from ggraph.ops.trace import ROOM
 
@@ -71,10 +70,10 @@ def _nests(low: Lowering, x: Launch) -> bool:
 
 def _words(
     low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], into: Scratch | None = None
-) -> dict[str, int | float]:
+) -> dict[str, Any]:
     """The words of a nest's instruction, but for its head."""
     labels = p.nest.axes
-    values: dict[str, int | float] = {a: d.extent for a, d in zip(labels, p.axes, strict=True)}
+    values: dict[str, Any] = {a: d.extent for a, d in zip(labels, p.axes, strict=True)}
     for i, (operand, (source, offset)) in enumerate(
         zip(names(len(p.places)), p.places, strict=True)
     ):
@@ -204,37 +203,37 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
 def _argmax(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
-        return _by_row(low, x, "top_k", ys=4, k=1, rising=0)
+        return _by_row(low, x, "top_k_", ys=4, k=1, rising=0)
     n = a.shape[-1]
     low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
     return True
 
 
-def _by_row(low: Lowering, x: Launch, kernel: str, **more: int) -> bool:
+def _by_row(low: Lowering, x: Launch, kernel: str, **more: Any) -> bool:
     """A row kernel of `sorts.py`, for rows of a plain float type without gaps."""
     a = x.sources[0].tensor
     if a.dtype.name not in sorts.KINDS or not a.is_contiguous:
         return False
     n, size = a.shape[-1], a.dtype.block_bytes
     low.add(
-        f"{kernel}_{a.dtype.name}", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
+        kernel + a.dtype.name, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
         xs=n * size, **more,
     )  # fmt: skip
     return True
 
 
 def _cumsum(low: Lowering, x: Launch) -> bool:
-    return _by_row(low, x, "cumsum", ys=x.result.tensor.strides[-2] if _deep(x) else 0)
+    return _by_row(low, x, "cumsum_", ys=x.result.tensor.strides[-2] if _deep(x) else 0)
 
 
 def _argsort(low: Lowering, x: Launch) -> bool:
     rising = int(x.result.tensor.attrs["order"] == "asc")
-    return _by_row(low, x, "argsort", ys=x.result.tensor.shape[-1] * 4, rising=rising)
+    return _by_row(low, x, "argsort_", ys=x.result.tensor.shape[-1] * 4, rising=rising)
 
 
 def _top_k(low: Lowering, x: Launch) -> bool:
     count = x.result.tensor.shape[-1]
-    return _by_row(low, x, "top_k", ys=count * 4, k=count, rising=0)
+    return _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
 
 
 def _deep(x: Launch) -> bool:
@@ -341,7 +340,7 @@ def _attend_plainly(low: Lowering, x: Launch) -> bool:
     mask = rest[0] if masked else None
     rows, heads, dim = q.tensor.shape
     room = x.room("scores")
-    steps = {
+    steps: dict[str, Any] = {
         f"{name}{axis}": s
         for name, ref in (("q", q), ("k", k), ("v", v))
         for axis, s in zip("rhd", ref.tensor.strides, strict=True)

@@ -6,7 +6,6 @@ Cephes (log, tanh), Numerical Recipes 6.2 (erf, a Chebyshev fit to 1.2e-7).
 
 from collections.abc import Callable, Mapping
 
-
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, F64, I32, Kernel, Val, vec
 

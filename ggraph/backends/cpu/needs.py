@@ -198,6 +198,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
-    "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
+    "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
+    "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns",
+    "turns_into",
 ]  # fmt: skip

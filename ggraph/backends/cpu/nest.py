@@ -224,9 +224,7 @@ class _Emitter:
                     inner = place.moved(self._along(rest, c + LANES * i))
                     self._gather(step, s, self.value(argument, inner))
             for c, left in self._eights(whole, n):
-                value = self._number(
-                    self.value(argument, place.moved(self._along(rest, c), left))
-                )
+                value = self._number(self.value(argument, place.moved(self._along(rest, c), left)))
                 if left is not None:
                     value = k.select(words.tail_mask(k, left), value, FIRST[self._op(step)])
                 self._gather(step, sums[0], value)
@@ -288,7 +286,7 @@ class _Emitter:
             raw = k.splat(k.load(at, stored), LANES)
         elif o.lies == "v" and place.left is None:
             raw = k.load(at, vec(stored, LANES))
-        elif o.lies == "v" and o.kind == "f32":
+        elif o.lies == "v" and o.kind == "f32" and place.left is not None:
             raw = words.load_tail(k, at, place.left)
         else:
             raw = self._picked(o, at, self.stride[operand][self.vector], place.left)
@@ -351,7 +349,7 @@ class _Emitter:
         value = self._as_stored(self._number(value) if self.nest.computes == "f32" else value)
         if o.lies == "v" and place.left is None:
             k.store(at, value)
-        elif o.lies == "v" and o.kind == "f32":
+        elif o.lies == "v" and o.kind == "f32" and place.left is not None:
             words.store_tail(k, at, value, place.left)
         else:
             self._scatter(at, value, place.left)
@@ -370,5 +368,3 @@ class _Emitter:
 
     def _put_one(self, at: Val, value: Val) -> None:
         self.k.store(at, value)
-
-
