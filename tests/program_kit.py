@@ -5,12 +5,12 @@ with each value between two pages that nobody may touch: `python program_kit.py 
 """
 
 import ctypes
-import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from guard_pages import guarded
 
 from ggraph import ops
 from ggraph.backends.cpu import CpuBackend
@@ -44,7 +44,6 @@ from ggraph.tensor import (
 )
 from ggraph.verify import verify
 
-PAGE = mmap.PAGESIZE
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 Order = Callable[[int], Sequence[int]]  # of the threads between two barriers
 
@@ -123,21 +122,6 @@ def apart(schedule: Schedule) -> VerifiedPlan:
         regions[v.name] = Region(v.name, (0,), v.nbytes)
         buffers[v.name] = Buffer(v.name, v.device, v.nbytes, 64, v.external)
     return verify(Plan(schedule, MemoryMap("flat", buffers, regions)))
-
-
-def guarded(nbytes: int, alignment: int, at_end: bool) -> Array:
-    """Zeroed bytes that end at a page nobody may touch, or begin behind one; 0xA5 in the gap."""
-    inner = -(-max(nbytes, 1) // PAGE) * PAGE
-    held = mmap.mmap(-1, inner + 2 * PAGE)
-    whole = np.frombuffer(held, np.uint8)
-    for page in (0, inner + PAGE):
-        address = ctypes.c_void_p(int(whole.ctypes.data) + page)
-        assert ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(PAGE), 0) == 0
-    slack = (inner - nbytes) // alignment * alignment if at_end else 0
-    whole[PAGE : PAGE + inner] = 0xA5
-    found = whole[PAGE + slack : PAGE + slack + nbytes]
-    found[:] = 0
-    return found
 
 
 class Guarded(CpuBackend):

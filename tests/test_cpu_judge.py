@@ -72,9 +72,9 @@ def test_any_order_of_the_threads_gives_the_same_bits(threads: int) -> None:
     usual = backend.pool.run
     count = 0
     for title, graph, given in cases():
-        held = bound(graph, backend, given)
         results = []
         for turn in (None, range, lambda n: range(n - 1, -1, -1)):
+            held = bound(graph, backend, given)  # states begin as zeros each time
             run = usual if turn is None else lambda f, t=turn: run_parts(f, threads, t)
             backend.pool.run = run  # type: ignore[method-assign]
             results.append(held.run(inputs(graph, given)))

@@ -58,7 +58,7 @@ def as_weights(name: str) -> list[Tensor]:
     return found
 
 
-WITHOUT = {"cast", "cpy", "rope", "set_rows"}  # some of whose examples NumPy computes
+WITHOUT = {"cast", "cpy", "delta_net", "delta_net_next", "rope", "set_rows"}  # NumPy computes some
 
 
 def test_every_example_is_compiled_but_for_a_short_list() -> None:

@@ -18,8 +18,11 @@ import numpy as np
 from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
+    carried,
     elementwise,
+    experts,
     matmul,
+    mixtures,
     pack,
     plain,
     products,
@@ -233,7 +236,7 @@ def _argsort(low: Lowering, x: Launch) -> bool:
 
 def _top_k(low: Lowering, x: Launch) -> bool:
     count = x.result.tensor.shape[-1]
-    return _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
+    return mixtures.top_k(low, x) or _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
 
 
 def _deep(x: Launch) -> bool:
@@ -311,15 +314,17 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         return _attend_plainly(low, x)
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
+    wide, attrs = v.shape[2], x.result.tensor.attrs
     kind, context = k.dtype.name, k.shape[0]
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
-        "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
+        "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": context, "qs": heads * dim * 4,
         "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": list_bytes(context), "ys": heads * dim * 4, "part": parts[0] if parts else 0,
+        "ls": list_bytes(context), "ys": heads * wide * 4, "part": parts[0] if parts else 0,
+        "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
         "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
     if parts:
@@ -368,6 +373,9 @@ LOWERINGS: dict[str, Lower] = {
     "rms_norm_quantise": _rms_norm_quantise,
     "swiglu_quantise": _swiglu_quantise,
     "swiglu": _swiglu,
+    "moe_shares": mixtures.moe_shares,
+    "moe_mix": mixtures.moe_mix,
+    "add_id": mixtures.add_id,
     "soft_max": _soft_max,
     "argmax": _argmax,
     "argsort": _argsort,
@@ -376,4 +384,8 @@ LOWERINGS: dict[str, Lower] = {
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,
+    "ssm_conv": carried.ssm_conv,
+    "ssm_conv_next": carried.ssm_conv_next,
+    "delta_net": carried.delta_net,
+    "delta_net_next": carried.delta_net_next,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import GUARD, is_weight, kept_as
+from ggraph.backends.cpu.needs import is_weight, kept_as
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
@@ -124,8 +124,10 @@ class Lowering:
     def shown(self, launch: Launch) -> Scratch:
         """The list of the slots that each row of a mask shows, made by the first launch on it."""
         room = launch.room("slots")
-        has_mask = bool(launch.result.tensor.attrs["has_mask"])
-        mask, length = launch.sources[3:4][:has_mask], launch.sources[3 + has_mask :]
+        attrs = launch.result.tensor.attrs
+        has_mask, has_length = bool(attrs["has_mask"]), bool(attrs["has_length"])
+        mask = launch.sources[3 : 3 + has_mask]
+        length = launch.sources[3 + has_mask :][:has_length]
         m, n = launch.sources[0].tensor.shape[0], launch.sources[1].tensor.shape[0]
         if not room.ready:
             self.add(
@@ -137,7 +139,7 @@ class Lowering:
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
         size = packed_bytes(dtype, n, k)
-        out = self.shelf.take(size * math.prod(experts) + GUARD)
+        out = self.shelf.take(size * math.prod(experts))
         asm = Assembler(self.pool.jit)
         for e in range(math.prod(experts)):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]

@@ -23,7 +23,6 @@ from ggraph.dtype import A8, F32, I32, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 
 def is_weight(t: Tensor) -> bool:
@@ -94,19 +93,20 @@ def attends(t: Tensor) -> bool:
     attrs = t.attrs
     if not is_rows(q) or (attrs["has_mask"] and not is_rows(rest[0])):
         return False
-    if attrs["has_length"] and rest[-1].dtype is not I32:
+    if attrs["has_length"] and rest[bool(attrs["has_mask"])].dtype is not I32:
         return False
-    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
+    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
-    dim = q.shape[2]
-    return not dim % 8 and dim <= attention.MAX_HEAD and k.strides[-1] == k.dtype.block_bytes
+    dims = q.shape[2], v.shape[2]
+    whole = all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
+    return whole and k.strides[-1] == k.dtype.block_bytes
 
 
 def attends_plainly(t: Tensor) -> bool:
     """Whether the kernel for all other shapes computes this flash_attn: over plain numbers."""
     q, k, v, *rest = t.sources
     floats = k.dtype is v.dtype and {k.dtype.name, q.dtype.name} <= {"f32", "f16", "bf16"}
-    if not floats or q.dtype is not F32:
+    if not floats or q.dtype is not F32 or t.attrs["has_sinks"]:
         return False
     if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):
         return False
@@ -159,9 +159,10 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
-    m, heads, dim = t.sources[0].shape
-    n = t.sources[1].shape[0]
-    listed = Need("slots", m * list_bytes(n), tuple(range(3, len(t.sources))))
+    m, heads, _ = t.sources[0].shape
+    n, _, dim = t.sources[2].shape
+    count = bool(t.attrs["has_mask"]) + bool(t.attrs["has_length"])
+    listed = Need("slots", m * list_bytes(n), tuple(range(3, 3 + count)))
     if m > FEW_ROWS:
         return (listed,)
     return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))
@@ -176,8 +177,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     found = 0
     for shape, _, _ in {(v.shape, v.strides, v.offset) for v in views}:
         *experts, n, k = shape
-        size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
-        found += size + GUARD
+        found += packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
     others = [u for u in users if u not in packing]
     if others or not users:
         found += weight.nbytes
