@@ -135,6 +135,33 @@ class Session:
             self._settle()
             self.backends[memory.buffer.device].write(memory, 0, stored)
 
+    def profile(self, key: Hashable, feeds: Mapping[str, Array], runs: int = 5) -> str:
+        """Where the time of a run goes, op by op, as a table: seconds of a run, calls, name.
+
+        The CPU alone can tell, and must have been opened for it: open_backend("cpu", profile=True);
+        else InputError. The runs are real ones: states move on.
+        """
+        timed = [b.profile for b in self.backends.values() if getattr(b, "profile", None)]
+        if not timed:
+            raise InputError('no device can be timed: open it as open_backend("cpu", profile=True)')
+        for p in timed:
+            p.times.clear()
+            p.on = True
+        try:
+            for _ in range(runs):
+                self.run(key, feeds)
+        finally:
+            for p in timed:
+                p.on = False
+        found = (item for p in timed for item in p.times.items())
+        rows = sorted(((t.seconds / runs, len(t.times) // runs, n) for (n, _), t in found))
+        total = max(sum(seconds for seconds, _, _ in rows), 1e-12)
+        table = [
+            f"{s * 1e6:10.1f} us {100 * s / total:5.1f} % {count:5} x {name}"
+            for s, count, name in reversed(rows)
+        ]
+        return "\n".join([f"{key!r}: {total * 1e6:.1f} us in {len(rows)} kinds of launch", *table])
+
     def close(self) -> None:
         """Give all memory back; the session cannot run any more."""
         with self._lock:

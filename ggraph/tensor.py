@@ -118,6 +118,7 @@ class OpSpec:
     picks: tuple[int, int] | None = None
     rounds: str = ""
     limits: Callable[["Tensor"], Mapping[int, int]] | None = None
+    native: Any = None  # a C function, see `ggraph.extend.register_op`
     examples: tuple[Example, ...] = ()
     doc: str = ""
 

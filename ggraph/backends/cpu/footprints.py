@@ -307,6 +307,12 @@ def _delta_next(a: Args, _: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 
+def _native(a: Args, _: str) -> Iterator[Patch]:
+    """A C function: any thread any byte of its operands."""
+    for name in names(9):
+        yield Patch(name, name == "y", a[name], 1, 0, a[name + "b"], "any")
+
+
 def _nest(a: Args, variant: str) -> Iterator[Patch]:
     """Operands in the order of their element types: what each shows of the nest's axes."""
     *kinds, _ = variant.split("_")
@@ -325,6 +331,7 @@ RULES: dict[str, Rule] = {
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
     "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
+    "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
     "top_k_": _row_by_row,
     "top_k": _best,

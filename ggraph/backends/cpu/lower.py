@@ -23,6 +23,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     experts,
     matmul,
     mixtures,
+    native,
     pack,
     plain,
     products,
@@ -54,7 +55,9 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    return (lowering is not None and lowering(low, launch)) or _nests(low, launch)
+    if native.call(low, launch) or (lowering is not None and lowering(low, launch)):
+        return True
+    return _nests(low, launch)
 
 
 def _nests(low: Lowering, x: Launch) -> bool:
