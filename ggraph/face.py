@@ -79,7 +79,7 @@ class Face:
     def _tensor(self, value: "Operand") -> "Tensor":
         """A number as a tensor of one element and this dtype. ShapeError for anything else."""
         if isinstance(value, Face):
-            return value  # type: ignore[return-value]  # all faces are tensors
+            return value
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise ShapeError(
                 f"expected a tensor or a number, got {value!r:.60}: feed an array as an input, or "
@@ -109,8 +109,9 @@ class Face:
         return self * other
 
     def __truediv__(self, other: "Operand") -> "Tensor":
-        whole = _is_number(other) and other != 0
-        return self._scaled(1.0 / other, 0.0) if whole else self._with("div", self, other)
+        if _is_number(other) and other != 0:
+            return self._scaled(1.0 / other, 0.0)
+        return self._with("div", self, other)
 
     def __rtruediv__(self, other: float) -> "Tensor":
         return self._with("div", other, self)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,8 @@ class Session:
         The CPU alone can tell, and must have been opened for it: open_backend("cpu", profile=True);
         else InputError. The runs are real ones: states move on.
         """
-        timed = [b.profile for b in self.backends.values() if getattr(b, "profile", None)]
+        held: list[Any] = [getattr(b, "profile", None) for b in self.backends.values()]
+        timed = [p for p in held if p is not None]
         if not timed:
             raise InputError('no device can be timed: open it as open_backend("cpu", profile=True)')
         for p in timed:
