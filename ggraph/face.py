@@ -177,6 +177,12 @@ class Face:
                 shape.append(size)
         return box if tuple(shape) == box.shape else self._op("reshape", box, shape=tuple(shape))
 
+    def __iter__(self) -> "Iterator[Tensor]":
+        """Along the first axis."""
+        if not self.shape:
+            raise ShapeError(f"{self!r}: a scalar has no axis to go along")
+        return (self[i] for i in range(self.shape[0]))
+
     def _box(
         self, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
     ) -> "Tensor":
