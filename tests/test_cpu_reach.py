@@ -14,6 +14,7 @@ USERS = (
     "lower",
     "lowering",
     "mixtures",
+    "native",
     "nest",
     "pool",
     "products",

@@ -19,6 +19,7 @@ def ghost(shape: Shape, strides: Shape, nbytes: int) -> Array:
 
 
 def place(a: Array) -> int:
+    """Address of an array's first byte, to tell how far a view begins."""
     return int(a.__array_interface__["data"][0])
 
 
@@ -360,6 +361,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 
 def box_of(whole: Shape, starts: Shape, s: Symbol) -> Box:
+    """Where a symbol goes in a result of the shape `whole`."""
     shape = s.trace.steps[s.step].shape
     if s.size == math.prod(whole):  # all of it, in whatever shape it was written
         return Box((0,) * len(whole), whole, s.step, shape)
