@@ -22,7 +22,7 @@ def register_op(
     meaning: Callable[..., Array],
     *,
     examples: Sequence[Example],
-    shape: Rule = same_shape,
+    shape: Rule | None = None,
     doc: str = "",
     elementwise: bool = False,
     inplace: Sequence[int] = (),
@@ -47,7 +47,7 @@ def register_op(
         raise GraphError(f"op {name!r}: a C function may not work in place")
     spec = OpSpec(
         name,
-        infer=shape,
+        infer=shape or same_shape,
         reference=meaning,
         inplace_ok=tuple(inplace),
         elementwise=elementwise,

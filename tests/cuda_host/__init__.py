@@ -133,6 +133,7 @@ class HostDriver:
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._queues: dict[int, deque[Work]] = {}
         self._recorded: dict[int, Work] = {}
+        self._inside: set[int] = set()  # events last recorded in a capture
         self._free_at: dict[int, float] = {}
         self._capture: _Capture | None = None
         self._count = 0
@@ -192,7 +193,10 @@ class HostDriver:
         self._check()
         if self._capture is not None and stream in self._capture.last:
             self._capture.marks[event] = self._capture.last[stream]
+            self._recorded.pop(event, None)
+            self._inside.add(event)
             return
+        self._inside.discard(event)
         self._recorded[event] = self._enqueue(stream, "record", 0.0, None)
 
     def wait(self, stream: int, event: int) -> None:
@@ -204,6 +208,7 @@ class HostDriver:
             return
         if capture is not None and stream in capture.last:
             raise BackendError("a captured stream waits for an event from outside the capture")
+        self._outside(event)
         if event in self._recorded:
             self._enqueue(stream, "wait", 0.0, None, (self._recorded[event],))
 
@@ -214,6 +219,7 @@ class HostDriver:
             raise BackendError("the host waits during a capture")
         targets = [q[-1] for s, q in self._queues.items() if q and stream in (None, s)]
         if event is not None:
+            self._outside(event)
             targets = [self._recorded[event]] if event in self._recorded else []
         while any(t.done_at is None for t in targets):
             self._run_next()
@@ -341,6 +347,10 @@ class HostDriver:
         """Whether an address is the device's, or locked memory of the host."""
         own = any(a <= address < a + raw.size for a, raw in self._memory.items())
         return own or any(a <= address < a + n for a, n in self.pinned.items())
+
+    def _outside(self, event: int) -> None:
+        if event in self._inside:
+            raise BackendError("an event that was last recorded in a capture")
 
     def _check(self) -> None:
         if self.lost:
