@@ -10,13 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ggraph.device import HOST
-<<<<<<< HEAD
-from ggraph.plan import Plan, Region
-from ggraph.tensor import Kind, Tensor
-=======
 from ggraph.plan import Do, Plan, Region
-from ggraph.tensor import Kind
->>>>>>> main
+from ggraph.tensor import Kind, Tensor
 
 
 @dataclass(frozen=True)

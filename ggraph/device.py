@@ -31,13 +31,12 @@ def _exactly(t: Tensor) -> str:
     return ""
 
 
-<<<<<<< HEAD
 def _always(t: Tensor) -> bool:
     return True
-=======
+
+
 def _none(t: Tensor) -> int:
     return 0
->>>>>>> main
 
 
 def _as_it_is(t: Tensor, users: tuple[Tensor, ...]) -> int:
@@ -55,12 +54,9 @@ class DeviceSpec:
     of `t` takes beside its operands, of which planning makes values; `held_bytes(weight, users)`
     what the device keeps of a weight for the tensors that read it, packed copies included.
     `rounds(t)` names what its kernel rounds beyond the op's meaning, such as "rows to 8 bits";
-<<<<<<< HEAD
-    `compiled(t)` says whether it has a kernel for `t` at all, or computes it in NumPy.
-=======
+    `compiled(t)` says whether it has a kernel for `t` at all, or computes it in NumPy;
     `unplanned(t)` what its launch takes while it runs that is in no plan ("": nothing), and
     `constant_bytes(t)` is how large the tables are that its program brings along.
->>>>>>> main
     """
 
     name: str  # "cpu", "cuda0", "sim1"
@@ -85,12 +81,9 @@ class DeviceSpec:
         default=_as_it_is, repr=False, compare=False
     )
     rounds: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
-<<<<<<< HEAD
     compiled: Callable[[Tensor], bool] = field(default=_always, repr=False, compare=False)
-=======
     unplanned: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
     constant_bytes: Callable[[Tensor], int] = field(default=_none, repr=False, compare=False)
->>>>>>> main
 
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.alignment & (self.alignment - 1):

@@ -7,11 +7,7 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.needs import held_bytes, needs, rounds
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
-<<<<<<< HEAD
-from ggraph.backends.cpu.reach import compiled
-=======
-from ggraph.backends.cpu.rehearsal import constant_bytes, unplanned
->>>>>>> main
+from ggraph.backends.cpu.rehearsal import compiled, constant_bytes, unplanned
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
@@ -47,10 +43,7 @@ def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
         needs=partial(needs, exact=exact),
         held_bytes=partial(held_bytes, exact=exact),
         rounds=partial(rounds, exact=exact),
-<<<<<<< HEAD
         compiled=partial(compiled, exact=exact),
-=======
         unplanned=partial(unplanned, exact=exact),
         constant_bytes=partial(constant_bytes, exact=exact),
->>>>>>> main
     )

@@ -33,7 +33,6 @@ from ggraph.backends.cpu import (  # noqa: F401
 )
 from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
-<<<<<<< HEAD
 from ggraph.backends.cpu.needs import (
     FEW_ROWS,
     attends,
@@ -43,10 +42,6 @@ from ggraph.backends.cpu.needs import (
     turns_into,
 )
 from ggraph.backends.cpu.nest import names, register
-from ggraph.backends.cpu.slots import list_bytes
-=======
-from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
->>>>>>> main
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.ops.rope import rope_turns
@@ -103,9 +98,7 @@ def _operand(
         return low.at(rooms[source - ROOM])
     if source >= 0:
         return low.at(x.sources[source])
-    held = low.constant(p.constants[-1 - source])
-    low.asm.kept.append(held)
-    return int(held.ctypes.data)
+    return int(low.constant(p.constants[-1 - source]).ctypes.data)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:

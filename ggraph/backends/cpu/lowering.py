@@ -75,6 +75,7 @@ class Lowering:
     def constant(self, values: Array) -> Array:
         """Numbers that the program brings along: nothing writes them once it is made."""
         self.constants.append((len(self.asm.rows), values))
+        self.asm.kept.append(values)
         return values
 
     def ground(self, launch: Launch, first: int, stop: int) -> Ground:
@@ -123,30 +124,21 @@ class Lowering:
     def shown(self, launch: Launch) -> Scratch:
         """The list of the slots that each row of a mask shows, made by the first launch on it."""
         room = launch.room("slots")
-<<<<<<< HEAD
         attrs = launch.result.tensor.attrs
         has_mask, has_length = bool(attrs["has_mask"]), bool(attrs["has_length"])
         mask = launch.sources[3 : 3 + has_mask]
         length = launch.sources[3 + has_mask :][:has_length]
-        m, n = launch.sources[0].tensor.shape[0], launch.sources[1].tensor.shape[0]
-        if not room.ready:
+        context = launch.sources[1].tensor.shape[0]
+        m, n = mask[0].tensor.shape if mask else (launch.sources[0].tensor.shape[0], context)
+        if not room.ready and mask and lists_slots(mask[0].tensor):
             self.add(
-                "shown_slots", makes=[room], mask=self.at(mask[0]) if mask else 0, list=room,
-                length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4, ls=list_bytes(n),
-=======
-        mask, *length = launch.sources[3:]
-        m, n = mask.tensor.shape
-        if not room.ready and lists_slots(mask.tensor):
-            self.add(
-                "listed_slots", makes=[room], given=self.at(mask), list=room,
-                length=self.at(length[0]) if length else 0, m=m, n=n,
-                c=launch.sources[1].tensor.shape[0],
+                "listed_slots", makes=[room], given=self.at(mask[0]), list=room,
+                length=self.at(length[0]) if length else 0, m=m, n=n, c=context,
             )  # fmt: skip
         elif not room.ready:
             self.add(
-                "shown_slots", makes=[room], mask=self.at(mask), list=room,
+                "shown_slots", makes=[room], mask=self.at(mask[0]) if mask else 0, list=room,
                 length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4,
->>>>>>> main
             )  # fmt: skip
         return room
 

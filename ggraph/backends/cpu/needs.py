@@ -96,13 +96,9 @@ def attends(t: Tensor) -> bool:
     8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-<<<<<<< HEAD
-    if not is_rows(q) or (attrs["has_mask"] and not is_rows(rest[0])):
-=======
-    if not is_rows(q) or not attrs["has_mask"]:
+    if not is_rows(q):
         return False
-    if not is_rows(rest[0]) and not lists_slots(rest[0]):
->>>>>>> main
+    if attrs["has_mask"] and not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
     if attrs["has_length"] and rest[bool(attrs["has_mask"])].dtype is not I32:
         return False
@@ -171,15 +167,10 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     m, heads, _ = t.sources[0].shape
-<<<<<<< HEAD
-    n, _, dim = t.sources[2].shape
+    n = t.sources[3].shape[1] if t.attrs["has_mask"] else t.sources[2].shape[0]
+    dim = t.sources[2].shape[2]
     count = bool(t.attrs["has_mask"]) + bool(t.attrs["has_length"])
     listed = Need("slots", m * list_bytes(n), tuple(range(3, 3 + count)))
-=======
-    n, dim = t.sources[3].shape[1], t.sources[2].shape[2]
-    deciding = (3, 4) if t.attrs["has_length"] else (3,)
-    listed = Need("slots", m * list_bytes(n), deciding)
->>>>>>> main
     if m > FEW_ROWS:
         return (listed,)
     return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))
@@ -215,12 +206,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-<<<<<<< HEAD
     "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
-    "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns",
-    "turns_into",
-=======
-    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "lists_slots", "looks_up",
-    "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
->>>>>>> main
+    "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats",
+    "turns", "turns_into",
 ]  # fmt: skip

@@ -5,11 +5,7 @@ biases[n + SPARE]] in 4-byte words, where a bias is what the mask adds to a scor
 """
 
 from ggraph.backends.cpu import words
-<<<<<<< HEAD
-from ggraph.backends.cpu.simd import F32X8, I32, I32X8, I64, Kernel, Val, kernel, vec
-=======
-from ggraph.backends.cpu.simd import F32, I32, I32X8, I64, Kernel, Val, kernel, vec
->>>>>>> main
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I32X8, I64, Kernel, Val, kernel, vec
 
 LIST_HEAD = 32  # bytes before a list's slots: their count, padding
 SPARE = 32  # entries after a list's last that may be written, and prefetched
