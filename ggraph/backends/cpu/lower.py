@@ -315,7 +315,8 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
     wide, attrs = v.shape[2], x.result.tensor.attrs
-    kind, entries = k.dtype.name, x.sources[3].tensor.shape[1]
+    shown = x.sources[3].tensor.shape[1] if attrs["has_mask"] else k.shape[0]
+    kind, entries = k.dtype.name, shown
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
