@@ -48,10 +48,12 @@ class Step:
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
-        self.mask = input("mask", (rows, context), dtypes.F32)
+        seen = self.shape.listed or context
+        kind = dtypes.I32 if self.shape.listed else dtypes.F32
+        self.mask = input("mask", (rows, seen), kind)
         self.window_mask = self.mask
         if self.config.sliding_window is not None:
-            self.window_mask = input("window_mask", (rows, context), dtypes.F32)
+            self.window_mask = input("window_mask", (rows, seen), kind)
         self.length = input("length", (1,), dtypes.I32)
         self.wanted = input("wanted", (self.shape.wanted,), dtypes.I32)
         self.kept: list[Tensor] = []  # what states become

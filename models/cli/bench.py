@@ -21,6 +21,7 @@ from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
 from ..run.load import load
 from ..run.shipped import DATA, head_for
+from .bench_serve import bench_serve
 from .common import Context, ModelPath, Threads, model_path, notes, write_text
 from .draft import Head
 
@@ -36,6 +37,9 @@ DraftPeer = Annotated[
     str, typer.Option("--peer", help="llama.cpp: let it draft 4 tokens with the same GGUF head.")
 ]
 Out = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
+
+
+bench_app.command("serve")(bench_serve)
 
 
 @bench_app.command("cpu")
