@@ -36,7 +36,7 @@ from models.run.load import open_session
 PEER = importlib.util.find_spec("xllamacpp") is not None
 if PEER:
     from test_models_llama_cpp import NAMES as KNOWN_TO_LLAMA_CPP
-    from test_models_llama_cpp import greedy, source
+    from test_models_llama_cpp import PLAIN, greedy, source
 NEW = 24  # tokens of a text that is compared with llama.cpp's
 INTRO = """# Models
 
@@ -74,8 +74,7 @@ def same_as_llama_cpp(name: str, folder: Path) -> str:
         return "not asked"
     if name not in KNOWN_TO_LLAMA_CPP:
         return "not compared"
-    keys = {"tokenizer.ggml.tokens": [f"w{i}" for i in range(320)]}
-    path = small_model(folder / "peer.gguf", keys, source(name, folder / "hf"), "f32")
+    path = small_model(folder / "peer.gguf", PLAIN, source(name, folder / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, _ = greedy(path, ids)
     peer = Peer(path, 1, 256)
