@@ -1,6 +1,6 @@
 """Mutation testing of the CUDA kernels on the stand-in: is every mistake in them seen?
 
-    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--count 60] [--seed 0] [--list]
+    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--count 60] [--list]
 
 Changes one thing in one kernel source at a time, in memory: drops a barrier, shifts an index,
 narrows a mask or a shift, turns a bound, skips lanes of a reduction; and runs the tests of that
