@@ -45,6 +45,8 @@ TESTS: dict[str, tuple[str, str]] = {
     "experts.cu": (PRODUCTS, "pair or experts"),
     "attention.cu": (OPS, "attention and not many or flash"),
     "prompt.cu": (OPS, "attention_of_many"),
+    "mixtures.cu": (OPS, "moe"),
+    "recurrent.cu": (OPS, "conv or delta or rule"),
     "norm.cu": (OPS, "norm or sum or mean"),
     "products.cu": (OPS, "mul_mat"),
     "rope.cu": (OPS, "rope"),

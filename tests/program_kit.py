@@ -6,7 +6,7 @@ with each value between two pages that nobody may touch: `python program_kit.py 
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -145,10 +145,12 @@ def executor(verified: VerifiedPlan, backend: CpuBackend, given: dict[str, Array
     return Executor(verified, {"cpu": backend}, external)
 
 
-def cases() -> Iterator[tuple[str, Graph, dict[str, Array]]]:
-    """Every example of every op with a CPU kernel, its float operands as weights and as inputs."""
+def cases(
+    names: Container[str] = LOWERINGS,
+) -> Iterator[tuple[str, Graph, dict[str, Array]]]:
+    """Every example of these ops (those with a CPU kernel), operands as weights and as inputs."""
     for spec, i, example in examples.every():
-        if spec.name in LOWERINGS:
+        if spec.name in names:
             for kind in (Kind.INPUT, Kind.WEIGHT):
                 graph = _example(spec, example, kind)
                 if graph is not None:

@@ -40,9 +40,10 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
         mask[-1, : shown[-1] // 2] = -np.inf
     return {
         "q": q, "k": k, "v": v, "mask": mask, "y": np.zeros_like(q), "m": m, "heads": heads,
-        "kv_heads": kv, "hd": hd, "n": n, "qs": q.strides[0], "ks": k.strides[0],
+        "kv_heads": kv, "hd": hd, "vd": hd, "n": n, "qs": q.strides[0], "ks": k.strides[0],
         "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], **listed(mask),
         "ys": q.strides[0], "scale": hd**-0.5,
+        "sinks": 0, "softcap": 0.0,
         "part": np.full(attention.scratch_bytes(m, heads, hd, n), 0xFF, np.uint8),
     }  # fmt: skip
 

@@ -5,30 +5,46 @@ are in `test_cuda_golden.py`.
 """
 
 from itertools import accumulate, groupby, pairwise
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import pytest
 from cuda_host import Graph, HostDriver, need_compiler
+from test_models_golden import NAMES
 from test_models_plans import GRAPHS
 
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.backends.protocol import Launch
 from ggraph.backends.sim import Random, Simulator
+from ggraph.decode.model import StepShape
 from ggraph.device import DeviceSpec
 from ggraph.execute import Executor
+from ggraph.graph import Graph as IrGraph
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import HOST_STEPS, Do, VerifiedPlan
 from ggraph.tensor import Kind
+from models.registry import open_model
 
+GOLDEN = Path(__file__).parent / "golden"
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
 
 
 def made(name: str, streams: int) -> VerifiedPlan:
+    return planned(GRAPHS[name](), streams)
+
+
+def planned(graph: IrGraph, streams: int) -> VerifiedPlan:
     options = Options(streams=streams)
-    return make_plan(GRAPHS[name](), [cuda_spec("cuda0", HostDriver()), CPU], options)
+    return make_plan(graph, [cuda_spec("cuda0", HostDriver()), CPU], options)
+
+
+def left_to_the_cpu(verified: VerifiedPlan) -> list[str]:
+    """Labels of the launches that the GPU has no kernel for."""
+    launches = (c for c in verified.plan.schedule if c.do is Do.LAUNCH)
+    return [c.label for c in launches if c.actor.device == "cpu"]
 
 
 def weights_of(verified: VerifiedPlan) -> dict[str, Any]:
@@ -57,11 +73,8 @@ def test_every_graph_is_planned_for_the_gpu_and_runs_on_sim(name: str) -> None:
     """All work is on the GPU; the command stream is verified, and random orders agree."""
     for streams in (1, 4):
         verified = made(name, streams)
-        on_cpu = [c.label for c in verified.plan.schedule if c.do is Do.LAUNCH
-                  and c.actor.device == "cpu"]  # fmt: skip
-        assert on_cpu in ([], ["moved"]), (
-            f"{name}: {on_cpu} fell back to the CPU"
-        )  # an input's copy
+        on_cpu = left_to_the_cpu(verified)
+        assert on_cpu in ([], ["moved"]), f"{name}: {on_cpu} fell back"  # an input's copy
     if "64" in name or "moe" in name:
         return  # the same commands again, only slower
     simulator = Simulator(verified.plan, weights_of(verified))
@@ -70,6 +83,14 @@ def test_every_graph_is_planned_for_the_gpu_and_runs_on_sim(name: str) -> None:
     assert not runs[0].faults and not runs[1].faults
     for key, value in runs[0].outputs[0].items():
         assert value.tobytes() == runs[1].outputs[0][key].tobytes()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny2/")])
+def test_every_architecture_is_planned_for_the_gpu_alone(name: str) -> None:
+    model = open_model(GOLDEN / name)
+    for rows in (5, 64):
+        shape = StepShape(rows, 256, 1 if rows > 8 else rows, 513, ())
+        assert left_to_the_cpu(planned(model.build(shape), 1)) == [], rows
 
 
 class Recording(CudaBackend):

@@ -7,6 +7,12 @@ Inputs of every step graph: `tokens` i32 [T], `positions` i32 [T], `slots` i64 [
 each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `length` i32 [1]
 (cache rows in use, at most C), `wanted` i32 [M] (rows of this step that get logits).
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
+
+Models with recurrent layers have more inputs (`ggraph.ops.recurrent`): `parents` i32 [T], `replay`
+i32 [REPLAYED], `past` i32 [1] (slots of text before the step), `certain` i32 [1] (rows that are
+text), and `log_slots` i64 [T] where T is at most LOG. A step leaves the state after the rows that
+are text for certain, and in a log of LOG rows what the others would put into it; `replay` names
+those of the last step that became text.
 """
 
 from dataclasses import dataclass
@@ -15,6 +21,9 @@ from typing import Protocol
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
+
+REPLAYED = 65  # most rows of a step with a draft: its longest, and the last token of the text
+LOG = 96  # rows that such a step may be padded to
 
 
 @dataclass(frozen=True)

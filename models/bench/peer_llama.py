@@ -55,8 +55,9 @@ def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:
     choice = reply["choices"][0]
     found = {"text": choice["text"], "wall": wall, "cpu": used, **reply["timings"]}
     if request.get("probs"):
-        first = choice["logprobs"]["content"][0]["top_logprobs"]
-        found["probs"] = [[p["id"], p["logprob"]] for p in first]
+        said = choice["logprobs"]["content"]
+        found["probs"] = [[p["id"], p["logprob"]] for p in said[0]["top_logprobs"]]
+        found["ids"] = [c["id"] for c in said]
     return found
 
 

@@ -22,8 +22,10 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from .. import latent
-from ..config import DecoderConfig, Keys, rope_from_gguf, rope_from_hf
+from ..config import DecoderConfig, Keys
 from ..eagle3 import Head, HeadConfig
+from ..gguf_config import rope_from_gguf
+from ..hf_config import rope_from_hf
 from ..latent import Latent
 from ..registry import Model
 from .eagle1 import FirstHead, is_first_generation, open_eagle1

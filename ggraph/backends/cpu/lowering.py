@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import GUARD, is_weight, kept_as
+from ggraph.backends.cpu.needs import is_weight, kept_as
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Access, Assembler, Range
@@ -131,7 +131,7 @@ class Lowering:
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
         size = packed_bytes(dtype, n, k)
-        out = self.shelf.take(size * math.prod(experts) + GUARD)
+        out = self.shelf.take(size * math.prod(experts))
         asm = Assembler(self.pool.jit)
         for e in range(math.prod(experts)):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]

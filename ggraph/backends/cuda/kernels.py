@@ -26,7 +26,8 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
-    "delay", "elementwise", "experts", "norm", "products", "rope", "rows", "softmax", "sort",
+    "delay", "elementwise", "experts", "mixtures", "norm", "products", "recurrent", "rope", "rows",
+    "softmax", "sort",
 )  # fmt: skip
 HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
