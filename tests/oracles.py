@@ -433,16 +433,19 @@ def flash_attn(q: Array, k: Array, v: Array, *rest: Array, **attrs: Any) -> Arra
     t_count, heads, _ = q.shape
     group = heads // k.shape[1]
     count = int(rest[int(attrs["has_mask"])][0]) if attrs["has_length"] else k.shape[0]
+    listed = attrs["has_mask"] and rest[0].dtype == np.int32
     y = zeros(t_count, heads, v.shape[2])
     for t, h in places((t_count, heads)):
         scores = []
-        for c in range(count):
+        seen = [int(c) for c in rest[0][t] if c < count] if listed else list(range(count))
+        for c in seen:
             s = _dot(q[t, h], k[c, h // group]) * attrs["scale"]
             if attrs["softcap"] != 0:
                 s = attrs["softcap"] * math.tanh(s / attrs["softcap"])
-            scores.append(s + (float(rest[0][t, c]) if attrs["has_mask"] else 0.0))
+            shown = attrs["has_mask"] and not listed
+            scores.append(s + (float(rest[0][t, c]) if shown else 0.0))
         extra = [float(rest[-1][h])] if attrs["has_sinks"] else []
-        for c, p in enumerate(_chances(scores, extra)):
+        for c, p in zip(seen, _chances(scores, extra), strict=True):
             if p > 0:
                 for j in range(v.shape[2]):
                     y[t, h, j] += p * float(v[c, h // group, j])

@@ -6,7 +6,8 @@ that lie `step` apart. `whose` says which of the kernel's parts touch it: "own",
 (and column) alone that writes the same place of the result; "any", any part any of it; "listed",
 rows that an index names, each once.
 
-Legend: m rows, n columns or slots, k columns of a product; row_of(kind, n): bytes of n numbers.
+Legend: m rows, n columns or slots, c rows of a cache, k columns of a product; row_of(kind, n):
+bytes of n numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -177,11 +178,17 @@ def _matmul_id(a: Args, layout: str) -> Iterator[Patch]:
 def _shown(a: Args, _: str) -> Iterator[Patch]:
     yield _reads(a, "mask", a["m"], a["ms"], a["n"] * 4)
     yield _reads(a, "length", 1, 0, 4, "any")
-    yield _writes(a, "list", a["m"], a["ls"], list_bytes(a["n"]))
+    yield _writes(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]))
+
+
+def _listed(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "given", a["m"], a["n"] * 4, a["n"] * 4)
+    yield _reads(a, "length", 1, 0, 4, "any")
+    yield _writes(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]))
 
 
 def _lists(a: Args) -> Patch:
-    return _reads(a, "list", a["m"], a["ls"], list_bytes(a["n"]), "any")
+    return _reads(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]), "any")
 
 
 def _parts(a: Args) -> int:
@@ -192,8 +199,8 @@ def _cached(a: Args, kind: str) -> Iterator[Patch]:
     """Queries, keys and values of attention."""
     yield _reads(a, "q", a["m"], a["qs"], a["heads"] * a["hd"] * 4, "any")
     others = a["kv_heads"] - 1
-    yield _reads(a, "k", a["n"], a["ks"], others * a["kh"] + _row(kind, a["hd"]), "any")
-    yield _reads(a, "v", a["n"], a["vs"], others * a["vh"] + _row(kind, a["vd"]), "any")
+    yield _reads(a, "k", a["c"], a["ks"], others * a["kh"] + _row(kind, a["hd"]), "any")
+    yield _reads(a, "v", a["c"], a["vs"], others * a["vh"] + _row(kind, a["vd"]), "any")
     yield _lists(a)
 
 
@@ -295,6 +302,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("tanh", "softplus", "norm"), _one),
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
+    "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
     "set_rows_": _set_rows, "rope_": _rope, "repeat_rows": _repeated, "top_k": _best,

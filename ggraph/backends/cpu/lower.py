@@ -31,7 +31,6 @@ from ggraph.backends.cpu import (  # noqa: F401
 )
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
-from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.dtype import I64
@@ -285,15 +284,16 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
     wide, attrs = v.shape[2], x.result.tensor.attrs
-    kind, context = k.dtype.name, k.shape[0]
+    kind, entries = k.dtype.name, x.sources[3].tensor.shape[1]
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
-        "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": context, "qs": heads * dim * 4,
-        "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": list_bytes(context), "ys": heads * wide * 4, "part": parts[0] if parts else 0,
+        "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": entries, "c": k.shape[0],
+        "qs": heads * dim * 4, "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0],
+        "vh": v.strides[1], "ys": heads * wide * 4,
+        "part": parts[0] if parts else 0,
         "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
         "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip

@@ -81,11 +81,18 @@ def looks_up(t: Tensor) -> bool:
     return flat and is_weight(table) and table.dtype in LAYOUTS
 
 
+def lists_slots(mask: Tensor) -> bool:
+    """Whether a mask is given as lists of slots."""
+    return mask.dtype is I32 and mask.is_contiguous
+
+
 def attends(t: Tensor) -> bool:
     """Whether a kernel computes this flash_attn: by a mask, over a float or 8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q) or not attrs["has_mask"] or not is_rows(rest[0]):
+    if not is_rows(q) or not attrs["has_mask"]:
+        return False
+    if not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
     if attrs["has_length"] and rest[1].dtype is not I32:
         return False
@@ -141,7 +148,7 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     m, heads, _ = t.sources[0].shape
-    n, _, dim = t.sources[2].shape
+    n, dim = t.sources[3].shape[1], t.sources[2].shape[2]
     deciding = (3, 4) if t.attrs["has_length"] else (3,)
     listed = Need("slots", m * list_bytes(n), deciding)
     if m > FEW_ROWS:
@@ -178,6 +185,6 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
-    "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
+    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "lists_slots", "looks_up",
+    "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

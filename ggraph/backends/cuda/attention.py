@@ -97,7 +97,8 @@ def _attended(t: Tensor) -> bool:
         return False
     if t.attrs["has_mask"]:
         mask = rest.pop(0)
-        if not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
+        by_lists = not mask.dtype.is_float  # for which there is no kernel yet
+        if by_lists or not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
             return False
     inner = all(s.strides[2] == s.dtype.block_bytes for s in (k, v))
     return inner and all(is_flat(r, dtype=r.dtype) for r in rest)  # a length, sinks
