@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError
+from ggraph import Graph, ModelError, Tensor
 from ggraph.formats.checkpoint import RawTensor
 
 from .blocks import Step
@@ -32,6 +32,15 @@ LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+NEXT_NAMES = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
+}
+"""What layers that only draft (multi-token prediction) have beside the others."""
 TOP_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -52,9 +61,11 @@ class Architecture:
     `top_names` are Hugging Face names that it has beside Llama's, or means otherwise; those of
     layers follow `layer_prefix`, a regular expression, and the layer's number. `sanitize`
     changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
-    takes, and `store` back again. `fused` are tensors of its files that hold several of `build`'s,
-    one below the other. `translate` gives keys of config.json their usual names, `complete` sets
-    what neither file says, `keys` are keys of a GGUF file beyond the usual (None: not told).
+    takes, and `store` back again. `layer` is one layer of `build`, T rows to T rows, where files
+    may hold more of them that only draft. `fused` are tensors of its files that hold several of
+    `build`'s, one below the other. `translate` gives keys of config.json their usual names,
+    `complete` sets what neither file says, `keys` are keys of a GGUF file beyond the usual (None:
+    not told).
     """
 
     name: str
@@ -72,6 +83,7 @@ class Architecture:
     load: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
     store: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
+    layer: Callable[[Step, Tensor, int], Tensor] | None = None
 
     @property
     def gguf(self) -> str:

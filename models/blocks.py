@@ -48,10 +48,12 @@ class Step:
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
-        self.mask = input("mask", (rows, context), dtypes.F32)
+        seen = self.shape.listed or context
+        kind = dtypes.I32 if self.shape.listed else dtypes.F32
+        self.mask = input("mask", (rows, seen), kind)
         self.window_mask = self.mask
         if self.config.sliding_window is not None:
-            self.window_mask = input("window_mask", (rows, context), dtypes.F32)
+            self.window_mask = input("window_mask", (rows, seen), kind)
         self.length = input("length", (1,), dtypes.I32)
         self.wanted = input("wanted", (self.shape.wanted,), dtypes.I32)
         self.kept: list[Tensor] = []  # what states become
@@ -298,7 +300,8 @@ Norm = Callable[[Step, Tensor, str], Tensor]
 def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     """Logits of the wanted rows, and the finished graph.
 
-    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads read.
+    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads and a
+    model's own draft layers read.
     """
     c = s.config
     if c.num_hidden_layers in s.shape.taps:

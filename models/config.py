@@ -13,6 +13,9 @@ import numpy as np
 
 from ggraph import ModelError
 
+MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -35,6 +38,15 @@ class Rope:
     truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
     factors: str = "rope_freqs.weight"
+
+    def __post_init__(self) -> None:
+        told = (self.beta_fast, self.beta_slow, self.n_ctx_orig)
+        if self.ext_factor and not all(0 < v <= MOST_TURNS for v in told):
+            raise ModelError(f"yarn: beta_fast, beta_slow and original context of {told}")
+        if not 1 / MOST_TURNS <= self.freq_scale <= MOST_TURNS:
+            raise ModelError(f"rope: frequencies times {self.freq_scale}")
+        if not all(0 < f < LARGEST for f in self.freq_factors or ()):
+            raise ModelError("rope: factors of frequencies that float32 cannot hold")
 
 
 def yarn_factors(rope: Rope) -> tuple[float, ...]:
@@ -90,6 +102,7 @@ class DecoderConfig:
     window_head_dim: int = 0  # of sliding layers, where it differs
     rotated_layers: tuple[bool, ...] = ()  # empty: all
     recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
+    num_nextn_predict_layers: int = 0  # behind the others: they only draft
     num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
     use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
     hidden_size_per_layer_input: int = 0
@@ -115,6 +128,8 @@ class DecoderConfig:
                 f"{self.architecture}: {self.num_attention_heads} heads cannot share "
                 f"{self.num_key_value_heads} key-value heads"
             )
+        if not self.logits_scaling > 0:
+            raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
         if not math.isfinite(self.rope.freq_base) or self.rope.freq_base <= 0:
@@ -128,7 +143,7 @@ class DecoderConfig:
 
     def remembers(self, layer: int) -> bool:
         """Whether this layer has a recurrent state in place of attention."""
-        return self.recurrent_layers[layer] if self.recurrent_layers else False
+        return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
 
     def rope_of(self, layer: int) -> Rope | None:
         """How this layer rotates queries and keys, None where it does not."""
@@ -165,6 +180,11 @@ SCALARS = (
     Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
     Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
     Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
+    Scalar(
+        "num_nextn_predict_layers",
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        "nextn_predict_layers",
+    ),
     Scalar("first_k_dense_replace", ("first_k_dense_replace",), "leading_dense_block_count"),
     Scalar(
         "shared_intermediate_size",
@@ -226,6 +246,13 @@ class Keys:
         if not isinstance(value, (bool, np.bool_)):
             raise ModelError(f"{self._where}: {key} = {value!r} is neither true nor false")
         return bool(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """A config inside the config, empty where it is missing."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{self._where}: {key} = {value!r:.60} is no mapping")
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands."""

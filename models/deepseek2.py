@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Graph, ModelError, dtypes, ops
+from ggraph import Graph, ModelError, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, latent
@@ -22,18 +22,22 @@ from .latent import Latent
 
 def build(s: Step) -> Graph:
     """The step graph of a checkpoint with latent attention."""
-    c, sizes = s.config, sizes_of(s.config)
     x = blocks.embed(s)  # [T, E]
-    for i in range(c.num_hidden_layers):
+    for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
-        h = x + latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes)
-        if i < c.first_k_dense_replace:
-            x = blocks.fed_forward(s, h, i)
-            continue
-        normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")
-        shared = blocks.gated(s, normed, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
-        x = h + (blocks.experts(s, normed, i) + shared)
+        x = layer(s, x, i)
     return blocks.head(s, x)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    c = s.config
+    h = x + latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
+    if i < c.first_k_dense_replace:
+        return blocks.fed_forward(s, h, i)
+    normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")
+    shared = blocks.gated(s, normed, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
+    return h + (blocks.experts(s, normed, i) + shared)
 
 
 def sizes_of(c: DecoderConfig) -> Latent:
@@ -57,8 +61,8 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
                          f"{k.get('rope_interleave')}: only 1 and true are known")  # fmt: skip
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
-    rope = {**(values.get("rope_parameters") or values.get("rope_scaling") or {})}
-    rope["partial_rotary_factor"] = rotated / width
+    told = k.mapping("rope_parameters") or k.mapping("rope_scaling")
+    rope = {**told, "partial_rotary_factor": rotated / width}
     return {
         **values, "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),
@@ -83,7 +87,7 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
     """What keys and values grow by as one matrix, and only experts chosen by sigmoids."""
     found = {n: t for n, t in tensors.items() if ".attn_k_b." not in n and ".attn_v_b." not in n}
-    for i in range(c.num_hidden_layers):
+    for i in range(c.num_hidden_layers + c.num_nextn_predict_layers):
         if i >= c.first_k_dense_replace and f"blk.{i}.exp_probs_b.bias" not in tensors:
             raise ModelError(f"{c.architecture}: layer {i} has no exp_probs_b; experts chosen by "
                              "soft_max chances are not known here")  # fmt: skip
@@ -134,4 +138,5 @@ DEEPSEEK2 = Architecture(
         **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     },
     translate=translate, complete=complete, load=load, store=store, keys=keys,
+    layer=layer,
 )  # fmt: skip

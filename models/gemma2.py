@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ggraph import Graph, Tensor, dtypes
+from ggraph import Graph, ModelError, Tensor, dtypes
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
 from .architecture import Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 from .gguf_config import every
 
 WIDE = 46  # layers of the 27B model, whose scores have a scale that GGUF files do not tell
@@ -49,8 +49,13 @@ def second_half(s: Step, h: Tensor, i: int) -> Tensor:
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The scale of the scores under its usual name."""
-    scalar = values.get("query_pre_attn_scalar")
-    return {**values, "attention_multiplier": scalar**-0.5} if scalar else values
+    k = Keys(values, "config.json")
+    if not k.has("query_pre_attn_scalar"):
+        return values
+    scalar = k.real("query_pre_attn_scalar")
+    if scalar <= 0:
+        raise ModelError(f"config.json: query_pre_attn_scalar = {scalar}: expected more than 0")
+    return {**values, "attention_multiplier": scalar**-0.5}
 
 
 def complete(c: DecoderConfig, wide: int = WIDE, period: int = 2) -> DecoderConfig:

@@ -16,7 +16,7 @@ from ggraph import Graph, ModelError, Tensor, ops
 from . import blocks, gemma2
 from .architecture import Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
@@ -86,12 +86,12 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("attention_k_eq_v", "enable_moe_block"):
         if values.get(key):
             raise ModelError(f"gemma4: {key} is not known here")
-    each = values.get("per_layer_config") or {}
+    each = Keys(values, "config.json").mapping("per_layer_config")
     told = [v for v in each.values() if isinstance(v, Mapping)]
     if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):
         raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim is known here")
     small = values.get("head_dim")
-    wide = values.get("global_head_dim") or next((v["head_dim"] for v in told), small)
+    wide = values.get("global_head_dim") or next((v.get("head_dim", small) for v in told), small)
     return {**values, "head_dim": wide, "window_head_dim": small}
 
 

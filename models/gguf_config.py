@@ -116,7 +116,9 @@ def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
         return {"recurrent_layers": tuple(n == 0 for n in kv)}
     told = k.get("attention.recurrent_layers")
     if told is not None:
-        flags = [bool(v) for v in np.asarray(told).tolist()]
+        flags = [bool(v) for v in np.asarray(told).reshape(-1).tolist()]
+        if len(flags) < layers:
+            raise ModelError(f"GGUF metadata: {len(flags)} recurrent layers told of {layers}")
         return {"recurrent_layers": tuple(flags[:layers])}
     if k.has("full_attention_interval"):
         return {"recurrent_layers": every(k.integer("full_attention_interval"), layers)}
@@ -128,7 +130,7 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
     rope = Rope(
         mode, k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 10000.0)
     )
-    kind = k.get("rope.scaling.type", "none")
+    kind = str(k.get("rope.scaling.type", "none"))
     if kind == "none" or not k.has("rope.scaling.factor"):
         return rope
     factor = k.real("rope.scaling.factor")
@@ -158,7 +160,7 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "general.architecture": a,
         "general.alignment": 32,
-        f"{a}.block_count": c.num_hidden_layers,
+        f"{a}.block_count": c.num_hidden_layers + c.num_nextn_predict_layers,
         f"{a}.context_length": c.max_position_embeddings,
         f"{a}.embedding_length": c.hidden_size,
         f"{a}.feed_forward_length": c.intermediate_size,

@@ -11,7 +11,7 @@ from ggraph import Graph, Tensor, dtypes, ops
 from . import blocks
 from .architecture import Architecture, Tensors, changed
 from .blocks import Step
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 from .recurrent import convolved
 
 
@@ -42,8 +42,9 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     by a third and rounded up."""
     wide = values.get("block_ff_dim") or values.get("intermediate_size")
     if values.get("block_auto_adjust_ff_dim") and isinstance(wide, int):
-        unit = int(values.get("block_multiple_of") or 256)
-        cut = int((values.get("block_ffn_dim_multiplier") or 1.0) * int(2 * wide / 3))
+        k = Keys(values, "config.json")
+        unit = max(k.integer("block_multiple_of", 256), 1)
+        cut = int(k.real("block_ffn_dim_multiplier", 1.0) * int(2 * wide / 3))
         wide = -(-cut // unit) * unit
     kinds = values.get("layer_types")
     attending, layers = values.get("full_attn_idxs"), values.get("num_hidden_layers")

@@ -27,11 +27,16 @@ def build(s: Step) -> Graph:
     x = blocks.embed(s)  # [T, E]
     for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
-        normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
-        mixed = linear_attention(s, normed, i) if s.config.remembers(i) else attention(s, normed, i)
-        h = x + mixed
-        x = h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
+        x = layer(s, x, i)
     return blocks.head(s, x)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
+    mixed = linear_attention(s, normed, i) if s.config.remembers(i) else attention(s, normed, i)
+    h = x + mixed
+    return h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
 
 
 def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
@@ -138,7 +143,9 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     sections = [11, 11, 10, 0]
     return {
         "ssm.inner_size": c.linear_num_value_heads * c.linear_key_head_dim,
-        "attention.recurrent_layers": np.array(c.recurrent_layers, np.bool_),
+        "attention.recurrent_layers": np.array(
+            c.recurrent_layers + (False,) * c.num_nextn_predict_layers, np.bool_
+        ),
         "full_attention_interval": 4,
         "rope.dimension_sections": np.array(sections, np.int32),
     }
@@ -155,7 +162,7 @@ NAMES = {
 }  # fmt: skip
 QWEN35 = Architecture(
     "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
-    complete=complete, sanitize=sanitize, load=load, store=store, keys=keys,
+    complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
 )  # fmt: skip
 QWEN35_MOE = replace(
     QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")

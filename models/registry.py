@@ -5,7 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from . import (
     qwen35,
     smollm3,
 )
-from .architecture import LAYER_NAMES, TOP_NAMES, Architecture, Tensors
+from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
 from .config import DecoderConfig, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
@@ -135,7 +135,8 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
-    return config, a.loaded(dict(checkpoint.tensors), config)
+    config = _drafting(config, checkpoint.tensors)
+    return config, _changed(a, a.loaded, dict(checkpoint.tensors), config)
 
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
@@ -143,15 +144,36 @@ def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors
     values, tensors = _text_part(checkpoint)
     config = a.complete(from_hf(a.translate(values), a.name))
     renamed = sanitize(tensors, config, a)
-    return config, a.loaded(a.sanitize(renamed, config), config)
+    config = _drafting(config, renamed)
+    return config, _changed(a, a.loaded, _changed(a, a.sanitize, renamed, config), config)
+
+
+def _changed(
+    a: Architecture,
+    change: Callable[[Tensors, DecoderConfig], Tensors],
+    tensors: Tensors,
+    config: DecoderConfig,
+) -> Tensors:
+    """The architecture's own change of its tensors. ModelError where NumPy cannot shape them."""
+    try:
+        return change(tensors, config)
+    except (ValueError, IndexError) as error:
+        raise ModelError(f"{a.name}: a tensor does not fit the config: {error}") from error
+
+
+def _drafting(c: DecoderConfig, tensors: Mapping[str, RawTensor]) -> DecoderConfig:
+    """The config with as many layers that only draft as the file holds: some are left out."""
+    told = range(c.num_hidden_layers, c.num_hidden_layers + c.num_nextn_predict_layers)
+    held = sum(f"blk.{i}.nextn.eh_proj.weight" in tensors for i in told)
+    return replace(c, num_nextn_predict_layers=held)
 
 
 _TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.(?=lm_head)")
-_OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio", "mtp.")
+_OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio")
 
 
 def _text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:
-    """The model of text inside one that also sees and hears; and no layers that only draft."""
+    """The model of text inside one that also sees and hears."""
     values, own = checkpoint.metadata, checkpoint.metadata.get("text_config")
     nested = isinstance(own, Mapping)
     found: dict[str, RawTensor] = {}
@@ -186,6 +208,11 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
 
 
 _EXPERT = re.compile(r"(mlp|feed_forward)\.experts\.(\d+)\.(gate|up|down)_proj")
+_NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
+_NEXT_TOP = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm", "embed_tokens": "embed_tokens", "lm_head": "shared_head.head",
+}  # fmt: skip
 _USELESS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
 
 
@@ -195,11 +222,17 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
     stacks: dict[str, dict[int, RawTensor]] = {}
     layer = re.compile(a.layer_prefix + r"(\d+)\.(.+?)(?:\.(weight|bias))?")
     tops, inner = {**TOP_NAMES, **a.top_names}, {**LAYER_NAMES, **a.layer_names}
-    for name, t in tensors.items():
+    last = config.num_hidden_layers + config.num_nextn_predict_layers
+    for given, t in tensors.items():
+        name = _in_line(given, config.num_hidden_layers)
         match = layer.fullmatch(name)
-        if match is not None and int(match[1]) >= config.num_hidden_layers:
-            continue  # layers that only draft
-        if name in tops:
+        drafts = match is not None and int(match[1]) >= config.num_hidden_layers
+        if match is not None and int(match[1]) >= last:
+            continue  # layers that only draft, of which the config does not tell
+        if match is not None and drafts and match[2] in NEXT_NAMES:
+            title = f"blk.{match[1]}.{NEXT_NAMES[match[2]]}.{match[3]}"
+            found[title] = replace(t, name=title)
+        elif name in tops:
             found[tops[name]] = replace(t, name=tops[name])
         elif match is not None and match[2] in inner:
             title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
@@ -208,10 +241,20 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
             title = f"blk.{match[1]}.ffn_{expert[3]}_exps.{match[3]}"
             stacks.setdefault(title, {})[int(expert[2])] = t
         elif not _USELESS.fullmatch(name):
-            raise ModelError(f"{config.architecture}: unknown tensor {name!r} in the checkpoint")
+            raise ModelError(f"{config.architecture}: unknown tensor {given!r} in the checkpoint")
     for title, parts in stacks.items():
         found[title] = _stack(title, parts, config.num_experts)
     return found
+
+
+def _in_line(name: str, layers: int) -> str:
+    """Layers that only draft under the numbers behind the others, where they stand apart."""
+    match = _NEXT.fullmatch(name)
+    if match is None or (match[1] is None and match[3] not in _NEXT_TOP):
+        return name
+    if match[1] is None:
+        return f"model.layers.{layers}.{_NEXT_TOP[match[3]]}.weight"
+    return f"model.layers.{layers + int(match[1])}.{match[2]}"
 
 
 def _stack(title: str, parts: Mapping[int, RawTensor], count: int) -> RawTensor:

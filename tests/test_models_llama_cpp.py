@@ -9,10 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mtp_kit import GLM, QWEN, with_draft_layer
 from small_model import small_model
 
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.engine import Engine
+from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.speculation import Speculation
 from models.bench.peer import Peer
+from models.heads.layouts import open_head
 from models.registry import open_model
 from models.run.load import open_session
 
@@ -26,6 +34,10 @@ NAMES = (
     "tiny2/smollm3",
 )  # fmt: skip
 NEW, END = 24, 257
+PLAIN = {
+    "tokenizer.ggml.tokens": [f"w{i}" for i in range(320)],  # llama.cpp tells of whole UTF-8 only
+    "general.name": "small",  # by some names it knows which tokens there must be
+}
 CLOSE = 0.02  # where the two best logits are nearer than this, rounding may choose
 
 
@@ -59,10 +71,36 @@ def source(name: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", [QWEN, GLM])
+def test_own_layers_draft_as_often_and_as_well(name: str, tmp_path: Path) -> None:
+    """On the texts that both say: as many drafted tokens, and as many of them kept."""
+    hf = with_draft_layer(name, tmp_path / "hf")
+    path = small_model(tmp_path / "small.gguf", PLAIN, hf, "f32")
+    model = open_model(path)
+    head, session = open_head(path, model), open_session(threads=1, exact=True)
+    engine = Engine(Runner(model, session, 128, taps=head.taps), ends=())
+    peer, same, kept = Peer(path, 1, 256, head=path, chain=3), 0, 0
+    for seed in range(6):
+        ids = np.random.default_rng(seed).integers(3, 320, 12).tolist()
+        drafts = Speculation([EagleDrafter(DraftRunner(head, session, 128), name="mtp")], Fixed(3))
+        sampler = Sampler(SamplerConfig(temp=0.0), model.vocab_size)
+        engine.reset()
+        said = engine.generate(ids, sampler.sample, sampler.accept, limit=48, drafts=drafts)
+        ours = list(said)
+        theirs = peer.ask(ids, 48, probs=1)
+        if ours != theirs.raw["ids"]:
+            continue  # two logits so near that rounding chose
+        same += 1
+        kept += engine.statistics.accepted
+        assert (engine.statistics.drafted, engine.statistics.accepted) == theirs.drafts
+    peer.close()
+    session.close()
+    assert same >= 3 and kept >= 10
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
-    plain = {"tokenizer.ggml.tokens": [f"w{i}" for i in range(320)]}  # it tells of whole UTF-8 only
-    path = small_model(tmp_path / "small.gguf", plain, source(name, tmp_path / "hf"), "f32")
+    path = small_model(tmp_path / "small.gguf", PLAIN, source(name, tmp_path / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, gaps = greedy(path, ids)
     peer = Peer(path, 1, 256)

@@ -1,11 +1,13 @@
 """What the decoder asks of a model: a graph per step shape.
 
 Legend: T token rows of one step, C cache rows that attention may see, R cache rows in all,
-M rows for which logits are wanted, V vocabulary, E width of the residual stream.
+M rows for which logits are wanted, V vocabulary, E width of the residual stream, S slots of a list.
 
 Inputs of every step graph: `tokens` i32 [T], `positions` i32 [T], `slots` i64 [T] (cache row that
 each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `length` i32 [1]
 (cache rows in use, at most C), `wanted` i32 [M] (rows of this step that get logits).
+With `listed` the masks are lists i32 [T, S] of the slots that each row sees, up to a number below
+0; C is then R, so that what a step costs does not grow with the cache.
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
 
 Models with recurrent layers have more inputs (`ggraph.ops.recurrent`): `parents` i32 [T], `replay`
@@ -36,6 +38,7 @@ class StepShape:
     cache_rows: int  # R; the last one takes the writes of padding rows
     taps: tuple[int, ...] = ()
     cache_dtype: DType = F16
+    listed: int = 0  # S; 0: masks
 
 
 class CausalModel(Protocol):

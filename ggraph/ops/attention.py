@@ -176,8 +176,12 @@ def _flash_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     expect(multiple, f"{heads} query heads are no multiple of {kv_heads}")
     if flag(attrs, "has_mask"):
         mask = rest.pop(0)
-        plain_float(mask)
-        expect(mask.shape == (rows, context), f"expected %{mask.name} [{rows}, {context}]")
+        listed = mask.dtype is I32
+        if not listed:
+            plain_float(mask)
+        good = len(mask.shape) == 2 and mask.shape[0] == rows
+        good = good and (listed or mask.shape[1] == context)
+        expect(good, f"expected %{mask.name} [{rows}, {context}], or lists i32[{rows}, any]")
     if flag(attrs, "has_length"):
         index_type(rest[0])
         length = rest.pop(0)
@@ -203,6 +207,8 @@ def _flash(
     seen = k.shape[0] if length is None else int(length[0])
     if not 0 <= seen <= k.shape[0]:
         raise InputError(f"flash_attn: length {seen} is outside [0, {k.shape[0]}]")
+    if mask is not None and mask.dtype == np.int32:
+        mask = _mask_of(mask, seen)
     t, h, d = q.shape
     kv = k.shape[1]
     keys = f32(k[:seen]).transpose(1, 2, 0)[:, None]  # [K, 1, D, C]
@@ -216,6 +222,17 @@ def _flash(
     extra = None if sinks is None else sinks.reshape(kv, h // kv, 1, 1)
     mixed = weigh(scores, extra) @ values  # [K, H/K, T, V]
     return f32(mixed.reshape(h, t, v.shape[2]).transpose(1, 0, 2))
+
+
+def _mask_of(lists: Array, seen: int) -> Array:
+    """f32 [T, seen] of lists i32 [T, S]: the logarithm of how often each slot is listed."""
+    counts = np.zeros((lists.shape[0], seen), np.float32)
+    for row, slots in zip(counts, lists, strict=True):
+        ended = np.flatnonzero(slots < 0)
+        held = slots[: ended[0]] if len(ended) else slots
+        np.add.at(row, held[held < seen], 1)
+    with np.errstate(divide="ignore"):
+        return np.log(counts)
 
 
 def _flash_cost(t: Tensor) -> Cost:
@@ -265,6 +282,10 @@ FLASH_ATTN = register(
             _flash_example((2, 2, 32), (33, 1), Arg((1,), I32, "ids:34"), dtype=Q8),
             _flash_example((2, 4, 8), (5, 4), v_dim=6, softcap=10.0),
             _flash_example((2, 2, 8), (5, 2), Arg((2, 5), F16)),
+            _flash_example((3, 4, 64), (40, 2), Arg((3, 50), I32, "ids:40"), dtype=HALF),
+            _flash_example(
+                (9, 4, 8), (40, 2), Arg((9, 6), I32, "ids:40"), Arg((1,), I32, "ids:41")
+            ),
             _flash_example((5, 4, 64), (70, 2), Arg((5, 70), fill="mask"), softcap=5.0),
             _flash_example(
                 (3, 4, 64), (70, 2), Arg((3, 70), fill="mask"), Arg((1,), I32, "ids:71"), Arg((4,))
@@ -338,10 +359,12 @@ def flash_attn(
     """q [T, H, D] plain float; k [C, K, D], v [C, K, V] any float type or layout -> f32 [T, H, V].
 
     Query head h reads head h // (H / K) of k and v. Scores are q . k * scale, held within
-    +-softcap by a tanh where it is not 0, plus mask [T, C]. Only the first length[0] (i32 [1])
-    rows of k and v are looked at. sinks f32 [H] are one more score per head, which takes part in
-    the sum alone. ggml: GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors: ShapeError;
-    InputError at run time for a length outside [0, C]. Source: arXiv 2205.14135.
+    +-softcap by a tanh where it is not 0, plus mask [T, C]. A mask i32 [T, S] lists the rows of k
+    and v that each row looks at, up to a number below 0; their order, and not where they lie,
+    decides the bits. Only the first length[0] (i32 [1]) rows of k and v are looked at. sinks f32
+    [H] are one more score per head, which takes part in the sum alone. ggml:
+    GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors: ShapeError; InputError at run time for a
+    length outside [0, C]. Source: arXiv 2205.14135.
     """
     return apply(
         "flash_attn",

@@ -19,6 +19,7 @@ from ggraph.backends.cpu.jit import WATCHERS
 
 from ..door import open_arch_file
 from .bench import bench_app
+from .chat import chat
 from .common import COMPILING, complain, show_warnings
 from .convert import convert, quantize
 from .eagle3 import eagle3
@@ -27,6 +28,7 @@ from .hazards import hazards_app
 from .importers import import_app
 from .plan import plan
 from .record import record, torture
+from .serve import serve
 from .train import train_eagle3
 from .verify import verify
 
@@ -56,6 +58,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
+app.command()(serve)
 app.command()(plan)
 app.command()(verify)
 app.command()(record)

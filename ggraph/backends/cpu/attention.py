@@ -10,8 +10,8 @@ after the other while the cache has what they read, and `merge_chunks` puts them
 same arithmetic.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
-vd of a value, n slots of which the mask shows some; a state is [largest, sum, 0 .., out[vd]] in
-float32.
+vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
+state is [largest, sum, 0 .., out[vd]] in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +37,8 @@ from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
-ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "qs", "ks", "kh",
-        "vs", "vh", "ls", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
+ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",
+        "kh", "vs", "vh", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
 
 
@@ -99,7 +99,8 @@ def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: Val) -> Ahea
     begin, shown = at.start + CHUNK, shown_count(k, at.row)
     first = _slot(k, at, k.minimum(begin, shown))
     rows = _slot(k, at, k.minimum(begin + CHUNK, shown) - 1) - first + 1
-    span = k.minimum(rows, CHUNK) * step // k.arg("kv_heads")
+    near = k.maximum(k.minimum(rows, CHUNK), 0)  # slots of a list may lie in any order
+    span = near * step // k.arg("kv_heads")
     width = (span // pieces + (LINE - 1)) // LINE * LINE
     at_first = base + first * step + span * at.kv
     return Ahead(k.var(at_first), width, width, k.select(begin < shown, at_first + span, 0))

@@ -5,10 +5,10 @@ BackendError with the reason and what to do.
 """
 
 import importlib
-import os
 import re
 from typing import Any
 
+from ggraph import env
 from ggraph.backends.cuda.backend import CudaBackend, CudaSpec, Events
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.replay import Replayer
@@ -47,7 +47,7 @@ def open_driver(name: str) -> Driver:
     if match is None:
         raise InputError(f"{name!r} is no CUDA device; expected cuda, cuda0, cuda1 ..")
     # Streams beyond the queues (8, unless told before CUDA begins) wait for one another.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    env.propose("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         room = importlib.import_module("ggraph.backends.cuda.cupy_driver")
     except ImportError as error:

@@ -18,7 +18,7 @@ from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
 SPLIT, MAX_HEAD = 64, 512  # as in src/attention.cu
-FEW_ROWS = 32  # up to here a row's bits depend on that row alone, as in `matmul`
+FEW_ROWS = 64  # up to here a row's bits depend on that row alone, as in `matmul`
 TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
 PART_BYTES = 1 << 26  # of partial results at a time
 
@@ -97,7 +97,8 @@ def _attended(t: Tensor) -> bool:
         return False
     if t.attrs["has_mask"]:
         mask = rest.pop(0)
-        if not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
+        by_lists = not mask.dtype.is_float  # for which there is no kernel yet
+        if by_lists or not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
             return False
     inner = all(s.strides[2] == s.dtype.block_bytes for s in (k, v))
     return inner and all(is_flat(r, dtype=r.dtype) for r in rest)  # a length, sinks
