@@ -51,7 +51,7 @@ class Runner:
         self.taps = tuple(taps)
         self.past = 0
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._window: int | None = getattr(model, "sliding_window", None)
+        self._window: int | None = model.sliding_window
         self._ready: dict[tuple[int, int, int], StepShape] = {}  # of the plans that were made
 
     def shape(self, rows: int, wanted: int, reach: int) -> StepShape:

@@ -50,13 +50,15 @@ def library(unit: Unit) -> ctypes.CDLL:
 
 
 def _compile(folder: Path, unit: Unit, files: dict[str, str]) -> None:
+    """Compile beside the folder: other processes may be at the same unit."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    defines = [f"-D{d}" for d in unit.defines.split()]
-    command = [str(COMPILER), *FLAGS, *defines, "unit.cpp", "-o", "unit.part"]
-    subprocess.run(command, cwd=folder, check=True)
-    (folder / "unit.part").replace(folder / "unit.so")
+    with tempfile.TemporaryDirectory(dir=BUILT) as own:
+        for name, text in files.items():
+            (Path(own) / name).write_text(text)
+        defines = [f"-D{d}" for d in unit.defines.split()]
+        command = [str(COMPILER), *FLAGS, *defines, "unit.cpp", "-o", "unit.so"]
+        subprocess.run(command, cwd=own, check=True)
+        (Path(own) / "unit.so").replace(folder / "unit.so")
 
 
 @dataclass(eq=False)
