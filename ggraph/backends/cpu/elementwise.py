@@ -115,7 +115,7 @@ NEG = _unary("neg", lambda k, x: -x)
 SILU = _unary("silu", lambda k, x: x * words.sigmoid(k, x))
 SIGMOID = _unary("sigmoid", words.sigmoid)
 GELU = _unary("gelu", _gelu)
-RELU = _unary("relu", lambda k, x: k.maximum(x, 0.0))
+RELU = _unary("relu", lambda k, x: k.maximum(k.const(0.0, x.v.type), x))  # NaN stays
 EXP = _unary("exp", words.exp)
 
 
@@ -235,7 +235,7 @@ def soft_max(k: Kernel) -> None:
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
             below = _get(k, out + c * 4, left) - k.splat(largest, 8)
-            value = k.select(below.is_nan(), below, words.exp(k, below))
+            value = k.select(below.is_nan(), below, words.exp_below(k, below))
             if left is not None:
                 value = k.select(words.tail_mask(k, left), value, 0.0)
             _put(k, out + c * 4, value, left)
