@@ -236,12 +236,18 @@ def smallest(world: World, grown: Grown, graph: Graph, seed: int, found: str) ->
     """A part of the graph that is wrong alike: fewer outputs, then results fed instead of made."""
     while True:
         for smaller in _smaller(grown, graph):
+            if _size(smaller) >= _size(graph):
+                continue
             again = difference(world, grown, smaller, expected(grown, smaller, seed))
             if _kind(again) == _kind(found):
                 graph = smaller
                 break
         else:
             return graph
+
+
+def _size(graph: Graph) -> int:
+    return len(graph.nodes) + len(graph.outputs)
 
 
 def _kind(found: str) -> str:

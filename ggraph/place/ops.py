@@ -123,8 +123,8 @@ def improve(work: Work) -> None:
     for t in (*loose, *reversed(loose)):
         here = work.of[t.name].device
         costs = {d.name: _crossing(work, t, d.name) for d in work.devices if work.able(d, t)}
-        best = min(costs, key=lambda d: (costs[d], d != here))
-        if costs[best] < costs[here]:
+        best = min(costs, key=lambda d: (costs[d], d != here), default=here)
+        if best != here and costs[best] < costs.get(here, costs[best]):
             saved = costs[here] - costs[best]
             work.put(t, best, f"upgrade from {here}: {saved} fewer bytes cross")
 

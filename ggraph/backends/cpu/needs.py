@@ -93,22 +93,26 @@ def attends(t: Tensor) -> bool:
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
         return False
     dim = q.shape[2]
-    return not dim % 8 and dim <= attention.MAX_HEAD and k.strides[-1] == k.dtype.block_bytes
+    whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
+    return not dim % 8 and dim <= attention.MAX_HEAD and whole
 
 
-def turns(t: Tensor, x: Tensor, positions: Tensor) -> bool:
+def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not is_rows(x) or t.attrs["ext_factor"] != 0 or positions.dtype is not I32:
+    if not all(map(is_rows, (x, *factors))) or t.attrs["ext_factor"] != 0:
+        return False
+    if positions.dtype is not I32 or not positions.is_contiguous:
         return False
     return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
 
 
 def turns_into(t: Tensor) -> bool:
     """Whether kernels compute this rope_set_rows."""
-    held, x, positions, index, *_ = t.sources
+    held, x, positions, index, *factors = t.sources
     known = held.dtype.name in attention.KINDS and held.is_contiguous
-    return known and index.dtype is I64 and index.is_contiguous and turns(t, x, positions)
+    flat = index.dtype is I64 and index.is_contiguous
+    return known and flat and turns(t, x, positions, *factors)
 
 
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
