@@ -20,7 +20,7 @@ from ggraph import dtype as dt
 from ggraph import env
 from ggraph.backends.cpu import attention, cache, elementwise, matmul, pack, quantise  # noqa: F401
 from ggraph.backends.cpu.jit import host_jit
-from ggraph.backends.cpu.lowering import GUARD
+from ggraph.backends.cpu.pages import GUARD
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes

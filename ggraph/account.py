@@ -1,7 +1,8 @@
 """What a plan takes of each device's memory, by what it is for.
 
 Device by device: weights as the device keeps them (packed copies included), states, the results of
-ops, what launches need beside their operands, and the host's staging copies. In an arena values
+ops, what launches need beside their operands, the host's staging copies, and constants (tables that
+a program brings along, such as the frequencies of a rotation). In an arena values
 share bytes: those on which nothing but such needs ever lies count as scratch, the rest as compute.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ggraph.device import HOST
-from ggraph.plan import Plan, Region
+from ggraph.plan import Do, Plan, Region
 from ggraph.tensor import Kind
 
 
@@ -23,11 +24,13 @@ class Account:
     compute: int = 0
     scratch: int = 0
     staging: int = 0
+    constants: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.states + self.compute + self.scratch + self.staging
+        kinds = self.weights, self.states, self.compute, self.scratch, self.staging
+        return sum(kinds) + self.constants
 
 
 def accounts(plan: Plan) -> tuple[Account, ...]:
@@ -55,7 +58,14 @@ def _account(plan: Plan, device: str) -> Account:
         ),
         compute=compute,
         scratch=whole - compute,
+        constants=_constants(plan, device),
     )
+
+
+def _constants(plan: Plan, device: str) -> int:
+    spec = plan.schedule.splits.placement.device_called(device)
+    nodes = {c.node for c in plan.schedule if c.do is Do.LAUNCH and c.actor.device == device}
+    return sum(spec.constant_bytes(t) for t in plan.graph if t.name in nodes and t.spec is not None)
 
 
 def _weights(plan: Plan, device: str) -> Iterator[int]:

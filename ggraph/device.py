@@ -31,6 +31,10 @@ def _exactly(t: Tensor) -> str:
     return ""
 
 
+def _none(t: Tensor) -> int:
+    return 0
+
+
 def _as_it_is(t: Tensor, users: tuple[Tensor, ...]) -> int:
     return t.nbytes
 
@@ -45,7 +49,9 @@ class DeviceSpec:
     staging copies: the host writes inputs and reads outputs in place. `needs(t)` says what a launch
     of `t` takes beside its operands, of which planning makes values; `held_bytes(weight, users)`
     what the device keeps of a weight for the tensors that read it, packed copies included.
-    `rounds(t)` names what its kernel rounds beyond the op's meaning, such as "rows to 8 bits".
+    `rounds(t)` names what its kernel rounds beyond the op's meaning, such as "rows to 8 bits";
+    `unplanned(t)` what its launch takes while it runs that is in no plan ("": nothing), and
+    `constant_bytes(t)` is how large the tables are that its program brings along.
     """
 
     name: str  # "cpu", "cuda0", "sim1"
@@ -70,6 +76,8 @@ class DeviceSpec:
         default=_as_it_is, repr=False, compare=False
     )
     rounds: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
+    unplanned: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
+    constant_bytes: Callable[[Tensor], int] = field(default=_none, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.alignment < 1 or self.alignment & (self.alignment - 1):

@@ -57,6 +57,11 @@ def put(name: str, value: str) -> None:
     os.environ[name] = value
 
 
+def propose(name: str, value: str) -> None:
+    """`put` where the user has not set the variable."""
+    os.environ.setdefault(name, value)
+
+
 def _integer(name: str, default: int, *, low: int, high: int) -> int:
     text = os.environ.get(name)
     if text is None:

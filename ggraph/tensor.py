@@ -60,7 +60,8 @@ class Cost:
 class Arg:
     """One source of an `Example`: shape, dtype, and how the test fills it.
 
-    `fill`: "normal", "positive", "mask" (0 or -inf), or "ids:N" (integers in [0, N)).
+    `fill`: "normal", "positive", "mask" (0 or -inf), "ids:N" (integers in [0, N)), or what else
+    `ggraph.ops.examples` knows.
     """
 
     shape: tuple[int, ...]

@@ -4,14 +4,17 @@ Legend: T token rows, C visible cache rows, R cache rows, E hidden_size, H heads
 heads, D head_dim, F intermediate_size, X experts, U experts per token, V vocabulary.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
-from ggraph.decode.model import StepShape
+from ggraph.decode.model import LOG, REPLAYED, StepShape
 
 from .config import DecoderConfig, Rope
+
+YARN = "rope_yarn.weight"  # made from the config, and in no file
 
 
 class Stored(Protocol):
@@ -45,12 +48,22 @@ class Step:
         self.tokens = input("tokens", (rows,), dtypes.I32)
         self.positions = input("positions", (rows,), dtypes.I32)
         self.slots = input("slots", (rows,), dtypes.I64)
-        self.mask = input("mask", (rows, context), dtypes.F32)
+        seen = self.shape.listed or context
+        kind = dtypes.I32 if self.shape.listed else dtypes.F32
+        self.mask = input("mask", (rows, seen), kind)
         self.window_mask = self.mask
         if self.config.sliding_window is not None:
-            self.window_mask = input("window_mask", (rows, context), dtypes.F32)
+            self.window_mask = input("window_mask", (rows, seen), kind)
         self.length = input("length", (1,), dtypes.I32)
         self.wanted = input("wanted", (self.shape.wanted,), dtypes.I32)
+        self.kept: list[Tensor] = []  # what states become
+        if any(self.config.recurrent_layers):
+            self.parents = input("parents", (rows,), dtypes.I32)
+            self.replay = input("replay", (REPLAYED,), dtypes.I32)
+            self.past = input("past", (1,), dtypes.I32)
+            self.certain = input("certain", (1,), dtypes.I32)
+            if rows <= LOG:
+                self.log_slots = input("log_slots", (rows,), dtypes.I64)
 
     def w(self, name: str, *shape: int) -> Tensor:
         """The weight `name` of the checkpoint. ModelError when absent or of another shape."""
@@ -66,17 +79,34 @@ class Step:
         """Whether the checkpoint holds this tensor."""
         return name in self.catalogue
 
+    def has_sinks(self, i: int) -> bool:
+        """Whether the heads of layer i have a score that takes part in the sum alone."""
+        return f"blk.{i}.attn_sinks.weight" in self.catalogue
+
 
 def embed(s: Step) -> Tensor:
-    """Rows of the embedding table for the step's tokens: [T, E]."""
+    """Rows of the embedding table for the step's tokens, times its factor: [T, E]."""
     table = s.w("token_embd.weight", s.config.vocab_size, s.config.hidden_size)
-    return ops.get_rows(table, s.tokens, name="embd")
+    return scaled(ops.get_rows(table, s.tokens, name="embd"), s.config.embedding_multiplier)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a factor that is known beforehand."""
+    return x if factor == 1.0 else x * factor
 
 
 def norm(s: Step, x: Tensor, name: str) -> Tensor:
     """RMS norm over the last axis, times the weight `{name}.weight`."""
-    scaled = ops.rms_norm(x, eps=s.config.rms_norm_eps, name=f"{name}.rms")
-    return ops.mul(scaled, s.w(f"{name}.weight", x.shape[-1]), name=name)
+    even = ops.rms_norm(x, eps=s.config.rms_norm_eps, name=f"{name}.rms")
+    return ops.mul(even, s.w(f"{name}.weight", x.shape[-1]), name=name)
+
+
+def layer_norm(s: Step, x: Tensor, name: str) -> Tensor:
+    """Mean 0 and variance 1 over the last axis, times `{name}.weight`, plus `{name}.bias`."""
+    n = x.shape[-1]
+    even = ops.norm(x, eps=s.config.rms_norm_eps, name=f"{name}.norm")
+    grown = ops.mul(even, s.w(f"{name}.weight", n), name=f"{name}.scaled")
+    return ops.add(grown, s.w(f"{name}.bias", n), name=name)
 
 
 def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
@@ -90,8 +120,12 @@ def linear(s: Step, x: Tensor, name: str, width: int) -> Tensor:
 def rotate(s: Step, x: Tensor, rope: Rope, name: str, positions: Tensor | None = None) -> Tensor:
     """Rotary embedding of x [T, heads, D] at `positions`, else at the step's."""
     factors = None
-    if s.has("rope_freqs.weight"):
-        factors = s.w("rope_freqs.weight", rope.n_rot // 2)
+    if rope.ext_factor and rope.truncate is False:  # which ggml's rotation knows by factors alone
+        factors = s.w(YARN, rope.n_rot // 2)
+        grown = rope.attn_factor * (1 - 0.1 * math.log(rope.freq_scale))
+        rope = replace(rope, ext_factor=0.0, freq_scale=1.0, attn_factor=grown)
+    elif rope.factors and s.has(rope.factors):
+        factors = s.w(rope.factors, rope.n_rot // 2)
     return ops.rope(
         x,
         s.positions if positions is None else positions,
@@ -118,73 +152,133 @@ def cached(s: Step, rows: Tensor, name: str) -> Tensor:
     return ops.rows(written, 0, shape.context, name=f"{name}.seen")
 
 
-def remembered(s: Step, x: Tensor, i: int, *, qk_norm: bool = False) -> tuple[Tensor, Tensor]:
-    """Keys and values of layer i for x [T, n], written to the cache: what is seen, [C, K, D]."""
+def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -> Tensor:
+    """`count` heads of the role "q", "k" or "v" in layer i for x [T, n]: [T, count, D].
+
+    `normed` puts an RMS norm before the rotation: over each "head" or over the whole "row".
+    """
     c, blk = s.config, f"blk.{i}"
-    rows, kv, d = x.shape[0], c.num_key_value_heads, c.head_dim
-    k = linear(s, x, f"{blk}.attn_k", kv * d).reshape(rows, kv, d)  # [T, K, D]
-    v = linear(s, x, f"{blk}.attn_v", kv * d).reshape(rows, kv, d)  # [T, K, D]
-    if qk_norm:
-        k = norm(s, k, f"{blk}.attn_k_norm")
-    k = rotate(s, k, c.rope, f"{blk}.k_rope")
+    rows, d = x.shape[0], c.head_dim_of(i)
+    y = linear(s, x, f"{blk}.attn_{role}", count * d)
+    if normed == "row":
+        y = norm(s, y, f"{blk}.attn_{role}_norm")
+    y = y.reshape(rows, count, d)
+    return norm(s, y, f"{blk}.attn_{role}_norm") if normed == "head" else y
+
+
+def turned(s: Step, x: Tensor, i: int, role: str, positions: Tensor | None = None) -> Tensor:
+    """Heads x [T, heads, D] of layer i, rotated where it rotates."""
+    rope = s.config.rope_of(i)
+    return x if rope is None else rotate(s, x, rope, f"blk.{i}.{role}_rope", positions)
+
+
+def remembered(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> tuple[Tensor, Tensor]:
+    """Keys and values of layer i for x [T, n], written to the cache: what is seen, [C, K, D]."""
+    kv = s.config.num_key_value_heads
+    k = turned(s, heads(s, x, i, "k", kv, qk_norm), i, "k")  # [T, K, D]
+    v = heads(s, x, i, "v", kv)  # [T, K, D]
     return cached(s, k, f"cache.k.{i}"), cached(s, v, f"cache.v.{i}")
 
 
 def attention(
-    s: Step, x: Tensor, i: int, *, qk_norm: bool = False, only: Tensor | None = None
+    s: Step, x: Tensor, i: int, *, qk_norm: str = "", only: Tensor | None = None
 ) -> Tensor:
     """Self-attention of layer i over the cache: x [T, n] -> [T, E]; [M, E] for the M rows `only`,
-    where the others are to be remembered but not computed."""
-    c, blk = s.config, f"blk.{i}"
-    mask = s.window_mask if c.slides(i) else s.mask
-    asking, positions = x, s.positions
+    where the others are to be remembered but not computed. `qk_norm` as `normed` in `heads`."""
+    asking, mask, positions = x, mask_of(s, i), s.positions
     if only is not None:
         asking, mask = ops.get_rows(x, only), ops.get_rows(mask, only)
         positions = ops.get_rows(positions.reshape(-1, 1), only).reshape(-1)
-    rows, h, d = asking.shape[0], c.num_attention_heads, c.head_dim
-    q = linear(s, asking, f"{blk}.attn_q", h * d).reshape(rows, h, d)  # [T, H, D]
-    if qk_norm:
-        q = norm(s, q, f"{blk}.attn_q_norm")
-    q = rotate(s, q, c.rope, f"{blk}.q_rope", positions)
-    seen_k, seen_v = remembered(s, x, i, qk_norm=qk_norm)
+    q = heads(s, asking, i, "q", s.config.num_attention_heads, qk_norm)
+    q = turned(s, q, i, "q", positions)
+    mixed = attend(s, q, remembered(s, x, i, qk_norm=qk_norm), mask, i)
+    return linear(s, mixed, f"blk.{i}.attn_output", s.config.hidden_size)
+
+
+def mask_of(s: Step, i: int) -> Tensor:
+    """What layer i may see: f32 [T, C]."""
+    return s.window_mask if s.config.slides(i) else s.mask
+
+
+def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor, i: int) -> Tensor:
+    """Queries [T, H, D] over the keys and values that layer i sees: [T, H*D]."""
+    c, name = s.config, f"blk.{i}.attn"
     mixed = ops.flash_attn(
-        q, seen_k, seen_v, mask, s.length, scale=d**-0.5, name=f"{blk}.attn"
+        q,
+        *seen,
+        mask,
+        s.length,
+        s.w(f"{name}_sinks.weight", c.num_attention_heads) if s.has_sinks(i) else None,
+        scale=c.attention_multiplier or c.head_dim_of(i) ** -0.5,
+        softcap=c.attn_logit_softcapping,
+        name=name,
     )  # [T, H, D]
-    return linear(s, mixed.reshape(rows, h * d), f"{blk}.attn_output", c.hidden_size)
+    return mixed.reshape(q.shape[0], mixed.shape[1] * mixed.shape[2])
 
 
 def swiglu(s: Step, x: Tensor, i: int) -> Tensor:
     """Gated feed-forward of layer i: down(silu(gate x) * up x), [T, E] -> [T, E]."""
-    c, blk = s.config, f"blk.{i}"
-    gate = linear(s, x, f"{blk}.ffn_gate", c.intermediate_size)
-    up = linear(s, x, f"{blk}.ffn_up", c.intermediate_size)
-    return linear(s, ops.swiglu(gate, up, name=f"{blk}.ffn_act"), f"{blk}.ffn_down", c.hidden_size)
+    return gated(s, x, i, ops.swiglu, s.config.intermediate_size)
+
+
+def geglu(s: Step, x: Tensor, i: int) -> Tensor:
+    """Gated feed-forward of layer i: down(gelu(gate x) * up x), gelu in its tanh form."""
+    return gated(s, x, i, ops.geglu, s.config.width_of(i))
+
+
+def gated(
+    s: Step, x: Tensor, i: int, unit: Callable[..., Tensor], width: int, end: str = ""
+) -> Tensor:
+    """down(unit(gate x, up x)) of layer i, whose tensors' names end in `end`."""
+    ffn = f"blk.{i}.ffn"
+    gate = linear(s, x, f"{ffn}_gate{end}", width)
+    up = linear(s, x, f"{ffn}_up{end}", width)
+    hidden = unit(gate, up, name=f"{ffn}_act{end}")
+    return linear(s, hidden, f"{ffn}_down{end}", s.config.hidden_size)
+
+
+def attended(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
+    """The first half of layer i, added to what came in: [T, E] -> [T, E]."""
+    mixed = attention(s, norm(s, x, f"blk.{i}.attn_norm"), i, qk_norm=qk_norm)
+    return x + scaled(mixed, s.config.residual_multiplier)
 
 
 def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
     """The second half of layer i, added to what the first made: [T, E] -> [T, E]."""
-    return h + swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return h + scaled(swiglu(s, norm(s, h, f"blk.{i}.ffn_norm"), i), s.config.residual_multiplier)
 
 
-def experts(s: Step, x: Tensor, i: int) -> Tensor:
-    """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E]."""
+def experts(s: Step, x: Tensor, i: int, *, unit: Callable[..., Tensor] = ops.swiglu) -> Tensor:
+    """Mixture of experts of layer i: the U best of X feed-forwards, weighted: [T, E] -> [T, E].
+
+    Experts are as good as their soft_max chance, or, where the checkpoint corrects it by
+    `exp_probs_b`, as its sigmoid and that; the correction chooses but does not weigh.
+    """
     c, blk = s.config, f"blk.{i}"
     n, f, e, u = c.num_experts, c.moe_intermediate_size, c.hidden_size, c.num_experts_per_tok
-    rows = x.shape[0]
-    chances = ops.soft_max(linear(s, x, f"{blk}.ffn_gate_inp", n), name=f"{blk}.moe_probs")
-    chosen = ops.top_k(chances, u, name=f"{blk}.moe_ids")  # [T, U]
-    share = ops.get_rows(chances.reshape(rows, n, 1), chosen)  # [T, U, 1]
-    if c.norm_topk_prob:
-        total = ops.sum_rows(share.reshape(rows, u))  # [T, 1]
-        share = ops.div(share.reshape(rows, u), total).reshape(rows, u, 1)
-    wide = x.reshape(rows, 1, e)
-    gate = ops.mul_mat_id(s.w(f"{blk}.ffn_gate_exps.weight", n, f, e), wide, chosen)  # [T, U, F]
-    up = ops.mul_mat_id(s.w(f"{blk}.ffn_up_exps.weight", n, f, e), wide, chosen)
-    hidden = ops.swiglu(gate, up)
-    out = ops.mul_mat_id(s.w(f"{blk}.ffn_down_exps.weight", n, e, f), hidden, chosen)  # [T, U, E]
-    weighted = ops.mul(out, share, name=f"{blk}.moe_weighted")
-    summed = ops.sum_rows(weighted.permute(0, 2, 1))  # [T, E, 1]
-    return summed.reshape(rows, e)
+    logits = linear(s, x, f"{blk}.ffn_gate_inp", n)  # [T, X]
+    if s.has(f"{blk}.exp_probs_b.bias"):
+        chances = ops.sigmoid(logits, name=f"{blk}.moe_probs")
+        worth = ops.add(chances, s.w(f"{blk}.exp_probs_b.bias", n))
+    else:
+        worth = chances = ops.soft_max(logits, name=f"{blk}.moe_probs")
+    chosen = ops.top_k(worth, u, name=f"{blk}.moe_ids")  # [T, U]
+    factor, even = c.routed_scaling_factor, c.norm_topk_prob
+    share = ops.moe_shares(chances, chosen, normalise=even, scale=factor, name=f"{blk}.moe_shares")
+    wide = x.reshape(x.shape[0], 1, e)
+    gate = expert(s, wide, chosen, f"{blk}.ffn_gate_exps", f)  # [T, U, F]
+    up = expert(s, wide, chosen, f"{blk}.ffn_up_exps", f)
+    out = expert(s, unit(gate, up), chosen, f"{blk}.ffn_down_exps", e)  # [T, U, E]
+    return ops.moe_mix(out, share, name=f"{blk}.moe_out")
+
+
+def expert(s: Step, x: Tensor, chosen: Tensor, name: str, width: int) -> Tensor:
+    """x [T, U or 1, n] through the experts chosen for it, [T, U]: [T, U, width]."""
+    count = s.config.num_experts
+    y = ops.mul_mat_id(s.w(f"{name}.weight", count, width, x.shape[-1]), x, chosen, name=name)
+    if s.has(f"{name}.bias"):
+        y = ops.add_id(y, s.w(f"{name}.bias", count, width), chosen, name=f"{name}.biased")
+    return y
 
 
 def tap(s: Step, x: Tensor, i: int) -> None:
@@ -200,19 +294,26 @@ def _wanted_rows(s: Step, x: Tensor) -> Tensor:
     return ops.get_rows(x, s.wanted, name="wanted_rows")
 
 
-def head(s: Step, x: Tensor) -> Graph:
+Norm = Callable[[Step, Tensor, str], Tensor]
+
+
+def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     """Logits of the wanted rows, and the finished graph.
 
-    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads read.
+    A tap one past the last layer is the final norm of every row, which EAGLE-1 heads and a
+    model's own draft layers read.
     """
     c = s.config
     if c.num_hidden_layers in s.shape.taps:
-        normed = norm(s, x, "output_norm")  # [T, E]
-        s.taps[f"layer_input.{c.num_hidden_layers}"] = normed
-        final = _wanted_rows(s, normed)
+        every = normed(s, x, "output_norm")  # [T, E]
+        s.taps[f"layer_input.{c.num_hidden_layers}"] = every
+        final = _wanted_rows(s, every)
     else:
-        final = norm(s, _wanted_rows(s, x), "output_norm")
+        final = normed(s, _wanted_rows(s, x), "output_norm")
     tied = "output.weight" not in s.catalogue
     table = s.w("token_embd.weight" if tied else "output.weight", c.vocab_size, c.hidden_size)
-    logits = ops.mul_mat(table, final)  # [M, V]
-    return Graph.of({"logits": logits, **s.taps}, name=f"{c.architecture} step")
+    logits = scaled(ops.mul_mat(table, final), 1.0 / c.logits_scaling)  # [M, V]
+    if c.final_logit_softcapping:
+        cap = c.final_logit_softcapping
+        logits = ops.tanh(logits * (1.0 / cap)) * cap
+    return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")

@@ -1,8 +1,7 @@
-"""Hyperparameters of a decoder, read from GGUF metadata or a Hugging Face config.
+"""Hyperparameters of a decoder, whatever file they come from.
 
-Field names are the Hugging Face keys. Both config forms of transformers are read: the older
-`rope_theta` + `rope_scaling` and the newer `rope_parameters`.
-Sources: transformers `modeling_rope_utils`, the GGUF specification.
+Field names are the Hugging Face keys. `hf_config` and `gguf_config` read them; the plain numbers
+among them stand in `SCALARS`, one table for reading both forms and for writing GGUF.
 """
 
 import math
@@ -14,13 +13,17 @@ import numpy as np
 
 from ggraph import ModelError
 
+MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
+LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding, in the terms of ggml's `rope_ext`.
 
     `mode` "normal" rotates neighbours (GGUF of llama), "neox" rotates halves (Hugging Face).
-    `freq_factors`, where present, divide each of the n_rot / 2 frequencies (llama3 scaling).
+    `freq_factors`, where present, divide each of the n_rot / 2 frequencies (llama3 scaling);
+    `factors` is the tensor that holds them, where the checkpoint has it.
     """
 
     mode: str
@@ -32,7 +35,34 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
+    truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
+    factors: str = "rope_freqs.weight"
+
+    def __post_init__(self) -> None:
+        told = (self.beta_fast, self.beta_slow, self.n_ctx_orig)
+        if self.ext_factor and not all(0 < v <= MOST_TURNS for v in told):
+            raise ModelError(f"yarn: beta_fast, beta_slow and original context of {told}")
+        if not 1 / MOST_TURNS <= self.freq_scale <= MOST_TURNS:
+            raise ModelError(f"rope: frequencies times {self.freq_scale}")
+        if not all(0 < f < LARGEST for f in self.freq_factors or ()):
+            raise ModelError("rope: factors of frequencies that float32 cannot hold")
+
+
+def yarn_factors(rope: Rope) -> tuple[float, ...]:
+    """What YaRN divides each frequency by where pairs are not counted in whole numbers.
+
+    Source: Peng et al. 2023 (arXiv 2309.00071), section 3.2; transformers' `truncate` of gpt-oss.
+    """
+
+    def pair(turns: float) -> float:
+        """The (real) pair that makes so many turns over the positions of the training."""
+        far = math.log(rope.n_ctx_orig / (turns * 2 * math.pi))
+        return rope.n_rot * far / (2 * math.log(rope.freq_base))
+
+    low, high = max(pair(rope.beta_fast), 0.0), min(pair(rope.beta_slow), rope.n_rot - 1.0)
+    ramp = np.clip((np.arange(rope.n_rot // 2) - low) / max(high - low, 0.001), 0, 1)
+    return tuple(float(v) for v in 1 / (ramp * rope.freq_scale + (1 - ramp)))
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,36 @@ class DecoderConfig:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = True
+    # experts beyond Qwen3's
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: int = 0  # so many layers at the start have no experts
+    shared_intermediate_size: int = 0  # of the feed-forward that every row takes
+    # factors and bounds of what flows through the layers; 0: none
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    logits_scaling: float = 1.0  # what logits are divided by
+    attn_logit_softcapping: float = 0.0
+    final_logit_softcapping: float = 0.0
+    # layers that are not all alike
+    window_rope: Rope | None = field(default=None, repr=False)  # of sliding layers
+    window_head_dim: int = 0  # of sliding layers, where it differs
+    rotated_layers: tuple[bool, ...] = ()  # empty: all
+    recurrent_layers: tuple[bool, ...] = ()  # layers with a state in place of attention
+    num_nextn_predict_layers: int = 0  # behind the others: they only draft
+    num_kv_shared_layers: int = 0  # so many layers at the end read the caches of earlier ones
+    use_double_wide_mlp: bool = False  # those have feed-forwards of twice the width
+    hidden_size_per_layer_input: int = 0
+    # recurrent layers: short convolutions, gated delta nets
+    conv_l_cache: int = 0
+    linear_conv_kernel_dim: int = 0
+    linear_key_head_dim: int = 0
+    linear_num_key_heads: int = 0
+    linear_num_value_heads: int = 0
+    # latent attention
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    v_head_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
@@ -68,6 +128,8 @@ class DecoderConfig:
                 f"{self.architecture}: {self.num_attention_heads} heads cannot share "
                 f"{self.num_key_value_heads} key-value heads"
             )
+        if not self.logits_scaling > 0:
+            raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
         if not math.isfinite(self.rope.freq_base) or self.rope.freq_base <= 0:
@@ -78,6 +140,78 @@ class DecoderConfig:
         if self.sliding_window is None:
             return False
         return self.windowed_layers[layer] if self.windowed_layers else True
+
+    def remembers(self, layer: int) -> bool:
+        """Whether this layer has a recurrent state in place of attention."""
+        return layer < len(self.recurrent_layers) and self.recurrent_layers[layer]
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """How this layer rotates queries and keys, None where it does not."""
+        if self.rotated_layers and not self.rotated_layers[layer]:
+            return None
+        return self.window_rope if self.window_rope and self.slides(layer) else self.rope
+
+    def width_of(self, layer: int) -> int:
+        """Width of this layer's feed-forward."""
+        shares = layer >= self.num_hidden_layers - self.num_kv_shared_layers
+        return self.intermediate_size * (2 if shares and self.use_double_wide_mlp else 1)
+
+    def head_dim_of(self, layer: int) -> int:
+        """Numbers per head in this layer."""
+        return (
+            self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
+        )
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One plain number of `DecoderConfig`: its names in config.json, most usual first, and in GGUF.
+
+    It is whole where the field's default is.
+    """
+
+    name: str
+    hf: tuple[str, ...]
+    gguf: str
+
+
+SCALARS = (
+    Scalar("num_experts", ("num_experts", "num_local_experts", "n_routed_experts"), "expert_count"),
+    Scalar("num_experts_per_tok", ("num_experts_per_tok",), "expert_used_count"),
+    Scalar("moe_intermediate_size", ("moe_intermediate_size",), "expert_feed_forward_length"),
+    Scalar("routed_scaling_factor", ("routed_scaling_factor",), "expert_weights_scale"),
+    Scalar(
+        "num_nextn_predict_layers",
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
+        "nextn_predict_layers",
+    ),
+    Scalar("first_k_dense_replace", ("first_k_dense_replace",), "leading_dense_block_count"),
+    Scalar(
+        "shared_intermediate_size",
+        ("shared_expert_intermediate_size",),
+        "expert_shared_feed_forward_length",
+    ),
+    Scalar("embedding_multiplier", ("embedding_multiplier",), "embedding_scale"),
+    Scalar("residual_multiplier", ("residual_multiplier",), "residual_scale"),
+    Scalar("attention_multiplier", ("attention_multiplier",), "attention.scale"),
+    Scalar("logits_scaling", ("logits_scaling",), "logit_scale"),
+    Scalar("attn_logit_softcapping", ("attn_logit_softcapping",), "attn_logit_softcapping"),
+    Scalar("final_logit_softcapping", ("final_logit_softcapping",), "final_logit_softcapping"),
+    Scalar("num_kv_shared_layers", ("num_kv_shared_layers",), "attention.shared_kv_layers"),
+    Scalar(
+        "hidden_size_per_layer_input",
+        ("hidden_size_per_layer_input",),
+        "embedding_length_per_layer_input",
+    ),
+    Scalar("conv_l_cache", ("conv_L_cache",), "shortconv.l_cache"),
+    Scalar("linear_conv_kernel_dim", ("linear_conv_kernel_dim",), "ssm.conv_kernel"),
+    Scalar("linear_key_head_dim", ("linear_key_head_dim",), "ssm.state_size"),
+    Scalar("linear_num_key_heads", ("linear_num_key_heads",), "ssm.group_count"),
+    Scalar("linear_num_value_heads", ("linear_num_value_heads",), "ssm.time_step_rank"),
+    Scalar("q_lora_rank", ("q_lora_rank",), "attention.q_lora_rank"),
+    Scalar("kv_lora_rank", ("kv_lora_rank",), "attention.kv_lora_rank"),
+    Scalar("v_head_dim", ("v_head_dim",), "attention.value_length_mla"),
+)
 
 
 class Keys:
@@ -113,6 +247,13 @@ class Keys:
             raise ModelError(f"{self._where}: {key} = {value!r} is neither true nor false")
         return bool(value)
 
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """A config inside the config, empty where it is missing."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{self._where}: {key} = {value!r:.60} is no mapping")
+        return value
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands."""
         return self._values.get(self._prefix + key, default)
@@ -125,188 +266,10 @@ class Keys:
         return value
 
 
-def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
-    """A config.json of llama, mistral, qwen2, qwen3 or qwen3_moe."""
-    k = Keys(values, "config.json")
-    heads = k.integer("num_attention_heads")
-    hidden = k.integer("hidden_size")
-    head_dim = k.integer("head_dim", hidden // max(heads, 1))
-    layers = k.integer("num_hidden_layers")
-    return DecoderConfig(
-        architecture=architecture,
-        hidden_size=hidden,
-        intermediate_size=k.integer("intermediate_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=k.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        rms_norm_eps=k.real("rms_norm_eps", 1e-6),
-        vocab_size=k.integer("vocab_size"),
-        max_position_embeddings=k.integer("max_position_embeddings", 2048),
-        rope=rope_from_hf(k, head_dim),
-        **_window_from_hf(k, layers),
-        **_experts_from_hf(k),
-    )
-
-
-def _window_from_hf(k: Keys, layers: int) -> dict[str, Any]:
-    if not k.has("sliding_window") or k.get("use_sliding_window", True) is False:
-        return {}
-    types = k.get("layer_types") or ()
-    if types and len(types) != layers:
-        raise ModelError(f"config.json: {len(types)} layer_types for {layers} layers")
-    window = tuple(t == "sliding_attention" for t in types)
-    return {"sliding_window": k.integer("sliding_window"), "windowed_layers": window}
-
-
-def _experts_from_hf(k: Keys) -> dict[str, Any]:
-    name = next((n for n in ("num_experts", "num_local_experts") if k.has(n)), None)
-    if name is None:
-        return {}
-    if k.get("mlp_only_layers") or k.integer("decoder_sparse_step", 1) != 1:
-        raise ModelError("config.json: layers without experts among layers with experts")
-    return {
-        "num_experts": k.integer(name),
-        "num_experts_per_tok": k.integer("num_experts_per_tok"),
-        "moe_intermediate_size": k.integer("moe_intermediate_size"),
-        "norm_topk_prob": bool(k.get("norm_topk_prob", False)),
-    }
-
-
-def scaling_of(k: Keys) -> Keys:
-    """The scaling of a config's rope: `rope_parameters`, or the older `rope_scaling`."""
-    values = k.get("rope_parameters") or k.get("rope_scaling") or {}
-    if not isinstance(values, Mapping):
-        raise ModelError(f"config.json: rope scaling {values!r} is no mapping")
-    return Keys(values, "config.json rope")
-
-
-def rope_from_hf(k: Keys, head_dim: int) -> Rope:
-    """`rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    s = scaling_of(k)
-    base = s.real("rope_theta", k.real("rope_theta", 10000.0))
-    kind = s.get("rope_type") or s.get("type") or "default"
-    share = k.real("partial_rotary_factor", 1.0)
-    if not 0 < share <= 1:
-        raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")
-    rope = Rope("neox", int(head_dim * share), base)
-    trained = s.integer(
-        "original_max_position_embeddings", k.integer("max_position_embeddings", 2048)
-    )
-    if kind == "default":
-        return rope
-    if kind == "linear":
-        if s.real("factor") < 1:
-            raise ModelError(f"config.json rope: linear factor {s.real('factor')}")
-        return _with(rope, freq_scale=1 / s.real("factor"))
-    if kind == "llama3":
-        return _with(rope, freq_factors=llama3_factors(rope, s, trained))
-    if kind in ("yarn", "deepseek_yarn"):
-        return _yarn(rope, s, trained)
-    raise ModelError(f"config.json: rope type {kind!r}; known: default, linear, llama3, yarn")
-
-
-def _yarn(rope: Rope, s: Keys, trained: int) -> Rope:
-    """YaRN. ggml's rope multiplies by 1 + ln(factor) / 10 itself, so that is divided out here."""
-    factor = s.real("factor")
-    if factor < 1 or s.get("truncate", True) is False:
-        raise ModelError(f"config.json rope: yarn factor {factor}, truncate {s.get('truncate')}")
-    wanted = implied = yarn_magnitude(factor, 1.0)
-    once, all_dims = s.real("mscale", 0.0), s.real("mscale_all_dim", 0.0)
-    if once and all_dims:
-        wanted = yarn_magnitude(factor, once) / yarn_magnitude(factor, all_dims)
-    if s.has("attention_factor"):
-        wanted = s.real("attention_factor")
-    return _with(
-        rope,
-        freq_scale=1 / factor,
-        ext_factor=1.0,
-        attn_factor=wanted / implied,
-        beta_fast=s.real("beta_fast", 32.0),
-        beta_slow=s.real("beta_slow", 1.0),
-        n_ctx_orig=trained,
-    )
-
-
-def yarn_magnitude(factor: float, mscale: float) -> float:
-    """YaRN's correction of the attention's magnitude for positions stretched by `factor` >= 1.
-
-    Source: Peng et al. 2023 (arXiv 2309.00071), equation 22; transformers' `get_mscale`.
-    """
-    return 1.0 + 0.1 * mscale * math.log(factor)
-
-
-def _with(rope: Rope, **changes: Any) -> Rope:
-    return Rope(**{**rope.__dict__, **changes})
-
-
-def llama3_factors(rope: Rope, s: Keys, trained: int) -> tuple[float, ...]:
-    """Divisors of the frequencies: long waves by `factor`, short ones by 1, smooth in between.
-
-    Source: the Llama 3.1 release, `apply_scaling`; transformers' `_compute_llama3_parameters`.
-    """
-    factor, low, high = s.real("factor"), s.real("low_freq_factor"), s.real("high_freq_factor")
-    if high <= low or factor < 1:
-        raise ModelError(f"config.json rope: llama3 factors {factor}, {low}, {high}")
-    exponent = np.arange(0, rope.n_rot, 2, dtype=np.float64) / rope.n_rot
-    wavelength = 2 * np.pi * rope.freq_base**exponent
-    smooth = np.clip((trained / wavelength - low) / (high - low), 0.0, 1.0)
-    return tuple(float(f) for f in 1.0 / ((1.0 - smooth) / factor + smooth))
-
-
-def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) -> DecoderConfig:
-    """The `{architecture}.*` keys of a GGUF file."""
-    k = Keys(metadata, "GGUF metadata", architecture + ".")
-    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
-    head_dim = k.integer("attention.key_length", hidden // max(heads, 1))
-    if k.has("attention.value_length") and k.integer("attention.value_length") != head_dim:
-        raise ModelError("GGUF metadata: attention.value_length differs from key_length")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    context = k.integer("context_length", 2048)
-    return DecoderConfig(
-        architecture=architecture,
-        hidden_size=hidden,
-        intermediate_size=k.integer("feed_forward_length", 0 if k.has("expert_count") else None),
-        num_hidden_layers=k.integer("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=k.integer("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        rms_norm_eps=k.real("attention.layer_norm_rms_epsilon", 1e-5),
-        vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),
-        max_position_embeddings=context,
-        rope=rope_from_gguf(k, rope_mode, head_dim, context),
-        sliding_window=(
-            k.integer("attention.sliding_window") if k.has("attention.sliding_window") else None
-        ),
-        num_experts=k.integer("expert_count", 0),
-        num_experts_per_tok=k.integer("expert_used_count", 0),
-        moe_intermediate_size=k.integer("expert_feed_forward_length", 0),
-    )
-
-
-def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
-    """The `rope.*` keys of a GGUF file. ModelError for a scaling that we do not know."""
-    rope = Rope(
-        mode, k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 10000.0)
-    )
-    kind = k.get("rope.scaling.type", "none")
-    if kind == "none" or not k.has("rope.scaling.factor"):
-        return rope
-    factor = k.real("rope.scaling.factor")
-    if factor <= 0:
-        raise ModelError(f"GGUF metadata: rope.scaling.factor = {factor}")
-    scale = 1 / factor
-    if kind == "linear":
-        return _with(rope, freq_scale=scale)
-    if kind == "yarn":
-        trained = k.integer("rope.scaling.original_context_length", context)
-        return _with(
-            rope,
-            freq_scale=scale,
-            ext_factor=1.0,
-            attn_factor=k.real("rope.scaling.attn_factor", 1.0),
-            beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
-            n_ctx_orig=trained,
-        )
-    raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: none, linear, yarn")
+def scalar(k: Keys, s: Scalar, key: str) -> int | float:
+    """The value of `key`, whole where the field is. ModelError for one that no model has."""
+    default = DecoderConfig.__dataclass_fields__[s.name].default
+    value = k.integer(key) if isinstance(default, int) else k.real(key)
+    if not 0 <= value <= 1 << 20:
+        raise ModelError(f"{key} = {value}: expected 0 to {1 << 20}")
+    return value

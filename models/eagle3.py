@@ -152,10 +152,15 @@ def decoder(s: Step, c: HeadConfig, g: Tensor) -> tuple[Tensor, Tensor]:
     return x, h
 
 
+def normed_by(c: HeadConfig) -> str:
+    """What a norm of queries and keys goes over."""
+    return "head" if c.qk_norm else ""
+
+
 def _attention(s: Step, c: HeadConfig, x: Tensor, i: int, only: Tensor | None) -> Tensor:
     """Attention of layer i in the head's form: x [T, n] -> [T, E], or the M rows `only`."""
     if c.latent is None:
-        return blocks.attention(s, x, i, qk_norm=c.qk_norm, only=only)
+        return blocks.attention(s, x, i, qk_norm=normed_by(c), only=only)
     mixed = latent.attention(s, x, i, c.latent)
     return mixed if only is None else ops.get_rows(mixed, only)
 
@@ -164,7 +169,7 @@ def _read(s: Step, c: HeadConfig, x: Tensor) -> Graph:
     """True rows of which nothing is wanted: the last layer only remembers them."""
     last = c.decoder.num_hidden_layers - 1
     if c.latent is None:
-        seen = blocks.remembered(s, x, last, qk_norm=c.qk_norm)
+        seen = blocks.remembered(s, x, last, qk_norm=normed_by(c))
     else:
         seen = latent.remembered(s, x, last, c.latent)
     return Graph.of({"read": ops.cont(s.slots)}, also=seen, name="eagle3 read")

@@ -22,7 +22,8 @@ from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
 from .blocks import Step
-from .config import Keys, scaling_of, yarn_magnitude
+from .config import Keys
+from .hf_config import scaling_of, yarn_magnitude
 
 NAMES = {
     "self_attn.q_a_proj": "attn_q_a",
@@ -134,12 +135,12 @@ def sizes(tensors: Mapping[str, RawTensor], k: Keys, heads: int, where: object) 
             raise ModelError(f"{where}: {key} = {k.integer(key)}, but the tensors give {size}")
     if min(rank, value, found["qk_nope_head_dim"], found["qk_rope_head_dim"]) < 1:
         raise ModelError(f"{where}: latent attention of sizes {found}")
-    scale = _scale(k, found["qk_nope_head_dim"] + found["qk_rope_head_dim"])
+    scale = scale_of(k, found["qk_nope_head_dim"] + found["qk_rope_head_dim"])
     q_rank, rank, plain, rotated, value = found.values()
     return Latent(q_rank, rank, plain, rotated, value, scale)
 
 
-def _scale(k: Keys, width: int) -> float:
+def scale_of(k: Keys, width: int) -> float:
     """1 / sqrt(N+R), times YaRN's squared magnitude where `mscale_all_dim` asks for it."""
     scaling = scaling_of(k)
     if not scaling.has("mscale_all_dim"):

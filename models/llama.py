@@ -6,6 +6,7 @@ Source: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06
 from ggraph import Graph
 
 from . import blocks
+from .architecture import Architecture
 from .blocks import Step
 
 
@@ -14,6 +15,10 @@ def build(s: Step) -> Graph:
     x = blocks.embed(s)  # [T, E]
     for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
-        h = x + blocks.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+        h = blocks.attended(s, x, i)
         x = blocks.fed_forward(s, h, i)
     return blocks.head(s, x)
+
+
+LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal")
+MISTRAL = Architecture("mistral", build, ("MistralForCausalLM",), "normal", written_as="llama")

@@ -3,6 +3,7 @@
 Source: Qwen team 2024 (arXiv 2407.10671).
 """
 
+from .architecture import Architecture
 from .llama import build
 
-__all__ = ["build"]
+QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",))

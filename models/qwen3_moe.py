@@ -6,6 +6,7 @@ Source: Qwen team 2025 (arXiv 2505.09388).
 from ggraph import Graph
 
 from . import blocks
+from .architecture import Architecture
 from .blocks import Step
 
 
@@ -14,7 +15,9 @@ def build(s: Step) -> Graph:
     x = blocks.embed(s)  # [T, E]
     for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
-        normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
-        h = x + blocks.attention(s, normed, i, qk_norm=True)
+        h = blocks.attended(s, x, i, qk_norm="head")
         x = h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
     return blocks.head(s, x)
+
+
+QWEN3_MOE = Architecture("qwen3moe", build, ("Qwen3MoeForCausalLM",))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,33 +17,40 @@ from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
-from . import llama, qwen2, qwen3, qwen3_moe
-from .blocks import Step
-from .config import DecoderConfig, from_gguf, from_hf
+from . import (
+    deepseek2,
+    gemma2,
+    gemma3,
+    gemma4,
+    gpt2,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    qwen35,
+    smollm3,
+)
+from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
+from .blocks import YARN, Step
+from .config import DecoderConfig, yarn_factors
+from .door import FOUND, load_installed, register_architecture, unknown
+from .gguf_config import from_gguf
+from .hf_config import from_hf
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """How one family is built. `rope_mode` is the pairing that its GGUF files use."""
-
-    build: Callable[[Step], Graph]
-    rope_mode: str
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(llama.build, "normal"),
-    "mistral": Architecture(llama.build, "normal"),
-    "qwen2": Architecture(qwen2.build, "neox"),
-    "qwen3": Architecture(qwen3.build, "neox"),
-    "qwen3moe": Architecture(qwen3_moe.build, "neox"),
-}
-HF_ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-}
+BUILT_IN = (
+    llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE, qwen35.QWEN35,
+    qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4,
+    gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
+    smollm3.SMOLLM3,
+)  # fmt: skip
+for _a in BUILT_IN:
+    register_architecture(_a)
+ARCHITECTURES = FOUND  # by name in GGUF files: those built in, and those that came through the door
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +92,11 @@ class Model:
         """Positions that a sliding layer sees, None where no layer slides."""
         return self.config.sliding_window
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers have a state, which a text cannot take back."""
+        return any(self.config.recurrent_layers)
+
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step (see `ggraph.decode.model` for inputs and outputs)."""
         step = Step(self.config, self.catalogue, shape, self.prefix)
@@ -104,31 +117,89 @@ def open_model(path: Path) -> Model:
     Raises FormatError for a damaged file, ModelError for an architecture or shape we do not know.
     """
     checkpoint = open_checkpoint(path)
-    if checkpoint.format == "gguf":
-        architecture = str(checkpoint.architecture)
-        if architecture not in ARCHITECTURES:
-            raise ModelError(
-                f"{path}: architecture {architecture!r}; known: {', '.join(ARCHITECTURES)}"
-            )
-        mode = ARCHITECTURES[architecture].rope_mode
-        config = from_gguf(checkpoint.metadata, architecture, mode)
-        catalogue = dict(checkpoint.tensors)
-    else:
-        architecture = _hf_architecture(path, checkpoint)
-        config = from_hf(checkpoint.metadata, architecture)
-        catalogue = sanitize(checkpoint.tensors, config)
-    if "rope_freqs.weight" not in catalogue and config.rope.freq_factors is not None:
-        catalogue["rope_freqs.weight"] = _vector("rope_freqs.weight", config.rope.freq_factors)
+    read = _read_gguf if checkpoint.format == "gguf" else _read_hf
+    config, catalogue = read(path, checkpoint)
+    rope = config.rope
+    if rope.freq_factors is not None and rope.factors not in catalogue:
+        catalogue[rope.factors] = _vector(rope.factors, rope.freq_factors)
+    if rope.ext_factor and rope.truncate is False:
+        catalogue[YARN] = _vector(YARN, yarn_factors(rope))
     catalogue = {name: t.widened() for name, t in catalogue.items()}
     return Model(path.stem if path.is_file() else path.name, config, catalogue, checkpoint)
 
 
-def _hf_architecture(path: Path, checkpoint: Checkpoint) -> str:
+def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
+    if checkpoint.architecture not in ARCHITECTURES:
+        load_installed()
+    a = ARCHITECTURES.get(checkpoint.architecture)
+    if a is None:
+        raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
+    config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
+    config = _drafting(config, checkpoint.tensors)
+    return config, _changed(a, a.loaded, dict(checkpoint.tensors), config)
+
+
+def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
+    a = _hf_architecture(path, checkpoint)
+    values, tensors = _text_part(checkpoint)
+    config = a.complete(from_hf(a.translate(values), a.name))
+    renamed = sanitize(tensors, config, a)
+    config = _drafting(config, renamed)
+    return config, _changed(a, a.loaded, _changed(a, a.sanitize, renamed, config), config)
+
+
+def _changed(
+    a: Architecture,
+    change: Callable[[Tensors, DecoderConfig], Tensors],
+    tensors: Tensors,
+    config: DecoderConfig,
+) -> Tensors:
+    """The architecture's own change of its tensors. ModelError where NumPy cannot shape them."""
+    try:
+        return change(tensors, config)
+    except (ValueError, IndexError) as error:
+        raise ModelError(f"{a.name}: a tensor does not fit the config: {error}") from error
+
+
+def _drafting(c: DecoderConfig, tensors: Mapping[str, RawTensor]) -> DecoderConfig:
+    """The config with as many layers that only draft as the file holds: some are left out."""
+    told = range(c.num_hidden_layers, c.num_hidden_layers + c.num_nextn_predict_layers)
+    held = sum(f"blk.{i}.nextn.eh_proj.weight" in tensors for i in told)
+    return replace(c, num_nextn_predict_layers=held)
+
+
+_TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.(?=lm_head)")
+_OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio")
+
+
+def _text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:
+    """The model of text inside one that also sees and hears."""
+    values, own = checkpoint.metadata, checkpoint.metadata.get("text_config")
+    nested = isinstance(own, Mapping)
+    found: dict[str, RawTensor] = {}
+    for name, t in checkpoint.tensors.items():
+        short = name.removeprefix("model.") if nested else name
+        if short.startswith(_OTHERS):
+            continue
+        found[_TEXT.sub(lambda m: _stem(m[0]), name)] = t
+    return ({**values, **own} if isinstance(own, Mapping) else values), found
+
+
+def _stem(prefix: str) -> str:
+    """What stands before a text model's tensors instead."""
+    return "" if prefix == "language_model." else "model."
+
+
+def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
     named = checkpoint.metadata.get("architectures") or [checkpoint.architecture]
-    for name in named:
-        if name in HF_ARCHITECTURES:
-            return HF_ARCHITECTURES[name]
-    raise ModelError(f"{path}: architectures {named}; known: {', '.join(HF_ARCHITECTURES)}")
+    for again in (False, True):
+        known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
+        found = next((known[n] for n in named if n in known), None)
+        if found is not None:
+            return found
+        if not again:
+            load_installed()
+    raise unknown(path, str(named[0]), list(known))
 
 
 def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
@@ -136,48 +207,54 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
     return RawTensor(name, dtypes.F32, data.shape, data)
 
 
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-_TOP_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj")
+_EXPERT = re.compile(r"(mlp|feed_forward)\.experts\.(\d+)\.(gate|up|down)_proj")
+_NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
+_NEXT_TOP = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm", "embed_tokens": "embed_tokens", "lm_head": "shared_head.head",
+}  # fmt: skip
+_USELESS = re.compile(r".*(rotary_emb\.inv_freq|attn\.(masked_)?bias)")
 
 
-def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig) -> dict[str, RawTensor]:
+def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Architecture) -> Tensors:
     """Hugging Face tensors under GGUF names; experts stacked; unknown names are refused."""
-    found: dict[str, RawTensor] = {}
+    found: Tensors = {}
     stacks: dict[str, dict[int, RawTensor]] = {}
-    for name, t in tensors.items():
-        match = _LAYER.fullmatch(name)
-        if name in _TOP_NAMES:
-            found[_TOP_NAMES[name]] = replace(t, name=_TOP_NAMES[name])
-        elif match is not None and match[2] in _LAYER_NAMES:
-            title = f"blk.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    layer = re.compile(a.layer_prefix + r"(\d+)\.(.+?)(?:\.(weight|bias))?")
+    tops, inner = {**TOP_NAMES, **a.top_names}, {**LAYER_NAMES, **a.layer_names}
+    last = config.num_hidden_layers + config.num_nextn_predict_layers
+    for given, t in tensors.items():
+        name = _in_line(given, config.num_hidden_layers)
+        match = layer.fullmatch(name)
+        drafts = match is not None and int(match[1]) >= config.num_hidden_layers
+        if match is not None and int(match[1]) >= last:
+            continue  # layers that only draft, of which the config does not tell
+        if match is not None and drafts and match[2] in NEXT_NAMES:
+            title = f"blk.{match[1]}.{NEXT_NAMES[match[2]]}.{match[3]}"
+            found[title] = replace(t, name=title)
+        elif name in tops:
+            found[tops[name]] = replace(t, name=tops[name])
+        elif match is not None and match[2] in inner:
+            title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
             found[title] = replace(t, name=title)
         elif match is not None and (expert := _EXPERT.fullmatch(match[2])):
-            title = f"blk.{match[1]}.ffn_{expert[2]}_exps.{match[3]}"
-            stacks.setdefault(title, {})[int(expert[1])] = t
-        elif not name.endswith("rotary_emb.inv_freq"):
-            raise ModelError(f"{config.architecture}: unknown tensor {name!r} in the checkpoint")
+            title = f"blk.{match[1]}.ffn_{expert[3]}_exps.{match[3]}"
+            stacks.setdefault(title, {})[int(expert[2])] = t
+        elif not _USELESS.fullmatch(name):
+            raise ModelError(f"{config.architecture}: unknown tensor {given!r} in the checkpoint")
     for title, parts in stacks.items():
         found[title] = _stack(title, parts, config.num_experts)
     return found
+
+
+def _in_line(name: str, layers: int) -> str:
+    """Layers that only draft under the numbers behind the others, where they stand apart."""
+    match = _NEXT.fullmatch(name)
+    if match is None or (match[1] is None and match[3] not in _NEXT_TOP):
+        return name
+    if match[1] is None:
+        return f"model.layers.{layers}.{_NEXT_TOP[match[3]]}.weight"
+    return f"model.layers.{layers + int(match[1])}.{match[2]}"
 
 
 def _stack(title: str, parts: Mapping[int, RawTensor], count: int) -> RawTensor:

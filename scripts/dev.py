@@ -19,8 +19,8 @@ import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
-    "generate", "plan", "eagle3", "convert", "quantize", "hazards", "bench", "verify",
-    "train-eagle3", "record", "torture", "import",
+    "generate", "chat", "serve", "plan", "eagle3", "convert", "quantize", "hazards", "bench",
+    "verify", "train-eagle3", "record", "torture", "import",
 }  # fmt: skip
 VERBS = ("run", "test", "check")
 

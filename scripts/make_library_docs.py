@@ -36,7 +36,7 @@ PAGE = ROOT / "docs" / "library.md"
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
 FAMILIES = (
     "elementwise", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort", "rows",
-    "shape", "join", "copies", "create", "conv", "moe", "draw", "fused", "activations",
+    "shape", "join", "copies", "create", "conv", "moe", "recurrent", "draw", "fused", "activations",
 )  # fmt: skip
 NOUNS = (
     ggraph.Tensor, ggraph.Graph, ggraph.Session, ggraph.Options, ggraph.DeviceSpec, ggraph.Plan,

@@ -13,9 +13,9 @@ from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
 
 
-def opened() -> CudaBackend:
+def opened(alignment: int = 256) -> CudaBackend:
     """A backend of its own over a fresh driver."""
-    driver = HostDriver()
+    driver = HostDriver(alignment=alignment)
     return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
 
 
@@ -35,7 +35,7 @@ def room(backend: CudaBackend, need: Need) -> Scratch:
 
 def run(y: Tensor, stored: Mapping[str, Array]) -> Array:
     """The logical value of `y` over roots with these bytes."""
-    backend = opened()
+    backend = opened(16)  # no kernel loads more at once, and ends lie closer to a guard page
     roots = {s.root.name: s.root for s in y.sources}
     held = {name: place(backend, t, stored[name]) for name, t in roots.items()}
     old = y.overwritten

@@ -300,6 +300,41 @@ def mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
     return y
 
 
+@oracle("moe_shares")
+def moe_shares(chances: Array, ids: Array, *, normalise: bool, scale: float) -> Array:
+    y = zeros(*ids.shape)
+    for t in range(ids.shape[0]):
+        own = [float(chances[t, e]) for e in ids[t]]
+        whole = math.fsum(own) if normalise else 1.0
+        y[t] = [v / whole * scale for v in own]
+    return y
+
+
+@oracle("moe_mix")
+def moe_mix(values: Array, shares: Array) -> Array:
+    y = zeros(values.shape[0], values.shape[2])
+    for t, j in places(y.shape):
+        y[t, j] = math.fsum(float(values[t, u, j]) * float(s) for u, s in enumerate(shares[t]))
+    return y
+
+
+@oracle("add_id")
+def add_id(x: Array, rows: Array, ids: Array) -> Array:
+    y = zeros(*x.shape)
+    for t, u, j in places(x.shape):
+        y[t, u, j] = float(x[t, u, j]) + float(rows[ids[t, u], j])
+    return y
+
+
+@oracle("swiglu_oai")
+def swiglu_oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    def meaning(g: float, u: float) -> float:
+        g, u = min(g, limit), max(-limit, min(u, limit))
+        return g / (1 + math.exp(-alpha * g)) * (u + 1)
+
+    return _of_two(meaning)(gate, up)
+
+
 @oracle("out_prod")
 def out_prod(a: Array, b: Array) -> Array:
     y = zeros(*b.shape[:-2], b.shape[-1], a.shape[-1])
@@ -397,16 +432,20 @@ def soft_max(
 def flash_attn(q: Array, k: Array, v: Array, *rest: Array, **attrs: Any) -> Array:
     t_count, heads, _ = q.shape
     group = heads // k.shape[1]
-    count = int(rest[-1][0]) if attrs["has_length"] else k.shape[0]
+    count = int(rest[int(attrs["has_mask"])][0]) if attrs["has_length"] else k.shape[0]
+    listed = attrs["has_mask"] and rest[0].dtype == np.int32
     y = zeros(t_count, heads, v.shape[2])
     for t, h in places((t_count, heads)):
         scores = []
-        for c in range(count):
+        seen = [int(c) for c in rest[0][t] if c < count] if listed else list(range(count))
+        for c in seen:
             s = _dot(q[t, h], k[c, h // group]) * attrs["scale"]
             if attrs["softcap"] != 0:
                 s = attrs["softcap"] * math.tanh(s / attrs["softcap"])
-            scores.append(s + (float(rest[0][t, c]) if attrs["has_mask"] else 0.0))
-        for c, p in enumerate(_chances(scores, [])):
+            shown = attrs["has_mask"] and not listed
+            scores.append(s + (float(rest[0][t, c]) if shown else 0.0))
+        extra = [float(rest[-1][h])] if attrs["has_sinks"] else []
+        for c, p in zip(seen, _chances(scores, extra), strict=True):
             if p > 0:
                 for j in range(v.shape[2]):
                     y[t, h, j] += p * float(v[c, h // group, j])
@@ -692,3 +731,78 @@ def rms_norm_quantise(x: Array, w: Array, *, eps: float) -> Array:
 @oracle("swiglu_quantise")
 def swiglu_quantise(gate: Array, up: Array) -> Array:
     return ORACLES["swiglu"](gate, up)
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+def _course(
+    rows: Array, log: Array, replay: Array, parents: Array | None, count: int
+) -> list[list[Array]]:
+    """For each of the first `count` rows everything that stands before it, and itself."""
+    before: list[Array] = []
+    for i in replay:
+        if i < 0:
+            break
+        before.append(log[i])
+    found: list[list[Array]] = []
+    for t in range(count):
+        last = t - 1 if parents is None else int(parents[t])
+        found.append([*(before if last < 0 else found[last]), rows[t]])
+    return found if parents is not None or count else [before]
+
+
+@oracle("ssm_conv")
+def ssm_conv(state: Array, log: Array, x: Array, w: Array, *course: Array) -> Array:
+    parents, replay, past = course
+    y = zeros(*x.shape)
+    for t, rows in enumerate(_course(x, log, replay, parents, len(x)) if len(x) else []):
+        held = [row if past[0] else row * 0 for row in state] + rows
+        for c in range(x.shape[1]):
+            for j in range(len(w)):
+                y[t, c] += float(w[-1 - j, c]) * float(held[-1 - j][c])
+    return y
+
+
+@oracle("ssm_conv_next")
+def ssm_conv_next(state: Array, log: Array, x: Array, *course: Array) -> Array:
+    replay, past, certain = course
+    rows = _course(x, log, replay, None, int(certain[0]))[-1]
+    held = [row if past[0] else row * 0 for row in state] + rows
+    return np.array(held[len(held) - len(state) :], np.float64)
+
+
+def _delta_after(state: Array, rows: list[Array], past: Array) -> Array:
+    h_count, d_count, v_count = state.shape
+    s = state.astype(np.float64) if past[0] else zeros(*state.shape)
+    for row in rows:
+        width = len(row) - h_count * v_count - 2 * h_count
+        groups = width // d_count
+        for h in range(h_count):
+            k = [float(row[(h % groups) * d_count + d]) for d in range(d_count)]
+            fade = math.exp(float(row[width + h_count * v_count + h]))
+            beta = float(row[width + h_count * v_count + h_count + h])
+            for j in range(v_count):
+                faded = [float(s[h, d, j]) * fade for d in range(d_count)]
+                known = math.fsum(a * b for a, b in zip(k, faded, strict=True))
+                change = beta * (float(row[width + h * v_count + j]) - known)
+                for d in range(d_count):
+                    s[h, d, j] = faded[d] + k[d] * change
+    return s
+
+
+@oracle("delta_net")
+def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -> Array:
+    parents, replay, past = course
+    y = zeros(len(rows), state.shape[0], state.shape[2])
+    for t, seen in enumerate(_course(rows, log, replay, parents, len(rows)) if len(rows) else []):
+        s = _delta_after(state, seen, past)
+        for h, j in places(y.shape[1:]):
+            y[t, h, j] = _dot(q[t, h % q.shape[1]], s[h, :, j])
+    return y
+
+
+@oracle("delta_net_next")
+def delta_net_next(state: Array, log: Array, rows: Array, *course: Array) -> Array:
+    replay, past, certain = course
+    return _delta_after(state, _course(rows, log, replay, None, int(certain[0]))[-1], past)

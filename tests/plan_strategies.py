@@ -179,6 +179,10 @@ class _World:
         elif self.chance(0.12):
             scratch = self.new(f"scratch{i}", actor.device)
             self.add(replace(c, writes=(*c.writes, *whole(scratch))))
+            if self.chance(0.4):  # what one launch fills others of its stream may read
+                w = self.new(f"v{i}.second", actor.device)
+                reads = (*c.reads, *whole(scratch))
+                self.add(Command(Do.LAUNCH, actor, w.name, w.name, reads, whole(w)))
         else:
             self.add(c)
 
@@ -288,14 +292,31 @@ class _World:
         recorded = {i for found in waits.values() for i in found}
         names = {i: f"e{i % 3 if self.chance(0.1) else i}" for i in recorded}
         old, self.commands = self.commands, []
+        met = self.r.randrange(len(old)) if self.chance(0.15) else None
         for j, c in enumerate(old):
+            if j == met:
+                self.meet_all()
+            streams = c.do not in HOST_STEPS
             for i in waits.get(j, ()):
+                if met is not None and i < met <= j and streams:
+                    continue  # the barrier between them orders them
                 self.add(self.wait(old[i], c, names[i]))
             self.add(c)
             if j in recorded and c.actor != HOST_ACTOR:
                 self.add(Command(Do.RECORD, c.actor, names[j], event=names[j]))
         if joined:
             self.add(Command(Do.HOST_SYNC, HOST_ACTOR, "end"))
+
+    def meet_all(self) -> None:
+        """A barrier: every stream waits for what all others have done so far."""
+        for actor in self.actors:
+            event = f"met.{actor.device}.{actor.stream}"
+            self.add(Command(Do.RECORD, actor, event, event=event))
+        for actor in self.actors:
+            for other in self.actors:
+                event = f"met.{other.device}.{other.stream}"
+                if other != actor:
+                    self.add(Command(Do.WAIT, actor, event, event=event))
 
     def needed(self, j: int, joined: bool) -> Iterator[int]:
         """For each other actor its last command that meets command j, of this run or the last."""
@@ -479,6 +500,27 @@ def shortened_lifetime(plan: Plan, r: random.Random) -> Plan | None:
     return _moved(plan, two, tuple(first for _ in regions[two].offsets))
 
 
+def lent_scratch(plan: Plan, r: random.Random) -> Plan | None:
+    """The bytes that a launch has beside its operands are those of another value."""
+    regions = plan.memory.regions
+    pairs = [
+        (one, two)
+        for one in _grounds(plan)
+        for two in _grounds(plan)
+        if one.startswith("scratch") and one != two and regions[one].buffer == regions[two].buffer
+    ]
+    if not pairs:
+        return None
+    scratch, other = r.choice(pairs)
+    return _moved(plan, scratch, (regions[other].offset,))
+
+
+def dropped_barrier(plan: Plan, r: random.Random) -> Plan | None:
+    """The streams do not meet where they should."""
+    left = [c for c in plan.schedule if not (c.event or "").startswith("met.")]
+    return with_commands(plan, left) if len(left) < len(plan.schedule.commands) else None
+
+
 def second_reader(plan: Plan, r: random.Random) -> Plan | None:
     """A result is put in place over a source that another command reads too."""
     values, regions = plan.schedule.values, plan.memory.regions
@@ -513,6 +555,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     shifted_offset,
     misaligned,
     shortened_lifetime,
+    lent_scratch,
+    dropped_barrier,
     second_reader,
 )
 

@@ -5,12 +5,12 @@ with each value between two pages that nobody may touch: `python program_kit.py 
 """
 
 import ctypes
-import mmap
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from guard_pages import guarded
 
 from ggraph import ops
 from ggraph.backends.cpu import CpuBackend
@@ -44,7 +44,6 @@ from ggraph.tensor import (
 )
 from ggraph.verify import verify
 
-PAGE = mmap.PAGESIZE
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 Order = Callable[[int], Sequence[int]]  # of the threads between two barriers
 
@@ -125,21 +124,6 @@ def apart(schedule: Schedule) -> VerifiedPlan:
     return verify(Plan(schedule, MemoryMap("flat", buffers, regions)))
 
 
-def guarded(nbytes: int, alignment: int, at_end: bool) -> Array:
-    """Zeroed bytes that end at a page nobody may touch, or begin behind one; 0xA5 in the gap."""
-    inner = -(-max(nbytes, 1) // PAGE) * PAGE
-    held = mmap.mmap(-1, inner + 2 * PAGE)
-    whole = np.frombuffer(held, np.uint8)
-    for page in (0, inner + PAGE):
-        address = ctypes.c_void_p(int(whole.ctypes.data) + page)
-        assert ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(PAGE), 0) == 0
-    slack = (inner - nbytes) // alignment * alignment if at_end else 0
-    whole[PAGE : PAGE + inner] = 0xA5
-    found = whole[PAGE + slack : PAGE + slack + nbytes]
-    found[:] = 0
-    return found
-
-
 class Guarded(CpuBackend):
     """A CPU whose buffers lie between guard pages, with a canary in what is left of theirs."""
 
@@ -161,10 +145,12 @@ def executor(verified: VerifiedPlan, backend: CpuBackend, given: dict[str, Array
     return Executor(verified, {"cpu": backend}, external)
 
 
-def cases() -> Iterator[tuple[str, Graph, dict[str, Array]]]:
-    """Every example of every op with a CPU kernel, its float operands as weights and as inputs."""
+def cases(
+    names: Container[str] = LOWERINGS,
+) -> Iterator[tuple[str, Graph, dict[str, Array]]]:
+    """Every example of these ops (those with a CPU kernel), operands as weights and as inputs."""
     for spec, i, example in examples.every():
-        if spec.name in LOWERINGS:
+        if spec.name in names:
             for kind in (Kind.INPUT, Kind.WEIGHT):
                 graph = _example(spec, example, kind)
                 if graph is not None:

@@ -23,10 +23,15 @@ def byte_alphabet() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
-def small_model(path: Path, changes: Mapping[str, Any] | None = None) -> Path:
+def small_model(
+    path: Path,
+    changes: Mapping[str, Any] | None = None,
+    source: Path = TINY / "llama_tied",
+    dtype: str = "f16",
+) -> Path:
     """Write the model; `changes` replaces metadata (None removes a key)."""
     bare = path.with_suffix(".bare")
-    model_to_gguf(open_model(TINY / "llama_tied"), bare, "f16")
+    model_to_gguf(open_model(source), bare, dtype)
     checkpoint = open_checkpoint(bare)
     special = ["<|im_start|>", "<|im_end|>"]
     tokens = [*byte_alphabet(), *special, *(f"<|unused{i}|>" for i in range(62))]

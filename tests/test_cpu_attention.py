@@ -40,9 +40,11 @@ def arguments(kind: str, m: int, heads: int, kv: int, hd: int, n: int, seed: int
         mask[-1, : shown[-1] // 2] = -np.inf
     return {
         "q": q, "k": k, "v": v, "mask": mask, "y": np.zeros_like(q), "m": m, "heads": heads,
-        "kv_heads": kv, "hd": hd, "n": n, "qs": q.strides[0], "ks": k.strides[0],
+        "kv_heads": kv, "hd": hd, "vd": hd, "n": n, "c": n, "qs": q.strides[0],
+        "ks": k.strides[0],
         "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1], **listed(mask),
         "ys": q.strides[0], "scale": hd**-0.5,
+        "sinks": 0, "softcap": 0.0,
         "part": np.full(attention.scratch_bytes(m, heads, hd, n), 0xFF, np.uint8),
     }  # fmt: skip
 
@@ -51,8 +53,8 @@ def listed(mask: np.ndarray) -> dict[str, Any]:
     """The lists of what a mask shows, with anything behind their ends."""
     m, n = mask.shape
     lists = np.full((m, list_bytes(n)), 0x55, np.uint8)
-    call("shown_slots", 3, mask=mask, list=lists, length=0, m=m, n=n, ms=n * 4, ls=lists.strides[0])
-    return {"list": lists, "ls": lists.strides[0]}
+    call("shown_slots", 3, mask=mask, list=lists, length=0, m=m, n=n, ms=n * 4)
+    return {"list": lists}
 
 
 def attend(name: str, threads: int, a: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ def test_bits_depend_on_neither_batch_nor_bucket(kind: str) -> None:
     wide[:, :300] = a["mask"]
     cache = {x: np.concatenate([a[x], a[x][:212]]) for x in "kv"}
     part = np.zeros(attention.scratch_bytes(12, 9, 64, 512), np.uint8)
-    bucket = dict(a, **cache, **listed(wide), n=512, part=part, y=a["y"] * 0)
+    bucket = dict(a, **cache, **listed(wide), n=512, c=512, part=part, y=a["y"] * 0)
     attend("attention_" + kind, 2, bucket)
     assert np.array_equal(bucket["y"], a["y"]), "a longer bucket changes nothing"
 
@@ -150,7 +152,7 @@ def test_bits_depend_on_what_is_seen_not_on_where_it_lies(kind: str, n: int, see
     for x in "kv":
         caches[x][slots] = a[x]
     part = np.full(attention.scratch_bytes(3, 9, 64, wide), 0xFF, np.uint8)
-    spread = dict(a, **caches, **listed(mask), n=wide, part=part, y=a["y"] * 0)
+    spread = dict(a, **caches, **listed(mask), n=wide, c=wide, part=part, y=a["y"] * 0)
     attend("attention_" + kind, 2, a)
     attend("attention_" + kind, 2, spread)
     assert np.array_equal(spread["y"], a["y"])
@@ -186,3 +188,32 @@ def test_rows_that_show_nothing() -> None:
     a["mask"][0] = -np.inf
     attend("attention_f32", 2, a | listed(a["mask"]))
     assert (a["y"][0] == 0).all() and np.isfinite(a["y"][1]).all()
+
+
+def test_lists_give_the_bits_of_a_mask_wherever_slots_lie() -> None:
+    """The same keys in another order of slots, by a list that names them in the order of before;
+    behind its end, and beyond the cache, nothing is read."""
+    n, m = 150, 3
+    a = arguments("f16", m, 4, 2, 64, n, 1)
+    attend("attention_f16", 2, a)
+    order = np.random.default_rng(2).permutation(n)
+    given = np.full((m, n + 9), -1, np.int32)
+    for row, mask in enumerate(a["mask"]):
+        shown = np.flatnonzero(mask == 0)
+        given[row, : len(shown)] = order[shown]
+        given[row, len(shown) + 1 :] = 7
+    given[0] = np.concatenate([[n + 3], given[0, :-1]])
+    moved = {name: np.empty_like(a[name]) for name in "kv"}
+    for name, cache in moved.items():
+        cache[order] = a[name]
+    capacity = given.shape[1]
+    lists = np.full((m, list_bytes(capacity)), 0x55, np.uint8)
+    call("listed_slots", 3, given=given, list=lists, length=0, m=m, n=capacity, c=n)
+    part = np.zeros(attention.scratch_bytes(m, 4, 64, capacity), np.uint8)
+    spread = dict(a, **moved, list=lists, n=capacity, c=n, part=part, y=a["y"] * 0)
+    attend("attention_f16", 2, spread)
+    assert np.array_equal(spread["y"], a["y"])
+    chunked = dict(spread, y=a["y"] * 0)
+    attend("attend_chunks_f16", 3, chunked)
+    attend("merge_chunks", 1, chunked)
+    assert np.array_equal(chunked["y"], a["y"])

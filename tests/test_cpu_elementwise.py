@@ -36,6 +36,7 @@ BINARY = {
     "mul": lambda a, b: a.astype(np.float64) * b,
     "div": lambda a, b: a.astype(np.float64) / b,
     "silu_mul": lambda a, b: a * sigmoid(a) * b,
+    "gelu_mul": lambda a, b: UNARY["gelu"](a.astype(np.float64)) * b,
 }
 UNARY = {
     "copy": lambda x: x,
@@ -44,6 +45,8 @@ UNARY = {
     "sigmoid": sigmoid,
     "relu": lambda x: np.maximum(x, 0),
     "exp": lambda x: np.exp(x.astype(np.float64)),
+    "tanh": lambda x: np.tanh(x.astype(np.float64)),
+    "softplus": lambda x: np.logaddexp(0, x.astype(np.float64)),
     "gelu": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3.0))),
 }
 
@@ -85,6 +88,14 @@ def test_rms_norm(m: int, n: int, weighted: bool) -> None:
     wide = x.astype(np.float64)
     want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * (w if weighted else 1)
     assert close(y, want)
+
+
+@given(m=ROWS, n=SIZES)
+def test_norm(m: int, n: int) -> None:
+    x, y = normal(1, m, n) + 2, np.zeros((m, n), np.float32)
+    call("norm", x=x, y=y, m=m, n=n, xs=x.strides[0], ys=y.strides[0], eps=1e-5)
+    centred = x.astype(np.float64) - x.astype(np.float64).mean(-1, keepdims=True)
+    assert close(y, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5), 1e-5)
 
 
 @given(m=st.integers(0, 6), blocks=st.integers(1, 20))

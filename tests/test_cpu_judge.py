@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ import pytest
 from program_kit import apart, block, cases, executor, fed, mutated, planned, run_parts
 
 from ggraph import ops
+from ggraph.account import accounts
 from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import backend as cpu_room
 from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.backend import CpuProgram
 from ggraph.backends.cpu.footprints import rule_of
 from ggraph.backends.cpu.judge import Ground, judge
+from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
+from ggraph.backends.protocol import Launch
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.device import Need
 from ggraph.errors import BackendError, PlanError
@@ -29,7 +33,7 @@ from ggraph.execute import Executor
 from ggraph.graph import Graph
 from ggraph.pipeline import make_plan
 from ggraph.plan import _SEAL, MemoryMap, Plan, Region, VerifiedPlan
-from ggraph.tensor import Array, Kind, Tensor, input
+from ggraph.tensor import OPS, Array, Kind, Tensor, input
 from ggraph.verify import examine
 
 NOT_IN_PROGRAMS = ("pack_", "pool_", "peak_", "stream_")
@@ -71,9 +75,9 @@ def test_any_order_of_the_threads_gives_the_same_bits(threads: int) -> None:
     usual = backend.pool.run
     count = 0
     for title, graph, given in cases():
-        held = bound(graph, backend, given)
         results = []
         for turn in (None, range, lambda n: range(n - 1, -1, -1)):
+            held = bound(graph, backend, given)  # states begin as zeros each time
             run = usual if turn is None else lambda f, t=turn: run_parts(f, threads, t)
             backend.pool.run = run  # type: ignore[method-assign]
             results.append(held.run(inputs(graph, given)))
@@ -304,6 +308,41 @@ def test_nothing_is_allocated_while_a_program_runs() -> None:
         peak = tracemalloc.get_traced_memory()[1] - before
         assert peak < result.nbytes + 8192, f"{peak} bytes were allocated in a run"
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_numpy_computes_is_named_before(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning says what has no kernel, and what tables programs bring along, as lowering finds."""
+    backend, count = open_cpu("cpu", threads=1, exact=exact), 0
+    lower, programs = backend.lower, list[CpuProgram]()
+    keep, tables = Lowering.constant, list[Array]()
+
+    def lowered(launches: Sequence[Launch]) -> CpuProgram:
+        programs.append(lower(launches))
+        return programs[-1]
+
+    def kept(low: Lowering, values: Array) -> Array:
+        tables.append(values)
+        return keep(low, values)
+
+    monkeypatch.setattr(backend, "lower", lowered)
+    monkeypatch.setattr(Lowering, "constant", kept)
+    products = ("mul_mat", "mul_mat_add", "mul_mat_id", "get_rows")
+    for title, graph, given in cases(products if exact else [n for n in OPS if n != "copy"]):
+        programs.clear(), tables.clear()
+        verified = make_plan(graph, [backend.spec])
+        held = executor(verified, backend, given)
+        left = sorted(n for p in programs for n in p.fallbacks)
+        spec = backend.spec
+        computed = [t for t in verified.plan.graph if not (t.is_leaf or t.is_view)]
+        told = sorted(t.name for t in computed if spec.unplanned(t))
+        assert told == left, title
+        assert bool(verified.certificate.unplanned) == bool(left), title
+        assert accounts(verified.plan)[0].constants == sum(t.nbytes for t in tables), title
+        count += bool(left)
+        held.close()
+    assert count > (0 if exact else 100)
+    backend.close()
 
 
 def test_apart_is_a_sound_plan_too(judged: Judged) -> None:

@@ -24,7 +24,7 @@ from ggraph.backends.cpu import matmul
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, dot_variant, host
 from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.lowering import GUARD
+from ggraph.backends.cpu.pages import GUARD
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
 from ggraph.dtype import DType
 from ggraph.errors import BackendError

@@ -1,5 +1,6 @@
 """Pages of packed weights: given back, read again from the file, and nothing else touched."""
 
+import ctypes
 import mmap
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggraph.backends.cpu.pages import LINE, PAGE, PIECE, Shelf, drop_map, drop_pages, mapping_of
+from ggraph.backends.cpu.pages import (
+    HUGE,
+    LINE,
+    PAGE,
+    PIECE,
+    Shelf,
+    drop_map,
+    drop_pages,
+    mapping_of,
+)
 
 
 @pytest.fixture
@@ -61,3 +71,24 @@ def test_arrays_of_a_shelf_are_zero_aligned_and_apart() -> None:
     for i, a in enumerate(arrays):
         a[-1] = i + 1
     assert [int(a[-1]) for a in arrays] == list(range(1, len(sizes) + 1))
+
+
+def resident(address: int, pages: int) -> int:
+    """How many of the pages from `address` on are in memory."""
+    found = (ctypes.c_ubyte * pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(pages * PAGE), found) == 0
+    return sum(x & 1 for x in found)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="pages cannot be given back")
+def test_what_a_huge_page_holds_beyond_the_last_array_is_given_back() -> None:
+    shelf = Shelf()
+    held = shelf.take(3 * PAGE + 1)
+    held[:] = 7
+    shelf.trim()
+    assert resident(held.ctypes.data, HUGE // PAGE) == 4
+    later = shelf.take(PAGE)
+    assert not later.any() and (held == 7).all()
+    later[:] = 8
+    assert (held == 7).all()

@@ -7,7 +7,17 @@ import ggraph.backends.cpu as cpu
 from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register kernels)
 from ggraph.backends.cpu.simd import KERNELS
 
-USERS = ("backend", "ceilings", "lower", "lowering", "pool", "products")
+USERS = (
+    "backend",
+    "carried",
+    "ceilings",
+    "lower",
+    "lowering",
+    "mixtures",
+    "moves",
+    "pool",
+    "products",
+)
 
 
 def test_every_kernel_is_called_somewhere() -> None:

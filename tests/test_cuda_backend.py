@@ -1,7 +1,11 @@
 """The CUDA backend's memory, streams, events, capture and errors, over the stand-in driver."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from cuda_kit import opened
 
 from ggraph import Graph, Session, input, ops, weight
 from ggraph.backends import open_backend
-from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, nvrtc, open_driver
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, libraries, nvrtc, open_driver
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.protocol import Memory
 from ggraph.device import HOST
@@ -138,10 +142,61 @@ def test_a_plan_that_cannot_be_captured_runs_all_the_same() -> None:
     feeds = {"x": np.ones((3, 8), np.float32)}
     first = session.run("k", feeds)["y"]
     backend.driver.refuses_capture = True  # type: ignore[attr-defined]
-    with pytest.warns(UserWarning, match="cuda0: a plan runs without graph: capture"):
+    with pytest.warns(UserWarning, match="cuda0: plans run without graphs from now on: capture"):
         assert np.array_equal(session.run("k", feeds)["y"], first)
     assert np.array_equal(session.run("k", feeds)["y"], first)
     assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
+
+
+def test_a_later_part_that_is_refused_takes_the_earlier_ones_with_it() -> None:
+    """Streams of the part that is no graph must not wait for what only a graph recorded."""
+    backend = opened()
+    first, second = bytes_on(backend, 64, "first"), bytes_on(backend, 64, "second")
+    given = host_bytes(4096)
+
+    def one() -> None:
+        backend.copy(1, (first, 0), (given, 0), 64)
+        backend.record(1, "e")
+
+    def two() -> None:
+        backend.wait(2, "e")
+        backend.copy(2, (second, 0), (first, 0), 64)
+        backend.record(2, "end")
+
+    parts = [backend.capture([0, 1, 2], part) for part in (one, two)]
+    refused = pytest.warns(UserWarning, match="plans run without graphs from now on")
+    for i in range(4):  # enqueued; captured, but for the second part; enqueued from then on
+        given.handle[:] = i + 1
+        parts[0]()
+        backend.driver.refuses_capture = i == 1  # type: ignore[attr-defined]
+        with refused if i == 1 else contextlib.nullcontext():
+            parts[1]()
+        backend.synchronise(event="end")
+        assert (backend.read(second, 0, 64) == i + 1).all(), i
+    assert backend.driver.calls[-2:] == ["copy 64", "copy 64"]  # type: ignore[attr-defined]
+    backend.close()
+
+
+def test_a_machine_has_queues_for_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    with contextlib.suppress(BackendError):
+        open_driver("cuda0")
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+def test_libraries_are_of_the_cuda_that_cupy_was_made_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("libx.so.9", "libx.so.13", "libx.so.13.4", "libx.so.12.9"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setattr(libraries, "TOOLKITS", (str(tmp_path),))
+    found = [Path(p).name for p in libraries._candidates("x")]
+    assert found == ["libx.so.13.4", "libx.so.13", "libx.so.12.9", "libx.so.9"]
+    runtime = SimpleNamespace(runtimeGetVersion=lambda: 12090)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
+    with pytest.raises(BackendError, match=r"x of CUDA 12, as CuPy is, was not found") as caught:
+        libraries.shared("x", "some-package")
+    assert "libx.so.12.9" in str(caught.value) and "so.13" not in str(caught.value)
 
 
 @need_compiler

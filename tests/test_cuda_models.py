@@ -18,17 +18,20 @@ from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.backends.protocol import Launch
 from ggraph.backends.sim import Random, Simulator
+from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
 from ggraph.device import DeviceSpec
 from ggraph.dtype import F32
 from ggraph.execute import Executor
+from ggraph.graph import Graph as IrGraph
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import HOST_STEPS, Do, VerifiedPlan
 from ggraph.session import Session
 from ggraph.tensor import Kind
 from models.registry import open_model
+from models.run.convert import model_to_gguf
 
-TINY = Path(__file__).parent / "golden" / "tiny"
+GOLDEN = Path(__file__).parent / "golden"
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
 
 
@@ -37,14 +40,17 @@ def opened(graphs: bool = True) -> CudaBackend:
     return CudaBackend(cuda_spec("cuda0", driver), driver, graphs, Events())
 
 
-def logits(name: str, split_at: int, streams: int = 1, graphs: bool = True) -> Any:
+def logits(
+    name: str, split_at: int, streams: int = 1, graphs: bool = True, path: Path | None = None
+) -> Any:
     """All rows' logits of the golden ids, the first `split_at` in one step and the others one by
-    one (0: four by four, 24 in all), and what the driver was asked for."""
+    one (0: four by four, 24 in all), and what the driver was asked for. `path` is another file of
+    the same model."""
     cuda = opened(graphs)
     backends = {"cuda0": cuda, "cpu": open_backend("cpu", threads=1)}
     session = Session(backends, Options(streams=streams))
-    runner = Runner(open_model(TINY / name), session, 64, cache_dtype=F32)
-    ids = np.load(TINY / name / "expected.npz")["ids"].tolist()
+    runner = Runner(open_model(path or GOLDEN / name), session, 64, cache_dtype=F32)
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
     parts = (
         [ids[:split_at], *([i] for i in ids[split_at:])]
         if split_at
@@ -57,19 +63,30 @@ def logits(name: str, split_at: int, streams: int = 1, graphs: bool = True) -> A
 
 
 @need_compiler
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny/")])
 def test_logits_equal_the_golden_vectors(name: str) -> None:
     """Activations of many rows are rounded to the weights' 16 bits, which is coarser."""
     got, calls = logits(name, 44)
-    expected = np.load(TINY / name / "expected.npz")["logits"]
+    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
     assert spread_error(got, expected) < 1e-2
     assert any("graph of" in c for c in calls), "plans are replayed as graphs"
 
 
 @need_compiler
-@pytest.mark.parametrize("name", ["llama_tied", "qwen3_moe"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny2/")])
+def test_few_rows_are_exact_for_every_architecture(name: str, tmp_path: Path) -> None:
+    """In float32, so that only the order of sums differs."""
+    model_to_gguf(open_model(GOLDEN / name), tmp_path / "model.gguf", "f32")
+    got, calls = logits(name, 0, path=tmp_path / "model.gguf")
+    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
+    assert spread_error(got, expected[:24]) < 2e-4
+    assert any("graph of" in c for c in calls), "plans are replayed as graphs"
+
+
+@need_compiler
+@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny/qwen3_moe"])
 def test_few_rows_are_exact_in_graphs_and_out_of_them_on_any_number_of_streams(name: str) -> None:
-    expected = np.load(TINY / name / "expected.npz")["logits"]
+    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
     whole, _ = logits(name, 0)
     assert spread_error(whole, expected[:24]) < 2e-4
     for streams, graphs in ((1, False), (4, False), (4, True)):
@@ -79,8 +96,18 @@ def test_few_rows_are_exact_in_graphs_and_out_of_them_on_any_number_of_streams(n
 
 
 def made(name: str, streams: int) -> VerifiedPlan:
+    return planned(GRAPHS[name](), streams)
+
+
+def planned(graph: IrGraph, streams: int) -> VerifiedPlan:
     options = Options(streams=streams)
-    return make_plan(GRAPHS[name](), [cuda_spec("cuda0", HostDriver()), CPU], options)
+    return make_plan(graph, [cuda_spec("cuda0", HostDriver()), CPU], options)
+
+
+def left_to_the_cpu(verified: VerifiedPlan) -> list[str]:
+    """Labels of the launches that the GPU has no kernel for."""
+    launches = (c for c in verified.plan.schedule if c.do is Do.LAUNCH)
+    return [c.label for c in launches if c.actor.device == "cpu"]
 
 
 def weights_of(verified: VerifiedPlan) -> dict[str, Any]:
@@ -109,11 +136,8 @@ def test_every_graph_is_planned_for_the_gpu_and_runs_on_sim(name: str) -> None:
     """All work is on the GPU; the command stream is verified, and random orders agree."""
     for streams in (1, 4):
         verified = made(name, streams)
-        on_cpu = [c.label for c in verified.plan.schedule if c.do is Do.LAUNCH
-                  and c.actor.device == "cpu"]  # fmt: skip
-        assert on_cpu in ([], ["moved"]), (
-            f"{name}: {on_cpu} fell back to the CPU"
-        )  # an input's copy
+        on_cpu = left_to_the_cpu(verified)
+        assert on_cpu in ([], ["moved"]), f"{name}: {on_cpu} fell back"  # an input's copy
     if "64" in name or "moe" in name:
         return  # the same commands again, only slower
     simulator = Simulator(verified.plan, weights_of(verified))
@@ -122,6 +146,14 @@ def test_every_graph_is_planned_for_the_gpu_and_runs_on_sim(name: str) -> None:
     assert not runs[0].faults and not runs[1].faults
     for key, value in runs[0].outputs[0].items():
         assert value.tobytes() == runs[1].outputs[0][key].tobytes()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny2/")])
+def test_every_architecture_is_planned_for_the_gpu_alone(name: str) -> None:
+    model = open_model(GOLDEN / name)
+    for rows in (5, 64):
+        shape = StepShape(rows, 256, 1 if rows > 8 else rows, 513, ())
+        assert left_to_the_cpu(planned(model.build(shape), 1)) == [], rows
 
 
 class Recording(CudaBackend):

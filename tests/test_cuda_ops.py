@@ -128,6 +128,23 @@ def test_attention_of_many_rows_with_a_length_and_a_cap() -> None:
     assert_near(run(y, stored), meaning(short, {**stored, **kept}), 2e-5, "length")
 
 
+def test_attention_of_many_rows_with_sinks() -> None:
+    """By tiles: one more score in each head's sum, also where a row sees nothing."""
+    rng = np.random.default_rng(9)
+    mask = np.where(np.arange(50) <= np.arange(40)[:, None], 0, -np.inf).astype(np.float32)
+    mask[7] = -np.inf
+    q, k, v = input("q", (40, 2, 32)), input("k", (50, 1, 32), F16), input("v", (50, 1, 32), F16)
+    given = (input("m", mask.shape), None, input("s", (2,)))
+    y = ops.flash_attn(q, k, v, *given, scale=0.3, name="y")
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (q, k, v)}
+    stored = {t.name: bytes_of(t, values[t.name]) for t in (q, k, v)}
+    stored["m"] = mask.reshape(-1).view(np.uint8)
+    stored["s"] = np.array([3.0, -40.0], np.float32).view(np.uint8)
+    got = run(y, stored)
+    assert_near(got, meaning(y, stored), 2e-5, "sinks")
+    assert not got[7].any()
+
+
 def _attention(
     rng: np.random.Generator,
     kind: DType,

@@ -223,7 +223,7 @@ def test_dev_hands_on_what_follows_the_verb() -> None:
         (["--system", "Be brief", "--no-chat", "Hi"], "--no-chat leaves out"),
         (["--fixed", "Hi"], "--fixed without drafts"),
         (["--draft-max", "3", "--accept", "reject", "Hi"], "--draft-max, --accept without drafts"),
-        (["--draft", "suffix", "--tree", "8,2,3", "Hi"], "--tree is for the eagle3 drafter"),
+        (["--draft", "suffix", "--tree", "8,2,3", "Hi"], "--tree is for the eagle3 or mtp drafter"),
         (["--draft", "suffix", "--head", HEAD, "Hi"], "--head is for the eagle3 drafter"),
         (["--draft", "suffix", "-md", "MODEL", "Hi"], "--model-draft is for the model drafter"),
         (["--compare", "--tree", "8,-1,0", "Hi"], "expected TOTAL,DEPTH,TOP_K"),

@@ -74,7 +74,7 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "latent head, true rows": lambda: made(False, 4, "latent"),
     "latent head, fed back": lambda: made(True, 1, "latent, two layers, 3.1"),
     "parallel head, true and masked rows": lambda: made(False, 8, "two layers"),
-    "cache move": lambda: move_graph(step("llama_tied", 1), 4),
+    "cache move": lambda: move_graph(step("llama_tied", 1), 4, 513),
 }
 
 

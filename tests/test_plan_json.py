@@ -114,7 +114,7 @@ def test_command_refuses_what_is_no_plan(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (b"", "not JSON"),
-        (b"\xff\xfe\x00", "not JSON"),
+        (b"\xff\xfe\x00", "not UTF-8: invalid start byte, position 0"),
         (b"[" * 100_000, "not JSON"),
         (b"[]", "plan: expected an object"),
         (b'{"format": "ggraph.plan", "format": "x"}', "a key is repeated"),

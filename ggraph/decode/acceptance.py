@@ -17,7 +17,7 @@ from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.tensor import Array
 
 Pick = Callable[[Array], int]  # logits f32 [V] -> token
-Accept = Callable[[int], None]
+Accept = Callable[[int], object]  # told of a token that is kept; a true answer ends the text
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def match(
     tokens: list[int] = []
     while True:
         token = pick(logits[node + 1])
-        accept(token)
+        ended = accept(token)
         tokens.append(token)
         below = [c for c in draft.children(node) if draft.tokens[c] == token]
-        if not below or token in ends or len(tokens) >= limit:
+        if not below or ended or token in ends or len(tokens) >= limit:
             return Kept(tuple(nodes), tuple(tokens))
         node = below[0]
         nodes.append(node)

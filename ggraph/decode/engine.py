@@ -22,8 +22,9 @@ class Engine:
     """Decodes with one runner. `ends` are the token ids that end a text; `now` is the clock.
 
     An engine that `remembers` does not compute a prompt's step again where the same prompt is read
-    twice in a row; nothing else may use the runner in between. One that is `early` makes the plans
-    for rounds before the first token, for which one then waits longer, and not amid the text.
+    twice in a row; nothing else may use the runner in between. (Recurrent models always do.) One
+    that is `early` makes the plans for rounds before the first token, for which one then waits
+    longer, and not amid the text.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Engine:
 
     def _known(self, prompt: Sequence[int]) -> Result:
         """The prompt's step, behind an empty cache or what stands in it."""
-        known = tuple(prompt) if self.remembers and self.runner.past == 0 else None
+        again = self.remembers and self.runner.past == 0 and not self.runner.recurrent
+        known = tuple(prompt) if again else None
         if known is not None and self._read is not None and self._read[0] == known:
             self.runner.past = len(known)
             return self._read[1]

@@ -1,12 +1,20 @@
 """What the decoder asks of a model: a graph per step shape.
 
 Legend: T token rows of one step, C cache rows that attention may see, R cache rows in all,
-M rows for which logits are wanted, V vocabulary, E width of the residual stream.
+M rows for which logits are wanted, V vocabulary, E width of the residual stream, S slots of a list.
 
 Inputs of every step graph: `tokens` i32 [T], `positions` i32 [T], `slots` i64 [T] (cache row that
 each token is written to), `mask` f32 [T, C] (added to the scores: 0 or -inf), `length` i32 [1]
 (cache rows in use, at most C), `wanted` i32 [M] (rows of this step that get logits).
+With `listed` the masks are lists i32 [T, S] of the slots that each row sees, up to a number below
+0; C is then R, so that what a step costs does not grow with the cache.
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
+
+Models with recurrent layers have more inputs (`ggraph.ops.recurrent`): `parents` i32 [T], `replay`
+i32 [REPLAYED], `past` i32 [1] (slots of text before the step), `certain` i32 [1] (rows that are
+text), and `log_slots` i64 [T] where T is at most LOG. A step leaves the state after the rows that
+are text for certain, and in a log of LOG rows what the others would put into it; `replay` names
+those of the last step that became text.
 """
 
 from dataclasses import dataclass
@@ -15,6 +23,9 @@ from typing import Protocol
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
+
+REPLAYED = 65  # most rows of a step with a draft: its longest, and the last token of the text
+LOG = 96  # rows that such a step may be padded to
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class StepShape:
     cache_rows: int  # R; the last one takes the writes of padding rows
     taps: tuple[int, ...] = ()
     cache_dtype: DType = F16
+    listed: int = 0  # S; 0: masks
 
 
 class CausalModel(Protocol):
@@ -61,6 +73,11 @@ class CausalModel(Protocol):
     def sliding_window(self) -> int | None:
         """How many positions some layers see, which then have an input `window_mask` beside `mask`;
         None where every layer sees all."""
+        ...
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers have a state in place of a cache, and the inputs named above."""
         ...
 
     def build(self, shape: StepShape) -> Graph:

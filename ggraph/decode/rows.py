@@ -55,6 +55,17 @@ def padded(values: Sequence[int], count: int, filler: int) -> Array:
     return out
 
 
+def parents_of(rows: Rows, count: int) -> Array:
+    """i32 [count]: the row of this step that each row follows, -1 for what is before the step. Rows
+    that only fill up follow one another, which costs least."""
+    found = np.arange(-1, count - 1, dtype=np.int32)
+    if rows.visible is not None:
+        for t, seen in enumerate(rows.visible):
+            before = np.flatnonzero(seen[:t])
+            found[t] = before[-1] if len(before) else -1
+    return found
+
+
 def visibility(rows: Rows, count: int, context: int, window: int | None = None) -> Array:
     """f32 [count, C]: 0 where a row may see a slot, else -inf; padding rows see nothing."""
     real = len(rows.tokens)

@@ -13,8 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph import ops
-from ggraph.decode.model import CausalModel, StepShape
-from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
+from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
+from ggraph.decode.rows import (
+    ROW_BUCKETS,
+    Rows,
+    context_bucket,
+    padded,
+    parents_of,
+    row_bucket,
+    visibility,
+)
 from ggraph.dtype import F16, I32, I64, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
@@ -49,10 +57,29 @@ class Runner:
         self.model, self.session = model, session
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
-        self.past = 0
+        self.recurrent: bool = model.recurrent
+        self._past = 0
+        self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
         self._ready: dict[tuple[int, int, int], StepShape] = {}  # of the plans that were made
+
+    @property
+    def past(self) -> int:
+        """Slots of the cache that hold text. Setting it forgets what lies behind; InputError where
+        a recurrent model would have to go back, but not to the beginning."""
+        return self._past
+
+    @past.setter
+    def past(self, count: int) -> None:
+        if self.recurrent and count not in (0, self._past):
+            raise InputError(
+                f"{self.model.name} has recurrent layers, whose state cannot go from {self._past} "
+                f"tokens to {count}"
+            )
+        if count == 0:
+            self._replay = ()
+        self._past = count
 
     def shape(self, rows: int, wanted: int, reach: int) -> StepShape:
         """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots."""
@@ -95,17 +122,29 @@ class Runner:
         for part in parts:
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
-            results.append(self.step(Rows(part, slots, slots), wanted))
-            self.past += len(part)
+            results.append(self._run(Rows(part, slots, slots), wanted, len(part)))
+            self._past += len(part)
         return _joined(results, every)
 
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
+        if self.recurrent and (rows.slots[0] != self._past or len(rows.tokens) > REPLAYED):
+            raise InputError(
+                f"{self.model.name} has recurrent layers: a step of {len(rows.tokens)} rows from "
+                f"slot {rows.slots[0]} does not follow {self._past} tokens, or is no draft"
+            )
+        return self._run(rows, wanted, 0)
+
+    def _run(self, rows: Rows, wanted: Sequence[int], certain: int) -> Result:
+        """One step whose first `certain` rows are text."""
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
         shape = self._planned(count, len(wanted), reach)
         key = (self.model.name, shape)
         offered = self._feeds(rows, wanted, shape, reach)
+        if self.recurrent:
+            offered.update(self._course(rows, shape.rows, certain))
+            self._replay = ()
         taken = self.session.inputs(key)  # a model need not look at all that a step offers
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
@@ -129,7 +168,8 @@ class Runner:
         target = list(range(self.past, self.past + len(rows)))
         if source != target:
             self._move(source, target)
-        self.past += len(rows)
+        self._past += len(rows)
+        self._replay = tuple(rows)
 
     def _move(self, source: Sequence[int], target: Sequence[int]) -> None:
         count = row_bucket(len(source))
@@ -137,10 +177,22 @@ class Runner:
         key = (self.model.name, "move", count, shape)
         filler = shape.cache_rows - 1
         if key not in self.session:
-            graph = move_graph(self.model.build(shape), count)
+            graph = move_graph(self.model.build(shape), count, filler + 1)
             self.session.prepare(key, graph, self.model.weight)
         feeds = {"from": padded(source, count, filler), "to": padded(target, count, filler)}
         self.session.run(key, feeds)
+
+    def _course(self, rows: Rows, count: int, certain: int) -> dict[str, Array]:
+        """What recurrent layers must know of a step's rows (see `ggraph.decode.model`)."""
+        found: dict[str, Array] = {
+            "parents": parents_of(rows, count),
+            "replay": padded(self._replay, REPLAYED, -1),
+            "past": np.array([self._past], np.int32),
+            "certain": np.array([certain], np.int32),
+        }
+        if count <= LOG:
+            found["log_slots"] = np.arange(count, dtype=np.int64)
+        return found
 
     def _feeds(
         self, rows: Rows, wanted: Sequence[int], shape: StepShape, reach: int
@@ -158,11 +210,14 @@ class Runner:
         return feeds
 
 
-def move_graph(step: Graph, count: int) -> Graph:
-    """The graph that copies `count` rows of every cache of `step`: rows `from` to rows `to`."""
+def move_graph(step: Graph, count: int, slots: int) -> Graph:
+    """The graph that copies `count` rows of every cache of `step` with as many `slots`: rows `from`
+    to rows `to`. States of recurrent layers are no caches."""
     source, target = input("from", (count,), I32), input("to", (count,), I64)
     moved = []
     for cache in step.leaves(Kind.STATE):
+        if cache.shape[0] != slots:
+            continue
         rows, width = cache.shape[0], cache.size // cache.shape[0]
         flat = cache.reshape(rows, width)
         new = ops.set_rows(

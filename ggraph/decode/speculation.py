@@ -7,6 +7,7 @@ import numpy as np
 
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
+from ggraph.decode.model import CausalModel
 from ggraph.decode.policy import Fixed, Policy
 from ggraph.decode.runner import Runner
 from ggraph.decode.statistics import Clock
@@ -27,6 +28,20 @@ class Law(Protocol):
 
     def uniform(self) -> float:
         """A random number in [0, 1) of the sampler's stream."""
+        ...
+
+
+class Tapped(Protocol):
+    """A runner, as far as it matters who reads its taps."""
+
+    @property
+    def model(self) -> CausalModel:
+        """Whose tokens are drafted."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose inputs its steps give."""
         ...
 
 
@@ -65,7 +80,7 @@ class Speculation:
         self._seen: list[Seen] = []
         self._told: dict[str, int] = {}  # how much of it each drafter knows
 
-    def check(self, runner: Runner) -> None:
+    def check(self, runner: Tapped) -> None:
         """InputError where a drafter wants taps that the runner does not have."""
         missing = {i for d in self.drafters for i in d.taps} - set(runner.taps)
         if missing:

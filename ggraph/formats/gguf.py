@@ -210,8 +210,8 @@ def _window(c: _Cursor, name: str, shape: tuple[int, ...], dtype: DType, start: 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Iterable[RawTensor]) -> None:
     """Write a GGUF v3 file, whole or not at all (a temporary file is renamed at the end).
 
-    Value types: bool, int (u32, else i32 or i64), float (f32), str, NumPy arrays, and lists of str,
-    int or float. Raises FormatError for other values and when the disk refuses.
+    Value types: bool, int (u32, else i32 or i64), float (f32), str, NumPy arrays, and lists of
+    str, bool, int or float. Raises FormatError for other values and when the disk refuses.
     """
     listed = list(tensors)
     pairs = {k: v for k, v in metadata.items() if k != "general.alignment"}
@@ -266,6 +266,8 @@ def _packed(key: str, value: Any) -> bytes:
         if all(isinstance(v, str) for v in value):
             items = b"".join(map(_packed_string, value))
             return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + items
+        if value and all(isinstance(v, bool) for v in value):
+            return _packed_array(key, np.asarray(value, np.bool_))
         if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
             whole = all(isinstance(v, int) for v in value)
             return _packed_array(key, np.asarray(value, np.int32 if whole else np.float32))
@@ -285,7 +287,7 @@ def _packed_integer(key: str, value: int) -> bytes:
 
 
 def _packed_array(key: str, value: np.ndarray[Any, Any]) -> bytes:
-    for kind, code in _NUMPY.items():
+    for kind, code in (*_NUMPY.items(), (7, "?")):
         if value.dtype == np.dtype(code):
             return struct.pack("<IIQ", _ARRAY, kind, value.size) + value.tobytes()
     raise FormatError(f"{key!r}: GGUF has no type for arrays of {value.dtype}")

@@ -61,6 +61,7 @@ from ggraph.ops.glu import (
     geglu_quick,
     reglu,
     swiglu,
+    swiglu_oai,
 )
 from ggraph.ops.join import (
     concat,
@@ -74,14 +75,22 @@ from ggraph.ops.matmul import (
     out_prod,
 )
 from ggraph.ops.moe import (
+    add_id,
     moe_mix,
     moe_route,
+    moe_shares,
 )
 from ggraph.ops.norm import (
     group_norm,
     l2_norm,
     norm,
     rms_norm,
+)
+from ggraph.ops.recurrent import (
+    delta_net,
+    delta_net_next,
+    ssm_conv,
+    ssm_conv_next,
 )
 from ggraph.ops.reduce import (
     cumsum,
@@ -147,6 +156,7 @@ from ggraph.ops.unary import (
 __all__ = [
     "abs",
     "add",
+    "add_id",
     "arange",
     "argmax",
     "argsort",
@@ -162,6 +172,8 @@ __all__ = [
     "cos",
     "cpy",
     "cumsum",
+    "delta_net",
+    "delta_net_next",
     "diag_mask_inf",
     "diag_mask_zero",
     "div",
@@ -189,6 +201,7 @@ __all__ = [
     "mean",
     "moe_mix",
     "moe_route",
+    "moe_shares",
     "mul",
     "mul_mat",
     "mul_mat_add",
@@ -226,11 +239,14 @@ __all__ = [
     "softplus",
     "sqr",
     "sqrt",
+    "ssm_conv",
+    "ssm_conv_next",
     "step",
     "sub",
     "sum",
     "sum_rows",
     "swiglu",
+    "swiglu_oai",
     "swiglu_quantise",
     "tanh",
     "top_k",

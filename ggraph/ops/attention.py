@@ -176,11 +176,19 @@ def _flash_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     expect(multiple, f"{heads} query heads are no multiple of {kv_heads}")
     if flag(attrs, "has_mask"):
         mask = rest.pop(0)
-        plain_float(mask)
-        expect(mask.shape == (rows, context), f"expected %{mask.name} [{rows}, {context}]")
+        listed = mask.dtype is I32
+        if not listed:
+            plain_float(mask)
+        good = len(mask.shape) == 2 and mask.shape[0] == rows
+        good = good and (listed or mask.shape[1] == context)
+        expect(good, f"expected %{mask.name} [{rows}, {context}], or lists i32[{rows}, any]")
     if flag(attrs, "has_length"):
         index_type(rest[0])
-        expect(rest[0].shape == (1,), f"expected %{rest[0].name} i32[1]")
+        length = rest.pop(0)
+        expect(length.shape == (1,), f"expected %{length.name} i32[1]")
+    if flag(attrs, "has_sinks"):
+        good = rest[0].dtype is F32 and rest[0].shape == (heads,)
+        expect(good, f"expected %{rest[0].name} f32[{heads}]")
     return Meta((rows, heads, v.shape[2]), F32)
 
 
@@ -193,11 +201,14 @@ def _flash(
     softcap: float,
     has_mask: bool,
     has_length: bool,
+    has_sinks: bool,
 ) -> Array:
-    mask, length = present(rest, has_mask, has_length)
+    mask, length, sinks = present(rest, has_mask, has_length, has_sinks)
     seen = k.shape[0] if length is None else int(length[0])
     if not 0 <= seen <= k.shape[0]:
         raise InputError(f"flash_attn: length {seen} is outside [0, {k.shape[0]}]")
+    if mask is not None and mask.dtype == np.int32:
+        mask = _mask_of(mask, seen)
     t, h, d = q.shape
     kv = k.shape[1]
     keys = f32(k[:seen]).transpose(1, 2, 0)[:, None]  # [K, 1, D, C]
@@ -208,8 +219,20 @@ def _flash(
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
     if mask is not None:
         scores = scores + mask[:, :seen]
-    mixed = weigh(scores) @ values  # [K, H/K, T, V]
+    extra = None if sinks is None else sinks.reshape(kv, h // kv, 1, 1)
+    mixed = weigh(scores, extra) @ values  # [K, H/K, T, V]
     return f32(mixed.reshape(h, t, v.shape[2]).transpose(1, 0, 2))
+
+
+def _mask_of(lists: Array, seen: int) -> Array:
+    """f32 [T, seen] of lists i32 [T, S]: the logarithm of how often each slot is listed."""
+    counts = np.zeros((lists.shape[0], seen), np.float32)
+    for row, slots in zip(counts, lists, strict=True):
+        ended = np.flatnonzero(slots < 0)
+        held = slots[: ended[0]] if len(ended) else slots
+        np.add.at(row, held[held < seen], 1)
+    with np.errstate(divide="ignore"):
+        return np.log(counts)
 
 
 def _flash_cost(t: Tensor) -> Cost:
@@ -231,12 +254,14 @@ def _flash_example(
 ) -> Example:
     cache = dtype.dtype if dtype else F32
     k_arg, v_arg = Arg((*kv, q[2]), cache), Arg((*kv, v_dim or q[2]), cache)
-    names = ["has_mask" if len(a.shape) == 2 else "has_length" for a in extra]
+    kinds = {2: "has_mask", 1: "has_length"}
+    names = ["has_sinks" if a.shape == q[1:2] else kinds[len(a.shape)] for a in extra]
     attrs = {
         "scale": q[2] ** -0.5,
         "softcap": softcap,
         "has_mask": "has_mask" in names,
         "has_length": "has_length" in names,
+        "has_sinks": "has_sinks" in names,
     }
     return Example((Arg(q), k_arg, v_arg, *extra), attrs, tolerance)
 
@@ -245,7 +270,7 @@ HALF, Q8 = Arg((), F16), Arg((), Q8_0)
 FLASH_ATTN = register(
     OpSpec(
         "flash_attn",
-        infer=rule("flash_attn", "q k v mask? length?", _flash_rule),
+        infer=rule("flash_attn", "q k v mask? length? sinks?", _flash_rule),
         reference=_flash,
         ggml="FLASH_ATTN_EXT",
         cost=_flash_cost,
@@ -257,11 +282,22 @@ FLASH_ATTN = register(
             _flash_example((2, 2, 32), (33, 1), Arg((1,), I32, "ids:34"), dtype=Q8),
             _flash_example((2, 4, 8), (5, 4), v_dim=6, softcap=10.0),
             _flash_example((2, 2, 8), (5, 2), Arg((2, 5), F16)),
+            _flash_example((3, 4, 64), (40, 2), Arg((3, 50), I32, "ids:40"), dtype=HALF),
+            _flash_example(
+                (9, 4, 8), (40, 2), Arg((9, 6), I32, "ids:40"), Arg((1,), I32, "ids:41")
+            ),
+            _flash_example((5, 4, 64), (70, 2), Arg((5, 70), fill="mask"), softcap=5.0),
+            _flash_example(
+                (3, 4, 64), (70, 2), Arg((3, 70), fill="mask"), Arg((1,), I32, "ids:71"), Arg((4,))
+            ),
+            _flash_example((9, 4, 24), (150, 4), Arg((9, 150), fill="mask"), v_dim=16),
+            _flash_example((2, 4, 16), (150, 4), Arg((2, 150), fill="mask"), v_dim=40, dtype=HALF),
+            _flash_example((20, 4, 16), (40, 2), Arg((20, 40), fill="mask"), Arg((4,)), dtype=HALF),
             _flash_example((1, 1, 1), (1, 1)),
             _flash_example((0, 2, 8), (5, 2)),
             _flash_example((2, 2, 8), (5, 1), Arg((1,), I32, "ids:1")),
         ),
-        doc="flash_attn(q, k, v, mask, length): attention of each query row over the cached rows.",
+        doc="flash_attn(q, k, v, mask, length, sinks): each query row's attention to cached rows.",
     )
 )
 
@@ -314,6 +350,7 @@ def flash_attn(
     v: Tensor,
     mask: Tensor | None = None,
     length: Tensor | None = None,
+    sinks: Tensor | None = None,
     *,
     scale: float,
     softcap: float = 0.0,
@@ -322,16 +359,20 @@ def flash_attn(
     """q [T, H, D] plain float; k [C, K, D], v [C, K, V] any float type or layout -> f32 [T, H, V].
 
     Query head h reads head h // (H / K) of k and v. Scores are q . k * scale, held within
-    +-softcap by a tanh where it is not 0, plus mask [T, C]. Only the first length[0] (i32 [1])
-    rows of k and v are looked at. ggml: GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors:
-    ShapeError; InputError at run time for a length outside [0, C]. Source: arXiv 2205.14135.
+    +-softcap by a tanh where it is not 0, plus mask [T, C]. A mask i32 [T, S] lists the rows of k
+    and v that each row looks at, up to a number below 0; their order, and not where they lie,
+    decides the bits. Only the first length[0] (i32 [1]) rows of k and v are looked at. sinks f32
+    [H] are one more score per head, which takes part in the sum alone. ggml:
+    GGML_OP_FLASH_ATTN_EXT, which puts T after H. Errors: ShapeError; InputError at run time for a
+    length outside [0, C]. Source: arXiv 2205.14135.
     """
     return apply(
         "flash_attn",
-        *[t for t in (q, k, v, mask, length) if t is not None],
+        *[t for t in (q, k, v, mask, length, sinks) if t is not None],
         name=name,
         scale=float(scale),
         softcap=float(softcap),
         has_mask=mask is not None,
         has_length=length is not None,
+        has_sinks=sinks is not None,
     )

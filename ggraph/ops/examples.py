@@ -33,9 +33,21 @@ def build(spec: OpSpec, example: Example) -> Tensor:
 def values(arg: Arg, rng: np.random.Generator) -> Array:
     """Logical values for one source, as its `fill` asks.
 
-    "normal", "positive" (0.1 to 2.1), "mask" (0 or -inf) or "ids:N" (integers in [0, N)).
+    "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"
+    (integers in [0, N)), "replay:N" (some of those, then -1), "parents" (an earlier row or -1) or
+    "none" (-1).
     """
     word, _, count = arg.fill.partition(":")
+    if word == "none":
+        return np.full(arg.shape, -1, np.int32)
+    if word == "replay":
+        drawn = rng.integers(0, int(count), arg.shape)
+        return np.where(np.arange(arg.shape[0]) < rng.integers(0, arg.shape[0]), drawn, -1)
+    if word == "parents":
+        before = np.arange(arg.shape[0]) - 1
+        return np.where(rng.random(arg.shape) < 0.6, before, rng.integers(-1, before + 1))
+    if word == "small":
+        return (rng.standard_normal(arg.shape) / 3).astype(np.float32)
     if word == "ids":
         drawn = rng.integers(0, max(int(count), 1), arg.shape)
         return drawn.astype(np.float32) if arg.dtype.is_float else drawn.astype(arg.dtype.np)

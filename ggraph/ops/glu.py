@@ -7,8 +7,10 @@ two views of it. Source: Shazeer, arXiv 2002.05202; ggml's `ggml_glu` for the pa
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ggraph.dtype import F16
-from ggraph.ops.rules import expect, f32, f64, plain_float, rank, rule
+from ggraph.ops.rules import expect, f32, f64, plain_float, rank, real, rule
 from ggraph.ops.shape import columns
 from ggraph.ops.unary import gelu_erf_of, gelu_of, gelu_quick_of, relu_of, silu_of
 from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
@@ -51,6 +53,45 @@ GEGLU = _glu("geglu", gelu_of, "gelu(gate) * up, tanh form")
 GEGLU_ERF = _glu("geglu_erf", gelu_erf_of, "gelu(gate) * up, erf form")
 GEGLU_QUICK = _glu("geglu_quick", gelu_quick_of, "gelu(gate) * up, sigmoid form")
 REGLU = _glu("reglu", relu_of, "relu(gate) * up")
+
+
+def _oai_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    expect(real(attrs, "limit") > 0, f"limit={attrs['limit']}: expected more than 0")
+    real(attrs, "alpha")
+    return _same(sources, attrs)
+
+
+def _oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    held = np.minimum(f64(gate), limit)
+    return f32(held / (1 + np.exp(-alpha * held)) * (np.clip(f64(up), -limit, limit) + 1))
+
+
+SWIGLU_OAI = register(
+    OpSpec(
+        "swiglu_oai",
+        infer=rule("swiglu_oai", "gate up", _oai_rule),
+        reference=_oai,
+        ggml="GLU_SWIGLU_OAI",
+        inplace_ok=(0, 1),
+        examples=(
+            Example((Arg((3, 8)), Arg((3, 8))), {"alpha": 1.702, "limit": 7.0}),
+            Example((Arg((2, 3, 37)), Arg((2, 3, 37))), {"alpha": 1.5, "limit": 0.5}),
+            Example((Arg((1, 1)), Arg((1, 1))), {"alpha": 1.702, "limit": 7.0}),
+            Example((Arg((0, 4)), Arg((0, 4))), {"alpha": 1.702, "limit": 7.0}),
+        ),
+        doc="swiglu_oai(gate, up): g * sigmoid(alpha * g) * (u + 1), both held within the limit.",
+    )
+)
+
+
+def swiglu_oai(
+    gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, name: str = ""
+) -> Tensor:
+    """min(gate, limit) * sigmoid(alpha * that) * (up within +-limit, plus 1); [..., n] plain float.
+
+    ggml: GGML_GLU_OP_SWIGLU_OAI. Errors: ShapeError. Source: the gpt-oss release.
+    """
+    return apply("swiglu_oai", gate, up, name=name, alpha=float(alpha), limit=float(limit))
 
 
 def _gated(op: str, gate: Tensor, up: Tensor | None, swapped: bool, name: str) -> Tensor:

@@ -28,6 +28,7 @@ from ggraph.verify.rooms import room_faults
 from ggraph.verify.rounding import Approximation, approximations
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
+from ggraph.verify.unplanned import unplanned
 from ggraph.verify.wiring import wiring_faults
 
 __all__ = [
@@ -72,7 +73,13 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
     lost = max(0, verdict.peak_bytes - bound) if several else 0
     rounds = tuple(map(str, approximations(plan)))
-    return replace(verdict, live_bound_bytes=bound, concurrency_bytes=lost, approximations=rounds)
+    return replace(
+        verdict,
+        live_bound_bytes=bound,
+        concurrency_bytes=lost,
+        approximations=rounds,
+        unplanned=unplanned(plan),
+    )
 
 
 def _proved(plan: Plan, runs: int) -> Certificate | CounterExample:

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from ggraph.errors import printable
-from ggraph.plan import Do, Plan
-
-NAMED = 3  # tensors that a line names
+from ggraph.plan import Plan
+from ggraph.verify.unplanned import launches, named
 
 
 @dataclass(frozen=True)
@@ -18,21 +16,15 @@ class Approximation:
     tensors: tuple[str, ...]
 
     def __str__(self) -> str:
-        where = f" on {self.device}" if self.device else ""
-        named = ", ".join(self.tensors[:NAMED]) + (", .." if len(self.tensors) > NAMED else "")
-        return printable(f"{self.op}{where}: {self.rounds} ({len(self.tensors)}: {named})")
+        return named(self.op, self.device, self.rounds, self.tensors)
 
 
 def approximations(plan: Plan) -> tuple[Approximation, ...]:
     """Everything in the plan that rounds beyond NumPy's meaning of the graph as it was written."""
-    specs = {d.name: d for d in plan.schedule.splits.placement.devices}
-    tensors = {t.name: t for t in plan.graph}
     found: dict[tuple[str, str, str], list[str]] = {}
-    for c in plan.schedule:
-        t = tensors.get(c.node or "") if c.do is Do.LAUNCH else None
-        if t is not None and t.spec is not None and t.size:
-            ways = (("", t.spec.rounds), (c.actor.device, specs[c.actor.device].rounds(t)))
-            for device, rounds in ways:
-                if rounds:
-                    found.setdefault((t.op, device, rounds), []).append(t.name)
+    for t, spec in launches(plan):
+        own = t.spec.rounds if t.spec is not None else ""
+        for device, rounds in (("", own), (spec.name, spec.rounds(t))):
+            if rounds:
+                found.setdefault((t.op, device, rounds), []).append(t.name)
     return tuple(Approximation(*key, tuple(names)) for key, names in sorted(found.items()))

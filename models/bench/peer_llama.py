@@ -19,10 +19,14 @@ except ImportError:  # the extra is not installed; the first line out says so
     xllamacpp = None
 
 
+_KINDS = ("MTP", "EAGLE3")
+
+
 def open_server(path: str, threads: int, context: int, head: str = "", chain: str = "4") -> Any:
     """llama.cpp on one GGUF file, with one slot.
 
-    `head` is an EAGLE-3 head that drafts chains of `chain` tokens.
+    `head` is an EAGLE-3 head that drafts chains of `chain` tokens, or the same file, whose own
+    layers then do.
     """
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -32,8 +36,11 @@ def open_server(path: str, threads: int, context: int, head: str = "", chain: st
     if head:
         draft = params.speculative.draft
         kinds = xllamacpp.common_speculative_type
-        params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
-        draft.mparams.path, draft.n_max, draft.p_min = head, int(chain), 0.0
+        own = head == path
+        mtp, eagle3 = (getattr(kinds, f"COMMON_SPECULATIVE_TYPE_DRAFT_{n}") for n in _KINDS)
+        params.speculative.types = [mtp if own else eagle3]
+        draft.mparams.path = "" if own else head
+        draft.n_max, draft.p_min = int(chain), 0.0
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads
     return xllamacpp.Server(params)
 
@@ -55,8 +62,9 @@ def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:
     choice = reply["choices"][0]
     found = {"text": choice["text"], "wall": wall, "cpu": used, **reply["timings"]}
     if request.get("probs"):
-        first = choice["logprobs"]["content"][0]["top_logprobs"]
-        found["probs"] = [[p["id"], p["logprob"]] for p in first]
+        said = choice["logprobs"]["content"]
+        found["probs"] = [[p["id"], p["logprob"]] for p in said[0]["top_logprobs"]]
+        found["ids"] = [c["id"] for c in said]
     return found
 
 

@@ -24,7 +24,7 @@ from ggraph import InputError
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.statistics import Statistics
 
-from ..run.drafting import DraftOptions, tree_shape
+from ..run.drafting import HEADS, DraftOptions, tree_shape
 from ..run.generation import Drafting, Generation
 from ..run.load import Loaded
 from .peer import Peer, Reply
@@ -152,7 +152,7 @@ def parse_setting(text: str, head: bool) -> Setting:
     the length is chosen while decoding. InputError for anything else."""
     names, _, shape = text.strip().partition(":")
     listed = tuple(names.split("+"))
-    if "eagle3" in listed and not head:
+    if set(HEADS) & set(listed) and not head:
         raise InputError(f"setting {text!r} needs a head: give one with --head")
     if "/" in shape:
         tree = tree_shape(shape.replace("/", ","))

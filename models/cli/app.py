@@ -8,6 +8,7 @@ input that cannot be served, 1 for a check that failed, 130 after Ctrl-C. A read
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,9 @@ from typer.core import TyperGroup
 from ggraph import GgraphError, InputError, __version__
 from ggraph.backends.cpu.jit import WATCHERS
 
+from ..door import open_arch_file
 from .bench import bench_app
+from .chat import chat
 from .common import COMPILING, complain, show_warnings
 from .convert import convert, quantize
 from .eagle3 import eagle3
@@ -25,6 +28,7 @@ from .hazards import hazards_app
 from .importers import import_app
 from .plan import plan
 from .record import record, torture
+from .serve import serve
 from .train import train_eagle3
 from .verify import verify
 
@@ -54,6 +58,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
+app.command()(serve)
 app.command()(plan)
 app.command()(verify)
 app.command()(record)
@@ -78,8 +84,14 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    arch_file: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file with an architecture of yours (docs/architectures.md)."),
+    ] = None,
 ) -> None:
     """Run language models through memory plans that are proved before they run."""
+    for path in arch_file or ():
+        open_arch_file(path)
 
 
 def main() -> None:

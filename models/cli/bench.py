@@ -21,6 +21,7 @@ from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
 from ..run.load import load
 from ..run.shipped import DATA, head_for
+from .bench_serve import bench_serve
 from .common import Context, ModelPath, Threads, model_path, notes, write_text
 from .draft import Head
 
@@ -36,6 +37,9 @@ DraftPeer = Annotated[
     str, typer.Option("--peer", help="llama.cpp: let it draft 4 tokens with the same GGUF head.")
 ]
 Out = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
+
+
+bench_app.command("serve")(bench_serve)
 
 
 @bench_app.command("cpu")
@@ -156,7 +160,8 @@ def spec(
     _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
     path = model_path(model)
     head = head_for(path) if head is None else head
-    given = settings or (WITHOUT_HEAD if head is None else WITH_HEAD)
+    with_head = WITH_HEAD.replace("eagle3", "mtp") if head == path else WITH_HEAD
+    given = settings or (WITHOUT_HEAD if head is None else with_head)
     ways = [parse_setting(s, head is not None) for s in given.split(",")]
     if (with_peer := _wants_peer(peer)) and (head is None or head.suffix != ".gguf"):
         raise InputError("--peer llama.cpp needs --head with a GGUF file, which both engines read")

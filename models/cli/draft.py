@@ -12,7 +12,7 @@ from rich.text import Text
 from ggraph import InputError
 from ggraph.decode.statistics import Statistics
 
-from ..run.drafting import DraftOptions, tree_shape
+from ..run.drafting import HEADS, DraftOptions, tree_shape
 from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
 from ..run.load import Loaded
 from ..run.shipped import head_for
@@ -30,7 +30,7 @@ class DraftFlags:
 
     head: Head = None
     draft: Annotated[
-        str | None, typer.Option(help="Drafters in order, of eagle3, suffix, lookup, model.")
+        str | None, typer.Option(help="Drafters in order, of eagle3, mtp, suffix, lookup, model.")
     ] = None
     model_draft: Annotated[
         Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
@@ -53,16 +53,19 @@ class DraftFlags:
     def head_of(self, model: Path) -> Path | None:
         """The head that was given, else the one that comes with ggraph for the model, where no
         other drafter was asked for."""
-        draft = self.draft
-        wanted = "eagle3" in draft.split(",") if draft is not None else self.model_draft is None
+        named = self.draft.split(",") if self.draft is not None else []
+        if self.head is None and "mtp" in named:
+            return model
+        wanted = "eagle3" in named if self.draft is not None else self.model_draft is None
         return head_for(model) if self.head is None and wanted else self.head
 
-    def drafting(self, head: Path | None, wanted: bool) -> Drafting:
+    def drafting(self, head: Path | None, wanted: bool, model: Path | None = None) -> Drafting:
         """The options as one value. InputError for bad ones, and for those that would change
         nothing, as all would where no drafts are `wanted`. Without `--draft` the text's own
-        repetitions draft, and where there are none the head (which alone makes trees), or the
-        smaller model alone."""
-        with_head = "suffix,eagle3" if self.tree is None else "eagle3"
+        repetitions draft, and where there are none the head (which alone makes trees; `model`
+        itself where its own layers draft), or the smaller model alone."""
+        kind = "mtp" if head is not None and head == model else "eagle3"
+        with_head = f"suffix,{kind}" if self.tree is None else kind
         alone = "model" if self.model_draft is not None else "suffix"
         fallback = with_head if head is not None else alone
         names = tuple((fallback if self.draft is None else self.draft).split(","))
@@ -78,11 +81,12 @@ class DraftFlags:
         idle = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if idle and not wanted:
             raise InputError(f"{_flags(idle)} without drafts: add --draft, --head or --model-draft")
-        needs = {"head": "eagle3", "tree": "eagle3", "model_draft": "model"}
-        for name, drafter in needs.items():
-            if name in idle and drafter not in names:
+        needs = {"head": ("eagle3",), "tree": HEADS, "model_draft": ("model",)}
+        for name, drafters in needs.items():
+            if name in idle and not set(drafters) & set(names):
                 raise InputError(
-                    f"{_flags([name])} is for the {drafter} drafter, not {','.join(names)}"
+                    f"{_flags([name])} is for the {' or '.join(drafters)} drafter, not "
+                    f"{','.join(names)}"
                 )
 
 

@@ -36,7 +36,7 @@ def eagle3(
     text = asked.text
     path = model_path(on.model)
     head = drafts.head_of(path)
-    drafting = drafts.drafting(head, wanted=True)
+    drafting = drafts.drafting(head, True, path)
     if drafts.draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
     with closing(on.load(path, head, drafts.device_draft)) as m:

@@ -81,7 +81,7 @@ def generate(
     wanted = compare or drafts.named
     path = model_path(on.model)
     head = drafts.head_of(path) if wanted else None
-    drafting = drafts.drafting(head, wanted)
+    drafting = drafts.drafting(head, wanted, path)
     with closing(on.load(path, head, drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, ends)

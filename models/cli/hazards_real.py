@@ -102,6 +102,6 @@ def _tell(row: dict[str, Any], quiet: bool) -> None:
 
 def _head(model: Path) -> Path:
     found = head_for(model)
-    if found is None:
+    if found is None or found == model:
         raise InputError(f"{model}: the configurations with drafts need SmolLM2-135M-Instruct")
     return found

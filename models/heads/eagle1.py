@@ -23,7 +23,8 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
 from .. import blocks
 from ..blocks import Step
-from ..config import DecoderConfig, Keys, from_hf
+from ..config import DecoderConfig, Keys
+from ..hf_config import from_hf
 from ..registry import Model
 
 _NAMES = {

@@ -22,11 +22,14 @@ from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.tensor import Kind
 
 from .. import latent
-from ..config import DecoderConfig, Keys, rope_from_gguf, rope_from_hf
+from ..config import DecoderConfig, Keys
 from ..eagle3 import Head, HeadConfig
+from ..gguf_config import rope_from_gguf
+from ..hf_config import rope_from_hf
 from ..latent import Latent
 from ..registry import Model
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
+from .mtp import NextHead, open_mtp
 from .names import sanitize_head, target_ids, tensor_of
 
 _REFUSED = {
@@ -45,12 +48,15 @@ _SPARE = re.compile(r"blk\.[1-9]\d*\.attn_norm_2\.weight")  # made for each laye
 _MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
-def open_head(path: Path, target: Model) -> Head | FirstHead:
-    """The head in a folder or GGUF file, fitted to `target`.
+def open_head(path: Path, target: Model) -> Head | FirstHead | NextHead:
+    """The head in a folder or GGUF file, fitted to `target`; the target's own file holds layers
+    that draft.
 
     Raises ModelError for a head of another target, a missing or misshapen tensor, a bad vocabulary
     map, and for variants that are not built here.
     """
+    if path == Path(target.checkpoint.path):
+        return open_mtp(target)
     checkpoint = open_checkpoint(path)
     if checkpoint.format == "gguf":
         return _from_gguf(path, checkpoint, target)

@@ -18,9 +18,11 @@ from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
+from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
-from ..registry import Model
+from ..gguf_config import to_gguf
+from ..registry import ARCHITECTURES, Model
 
 Progress = Callable[[str, int, int], None]  # tensor name, done, of
 
@@ -30,6 +32,9 @@ FILE_TYPES = {
     "mxfp4": 38,
 }  # fmt: skip
 _MADE_ANEW = ("general.architecture", "general.alignment")
+PRECISE = (  # small, and read as float32 by everybody
+    "ffn_gate_inp.weight", ".bias", ".ssm_conv1d.weight", ".shortconv.conv.weight",
+)  # fmt: skip
 _WIDER = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "tq1_0": "q4_0", "tq2_0": "q4_0"}
 
 
@@ -37,11 +42,13 @@ def model_to_gguf(
     model: Model, out: Path, type_name: str, progress: Progress | None = None
 ) -> None:
     """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
-    architecture = "llama" if model.config.architecture == "mistral" else model.config.architecture
-    metadata = _decoder_keys(model.config, architecture)
+    a, c = ARCHITECTURES[model.config.architecture], model.config
+    own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
+    metadata = {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
     metadata |= _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
-    tensors = _normal_order(model.catalogue, model.config)
+    kept = {n: t for n, t in model.catalogue.items() if n != YARN}
+    tensors = _normal_order(a.stored(kept, c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 
@@ -59,7 +66,7 @@ def head_to_gguf(
     if c.latent is not None or head.masked is not None:
         kind = "latent attention" if c.latent is not None else "masked rows"
         raise ModelError(f"{head.name}: GGUF has no form for a head with {kind}")
-    metadata = _decoder_keys(c.decoder, "eagle3")
+    metadata = to_gguf(c.decoder, "eagle3")
     metadata.update(
         {
             "eagle3.target_layers": np.asarray(c.taps, np.int32),
@@ -72,7 +79,7 @@ def head_to_gguf(
     if c.norm_output or c.fc_norm:
         metadata.update({"eagle3.norm_output": c.norm_output, "eagle3.fc_norm": c.fc_norm})
     metadata.update(tokenizer_keys(target))
-    tensors = list(_typed(_normal_order(head.catalogue, c.decoder), type_name, progress))
+    tensors = list(_typed(_normal_order(head.catalogue, c.decoder, "normal"), type_name, progress))
     if c.draft_vocab_size != c.decoder.vocab_size:
         ids = np.asarray(head.target_ids, np.int64)
         tensors.append(RawTensor("d2t", dtypes.I64, ids.shape, ids))
@@ -104,48 +111,11 @@ def _file_type(type_name: str) -> int:
     return FILE_TYPES[type_name]
 
 
-def _decoder_keys(c: DecoderConfig, architecture: str) -> dict[str, Any]:
-    a, rope = architecture, c.rope
-    keys: dict[str, Any] = {
-        "general.architecture": a,
-        "general.alignment": 32,
-        f"{a}.block_count": c.num_hidden_layers,
-        f"{a}.context_length": c.max_position_embeddings,
-        f"{a}.embedding_length": c.hidden_size,
-        f"{a}.feed_forward_length": c.intermediate_size,
-        f"{a}.attention.head_count": c.num_attention_heads,
-        f"{a}.attention.head_count_kv": c.num_key_value_heads,
-        f"{a}.attention.key_length": c.head_dim,
-        f"{a}.attention.value_length": c.head_dim,
-        f"{a}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
-        f"{a}.rope.dimension_count": rope.n_rot,
-        f"{a}.rope.freq_base": float(rope.freq_base),
-        f"{a}.vocab_size": c.vocab_size,
-    }
-    if c.sliding_window is not None:
-        if c.windowed_layers and not all(c.windowed_layers):
-            raise ModelError(f"{a}: GGUF keys cannot say that only some layers slide")
-        keys[f"{a}.attention.sliding_window"] = c.sliding_window
-    if c.num_experts:
-        keys[f"{a}.expert_count"] = c.num_experts
-        keys[f"{a}.expert_used_count"] = c.num_experts_per_tok
-        keys[f"{a}.expert_feed_forward_length"] = c.moe_intermediate_size
-    if rope.freq_scale != 1.0:
-        keys[f"{a}.rope.scaling.type"] = "yarn" if rope.ext_factor else "linear"
-        keys[f"{a}.rope.scaling.factor"] = 1.0 / rope.freq_scale
-        if rope.ext_factor:
-            keys[f"{a}.rope.scaling.original_context_length"] = rope.n_ctx_orig
-            keys[f"{a}.rope.scaling.attn_factor"] = float(rope.attn_factor)
-            keys[f"{a}.rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
-            keys[f"{a}.rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
-    return keys
-
-
 def _normal_order(
-    tensors: Mapping[str, RawTensor], c: DecoderConfig
+    tensors: Mapping[str, RawTensor], c: DecoderConfig, wanted: str
 ) -> Iterator[tuple[str, RawTensor, Callable[[Array], Array]]]:
-    """Each tensor with the row order that its GGUF architecture wants."""
-    permuted = c.rope.mode == "neox" and c.architecture in ("llama", "mistral", "eagle3")
+    """Each tensor with the row order of the pairing that its GGUF architecture wants."""
+    permuted = c.rope.mode == "neox" and wanted == "normal"
     heads = {
         "attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads,
         "attn_q_norm": 1, "attn_k_norm": 1,  # weights of one head, which all heads share
@@ -198,7 +168,7 @@ def tensor_type(name: str, shape: tuple[int, ...], type_name: str) -> dtypes.DTy
     whole blocks take a type with shorter blocks.
     """
     _file_type(type_name)
-    if len(shape) == 1 or "norm" in name or name.endswith("ffn_gate_inp.weight"):
+    if len(shape) == 1 or "norm" in name or name.endswith(PRECISE):
         return dtypes.F32
     title = type_name
     tables = ("output.weight", "token_embd.weight")

@@ -19,6 +19,7 @@ from ggraph.decode.runner import Runner
 
 from ..eagle3 import Head
 from ..heads.eagle1 import FirstHead
+from ..heads.mtp import NextHead
 from ..registry import open_model
 from .load import Loaded
 
@@ -26,7 +27,8 @@ from .load import Loaded
 # prompt, which is read once.
 WINDOW, PROMPT_WINDOW = 64, 128
 LONGEST = 64  # tokens of a draft
-NAMES = ("eagle3", "suffix", "lookup", "model")
+NAMES = ("eagle3", "mtp", "suffix", "lookup", "model")
+HEADS = ("eagle3", "mtp")  # drafters that read the target's features
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,25 @@ def _make(
         return SuffixDrafter()
     if name == "lookup":
         return PromptLookup()
-    if name == "eagle3":
-        if m.head is None:
-            raise InputError("the eagle3 drafter needs a head: give one with --head")
-        return _with_head(m, m.head, options, drawn, policy)
+    if name in HEADS:
+        if m.head is None or isinstance(m.head, NextHead) != (name == "mtp"):
+            raise InputError(_MISSING[name])
+        return _with_head(name, m, m.head, options, drawn, policy)
     if options.model_draft is None:
         raise InputError("the model drafter needs a model: give one with --model-draft")
     return _smaller(m, options.model_draft, options)
 
 
+_MISSING = {
+    "eagle3": "the eagle3 drafter needs a head: give one with --head",
+    "mtp": "the mtp drafter needs a model whose own layers draft, and no --head",
+}
+
+
 def _with_head(
+    name: str,
     m: Loaded,
-    head: Head | FirstHead,
+    head: Head | FirstHead | NextHead,
     options: DraftOptions,
     drawn: Drawn,
     policy: Policy | None,
@@ -129,7 +138,7 @@ def _with_head(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
-            goes_on=_goes_on(policy, "eagle3") if policy is not None else None,
+            goes_on=_goes_on(policy, name) if policy is not None else None, name=name,
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")

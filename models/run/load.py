@@ -19,6 +19,7 @@ from ggraph.text.tokenizer import Tokenizer
 from ..eagle3 import Head
 from ..heads.eagle1 import FirstHead
 from ..heads.layouts import open_head
+from ..heads.mtp import NextHead
 from ..registry import Model, open_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
@@ -35,7 +36,7 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     load_seconds: float
-    head: Head | FirstHead | None = None
+    head: Head | FirstHead | NextHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
     prices: Prices = field(init=False)  # of steps and guesses, kept from text to text
 
@@ -108,7 +109,8 @@ def load(
     """Open a model for decoding.
 
     `ctx_size` is in tokens (default: the model's, at most 4096; 0: the model's). `head` is an
-    EAGLE-3 head for the model, whose layers are then tapped. `device_draft` gives drafters a
+    EAGLE-3 head for the model, whose layers are then tapped, or the model's own path: its file may
+    hold layers that draft. `device_draft` gives drafters a
     session of their own there,
     with its own copy of what they borrow from the model. `exact` computes with float32
     activations instead of 8-bit ones. `profile` makes the CPU able to time every op. `cache_type`

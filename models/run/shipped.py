@@ -29,12 +29,18 @@ HEADS = (
 )
 
 
+OWN = ("mtp.fc.weight", ".eh_proj.weight")  # what layers end in that only draft
+
+
 def head_for(model: Path) -> Path | None:
-    """The head that comes with ggraph for a model's file or folder, if there is one.
+    """The head that comes with ggraph for a model's file or folder, or that path itself where the
+    model has layers that draft; None where there is neither.
 
     Raises FormatError where the model cannot be read.
     """
     checkpoint = open_checkpoint(model)
+    if any(name.endswith(OWN) for name in checkpoint.tensors):
+        return model
     norm = checkpoint.tensors.get(FINAL_NORM[checkpoint.format])
     if norm is None:
         return None

@@ -21,16 +21,19 @@ import numpy as np
 
 from ggraph import Array, InputError
 from ggraph.decode.acceptance import Pick
-from ggraph.decode.lanes import SLOT_STEP, Answered, Lanes, Request
-from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.errors import FormatError
+from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.steps import ListRunner
+from ggraph.serving.text import Plain, Request
+from ggraph.serving.text import Text as Answered
 
 from ..run.load import Loaded
 from ..run.outputs import write_whole
 from .prompts import OWN_TOKENS, OwnPrompt, Turn
 
 SHARD_TEXTS = 64
+LEAST_TEXT = 128  # tokens
 OWN_INDEX = 1 << 24  # texts whose prompt the target wrote count from here
 DESCRIPTION = "data.json"
 
@@ -62,10 +65,8 @@ class AnswerOptions:
                 f"{self.new_tokens} new tokens, {self.lanes} lanes, every {self.sampled_every}th "
                 "sampled: expected positive numbers"
             )
-        if self.text_tokens % SLOT_STEP or self.text_tokens < SLOT_STEP:
-            raise InputError(
-                f"texts of {self.text_tokens} tokens: expected a multiple of {SLOT_STEP}"
-            )
+        if self.text_tokens < LEAST_TEXT:
+            raise InputError(f"texts of {self.text_tokens} tokens: expected {LEAST_TEXT} or more")
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,12 @@ def make_answers(
     seen, stored = _progress(folder)
     if enough is not None and stored >= enough:
         return
-    runner = Runner(m.model, m.session, options.lanes * options.text_tokens, taps=kept)
-    lanes = Lanes(runner, options.lanes, options.text_tokens, m.tokenizer.eos_ids)
+    slots, length = options.lanes * options.text_tokens, options.text_tokens
+    runner = ListRunner(m.model, m.session, slots, length, taps=kept)
+    together = Batch(runner, Limits(options.lanes, rows=max(options.lanes, Limits.rows)))
     tokens, batch = stored, list[Text]()
-    requests = _requests(m, prompts, openings, seen, options)
-    for done in lanes.run(requests, _longest(options)):
-        batch.append(_text(done))
+    for index, done in _answered(together, _requests(m, prompts, openings, seen, options)):
+        batch.append(_text(index, done))
         if len(batch) == SHARD_TEXTS:
             tokens, batch = tokens + _store(folder, batch), []
             if report is not None:
@@ -132,18 +133,34 @@ def make_answers(
             report(tokens)
 
 
+def _answered(
+    batch: Batch, requests: Iterator[tuple[int, Request]]
+) -> Iterator[tuple[int, Answered]]:
+    """Each text with its index once it has ended; a new one begins then."""
+    busy: dict[Answered, int] = {}
+    while True:
+        while len(busy) < batch.limits.texts and (new := next(requests, None)) is not None:
+            busy[batch.submit(new[1])] = new[0]
+        if not busy:
+            return
+        for done in batch.step():
+            yield busy.pop(done), done
+
+
 def _longest(options: AnswerOptions) -> int:
     return options.new_tokens + (OWN_TOKENS if options.own_share else 0)
 
 
-def _text(a: Answered) -> Text:
+def _text(index: int, a: Answered) -> Text:
     """A finished text; where the target wrote the prompt, the answer begins after it."""
-    written = a.pick.written if isinstance(a.pick, OwnPrompt) else 0
+    voice = a.request.voice
+    own = voice.choose if isinstance(voice, Plain) else None
+    written = own.written if isinstance(own, OwnPrompt) else 0
     features = np.concatenate(a.features).astype(np.float16)
     if not np.isfinite(features).all():
-        raise InputError(f"text {a.index}: the target's features do not fit float16")
-    start = min(a.prompt_length + written, len(a.tokens) - 1)
-    return Text(a.index, start, np.asarray(a.tokens, np.int32), features)
+        raise InputError(f"text {index}: the target's features do not fit float16")
+    start = min(len(a.request.prompt) + written, len(a.tokens) - 1)
+    return Text(index, start, np.asarray(a.tokens, np.int32), features)
 
 
 def _encoded(m: Loaded, options: AnswerOptions) -> list[list[int]]:
@@ -163,7 +180,7 @@ def _requests(
     openings: Sequence[Sequence[int]],
     seen: set[int],
     options: AnswerOptions,
-) -> Iterator[Request]:
+) -> Iterator[tuple[int, Request]]:
     """Texts that are not there yet: given prompts in order, with the target's own among them.
 
     Given prompts keep their index, own ones count from `OWN_INDEX`. Ends with the given prompts,
@@ -176,13 +193,13 @@ def _requests(
     while True:
         if turn is not None and own <= options.own_share * (given + own):
             if OWN_INDEX + own not in seen:
-                yield _own(m, turn, openings, OWN_INDEX + own, options)
+                yield OWN_INDEX + own, _own(m, turn, openings, OWN_INDEX + own, options)
             own += 1
             continue
         if given == len(prompts):
             return
         if given not in seen and len(ids := m.prompt_ids(prompts[given])) <= most:
-            yield Request(given, ids, _answering(m, given, options))
+            yield given, _request(m, ids, _answering(m, given, options), 1, options)
         given += 1
 
 
@@ -199,9 +216,17 @@ def _own(
     write = _sampler(m, 1.0, index + OWN_INDEX, options)
     pick = OwnPrompt(turn, m.tokenizer.eos_ids, write, _answering(m, index, options))
     if not openings:
-        return Request(index, turn.before, pick, pick.end_count)
+        return _request(m, turn.before, pick, pick.end_count, options)
     chosen = int(np.random.default_rng((options.seed, index)).integers(len(openings)))
-    return Request(index, (*turn.before, *openings[chosen]), pick, pick.end_count)
+    return _request(m, (*turn.before, *openings[chosen]), pick, pick.end_count, options)
+
+
+def _request(
+    m: Loaded, prompt: Sequence[int], pick: Pick, turns: int, options: AnswerOptions
+) -> Request:
+    """A text with its features that ends with so many end tokens, or is cut."""
+    limit = min(_longest(options), options.text_tokens - len(prompt))
+    return Request(prompt, Plain(pick, m.tokenizer.eos_ids, turns), limit, features=True)
 
 
 def _sampler(m: Loaded, temperature: float, index: int, options: AnswerOptions) -> Pick:

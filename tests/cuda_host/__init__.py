@@ -2,7 +2,8 @@
 
 `HostDriver` stands on the other side of `ggraph.backends.cuda.driver`, so everything above that
 line runs unchanged: lowering, argument packing, streams, events and capture. Kernels are the
-package's own sources, compiled by g++ with `shim.h`. Device memory is host memory.
+package's own sources, compiled by g++ with `shim.h`. Device memory is host memory between guard
+pages. What a GPU would refuse or leave undefined raises `Fault`.
 """
 
 import ctypes
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from guard_pages import guarded, is_untouched
 
 from ggraph.backends.cuda import kernels
 from ggraph.backends.cuda.kernels import Unit
@@ -32,33 +34,45 @@ PAGE = 4096
 COMPILER = shutil.which("g++")
 need_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
-         "-fPIC", "-shared", "-w", "-DGGRAPH_HOST")  # fmt: skip
+         "-fPIC", "-shared", "-w", "-DGGRAPH_HOST", "-ftrivial-auto-var-init=pattern",
+         "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
+         "-fsanitize-undefined-trap-on-error")  # fmt: skip
+POISON = 0xFF  # NaN in every float type, -1 in integers
 
 
 @cache
 def library(unit: Unit) -> ctypes.CDLL:
-    """A unit compiled for the host; kept by the hash of its sources."""
-    entries = "\n".join(f"HOST_ENTRY({k})" for k in kernels.signatures(unit.source))
-    text = kernels.text(f"{unit.source}.cu") + "\n" + entries + "\n"
-    shim = SHIM.read_text()
-    parts = [text, *kernels.headers().values(), shim, unit.defines, *FLAGS]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folder = BUILT / f"{unit.source}-{unit.type or 'plain'}-{key}"
+    """A unit compiled for the host."""
+    return compiled(str(unit.source), kernels.text(f"{unit.source}.cu"), unit.defines)
+
+
+def compiled(name: str, text: str, defines: str = "") -> ctypes.CDLL:
+    """Kernels compiled for the host; kept by the hash of their sources."""
+    entries = "\n".join(f"HOST_ENTRY({k})" for k in kernels.declared(text))
+    files = {**kernels.headers(), "shim.h": SHIM.read_text(), "unit.cpp": f"{text}\n{entries}\n"}
+    key = hashlib.sha256("\0".join([*files.values(), defines, *FLAGS]).encode()).hexdigest()[:16]
+    folder = BUILT / f"{name}-{defines.rpartition('=')[2] or 'plain'}-{key}"
     if not (folder / "unit.so").is_file():
-        _compile(folder, unit, {**kernels.headers(), "shim.h": shim, "unit.cpp": text})
+        _compile(folder, defines, files)
     return ctypes.CDLL(str(folder / "unit.so"))
 
 
-def _compile(folder: Path, unit: Unit, files: dict[str, str]) -> None:
+def _compile(folder: Path, defines: str, files: dict[str, str]) -> None:
     """Compile beside the folder: other processes may be at the same unit."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILT) as own:
         for name, text in files.items():
             (Path(own) / name).write_text(text)
-        defines = [f"-D{d}" for d in unit.defines.split()]
-        command = [str(COMPILER), *FLAGS, *defines, "unit.cpp", "-o", "unit.so"]
-        subprocess.run(command, cwd=own, check=True)
+        command = [str(COMPILER), *FLAGS, *(f"-D{d}" for d in defines.split()), "unit.cpp", "-o"]
+        subprocess.run([*command, "unit.so"], cwd=own, check=True)
         (Path(own) / "unit.so").replace(folder / "unit.so")
+
+
+def entry_of(held: ctypes.CDLL, kernel: str) -> Any:
+    """What runs a kernel's grid; it returns a text where that goes wrong."""
+    entry = getattr(held, f"host_{kernel}")
+    entry.restype = ctypes.c_char_p
+    return entry
 
 
 @dataclass(eq=False)
@@ -89,24 +103,39 @@ class _Capture:
     marks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # event -> nodes
 
 
+class Fault(AssertionError):
+    """A kernel did what a GPU would refuse or leave undefined."""
+
+
 class HostDriver:
     """`ggraph.backends.cuda.driver.Driver` without a device. `calls` lists what was asked for.
 
     `total` bounds the memory. Work runs when the host waits, in the order of virtual time: a
-    kernel takes a microsecond, `delay` as long as it says.
+    kernel takes a microsecond, `delay` as long as it says. Buffers begin at multiples of
+    `alignment` and lie against a guard page at their end, or at their beginning. A kernel's threads
+    and blocks take turns in the `order` that shim.h numbers; None: another one at each launch.
     """
 
     name = "host stand-in"
     arch = "host"
 
-    def __init__(self, total: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        total: int = 1 << 30,
+        alignment: int = 256,
+        at_end: bool = True,
+        order: int | None = None,
+    ) -> None:
         self.total, self.used = total, 0
+        self.alignment, self.at_end, self.order = alignment, at_end, order
+        self._launched = 0
         self.calls: list[str] = []
         self.pinned: dict[int, int] = {}  # address -> bytes
         self.now = 0.0
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._queues: dict[int, deque[Work]] = {}
         self._recorded: dict[int, Work] = {}
+        self._inside: set[int] = set()  # events last recorded in a capture
         self._free_at: dict[int, float] = {}
         self._capture: _Capture | None = None
         self._count = 0
@@ -122,19 +151,20 @@ class HostDriver:
         self._check()
         if nbytes > self.total - self.used:
             raise BackendError(f"out of memory: {nbytes} bytes")
-        raw = np.full(nbytes + 512, 0xFF, np.uint8)
-        address = -(-raw.ctypes.data // 256) * 256
+        raw = guarded(nbytes, self.alignment, self.at_end, POISON)
+        address = int(raw.ctypes.data)
         self._memory[address] = raw
         self.used += nbytes
         return address
 
     def free(self, address: int) -> None:
-        """Poison and forget; an unknown address is a fault of the backend."""
+        """Forget, so that its pages are gone; an unknown address is a fault of the backend."""
         if not self.lost:
             self.synchronise()
         raw = self._memory.pop(address)
-        raw[:] = 0xFF
-        self.used -= raw.size - 512
+        self.used -= raw.size
+        if not is_untouched(raw):
+            raise Fault(f"bytes around a buffer of {raw.size} were overwritten")
 
     def pin(self, address: int, nbytes: int) -> bool:
         """Note the range; a page is locked once, as CUDA has it."""
@@ -165,7 +195,10 @@ class HostDriver:
         self._check()
         if self._capture is not None and stream in self._capture.last:
             self._capture.marks[event] = self._capture.last[stream]
+            self._recorded.pop(event, None)
+            self._inside.add(event)
             return
+        self._inside.discard(event)
         self._recorded[event] = self._enqueue(stream, "record", 0.0, None)
 
     def wait(self, stream: int, event: int) -> None:
@@ -177,6 +210,7 @@ class HostDriver:
             return
         if capture is not None and stream in capture.last:
             raise BackendError("a captured stream waits for an event from outside the capture")
+        self._outside(event)
         if event in self._recorded:
             self._enqueue(stream, "wait", 0.0, None, (self._recorded[event],))
 
@@ -187,6 +221,7 @@ class HostDriver:
             raise BackendError("the host waits during a capture")
         targets = [q[-1] for s, q in self._queues.items() if q and stream in (None, s)]
         if event is not None:
+            self._outside(event)
             targets = [self._recorded[event]] if event in self._recorded else []
         while any(t.done_at is None for t in targets):
             self._run_next()
@@ -204,8 +239,11 @@ class HostDriver:
 
     def function(self, unit: Unit, kernel: str) -> Any:
         """The host form of a kernel."""
-        entry = getattr(library(unit), f"host_{kernel}")
-        return (kernel, entry)
+        return (kernel, entry_of(library(unit), kernel))
+
+    def _next_order(self) -> int:
+        self._launched += 1
+        return self._launched - 1 if self.order is None else self.order
 
     def launch(
         self,
@@ -225,7 +263,9 @@ class HostDriver:
 
         def run() -> None:
             if kernel != "delay":
-                entry((ctypes.c_uint * 3)(*grid), ctypes.c_uint(block), pointers)
+                fault = entry((ctypes.c_uint * 3)(*grid), block, pointers, self._next_order())
+                if fault is not None:
+                    raise Fault(f"{kernel}: {fault.decode()}")
             assert held
 
         self._add(stream, kernel, seconds, run)
@@ -309,6 +349,10 @@ class HostDriver:
         """Whether an address is the device's, or locked memory of the host."""
         own = any(a <= address < a + raw.size for a, raw in self._memory.items())
         return own or any(a <= address < a + n for a, n in self.pinned.items())
+
+    def _outside(self, event: int) -> None:
+        if event in self._inside:
+            raise BackendError("an event that was last recorded in a capture")
 
     def _check(self) -> None:
         if self.lost:

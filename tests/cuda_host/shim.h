@@ -1,11 +1,15 @@
 // CUDA's built-ins for host C++: a block's threads are fibers that take turns on one CPU thread.
 //
-// A fiber runs until it meets a barrier (`__syncthreads`, or the exchange of a shuffle), so a
-// missing barrier shows as a wrong value in most cases, and one that not all threads reach as a
-// report. Blocks run one after another. Not modelled: memory ordering, divergence within a warp.
+// A fiber runs until it meets a barrier (`__syncthreads`, or the exchange of a shuffle). Fibers take
+// turns, and blocks follow one another, in an order that `launch` is given: ascending, descending, or
+// shuffled by a seed; so a missing barrier shows as a wrong value. What a GPU leaves undefined or
+// refuses ends the launch with a report: an access outside all buffers or at a wrong alignment, an
+// index outside an array, a barrier or a shuffle that some threads do not reach, or reach elsewhere.
+// Shared memory begins every block as NaN. Not modelled: memory ordering.
 #pragma once
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +17,12 @@
 
 #include <utility>
 
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_block_shared[];
+extern "C" __attribute__((weak, visibility("hidden"))) char __stop_block_shared[];
+
 #define DEV static inline
 #define KERNEL extern "C" void
-#define SHARED static
+#define SHARED __attribute__((section("block_shared"))) static
 #define TABLE static const
 
 namespace shim {
@@ -28,30 +35,54 @@ struct Fiber {
   Index thread;
   bool started, done;
 };
-static const int MOST = 1024, STACK = 1 << 16;
+static const int MOST = 1024, STACK = 1 << 16, WARP = 32;
 static Fiber fibers[MOST];
+static int turns[MOST];  // the order in which fibers take turns
 static char* stacks;
 static jmp_buf home;
+static sigjmp_buf outside;
+static char report[200];
 static int here, alive, count;
 static void (*entry)(void*);
 static void* argument;
-static unsigned block_round, block_waiting, warp_round[MOST / 32], warp_waiting[MOST / 32];
-static int warp_alive[MOST / 32];
+// Those who wait for one another: how often that ended, who waits, and where in the source.
+struct Meeting {
+  unsigned round, waiting;
+  int site;
+};
+static Meeting block_meeting, warp_meetings[MOST / WARP];
+static int warp_alive[MOST / WARP];
 static unsigned slots[2][MOST];
 static Index block_index, block_size, grid_size;
+
+[[noreturn]] static void fail(const char* what) {
+  snprintf(report, sizeof report, "%s (block %u %u %u, thread %d)", what, block_index.x,
+           block_index.y, block_index.z, here);
+  siglongjmp(outside, 1);
+}
+
+static void caught(int number, siginfo_t* about, void*) {
+  char what[100];
+  snprintf(what, sizeof what,
+           number == SIGILL ? "undefined: alignment, index, shift or overflow"
+                            : "access outside all buffers, at %p", about->si_addr);
+  fail(what);
+}
 
 static void leave() {
   if (!_setjmp(fibers[here].at)) _longjmp(home, 1);
 }
 
-// Returns when `needed` fibers have arrived; `round` counts how often that happened.
-static void meet(unsigned& round, unsigned& waiting, const int& needed) {
-  const unsigned mine = round;
-  if (++waiting == (unsigned)needed) {
-    waiting = 0;
-    ++round;
+// Returns when `needed` fibers have arrived, all at one `site`.
+static void meet(Meeting& m, const int& needed, int site) {
+  const unsigned mine = m.round;
+  if (m.waiting && m.site != site) fail("threads meet at different barriers");
+  m.site = site;
+  if (++m.waiting == (unsigned)needed) {
+    m.waiting = 0;
+    ++m.round;
   }
-  while (round == mine) leave();
+  while (m.round == mine) leave();
 }
 
 static void body() {
@@ -59,10 +90,10 @@ static void body() {
     entry(argument);
     fibers[here].done = true;
     --alive;
-    --warp_alive[here / 32];
-    if (alive && block_waiting == (unsigned)alive) {
-      block_waiting = 0;
-      ++block_round;
+    --warp_alive[here / WARP];
+    if (alive && block_meeting.waiting == (unsigned)alive) {
+      block_meeting.waiting = 0;
+      ++block_meeting.round;
     }
     leave();
   }
@@ -86,35 +117,44 @@ static void resume(int i) {
   setcontext(&fibers[i].first);
 }
 
+static unsigned rounds_of(int warps) {
+  unsigned sum = block_meeting.round;
+  for (int w = 0; w < warps; ++w) sum += warp_meetings[w].round;
+  return sum;
+}
+
 static void run_block(int threads) {
   if (!stacks) stacks = (char*)malloc((size_t)MOST * STACK);
+  if (__start_block_shared)
+    memset(__start_block_shared, 0xFF, __stop_block_shared - __start_block_shared);
   alive = count = threads;
-  block_waiting = 0;
-  for (int w = 0; w < threads / 32; ++w) warp_alive[w] = 32, warp_waiting[w] = 0;
+  const int warps = threads / WARP;
+  block_meeting.waiting = 0;
+  for (int w = 0; w < warps; ++w) warp_alive[w] = WARP, warp_meetings[w].waiting = 0;
   for (int i = 0; i < threads; ++i) fibers[i].done = false, fibers[i].thread = {(unsigned)i, 0, 0};
   for (int idle = 0; alive; ++idle) {
     const int before = alive;
-    const unsigned round = block_round;
-    unsigned warps = 0;
-    for (int w = 0; w < threads / 32; ++w) warps += warp_round[w];
+    const unsigned rounds = rounds_of(warps);
     for (int i = 0; i < threads; ++i)
-      if (!fibers[i].done) resume(i);
-    for (int w = 0; w < threads / 32; ++w) warps -= warp_round[w];
-    if (before != alive || round != block_round || warps) idle = 0;
-    if (idle > 4) {
-      fprintf(stderr, "shim: a barrier is not reached by %d of %d threads\n", alive, count);
-      abort();
-    }
+      if (!fibers[turns[i]].done) resume(turns[i]);
+    if (before != alive || rounds != rounds_of(warps)) idle = 0;
+    if (idle > 4) fail("a barrier is not reached by all threads");
   }
 }
 
+// Whole warps alone: what a missing lane would have given is undefined.
+static void meet_warp(int site) {
+  const int warp = here / WARP;
+  if (warp_alive[warp] != WARP) fail("a shuffle of a warp that is not whole");
+  meet(warp_meetings[warp], WARP, site);
+}
+
 template <class T>
-static T exchange(T value, int offset) {
+static T exchange(T value, int offset, int site) {
   static_assert(sizeof(T) == 4, "four bytes");
-  const int warp = here / 32;
-  unsigned* row = slots[warp_round[warp] & 1];  // the other row may still be read
+  unsigned* row = slots[warp_meetings[here / WARP].round & 1];  // the other row may still be read
   memcpy(&row[here], &value, 4);
-  meet(warp_round[warp], warp_waiting[warp], warp_alive[warp]);
+  meet_warp(site);
   T other;
   memcpy(&other, &row[here ^ offset], 4);
   return other;
@@ -134,10 +174,10 @@ static float lane_bf16(unsigned word, int k) {
 
 static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
   const int warp = here / 32, first = warp * 32, lane = here % 32;
-  unsigned(*held)[6] = fragments[warp_round[warp] & 1];
+  unsigned(*held)[6] = fragments[warp_meetings[warp].round & 1];
   memcpy(held[here], a, 16);
   memcpy(held[here] + 4, b, 8);
-  meet(warp_round[warp], warp_waiting[warp], warp_alive[warp]);
+  meet_warp(-1);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     float total = sum[i];
@@ -156,8 +196,59 @@ static void unpack(void (*f)(A...), void** args, std::index_sequence<I...>) {
   f(*(A*)args[I]...);
 }
 
+static unsigned draw(unsigned& state) {  // xorshift32
+  state ^= state << 13;
+  state ^= state >> 17;
+  return state ^= state << 5;
+}
+
+// Order 0: ascending; 1: descending; else shuffled by that seed.
+static void arrange(unsigned order, int threads, unsigned& state) {
+  for (int i = 0; i < threads; ++i) turns[i] = order == 1 ? threads - 1 - i : i;
+  for (int i = threads - 1; order > 1 && i > 0; --i)
+    std::swap(turns[i], turns[draw(state) % (unsigned)(i + 1)]);
+}
+
+static void run_grid(unsigned order, unsigned threads) {
+  unsigned state = order * 2654435761u | 1u;
+  const size_t blocks = (size_t)grid_size.x * grid_size.y * grid_size.z;
+  const size_t first = order > 1 ? draw(state) % blocks : 0;
+  for (size_t i = 0; i < blocks; ++i) {
+    if (!i || order > 1) arrange(order, (int)threads, state);
+    const size_t at = order == 1 ? blocks - 1 - i : (first + i) % blocks;
+    block_index = {(unsigned)(at % grid_size.x), (unsigned)(at / grid_size.x % grid_size.y),
+                   (unsigned)(at / grid_size.x / grid_size.y)};
+    run_block((int)threads);
+  }
+}
+
+// Signals of faults, caught on a stack of their own while a grid runs.
+struct Watch {
+  static const int COUNT = 3;
+  struct sigaction old[COUNT];
+  stack_t before;
+  static int number(int i) { return i == 0 ? SIGSEGV : i == 1 ? SIGBUS : SIGILL; }
+  Watch() {
+    static char stack[1 << 16];
+    stack_t own = {};
+    own.ss_sp = stack;
+    own.ss_size = sizeof stack;
+    sigaltstack(&own, &before);
+    struct sigaction action = {};
+    action.sa_sigaction = caught;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    for (int i = 0; i < COUNT; ++i) sigaction(number(i), &action, &old[i]);
+  }
+  ~Watch() {
+    for (int i = 0; i < COUNT; ++i) sigaction(number(i), &old[i], 0);
+    sigaltstack(&before, 0);
+  }
+};
+
+// Runs every block. Returns 0, or what went wrong, after which all fibers begin anew.
 template <class... A>
-static void launch(void (*f)(A...), const unsigned* grid, unsigned threads, void** args) {
+static const char* launch(void (*f)(A...), const unsigned* grid, unsigned threads, void** args,
+                          unsigned order) {
   struct Call {
     void (*f)(A...);
     void** args;
@@ -168,12 +259,13 @@ static void launch(void (*f)(A...), const unsigned* grid, unsigned threads, void
   argument = &call;
   block_size = {threads, 1, 1};
   grid_size = {grid[0], grid[1], grid[2]};
-  for (unsigned z = 0; z < grid[2]; ++z)
-    for (unsigned y = 0; y < grid[1]; ++y)
-      for (unsigned x = 0; x < grid[0]; ++x) {
-        block_index = {x, y, z};
-        run_block((int)threads);
-      }
+  Watch watch;
+  if (!sigsetjmp(outside, 1)) {
+    run_grid(order, threads);
+    return 0;
+  }
+  for (Fiber& fiber : fibers) fiber.started = false;
+  return report;
 }
 }  // namespace shim
 
@@ -181,12 +273,13 @@ static void launch(void (*f)(A...), const unsigned* grid, unsigned threads, void
 #define blockIdx (shim::block_index)
 #define blockDim (shim::block_size)
 #define gridDim (shim::grid_size)
-#define __syncthreads() shim::meet(shim::block_round, shim::block_waiting, shim::alive)
-#define SHUFFLE_XOR(value, offset) shim::exchange(value, offset)
+#define __syncthreads() shim::meet(shim::block_meeting, shim::alive, __LINE__)
+#define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
 using shim::multiply;
-#define HOST_ENTRY(name)                                                             \
-  extern "C" void host_##name(const unsigned* grid, unsigned threads, void** args) { \
-    shim::launch(name, grid, threads, args);                                         \
+#define HOST_ENTRY(name)                                                                 \
+  extern "C" const char* host_##name(const unsigned* grid, unsigned threads, void** args, \
+                                     unsigned order) {                                    \
+    return shim::launch(name, grid, threads, args, order);                               \
   }
 
 static inline float bits_to_float(unsigned bits) {

@@ -187,7 +187,7 @@ def test_flash_attn_reads_views_of_a_cache() -> None:
     seen = [ops.rows(t, 0, 6) for t in (k, v)]
     data, q = normal(2, 10, 3, 8).astype(np.float16).astype(np.float32), normal(2, 6, 8)
     got = run(ops.flash_attn(input("q", (2, 6, 8)), *seen, scale=0.5), c=data, q=q)
-    flags = {"softcap": 0.0, "has_mask": False, "has_length": False}
+    flags = {"softcap": 0.0, "has_mask": False, "has_length": False, "has_sinks": False}
     wanted = ORACLES["flash_attn"](q, data[0, :6], data[1, :6], scale=0.5, **flags)
     assert np.abs(got - wanted).max() < 1e-5
 

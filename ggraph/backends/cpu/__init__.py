@@ -7,6 +7,7 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.needs import held_bytes, needs, rounds
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
+from ggraph.backends.cpu.rehearsal import constant_bytes, unplanned
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
@@ -42,4 +43,6 @@ def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
         needs=partial(needs, exact=exact),
         held_bytes=partial(held_bytes, exact=exact),
         rounds=partial(rounds, exact=exact),
+        unplanned=partial(unplanned, exact=exact),
+        constant_bytes=partial(constant_bytes, exact=exact),
     )

@@ -10,7 +10,8 @@ after the other while the cache has what they read, and `merge_chunks` puts them
 same arithmetic.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
-n slots of which the mask shows some; a state is [largest, sum, 0 .., out[hd]] in float32.
+vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
+state is [largest, sum, 0 .., out[vd]] in float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +35,10 @@ from ggraph.backends.cpu.simd import I32, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
-MAX_HEAD = 256  # numbers per head
+MAX_HEAD = 512  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
-ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "n", "qs", "ks", "kh",
-        "vs", "vh", "ls", "ys", "part", "scale:f")  # fmt: skip
+ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",
+        "kh", "vs", "vh", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
 
 
@@ -98,7 +99,8 @@ def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: Val) -> Ahea
     begin, shown = at.start + CHUNK, shown_count(k, at.row)
     first = _slot(k, at, k.minimum(begin, shown))
     rows = _slot(k, at, k.minimum(begin + CHUNK, shown) - 1) - first + 1
-    span = k.minimum(rows, CHUNK) * step // k.arg("kv_heads")
+    near = k.maximum(k.minimum(rows, CHUNK), 0)  # slots of a list may lie in any order
+    span = near * step // k.arg("kv_heads")
     width = (span // pieces + (LINE - 1)) // LINE * LINE
     at_first = base + first * step + span * at.kv
     return Ahead(k.var(at_first), width, width, k.select(begin < shown, at_first + span, 0))
@@ -146,7 +148,7 @@ def _room(k: Kernel) -> Room:
 
 
 def _whole_rows(k: Kernel, kind: str) -> None:
-    y, m, kv_heads, hd, ys = k.words("y m kv_heads hd ys")
+    y, m, kv_heads, vd, ys = k.words("y m kv_heads vd ys")
     room, size = _room(k), state_bytes(MAX_HEAD)
     states = [k.scratch(size) for _ in range(MAX_QUERIES)]
     parts = [k.scratch(size) for _ in range(MAX_QUERIES)]
@@ -165,16 +167,17 @@ def _whole_rows(k: Kernel, kind: str) -> None:
                 for state, part in zip(states[:count], parts[:count], strict=True):
                     merge(k, state, part)
             for g, state in enumerate(states[:count]):
-                finish(k, state, y + ys * row + (_head(k, kv, first) + g) * hd * 4)
+                own = _head(k, kv, first) + g
+                finish(k, state, y + ys * row + own * vd * 4, own)
 
         _groups(k, queries)
 
 
 def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
     """Address of the state of (row, head, chunk) in the scratch."""
-    part, heads, hd, n = k.words("part heads hd n")
+    part, heads, vd, n = k.words("part heads vd n")
     chunks = (n + (CHUNK - 1)) // CHUNK
-    return part + ((row * heads + head) * chunks + chunk) * (hd * 4 + HEAD)
+    return part + ((row * heads + head) * chunks + chunk) * (vd * 4 + HEAD)
 
 
 def _most_shown(k: Kernel) -> Val:
@@ -228,7 +231,7 @@ def _single_chunks(k: Kernel, kind: str) -> None:
 
 
 def _merge_chunks(k: Kernel) -> None:
-    y, m, heads, hd, ys = k.words("y m heads hd ys")
+    y, m, heads, vd, ys = k.words("y m heads vd ys")
     state = k.scratch(state_bytes(MAX_HEAD))
     rows, parts = k.grid(m, heads)
     for row in k.loop(*rows):
@@ -236,7 +239,7 @@ def _merge_chunks(k: Kernel) -> None:
             clear(k, state)
             for c in k.loop(0, (shown_count(k, row) + (CHUNK - 1)) // CHUNK):
                 merge(k, state, _part(k, row, head, c))
-            finish(k, state, y + ys * row + head * hd * 4)
+            finish(k, state, y + ys * row + head * vd * 4, head)
 
 
 def scratch_bytes(m: int, heads: int, hd: int, n: int) -> int:

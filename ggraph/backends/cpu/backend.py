@@ -100,6 +100,7 @@ class CpuBackend(HostMemory, Backend):
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
         if len(self._packed) > before:
+            self._shelf.trim()
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))

@@ -3,7 +3,8 @@
 `attention.py` says which chunks there are and who does them. A chunk's state for a query is its
 largest score, the sum of exponentials and the weighted sum of values.
 
-Legend: hd numbers per head; a state is [largest, sum, 0 .., out[hd]] in float32.
+Legend: hd numbers per head of keys, vd of values; a state is [largest, sum, 0 .., out[vd]] in
+float32.
 """
 
 from collections.abc import Sequence
@@ -146,6 +147,8 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
         together, done = together // 2, whole
     for position in k.loop(done, length):
         _all_dots(k, job, position, 1)
+    with k.when(k.arg("softcap") > 0.0):
+        _capped(k, job, length)
     tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
     for i in k.loop(0, length, 8):
         shown = words.tail_mask(k, length - i)
@@ -156,6 +159,15 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
+
+
+def _capped(k: Kernel, job: Job, length: Val) -> None:
+    """Hold the chunk's scores within +-softcap by a tanh."""
+    cap = k.splat(k.arg("softcap"), 8)
+    for g in range(job.count):
+        for i in k.loop(0, length, 8):
+            at = job.scores + g * (CHUNK * 4) + i * 4
+            k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
 
 
 def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
@@ -171,7 +183,7 @@ def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
 
 def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> None:
     """Sums of values weighted by job.scores, `width` vectors of dimensions at a time."""
-    hd = k.arg("hd")
+    vd = k.arg("vd")
 
     def dims(d: Val, count: int, lanes: int) -> None:
         sums = [[k.var(0, vec(F32, lanes)) for _ in range(count)] for _ in out]
@@ -201,11 +213,11 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
                 k.store(target + (d + i * lanes) * 4, sums[g][i].value)
 
     step = k.isa.lanes * width
-    whole = hd // step * step
+    whole = vd // step * step
     for d in k.loop(0, whole, step):
         dims(d, width, k.isa.lanes)
     if step > 8 and job.kind in ONE:
-        for d in k.loop(whole, hd, 8):
+        for d in k.loop(whole, vd, 8):
             dims(d, 1, 8)
 
 
@@ -233,7 +245,7 @@ def merge(k: Kernel, state: Val, part: Val) -> None:
     keep, add = k.lane(factors, 0), k.lane(factors, 1)
     k.store(state, top)
     k.store(state + 4, k.load(state + 4, F32) * keep + k.load(part + 4, F32) * add)
-    for d in k.loop(0, k.arg("hd"), 8):
+    for d in k.loop(0, k.arg("vd"), 8):
         at = d * 4 + HEAD
         scaled = k.load(part + at, F32X8) * k.splat(add, 8)
         k.store(state + at, words.fma(k, k.load(state + at, F32X8), k.splat(keep, 8), scaled))
@@ -243,13 +255,21 @@ def clear(k: Kernel, state: Val) -> None:
     """The state of nothing seen."""
     k.store(state, k.const(LOWEST, F32))
     k.store(state + 4, k.const(0.0, F32))
-    for d in k.loop(0, k.arg("hd"), 8):
+    for d in k.loop(0, k.arg("vd"), 8):
         k.store(state + d * 4 + HEAD, k.const(0.0, F32X8))
 
 
-def finish(k: Kernel, state: Val, y: Val) -> None:
-    """y = out / sum (zeros where nothing was shown)."""
-    total = k.load(state + 4, F32)
-    share = k.splat(k.select(total > 0.0, k.const(1.0, F32) / total, 0.0), 8)
-    for d in k.loop(0, k.arg("hd"), 8):
+def finish(k: Kernel, state: Val, y: Val, head: Val) -> None:
+    """y = out / sum (zeros where nothing was shown); the head's sink takes part in the sum."""
+    total, kept = k.var(k.load(state + 4, F32)), k.var(1.0, F32)
+    sinks = k.arg("sinks")
+    with k.when(sinks.ne(0)):
+        own, seen = k.load(sinks + head * 4, F32), k.load(state, F32)
+        top = k.maximum(own, seen)
+        both = k.shuffle(k.splat(seen - top, 8), k.splat(own - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
+        parts = words.exp(k, both)
+        kept.value = k.lane(parts, 0)
+        total.value = total.value * kept.value + k.lane(parts, 1)
+    share = k.splat(k.select(total.value > 0.0, kept.value / total.value, 0.0), 8)
+    for d in k.loop(0, k.arg("vd"), 8):
         k.store(y + d * 4, k.load(state + d * 4 + HEAD, F32X8) * share)

@@ -6,7 +6,8 @@ that lie `step` apart. `whose` says which of the kernel's parts touch it: "own",
 (and column) alone that writes the same place of the result; "any", any part any of it; "listed",
 rows that an index names, each once.
 
-Legend: m rows, n columns or slots, k columns of a product; row_of(kind, n): bytes of n numbers.
+Legend: m rows, n columns or slots, c rows of a cache, k columns of a product; row_of(kind, n):
+bytes of n numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -177,29 +178,41 @@ def _matmul_id(a: Args, layout: str) -> Iterator[Patch]:
 def _shown(a: Args, _: str) -> Iterator[Patch]:
     yield _reads(a, "mask", a["m"], a["ms"], a["n"] * 4)
     yield _reads(a, "length", 1, 0, 4, "any")
-    yield _writes(a, "list", a["m"], a["ls"], list_bytes(a["n"]))
+    yield _writes(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]))
+
+
+def _listed(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "given", a["m"], a["n"] * 4, a["n"] * 4)
+    yield _reads(a, "length", 1, 0, 4, "any")
+    yield _writes(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]))
 
 
 def _lists(a: Args) -> Patch:
-    return _reads(a, "list", a["m"], a["ls"], list_bytes(a["n"]), "any")
+    return _reads(a, "list", a["m"], list_bytes(a["n"]), list_bytes(a["n"]), "any")
 
 
 def _parts(a: Args) -> int:
-    return attention.scratch_bytes(a["m"], a["heads"], a["hd"], a["n"])
+    return attention.scratch_bytes(a["m"], a["heads"], a["vd"], a["n"])
 
 
 def _cached(a: Args, kind: str) -> Iterator[Patch]:
     """Queries, keys and values of attention."""
     yield _reads(a, "q", a["m"], a["qs"], a["heads"] * a["hd"] * 4, "any")
-    width = _row(kind, a["hd"])
-    yield _reads(a, "k", a["n"], a["ks"], (a["kv_heads"] - 1) * a["kh"] + width, "any")
-    yield _reads(a, "v", a["n"], a["vs"], (a["kv_heads"] - 1) * a["vh"] + width, "any")
+    others = a["kv_heads"] - 1
+    yield _reads(a, "k", a["c"], a["ks"], others * a["kh"] + _row(kind, a["hd"]), "any")
+    yield _reads(a, "v", a["c"], a["vs"], others * a["vh"] + _row(kind, a["vd"]), "any")
     yield _lists(a)
+
+
+def _mixed(a: Args) -> Iterator[Patch]:
+    """What ends attention: sinks, and the result."""
+    yield _reads(a, "sinks", 1, 0, a["heads"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["vd"] * 4)
 
 
 def _attention(a: Args, kind: str) -> Iterator[Patch]:
     yield from _cached(a, kind)
-    yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["hd"] * 4)
+    yield from _mixed(a)
 
 
 def _chunks(a: Args, kind: str) -> Iterator[Patch]:
@@ -210,19 +223,91 @@ def _chunks(a: Args, kind: str) -> Iterator[Patch]:
 def _merge(a: Args, _: str) -> Iterator[Patch]:
     yield _lists(a)
     yield _reads(a, "part", 1, 0, _parts(a), "any")
-    yield _writes(a, "y", a["m"], a["ys"], a["heads"] * a["hd"] * 4)
+    yield from _mixed(a)
+
+
+def _repeated(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"] // a["times"], a["n"] * 4, a["n"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["n"] * 4, a["n"] * 4)
+
+
+def _best(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["u"] * 4, a["u"] * 4)
+
+
+def _shares(a: Args, _: str) -> Iterator[Patch]:
+    yield from _best(a, _)
+    yield _reads(a, "ids", a["m"], a["u"] * 4, a["u"] * 4)
+
+
+def _together(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["u"] * a["n"] * 4, a["u"] * a["n"] * 4, "any")
+    yield _reads(a, "shares", a["m"], a["u"] * 4, a["u"] * 4, "any")
+    yield _writes(a, "y", a["m"], a["n"] * 4, a["n"] * 4)
+
+
+def _add_id(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield _reads(a, "x", a["m"], width, width)
+    yield _reads(a, "rows", a["limit"], width, width, "any")
+    yield _reads(a, "ids", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], width, width)
+
+
+def _course(a: Args, width: int, x: str) -> Iterator[Patch]:
+    """Rows of a step and of its log, and which follows which."""
+    yield _reads(a, x, a["m"], width, width, "any")
+    yield _reads(a, "log", a["limit"], width, width, "any")
+    yield _reads(a, "replay", a["r"], 4, 4, "any")
+    yield _reads(a, "past", 1, 0, 4, "any")
+
+
+def _conv(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield from _course(a, width, "x")
+    yield _reads(a, "state", a["taps"] - 1, width, width, "any")
+    yield _reads(a, "w", a["taps"], width, width, "any")
+    yield _reads(a, "parents", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], width, width)
+
+
+def _conv_next(a: Args, _: str) -> Iterator[Patch]:
+    width = a["n"] * 4
+    yield from _course(a, width, "x")
+    yield _reads(a, "state", a["taps"] - 1, width, width)
+    yield _reads(a, "certain", 1, 0, 4, "any")
+    yield _writes(a, "y", a["taps"] - 1, width, width)
+
+
+def _delta(a: Args, _: str) -> Iterator[Patch]:
+    yield from _course(a, a["width"] * 4, "rows")
+    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4, "any")
+    row = a["groups"] * a["d"] * 4
+    yield _reads(a, "q", a["m"], row, row, "any")
+    yield _reads(a, "parents", a["m"], 4, 4, "any")
+    yield _writes(a, "y", a["m"], a["heads"] * a["v"] * 4, a["heads"] * a["v"] * 4)
+
+
+def _delta_next(a: Args, _: str) -> Iterator[Patch]:
+    yield from _course(a, a["width"] * 4, "rows")
+    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+    yield _reads(a, "certain", 1, 0, 4, "any")
+    yield _writes(a, "y", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul"), _two),
-    **dict.fromkeys(
-        ("copy", "neg", "silu", "sigmoid", "gelu", "relu", "exp", "scale"), _one
-    ),
+    **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul", "gelu_mul", "swiglu_oai"), _two),
+    **dict.fromkeys(("copy", "neg", "silu", "sigmoid", "gelu", "relu", "exp", "scale"), _one),
+    **dict.fromkeys(("tanh", "softplus", "norm"), _one),
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
+    "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
-    "set_rows_": _set_rows, "rope_": _rope,
+    "set_rows_": _set_rows, "rope_": _rope, "repeat_rows": _repeated, "top_k": _best,
+    "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
+    "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
 }  # fmt: skip
 
 

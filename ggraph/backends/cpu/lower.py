@@ -18,8 +18,12 @@ import numpy as np
 from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
+    carried,
     elementwise,
+    experts,
     matmul,
+    mixtures,
+    moves,
     pack,
     products,
     quantise,
@@ -27,7 +31,6 @@ from ggraph.backends.cpu import (  # noqa: F401
 )
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
-from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.dtype import I64
@@ -67,6 +70,18 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     low.add(
         "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
         xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
+    )  # fmt: skip
+    return True
+
+
+def _norm(low: Lowering, x: Launch) -> bool:
+    a = x.sources[0].tensor
+    if not is_rows(a):
+        return False
+    n = a.shape[-1]
+    low.add(
+        "norm", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
+        ys=n * 4, eps=_number(x, "eps"),
     )  # fmt: skip
     return True
 
@@ -148,31 +163,6 @@ def _unary(kernel: str) -> Lower:
     return lower
 
 
-def _copy(low: Lowering, x: Launch) -> bool:
-    """Contiguous numbers of any type whose bytes are whole words, as words."""
-    a, y = x.sources[0].tensor, x.result.tensor
-    if not a.is_contiguous or not y.is_contiguous or a.nbytes % 4:
-        return False
-    source, target = low.at(x.sources[0]), low.at(x.result)
-    low.add("copy", x=source, y=target, m=1, n=a.nbytes // 4, xs=0, ys=0)
-    return True
-
-
-def _concat(low: Lowering, x: Launch) -> bool:
-    """Float rows side by side: one strided copy per source."""
-    y = x.result.tensor
-    axis = x.result.tensor.attrs["axis"]
-    last = len(y.shape) - 1
-    if axis not in (-1, last) or not all(is_rows(s.tensor) for s in x.sources):
-        return False
-    start, width = low.at(x.result), y.shape[-1]
-    for s in x.sources:
-        n = s.tensor.shape[-1]
-        low.add("copy", x=low.at(s), y=start, m=s.tensor.size // n, n=n, xs=n * 4, ys=width * 4)
-        start += n * 4
-    return True
-
-
 def _scale(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
@@ -208,6 +198,19 @@ def _argmax(low: Lowering, x: Launch) -> bool:
         return False
     n = a.shape[-1]
     low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
+    return True
+
+
+def _swiglu_oai(low: Lowering, x: Launch) -> bool:
+    a, b = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(b)):
+        return False
+    n = a.shape[-1]
+    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    low.add(
+        "swiglu_oai", a=low.at(x.sources[0]), b=low.at(x.sources[1]), y=low.at(x.result),
+        m=a.size // n, n=n, alpha=_number(x, "alpha"), limit=_number(x, "limit"), **steps,
+    )  # fmt: skip
     return True
 
 
@@ -281,16 +284,19 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
         return False
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
-    kind, context = k.dtype.name, k.shape[0]
+    wide, attrs = v.shape[2], x.result.tensor.attrs
+    kind, entries = k.dtype.name, x.sources[3].tensor.shape[1]
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
         "q": low.at(x.sources[0]), "k": low.at(x.sources[1]), "v": low.at(x.sources[2]),
         "list": listed, "y": low.at(x.result), "m": rows, "heads": heads,
-        "kv_heads": k.shape[1], "hd": dim, "n": context, "qs": heads * dim * 4,
-        "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0], "vh": v.strides[1],
-        "ls": list_bytes(context), "ys": heads * dim * 4, "part": parts[0] if parts else 0,
-        "scale": _number(x, "scale"),
+        "kv_heads": k.shape[1], "hd": dim, "vd": wide, "n": entries, "c": k.shape[0],
+        "qs": heads * dim * 4, "ks": k.strides[0], "kh": k.strides[1], "vs": v.strides[0],
+        "vh": v.strides[1], "ys": heads * wide * 4,
+        "part": parts[0] if parts else 0,
+        "sinks": low.at(x.sources[-1]) if attrs["has_sinks"] else 0,
+        "scale": _number(x, "scale"), "softcap": _number(x, "softcap"),
     }  # fmt: skip
     if parts:
         low.add("attend_chunks_" + kind, uses=[listed], makes=parts, **values)
@@ -306,6 +312,7 @@ LOWERINGS: dict[str, Lower] = {
     "mul_mat_id": products.mul_mat_id,
     "get_rows": products.get_rows,
     "set_rows": _set_rows,
+    "norm": _norm,
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,
     "quantise": _quantise,
@@ -316,19 +323,32 @@ LOWERINGS: dict[str, Lower] = {
     "mul": _binary("mul"),
     "div": _binary("div"),
     "swiglu": _binary("silu_mul"),
+    "swiglu_oai": _swiglu_oai,
+    "geglu": _binary("gelu_mul"),
+    "top_k": mixtures.top_k,
+    "moe_shares": mixtures.moe_shares,
+    "moe_mix": mixtures.moe_mix,
+    "add_id": mixtures.add_id,
     "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"),
     "gelu": _unary("gelu"),
     "relu": _unary("relu"),
     "exp": _unary("exp"),
     "neg": _unary("neg"),
-    "cont": _copy,
-    "dup": _copy,
+    "tanh": _unary("tanh"),
+    "softplus": _unary("softplus"),
+    "cont": moves.copy,
+    "dup": moves.copy,
     "scale": _scale,
     "soft_max": _soft_max,
     "argmax": _argmax,
-    "concat": _concat,
+    "concat": moves.concat,
+    "repeat": moves.repeat,
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,
+    "ssm_conv": carried.ssm_conv,
+    "ssm_conv_next": carried.ssm_conv_next,
+    "delta_net": carried.delta_net,
+    "delta_net_next": carried.delta_net_next,
 }

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import GUARD, is_weight, kept_as
+from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Range, Touched
-from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.dtype import DType
@@ -121,17 +120,23 @@ class Lowering:
         room = launch.room("slots")
         mask, *length = launch.sources[3:]
         m, n = mask.tensor.shape
-        if not room.ready:
+        if not room.ready and lists_slots(mask.tensor):
+            self.add(
+                "listed_slots", makes=[room], given=self.at(mask), list=room,
+                length=self.at(length[0]) if length else 0, m=m, n=n,
+                c=launch.sources[1].tensor.shape[0],
+            )  # fmt: skip
+        elif not room.ready:
             self.add(
                 "shown_slots", makes=[room], mask=self.at(mask), list=room,
-                length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4, ls=list_bytes(n),
+                length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4,
             )  # fmt: skip
         return room
 
     def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
         *experts, n, k = shape
         size = packed_bytes(dtype, n, k)
-        out = self.shelf.take(size * math.prod(experts) + GUARD)
+        out = self.shelf.take(size * math.prod(experts))
         asm = Assembler(self.pool.jit)
         for e in range(math.prod(experts)):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]

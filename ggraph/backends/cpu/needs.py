@@ -22,7 +22,6 @@ from ggraph.dtype import A8, F32, I32, I64, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-GUARD = 1 << 14  # bytes after the last tile that prefetches may name
 
 
 def is_weight(t: Tensor) -> bool:
@@ -82,19 +81,27 @@ def looks_up(t: Tensor) -> bool:
     return flat and is_weight(table) and table.dtype in LAYOUTS
 
 
+def lists_slots(mask: Tensor) -> bool:
+    """Whether a mask is given as lists of slots."""
+    return mask.dtype is I32 and mask.is_contiguous
+
+
 def attends(t: Tensor) -> bool:
     """Whether a kernel computes this flash_attn: by a mask, over a float or 8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q) or attrs["softcap"] or not attrs["has_mask"] or not is_rows(rest[0]):
+    if not is_rows(q) or not attrs["has_mask"]:
+        return False
+    if not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
     if attrs["has_length"] and rest[1].dtype is not I32:
         return False
-    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape != v.shape:
+    if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
-    dim = q.shape[2]
+    dims = q.shape[2], v.shape[2]
     whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
-    return not dim % 8 and dim <= attention.MAX_HEAD and whole
+    whole = whole and all(s.is_contiguous for s in rest)  # lengths and sinks, where given
+    return whole and all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
 
 
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
@@ -144,8 +151,8 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
-    m, heads, dim = t.sources[0].shape
-    n = t.sources[1].shape[0]
+    m, heads, _ = t.sources[0].shape
+    n, dim = t.sources[3].shape[1], t.sources[2].shape[2]
     deciding = (3, 4) if t.attrs["has_length"] else (3,)
     listed = Need("slots", m * list_bytes(n), deciding)
     if m > FEW_ROWS:
@@ -161,8 +168,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     found = 0
     if packing:
         *experts, n, k = weight.shape
-        size = packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
-        found += size + GUARD
+        found += packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
     others = [u for u in users if u not in packing]
     if others or not users:
         found += weight.nbytes
@@ -183,6 +189,6 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "looks_up", "multiplies",
-    "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
+    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "lists_slots", "looks_up",
+    "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

@@ -20,21 +20,35 @@ PAGE = mmap.PAGESIZE
 HUGE = 1 << 21  # bytes of a huge page
 PIECE = 1 << 26  # bytes that are asked for at once; untouched pages of them do not exist
 LINE = 64  # bytes of a cache line, to which arrays are aligned
+GUARD = 1 << 14  # bytes behind the last array of a piece that prefetches may name
 
 
 class Shelf:
     """Zeroed arrays, one behind the other. A piece goes when the last array on it does."""
 
     def __init__(self) -> None:
-        self._piece, self._at = np.zeros(0, np.uint8), 0
+        self._piece, self._at = np.zeros(0, np.uint8), 0  # `_at`: what is taken of it
 
     def take(self, nbytes: int) -> Array:
         """uint8 [nbytes]."""
-        if self._at + nbytes > self._piece.nbytes:
-            self._piece, self._at = _huge(max(nbytes, PIECE)), 0
+        if self._at + nbytes + GUARD > self._piece.nbytes:
+            self.trim()
+            self._piece, self._at = _huge(max(nbytes + GUARD, PIECE)), 0
         found = self._piece[self._at : self._at + nbytes]
         self._at += -(-nbytes // LINE) * LINE
         return found
+
+    def trim(self) -> None:
+        """Give back what the last huge page holds beyond the last array: up to 2 MB a piece."""
+        held = mapping_of(self._piece)
+        if held is not None and hasattr(mmap, "MADV_DONTNEED"):
+            first = int(self._piece.ctypes.data) - _address(held)
+            start = -(-(first + self._at) // PAGE) * PAGE
+            held.madvise(mmap.MADV_DONTNEED, start)
+
+
+def _address(held: mmap.mmap) -> int:
+    return int(np.frombuffer(held, np.uint8, 1).ctypes.data)
 
 
 def _huge(nbytes: int) -> Array:
@@ -66,8 +80,7 @@ def drop_pages(data: Array) -> int:
     held = mapping_of(data)
     if held is None or data.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
         return 0
-    origin = int(np.frombuffer(held, np.uint8, 1).ctypes.data)
-    first = int(data.ctypes.data) - origin
+    first = int(data.ctypes.data) - _address(held)
     start, stop = -(-first // PAGE) * PAGE, (first + data.nbytes) // PAGE * PAGE
     if stop <= start:
         return 0

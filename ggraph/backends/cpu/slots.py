@@ -1,11 +1,11 @@
-"""Lists of the cache slots that a mask shows, which attention walks.
+"""Lists of the cache slots that a mask shows or that are given, which attention walks.
 
-Legend: m rows, n slots; a list is [count, 0 .., slots[n + SPARE], biases[n + SPARE]] in 4-byte
-words, where a bias is what the mask adds to a score.
+Legend: m rows, n slots or entries, c rows of the cache; a list is [count, 0 .., slots[n + SPARE],
+biases[n + SPARE]] in 4-byte words, where a bias is what the mask adds to a score.
 """
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import I32, I32X8, I64, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.simd import F32, I32, I32X8, I64, Kernel, Val, kernel, vec
 
 LIST_HEAD = 32  # bytes before a list's slots: their count, padding
 SPARE = 32  # entries after a list's last that may be written, and prefetched
@@ -19,7 +19,7 @@ def list_bytes(n: int) -> int:
 
 def list_of(k: Kernel, row: Val) -> Val:
     """Address of a row's list."""
-    return k.arg("list") + k.arg("ls") * row
+    return k.arg("list") + (k.arg("n") * 8 + list_bytes(0)) * row
 
 
 def shown_count(k: Kernel, row: Val) -> Val:
@@ -38,7 +38,7 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
         k.store(out + i * 8, slot * step + k.splat(base, 8))
 
 
-@kernel("mask list length m n ms ls")
+@kernel("mask list length m n ms")
 def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
     first `length` slots alone where that address of an i32 is not 0."""
@@ -67,5 +67,28 @@ def shown_slots(k: Kernel) -> None:
                         k.store(at, k.cast("trunc", first + lane, I32))
                         k.store(at + biases, own)
                         entry.value = k.select(own > LOWEST, at + 4, at)
+        count = (entry.value - list_of(k, row) - LIST_HEAD) // 4
+        k.store(list_of(k, row), k.cast("trunc", count, I32))
+
+
+@kernel("given list length m n c")
+def listed_slots(k: Kernel) -> None:
+    """For each row of the lists [m, n] its slots up to a number below 0, in that order, without
+    biases; only those below c and, where that address of an i32 is not 0, below `length`."""
+    given, n, length = k.words("given n length")
+    held = k.var(k.arg("c"))
+    with k.when(length.ne(0)):
+        held.value = k.minimum(held.value, k.cast("sext", k.load(length, I32), I64))
+    seen, biases = k.cast("trunc", held.value, I32), (n + SPARE) * 4
+    for row in k.share(k.arg("m")):
+        entry, source = k.var(list_of(k, row) + LIST_HEAD), k.var(given + n * row * 4)
+        end = k.var(source.value + n * 4)
+        with k.while_(lambda source=source, end=end: source.value < end.value):  # type: ignore[misc]
+            slot, at = k.load(source.value, I32), entry.value
+            k.store(at, slot)
+            k.store(at + biases, k.const(0.0, F32))
+            entry.value = k.select(slot < seen, k.select(slot < 0, at, at + 4), at)
+            source.value = source.value + 4
+            end.value = k.select(slot < 0, source.value, end.value)
         count = (entry.value - list_of(k, row) - LIST_HEAD) // 4
         k.store(list_of(k, row), k.cast("trunc", count, I32))

@@ -8,6 +8,7 @@ import importlib
 import re
 from typing import Any
 
+from ggraph import env
 from ggraph.backends.cuda.backend import CudaBackend, CudaSpec, Events
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.replay import Replayer
@@ -45,6 +46,8 @@ def open_driver(name: str) -> Driver:
     match = re.fullmatch(r"cuda(\d*)", name)
     if match is None:
         raise InputError(f"{name!r} is no CUDA device; expected cuda, cuda0, cuda1 ..")
+    # Streams beyond the queues (8, unless told before CUDA begins) wait for one another.
+    env.propose("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     try:
         room = importlib.import_module("ggraph.backends.cuda.cupy_driver")
     except ImportError as error:

@@ -17,7 +17,7 @@ from ggraph.ops.rope import rope_angles
 from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
-SPLIT, MAX_HEAD = 64, 256  # as in src/attention.cu
+SPLIT, MAX_HEAD = 64, 512  # as in src/attention.cu
 FEW_ROWS = 32  # up to here a row's bits depend on that row alone, as in `matmul`
 TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
 PART_BYTES = 1 << 26  # of partial results at a time
@@ -97,10 +97,11 @@ def _attended(t: Tensor) -> bool:
         return False
     if t.attrs["has_mask"]:
         mask = rest.pop(0)
-        if not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
+        by_lists = not mask.dtype.is_float  # for which there is no kernel yet
+        if by_lists or not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
             return False
     inner = all(s.strides[2] == s.dtype.block_bytes for s in (k, v))
-    return inner and all(is_flat(r, dtype=I32) for r in rest)
+    return inner and all(is_flat(r, dtype=r.dtype) for r in rest)  # a length, sinks
 
 
 def _flash_attn(low: Lowering, x: Launch) -> None:
@@ -124,11 +125,13 @@ def _given(low: Lowering, x: Launch) -> dict[str, Any]:
     attrs = x.result.tensor.attrs
     mask = rest.pop(0) if attrs["has_mask"] else None
     length = rest.pop(0) if attrs["has_length"] else None
+    sinks = rest.pop(0) if attrs["has_sinks"] else None
     context, kv_heads, v_dim = v.tensor.shape
     return {
         "q": low.at(q), "k": low.at(k), "v": low.at(v),
         "mask": low.at(mask) if mask is not None else 0,
-        "length": low.at(length) if length is not None else 0, "kv_heads": kv_heads,
+        "length": low.at(length) if length is not None else 0,
+        "sinks": low.at(sinks) if sinks is not None else 0, "kv_heads": kv_heads,
         "dim": q.tensor.shape[2], "v_dim": v_dim, "context": context,
         "k_row": k.tensor.strides[0], "k_head": k.tensor.strides[1],
         "v_row": v.tensor.strides[0], "v_head": v.tensor.strides[1],
@@ -145,6 +148,7 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     splits = max(1, -(-given["context"] // SPLIT))
     slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("parts"))
     given = {**given, "lists": _lists(low, x, given)}
+    sinks = given.pop("sinks")
     del given["length"]
     for t in range(0, rows, slice_rows):
         count = min(slice_rows, rows - t)
@@ -157,7 +161,7 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
             "attend", (splits, heads, count), 128, type=kind, parts=parts, q_row=heads * dim, **here
         )
         low.call(
-            "merge", (heads, count, 1), 128, type=kind, parts=parts,
+            "merge", (heads, count, 1), 128, type=kind, parts=parts, sinks=sinks,
             y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
         )  # fmt: skip
 
@@ -194,7 +198,8 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     if _is_tiled(t):
         return ()
     rows, context = t.shape[0], t.sources[1].shape[0]
-    deciding = tuple(range(3, len(t.sources))) if t.attrs["has_mask"] else ()
+    end = len(t.sources) - bool(t.attrs["has_sinks"])
+    deciding = tuple(range(3, end)) if t.attrs["has_mask"] else ()
     lists = Need("lists", rows * 4 * (1 + context), deciding)
     return Need("parts", _slice(t)[1]), lists
 

@@ -197,11 +197,12 @@ class CudaBackend(Backend):
 
     def wait(self, stream: int, event: str) -> None:
         """Enqueue a wait. For an event that an earlier graph recorded there is nothing to do, since
-        graphs run one after another; one that no GPU recorded was a synchronous device's."""
+        graphs run one after another, and before anything else is enqueued they are complete; one
+        that no GPU recorded was a synchronous device's."""
         known = self.events.known.get(event)
-        if known is None or (self._marks is not None and event not in self._marks):
-            return
-        self.driver.wait(self.stream(stream), known[0])
+        here = event not in self._inside if self._marks is None else event in self._marks
+        if known is not None and here:
+            self.driver.wait(self.stream(stream), known[0])
 
     def synchronise(self, stream: int | None = None, event: str | None = None) -> None:
         """Block the host until an event, a stream, or this device is complete."""
@@ -228,25 +229,26 @@ class CudaBackend(Backend):
     def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
         """What `enqueue` puts on `streams`, as one call that enqueues it again.
 
-        The first call enqueues, which loads kernels and library handles; the second one captures,
-        or warns and goes on without where CUDA refuses.
+        The first call enqueues, which loads kernels and library handles; the second one captures.
+        Where CUDA refuses, the backend waits for the graphs there are and goes on without any: a
+        plan of which one part is a graph and another is not would order too little.
         Everything captured runs in the order of stream 0's graphs, which is more order than the
         plan asks for, never less.
         """
         made: list[Any] = []
-        ready = refused = False
+        ready = False
 
         def replay() -> None:
-            nonlocal ready, refused
-            if ready and not made and not refused:
+            nonlocal ready
+            if self.graphs and ready and not made:
                 try:
                     made.append(self._captured(streams, enqueue))
                 except BackendError as error:
-                    refused = True
-                    warnings.warn(
-                        f"{self.spec.name}: a plan runs without graph: {error}", stacklevel=2
-                    )
-            if made:
+                    self.graphs = False
+                    self.driver.synchronise()
+                    text = f"{self.spec.name}: plans run without graphs from now on: {error}"
+                    warnings.warn(text, stacklevel=2)
+            if self.graphs and made:
                 self.driver.launch_graph(made[0], self.stream(0))
             else:
                 enqueue()

@@ -65,6 +65,15 @@ def _binary(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
 
 
+def _clamped(low: Lowering, x: Launch) -> None:
+    t, (a, b) = x.result.tensor, x.sources
+    low.per_element(
+        "swiglu_oai", t.size, x=low.at(a), z=low.at(b), y=low.at(x.result), shape=sizes(t),
+        x_strides=steps(a.tensor), z_strides=steps(b.tensor), x_type=PLAIN[a.tensor.dtype],
+        z_type=PLAIN[b.tensor.dtype], alpha=number(x, "alpha"), limit=number(x, "limit"),
+    )  # fmt: skip
+
+
 def _moved(t: Tensor) -> bool:
     a = t.sources[0]
     movable = not a.dtype.is_block and a.dtype.block_bytes in MOVABLE and fits(a)
@@ -151,6 +160,7 @@ def _set(low: Lowering, x: Launch) -> None:
 RULES: dict[str, Rule] = {
     **{name: Rule(_one, _unary) for name in UNARY[1:]},
     **{name: Rule(_two, _binary) for name in BINARY},
+    "swiglu_oai": Rule(_two, _clamped),
     "cont": Rule(_moved, _move),
     "dup": Rule(_moved, _move),
     "concat": Rule(_joined, _concat),

@@ -26,7 +26,8 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
-    "delay", "elementwise", "experts", "norm", "products", "rope", "rows", "softmax", "sort",
+    "delay", "elementwise", "experts", "mixtures", "norm", "products", "recurrent", "rope", "rows",
+    "softmax", "sort",
 )  # fmt: skip
 HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
@@ -77,7 +78,12 @@ def headers() -> dict[str, str]:
 @cache
 def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
     """The kernels of a source and their parameters, in order."""
-    plain = re.sub(r"//[^\n]*", "", text(f"{source}.cu"))
+    return declared(text(f"{source}.cu"))
+
+
+def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
+    """The same of a text."""
+    plain = re.sub(r"//[^\n]*", "", source_text)
     found = re.findall(r"KERNEL\s+(\w+)\(([^)]*)\)", plain)
     return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
 

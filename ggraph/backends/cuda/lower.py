@@ -4,7 +4,7 @@
 take, goes to another device by an ordinary split.
 """
 
-from ggraph.backends.cuda import attention, elementwise, matmul, rowwise
+from ggraph.backends.cuda import attention, elementwise, matmul, mixtures, recurrent, rowwise
 from ggraph.backends.cuda.lowering import Lowering, Rule
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
@@ -16,6 +16,8 @@ RULES: dict[str, Rule] = {
     **matmul.RULES,
     **rowwise.RULES,
     **attention.RULES,
+    **mixtures.RULES,
+    **recurrent.RULES,
 }
 
 

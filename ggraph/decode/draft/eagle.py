@@ -62,7 +62,8 @@ class TreeShape:
 
 
 class EagleDrafter:
-    """Drafts with an EAGLE-3 head: a chain, or a tree when `tree` is given.
+    """Drafts with a head that reads the target's features, `name` to others: a chain, or a tree
+    when `tree` is given.
 
     `p_min` ends a chain at the first guess that the head itself finds less likely than that.
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
@@ -85,6 +86,7 @@ class EagleDrafter:
         prompt_window: int | None = None,
         goes_on: Callable[[Sequence[float]], bool] | None = None,
         reads_logits: bool = False,
+        name: str = "eagle3",
     ) -> None:
         few = any(w is not None and w < 1 for w in (window, prompt_window))
         if not 0.0 <= p_min <= 1.0 or temp <= 0 or few:
@@ -101,7 +103,7 @@ class EagleDrafter:
         self.reads_logits = reads_logits or tree is not None or random is not None
         self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
         self.prompt_window = prompt_window
-        self.name, self.taps = "eagle3", runner.model.taps
+        self.name, self.taps = name, runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
         self._last = Said(NOTHING, NOTHING)  # behind the last true row
@@ -127,7 +129,7 @@ class EagleDrafter:
         """Keep the new tokens and the features before them; they are run when a draft is due."""
         if features is None or len(features) != len(tokens):
             raise InputError(
-                f"eagle3: {len(tokens)} tokens, "
+                f"{self.name}: {len(tokens)} tokens, "
                 f"{'no' if features is None else len(features)} features"
             )
         self._tokens.extend(tokens)

@@ -9,7 +9,7 @@
 #include "blocks.cuh"
 
 #define SPLIT 64
-#define MAX_HEAD 256
+#define MAX_HEAD 512
 #define THREADS 128
 
 // Value d of a cache row.
@@ -108,17 +108,18 @@ KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const in
   }
 }
 
-// y [T, H, V]; a row that sees nothing gives zeros.
-KERNEL merge(const float* parts, float* y, i64 splits, i64 v_dim) {
+// y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum.
+KERNEL merge(const float* parts, const float* sinks, float* y, i64 splits, i64 v_dim) {
   const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
   const float* part = parts + at * splits * (2 + v_dim);
-  float top = -INF;
+  const float sink = sinks ? sinks[blockIdx.x] : -INF;
+  float top = sink;
   for (i64 s = 0; s < splits; ++s) {
     const float here = part[s * (2 + v_dim)];
     top = here > top ? here : top;
   }
   for (i64 d = threadIdx.x; d < v_dim; d += blockDim.x) {
-    float sum = 0.0f, mixed = 0.0f;
+    float sum = sink == -INF ? 0.0f : expf(sink - top), mixed = 0.0f;
     for (i64 s = 0; s < splits; ++s) {
       const float* p = part + s * (2 + v_dim);
       if (p[0] == -INF) continue;

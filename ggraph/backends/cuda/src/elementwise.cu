@@ -96,6 +96,17 @@ KERNEL binary_flat(const float* x, const float* z, float* y, i64 count, int op) 
   if (i < count) y[i] = two_of(op, x[i], z[i]);
 }
 
+// gpt-oss's gated unit: the gate held below `limit`, up within +-limit and raised by one.
+KERNEL swiglu_oai(const u8* x, const u8* z, u8* y, i64 count, Axes shape, Axes x_strides,
+                  Axes z_strides, int x_type, int z_type, float alpha, float limit) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const float given = load_plain(x + place_of(i, shape, x_strides), x_type);
+  const float gate = given > limit ? limit : given;
+  const float up = bounded(load_plain(z + place_of(i, shape, z_strides), z_type), -limit, limit);
+  store_plain(y + i * plain_size(x_type), x_type, gate * sigmoid_of(alpha * gate) * (up + 1.0f));
+}
+
 // Elements of `size` bytes, unchanged, between any strides; element i goes to place i of the shape.
 KERNEL move(const u8* x, u8* y, i64 count, Axes shape, Axes x_strides, Axes y_strides, int size) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;

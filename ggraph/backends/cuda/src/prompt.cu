@@ -101,11 +101,12 @@ DEV float row_sum(float value) {
   return value;
 }
 
-// y [T, H, V]; a row that sees nothing gives zeros. Grid (T / 64, H), four warps.
+// y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum. Grid
+// (T / 64, H), four warps.
 KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, const int* length,
-                   float* y, i64 rows, i64 kv_heads, i64 dim, i64 v_dim, i64 context, i64 k_row,
-                   i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale, float softcap,
-                   int mask_type) {
+                   const float* sinks, float* y, i64 rows, i64 kv_heads, i64 dim, i64 v_dim,
+                   i64 context, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
+                   float scale, float softcap, int mask_type) {
   const int r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
   const i64 h = blockIdx.y, heads = gridDim.y, kv_head = h / (heads / kv_heads);
   const i64 first = ((i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * ROWS;
@@ -178,9 +179,14 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float total = row_sum(sum[half]);
+    float total = row_sum(sum[half]), kept = 1.0f;
     const i64 row = mine + 8 * half;
     if (row >= rows) continue;
+    if (sinks && sinks[h] != -INF) {
+      const float best = sinks[h] > top[half] ? sinks[h] : top[half];
+      kept = expf(top[half] - best);
+      total = total * kept + expf(sinks[h] - best);
+    }
     float* out = y + (row * heads + h) * v_dim;
 #pragma unroll
     for (int part = 0; part < HALVES; ++part)
@@ -189,7 +195,7 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
 #pragma unroll
         for (int e = 0; e < 2; ++e) {  // column 2c + e of product i is value 8 (2c + e) + i
           const i64 d = 64 * part + 8 * (2 * c + e) + i;
-          if (d < v_dim) out[d] = total == 0.0f ? 0.0f : mixed[part][i][2 * half + e] / total;
+          if (d < v_dim) out[d] = total == 0.0f ? 0.0f : mixed[part][i][2 * half + e] * kept / total;
         }
   }
 }

@@ -1,0 +1,92 @@
+"""Kernels of mixtures of experts: which are best, their shares, and their results together.
+
+Legend: m token rows, x experts, u experts per token, n columns.
+"""
+
+from ggraph.backends.cpu.elementwise import _get, _map, _pieces, _put
+from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
+
+
+@kernel("x y m n u xs")
+def top_k(k: Kernel) -> None:
+    """y[m, u] int32: the columns of each row's u largest, largest first, of equals the first.
+
+    What is no number counts as the least. Each round takes the best of those behind the last one.
+    """
+    x, y, m, n, u, xs = k.words("x y m n u xs")
+    for r in k.share(m):
+        last, at = k.var(k.const(float("inf"), F32)), k.var(-1)
+        for j in k.loop(0, u):
+            best, where = k.var(k.const(float("-inf"), F32)), k.var(-1)
+            for c in k.loop(0, n):
+                value = k.load(x + xs * r + c * 4, F32)
+                value = k.select(value.is_nan(), k.const(float("-inf"), F32), value)
+                equal = k.select(value.eq(last.value), c > at.value, value < last.value)
+                better = k.select(where.value < 0, equal, value > best.value)
+                with k.when(k.select(equal, better, equal)):
+                    best.value, where.value = value, c
+            last.value, at.value = best.value, where.value
+            k.store(y + (r * u + j) * 4, k.cast("trunc", where.value, I32))
+
+
+def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:
+    """An expert's number; one beyond the last counts as the first, of which the result is lost."""
+    found = k.cast("sext", k.load(ids + at * 4, I32), I64)
+    known = k.select(found >= 0, found < limit, found >= 0)
+    return k.select(known, found, -1)
+
+
+@kernel("x ids y m n u xs normalise scale:f")
+def moe_shares(k: Kernel) -> None:
+    """y[m, u] = x[m, ids] * scale, divided by their sum first where `normalise` is not 0."""
+    x, ids, y, m, n, u, xs, normalise = k.words("x ids y m n u xs normalise")
+    for r in k.share(m):
+        total = k.var(k.const(0.0, F32))
+        for j in k.loop(0, u):
+            own = _chosen(k, ids, r * u + j, n)
+            value = k.var(k.const(float("nan"), F32))
+            with k.when(own >= 0):
+                value.value = k.load(x + xs * r + own * 4, F32)
+            k.store(y + (r * u + j) * 4, value.value)
+            total.value = total.value + value.value
+        whole = k.select(normalise.ne(0), total.value, 1.0)
+        for j in k.loop(0, u):
+            at = y + (r * u + j) * 4
+            k.store(at, k.load(at, F32) / whole * k.arg("scale"))
+
+
+@kernel("x shares y m n u")
+def moe_mix(k: Kernel) -> None:
+    """y[m, n] = the sum of x[m, u, n] * shares[m, u], expert after expert."""
+    x, shares, y, n, u = k.words("x shares y n u")
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        def eight(c: Val, left: Val | None) -> None:
+            total = k.var(k.const(0.0, _get(k, x, left).v.type))
+            for j in k.loop(0, u):
+                share = k.splat(k.load(shares + (r * u + j) * 4, F32), 8)
+                total.value = total.value + _get(k, x + ((r * u + j) * n + c) * 4, left) * share
+            _put(k, y + (r * n + c) * 4, total.value, left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)
+
+
+@kernel("x rows ids y m n limit")
+def add_id(k: Kernel) -> None:
+    """y[m, n] = x[m, n] + rows[ids[m], n]; not a number for an id beyond `limit` rows."""
+    x, rows, ids, y, n, limit = k.words("x rows ids y n limit")
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        own = _chosen(k, ids, r, limit)
+
+        def eight(c: Val, left: Val | None) -> None:
+            at = (r * n + c) * 4
+            more = _get(k, rows + (k.maximum(own, 0) * n + c) * 4, left)
+            more = k.select(own >= 0, more, float("nan"))
+            _put(k, y + at, _get(k, x + at, left) + more, left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)

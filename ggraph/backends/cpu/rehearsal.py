@@ -1,0 +1,73 @@
+"""A launch lowered without a device: has it a kernel, and what would its program bring along?
+
+Planning asks this. The lowerings themselves answer, with addresses that mean nothing, so that there
+is no second list of what kernels take.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ggraph.backends.cpu.lower import lower
+from ggraph.backends.cpu.lowering import Lowering, Packed
+from ggraph.backends.cpu.needs import kept_as, needs
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.plan import Actor, Buffer, Command, Do
+from ggraph.tensor import Array, Tensor
+
+NOWHERE = Memory(Buffer("", "cpu", 0, 1), np.zeros(0, np.uint8))
+
+
+class Rehearsal(Lowering):
+    """A lowering that emits nothing and counts the bytes of its constants."""
+
+    def __init__(self, exact: bool) -> None:
+        self.exact, self.nbytes = exact, 0
+
+    def begin(self, launch: Launch) -> None:
+        """Nothing: no access is judged."""
+
+    def add(
+        self,
+        name: str,
+        *,
+        uses: Sequence[Scratch] = (),
+        makes: Sequence[Scratch] = (),
+        **values: Any,
+    ) -> None:
+        """Nothing."""
+
+    def constant(self, values: Array) -> Array:
+        """Count them."""
+        self.nbytes += values.nbytes
+        return values
+
+    def at(self, ref: Ref | Scratch) -> int:
+        """An address that is none."""
+        return 0
+
+    def weight(self, ref: Ref) -> Packed:
+        """A packed form without bytes."""
+        return Packed(kept_as(ref.tensor.dtype, self.exact), NOWHERE.handle)
+
+
+def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
+    """Whether `t` has a kernel, and the bytes of constants that its instructions bring along."""
+    if not t.size:
+        return True, 0
+    beside = {n.name: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in needs(t, exact)}
+    command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
+    sources = tuple(Ref(s, NOWHERE, s.offset) for s in t.sources)
+    low = Rehearsal(exact)
+    return lower(low, Launch(command, Ref(t, NOWHERE, t.offset), sources, beside)), low.nbytes
+
+
+def unplanned(t: Tensor, *, exact: bool) -> str:
+    """What a launch of `t` takes that no plan has: an op without a kernel is NumPy's."""
+    return "" if _rehearsed(t, exact)[0] else "temporaries of NumPy"
+
+
+def constant_bytes(t: Tensor, *, exact: bool) -> int:
+    """Bytes of tables that the program of `t` brings along: the frequencies of a rotation."""
+    return _rehearsed(t, exact)[1]

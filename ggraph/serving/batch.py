@@ -1,0 +1,321 @@
+"""Many texts decoded together, each to the bytes that it would have alone.
+
+A row's bits depend on the tokens that it sees and on nothing else: not on the rows beside it, on
+the slots in which those tokens lie, on who computed them, or on how a prompt was cut. So a batch
+may do whatever is quick: texts come and go between steps, begin with rows that another text left,
+draft as long as rows are cheap, and give their slots back when memory is short, to be computed
+again. None of this can be read off the text.
+
+The oldest text of the highest priority always goes on: whoever came later gives way to it.
+"""
+
+import bisect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ggraph.decode.acceptance import Kept, match
+from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.prices import Prices
+from ggraph.decode.runner import Result
+from ggraph.decode.statistics import Clock
+from ggraph.errors import GgraphError, InputError
+from ggraph.serving.memory import LUMP, Memory
+from ggraph.serving.prices import SharedPrices
+from ggraph.serving.steps import MIXED_ROWS, ListRunner, Row
+from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
+from ggraph.tensor import Array
+
+LEAST_PIECE = 16  # rows of prompts beside texts that go on
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one step may do. At most `texts` run together. A step has up to `alone` rows where
+    prompts are read and nobody waits for a next token, else `beside`, and `rows` where all go on,
+    drafts included."""
+
+    texts: int = 32
+    alone: int = 256
+    beside: int = 64
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.texts <= self.rows <= 256 and 1 <= self.beside <= self.alone <= 256):
+            raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to 256")
+
+
+@dataclass
+class Counters:
+    """What a batch has done so far."""
+
+    steps: int = 0
+    prompt_rows: int = 0
+    reused: int = 0  # tokens of prompts that were in the cache
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preempted: int = 0
+    seconds: float = 0.0  # of steps
+
+
+@dataclass(eq=False)
+class _Part:
+    """One text's rows of a step: a piece of it and, behind its last token, a draft."""
+
+    text: Text
+    tokens: list[int]
+    slots: list[int]
+    wanted: bool  # whether the piece ends with the text's last token
+    draft: Draft = NOTHING
+    first: int = 0  # its first row of the step
+    logits: int = 0  # its first row of the step's logits
+
+
+@dataclass(eq=False)
+class Batch:
+    """Runs texts on one runner. One thread at a time may call it."""
+
+    runner: ListRunner
+    limits: Limits = field(default_factory=Limits)
+    prices: Prices = field(default_factory=Prices)
+    now: Callable[[], float] = time.perf_counter
+    waiting: list[Text] = field(default_factory=list)
+    running: list[Text] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.runner.slots)
+        self._arrived = 0
+        self._clock = Clock(self.now)
+        self._parts: dict[Text, _Part] = {}  # of the step that is being put together
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.waiting and not self.running
+
+    def submit(self, request: Request) -> Text:
+        """A text to run. InputError where its prompt is empty, or does not fit."""
+        count, context = len(request.prompt), self.runner.context
+        if not 1 <= count <= context:
+            raise InputError(f"the prompt has {count} tokens; a text may have 1 to {context}")
+        if request.drafts is not None:
+            request.drafts.check(self.runner)
+        room = context - count + 1
+        limit = room if request.limit < 0 else min(request.limit, room)
+        self._arrived += 1
+        text = begun(request, self._arrived, limit, self.memory.tree.root)
+        bisect.insort(self.waiting, text, key=_order)
+        return text
+
+    def cancel(self, text: Text, reason: str = "cancelled") -> None:
+        """End a text now; what it has computed stays for others."""
+        if text.ended is not None:
+            return
+        text.ended = reason
+        if text in self.waiting:
+            self.waiting.remove(text)
+        else:
+            self.running.remove(text)
+            self.memory.forget(text)
+
+    def step(self) -> list[Text]:
+        """Run one step of whoever can go on: the texts that ended by it."""
+        self._admit()
+        self._compose()
+        parts = list(self._parts.values())
+        self._parts.clear()
+        for tapped in (False, True):
+            group = [p for p in parts if p.text.request.features == tapped]
+            if group:
+                self._run(group, tapped)
+        ended = [p.text for p in parts if p.text.ended is not None]
+        for text in ended:
+            self.running.remove(text)
+            self.memory.forget(text)
+        return ended
+
+    def _admit(self) -> None:
+        """Let those who wait begin, as far as there is room for what they will compute."""
+        while self.waiting and len(self.running) < self.limits.texts:
+            text = self.waiting[0]
+            self.memory.look_up(text)
+            needed = text.outstanding + LUMP * (1 + len(self.running))
+            if self.running and self.memory.room < needed:
+                self.memory.forget(text)
+                return
+            self.waiting.pop(0)
+            bisect.insort(self.running, text, key=_order)
+
+    def _preempt(self, text: Text) -> None:
+        """The text waits again, and computes again what will not be in the tree by then."""
+        self.counters.preempted += 1
+        if (part := self._parts.pop(text, None)) is not None:
+            text.spare += part.slots
+        self.running.remove(text)
+        self.memory.forget(text)
+        text.features.clear()
+        bisect.insort(self.waiting, text, key=_order)
+
+    def _reserve(self, text: Text, count: int) -> bool:
+        """Give a text slots, at the expense of those that came later. Whether it may go on."""
+        while not self.memory.reserve(text, count):
+            last = self.running[-1]
+            self._preempt(last)
+            if last is text:
+                return False
+        return True
+
+    def _compose(self) -> None:
+        """The rows of a step: one for each text that goes on, pieces of prompts, or drafts."""
+        for text in list(self.running):
+            if text in self.running and text.outstanding == 1 and self._reserve(text, 1):
+                slot = text.spare.pop(0)
+                self._parts[text] = _Part(text, [text.tokens[-1]], [slot], text.limit > 0)
+        reading = [t for t in self.running if t.outstanding > 1]
+        budget = self._budget() if reading else 0
+        for text in reading:
+            if budget > 0 and text in self.running:
+                budget -= self._piece(text, budget)
+        if not reading:
+            self._draft()
+
+    def _budget(self) -> int:
+        """How many rows of prompts fill a step well beside those who go on."""
+        going = len(self._parts)
+        if not going:
+            return self.limits.alone
+        least = max(self.limits.beside, going + LEAST_PIECE)
+        return next(b for b in MIXED_ROWS if b >= least) - going
+
+    def _piece(self, text: Text, budget: int) -> int:
+        """Add the next rows of a prompt, at most `budget`: how many."""
+        self.memory.look_up(text)
+        count = min(text.outstanding, budget)
+        if not self._reserve(text, count):
+            return 0
+        at, slots = text.computed, text.spare[:count]
+        del text.spare[:count]
+        wanted = count == text.outstanding and text.limit > 0
+        self._parts[text] = _Part(text, text.tokens[at : at + count], slots, wanted)
+        return count
+
+    def _draft(self) -> None:
+        """Let texts draft, as far as rows are worth it and slots are free."""
+        total = len(self._parts)
+        for text, part in self._parts.items():
+            drafts, free = text.request.drafts, self.memory.pool.free + len(text.spare)
+            room = min(text.limit - text.new - 1, self.limits.rows - total, LONGEST_DRAFT, free)
+            if drafts is None or room <= 0 or not text.new:
+                continue
+            if isinstance(prices := getattr(drafts.policy, "prices", None), SharedPrices):
+                prices.others = total - 1
+            draft = text.request.voice.permitted(drafts.draft(room, self._clock))
+            if draft and self.memory.reserve(text, len(draft)):
+                part.draft = draft
+                part.tokens += draft.tokens
+                part.slots += text.spare[: len(draft)]
+                del text.spare[: len(draft)]
+                total += len(draft)
+
+    def _run(self, parts: Sequence[_Part], tapped: bool) -> None:
+        """One step of the runner for these parts, and what follows from it."""
+        rows: list[Row] = []
+        logits = 0
+        for part in parts:
+            part.first, part.logits = len(rows), logits
+            rows += _rows(part)
+            logits += len(part.draft) + part.wanted
+        start = self.now()
+        result = self.runner.step(rows, tapped)
+        took = self.now() - start
+        self.counters.steps += 1
+        self.counters.seconds += took
+        if logits == len(rows) and not tapped:
+            self.prices.note_step(self.runner.shape(logits, logits, 1).rows, took)
+        for part in parts:
+            self._take(part, result, took)
+
+    def _take(self, part: _Part, result: Result, took: float) -> None:
+        """Move a text on by what its rows brought."""
+        text, certain = part.text, len(part.tokens) - len(part.draft)
+        first = not text.new
+        kept = self._kept(part, result.logits[part.logits :], took) if part.wanted else NONE
+        path = [*range(certain), *(certain + n for n in kept.nodes)]
+        _place(part, path)
+        if text.request.features:
+            at = [part.first + r for r in path]
+            taps = [result.taps[i][at] for i in self.runner.taps]
+            text.features.append(np.concatenate(taps, axis=1))
+        if first:
+            text.read += certain
+            self.counters.prompt_rows += certain
+        if first and kept.tokens:
+            self.counters.reused += text.reused
+        text.tokens += kept.tokens
+        self.counters.new_tokens += len(kept.tokens)
+        if text.outstanding != 1 or first:  # others may begin like this prompt
+            self.memory.publish(text)
+        if text.ended is None and text.limit and text.new >= text.limit:
+            text.ended = "length"
+        elif not text.limit and not text.outstanding:
+            text.ended = "read"
+
+    def _kept(self, part: _Part, logits: Array, took: float) -> Kept:
+        """The tokens that a text gains. What its voice raises ends it."""
+        text, voice, drafts = part.text, part.text.request.voice, part.text.request.drafts
+
+        def accept(token: int) -> bool:
+            text.ended = voice.accept(token)
+            return text.ended is not None
+
+        try:
+            kept = match(part.draft, logits, voice.pick, accept, frozenset(), text.limit - text.new)
+        except (GgraphError, ValueError) as error:
+            text.ended, text.error = "error", error
+            return NONE
+        if drafts is not None and text.new:
+            drafts.learn(part.draft, kept, {}, range(len(kept.tokens)), took)
+        elif drafts is not None:
+            drafts.begin([*text.tokens, *kept.tokens], {})
+        text.drafted += len(part.draft)
+        text.accepted += len(kept.nodes)
+        self.counters.drafted += len(part.draft)
+        self.counters.accepted += len(kept.nodes)
+        return kept
+
+
+NONE = Kept((), ())
+
+
+def _order(text: Text) -> tuple[int, int]:
+    return text.order
+
+
+def _rows(part: _Part) -> list[Row]:
+    """The rows of a part: a piece of its text, then the draft below its last token."""
+    text, at = part.text, part.text.computed
+    certain = len(part.tokens) - len(part.draft)
+    text.slots[at : at + certain] = part.slots[:certain]
+    rows = [
+        Row(part.tokens[i], part.slots[i], text.slots[: at + i + 1], False) for i in range(certain)
+    ]
+    if not part.wanted:
+        return rows
+    seen = [rows[-1].seen]
+    for node, parent in enumerate(part.draft.parents, certain):
+        seen.append(np.append(seen[parent + 1], np.int32(part.slots[node])))
+    last = certain - 1
+    ends = zip(part.tokens[last:], part.slots[last:], seen, strict=True)
+    return [*rows[:-1], *(Row(token, slot, s, True) for token, slot, s in ends)]
+
+
+def _place(part: _Part, path: Sequence[int]) -> None:
+    """Rows `path` of a part become the text's; the slots of others are spare again."""
+    text, at, chosen = part.text, part.text.computed, set(path)
+    text.slots[at : at + len(path)] = [part.slots[r] for r in path]
+    text.spare[:0] = [s for r, s in enumerate(part.slots) if r not in chosen]
+    text.computed += len(path)

@@ -1,0 +1,153 @@
+"""What the cache holds of earlier texts: a radix tree of tokens, each with the slot of its row.
+
+A row of the cache depends on the tokens up to its own and on nothing else, so that it serves every
+text that begins with them. An edge holds a run of tokens; a partial match splits it, so that the
+longest match is found down to the token and nothing is copied. Nodes on the path of a text that is
+running are `held`; of the others the leaf that was used longest ago goes first, from its end.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Optional
+
+from ggraph.errors import InputError
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A run of tokens behind those of its parent. `users` hold it or something below it."""
+
+    tokens: list[int]
+    slots: list[int]
+    parent: Optional["Node"]
+    used: int = 0
+    users: int = 0
+    children: dict[int, "Node"] = field(default_factory=dict)
+
+
+class PrefixTree:
+    """Texts that the cache still holds. It owns the slots that it was given until `evict`."""
+
+    def __init__(self) -> None:
+        self.root = Node([], [], None)
+        self.held_count = self.size = 0  # tokens in nodes that are held; in all
+        self.version = 0  # grows whenever something is added
+        self._clock = count(1)
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap; outdated entries are passed over
+
+    @property
+    def evictable(self) -> int:
+        """Tokens that nobody holds."""
+        return self.size - self.held_count
+
+    def match(self, tokens: Sequence[int]) -> tuple[Node, list[int]]:
+        """The longest beginning of `tokens` that is there: its node, and all its slots."""
+        node, at, slots, now = self.root, 0, list[int](), next(self._clock)
+        while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
+            same = _alike(child.tokens, tokens, at)
+            if same < len(child.tokens):
+                child = self._split(child, same)
+            child.used = now
+            slots += child.slots
+            node, at = child, at + same
+        self._offer(node)
+        return node, slots
+
+    def insert(
+        self, node: Node, tokens: Sequence[int], slots: Sequence[int]
+    ) -> tuple[Node, list[int], list[int]]:
+        """Add tokens with their slots below `node`: the node where they end, the slots that now
+        stand for them, and those of `slots` that are spare, since the tree had these tokens."""
+        if len(tokens) != len(slots):
+            raise InputError(f"{len(tokens)} tokens with {len(slots)} slots")
+        at, now, kept, spare = 0, next(self._clock), list[int](), list[int]()
+        while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
+            same = _alike(child.tokens, tokens, at)
+            if same < len(child.tokens):
+                child = self._split(child, same)
+            kept += child.slots
+            spare += slots[at : at + same]
+            node, at = child, at + same
+            node.used = now
+        if at < len(tokens):
+            new = Node(list(tokens[at:]), list(slots[at:]), node, now)
+            node.children[tokens[at]] = new
+            kept += new.slots
+            self.size += len(new.tokens)
+            self.version += 1
+            node = new
+        self._offer(node)
+        return node, kept, spare
+
+    def hold(self, node: Node) -> None:
+        """Keep the path down to `node`."""
+        while node.parent is not None:
+            self.held_count += len(node.tokens) if not node.users else 0
+            node.users += 1
+            node = node.parent
+
+    def release(self, node: Node) -> None:
+        """Undo one `hold`. InputError where there was none."""
+        at = node
+        while at.parent is not None:
+            if not at.users:
+                raise InputError("a prefix is released that nobody holds")
+            at.users -= 1
+            self.held_count -= len(at.tokens) if not at.users else 0
+            at = at.parent
+        self._offer(node)
+
+    def evict(self, wanted: int) -> list[int]:
+        """Forget `wanted` tokens, or as many as nobody holds: their slots."""
+        freed: list[int] = []
+        while self._leaves and len(freed) < wanted:
+            used, _, node = heapq.heappop(self._leaves)
+            if node.users or node.children or node.used != used or node.parent is None:
+                continue
+            kept = max(0, len(node.tokens) - (wanted - len(freed)))
+            freed += node.slots[kept:]
+            self.size -= len(node.tokens) - kept
+            first = node.tokens[0]
+            del node.tokens[kept:], node.slots[kept:]
+            parent = node.parent
+            if not kept:
+                del parent.children[first]
+                node.parent = None
+                self._offer(parent)
+            else:
+                self._offer(node)
+        return freed
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        todo = list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += node.children.values()
+
+    def _offer(self, node: Node) -> None:
+        """Note a node that may be forgotten."""
+        if node.parent is not None and not node.users and not node.children:
+            heapq.heappush(self._leaves, (node.used, next(self._clock), node))
+
+    def _split(self, node: Node, at: int) -> Node:
+        """The first `at` tokens of a node as a node of their own; the node keeps the rest, and
+        with it those who hold it."""
+        upper = Node(node.tokens[:at], node.slots[:at], node.parent, node.used, node.users)
+        assert node.parent is not None, "the root has no tokens to split"
+        node.parent.children[upper.tokens[0]] = upper
+        del node.tokens[:at], node.slots[:at]
+        node.parent = upper
+        upper.children[node.tokens[0]] = node
+        return upper
+
+
+def _alike(run: Sequence[int], tokens: Sequence[int], at: int) -> int:
+    """How many tokens from `at` on are those of `run`."""
+    most = min(len(run), len(tokens) - at)
+    if run[:most] == list(tokens[at : at + most]):
+        return most
+    return next(i for i in range(most) if run[i] != tokens[at + i])

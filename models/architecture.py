@@ -1,0 +1,145 @@
+"""What a family of models says about itself: its graph, its names, its keys.
+
+Weights carry the GGUF names (`blk.0.attn_q.weight`) inside, whatever the file. A family's record
+says how its Hugging Face names and values become those, and what its GGUF files hold otherwise.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import Graph, ModelError, Tensor
+from ggraph.formats.checkpoint import RawTensor
+
+from .blocks import Step
+from .config import DecoderConfig
+
+Tensors = dict[str, RawTensor]
+
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
+NEXT_NAMES = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
+}
+"""What layers that only draft (multi-token prediction) have beside the others."""
+TOP_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:
+    """No change."""
+    return tensors
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One family. `name` is that of its GGUF files, `hf` are its class names in config.json.
+
+    `rope_mode` is the pairing in its GGUF files (Hugging Face's is "neox"). `layer_names` and
+    `top_names` are Hugging Face names that it has beside Llama's, or means otherwise; those of
+    layers follow `layer_prefix`, a regular expression, and the layer's number. `sanitize`
+    changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
+    takes, and `store` back again. `layer` is one layer of `build`, T rows to T rows, where files
+    may hold more of them that only draft. `fused` are tensors of its files that hold several of
+    `build`'s, one below the other. `translate` gives keys of config.json their usual names,
+    `complete` sets what neither file says, `keys` are keys of a GGUF file beyond the usual (None:
+    not told).
+    """
+
+    name: str
+    build: Callable[[Step], Graph]
+    hf: tuple[str, ...] = ()
+    rope_mode: str = "neox"
+    written_as: str = ""
+    layer_names: Mapping[str, str] = field(default_factory=dict)
+    top_names: Mapping[str, str] = field(default_factory=dict)
+    layer_prefix: str = r"model\.layers\."
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
+    complete: Callable[[DecoderConfig], DecoderConfig] = lambda config: config
+    sanitize: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    load: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    store: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
+    layer: Callable[[Step, Tensor, int], Tensor] | None = None
+
+    @property
+    def gguf(self) -> str:
+        """The name under which its models are written."""
+        return self.written_as or self.name
+
+    def loaded(self, tensors: Tensors, config: DecoderConfig) -> Tensors:
+        """A file's tensors, under GGUF names, as `build` takes them."""
+        return self.load(split(tensors, self.fused, config), config)
+
+    def stored(self, tensors: Tensors, config: DecoderConfig) -> Tensors:
+        """What `build` takes, as GGUF files hold it."""
+        return joined(self.store(tensors, config), self.fused)
+
+
+def _rows(part: str, c: DecoderConfig) -> int:
+    """Rows of a part of a fused tensor."""
+    heads = {"attn_q": c.num_attention_heads}.get(part, c.num_key_value_heads)
+    return c.intermediate_size if part.startswith("ffn_") else heads * c.head_dim
+
+
+def split(tensors: Tensors, fused: Mapping[str, tuple[str, ...]], config: DecoderConfig) -> Tensors:
+    """Fused tensors cut into their parts; quantised rows stay as they are."""
+    found: Tensors = {}
+    for name, t in tensors.items():
+        stem, _, last = name.rpartition(".")
+        lead, _, role = stem.rpartition(".")
+        parts = fused.get(role, ()) if name.startswith("blk.") else ()
+        at, sizes = 0, [_rows(p, config) for p in parts]
+        if not parts or (t.shape[0] == sizes[-1] and role in parts):
+            found[name] = t
+            continue
+        if t.shape[0] != sum(sizes):
+            raise ModelError(f"{name!r}: expected {sum(sizes)} rows, got {t.shape[0]}")
+        for part, size in zip(parts, sizes, strict=True):
+            title = f"{lead}.{part}.{last}"
+            shape = (size, *t.shape[1:])
+            found[title] = RawTensor(title, t.dtype, shape, t.data[at : at + size])
+            at += size
+    return found
+
+
+def joined(tensors: Tensors, fused: Mapping[str, tuple[str, ...]]) -> Tensors:
+    """The parts of fused tensors below one another again."""
+    found = dict(tensors)
+    for role, parts in fused.items():
+        ends = [n for n in tensors if n.rpartition(".")[0].endswith(f".{parts[0]}")]
+        for first in ends:
+            lead, last = first.split(f".{parts[0]}.")
+            pieces = [found.pop(f"{lead}.{p}.{last}") for p in parts]
+            title, data = f"{lead}.{role}.{last}", np.concatenate([p.data for p in pieces])
+            shape = (sum(p.shape[0] for p in pieces), *pieces[0].shape[1:])
+            found[title] = RawTensor(title, pieces[0].dtype, shape, data)
+    return found
+
+
+def changed(t: RawTensor, data: Any) -> RawTensor:
+    """The same tensor with other plain values."""
+    return replace(t, shape=tuple(data.shape), data=np.ascontiguousarray(data))

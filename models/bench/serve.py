@@ -1,0 +1,184 @@
+"""Speed of a server under many clients: ours, or any that speaks OpenAI's API.
+
+Legend: every client asks again as soon as it was answered; the first round of all is not counted.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ggraph import InputError
+
+START_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients ask: prompts of `prompt` random tokens, of which the first `shared` are those of
+    all, and `new` tokens of answer, greedily and without an end."""
+
+    clients: int
+    prompt: int = 40
+    new: int = 64
+    shared: int = 0
+    rounds: int = 2
+
+    def prompts(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
+        """Token ids, by client and round; other ones for every seed."""
+        r = np.random.default_rng(seed)
+        common = r.integers(100, vocabulary - 100, self.shared).tolist()
+        own = r.integers(
+            100, vocabulary - 100, (self.clients, self.rounds + 1, self.prompt - self.shared)
+        )
+        return [[[*common, *p] for p in rounds] for rounds in own.tolist()]
+
+
+@dataclass
+class Heard:
+    """When an answer's request left and its tokens came, in seconds of one clock."""
+
+    asked: float
+    times: list[float] = field(default_factory=list)
+
+
+def measure(
+    url: str, load: Load, bias: dict[str, float], vocabulary: int, seed: int
+) -> dict[str, Any]:
+    """Tokens per second of all clients together, and what each waited for."""
+    prompts = load.prompts(vocabulary, seed)
+    begun, heard = asyncio.run(_all(url, load, prompts, bias))
+    last = max(h.times[-1] for h in heard)
+    firsts = [h.times[0] - h.asked for h in heard]
+    between = [b - a for h in heard for a, b in pairwise(h.times)]
+    return {
+        "clients": load.clients,
+        "prompt_tokens": load.prompt,
+        "shared_tokens": load.shared,
+        "new_tokens": load.new,
+        "tokens_per_second": len(heard) * load.new / (last - begun),
+        "first_token_p50": float(np.quantile(firsts, 0.5)),
+        "first_token_p95": float(np.quantile(firsts, 0.95)),
+        "between_p50": float(np.quantile(between, 0.5)),
+        "between_p95": float(np.quantile(between, 0.95)),
+    }
+
+
+async def _all(
+    url: str, load: Load, prompts: Sequence[Sequence[Sequence[int]]], bias: dict[str, float]
+) -> tuple[float, list[Heard]]:
+    """When counting began, and every answer from then on."""
+    first = await asyncio.gather(*(_ask(url, p[0], 4, bias) for p in prompts))
+    assert all(h.times for h in first), "a server says nothing"
+    begun = time.perf_counter()
+
+    async def client(own: Sequence[Sequence[int]]) -> list[Heard]:
+        return [await _ask(url, p, load.new, bias) for p in own[1:]]
+
+    found = await asyncio.gather(*map(client, prompts))
+    return begun, [h for answers in found for h in answers]
+
+
+async def _ask(url: str, prompt: Sequence[int], new: int, bias: dict[str, float]) -> Heard:
+    """One request, streamed. InputError where it is refused, or ends early."""
+    body = {
+        "prompt": list(prompt), "max_tokens": new, "temperature": 0, "stream": True,
+        "logit_bias": bias, "ignore_eos": True,
+    }  # fmt: skip
+    raw, parts = json.dumps(body).encode(), urlsplit(url)
+    heard = Heard(time.perf_counter())
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
+    writer.write(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise InputError(f"{url} answers {status.decode(errors='replace').strip()}")
+    finish = None
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            choices = json.loads(line[6:])["choices"]
+            finish = choices[0]["finish_reason"] if choices else finish
+            heard.times += [] if finish else [time.perf_counter()]
+    writer.close()
+    if finish != "length":
+        raise InputError(f"{url} ended an answer by {finish!r}: expected all {new} tokens")
+    return heard
+
+
+@contextmanager
+def our_server(model: Path, threads: int | None, parallel: int, draft: int) -> Iterator[str]:
+    """The address of `ggraph serve` in a process of its own."""
+    command = [
+        sys.executable, "-m", __package__.split(".")[0], "serve", "-m", str(model), "--port", "0",
+        "--json", "--parallel", str(parallel), "--queue", "256", "--draft-max", str(draft),
+    ]  # fmt: skip
+    if threads is not None:
+        command += ["-t", str(threads)]
+    with _process(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None, "the server has no output"
+        line = process.stdout.readline()
+        if not line:
+            raise InputError("ggraph serve did not start")
+        url = json.loads(line)["url"]
+        _await(urlsplit(url).port or 0, "plans_to_make", "ggraph serve")
+        yield url
+
+
+@contextmanager
+def peer_server(
+    binary: str, model: Path, threads: int, parallel: int, context: int
+) -> Iterator[str]:
+    """The address of llama.cpp's server on the same file, with as many slots."""
+    port = 18080
+    command = [
+        binary, "-m", str(model), "-t", str(threads), "-np", str(parallel), "-c",
+        str(context * parallel), "--port", str(port), "--host", "127.0.0.1",
+    ]  # fmt: skip
+    with _process(command, stdout=subprocess.DEVNULL):
+        _await(port, "", binary)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def _process(command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
+    try:
+        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _await(port: int, left: str, name: str) -> None:
+    """Until a server is well, and has nothing `left` to do."""
+    until = time.monotonic() + START_SECONDS
+    while not _well(port, left):
+        if time.monotonic() > until:
+            raise InputError(f"{name} did not start")
+        time.sleep(0.2)
+
+
+def _well(port: int, left: str) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/health")
+        reply = connection.getresponse()
+        return reply.status == 200 and not json.loads(reply.read()).get(left)
+    except (OSError, ValueError):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,162 @@
+"""`ggraph chat`: a conversation in the terminal."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ggraph import InputError
+from ggraph.text.prompt import prompt_ids
+
+from ..run.generation import Drafting, Generation
+from ..run.load import Loaded
+from ..run.text import argument, utf8
+from .common import COMPILING, ModelOptions, model_path, notes
+from .draft import DraftFlags, speculation_line
+from .flat import flat
+from .generate import NPredict, SamplerFlags
+from .interrupt import answering
+
+HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
+an answer"
+EXAMPLES = """Examples:
+
+  ggraph chat
+
+  ggraph chat -m qwen3.gguf --system "Answer in one sentence." --draft suffix
+"""
+
+
+@dataclass
+class Talk:
+    """A conversation with a model. `system` stands before everything that is said."""
+
+    m: Loaded
+    sampler: SamplerFlags
+    drafting: Drafting | None
+    limit: int
+    system: str | None
+    console: Console
+    messages: list[dict[str, str]] = field(default_factory=list)
+    last: Generation | None = None
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        self.last = None
+
+    def say(self, text: str) -> None:
+        """Have the model answer, as it comes; what a Ctrl-C leaves of it counts as said."""
+        self.messages.append({"role": "user", "content": text})
+        ids = prompt_ids(self.m.tokenizer, self.messages)
+        self.last = Generation(self.m, ids, self.sampler.config, self.limit)
+        said: list[str] = []
+        with answering() as state:
+            try:
+                self.m.engine.room(ids)
+                self.m.runner.prepare(len(ids))
+                COMPILING.mute()
+                for piece, drafted in _pieces(self.last, self.drafting):
+                    said.append(piece)
+                    self.console.print(Text(piece, "green" if drafted else ""), end="")
+                    self.console.file.flush()
+                state.done()
+            except KeyboardInterrupt:
+                self.console.print(" [dim](stopped)[/dim]", end="")
+            except InputError:
+                self.messages.pop()
+                raise
+        self.console.print()
+        self.messages.append({"role": "assistant", "content": "".join(said)})
+
+    def figures(self) -> str:
+        """How long the last answer took, and what drafts brought."""
+        if self.last is None:
+            return "nothing was said yet"
+        s, drafts = self.last.statistics, self.last.speculation
+        return (
+            f"prompt {s.prompt_tokens} tokens at {s.prompt_per_second:.0f}/s · answer "
+            f"{s.new_tokens} tokens at {s.decode_per_second:.1f}/s"
+            + (f"\n{speculation_line(drafts)}" if drafts is not None else "")
+        )
+
+
+def _pieces(run: Generation, drafting: Drafting | None) -> Iterator[tuple[str, bool]]:
+    """The answer's pieces, and whether each was drafted: then one more came in the same round."""
+    held, round_ = "", 0
+    for piece in run.run(drafting):
+        now = run.rounds[-1] if run.rounds else 0
+        if held:
+            yield held, now == round_ > 0
+        held, round_ = piece, now
+    if held:
+        yield held, False
+
+
+@flat
+def chat(
+    on: ModelOptions,
+    sampler: SamplerFlags,
+    drafts: DraftFlags,
+    n_predict: NPredict = -1,
+    system: Annotated[
+        str | None, typer.Option("--system", "-sys", help="System message of the chat.")
+    ] = None,
+) -> None:
+    """Talk to a model; drafted tokens that were kept are green. A line that begins with / is a
+    command: /reset, /stats, /quit."""
+    system = None if system is None else argument(system, "--system")
+    path = model_path(on.model)
+    head = drafts.head_of(path)
+    drafting = drafts.drafting(head, True)
+    console = Console(highlight=False, soft_wrap=True)
+    with closing(on.load(path, head, drafts.device_draft)) as m:
+        talk = Talk(m, sampler, drafting, n_predict, system, console)
+        if sys.stdin is not None and sys.stdin.isatty():
+            notes().print(f"[dim]{m.model.name} · {HELP}[/dim]", soft_wrap=True)
+        for line in _lines(console):
+            if line == "/quit":
+                return
+            _answered(talk, line)
+
+
+chat.__doc__ = f"{chat.__doc__}\n\n{EXAMPLES}"
+
+
+def _answered(talk: Talk, line: str) -> None:
+    """Obey a command, or have the model answer; a refusal is one line, and the talk goes on."""
+    if line == "/reset":
+        talk.reset()
+    elif line == "/stats":
+        notes().print(f"[dim]{talk.figures()}[/dim]", soft_wrap=True)
+    elif line.startswith("/"):
+        notes().print(f"[dim]{HELP}[/dim]", soft_wrap=True)
+    elif line:
+        try:
+            talk.say(line)
+        except InputError as error:
+            notes().print(f"ggraph: {error}", markup=False, soft_wrap=True)
+
+
+def _lines(console: Console) -> Iterator[str]:
+    """What the user says, until the end of the input; a Ctrl-C at the prompt ends it too."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
+    if not sys.stdin.isatty():
+        for raw in sys.stdin.buffer:
+            yield utf8(raw, "standard input").strip()
+        return
+    while True:
+        try:
+            yield console.input("[bold]> [/bold]").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return

@@ -1,0 +1,142 @@
+"""GLM-4.7-Flash: latent attention, experts chosen by sigmoids, and one feed-forward for every row.
+
+Its GGUF files have the architecture of DeepSeek's models, which differ in how they choose experts.
+Sources: DeepSeek-V3 (arXiv 2412.19437); transformers `modeling_glm4_moe_lite`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import Graph, ModelError, Tensor, dtypes, ops
+from ggraph.formats.checkpoint import RawTensor
+
+from . import blocks, latent
+from .architecture import Architecture, Tensors, changed
+from .blocks import Step
+from .config import DecoderConfig, Keys
+from .latent import Latent
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a checkpoint with latent attention."""
+    x = blocks.embed(s)  # [T, E]
+    for i in range(s.config.num_hidden_layers):
+        blocks.tap(s, x, i)
+        x = layer(s, x, i)
+    return blocks.head(s, x)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    c = s.config
+    h = x + latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
+    if i < c.first_k_dense_replace:
+        return blocks.fed_forward(s, h, i)
+    normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")
+    shared = blocks.gated(s, normed, i, ops.swiglu, c.shared_intermediate_size, "_shexp")
+    return h + (blocks.experts(s, normed, i) + shared)
+
+
+def sizes_of(c: DecoderConfig) -> Latent:
+    """The sizes of the latent attention; `head_dim` is that of a query, plain part and rotated."""
+    rotated = c.rope.n_rot
+    if min(c.kv_lora_rank, c.v_head_dim, c.head_dim - rotated) < 1:
+        raise ModelError(
+            f"{c.architecture}: latent attention of rank {c.kv_lora_rank}, heads of {c.head_dim} "
+            f"({rotated} rotated), values of {c.v_head_dim}"
+        )
+    scale = c.attention_multiplier or c.head_dim**-0.5
+    plain = c.head_dim - rotated
+    return Latent(c.q_lora_rank, c.kv_lora_rank, plain, rotated, c.v_head_dim, scale)
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sizes under their usual names. ModelError for choosing experts by groups."""
+    k = Keys(values, "config.json")
+    if k.integer("n_group", 1) != 1 or k.get("rope_interleave", True) is False:
+        raise ModelError(f"config.json: n_group {k.get('n_group')}, rope_interleave "
+                         f"{k.get('rope_interleave')}: only 1 and true are known")  # fmt: skip
+    rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
+    width = max(rotated + plain, 1)
+    told = k.mapping("rope_parameters") or k.mapping("rope_scaling")
+    rope = {**told, "partial_rotary_factor": rotated / width}
+    return {
+        **values, "head_dim": width, "rope_parameters": rope,
+        "num_key_value_heads": values.get("num_attention_heads"),
+        "attention_multiplier": latent.scale_of(k, width),
+        "shared_expert_intermediate_size":
+            k.integer("n_shared_experts", 1) * k.integer("moe_intermediate_size"),
+    }  # fmt: skip
+
+
+def complete(c: DecoderConfig) -> DecoderConfig:
+    """What GGUF files say otherwise: every head has keys of its own, neighbours are rotated."""
+    if c.rope.ext_factor and not c.attention_multiplier:
+        raise ModelError(f"{c.architecture}: YaRN with latent attention in a GGUF file")
+    return replace(
+        c,
+        num_key_value_heads=c.num_attention_heads,
+        rope=replace(c.rope, mode="normal"),
+        shared_intermediate_size=c.shared_intermediate_size or c.moe_intermediate_size,
+    )
+
+
+def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """What keys and values grow by as one matrix, and only experts chosen by sigmoids."""
+    found = {n: t for n, t in tensors.items() if ".attn_k_b." not in n and ".attn_v_b." not in n}
+    for i in range(c.num_hidden_layers + c.num_nextn_predict_layers):
+        if i >= c.first_k_dense_replace and f"blk.{i}.exp_probs_b.bias" not in tensors:
+            raise ModelError(f"{c.architecture}: layer {i} has no exp_probs_b; experts chosen by "
+                             "soft_max chances are not known here")  # fmt: skip
+        k, v = (tensors.get(f"blk.{i}.attn_{p}_b.weight") for p in "kv")
+        if k is not None and v is not None:
+            both = np.concatenate([k.float32().swapaxes(1, 2), v.float32()], axis=1)
+            name, half = f"blk.{i}.attn_kv_b.weight", both.reshape(-1, both.shape[2])
+            found[name] = RawTensor(name, dtypes.F16, half.shape, half.astype(np.float16))
+    return found
+
+
+def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """That matrix as GGUF files hold it: one for keys, the other way round, and one for values."""
+    found: Tensors = {}
+    for name, t in tensors.items():
+        if not name.endswith(".attn_kv_b.weight"):
+            found[name] = t
+            continue
+        heads = t.data.reshape(c.num_attention_heads, -1, t.shape[1])
+        plain = c.head_dim - c.rope.n_rot
+        parts = {"attn_k_b": heads[:, :plain].swapaxes(1, 2), "attn_v_b": heads[:, plain:]}
+        for role, data in parts.items():
+            title = name.replace("attn_kv_b", role)
+            found[title] = replace(changed(t, data), name=title)
+    return found
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen."""
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": c.kv_lora_rank + c.rope.n_rot,
+        "attention.value_length": c.kv_lora_rank,
+        "attention.key_length_mla": c.head_dim,
+        "attention.scale": None,
+        "expert_shared_feed_forward_length": None,
+        "expert_shared_count": c.shared_intermediate_size // max(c.moe_intermediate_size, 1),
+        "expert_gating_func": 2,
+        "expert_weights_norm": c.norm_topk_prob,
+        "leading_dense_block_count": c.first_k_dense_replace,
+    }
+
+
+DEEPSEEK2 = Architecture(
+    "deepseek2", build, ("Glm4MoeLiteForCausalLM",), "normal",
+    layer_names={
+        **latent.NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+        **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+    },
+    translate=translate, complete=complete, load=load, store=store, keys=keys,
+    layer=layer,
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""Gemma 4: Gemma 3's layers with an input of their own for each token, normed values, and layers at
+the end that read the keys and values of earlier ones. Full layers have larger heads.
+
+Legend: T rows, L layers, P width of a layer's own input. Source: transformers `modeling_gemma4`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import Graph, ModelError, Tensor, ops
+
+from . import blocks, gemma2
+from .architecture import Architecture, Tensors, changed
+from .blocks import Step
+from .config import DecoderConfig, Keys
+
+Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a Gemma 4 text model."""
+    x, seen = blocks.embed(s), Seen()  # [T, E]
+    own = layer_inputs(s, x) if s.config.hidden_size_per_layer_input else None
+    for i in range(s.config.num_hidden_layers):
+        blocks.tap(s, x, i)
+        mixed = attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, seen)
+        h = x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
+        x = gemma2.second_half(s, h, i)
+        x = x if own is None else x + fed_own(s, x, own, i)
+        if s.has(f"blk.{i}.layer_output_scale.weight"):
+            x = ops.mul(x, s.w(f"blk.{i}.layer_output_scale.weight", s.config.hidden_size))
+    return blocks.head(s, x)
+
+
+def layer_inputs(s: Step, x: Tensor) -> Tensor:
+    """What each layer gets of a token beside the stream: [T, L*P]."""
+    c, rows = s.config, x.shape[0]
+    p, n = c.hidden_size_per_layer_input, c.num_hidden_layers
+    table = s.w("per_layer_token_embd.weight", c.vocab_size, n * p)
+    told = ops.get_rows(table, s.tokens) * math.sqrt(p)
+    made = blocks.linear(s, x, "per_layer_model_proj", n * p) * c.hidden_size**-0.5
+    made = blocks.norm(s, made.reshape(rows, n, p), "per_layer_proj_norm")
+    return (made.reshape(rows, n * p) + told) * math.sqrt(0.5)
+
+
+def fed_own(s: Step, x: Tensor, own: Tensor, i: int) -> Tensor:
+    """What layer i makes of its own input, as far as the stream lets it: [T, E]."""
+    p, blk = s.config.hidden_size_per_layer_input, f"blk.{i}"
+    part = ops.cont(ops.columns(own, i * p, p))
+    opened = ops.geglu(blocks.linear(s, x, f"{blk}.inp_gate", p), part)
+    return blocks.norm(s, blocks.linear(s, opened, f"{blk}.proj", x.shape[1]), f"{blk}.post_norm")
+
+
+def attention(s: Step, x: Tensor, i: int, seen: Seen) -> Tensor:
+    """Self-attention of layer i over its own cache, or over that of an earlier layer: [T, E]."""
+    c = s.config
+    q = blocks.turned(s, blocks.heads(s, x, i, "q", c.num_attention_heads, "head"), i, "q")
+    source = made_by(c, i)
+    if source == i:
+        kv = c.num_key_value_heads
+        k = blocks.turned(s, blocks.heads(s, x, i, "k", kv, "head"), i, "k")
+        v = ops.rms_norm(blocks.heads(s, x, i, "v", kv), eps=c.rms_norm_eps)
+        seen[i] = blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
+    mixed = blocks.attend(s, q, seen[source], blocks.mask_of(s, i), i)
+    return blocks.linear(s, mixed, f"blk.{i}.attn_output", c.hidden_size)
+
+
+def made_by(c: DecoderConfig, i: int) -> int:
+    """The layer whose keys and values layer i reads: itself, or the last one of its kind that has
+    some. ModelError where there is none."""
+    own = c.num_hidden_layers - c.num_kv_shared_layers
+    if i < own:
+        return i
+    alike = [j for j in range(own) if c.slides(j) == c.slides(i)]
+    if not alike:
+        raise ModelError(f"gemma4: layer {i} shares keys and values, but none before {own} has any")
+    return alike[-1]
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sizes of both kinds of layers under usual names. ModelError for what is not known here."""
+    for key in ("attention_k_eq_v", "enable_moe_block"):
+        if values.get(key):
+            raise ModelError(f"gemma4: {key} is not known here")
+    each = Keys(values, "config.json").mapping("per_layer_config")
+    told = [v for v in each.values() if isinstance(v, Mapping)]
+    if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):
+        raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim is known here")
+    small = values.get("head_dim")
+    wide = values.get("global_head_dim") or next((v.get("head_dim", small) for v in told), small)
+    return {**values, "head_dim": wide, "window_head_dim": small}
+
+
+def complete(c: DecoderConfig) -> DecoderConfig:
+    """What no file says: the embedding's factor, scores as they are."""
+    return replace(c, embedding_multiplier=math.sqrt(c.hidden_size), attention_multiplier=1.0)
+
+
+def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """A layer's factor for each number of a row."""
+    ends = "layer_output_scale.weight"
+    return {
+        n: changed(t.widened(), np.full(c.hidden_size, t.float32()[0], np.float32))
+        if n.endswith(ends)
+        else t
+        for n, t in tensors.items()
+    }
+
+
+def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """One number again."""
+    ends = "layer_output_scale.weight"
+    return {n: changed(t, t.data[:1]) if n.endswith(ends) else t for n, t in tensors.items()}
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """Which layers slide, in any case; widths where they differ."""
+    own, f = c.num_hidden_layers - c.num_kv_shared_layers, c.intermediate_size
+    wide = [f if i < own else 2 * f for i in range(c.num_hidden_layers)]
+    small = c.window_head_dim or c.head_dim
+    return {
+        **gemma2.keys(c),
+        "attention.sliding_window_pattern": np.array(c.windowed_layers, np.bool_),
+        "attention.key_length_swa": small,
+        "attention.value_length_swa": small,
+        "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
+        **({"feed_forward_length": wide} if c.use_double_wide_mlp else {}),
+    }
+
+
+NAMES = {
+    **gemma2.NAMES, "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm", "layer_scalar": "layer_output_scale.weight",
+}  # fmt: skip
+TOPS = {
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+}
+GEMMA4 = Architecture(
+    "gemma4", build, ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), layer_names=NAMES,
+    top_names={f"model.{a}.weight": f"{b}.weight" for a, b in TOPS.items()},
+    translate=translate, complete=complete, load=load, store=store, keys=keys,
+)  # fmt: skip

@@ -1,0 +1,212 @@
+"""Hyperparameters in the keys of a GGUF file, both ways.
+
+Keys are those of llama.cpp. Sources: the GGUF specification, the `gguf` package's constants.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import ModelError
+
+from .config import SCALARS, DecoderConfig, Keys, Rope, scalar
+
+
+def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) -> DecoderConfig:
+    """The `{architecture}.*` keys of a GGUF file."""
+    k = Keys(metadata, "GGUF metadata", architecture + ".")
+    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
+    head_dim = _head_dim(k, hidden // max(heads, 1))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    context, layers = k.integer("context_length", 2048), k.integer("block_count")
+    layers -= k.integer("nextn_predict_layers", 0)
+    kv = per_layer(k, "attention.head_count_kv", heads)
+    if len(set(kv) - {0}) > 1:
+        raise ModelError(f"GGUF metadata: attention.head_count_kv differs from layer to layer {kv}")
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        norm_topk_prob=k.flag("expert_weights_norm", True),
+        num_key_value_heads=max(kv),
+        head_dim=head_dim,
+        rms_norm_eps=_epsilon(k),
+        vocab_size=k.integer("vocab_size", len(tokens) if tokens is not None else None),
+        max_position_embeddings=context,
+        rope=rope_from_gguf(k, rope_mode, head_dim, context),
+        **_window_from_gguf(k, rope_mode, head_dim, layers),
+        **_widths(k),
+        **_recurrent(k, layers, kv),
+        **_scalars(k),
+    )
+
+
+def _scalars(k: Keys) -> dict[str, Any]:
+    return {s.name: scalar(k, s, s.gguf) for s in SCALARS if k.has(s.gguf)}
+
+
+def per_layer(k: Keys, key: str, default: int | None = None) -> list[int]:
+    """The value of each layer, or a list of the one for all."""
+    value = k.get(key)
+    if isinstance(value, (np.ndarray, list, tuple)):
+        found: list[int] = np.asarray(value).tolist()
+        if not found or not all(isinstance(v, int) for v in found):
+            raise ModelError(f"GGUF metadata: {key} = {found!r:.60} are not integers")
+        return found
+    return [k.integer(key, default)]
+
+
+def _head_dim(k: Keys, default: int) -> int:
+    if k.has("attention.key_length_mla"):
+        return k.integer("attention.key_length_mla")
+    head_dim = k.integer("attention.key_length", default)
+    if k.has("attention.value_length") and k.integer("attention.value_length") != head_dim:
+        raise ModelError("GGUF metadata: attention.value_length differs from key_length")
+    return head_dim
+
+
+def _widths(k: Keys) -> dict[str, Any]:
+    """The width of the feed-forwards; at the end they may be twice as wide."""
+    found = per_layer(k, "feed_forward_length", 0 if k.has("expert_count") else None)
+    if len(set(found)) > 1 and set(found) != {found[0], 2 * found[0]}:
+        raise ModelError(f"GGUF metadata: feed_forward_length differs from layer to layer {found}")
+    return {"intermediate_size": found[0], "use_double_wide_mlp": len(set(found)) > 1}
+
+
+def _epsilon(k: Keys) -> float:
+    plain = k.real("attention.layer_norm_epsilon", 1e-5)
+    return k.real("attention.layer_norm_rms_epsilon", plain)
+
+
+def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[str, Any]:
+    """The sliding layers: which, how far they see, what else is theirs. A window of 0 is none."""
+    window = k.integer("attention.sliding_window", 0)
+    if not window:
+        return {}
+    found: dict[str, Any] = {"sliding_window": window}
+    pattern = k.get("attention.sliding_window_pattern")
+    if isinstance(pattern, (np.ndarray, list, tuple)):
+        if len(pattern) != layers:
+            raise ModelError(f"GGUF metadata: {len(pattern)} sliding layers told of {layers}")
+        found["windowed_layers"] = tuple(bool(p) for p in pattern)
+    elif pattern is not None:
+        found["windowed_layers"] = every(k.integer("attention.sliding_window_pattern"), layers)
+    own = k.integer("attention.key_length_swa", head_dim)
+    if own != head_dim:
+        found["window_head_dim"] = own
+    if k.has("rope.freq_base_swa"):
+        turned = k.integer("rope.dimension_count_swa", own)
+        found["window_rope"] = Rope(mode, turned, k.real("rope.freq_base_swa"), factors="")
+    return found
+
+
+def every(period: int, layers: int) -> tuple[bool, ...]:
+    """All layers but each `period`-th; none where the period is 0 or 1."""
+    return tuple(period > 1 and i % period < period - 1 for i in range(layers))
+
+
+def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
+    """Layers with a state: those without key-value heads, or told of by their number."""
+    if 0 in kv:
+        if len(kv) != layers:
+            raise ModelError(f"GGUF metadata: {len(kv)} values of head_count_kv, {layers} layers")
+        return {"recurrent_layers": tuple(n == 0 for n in kv)}
+    told = k.get("attention.recurrent_layers")
+    if told is not None:
+        flags = [bool(v) for v in np.asarray(told).reshape(-1).tolist()]
+        if len(flags) < layers:
+            raise ModelError(f"GGUF metadata: {len(flags)} recurrent layers told of {layers}")
+        return {"recurrent_layers": tuple(flags[:layers])}
+    if k.has("full_attention_interval"):
+        return {"recurrent_layers": every(k.integer("full_attention_interval"), layers)}
+    return {}
+
+
+def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
+    """The `rope.*` keys of a GGUF file. ModelError for a scaling that we do not know."""
+    rope = Rope(
+        mode, k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 10000.0)
+    )
+    kind = str(k.get("rope.scaling.type", "none"))
+    if kind == "none" or not k.has("rope.scaling.factor"):
+        return rope
+    factor = k.real("rope.scaling.factor")
+    if factor <= 0:
+        raise ModelError(f"GGUF metadata: rope.scaling.factor = {factor}")
+    scale = 1 / factor
+    if kind == "linear":
+        return replace(rope, freq_scale=scale)
+    if kind == "yarn":
+        trained = k.integer("rope.scaling.original_context_length", context)
+        return replace(
+            rope,
+            freq_scale=scale,
+            ext_factor=1.0,
+            attn_factor=k.real("rope.scaling.attn_factor", 1.0),
+            beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
+            n_ctx_orig=trained,
+            truncate=k.get("rope.scaling.yarn_truncate"),
+        )
+    raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: none, linear, yarn")
+
+
+def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
+    """The keys that say what the config does, for files of `architecture`."""
+    a, rope = architecture, c.rope
+    keys: dict[str, Any] = {
+        "general.architecture": a,
+        "general.alignment": 32,
+        f"{a}.block_count": c.num_hidden_layers + c.num_nextn_predict_layers,
+        f"{a}.context_length": c.max_position_embeddings,
+        f"{a}.embedding_length": c.hidden_size,
+        f"{a}.feed_forward_length": c.intermediate_size,
+        f"{a}.attention.head_count": c.num_attention_heads,
+        f"{a}.attention.head_count_kv": c.num_key_value_heads,
+        f"{a}.attention.key_length": c.head_dim,
+        f"{a}.attention.value_length": c.head_dim,
+        f"{a}.attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
+        f"{a}.rope.dimension_count": rope.n_rot,
+        f"{a}.rope.freq_base": float(rope.freq_base),
+        f"{a}.vocab_size": c.vocab_size,
+        **{f"{a}.{key}": value for key, value in _rope_keys(rope).items()},
+        **{f"{a}.{key}": value for key, value in _window_keys(c).items()},
+    }
+    for s in SCALARS:
+        value = getattr(c, s.name)
+        if value != DecoderConfig.__dataclass_fields__[s.name].default:
+            keys[f"{a}.{s.gguf}"] = value
+    return keys
+
+
+def _rope_keys(rope: Rope) -> dict[str, Any]:
+    if rope.freq_scale == 1.0:
+        return {}
+    found: dict[str, Any] = {"rope.scaling.type": "yarn" if rope.ext_factor else "linear"}
+    found["rope.scaling.factor"] = 1.0 / rope.freq_scale
+    if rope.ext_factor:
+        found["rope.scaling.original_context_length"] = rope.n_ctx_orig
+        found["rope.scaling.attn_factor"] = float(rope.attn_factor)
+        found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+        found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+        if rope.truncate is False:
+            found["rope.scaling.yarn_truncate"] = False
+    return found
+
+
+def _window_keys(c: DecoderConfig) -> dict[str, Any]:
+    if c.sliding_window is None:
+        return {}
+    found: dict[str, Any] = {"attention.sliding_window": c.sliding_window}
+    if c.windowed_layers and not all(c.windowed_layers):
+        found["attention.sliding_window_pattern"] = np.array(c.windowed_layers, np.bool_)
+    if c.window_head_dim:
+        found["attention.key_length_swa"] = c.window_head_dim
+        found["attention.value_length_swa"] = c.window_head_dim
+    if c.window_rope is not None:
+        found["rope.freq_base_swa"] = float(c.window_rope.freq_base)
+        found["rope.dimension_count_swa"] = c.window_rope.n_rot
+    return found

@@ -1,0 +1,190 @@
+"""Hyperparameters from a Hugging Face config.json.
+
+Both config forms of transformers are read: the older `rope_theta` + `rope_scaling` and the newer
+`rope_parameters`, with one set for all layers or one for each kind of layer.
+Sources: transformers `modeling_rope_utils` and the models' own configs.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import ModelError
+
+from .config import SCALARS, DecoderConfig, Keys, Rope, scalar
+
+RECURRENT = ("linear_attention", "conv")  # layer types that have a state
+
+
+def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
+    """A config.json whose keys have their usual names."""
+    k = Keys(values, "config.json")
+    heads = k.integer("num_attention_heads")
+    hidden = k.integer("hidden_size")
+    head_dim = k.integer("head_dim", hidden // max(heads, 1))
+    layers = k.integer("num_hidden_layers")
+    return DecoderConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=k.integer("intermediate_size", 0 if _experts(k) else None),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=k.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rms_norm_eps=k.real("rms_norm_eps", 1e-6),
+        vocab_size=k.integer("vocab_size"),
+        max_position_embeddings=k.integer("max_position_embeddings", 2048),
+        rope=rope_from_hf(k, head_dim),
+        **_layers_from_hf(k, layers, head_dim),
+        use_double_wide_mlp=k.flag("use_double_wide_mlp"),
+        **_scalars_from_hf(k),
+    )
+
+
+def _scalars_from_hf(k: Keys) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for s in SCALARS:
+        name = next((n for n in s.hf if k.has(n)), None)
+        if name is not None:
+            found[s.name] = scalar(k, s, name)
+    if _experts(k):
+        found["norm_topk_prob"] = bool(k.get("norm_topk_prob", False))
+    return found
+
+
+def _experts(k: Keys) -> bool:
+    if not any(k.has(n) for n in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return False
+    if k.get("mlp_only_layers") or k.integer("decoder_sparse_step", 1) != 1:
+        raise ModelError("config.json: layers without experts among layers with experts")
+    return True
+
+
+def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
+    """What differs from layer to layer."""
+    types = k.get("layer_types") or ()
+    if not isinstance(types, (list, tuple)) or (types and len(types) != layers):
+        raise ModelError(f"config.json: layer_types {types!r:.60} for {layers} layers")
+    found: dict[str, Any] = {}
+    if any(t in RECURRENT for t in types):
+        found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
+    if k.has("sliding_window") and k.get("use_sliding_window", True) is not False:
+        found["sliding_window"] = k.integer("sliding_window")
+        found["windowed_layers"] = tuple(t == "sliding_attention" for t in types)
+        own = k.integer("window_head_dim", head_dim)
+        if own != head_dim:
+            found["window_head_dim"] = own
+        local = _local_rope(k, own)
+        if local is not None:
+            found["window_rope"] = local
+    return found
+
+
+def _local_rope(k: Keys, head_dim: int) -> Rope | None:
+    """The rope of sliding layers, where it is another one."""
+    values = k.get("rope_parameters")
+    if isinstance(values, Mapping) and isinstance(values.get("sliding_attention"), Mapping):
+        own = Keys({"rope_parameters": values["sliding_attention"]}, "config.json")
+        return replace(rope_from_hf(own, head_dim), factors="")
+    if k.has("rope_local_base_freq"):
+        return Rope("neox", head_dim, k.real("rope_local_base_freq"), factors="")
+    return None
+
+
+def scaling_of(k: Keys) -> Keys:
+    """The scaling of a config's rope: `rope_parameters`, or the older `rope_scaling`. Of several,
+    that of layers which see everything."""
+    values = k.get("rope_parameters") or k.get("rope_scaling") or {}
+    if isinstance(values, Mapping) and isinstance(values.get("full_attention"), Mapping):
+        values = values["full_attention"]
+    if not isinstance(values, Mapping):
+        raise ModelError(f"config.json: rope scaling {values!r} is no mapping")
+    return Keys(values, "config.json rope")
+
+
+def rope_from_hf(k: Keys, head_dim: int) -> Rope:
+    """`rope_parameters`, or `rope_theta` with `rope_scaling`."""
+    s = scaling_of(k)
+    base = s.real("rope_theta", k.real("rope_theta", 10000.0))
+    kind = s.get("rope_type") or s.get("type") or "default"
+    share = s.real("partial_rotary_factor", k.real("partial_rotary_factor", 1.0))
+    if not 0 < share <= 1:
+        raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")
+    if kind == "proportional":
+        return _proportional(Rope("neox", head_dim, base), share)
+    rope = Rope("neox", int(head_dim * share + 1e-9), base)
+    trained = s.integer(
+        "original_max_position_embeddings", k.integer("max_position_embeddings", 2048)
+    )
+    if kind == "default":
+        return rope
+    if kind == "linear":
+        if s.real("factor") < 1:
+            raise ModelError(f"config.json rope: linear factor {s.real('factor')}")
+        return replace(rope, freq_scale=1 / s.real("factor"))
+    if kind == "llama3":
+        return replace(rope, freq_factors=llama3_factors(rope, s, trained))
+    if kind in ("yarn", "deepseek_yarn"):
+        return _yarn(rope, s, trained)
+    raise ModelError(
+        f"config.json: rope type {kind!r}; known: default, linear, llama3, proportional, yarn"
+    )
+
+
+UNTURNED = 1e30  # divides a frequency so that its pair never turns, as llama.cpp's files have it
+
+
+def _proportional(rope: Rope, share: float) -> Rope:
+    """The first share of the pairs turns, as if all did; the others stay as they are."""
+    pairs = rope.n_rot // 2
+    turned = int(rope.n_rot * share / 2)
+    factors = (1.0,) * turned + (UNTURNED,) * (pairs - turned)
+    return replace(rope, freq_factors=factors)
+
+
+def _yarn(rope: Rope, s: Keys, trained: int) -> Rope:
+    """YaRN. ggml's rope multiplies by 1 + ln(factor) / 10 itself, so that is divided out here."""
+    factor = s.real("factor")
+    if factor < 1:
+        raise ModelError(f"config.json rope: yarn factor {factor}")
+    wanted = implied = yarn_magnitude(factor, 1.0)
+    once, all_dims = s.real("mscale", 0.0), s.real("mscale_all_dim", 0.0)
+    if once and all_dims:
+        wanted = yarn_magnitude(factor, once) / yarn_magnitude(factor, all_dims)
+    if s.has("attention_factor"):
+        wanted = s.real("attention_factor")
+    return replace(
+        rope,
+        freq_scale=1 / factor,
+        ext_factor=1.0,
+        attn_factor=wanted / implied,
+        beta_fast=s.real("beta_fast", 32.0),
+        beta_slow=s.real("beta_slow", 1.0),
+        n_ctx_orig=trained,
+        truncate=s.flag("truncate", True),
+    )
+
+
+def yarn_magnitude(factor: float, mscale: float) -> float:
+    """YaRN's correction of the attention's magnitude for positions stretched by `factor` >= 1.
+
+    Source: Peng et al. 2023 (arXiv 2309.00071), equation 22; transformers' `get_mscale`.
+    """
+    return 1.0 + 0.1 * mscale * math.log(factor)
+
+
+def llama3_factors(rope: Rope, s: Keys, trained: int) -> tuple[float, ...]:
+    """Divisors of the frequencies: long waves by `factor`, short ones by 1, smooth in between.
+
+    Source: the Llama 3.1 release, `apply_scaling`; transformers' `_compute_llama3_parameters`.
+    """
+    factor, low, high = s.real("factor"), s.real("low_freq_factor"), s.real("high_freq_factor")
+    if high <= low or factor < 1:
+        raise ModelError(f"config.json rope: llama3 factors {factor}, {low}, {high}")
+    exponent = np.arange(0, rope.n_rot, 2, dtype=np.float64) / rope.n_rot
+    wavelength = 2 * np.pi * rope.freq_base**exponent
+    smooth = np.clip((trained / wavelength - low) / (high - low), 0.0, 1.0)
+    return tuple(float(f) for f in 1.0 / ((1.0 - smooth) / factor + smooth))

@@ -1,0 +1,94 @@
+"""LFM2: short convolutions between two gates in most layers, attention in the others.
+
+Source: Liquid AI 2025 (arXiv 2511.23404); transformers `modeling_lfm2`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ggraph import Graph, Tensor, dtypes, ops
+
+from . import blocks
+from .architecture import Architecture, Tensors, changed
+from .blocks import Step
+from .config import DecoderConfig, Keys
+from .recurrent import convolved
+
+
+def build(s: Step) -> Graph:
+    """The step graph of an LFM2 checkpoint."""
+    x = blocks.embed(s)  # [T, E]
+    for i in range(s.config.num_hidden_layers):
+        blocks.tap(s, x, i)
+        if s.config.remembers(i):
+            h = x + _convolution(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+        else:
+            h = blocks.attended(s, x, i, qk_norm="head")
+        x = blocks.fed_forward(s, h, i)
+    return blocks.head(s, x)
+
+
+def _convolution(s: Step, x: Tensor, i: int) -> Tensor:
+    """out(c * conv(b * v)), where b, c, v = in(x): [T, E] -> [T, E]."""
+    e, name = s.config.hidden_size, f"blk.{i}.shortconv"
+    three = blocks.linear(s, x, f"{name}.in_proj", 3 * e)  # [T, 3E]
+    b, c, v = (ops.cont(ops.columns(three, j * e, e)) for j in range(3))
+    w = s.w(f"{name}.conv.weight", s.config.conv_l_cache, e)
+    return blocks.linear(s, c * convolved(s, b * v, i, w), f"{name}.out_proj", e)
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keys under their usual names; older configs tell the feed-forward's width before it is cut
+    by a third and rounded up."""
+    wide = values.get("block_ff_dim") or values.get("intermediate_size")
+    if values.get("block_auto_adjust_ff_dim") and isinstance(wide, int):
+        k = Keys(values, "config.json")
+        unit = max(k.integer("block_multiple_of", 256), 1)
+        cut = int(k.real("block_ffn_dim_multiplier", 1.0) * int(2 * wide / 3))
+        wide = -(-cut // unit) * unit
+    kinds = values.get("layer_types")
+    attending, layers = values.get("full_attn_idxs"), values.get("num_hidden_layers")
+    if not kinds and isinstance(attending, list) and isinstance(layers, int):
+        kinds = ["full_attention" if i in attending else "conv" for i in range(layers)]
+    epsilon = values.get("norm_eps", values.get("block_norm_eps", 1e-5))
+    return {**values, "intermediate_size": wide, "rms_norm_eps": epsilon, "layer_types": kinds}
+
+
+FINAL = "output_norm.weight", "token_embd_norm.weight"  # the last norm's name, and in its files
+
+
+def load(tensors: Tensors, c: DecoderConfig, names: tuple[str, str] = FINAL) -> Tensors:
+    """Convolutions with a row per channel as rows of channels, in float32."""
+    inside, outside = names
+    found = {inside if n == outside else n: t for n, t in tensors.items()}
+    return {n: kernel(t) if n.endswith(".conv.weight") else t for n, t in found.items()}
+
+
+def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """The other way."""
+    return load(tensors, c, FINAL[::-1])
+
+
+def kernel(t: Any) -> Any:
+    """A convolution's weights [C, K], of Hugging Face [C, 1, K], the other way round."""
+    flat = t.float32().reshape(t.shape[0], t.shape[-1])
+    return changed(type(t)(t.name, dtypes.F32, flat.shape, flat), flat.T)
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """Layers without attention have no key-value heads."""
+    kv = c.num_key_value_heads
+    return {"attention.head_count_kv": [0 if r else kv for r in c.recurrent_layers]}
+
+
+LFM2 = Architecture(
+    "lfm2", build, ("Lfm2ForCausalLM",), translate=translate, load=load, store=store, keys=keys,
+    layer_names={
+        "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+        "conv.conv": "shortconv.conv", "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj", "ffn_norm": "ffn_norm",
+        "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+    },
+    top_names={"model.embedding_norm.weight": "output_norm.weight"},
+)  # fmt: skip

@@ -1,0 +1,15 @@
+"""Phi-3: Llama whose files hold q, k and v in one matrix, and gate and up in another.
+
+Source: Abdin et al. 2024 (arXiv 2404.14219); transformers `modeling_phi3`.
+"""
+
+from .architecture import Architecture
+from .llama import build
+
+PHI3 = Architecture(
+    "phi3",
+    build,
+    ("Phi3ForCausalLM",),
+    layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
+)

@@ -1,0 +1,169 @@
+"""Qwen3.5: gated delta nets in three of four layers, gated attention in the fourth; with experts
+and one feed-forward for every row, or without.
+
+Legend: T rows, H heads of values, G of keys, D numbers per head of either.
+Sources: Yang et al. 2024 (arXiv 2412.06464); transformers `modeling_qwen3_5`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggraph import Array, Graph, Tensor, ops
+
+from . import blocks, gemma2
+from .architecture import Architecture, Tensors, changed
+from .blocks import Step
+from .config import DecoderConfig
+from .lfm2 import kernel
+from .recurrent import convolved, delta_net
+
+
+def build(s: Step) -> Graph:
+    """The step graph of a Qwen3.5 checkpoint."""
+    x = blocks.embed(s)  # [T, E]
+    for i in range(s.config.num_hidden_layers):
+        blocks.tap(s, x, i)
+        x = layer(s, x, i)
+    return blocks.head(s, x)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
+    mixed = linear_attention(s, normed, i) if s.config.remembers(i) else attention(s, normed, i)
+    h = x + mixed
+    return h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
+
+
+def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
+    """SwiGLU; or experts, and one that every row takes as far as its gate opens: [T, E]."""
+    if not s.config.num_experts:
+        return blocks.swiglu(s, x, i)
+    width, blk = s.config.shared_intermediate_size, f"blk.{i}"
+    shared = blocks.gated(s, x, i, ops.swiglu, width, "_shexp")
+    gate = ops.sigmoid(blocks.linear(s, x, f"{blk}.ffn_gate_inp_shexp", 1))  # [T, 1]
+    return blocks.experts(s, x, i) + ops.moe_mix(shared.reshape(-1, 1, x.shape[1]), gate)
+
+
+def attention(s: Step, x: Tensor, i: int) -> Tensor:
+    """Self-attention whose result passes a gate, which stands beside each head of q: [T, E]."""
+    c, blk, rows = s.config, f"blk.{i}", x.shape[0]
+    h, d = c.num_attention_heads, c.head_dim
+    both = blocks.linear(s, x, f"{blk}.attn_q", h * d * 2).reshape(rows, h, 2 * d)
+    q, gate = (ops.cont(ops.columns(both, j * d, d)) for j in range(2))  # [T, H, D]
+    q = blocks.turned(s, blocks.norm(s, q, f"{blk}.attn_q_norm"), i, "q")
+    seen = blocks.remembered(s, x, i, qk_norm="head")
+    mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
+    opened = mixed * ops.sigmoid(gate.reshape(rows, h * d))
+    return blocks.linear(s, opened, f"{blk}.attn_output", c.hidden_size)
+
+
+def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
+    """A gated delta net over convolved q, k and v: [T, E] -> [T, E]."""
+    c, blk, rows = s.config, f"blk.{i}", x.shape[0]
+    g, h, d = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim
+    width = (2 * g + h) * d
+    mixed = blocks.linear(s, x, f"{blk}.attn_qkv", width)
+    w = s.w(f"{blk}.ssm_conv1d.weight", c.linear_conv_kernel_dim, width)
+    mixed = ops.silu(convolved(s, mixed, i, w))
+    q, k = (_unit(ops.columns(mixed, j * g * d, g * d), g, d) for j in range(2))
+    v = ops.cont(ops.columns(mixed, 2 * g * d, h * d))
+    beta = ops.sigmoid(blocks.linear(s, x, f"{blk}.ssm_beta", h))
+    alpha = ops.add(blocks.linear(s, x, f"{blk}.ssm_alpha", h), s.w(f"{blk}.ssm_dt.bias", h))
+    gate = ops.mul(ops.softplus(alpha), s.w(f"{blk}.ssm_a", h))  # [T, H], below 0
+    row = ops.concat([k.reshape(rows, g * d), v, gate, beta], axis=-1)
+    found = delta_net(s, i, q * (1 / math.sqrt(d)), row, h, d)  # [T, H, D]
+    z = blocks.linear(s, x, f"{blk}.attn_gate", h * d)
+    normed = blocks.norm(s, found, f"{blk}.ssm_norm").reshape(rows, h * d)
+    return blocks.linear(s, ops.swiglu(z, normed), f"{blk}.ssm_out", c.hidden_size)
+
+
+def _unit(x: Tensor, g: int, d: int) -> Tensor:
+    """x [T, G*D] as heads of length 1: [T, G, D]."""
+    heads = ops.cont(x).reshape(x.shape[0], g, d)
+    return ops.rms_norm(heads, eps=1e-6 / d) * (1 / math.sqrt(d))
+
+
+def complete(c: DecoderConfig) -> DecoderConfig:
+    """Shares of experts always sum to 1."""
+    return replace(c, norm_topk_prob=True)
+
+
+def sanitize(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Norms grown by 1, decays as what multiplies, and heads of values in turn by their key head,
+    where Hugging Face has those of one key head together."""
+    d = c.linear_key_head_dim
+    found: Tensors = {}
+    for name, t in tensors.items():
+        role = name.rpartition(".")[0].rpartition(".")[2] if name.startswith("blk.") else ""
+        role = "ssm_a" if name.endswith(".ssm_a") else role
+        if name.endswith("norm.weight") and role != "ssm_norm":
+            t = gemma2.grown(t)
+        elif role in ("attn_qkv", "ssm_conv1d"):
+            at = 2 * c.linear_num_key_heads * d
+            t = changed(t, np.concatenate([t.data[:at], _in_turn(t.data[at:], c, d)]))
+        elif role in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt", "ssm_a"):
+            t = changed(t, _in_turn(t.data, c, d if role == "attn_gate" else 1))
+        elif role == "ssm_out":
+            t = changed(t, _in_turn(t.data.T, c, d).T)
+        found[name] = changed(t.widened(), -np.exp(t.float32())) if role == "ssm_a" else t
+    return found
+
+
+def _in_turn(x: Array, c: DecoderConfig, size: int) -> Array:
+    """Rows [G, H/G, size, ..] as [H/G, G, size, ..]."""
+    g = c.linear_num_key_heads
+    return x.reshape(g, -1, size, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+
+
+def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """Convolutions as rows of channels, and back."""
+    ends = ".ssm_conv1d.weight"
+    found = {n: kernel(t) if n.endswith(ends) else t for n, t in tensors.items()}
+    lone = [n for n in found if n.endswith("ffn_gate_inp_shexp.weight")]  # a vector in GGUF files
+    for n in lone:
+        found[n] = changed(found[n], found[n].data.reshape(1, -1))
+    return found
+
+
+def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
+    """The other way."""
+    found = load(tensors, c)
+    for n in [n for n in found if n.endswith("ffn_gate_inp_shexp.weight")]:
+        found[n] = changed(found[n], found[n].data.reshape(-1))
+    return found
+
+
+def keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """The layers, the width of all values, and how images would be rotated."""
+    sections = [11, 11, 10, 0]
+    return {
+        "ssm.inner_size": c.linear_num_value_heads * c.linear_key_head_dim,
+        "attention.recurrent_layers": np.array(
+            c.recurrent_layers + (False,) * c.num_nextn_predict_layers, np.bool_
+        ),
+        "full_attention_interval": 4,
+        "rope.dimension_sections": np.array(sections, np.int32),
+    }
+
+
+NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
+}  # fmt: skip
+QWEN35 = Architecture(
+    "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
+    complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
+)  # fmt: skip
+QWEN35_MOE = replace(
+    QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
+)

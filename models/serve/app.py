@@ -1,0 +1,236 @@
+"""Which address does what. Handlers read, check and answer; what takes time runs elsewhere."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ggraph import GgraphError
+
+from . import embeddings, responses, schema
+from .engine import Service
+from .errors import Refused, as_reply, of_validation
+from .generation import Asked, Generation
+from .guard import Guard
+from .metrics import Metrics
+from .replies import Events
+
+PAGE = Path(__file__).with_name("page.html")
+LOG = logging.getLogger("ggraph.serve")
+CLOSED = 499  # what is logged where the client went away
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(eq=False)
+class Api:
+    """The handlers of one server."""
+
+    service: Service
+    generation: Generation = field(init=False)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.service.worker.batch)
+        self.generation = Generation(self.service, self.metrics)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        asked = await self._read(request, schema.ChatRequest)
+        begin = await run_in_threadpool(self.generation.chat, asked)
+        return await self._generated(request, begin(), asked.stream)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        asked = await self._read(request, schema.CompletionRequest)
+        begin = await run_in_threadpool(self.generation.completion, asked)
+        return await self._generated(request, begin(), asked.stream)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        body = await self._read(request, schema.ResponsesRequest)
+        begin = await run_in_threadpool(responses.prepared, self.generation, body)
+        asked = begin()
+        if body.stream:
+            return _stream(responses.events(self.generation, asked))
+        return JSONResponse(await _while_there(request, responses.whole(self.generation, asked)))
+
+    async def embeddings(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        asked = await self._read(request, schema.EmbeddingsRequest)
+        prompts = await run_in_threadpool(embeddings.prompts_of, self.service, asked)
+        work = embeddings.embeddings(self.generation, prompts, asked)
+        return JSONResponse(await _while_there(request, work))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        asked = await self._read(request, schema.TokenizeRequest)
+        self.service.check_letters(len(asked.content))
+        encode = partial(self.service.m.tokenizer.encode, asked.content)
+        bos = None if asked.add_special else False
+        return JSONResponse({"tokens": await run_in_threadpool(encode, bos=bos)})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        asked = await self._read(request, schema.DetokenizeRequest)
+        return JSONResponse({"content": self.service.m.tokenizer.decode(asked.tokens)})
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        m = self.service.m
+        facts = {"context_length": self.service.context, "vocab_size": m.model.vocab_size}
+        one = {"id": m.model.name, "object": "model", "created": 0, "owned_by": "ggraph"}
+        return JSONResponse({"object": "list", "data": [{**one, "meta": facts}]})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 where answers can be had."""
+        worker = self.service.worker
+        if worker.failure is not None:
+            raise Refused(f"the engine has failed: {worker.failure}", 503)
+        return JSONResponse({"status": "ok", "open": worker.open, "plans_to_make": worker.cold})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def page(self, request: Request) -> Response:
+        """GET /."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+
+    async def _generated(self, request: Request, asked: Asked, stream: bool | None) -> Response:
+        if stream:
+            return _stream(self.generation.events(asked))
+        return JSONResponse(await _while_there(request, self.generation.whole(asked)))
+
+    async def _read(self, request: Request, kind: type[B]) -> B:
+        """The body. Refused where it is too long, too slow, or not what it should be."""
+        most, parts, size = self.service.settings.body_bytes, list[bytes](), 0
+        try:
+            async with asyncio.timeout(self.service.settings.body_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise Refused(f"the body has more than {most} bytes", 413)
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused("the body did not arrive in time", 408) from None
+        raw = b"".join(parts)
+        if self.service.settings.log_prompts:
+            LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
+        try:
+            return kind.model_validate_json(raw)
+        except ValidationError as error:
+            raise of_validation(error) from None
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+async def _while_there(request: Request, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """The result of `work`, which is given up where nobody waits for it any more."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for t in (task, leaving):
+            t.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+def _stream(events: Events) -> Response:
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
+    """The handler; whatever goes wrong in it becomes one line with a status, and is counted."""
+
+    async def run(request: Request) -> Response:
+        try:
+            reply = await handler(request)
+        except Refused as error:
+            reply = as_reply(error)
+        except GgraphError as error:
+            reply = as_reply(Refused(str(error)))
+        except (Gone, ClientDisconnect):
+            reply = Response(status_code=CLOSED)
+        metrics.requests.labels(path, str(reply.status_code)).inc()
+        return reply
+
+    return run
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """What no handler took."""
+    status = getattr(error, "status_code", 500)
+    said = {404: f"no such address: {request.url.path[:200]}", 405: "no such method here"}
+    if status >= 500:
+        LOG.error("%s failed", request.url.path, exc_info=error)
+    return as_reply(Refused(said.get(status, "the server failed"), status))
+
+
+def make_app(service: Service) -> Starlette:
+    """The application. Its life is that of the worker's thread."""
+    api = Api(service)
+    posts = {
+        "/v1/chat/completions": api.chat,
+        "/v1/completions": api.completions,
+        "/v1/responses": api.responses,
+        "/v1/embeddings": api.embeddings,
+        "/tokenize": api.tokenize,
+        "/detokenize": api.detokenize,
+    }
+    gets = {
+        "/v1/models": api.models,
+        "/health": api.health,
+        "/metrics": api.show_metrics,
+        "/": api.page,
+    }
+    routes = [
+        Route(path, _answering(api.metrics, path, handler), methods=[method])
+        for method, table in (("POST", posts), ("GET", gets))
+        for path, handler in table.items()
+    ]
+
+    @contextlib.asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        await run_in_threadpool(service.worker.stop)
+
+    origins = list(service.settings.origins)
+    middleware = [Middleware(Guard, settings=service.settings)]
+    if origins:
+        every = ["*"]
+        cors = Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every
+        )
+        middleware.insert(0, cors)
+    handlers: dict[Any, Any] = {404: _unknown, 405: _unknown, 500: _unknown}
+    return Starlette(
+        routes=routes, middleware=middleware, lifespan=life, exception_handlers=handlers
+    )

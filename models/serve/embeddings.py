@@ -1,0 +1,61 @@
+"""POST /v1/embeddings: the last layer's states, of the mean of all tokens or of the last one."""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from ggraph import Array
+from ggraph.serving.text import Text
+
+from .engine import Service
+from .errors import Refused
+from .generation import Generation
+from .schema import EmbeddingsRequest
+from .worker import Ended
+
+
+def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
+    """Token ids of every text."""
+    given = asked.input
+    several = isinstance(given, list) and not (given and isinstance(given[0], int))
+    texts: list[Any] = list(given) if several and given else [given]
+    return [service.text_ids(t) for t in texts]
+
+
+async def embeddings(
+    generation: Generation, prompts: list[list[int]], asked: EmbeddingsRequest
+) -> dict[str, Any]:
+    """The reply: one vector of length 1 for each text."""
+    answers = generation.service.read(prompts)
+    found: dict[int, Text] = {}
+    async for index, what in generation.heard(answers):
+        if isinstance(what, Ended):
+            if what.error is not None or what.text is None:
+                raise Refused(what.error or "the text was not read")
+            found[index] = what.text
+    data = [
+        {"object": "embedding", "index": i, "embedding": _coded(_pooled(found[i], asked), asked)}
+        for i in range(len(prompts))
+    ]
+    count = answers.prompt_tokens
+    return {
+        "object": "list",
+        "data": data,
+        "model": generation.service.m.model.name,
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
+
+
+def _pooled(text: Text, asked: EmbeddingsRequest) -> Array:
+    """f32 [E], of length 1."""
+    states = np.concatenate(text.features).astype(np.float64)
+    vector = states[-1] if asked.pooling == "last" else states.mean(axis=0)
+    even: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return even.astype(np.float32)
+
+
+def _coded(vector: Array, asked: EmbeddingsRequest) -> str | list[float]:
+    if asked.encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(x) for x in vector]

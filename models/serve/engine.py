@@ -1,0 +1,205 @@
+"""A loaded model as a server uses it: prompts to requests, requests to tickets."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
+from ggraph.decode.draft.tree import Drafter
+from ggraph.decode.policy import Adaptive
+from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.speculation import Speculation
+from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.prices import SharedPrices
+from ggraph.serving.steps import ListRunner
+from ggraph.serving.text import Plain, Request
+from ggraph.text.prompt import prompt_ids
+from ggraph.text.stream import TextStream
+
+from ..run.load import Loaded
+from .errors import Refused
+from .grammar import ANY_OBJECT, Grammars
+from .schema import ResponseFormat, Sampling, Speculative
+from .settings import Settings
+from .voice import AnswerVoice, Form, Said
+from .worker import Ended, Ticket, Worker
+
+LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "lookup": PromptLookup}
+SAMPLING = {
+    "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed",
+    "repeat_penalty": "repeat_penalty", "repeat_last_n": "repeat_last_n",
+    "frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Answers:
+    """The answers to one request: what they say comes through `said`, with the index of each."""
+
+    tickets: list[Ticket]
+    said: "asyncio.Queue[tuple[int, Said | Ended]]"
+    prompt_tokens: int
+
+
+@dataclass
+class Wanted:
+    """How a prompt is to be answered, beside what `Sampling` says."""
+
+    limit: int
+    top: int | None = None
+    form: Callable[[], Form] | None = None  # a new one for each answer
+
+
+@dataclass(eq=False)
+class Service:
+    """A model with its worker."""
+
+    m: Loaded
+    settings: Settings
+    slots: int  # of the cache
+    worker: Worker = field(init=False)
+
+    def __post_init__(self) -> None:
+        m, parallel = self.m, self.settings.parallel
+        runner = ListRunner(
+            m.model, m.session, self.slots, m.runner.context,
+            cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,),
+        )  # fmt: skip
+        batch = Batch(runner, Limits(texts=parallel), m.prices)
+        self.worker = Worker(batch, parallel + self.settings.queued)
+
+    @property
+    def context(self) -> int:
+        """Tokens of one text."""
+        return self.m.runner.context
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Made when the first form is asked for: it takes a moment."""
+        return Grammars(self.m.tokenizer, self.m.model.vocab_size)
+
+    def form(self, wanted: ResponseFormat | None) -> Callable[[], Form] | None:
+        """The form of an answer. Refused for a schema that cannot be followed."""
+        if wanted is None or wanted.type == "text":
+            return None
+        schema = ANY_OBJECT
+        if wanted.type == "json_schema":
+            if wanted.json_schema is None:
+                raise Refused(
+                    "response_format.json_schema: Field required", param="response_format"
+                )
+            schema = wanted.json_schema.schema_
+        self.grammars.json_schema(schema)  # refuses it before anything runs
+        return lambda: self.grammars.json_schema(schema)
+
+    def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
+        """Token ids of a conversation. Refused where it is too long, or the template objects."""
+        self.check_letters(sum(len(str(m.get("content") or "")) for m in messages))
+        return self._fits(prompt_ids(self.m.tokenizer, messages, **extra))
+
+    def text_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a text, or ids that were given. Refused where they are none, or too many."""
+        if isinstance(prompt, str):
+            self.check_letters(len(prompt))
+            return self._fits(self.m.tokenizer.encode(prompt, bos=None))
+        most = self.m.model.vocab_size
+        if any(t >= most for t in prompt):
+            raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}")
+        return self._fits(list(prompt))
+
+    def check_letters(self, count: int) -> None:
+        """Refused where so many letters cannot fit."""
+        most = self.context * LETTERS_PER_TOKEN
+        if count > most:
+            raise Refused(f"the prompt has {count} letters, at most {most} can fit the context")
+
+    def _fits(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise Refused("the prompt is empty")
+        if len(ids) > self.context:
+            raise Refused(f"the prompt has {len(ids)} tokens, but the context holds {self.context}")
+        return ids
+
+    def answer(self, prompts: Sequence[list[int]], body: Sampling, wanted: Wanted) -> Answers:
+        """Begin `n` answers to each prompt. Refused where there is no room, or a field is wrong."""
+        count = body.n or 1
+        if len(prompts) * count > self.settings.choices:
+            raise Refused(
+                f"{len(prompts) * count} answers asked for, at most {self.settings.choices} may be",
+                param="n",
+            )
+        self.worker.check_room(len(prompts) * count)
+        said: asyncio.Queue[tuple[int, Said | Ended]] = asyncio.Queue()
+        config, tickets = self._config(body), list[Ticket]()
+        requests = []
+        for i, ids in enumerate(p for p in prompts for _ in range(count)):
+            ticket = Ticket(i, said)
+            own = replace(config, seed=(config.seed or 0) + i % count)
+            requests.append(self._request(ticket, ids, own, body, wanted))
+            tickets.append(ticket)
+        for ticket, request in zip(tickets, requests, strict=True):
+            self.worker.submit(ticket, request)
+        return Answers(tickets, said, sum(map(len, prompts)))
+
+    def read(self, prompts: Sequence[list[int]]) -> Answers:
+        """Have prompts read for their features."""
+        self.worker.check_room(len(prompts))
+        said: asyncio.Queue[tuple[int, Said | Ended]] = asyncio.Queue()
+        tickets = [Ticket(i, said) for i in range(len(prompts))]
+        for ticket, ids in zip(tickets, prompts, strict=True):
+            self.worker.submit(ticket, Request(ids, Plain(_mute), 0, features=True))
+        return Answers(tickets, said, sum(map(len, prompts)))
+
+    def cancel(self, answers: Answers) -> None:
+        """Nobody listens any more."""
+        for ticket in answers.tickets:
+            self.worker.cancel(ticket)
+
+    def _config(self, body: Sampling) -> SamplerConfig:
+        given = {
+            ours: v for name, ours in SAMPLING.items() if (v := getattr(body, name)) is not None
+        }
+        seed = given.get("seed", -1)
+        given["seed"] = secrets.randbelow(1 << 31) if seed < 0 else seed
+        return SamplerConfig(**given)
+
+    def _request(
+        self, ticket: Ticket, ids: list[int], config: SamplerConfig, body: Sampling, wanted: Wanted
+    ) -> Request:
+        m = self.m
+        sampler = Sampler(config, m.model.vocab_size)
+        sampler.accept_all(ids)
+        voice = AnswerVoice(
+            sampler,
+            TextStream(m.tokenizer, body.stops),
+            m.tokenizer.eos_ids,
+            lambda said: self.worker.hear(ticket, said),
+            self._bias(body),
+            wanted.form() if wanted.form is not None else None,
+            wanted.top,
+        )
+        return Request(ids, voice, wanted.limit, body.priority, self._drafts(body.speculative))
+
+    def _bias(self, body: Sampling) -> dict[int, float]:
+        most, found = self.m.model.vocab_size, {}
+        for name, value in (body.logit_bias or {}).items():
+            if not name.isdecimal() or len(name) > 9 or int(name) >= most:
+                raise Refused(f"logit_bias: token {name[:20]!r}, expected 0 to {most - 1}")
+            found[int(name)] = value
+        return found
+
+    def _drafts(self, wanted: Speculative | None) -> Speculation | None:
+        options = wanted or Speculative(most=self.settings.draft)
+        if options.off or not options.most or not options.drafters:
+            return None
+        prices = SharedPrices(self.worker.batch.prices)
+        drafters = [DRAFTERS[name]() for name in dict.fromkeys(options.drafters)]
+        return Speculation(drafters, Adaptive(most=options.most, prices=prices))
+
+
+def _mute(_: object) -> int:
+    raise Refused("a text that is only read says nothing")

@@ -1,0 +1,191 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from .engine import Answers, Service, Wanted
+from .errors import Refused, body
+from .metrics import Metrics
+from .replies import DONE, PING, Dialect, Events, Whole, event, usage
+from .schema import ChatRequest, CompletionRequest, Sampling, Tool
+from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
+from .voice import Form, Said
+from .worker import Ended
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that is being answered."""
+
+    answers: Answers
+    dialect: Dialect
+    body: Sampling
+    tools: list[Tool] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Generation:
+    """Answers with text, by one model."""
+
+    service: Service
+    metrics: Metrics
+
+    def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
+        """Everything that takes time is done; the call that comes back begins the answers."""
+        tools = chosen(asked.tools or (), asked.tool_choice)
+        if demanded(asked.tool_choice) and not tools:
+            raise Refused("tool_choice names no tool of this request", param="tool_choice")
+        template = self.service.m.tokenizer.chat_template or ""
+        messages, more = for_template(asked.messages, tools, template)
+        ids = self.service.chat_ids(messages, **more)
+        limit = asked.max_completion_tokens or asked.max_tokens
+        top = (asked.top_logprobs or 0) if asked.logprobs else None
+        wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools))
+        dialect = self._dialect(chat=True)
+        return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, tools)
+
+    def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
+        """The same for plain text."""
+        given = asked.prompt
+        several = isinstance(given, list) and not (given and isinstance(given[0], int))
+        prompts: list[Any] = list(given) if several else [given]
+        ids = [self.service.text_ids(p) for p in prompts]
+        limit = -1 if asked.max_tokens is None else asked.max_tokens
+        wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
+        dialect = self._dialect(chat=False)
+        return lambda: Asked(self.service.answer(ids, asked, wanted), dialect, asked)
+
+    async def whole(self, asked: Asked) -> dict[str, Any]:
+        """All answers, once they are there."""
+        found = [Whole() for _ in asked.answers.tickets]
+        async for index, what in self.heard(asked.answers):
+            if what is not None:
+                found[index].add(what)
+        for a in found:
+            if a.error is not None:
+                raise Refused(a.error)
+        choices = [
+            asked.dialect.choice(i, a, self._message(asked, a) if asked.dialect.chat else None)
+            for i, a in enumerate(found)
+        ]
+        envelope = asked.dialect.envelope(choices, chunk=False)
+        return {**envelope, "usage": usage(asked.answers.prompt_tokens, found)}
+
+    async def events(self, asked: Asked) -> Events:
+        """The answers as they come, as server-sent events."""
+        d, found = asked.dialect, [Whole() for _ in asked.answers.tickets]
+        if d.chat:
+            for i in range(len(found)):
+                opening = {"role": "assistant", "content": ""}
+                yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
+        async for index, what in self.heard(asked.answers):
+            if what is None:
+                yield PING
+                continue
+            a = found[index]
+            a.add(what)
+            if isinstance(what, Said):
+                if (what.text or what.chance) and not _may_be_call(asked, a):
+                    yield _chunk(d, d.piece(index, what))
+            elif a.error is not None:
+                yield event(body(a.error, "server_error"))
+            else:
+                for choice in self._endings(asked, index, a):
+                    yield _chunk(d, choice)
+        options = asked.body.stream_options
+        if options is not None and options.include_usage:
+            yield event(
+                {**d.envelope([], chunk=True), "usage": usage(asked.answers.prompt_tokens, found)}
+            )
+        yield DONE
+
+    async def heard(self, answers: Answers) -> AsyncIterator[tuple[int, Said | Ended | None]]:
+        """What the answers say, in order; None where nothing was said for a while. Whoever stops
+        listening ends them."""
+        left = len(answers.tickets)
+        begun: dict[int, float] = {}
+        loop = asyncio.get_running_loop()
+        try:
+            while left:
+                item: tuple[int, Said | Ended | None] = (0, None)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.service.settings.ping_seconds):
+                        item = await answers.said.get()
+                self._measure(answers, item, begun, loop.time())
+                left -= isinstance(item[1], Ended)
+                yield item
+        finally:
+            if left:
+                self.service.cancel(answers)
+
+    def _measure(
+        self,
+        answers: Answers,
+        item: tuple[int, Said | Ended | None],
+        begun: dict[int, float],
+        now: float,
+    ) -> None:
+        index, what = item
+        if isinstance(what, Said) and index not in begun:
+            begun[index] = now
+            self.metrics.first.observe(answers.tickets[index].age())
+        elif (
+            isinstance(what, Ended)
+            and what.text is not None
+            and what.text.new > 1
+            and index in begun
+        ):
+            self.metrics.between.observe((now - begun[index]) / (what.text.new - 1))
+
+    def _form(self, asked: ChatRequest, tools: list[Tool]) -> Callable[[], Form] | None:
+        if not tools:
+            return self.service.form(asked.response_format)
+        grammars = self.service.grammars
+        if demanded(asked.tool_choice):
+            schema = call_schema(tools)
+            grammars.json_schema(schema)
+            return lambda: grammars.json_schema(schema)
+        grammar = answer_grammar(tools)
+        grammars.lark(grammar, "tools")
+        return lambda: grammars.lark(grammar, "tools")
+
+    def _message(self, asked: Asked, a: Whole) -> dict[str, Any]:
+        calls = calls_of(a.text, asked.tools) if asked.tools else []
+        if calls:
+            return {"role": "assistant", "content": None, "tool_calls": calls}
+        return {"role": "assistant", "content": a.text, "refusal": None}
+
+    def _endings(self, asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:
+        """The last pieces of an answer: calls, or text that might have become some."""
+        d = asked.dialect
+        if not asked.tools or not _may_be_call(asked, a):
+            return [d.last(index, a.finish)]
+        calls = calls_of(a.text, asked.tools)
+        if not calls:
+            return [d.piece(index, Said(None, a.text)), d.last(index, a.finish)]
+        delta = {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}
+        return [
+            {"index": index, "delta": delta, "finish_reason": None},
+            d.last(index, "tool_calls"),
+        ]
+
+    def _dialect(self, *, chat: bool) -> Dialect:
+        m = self.service.m
+        kind = "chatcmpl" if chat else "cmpl"
+        return Dialect(chat, f"{kind}-{secrets.token_hex(12)}", m.model.name, m.tokenizer)
+
+
+def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
+    return event(d.envelope([choice], chunk=True))
+
+
+def _may_be_call(asked: Asked, a: Whole) -> bool:
+    """Whether what was said so far is kept until it is known to be a call or not."""
+    if not asked.tools:
+        return False
+    forced = isinstance(asked.body, ChatRequest) and demanded(asked.body.tool_choice)
+    return forced or a.text.lstrip()[:1] in ("", "<")

@@ -1,0 +1,112 @@
+"""Answers of a given form: llguidance says which tokens may come next."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from ggraph import Array
+from ggraph.decode.draft.tree import Draft
+from ggraph.text.tokenizer import Tokenizer
+
+from .errors import Refused
+from .voice import chain_only
+
+MOST_SCHEMA = 1 << 16  # bytes of a schema
+ANY_OBJECT = {"type": "object"}
+# One way to space JSON: a model that is free to may go on with spaces for ever.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# A mask costs milliseconds at most, a grammar some tens of them: what needs more is refused.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+
+
+class _Words:
+    """What llguidance asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        v = tokenizer.vocabulary
+        self.eos_token_id = v.eos_id if v.eos_id is not None else min(tokenizer.eos_ids)
+        self.bos_token_id = v.bos_id
+        self.special_token_ids = sorted(v.control)
+        self.tokens = [
+            b"\xff" + v.tokens[i].encode() if i in v.control else v.pieces[i]
+            for i in range(tokenizer.vocab_size)
+        ]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, bos=False)
+
+
+class Grammars:
+    """Makes forms for one vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer, width: int) -> None:
+        self._width = width  # of logits
+        ends = sorted(tokenizer.eos_ids)
+        words = TokenizerWrapper(_Words(tokenizer))
+        self._tokenizer = LLTokenizer(words, n_vocab=width, eos_token=ends)
+
+    def json_schema(self, schema: dict[str, Any]) -> "GrammarForm":
+        """JSON that a schema describes. Refused for one that is none, or takes too much."""
+        text = dumped(schema)
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(text)
+        except ValueError as error:
+            raise Refused(f"schema: {error}", param="response_format") from None
+        return self._form(grammar, "response_format")
+
+    def lark(self, grammar: str, param: str) -> "GrammarForm":
+        """What a grammar in Lark's notation describes."""
+        return self._form(LLMatcher.grammar_from_lark(grammar), param)
+
+    def _form(self, grammar: str, param: str) -> "GrammarForm":
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise Refused(f"schema: {matcher.get_error()}"[:300], param=param)
+        return GrammarForm(matcher, self._width)
+
+
+@dataclass(eq=False)
+class GrammarForm:
+    """A form that an answer is following."""
+
+    matcher: LLMatcher
+    width: int
+
+    def allow(self, logits: Array) -> Array:
+        """The logits of tokens that may come next, -inf elsewhere. Refused where the grammar
+        became too dear to follow."""
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        if self.matcher.is_error():
+            raise Refused(f"schema: {self.matcher.get_error()}"[:300])
+        allowed = np.unpackbits(mask, bitorder="little", count=self.width).view(bool)
+        return np.where(allowed, logits, np.float32(-np.inf))
+
+    def accept(self, token: int) -> bool:
+        """Go on with a token; whether nothing but an end may follow."""
+        return not self.matcher.consume_token(token) or self.matcher.is_stopped()
+
+    def permitted(self, draft: Draft) -> Draft:
+        """The draft up to its first token that the grammar forbids."""
+        return chain_only(draft, self.matcher.validate_tokens(list(draft.tokens)))
+
+
+def dumped(schema: dict[str, Any]) -> str:
+    """A schema with its spacing, as text. Refused where it is too long, or nested too deep."""
+    try:
+        text = json.dumps({**schema, "x-guidance": SPACING})
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"schema: {error}", param="response_format") from None
+    if len(text) > MOST_SCHEMA:
+        raise Refused(f"schema: expected at most {MOST_SCHEMA} bytes, got {len(text)}")
+    return text

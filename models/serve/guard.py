@@ -1,0 +1,57 @@
+"""Who may ask: keys, and pages of which sites."""
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import Refused, as_reply
+from .settings import Settings
+
+OPEN = ("/", "/health")  # they tell nothing
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+class Guard:
+    """Lets requests through that bring a key, where keys are asked for, and that no page of another
+    site has sent: a browser would send it to this machine for whoever asks."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.origins = app, set(settings.origins)
+        self._keys = [_digest(k) for k in settings.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        refused = self._refused(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self.app(scope, receive, send)
+        else:
+            await as_reply(refused)(scope, receive, send)
+
+    def _refused(self, scope: Scope) -> Refused | None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and not self._known(origin, headers.get("host", "")):
+            return Refused(f"pages of {origin[:200]} may not ask (see --cors-origin)", 403)
+        if not self._keys or scope["path"] in OPEN:
+            return None
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip() if kind.lower() == "bearer" else "")
+        if sum(hmac.compare_digest(given, k) for k in self._keys):  # all of them, whichever it is
+            return None
+        challenge = {"www-authenticate": "Bearer"}
+        return Refused("a valid API key is needed", 401, headers=challenge)
+
+    def _known(self, origin: str, host: str) -> bool:
+        """Whether a page comes from this server, or from a site that was named."""
+        if "*" in self.origins or origin in self.origins:
+            return True
+        try:
+            return urlsplit(origin).netloc == host != ""
+        except ValueError:
+            return False

@@ -1,0 +1,65 @@
+"""What /metrics tells: requests, tokens, waiting, the cache, drafts."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ggraph.serving.batch import Batch
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+BETWEEN = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+COUNTS = {
+    "steps": "Steps of the model.",
+    "prompt_rows": "Rows of prompts that were computed.",
+    "reused": "Tokens of prompts that were in the cache.",
+    "new_tokens": "Tokens of answers.",
+    "drafted": "Tokens that were drafted.",
+    "accepted": "Drafted tokens that were kept.",
+    "preempted": "Texts that gave their slots back and were computed again.",
+}
+
+
+class BatchCollector(Collector):
+    """Reads a batch when it is asked."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def collect(self) -> Iterable[Metric]:
+        """Its counters as they are now."""
+        b = self.batch
+        for name, what in COUNTS.items():
+            yield CounterMetricFamily(f"ggraph_{name}", what, value=getattr(b.counters, name))
+        yield CounterMetricFamily("ggraph_step_seconds", "Time in steps.", value=b.counters.seconds)
+        yield CounterMetricFamily("ggraph_evicted", "Rows forgotten.", value=b.memory.evicted)
+        gauges = {
+            "ggraph_running": ("Texts that are running.", len(b.running)),
+            "ggraph_waiting": ("Texts that wait.", len(b.waiting)),
+            "ggraph_slots": ("Slots of the cache.", b.memory.pool.count),
+            "ggraph_slots_free": ("Slots that hold nothing.", b.memory.pool.free),
+            "ggraph_slots_kept": ("Slots kept for later texts.", b.memory.tree.evictable),
+        }
+        for name, (what, value) in gauges.items():
+            yield GaugeMetricFamily(name, what, value=value)
+
+
+class Metrics:
+    """The metrics of one server."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(BatchCollector(batch))
+        self.requests = Counter(
+            "ggraph_requests", "Requests by path and status.", ["path", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.first = Histogram(
+            "ggraph_first_token_seconds", "Time to the first token.", buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        self.between = Histogram(
+            "ggraph_between_tokens_seconds", "Mean time between an answer's tokens.",
+            buckets=BETWEEN, registry=self.registry,
+        )  # fmt: skip

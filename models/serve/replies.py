@@ -1,0 +1,144 @@
+"""Answers in OpenAI's forms: whole, and in pieces."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggraph.text.tokenizer import Tokenizer
+
+from .voice import Chance, Said
+from .worker import Ended
+
+
+@dataclass(eq=False)
+class Whole:
+    """An answer as it has come so far."""
+
+    text: str = ""
+    said: list[Said] = field(default_factory=list)
+    finish: str | None = None
+    tokens: int = 0
+    reused: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    error: str | None = None
+
+    def add(self, what: Said | Ended) -> None:
+        """Take in the next thing."""
+        if isinstance(what, Said):
+            self.text += what.text
+            self.said.append(what)
+            self.tokens += what.token is not None
+            return
+        self.error, t = what.error, what.text
+        if t is not None:
+            self.finish = "stop" if t.ended == "stop" else "length"
+            self.tokens, self.reused = t.new, t.reused
+            self.drafted, self.accepted = t.drafted, t.accepted
+
+
+def usage(prompt_tokens: int, answers: Sequence[Whole]) -> dict[str, Any]:
+    """Tokens of a request, in OpenAI's names: what was cached, drafted and kept, or refused."""
+    said, drafted = sum(a.tokens for a in answers), sum(a.drafted for a in answers)
+    kept = sum(a.accepted for a in answers)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": said,
+        "total_tokens": prompt_tokens + said,
+        "prompt_tokens_details": {"cached_tokens": max((a.reused for a in answers), default=0)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": kept,
+            "rejected_prediction_tokens": drafted - kept,
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One of the two forms that text is asked for in: `chat`, or completions."""
+
+    chat: bool
+    id: str
+    model: str
+    tokenizer: Tokenizer
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def envelope(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
+        """What is around choices."""
+        kind = "text_completion"
+        if self.chat:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def choice(self, index: int, a: Whole, message: dict[str, Any] | None) -> dict[str, Any]:
+        """A whole answer; `message` is a chat's."""
+        logprobs = self.logprobs(a.said)
+        found: dict[str, Any] = {"index": index, "finish_reason": a.finish, "logprobs": logprobs}
+        if message is None:
+            return {**found, "text": a.text}
+        if message.get("tool_calls") and a.finish == "stop":
+            found["finish_reason"] = "tool_calls"
+        return {**found, "message": message}
+
+    def piece(self, index: int, said: Said) -> dict[str, Any]:
+        """The next words of an answer."""
+        logprobs = self.logprobs([said])
+        found = {"index": index, "finish_reason": None, "logprobs": logprobs}
+        if self.chat:
+            return {**found, "delta": {"content": said.text}}
+        return {**found, "text": said.text}
+
+    def last(self, index: int, finish: str | None) -> dict[str, Any]:
+        """The end of an answer."""
+        found = {"index": index, "finish_reason": finish, "logprobs": None}
+        return {**found, "delta": {}} if self.chat else {**found, "text": ""}
+
+    def logprobs(self, said: Sequence[Said]) -> dict[str, Any] | None:
+        """Chances in the form's names; None where none were asked for."""
+        known = [(s.chance, s.best) for s in said if s.chance is not None]
+        if not known:
+            return None
+        if self.chat:
+            return {
+                "content": [
+                    {**self._entry(c), "top_logprobs": [self._entry(b) for b in best]}
+                    for c, best in known
+                ],
+                "refusal": None,
+            }
+        return {
+            "tokens": [self._shown(c.token) for c, _ in known],
+            "token_logprobs": [c.logprob for c, _ in known],
+            "top_logprobs": [{self._shown(b.token): b.logprob for b in best} for _, best in known],
+            "text_offset": [],
+        }
+
+    def _entry(self, c: Chance) -> dict[str, Any]:
+        raw = self._bytes(c.token)
+        return {"token": self._shown(c.token), "logprob": c.logprob, "bytes": list(raw)}
+
+    def _bytes(self, token: int) -> bytes:
+        inside = token < self.tokenizer.vocab_size
+        return self.tokenizer.token_bytes(token) if inside else b""
+
+    def _shown(self, token: int) -> str:
+        return self._bytes(token).decode("utf-8", "replace")
+
+
+def event(data: dict[str, Any], name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+PING = b": still here\n\n"
+DONE = b"data: [DONE]\n\n"
+Events = AsyncIterator[bytes]

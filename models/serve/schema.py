@@ -1,0 +1,230 @@
+"""What a request may hold, with bounds on everything. Fields that are not known are passed over."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_TEXT = 1 << 22  # letters of one string
+MOST_LIST = 4096
+LongText = Annotated[str, Field(max_length=MOST_TEXT)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)]
+
+
+class Body(BaseModel):
+    """Common ground: no infinities, names of Python's beside those of the wire."""
+
+    model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
+
+
+class Speculative(Body):
+    """How this request drafts. The text is the same with any of it."""
+
+    drafters: Annotated[list[Literal["suffix", "lookup"]], Field(max_length=2)] = ["suffix"]
+    most: Annotated[int, Field(ge=0, le=64)] = 8
+    off: bool = False
+
+
+class StreamOptions(Body):
+    """What a stream brings beside text."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(Body):
+    """A named schema, as in `response_format`."""
+
+    name: Annotated[str, Field(max_length=256)] = "answer"
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """The form that an answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(Body):
+    """What all requests for text share. Defaults of sampling are those of `ggraph generate`."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_LIST)]
+        | None
+    ) = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    speculative: Speculative | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class TextPart(Body):
+    """A part of a message. Only text can be read."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: LongText
+
+
+class CalledFunction(Body):
+    """Name and arguments of a call, the arguments as JSON."""
+
+    name: Annotated[str, Field(max_length=256)]
+    arguments: LongText = ""
+
+
+class ToolCall(Body):
+    """A call that an assistant made."""
+
+    id: Annotated[str, Field(max_length=256)] = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def text(self) -> str:
+        """All its text."""
+        if isinstance(self.content, list):
+            return "".join(p.text for p in self.content)
+        return self.content or ""
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: LongText | None = None
+    parameters: dict[str, Any] = {}
+
+
+class Tool(Body):
+    """A tool: only functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The name alone."""
+
+    name: Annotated[str, Field(max_length=256)]
+
+
+class ToolChoice(Body):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_LIST)]
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions. A prompt is text or token ids, or a list of either."""
+
+    prompt: (
+        LongText
+        | TokenIds
+        | Annotated[list[LongText], Field(max_length=64)]
+        | Annotated[list[TokenIds], Field(max_length=64)]
+    )
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+
+class EmbeddingsRequest(Body):
+    """POST /v1/embeddings. `pooling` of the last layer's states; the result has length 1."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    input: (
+        LongText
+        | TokenIds
+        | Annotated[list[LongText], Field(min_length=1, max_length=256)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Literal["mean", "last"] = "mean"
+
+
+class ResponseItem(Body):
+    """One item of a response's input: a message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)]
+
+
+class TextFormat(Body):
+    """The form of a response's text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[str, Field(max_length=256)] = "answer"
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+
+
+class ResponseText(Body):
+    """Options of a response's text."""
+
+    format: TextFormat = TextFormat()
+
+
+class ResponsesRequest(Sampling):
+    """POST /v1/responses, without stored state."""
+
+    input: LongText | Annotated[list[ResponseItem], Field(min_length=1, max_length=MOST_LIST)]
+    instructions: LongText | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    text: ResponseText = ResponseText()
+    previous_response_id: None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize."""
+
+    content: LongText
+    add_special: bool = False
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds

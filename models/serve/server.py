@@ -1,0 +1,78 @@
+"""A process that serves: uvicorn, with its ways of ending."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from ggraph import InputError
+
+from .app import make_app
+from .engine import Service
+
+DRAIN_SECONDS = 600
+HEAD_BYTES = 1 << 15
+
+
+class Server(uvicorn.Server):
+    """The first signal lets open answers end, a second one ends them."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As told by `signal`."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def serve(
+    service: Service, host: str, port: int, ready: Callable[[str], None], *, log: bool
+) -> None:
+    """Serve until a signal. `ready` is told the address; port 0 takes a free one. InputError where
+    the address cannot be had."""
+    listener = _listening(host, port)
+    address = listener.getsockname()
+    shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+    config = uvicorn.Config(
+        make_app(service),
+        log_level=logging.INFO if log else logging.WARNING,
+        access_log=log,
+        server_header=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        ws="none",
+    )
+    server = Server(config)
+
+    async def run() -> None:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            ready(f"http://{shown}:{address[1]}")
+        await task
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(256)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error}") from None
+    return listener

@@ -1,0 +1,114 @@
+"""How an answer's tokens are chosen, and how they become text."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ggraph import Array
+from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.sampler import Sampler
+from ggraph.text.stream import TextStream
+
+STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Chance:
+    """A token with the logarithm of its chance."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Said:
+    """A token, the text that it lets be shown, and the likeliest tokens in its place."""
+
+    token: int | None
+    text: str
+    chance: Chance | None = None
+    best: tuple[Chance, ...] = ()
+
+
+class Form(Protocol):
+    """What an answer may look like, token by token."""
+
+    def allow(self, logits: Array) -> Array:
+        """The logits, -inf where a token may not come next."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """The answer goes on with `token`; whether it must end there."""
+        ...
+
+    def permitted(self, draft: Draft) -> Draft:
+        """As much of a draft as fits."""
+        ...
+
+
+@dataclass(eq=False)
+class AnswerVoice:
+    """Samples tokens and hands on what they say, until an end token, a stop string, or the end of
+    the form. `top` is how many of the likeliest tokens are told; None tells no chances."""
+
+    sampler: Sampler
+    stream: TextStream
+    ends: frozenset[int]
+    say: Callable[[Said], None]
+    bias: Mapping[int, float]
+    form: Form | None = None
+    top: int | None = None
+    _chance: Chance | None = None
+    _best: tuple[Chance, ...] = ()
+
+    def pick(self, logits: Array) -> int:
+        """The next token; chances are those of the model, before any rule."""
+        row = logits
+        if self.bias:
+            row = row.copy()
+            row[list(self.bias)] += np.fromiter(self.bias.values(), np.float32)
+        if self.form is not None:
+            row = self.form.allow(row)
+        token = self.sampler.sample(row)
+        if self.top is not None:
+            self._chance, self._best = chances(logits, token, self.top)
+        return token
+
+    def accept(self, token: int) -> str | None:
+        """Say what the token says; "stop" where the answer ends with it."""
+        self.sampler.accept(token)
+        done = self.form is not None and self.form.accept(token)
+        if token in self.ends:
+            self.say(Said(None, self.stream.finish()))
+            return STOP
+        text = self.stream.push(token)
+        if done and self.stream.stopped is None:
+            text += self.stream.finish()
+        self.say(Said(token, text, self._chance, self._best))
+        return STOP if done or self.stream.stopped is not None else None
+
+    def permitted(self, draft: Draft) -> Draft:
+        """What the form lets pass."""
+        return draft if self.form is None else self.form.permitted(draft)
+
+    def rest(self) -> None:
+        """Say what was held back, where the answer ended otherwise."""
+        if self.stream.stopped is None:
+            self.say(Said(None, self.stream.finish()))
+
+
+def chances(logits: Array, token: int, top: int) -> tuple[Chance, tuple[Chance, ...]]:
+    """The chance of a token and those of the `top` likeliest, greatest first."""
+    wide = logits.astype(np.float64)
+    greatest = wide.max()
+    logs = wide - (greatest + np.log(np.exp(wide - greatest).sum()))
+    best = np.argpartition(-logs, top)[:top] if 0 < top < len(logs) else np.arange(len(logs))[:top]
+    ordered = sorted((int(i) for i in best), key=lambda i: (-logs[i], i))
+    return Chance(token, float(logs[token])), tuple(Chance(i, float(logs[i])) for i in ordered)
+
+
+def chain_only(draft: Draft, count: int) -> Draft:
+    """The first `count` tokens of a chain; nothing of a tree."""
+    return draft.first(count) if draft.is_chain else NOTHING

@@ -1,0 +1,160 @@
+"""The thread in which the batch runs, and how requests get there and answers back."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ggraph import GgraphError
+from ggraph.serving.batch import Batch
+from ggraph.serving.steps import first_shapes
+from ggraph.serving.text import Request, Text
+
+from .errors import Refused
+from .voice import AnswerVoice, Said
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last of an answer: its text, or what went wrong."""
+
+    text: Text | None
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One answer on its way: what it says arrives in `said` with its index, `Ended` last."""
+
+    index: int
+    said: "asyncio.Queue[tuple[int, Said | Ended]]"
+    text: Text | None = None
+    begun: float = field(default_factory=time.perf_counter)
+
+    def age(self) -> float:
+        """Seconds since it was asked for."""
+        return time.perf_counter() - self.begun
+
+
+class Worker:
+    """Runs a batch until it is told to stop. Its methods are for the event loop's thread.
+
+    At most `most` answers may be open; further ones are refused with a time to come again.
+    """
+
+    def __init__(self, batch: Batch, most: int) -> None:
+        self.batch, self.most, self.open = batch, most, 0
+        self.failure: str | None = None
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._outbox: list[tuple[Ticket, Said | Ended]] = []
+        self._tickets: dict[Text, Ticket] = {}
+        self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cold = first_shapes(batch.runner, batch.limits.texts)
+        self._seconds = 1.0  # of an answer, lately
+
+    @property
+    def cold(self) -> int:
+        """Plans that will be made as soon as there is nothing else to do."""
+        return len(self._cold)
+
+    def start(self) -> None:
+        """Begin; the running loop gets the answers."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and every answer that is still open."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def check_room(self, count: int) -> None:
+        """Refused, with a time to come again, where `count` more answers are too many."""
+        if self.failure is not None:
+            raise Refused(f"the engine has failed: {self.failure}", 503)
+        if self.open + count > self.most:
+            ahead = self.open / self.batch.limits.texts
+            wait = str(max(1, round(ahead * self._seconds)))
+            raise Refused(
+                f"{self.open} answers are open, at most {self.most} may be: try again later",
+                429,
+                headers={"retry-after": wait},
+            )
+
+    def submit(self, ticket: Ticket, request: Request) -> None:
+        """Have a request answered; what is wrong with it is told by `Ended`."""
+        self.open += 1
+        self._commands.put(lambda: self._submit(ticket, request))
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for this answer any more."""
+        self._commands.put(lambda: self._cancel(ticket))
+
+    def hear(self, ticket: Ticket, said: Said) -> None:
+        """What an answer says, in the batch's thread."""
+        self._outbox.append((ticket, said))
+
+    def _submit(self, ticket: Ticket, request: Request) -> None:
+        try:
+            ticket.text = self.batch.submit(request)
+        except GgraphError as error:
+            self._outbox.append((ticket, Ended(None, str(error))))
+            return
+        self._tickets[ticket.text] = ticket
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if ticket.text in self._tickets:
+            self.batch.cancel(ticket.text)
+            self._end(ticket.text)
+
+    def _end(self, text: Text) -> None:
+        voice, ticket = text.request.voice, self._tickets.pop(text)
+        if isinstance(voice, AnswerVoice) and text.ended != "stop":
+            voice.rest()
+        error = None if text.error is None else str(text.error)
+        self._outbox.append((ticket, Ended(text, error)))
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                for text in self.batch.step():
+                    self._end(text)
+                self._flush()
+        except Exception as error:  # the thread's end must not go unnoticed
+            self.failure = f"{type(error).__name__}: {error}"
+        for text in list(self._tickets):
+            self._outbox.append((self._tickets.pop(text), Ended(text, self.failure or "stopping")))
+        self._flush()
+
+    def _obey(self) -> bool:
+        """Do what was asked for; wait, and make plans meanwhile, where there is nothing to run.
+        False at the end."""
+        while True:
+            try:
+                command = self._commands.get(block=self.batch.idle and not self._cold)
+            except queue.Empty:
+                if not self.batch.idle:
+                    return True
+                self.batch.runner.prepare(self._cold.pop(0))
+                continue
+            if command is None:
+                return False
+            command()
+            self._flush()
+
+    def _flush(self) -> None:
+        """Hand over what was said, all at once."""
+        if self._outbox and self._loop is not None:
+            said, self._outbox = self._outbox, []
+            with suppress(RuntimeError):  # the loop is closed: nobody listens
+                self._loop.call_soon_threadsafe(self._deliver, said)
+
+    def _deliver(self, said: list[tuple[Ticket, Said | Ended]]) -> None:
+        for ticket, what in said:
+            ticket.said.put_nowait((ticket.index, what))
+            if isinstance(what, Ended):
+                self.open -= 1
+                self._seconds += 0.1 * (ticket.age() - self._seconds)

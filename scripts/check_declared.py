@@ -1,0 +1,436 @@
+"""Declared is done: does each op touch what its launch says, on each backend, and nothing else?
+
+    python scripts/check_declared.py [--backend cpu] [--every 1]
+
+Each example of each op by itself, fused ones and odd sizes included, with operands plain, computed
+before, as windows on something larger (from the front, from behind, with gaps, turned), and with
+the result in place of what it may replace. Each case runs twice. Between the runs every byte that
+nobody declares is changed: what the operands' roots have beside the windows, what results and
+scratch held before, and the rest of the pages on which buffers lie. Results must keep every bit,
+and undeclared bytes must keep theirs. Each buffer ends at a page that nobody may touch, or begins
+behind one (not on `sim`, whose bytes are NumPy's), and nothing is allocated while a plan runs.
+
+Prints counts; a case is named before it runs, so that a crash has a name.
+"""
+
+import argparse
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from cuda_host import COMPILER, HostDriver
+from program_kit import PAGE, block, fed, guarded
+from test_shared_operands import LARGER
+
+from ggraph import ops
+from ggraph.backends.cpu import CpuBackend
+from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.backends.cuda.lower import accepts
+from ggraph.backends.protocol import Memory
+from ggraph.backends.sim import Machine, SimBackend, sim_spec
+from ggraph.device import HOST
+from ggraph.dtype import A8, F32
+from ggraph.errors import BackendError, GraphError, ShapeError
+from ggraph.execute import Executor
+from ggraph.graph import Graph
+from ggraph.ops import examples
+from ggraph.ops.evaluate import to_storage
+from ggraph.order import order
+from ggraph.place import place
+from ggraph.plan import Buffer, MemoryMap, Plan, Region, VerifiedPlan
+from ggraph.rewrite import rewrite
+from ggraph.split import split
+from ggraph.tensor import OPS, Arg, Array, Example, Kind, OpSpec, Tensor, apply, leaf
+from ggraph.verify import verify
+
+GAP = 3  # elements that a window leaves out
+
+
+# Memory whose every byte is known: whose it is, and whether anybody changed it.
+
+
+@dataclass
+class Ground:
+    """All buffers of a backend, each on pages of its own between two that nobody may touch."""
+
+    at_end: bool
+    held: list[Array] = field(default_factory=list)
+    running: bool = False  # then nothing is allocated
+    outside: list[tuple[Array, int, int]] = field(default_factory=list)  # pages, and what is ours
+
+    def take(self, nbytes: int, alignment: int) -> Array:
+        """Zeroed bytes; BackendError while a plan runs."""
+        if self.running:
+            raise BackendError(f"{nbytes} bytes are asked for while a plan runs")
+        if not nbytes:
+            return np.zeros(0, np.uint8)
+        found = guarded(nbytes, alignment, self.at_end)
+        first = int(found.ctypes.data)
+        start = first // PAGE * PAGE
+        size = -(-nbytes // PAGE) * PAGE
+        pages = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+        self.held.append(found)
+        self.outside.append((pages, first - start, first - start + nbytes))
+        return found
+
+    def disturb(self, rng: np.random.Generator) -> None:
+        """New bytes around all buffers."""
+        for pages, start, stop in self.outside:
+            for part in (pages[:start], pages[stop:]):
+                part[:] = rng.integers(0, 256, part.size, np.uint8)
+
+    def around(self) -> list[bytes]:
+        """What lies around the buffers."""
+        return [p[:a].tobytes() + p[b:].tobytes() for p, a, b in self.outside]
+
+    def clear(self) -> None:
+        """Forget all buffers."""
+        self.held.clear()
+        self.outside.clear()
+
+
+class GuardedShelf:
+    """Packed weights with a page behind each."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.take: Callable[[int], Array] = lambda nbytes: ground.take(nbytes, 64)
+
+    def trim(self) -> None:
+        """Nothing: each has pages of its own."""
+
+
+class GuardedCpu(CpuBackend):
+    """A CPU on such memory, weights included."""
+
+    ground: Ground
+
+    def allocate(self, buffer: Buffer) -> Memory:
+        return Memory(buffer, self.ground.take(buffer.nbytes, buffer.alignment))
+
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+        memory = self.allocate(buffer)
+        memory.handle[:] = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+        return memory
+
+
+class GuardedDriver(HostDriver):
+    """The stand-in for a GPU on such memory."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__()
+        self.ground = ground
+
+    def allocate(self, nbytes: int) -> int:
+        found = self.ground.take(nbytes, 256)
+        self._memory[int(found.ctypes.data)] = found
+        return int(found.ctypes.data)
+
+    def free(self, address: int) -> None:
+        self.synchronise()
+        self._memory.pop(address)
+
+
+@dataclass
+class World:
+    """A backend with the memory under it, and what it can compute."""
+
+    name: str
+    backends: dict[str, Any]
+    ground: Ground
+    accepts: Callable[[Tensor], bool] = lambda t: True
+
+    @property
+    def device(self) -> Any:
+        """The backend that is looked at."""
+        return self.backends[self.name]
+
+
+def worlds(wanted: str) -> Iterator[tuple[str, World]]:
+    """The backends of one kind, with buffers up against the page behind them and before them."""
+    if wanted == "sim":
+        backend = SimBackend(sim_spec("sim0", host_visible=True), Machine())
+        yield "sim", World("sim0", {"sim0": backend}, Ground(True))
+        return
+    for at_end in (True, False):
+        ground, where = Ground(at_end), "end" if at_end else "start"
+        if wanted == "cuda":
+            driver = GuardedDriver(ground)
+            cuda = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+            yield f"cuda {where}", World("cuda0", {"cuda0": cuda}, ground, accepts)
+            continue
+        for threads, exact in ((1, False), (2, True), (3, False)):
+            plain = open_cpu("cpu", threads=threads, exact=exact)
+            cpu = GuardedCpu(plain.spec, plain.pool, exact)
+            cpu.ground, cpu._shelf = ground, GuardedShelf(ground)  # type: ignore[assignment]
+            yield (
+                f"cpu {threads} {'exact' if exact else '8 bits'} {where}",
+                World("cpu", {"cpu": cpu}, ground),
+            )
+
+
+# Cases: an op's example in one form, as a graph, with storage for its leaves.
+
+Case = tuple[str, Graph, dict[str, Array]]
+
+
+def windows(name: str, arg: Arg, kind: Kind) -> Iterator[tuple[str, Tensor]]:
+    """An operand of this shape as part of something larger, where its type can be cut."""
+    shape = arg.shape
+    if arg.dtype.is_block or arg.dtype is A8 or not shape or 0 in shape:
+        return
+    size = int(np.prod(shape))
+    flat = leaf(kind, name, (size + 2 * GAP,), arg.dtype)
+    yield "from the front", ops.view(flat, shape)
+    yield "from behind", ops.view(flat, shape, start=2 * GAP)
+    wide = leaf(kind, name, (*shape[:-1], shape[-1] + GAP), arg.dtype)
+    yield "with gaps", ops.slice(wide, [0] * (len(shape) - 1) + [1], shape)
+    if len(shape) > 1:
+        tall = leaf(kind, name, (shape[0] + 2, *shape[1:]), arg.dtype)
+        yield "rows", ops.narrow(tall, 0, 1, shape[0])
+        turned = leaf(kind, name, (shape[1] + 1, shape[0], *shape[2:]), arg.dtype)
+        axes = (1, 0, *range(2, len(shape)))
+        yield "turned", ops.permute(ops.narrow(turned, 0, 0, shape[1]), *axes)
+
+
+def cases(every: int) -> Iterator[Case]:
+    """Every `every`-th case of all ops, and whole layers of odd sizes."""
+    count = 0
+    for name in sorted(n for n in OPS if n != "copy"):
+        for i, example in enumerate((*OPS[name].examples, *LARGER.get(name, ()))):
+            for form, sources in forms(OPS[name], example):
+                count += 1
+                made = None if count % every else graph_of(OPS[name], example, sources)
+                if made is not None:
+                    yield f"{name} {i} {form}", made, stored_of(made, example, i)
+    for rows in (1, 3, 11) if every == 1 else (3,):
+        graph = block(rows)
+        zeros = {t.name: np.zeros(t.shape, t.dtype.np) for t in graph.leaves(Kind.STATE)}
+        yield f"block {rows}", graph, {**fed(graph), **zeros}
+
+
+def forms(spec: OpSpec, example: Example) -> Iterator[tuple[str, list[Tensor]]]:
+    """Sources as inputs, as weights, computed, and each in turn as a window."""
+
+    def plain(kind: Kind) -> list[Tensor]:
+        return [
+            leaf(Kind.STATE if n == spec.overwrites else kind, f"x{n}", a.shape, a.dtype)
+            for n, a in enumerate(example.args)
+        ]
+
+    yield "inputs", plain(Kind.INPUT)
+    yield "weight", [*plain(Kind.WEIGHT)[:1], *plain(Kind.INPUT)[1:]]
+    computed = [
+        ops.scale(t, 1.0, name=f"made{n}") if t.dtype is F32 and t.shape else t
+        for n, t in enumerate(plain(Kind.INPUT))
+    ]
+    if any(not t.is_leaf for t in computed):
+        yield "computed", computed
+    for n, arg in enumerate(example.args):
+        if n != spec.overwrites:
+            for how, window in windows(f"x{n}", arg, Kind.INPUT):
+                sources = plain(Kind.INPUT)
+                sources[n] = window
+                yield f"source {n} {how}", sources
+
+
+def graph_of(spec: OpSpec, example: Example, sources: list[Tensor]) -> Graph | None:
+    """The op and a reader of what it overwrites; None for what its rule refuses."""
+    try:
+        y = apply(spec.name, *sources, name="y", **example.attrs)
+        if y.is_view or y.overwritten is not None:
+            y = ops.cont(y, name="read")
+        return Graph.of([y])
+    except (ShapeError, GraphError):
+        return None
+
+
+def stored_of(graph: Graph, example: Example, seed: int) -> dict[str, Array]:
+    """Storage of every leaf, filled as the example asks; states too."""
+    rng = np.random.default_rng(seed)
+    fills = {f"x{n}": a for n, a in enumerate(example.args)}
+    return {
+        t.name: to_storage(examples.values(replace(fills[t.name], shape=t.shape), rng), t)
+        for t in graph
+        if t.is_leaf
+    }
+
+
+def elsewhere(graph: Graph, stored: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The leaves with other bytes wherever no source of any launch shows them."""
+    shown = {t.name: np.zeros(t.nbytes, bool) for t in graph if t.is_leaf}
+    for t in graph.nodes:
+        for s in () if t.is_view else t.sources:
+            if s.root.name in shown:
+                for start, stop in s.byte_ranges(1 << 20):
+                    shown[s.root.name][start:stop] = True
+    found = {}
+    for name, array in stored.items():
+        raw = np.frombuffer(array.tobytes(), np.uint8).copy()
+        raw[~shown[name]] = rng.integers(0, 256, int((~shown[name]).sum()), np.uint8)
+        found[name] = raw.view(array.dtype).reshape(array.shape)
+    return found
+
+
+# Plans: each value in a buffer of its own, or results in place of what they may replace.
+
+
+def planned(graph: Graph, world: World, in_place: bool) -> VerifiedPlan | None:
+    """The verified plan; None where nothing can be put in place."""
+    specs = [world.device.spec]
+    schedule = order(split(place(rewrite(graph, specs), specs, ())))
+    regions: dict[str, Region] = {}
+    buffers: dict[str, Buffer] = {}
+    readers = Counter(a.value for c in schedule for a in c.reads)
+    replaced = 0
+    for v in schedule.values.values():
+        over = v.same_as
+        fits = [
+            o for o in v.may_replace if schedule.values[o].nbytes == v.nbytes and readers[o] == 1
+        ]
+        if over is None and in_place and fits and v.nbytes:
+            over, replaced = fits[-1], replaced + 1
+        if over is not None:
+            regions[v.name] = replace(regions[over], nbytes=v.nbytes)
+            continue
+        regions[v.name] = Region(v.name, (0,), v.nbytes)
+        alignment = specs[0].alignment
+        buffers[v.name] = Buffer(v.name, v.device, v.nbytes, alignment, v.external)
+    if in_place and not replaced:
+        return None
+    return verify(Plan(schedule, MemoryMap("flat", buffers, regions)))
+
+
+class Fault(Exception):
+    """A byte that nobody declared was read or written."""
+
+
+def bound(world: World, verified: VerifiedPlan, stored: dict[str, Array]) -> Executor:
+    """An executor whose weights and states hold these bytes."""
+    external = {}
+    for t in verified.plan.graph:
+        if t.is_leaf and t.kind in (Kind.WEIGHT, Kind.STATE):
+            buffer = verified.plan.memory.buffers[t.name]
+            raw = np.frombuffer(stored[t.name].tobytes(), np.uint8)
+            if t.kind is Kind.WEIGHT:
+                external[t.name] = world.device.load(buffer, t, raw)
+            else:
+                external[t.name] = world.device.allocate(buffer)
+                world.device.write(external[t.name], 0, raw)
+    return Executor(verified, world.backends, external)
+
+
+def outcome(
+    world: World, verified: VerifiedPlan, stored: dict[str, Array], rng: np.random.Generator
+) -> dict[str, bytes]:
+    """Outputs and states after a run on memory that was disturbed. Fault: see there."""
+    ground = world.ground
+    ground.clear()
+    held = bound(world, verified, stored)
+    owned = {id(m.handle) for m in held._arenas.values()}
+    for memory in held._arenas.values():
+        if world.name == "cpu" and not isinstance(world.device, SimBackend):
+            memory.handle[:] = rng.integers(0, 256, memory.handle.size, np.uint8)
+        elif world.name == "cuda0" and memory.buffer.device != HOST:
+            noise = rng.integers(0, 256, memory.buffer.nbytes, np.uint8)
+            world.device.write(memory, 0, noise)
+    assert owned or not held._arenas
+    ground.disturb(rng)
+    around = ground.around()
+    ground.running = True
+    try:
+        inputs = verified.plan.graph.leaves(Kind.INPUT)
+        out = held.run({t.name: stored[t.name] for t in inputs})
+    finally:
+        ground.running = False
+    if ground.around() != around:
+        raise Fault("bytes around a buffer were changed")
+    found = {name: a.tobytes() for name, a in out.items()}
+    weights = {t.name: t for t in verified.plan.graph if t.kind is Kind.WEIGHT and t.is_leaf}
+    for name, memory in held._memory.items():
+        if name in weights and memory.buffer.external:
+            now = world.device.read(memory, 0, memory.buffer.nbytes).tobytes()
+            if now != stored[name].tobytes():
+                raise Fault(f"weight {name!r} was changed")
+    held.close()
+    return found
+
+
+def check(world: World, case: Case, seed: int) -> int:
+    """How many runs of a case agreed. Fault where one did not."""
+    _, graph, stored = case
+    wanted: dict[str, bytes] = {}
+    runs = 0
+    for in_place in (False, True):
+        verified = planned(graph, world, in_place)
+        if verified is None:
+            continue
+        for changed in (False, True):
+            rng = np.random.default_rng((seed, runs))
+            given = elsewhere(graph, stored, rng) if changed else stored
+            found = outcome(world, verified, given, rng)
+            wanted = wanted or found
+            if found != wanted:
+                how = "bytes that nobody declares" if changed else "its place"
+                raise Fault(f"the result depends on {how}{' (in place)' if in_place else ''}")
+            runs += 1
+    return runs
+
+
+def fits(world: World, graph: Graph) -> bool:
+    """Whether the backend has a kernel for all of it."""
+    specs = [world.device.spec]
+    return all(t.is_view or world.accepts(t) for t in rewrite(graph, specs).nodes)
+
+
+def run(kind: str, every: int, only: str = "") -> tuple[Counter[str], list[str]]:
+    """Counts of one kind of backend, and a line for each fault."""
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+    for title, world in worlds(kind):
+        for n, case in enumerate(cases(every)):
+            if only not in case[0] or not fits(world, case[1]):
+                counts["left out"] += 1
+                continue
+            sys.stdout.write(f"\r{title}: {case[0]:<60}")
+            sys.stdout.flush()
+            try:
+                counts["runs"] += check(world, case, n)
+                counts["cases"] += 1
+            except Fault as fault:
+                faults.append(f"{title}: {case[0]}: {fault}")
+        world.device.close()
+    return counts, faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """All backends, or one; exits with 1 if there was a fault."""
+    parser = argparse.ArgumentParser(description="declared is done")
+    parser.add_argument("--backend", choices=("cpu", "cuda", "sim"), action="append")
+    parser.add_argument("--every", type=int, default=1, help="of the cases, each N-th")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    wanted = parser.parse_args(argv)
+    failed = False
+    for kind in wanted.backend or ("cpu", "cuda", "sim"):
+        if kind == "cuda" and COMPILER is None:
+            sys.stdout.write("cuda: left out, g++ is not installed\n")
+            continue
+        counts, faults = run(kind, wanted.every, wanted.only)
+        sys.stdout.write("".join(f"\r{line:<78}\n" for line in faults))
+        told = ", ".join(f"{name} {counts[name]}" for name in ("cases", "runs", "left out"))
+        sys.stdout.write(f"\r{kind}: {told}, faults {len(faults)}{'':<40}\n")
+        failed = failed or bool(faults)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

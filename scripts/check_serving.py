@@ -1,0 +1,48 @@
+"""Random histories of a batch, each text against the same request alone.
+
+    python scripts/check_serving.py --histories 2000
+    python scripts/check_serving.py --model SmolLM2-135M-Instruct.Q4_1.gguf --histories 100
+
+Arrivals, prompts with shared beginnings, cancellations, priorities, drafts (chains and trees), and
+caches so small that texts are sent back: any text that differs ends the run with its history.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from serving_kit import World, differences, history
+from small_model import learnable_model
+
+
+def main() -> None:
+    """Count histories until one is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="default: a tiny model")
+    parser.add_argument("--histories", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = asked.model or learnable_model(Path(folder))
+        world = World.of(path, asked.threads)
+    seen: Counter[str] = Counter()
+    begun, wrong = time.perf_counter(), 0
+    for seed in range(asked.first, asked.first + asked.histories):
+        for line in differences(world, history(seed), seen):
+            wrong += 1
+            print(f"history {seed}: {line}")
+    facts = ", ".join(f"{count} {what}" for what, count in seen.items())
+    seconds = time.perf_counter() - begun
+    print(f"{asked.histories} histories, {facts}: {wrong} texts differ ({seconds:.0f} s)")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

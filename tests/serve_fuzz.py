@@ -1,0 +1,74 @@
+"""Requests that nobody should send: sound ones with fields replaced by whatever comes to mind."""
+
+import json
+import random
+from typing import Any
+
+TALK = [{"role": "user", "content": "Hi"}]
+SOUND: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": TALK, "max_tokens": 2},
+    "/v1/completions": {"prompt": "ab", "max_tokens": 2},
+    "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+    "/v1/embeddings": {"input": "ab"},
+    "/tokenize": {"content": "ab"},
+    "/detokenize": {"tokens": [97]},
+}
+FIELDS = [
+    "model", "messages", "prompt", "input", "content", "tokens", "max_tokens",
+    "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop",
+    "stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice",
+    "response_format", "frequency_penalty", "presence_penalty", "repeat_penalty", "repeat_last_n",
+    "speculative", "priority", "user", "echo", "suffix", "instructions", "text", "pooling",
+    "encoding_format", "unknown",
+]  # fmt: skip
+FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
+SCHEMAS: list[Any] = [
+    {}, {"type": "string"}, {"type": "none"}, {"enum": []}, {"pattern": "(a+)+$"},
+    {"type": "string", "pattern": "["}, {"$ref": "#/nowhere"}, {"$ref": "#"},
+    {"type": "string", "minLength": 9, "maxLength": 1}, {"const": "x" * 3000},
+    {"type": "object", "properties": {str(i): {"type": "integer"} for i in range(300)}},
+    {"x-guidance": {"whitespace_flexible": True}}, {"allOf": [{"type": "string"}] * 50},
+]  # fmt: skip
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 0.5, 1e308, -1e308, 1 << 31, 1 << 63, -(1 << 63), 10**40, "",
+    "a", "ab" * 4000, "\x00", "\u202e", "😀", "<|im_end|>", "{{ 7 * 7 }}",
+    "{% for i in range(10**9) %}",
+    [], [[]], [None], [1, 2], ["a", "b"], [["a"]], {}, {"a": 1}, {"type": "function"}, {"97": 1},
+    {"99999": 1}, {"include_usage": True}, {"off": True}, {"most": 64}, {"drafters": ["suffix"]},
+    {"type": "json_object"}, {"format": {"type": "json_object"}}, [{"role": "user"}],
+    [{"role": "tool", "content": "x"}], [{"role": "system", "content": []}], TALK * 40,
+    [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+    [{"type": "function", "function": {"name": "f"}}], "required", "auto", "none", "json", "mean",
+]  # fmt: skip
+
+
+def request(seed: int) -> tuple[str, bytes]:
+    """An address and a body."""
+    r = random.Random(seed)
+    path = r.choice(list(SOUND))
+    body = dict(SOUND[path])
+    for _ in range(r.randint(0, 3)):
+        body[r.choice(FIELDS)] = r.choice(VALUES)
+    if r.random() < 0.15:
+        schema = {**FORM["json_schema"], "schema": r.choice(SCHEMAS)}  # type: ignore[dict-item]
+        body["response_format"] = {**FORM, "json_schema": schema}
+    if r.random() < 0.05:
+        body.pop(r.choice(list(body)), None)
+    raw = json.dumps(body).encode()
+    if r.random() < 0.1:
+        at = r.randrange(len(raw))
+        raw = raw[:at] + bytes([r.randrange(256)]) + raw[at + r.randint(0, 4) :]
+    return path, raw
+
+
+def complaint(status: int, text: str) -> str:
+    """What is wrong with a reply; empty where it is one that may be given."""
+    if status == 200:
+        return ""
+    if not 400 <= status < 500:
+        return f"status {status}"
+    try:
+        message = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError):
+        return f"no message in {text[:200]!r}"
+    return "" if message and "\n" not in message and len(message) < 1000 else f"said {message!r}"

@@ -1,0 +1,188 @@
+"""Random histories of a batch: arrivals, cancellations, drafts, and little memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ggraph.decode.draft.lookup import SuffixDrafter
+from ggraph.decode.draft.tree import Draft
+from ggraph.decode.policy import Adaptive, Fixed
+from ggraph.decode.prices import Prices
+from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.speculation import Speculation
+from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.memory import Memory
+from ggraph.serving.prices import SharedPrices
+from ggraph.serving.steps import ListRunner
+from ggraph.serving.text import Plain, Request, Text
+from ggraph.tensor import Array
+from models.run.load import Loaded, load
+
+CONTEXT = 96  # tokens of a text
+SLOTS = 400  # of the cache
+VOCABULARY = 6  # letters of prompts, so that many of them begin alike
+
+
+class Knowing:
+    """Drafts what it knows will come, with an error here and there: a chain, or a tree in which the
+    truth is the last branch."""
+
+    name, taps = "knowing", ()
+
+    def __init__(self, text: Sequence[int], tree: bool) -> None:
+        self.text, self.tree, self.at = text, tree, 0
+
+    def begin(self, first: int) -> None:
+        """A new text."""
+        self.at = 1
+
+    def observe(self, tokens: Sequence[int], features: Array | None) -> None:
+        """It goes on."""
+        self.at += len(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        """The next tokens, of which every fifth is wrong."""
+        then = [t ^ (i % 5 == 0) for i, t in enumerate(self.text)][self.at : self.at + 4]
+        if not self.tree or len(then) < 2 or limit < 4:
+            return Draft.chain(then[:limit])
+        return Draft((then[0] ^ 1, then[0], then[1] ^ 1, then[1]), (-1, -1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a history: when it comes, what it says, when it is cancelled."""
+
+    at: int
+    prompt: tuple[int, ...]
+    limit: int
+    temp: float
+    seed: int
+    drafter: str  # "", "suffix", "chain", "tree"
+    gone_after: int  # steps; 0: stays
+    priority: int
+
+
+@dataclass(frozen=True)
+class History:
+    """Requests, and the room that there is for them."""
+
+    asked: tuple[Asked, ...]
+    slots: int
+    limits: Limits
+
+
+def history(seed: int) -> History:
+    """A random history. Prompts share beginnings, also those of answers' like."""
+    r = np.random.default_rng(seed)
+    stems = [tuple(r.integers(0, VOCABULARY, int(r.integers(1, 40))).tolist()) for _ in range(3)]
+    asked = []
+    for i in range(int(r.integers(2, 9))):
+        stem = stems[int(r.integers(3))]
+        own = tuple(r.integers(0, VOCABULARY, int(r.integers(1, 12))).tolist())
+        asked.append(
+            Asked(
+                int(r.integers(0, 12)),
+                stem[: int(r.integers(0, len(stem) + 1))] + own,
+                int(r.integers(1, 48)),
+                float(r.choice([0.0, 0.7])),
+                i if r.random() < 0.5 else 0,
+                str(r.choice(["", "suffix", "chain", "tree"])),
+                int(r.integers(1, 14)) if r.random() < 0.25 else 0,
+                int(r.integers(0, 2)),
+            )
+        )
+    texts = int(r.integers(1, 7))
+    limits = Limits(
+        texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16]))
+    )
+    return History(tuple(asked), int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), limits)
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """One model twice: for a batch, and for texts alone."""
+
+    batch: Loaded
+    plain: Loaded
+
+    @staticmethod
+    def of(path: Path, threads: int = 1) -> "World":
+        """Opened from a file."""
+        return World(*(load(path, ctx_size=CONTEXT, threads=threads) for _ in range(2)))
+
+
+def request_of(w: World, a: Asked, prices: Prices) -> Request:
+    """A request with a sampler and drafters of its own."""
+    m = w.batch
+    sampler = Sampler(SamplerConfig(temp=a.temp, seed=a.seed), m.model.vocab_size)
+    if a.drafter in ("chain", "tree"):
+        knows = Knowing([*a.prompt, *alone(w, a)], a.drafter == "tree")
+        drafts = Speculation([knows], Fixed(4))
+    else:
+        drafts = Speculation([SuffixDrafter()], Adaptive(prices=SharedPrices(prices)))
+    return Request(
+        a.prompt,
+        Plain(sampler.sample, m.tokenizer.eos_ids),
+        a.limit,
+        a.priority,
+        drafts if a.drafter else None,
+    )
+
+
+def play(w: World, h: History, seen: Counter[str] | None = None) -> list[tuple[Asked, Text]]:
+    """Run a history to its end; the slots are counted after every step. What happened is added to
+    `seen`."""
+    m = w.batch
+    batch = Batch(ListRunner(m.model, m.session, SLOTS, CONTEXT), h.limits)
+    batch.memory = Memory(h.slots)
+    texts: list[tuple[Asked, Text]] = []
+    todo, step = sorted(h.asked, key=lambda a: a.at), 0
+    gone: dict[Text, int] = {}
+    while todo or not batch.idle:
+        while todo and todo[0].at <= step:
+            a = todo.pop(0)
+            text = batch.submit(request_of(w, a, batch.prices))
+            texts.append((a, text))
+            if a.gone_after:
+                gone[text] = step + a.gone_after
+        for text in [t for t, at in gone.items() if at <= step]:
+            batch.cancel(text)
+            del gone[text]
+        batch.step()
+        batch.memory.check(batch.running)
+        step += 1
+        assert step < 3000, f"{h} does not come to an end"
+    if seen is not None:
+        c, cancelled = batch.counters, sum(t.ended == "cancelled" for _, t in texts)
+        seen.update(
+            texts=len(texts), preempted=c.preempted, reused=c.reused, accepted=c.accepted,
+            refused=c.drafted - c.accepted, evicted=batch.memory.evicted, cancelled=cancelled,
+        )  # fmt: skip
+    return texts
+
+
+@lru_cache(maxsize=4096)
+def _alone(w: World, prompt: tuple[int, ...], limit: int, temp: float, seed: int) -> list[int]:
+    sampler = Sampler(SamplerConfig(temp=temp, seed=seed), w.plain.model.vocab_size)
+    w.plain.engine.reset()
+    return list(w.plain.engine.generate(prompt, sampler.sample, lambda _: None, limit=limit))
+
+
+def alone(w: World, a: Asked) -> list[int]:
+    """The tokens of a request when nobody else is there, by the plain engine."""
+    return _alone(w, a.prompt, a.limit, a.temp, a.seed)
+
+
+def differences(w: World, h: History, seen: Counter[str] | None = None) -> list[str]:
+    """What is wrong with the texts of a history; nothing, one hopes."""
+    found = []
+    for a, text in play(w, h, seen):
+        wanted, got = alone(w, a), text.tokens[len(a.prompt) :]
+        whole = text.ended != "cancelled"
+        if got != (wanted if whole else wanted[: len(got)]) or text.ended in (None, "error"):
+            found.append(f"{a}: {text.ended}, {got}, alone {wanted}")
+    return found

@@ -1,0 +1,127 @@
+"""The stand-in for a GPU is as strict as a GPU: what CUDA refuses or leaves undefined is seen."""
+
+import numpy as np
+import pytest
+from cuda_host import Fault, HostDriver, compiled, entry_of, need_compiler
+
+from ggraph.tensor import Array
+
+pytestmark = need_compiler
+SOURCE = """
+#include "pieces.cuh"
+KERNEL wide_load(const u8* x, float* y, int at) {
+  float v[8];
+  eight_floats((const float*)(x + at), v);
+  y[threadIdx.x] = v[threadIdx.x % 8];
+}
+KERNEL one_place(const u8* x, float* y, int at) { y[threadIdx.x] = (float)x[at]; }
+KERNEL one_write(const u8* x, u8* y, int at) {
+  if (threadIdx.x == 0) y[at] = 1;
+}
+KERNEL neighbour(const u8* x, float* y, int shift) {
+  SHARED float held[64];
+  held[threadIdx.x] = (float)threadIdx.x;
+  y[threadIdx.x] = held[(threadIdx.x + 64 + shift) % 64];
+}
+KERNEL left_over(const u8* x, float* y, int at) {
+  SHARED float held[64];
+  y[threadIdx.x] = held[threadIdx.x];
+  held[threadIdx.x] = 1.0f;
+}
+KERNEL outside_array(const u8* x, float* y, int at) {
+  float held[4] = {};
+  held[threadIdx.x % (unsigned)at] = 1.0f;
+  y[threadIdx.x] = held[0];
+}
+KERNEL unset(const u8* x, float* y, int at) {
+  float held[4];
+  y[threadIdx.x] = held[threadIdx.x % (unsigned)at];
+}
+KERNEL some_wait(const u8* x, float* y, int at) {
+  if ((int)threadIdx.x < at) __syncthreads();
+  else __syncthreads();
+}
+KERNEL half_a_warp(const u8* x, float* y, int at) {
+  if ((int)threadIdx.x % 32 >= at) return;
+  y[threadIdx.x] = warp_sum(1.0f);
+}
+KERNEL diverged(const u8* x, float* y, int at) {
+  float v = 1.0f;
+  if ((int)threadIdx.x % 32 < at) v += SHUFFLE_XOR(v, 1);
+  else v += SHUFFLE_XOR(v, 1) + 1.0f;  // on a line of its own
+  y[threadIdx.x] = v;
+}
+"""
+
+
+def run(
+    kernel: str, at: int, order: int = 0, nbytes: int = 96, driver: HostDriver | None = None
+) -> Array:
+    """64 floats that two warps write from `nbytes` given bytes."""
+    driver = driver or HostDriver(alignment=16, order=order)
+    stream = driver.stream()
+    x, y = driver.allocate(nbytes), driver.allocate(256)
+    function = (kernel, entry_of(compiled("strict", SOURCE), kernel))
+    args = [np.array(a).tobytes() for a in (np.int64(x), np.int64(y), np.int32(at))]
+    driver.launch(function, (1, 1, 1), 64, args, stream)
+    found = np.empty(64, np.float32)
+    driver.copy(found.ctypes.data, y, 256, stream)
+    driver.synchronise()
+    for address in (x, y):
+        driver.free(address)
+    return found
+
+
+def test_loads_of_sixteen_bytes_must_be_aligned() -> None:
+    run("wide_load", 16)
+    for at in (4, 8, 17):
+        with pytest.raises(Fault, match="wide_load: undefined: alignment"):
+            run("wide_load", at)
+
+
+def test_no_byte_outside_a_buffer_may_be_read_or_written() -> None:
+    for at in (0, 95):
+        run("one_place", at)
+    for at in (96, 4000):
+        with pytest.raises(Fault, match="one_place: access outside all buffers"):
+            run("one_place", at)
+    with pytest.raises(Fault, match="access outside"):
+        run("one_place", -1, driver=HostDriver(at_end=False))
+    for at in (-1, -100):  # on the buffer's own page
+        with pytest.raises(Fault, match="bytes around a buffer of 256 were overwritten"):
+            run("one_write", at)
+    found = run("one_place", 5)  # and the driver goes on
+    assert (found == 255).all(), "what nobody wrote is poison"
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_missing_barrier_shows_in_one_order_or_another(shift: int) -> None:
+    """Reads of a thread that comes later show in ascending order, of one before in descending."""
+    wanted = (np.arange(64) + shift) % 64
+    wrong = [int((run("neighbour", shift, order) != wanted).sum()) for order in (0, 1, 2, 3)]
+    assert wrong[0 if shift == 1 else 1] >= 63, "NaN where nobody has written yet"
+    assert min(wrong[2:]) > 10
+    assert (run("neighbour", shift, 2) != run("neighbour", shift, 3)).any(), "by seed"
+
+
+def test_shared_memory_and_variables_begin_as_garbage() -> None:
+    for _ in range(2):
+        assert np.isnan(run("left_over", 0)).all()
+    assert (run("unset", 4) != 0).all()
+
+
+def test_indices_stay_within_arrays() -> None:
+    run("outside_array", 4)
+    with pytest.raises(Fault, match="outside_array: undefined"):
+        run("outside_array", 5)
+
+
+def test_barriers_and_shuffles_are_reached_together() -> None:
+    run("some_wait", 64)
+    with pytest.raises(Fault, match="some_wait: threads meet at different barriers"):
+        run("some_wait", 32)
+    run("half_a_warp", 32)
+    with pytest.raises(Fault, match=r"a warp that is not whole|not reached"):
+        run("half_a_warp", 16)
+    with pytest.raises(Fault, match="diverged: threads meet at different barriers"):
+        run("diverged", 16)

@@ -1,0 +1,127 @@
+"""Configs that say odd things: a model is opened and planned, or refused in one line.
+
+Nobody may meet a traceback for a key that is missing, of another type, or of no sense, nor for a
+tensor that is missing or of another shape.
+"""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mtp_kit import GLM, QWEN, with_draft_layer
+from safetensors.numpy import load_file, save_file
+from test_models_families import NAMES, TINY
+
+from ggraph.decode.model import StepShape
+from ggraph.errors import GgraphError, ModelError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.gguf import write_gguf
+from ggraph.graph import Graph
+from ggraph.tensor import Array
+from models.registry import Model, open_model
+from models.run.convert import model_to_gguf
+
+ODD = (None, 0, -1, 1, 3, 7, 1 << 40, 0.5, -2.5, 1e308, True, "", "yes", [], [1, "a"], {}, {"a": 1})
+SHAPE = StepShape(3, 32, 3, 33, ())
+
+
+def loaded(name: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    folder = TINY / name
+    config = json.loads((folder / "config.json").read_text())
+    return config, load_file(folder / "model.safetensors")
+
+
+def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def built(path: Path) -> Graph:
+    model: Model = open_model(path)
+    return model.build(SHAPE)
+
+
+CHECKPOINTS = {name: loaded(name) for name in NAMES}
+
+
+ODD_GGUF = {  # by the family whose keys they are among
+    "gemma3_text": {"rope.scaling.type": [1, 2]}, "granite": {"logit_scale": 0.0},
+    "qwen3_5_moe": {"attention.recurrent_layers": 1}, "lfm2": {"attention.head_count_kv": [2, 0]},
+    "gemma2": {"attention.sliding_window_pattern": [1, 0]}, "smollm3": {"block_count": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_GGUF)
+def test_an_odd_key_of_a_gguf_file_is_refused(name: str, tmp_path: Path) -> None:
+    model_to_gguf(open_model(TINY / name), tmp_path / "good.gguf", "f16")
+    good = open_checkpoint(tmp_path / "good.gguf")
+    odd = {f"{good.architecture}.{key}": value for key, value in ODD_GGUF[name].items()}
+    write_gguf(tmp_path / "odd.gguf", {**good.metadata, **odd}, list(good.tensors.values()))
+    with pytest.raises(ModelError) as found:
+        built(tmp_path / "odd.gguf")
+    assert "\n" not in str(found.value)
+
+
+@given(st.data())
+def test_a_damaged_config_is_built_or_refused_in_one_line(data: st.DataObject) -> None:
+    config, tensors = CHECKPOINTS[data.draw(st.sampled_from(NAMES))]
+    config, tensors = dict(config), dict(tensors)
+    for _ in range(data.draw(st.integers(1, 2))):
+        config[data.draw(st.sampled_from(sorted(config)))] = data.draw(st.sampled_from(ODD))
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        kept = data.draw(st.sampled_from((None, 0, 1, -1)))
+        if kept is None:
+            del tensors[name]
+        else:
+            tensors[name] = np.ascontiguousarray(tensors[name][:kept])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            graph = built(saved(Path(folder) / "m", config, tensors))
+        except GgraphError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000, error
+            return
+    assert graph["logits"].shape[0] == SHAPE.wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    """Of the last layer, of each role: by the name that GGUF files have."""
+    config, tensors = CHECKPOINTS[name]
+    numbers = [int(m[1]) for n in tensors if (m := re.search(r"\.(\d+)\.", n))]
+    last = f".{max(numbers)}."
+    needed = [n for n in tensors if last in n and not n.endswith(("bias", "sinks"))]
+    for i, left_out in enumerate(needed[:: max(1, len(needed) // 4)]):
+        held = {n: t for n, t in tensors.items() if n != left_out}
+        with pytest.raises(ModelError) as found:
+            built(saved(tmp_path / str(i), config, held))
+        assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("heads", [0, -4, 3, 1 << 21])
+def test_no_such_number_of_heads(name: str, heads: int, tmp_path: Path) -> None:
+    config, tensors = CHECKPOINTS[name]
+    key = "n_head" if name == "gpt2" else "num_attention_heads"
+    with pytest.raises(ModelError):
+        built(saved(tmp_path / "m", {**config, key: heads}, tensors))
+
+
+@pytest.mark.parametrize("name", [QWEN, GLM])
+def test_a_draft_layer_that_the_config_does_not_tell_of_is_left_alone(
+    name: str, tmp_path: Path
+) -> None:
+    path = with_draft_layer(name, tmp_path / "hf")
+    config = json.loads((path / "config.json").read_text())
+    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        config.pop(key, None)
+    (path / "config.json").write_text(json.dumps(config))
+    assert built(path)["logits"].shape == (SHAPE.wanted, 320)

@@ -1,0 +1,128 @@
+"""What every family must do beside its golden vectors: identity, chunking, states, bad files.
+
+The text with drafts is the text without them, chains and trees, whatever a layer carries along; and
+the bits of a row do not depend on how many rows are computed with it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_models_eagle3 import Scripted
+from test_models_identity import GREEDY, NEW, SEEDED, adversaries
+
+from ggraph.decode.draft.lookup import SuffixDrafter
+from ggraph.decode.draft.tree import Draft, Drafter
+from ggraph.decode.engine import Engine
+from ggraph.decode.policy import Fixed
+from ggraph.decode.rows import Rows
+from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.speculation import Speculation
+from ggraph.dtype import F32
+from ggraph.errors import InputError
+from models.registry import open_model
+from models.run.load import open_session
+
+TINY = Path(__file__).parent / "golden" / "tiny2"
+NAMES = tuple(sorted(p.name for p in TINY.iterdir()))
+RECURRENT = ("lfm2", "qwen3_5", "qwen3_5_moe")
+CONTEXT = 96
+
+
+class Family:
+    """One tiny model in a session of its own, decoding the same prompt again and again."""
+
+    def __init__(self, name: str) -> None:
+        self.model = open_model(TINY / name)
+        self.session = open_session(threads=1, exact=True)
+        self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
+        self.prompt = np.load(TINY / name / "expected.npz")["ids"].tolist()[:11]
+
+    def text(
+        self, config: SamplerConfig, drafter: Drafter | None = None, most: int = 0
+    ) -> list[int]:
+        """The new tokens, drafted for or not."""
+        engine, s = Engine(self.runner, ()), Sampler(config, self.model.vocab_size)
+        engine.reset()
+        s.accept_all(self.prompt)
+        drafts = Speculation([drafter] if drafter is not None else (), Fixed(most))
+        return list(engine.generate(self.prompt, s.sample, s.accept, limit=NEW, drafts=drafts))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+@pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_no_draft_changes_a_token(family: Family, config: SamplerConfig, length: int) -> None:
+    plain = family.text(config)
+    truth, vocabulary = family.prompt + plain, family.model.vocab_size
+    for name, guess in adversaries(truth, vocabulary, length).items():
+        nodes = 4 * length if name == "forked" else length
+        assert family.text(config, Scripted(guess), nodes) == plain, name
+    assert family.text(config, SuffixDrafter(), length) == plain
+
+
+def test_no_random_tree_changes_a_token(family: Family) -> None:
+    """Any tree over the truth and near misses, so that paths leave the first branch anywhere."""
+    plain = family.text(GREEDY)
+    truth, rng = family.prompt + plain, np.random.default_rng(3)
+
+    def guess(text: list[int], limit: int) -> Draft:
+        tokens, parents, depths = [], [], []
+        for i in range(limit):
+            parent = int(rng.integers(-1, i))
+            depth = 0 if parent < 0 else depths[parent] + 1
+            at = len(text) + depth
+            right = truth[at] if at < len(truth) else 0
+            tokens.append(right if rng.random() < 0.7 else int(rng.integers(0, 300)))
+            parents.append(parent)
+            depths.append(depth)
+        return Draft(tuple(tokens), tuple(parents))
+
+    for nodes in (4, 9, 20):
+        assert family.text(GREEDY, Scripted(guess), nodes) == plain
+
+
+def test_the_bits_do_not_depend_on_the_chunks(family: Family) -> None:
+    ids = family.prompt * 4
+    found = []
+    for batch in (512, 7, 1):
+        runner = Runner(family.model, family.session, CONTEXT, batch=batch, cache_dtype=F32)
+        found.append(runner.text(ids).logits.tobytes() + runner.text([5]).logits.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_goes_only_forwards(name: str) -> None:
+    family = Family(name)
+    runner = family.runner
+    runner.text(family.prompt)
+    with pytest.raises(InputError, match="recurrent layers, whose state cannot go from 11"):
+        runner.past = 5
+    with pytest.raises(InputError, match="does not follow 11 tokens"):
+        runner.step(Rows([1], [12], [12]), [0])
+    runner.past = 0
+    again = runner.text(family.prompt).logits
+    fresh = Runner(family.model, open_session(threads=1, exact=True), CONTEXT, cache_dtype=F32)
+    assert np.array_equal(again, fresh.text(family.prompt).logits)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_steps_that_nobody_kept_leave_no_trace(name: str) -> None:
+    """Verified again, with other drafts, before anything is kept."""
+    family = Family(name)
+    runner = family.runner
+    runner.text(family.prompt)
+    chain = Rows([3, 4, 5, 6], range(11, 15), range(11, 15))
+    first = runner.step(chain, range(4)).logits
+    runner.step(Rows([9, 9], range(11, 13), range(11, 13)), [0, 1])
+    second = runner.step(chain, range(4)).logits
+    assert np.array_equal(first, second)
+    runner.keep([0, 1])
+    after = runner.text([7]).logits
+    plain = Family(name).runner
+    assert np.array_equal(after[-1], plain.text([*family.prompt, 3, 4, 7]).logits[-1])

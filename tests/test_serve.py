@@ -1,0 +1,371 @@
+"""The server as a process of its own, asked by the `openai` client and by plain HTTP."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import numpy as np
+import openai
+import pytest
+import serve_fuzz
+from small_model import learnable_model
+
+from ggraph.decode.sampler import SamplerConfig
+from models.run.generation import Generation
+from models.run.load import Loaded, load
+
+ROOT = Path(__file__).parent.parent
+WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0, "min_p": 0}}
+WEB = httpx.Client(timeout=60)
+ENDLESS = {"256": -100, "257": -100}  # the end tokens of the tiny model
+TALK = [{"role": "user", "content": "Say something."}]
+
+
+@dataclass
+class Server:
+    """A server that runs."""
+
+    process: subprocess.Popen[str]
+    url: str
+    path: Path
+    key: str = "none"
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+
+
+def started(path: Path, *options: str) -> Server:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "models",
+            "serve",
+            "-m",
+            str(path),
+            "--port",
+            "0",
+            "--json",
+            *options,
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the server ended with {process.wait()}"
+    return Server(process, json.loads(line)["url"], path)
+
+
+def ended(server: Server) -> int:
+    server.process.send_signal(signal.SIGTERM)
+    return server.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learnable_model(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    running = started(model, "-t", "1", "--parallel", "4", "--queue", "12")
+    yield running
+    assert ended(running) == 0
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Iterator[Loaded]:
+    m = load(model, threads=1)
+    yield m
+    m.close()
+
+
+def text_alone(m: Loaded, prompt: str, limit: int, **sampling: Any) -> str:
+    ids = m.tokenizer.encode(prompt, bos=None)
+    config = SamplerConfig(**{"temp": 0.0, **sampling})
+    return "".join(Generation(m, ids, config, limit).run(None))
+
+
+def said(server: Server, prompt: str, limit: int, **more: Any) -> str:
+    given = {"model": "any", "prompt": prompt, "max_tokens": limit, "temperature": 0.0, **more}
+    return server.client.completions.create(**given).choices[0].text
+
+
+def test_a_text_is_what_generate_says(server: Server, alone: Loaded) -> None:
+    for prompt in ("abc", "to be or not to be", "abcabcabc"):
+        assert said(server, prompt, 24) == text_alone(alone, prompt, 24)
+    sampled = text_alone(alone, "abc", 24, temp=0.9, top_p=0.8, seed=7)
+    assert said(server, "abc", 24, temperature=0.9, top_p=0.8, seed=7) == sampled
+
+
+def test_many_clients_at_once_hear_what_each_would_alone(server: Server, alone: Loaded) -> None:
+    prompts = [f"{'a shared beginning ' * 2}{i}" for i in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda p: said(server, p, 16), prompts))
+    assert found == [text_alone(alone, p, 16) for p in prompts]
+
+
+def test_drafts_change_nothing_but_the_usage(server: Server) -> None:
+    texts = set()
+    for wish in ({"off": True}, {"most": 16}, {"drafters": ["lookup"]}, {"drafters": []}):
+        texts.add(said(server, "abababab", 30, extra_body={"speculative": wish}))
+    assert len(texts) == 1
+    reply = server.client.completions.create(model="m", prompt="abababab", max_tokens=40)
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens >= 0
+    assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
+
+
+def test_a_chat_streams_what_it_says_whole(server: Server) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": TALK, "max_tokens": 12, "seed": 3}
+    whole = server.client.chat.completions.create(**asked)
+    parts = list(
+        server.client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert text == whole.choices[0].message.content
+    assert parts[-1].usage is not None
+    assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert [p.choices[0].finish_reason for p in parts if p.choices][-1] == "length"
+
+
+def test_choices_have_seeds_of_their_own(server: Server) -> None:
+    reply = server.client.chat.completions.create(
+        model="m", messages=TALK, n=3, max_tokens=16, seed=1, **WIDE
+    )
+    texts = [c.message.content for c in reply.choices]
+    assert [c.index for c in reply.choices] == [0, 1, 2]
+    assert len(set(texts)) > 1
+    second = server.client.chat.completions.create(
+        model="m", messages=TALK, max_tokens=16, seed=2, **WIDE
+    )
+    assert second.choices[0].message.content == texts[1]
+
+
+def test_stop_strings_end_a_text_before_them(server: Server) -> None:
+    whole = said(server, "abc", 24)
+    stop = whole[6:8]
+    reply = server.client.completions.create(
+        model="m", prompt="abc", max_tokens=24, temperature=0, stop=[stop]
+    )
+    assert reply.choices[0].text == whole[: whole.index(stop)]
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_chances_are_those_of_the_model(server: Server) -> None:
+    reply = server.client.chat.completions.create(
+        model="m", messages=TALK, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
+    )
+    content = reply.choices[0].logprobs.content
+    assert len(content) == 5
+    for entry in content:
+        best = [t.logprob for t in entry.top_logprobs]
+        assert best == sorted(best, reverse=True) and len(best) == 3
+        assert entry.logprob == best[0] and sum(np.exp(best)) <= 1
+    plain = server.client.completions.create(model="m", prompt="ab", max_tokens=2, logprobs=2)
+    assert [len(t) for t in plain.choices[0].logprobs.top_logprobs] == [2, 2]
+
+
+def test_bias_and_penalties_reach_the_sampler(server: Server, alone: Loaded) -> None:
+    forced = said(server, "abc", 4, logit_bias={"97": 100})
+    assert forced == "aaaa" or forced == "\x80" * 4 or len(set(forced)) == 1
+    penal = text_alone(alone, "aaaa", 12, frequency_penalty=1.5, presence_penalty=0.5)
+    assert said(server, "aaaa", 12, frequency_penalty=1.5, presence_penalty=0.5) == penal
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("wish", [{"off": True}, {"most": 8}])
+def test_an_answer_follows_a_schema_with_drafts_and_without(
+    server: Server, wish: dict[str, Any]
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    texts = []
+    for seed in range(3):
+        reply = server.client.chat.completions.create(
+            model="m", messages=TALK, max_tokens=200, temperature=0.8, seed=seed,
+            response_format=form, extra_body={"speculative": wish},
+        )  # fmt: skip
+        assert reply.choices[0].finish_reason == "stop"
+        texts.append(reply.choices[0].message.content)
+        jsonschema.validate(json.loads(texts[-1]), SCHEMA)
+    assert texts == FORMED.setdefault("texts", texts)
+
+
+FLAG = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+FLAG["additionalProperties"] = False
+FORMED: dict[str, list[str]] = {}  # what the first of the two said
+
+
+def test_a_demanded_tool_is_called(server: Server) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": FLAG}}
+    asked: dict[str, Any] = {
+        "model": "m", "messages": TALK, "tools": [tool], "tool_choice": "required",
+        "max_tokens": 100, "seed": 5,
+    }  # fmt: skip
+    choice = server.client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    call = choice.message.tool_calls[0].function
+    assert call.name == "f"
+    jsonschema.validate(json.loads(call.arguments), FLAG)
+    parts = list(server.client.chat.completions.create(**asked, stream=True))
+    streamed = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
+    assert [c.function.arguments for c in streamed] == [call.arguments]
+    history = [
+        *TALK,
+        {"role": "assistant", "tool_calls": [c.model_dump() for c in choice.message.tool_calls]},
+        {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "done"},
+    ]
+    free = {**asked, "messages": history, "tool_choice": "auto", "max_tokens": 20}
+    assert server.client.chat.completions.create(**free).choices[0].message is not None
+
+
+def test_embeddings_have_length_one_whoever_else_asks(server: Server) -> None:
+    texts = ["abc", "abcd", "something else"]
+    reply = server.client.embeddings.create(model="m", input=texts)
+    vectors = np.array([d.embedding for d in reply.data])
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+    alone = server.client.embeddings.create(model="m", input="abcd", encoding_format="float")
+    assert np.array_equal(np.float32(alone.data[0].embedding), np.float32(vectors[1]))
+
+
+def test_responses_come_whole_and_in_events(server: Server) -> None:
+    asked: dict[str, Any] = {
+        "model": "m", "input": "Hi", "max_output_tokens": 8, "temperature": 0,
+        "instructions": "Be kind.",
+    }  # fmt: skip
+    whole = server.client.responses.create(**asked)
+    events = list(server.client.responses.create(**asked, stream=True))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text != ""
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert events[-1].type == "response.incomplete" and whole.usage.output_tokens == 8
+
+
+def test_the_small_addresses(server: Server) -> None:
+    get, post = (
+        (lambda p: WEB.get(server.url + p)),
+        (lambda p, b: WEB.post(server.url + p, json=b)),
+    )
+    assert server.client.models.list().data[0].id == "small"
+    assert get("/health").json()["status"] == "ok"
+    assert 'ggraph_requests_total{path="/v1/completions",status="200"}' in get("/metrics").text
+    assert "<title>ggraph</title>" in get("/").text
+    tokens = post("/tokenize", {"content": "abc"}).json()["tokens"]
+    assert post("/detokenize", {"tokens": tokens}).json() == {"content": "abc"}
+
+
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}
+BAD: list[tuple[str, Any, int, str]] = [
+    ("/v1/completions", {"prompt": ""}, 400, "the prompt is empty"),
+    ("/v1/completions", {"prompt": "a" * 5000}, 400, "tokens, but the context holds"),
+    ("/v1/completions", {"prompt": "a" * 99999}, 400, "letters, at most"),
+    ("/v1/completions", {"prompt": [1, 999]}, 400, "token id 999"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias: token 'x'"),
+    ("/v1/completions", {"prompt": "a", "n": 60}, 400, "60 answers asked for"),
+    ("/v1/completions", {"prompt": "a", "speculative": {"most": 65}}, 400, "speculative.most"),
+    ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "x"}]}, 400, "messages.0.role"),
+    ("/v1/chat/completions", {"messages": TALK, "temperature": 3}, 400, "temperature"),
+    ("/v1/chat/completions", {"messages": TALK, "tool_choice": "required"}, 400, "tool_choice"),
+    ("/v1/chat/completions", {"messages": TALK, "response_format": NO_SCHEMA}, 400, "schema"),
+    ("/v1/embeddings", {"input": []}, 400, "the prompt is empty"),
+    ("/v1/embeddings", {"input": 5}, 400, "input"),
+    ("/detokenize", {"tokens": [99999]}, 400, "token id 99999"),
+    ("/nowhere", {}, 404, "no such address"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"), BAD, ids=[str(i) for i in range(len(BAD))]
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    server: Server, path: str, body: Any, status: int, says: str
+) -> None:
+    reply = WEB.post(server.url + path, json=body)
+    message = reply.json()["error"]["message"]
+    assert (reply.status_code, says in message, "\n" in message) == (status, True, False), message
+
+
+def test_bodies_that_are_no_json_are_refused(server: Server) -> None:
+    for raw in (b"", b"{", b"[1]", b'{"prompt": NaN}', b"\xff", b"[" * 100_000):
+        reply = WEB.post(f"{server.url}/v1/completions", content=raw)
+        assert reply.status_code == 400, raw[:20]
+    big = WEB.post(f"{server.url}/tokenize", content=b" " * ((1 << 23) + 1))
+    assert big.status_code == 413
+    other = {"origin": "http://elsewhere.example"}
+    assert WEB.post(f"{server.url}/tokenize", json={}, headers=other).status_code == 403
+
+
+def test_no_request_upsets_the_server_or_its_neighbour(server: Server) -> None:
+    """A slice of what `python scripts/fuzz_serve.py` asks."""
+    before = said(server, "to be or not", 12)
+    for seed in range(120):
+        path, raw = serve_fuzz.request(seed)
+        reply = WEB.post(server.url + path, content=raw)
+        assert not serve_fuzz.complaint(reply.status_code, reply.text), (path, raw[:300])
+    assert said(server, "to be or not", 12) == before
+
+
+def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
+    slow = {"prompt": "abc", "max_tokens": 400, "n": 16, "logit_bias": ENDLESS}
+    with WEB.stream("POST", f"{server.url}/v1/completions", json={**slow, "stream": True}):
+        reply = WEB.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert reply.status_code == 429
+        assert int(reply.headers["retry-after"]) >= 1
+    until = time.monotonic() + 20
+    while WEB.get(f"{server.url}/health").json()["open"] and time.monotonic() < until:
+        time.sleep(0.05)
+    assert said(server, "abc", 4)  # who left no longer takes room
+
+
+def test_keys_are_asked_for(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("first\nsecond\n")
+    running = started(model, "-t", "1", "--api-key-file", str(tmp_path / "keys"))
+    try:
+        with pytest.raises(openai.AuthenticationError):
+            running.client.models.list()
+        running.key = "second"
+        assert running.client.models.list().data
+        assert WEB.get(f"{running.url}/health").status_code == 200
+        assert WEB.get(f"{running.url}/metrics").status_code == 401
+    finally:
+        assert ended(running) == 0
+
+
+def test_the_first_signal_lets_answers_end(model: Path) -> None:
+    running = started(model, "-t", "1")
+    stream = running.client.completions.create(
+        model="m", prompt="abc", max_tokens=120, stream=True, logit_bias=ENDLESS
+    )
+    first = next(iter(stream))
+    running.process.send_signal(signal.SIGTERM)
+    rest = list(stream)
+    assert first.choices[0].finish_reason is None
+    assert rest[-1].choices[0].finish_reason == "length"
+    assert running.process.wait(30) == 0

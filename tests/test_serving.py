@@ -1,0 +1,228 @@
+"""Many texts at once are the texts that decoding alone gives, whatever happens around them."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from serving_kit import CONTEXT, SLOTS, Knowing, World, differences, history
+from small_model import learnable_model
+
+from ggraph import InputError
+from ggraph.decode.draft.tree import Draft
+from ggraph.decode.policy import Fixed
+from ggraph.decode.prices import Prices
+from ggraph.decode.speculation import Speculation
+from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.memory import Memory
+from ggraph.serving.prefix import PrefixTree
+from ggraph.serving.prices import SharedPrices
+from ggraph.serving.slots import Slots
+from ggraph.serving.steps import ListRunner
+from ggraph.serving.text import Plain, Request, Text
+
+HISTORIES = 24  # as many more as wanted: python scripts/check_serving.py --histories 2000
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.of(learnable_model(tmp_path_factory.mktemp("serving")))
+
+
+def best(logits: np.ndarray) -> int:
+    return int(np.argmax(logits))
+
+
+def plain(w: World, prompt: Sequence[int], limit: int) -> list[int]:
+    w.plain.engine.reset()
+    return list(w.plain.engine.generate(prompt, best, lambda _: None, limit=limit))
+
+
+def batch_of(w: World, slots: int = SLOTS, limits: Limits | None = None) -> Batch:
+    runner = ListRunner(w.batch.model, w.batch.session, SLOTS, CONTEXT)
+    batch = Batch(runner, limits or Limits())
+    batch.memory = Memory(slots)
+    return batch
+
+
+def asked(w: World, prompt: Sequence[int], limit: int, **more: object) -> Request:
+    return Request(prompt, Plain(best, w.batch.tokenizer.eos_ids), limit, **more)  # type: ignore[arg-type]
+
+
+def finish(batch: Batch) -> None:
+    while not batch.idle:
+        batch.step()
+        batch.memory.check(batch.running)
+
+
+def new(text: Text) -> list[int]:
+    return text.tokens[len(text.request.prompt) :]
+
+
+def test_no_history_changes_a_text(world: World) -> None:
+    seen: Counter[str] = Counter()
+    wrong = [d for seed in range(HISTORIES) for d in differences(world, history(seed), seen)]
+    assert not wrong
+    happened = {what for what, count in seen.items() if count}
+    assert happened == set(seen), f"nothing was {set(seen) - happened}"
+
+
+def test_cancelling_one_of_a_shared_prefix_leaves_the_others(world: World) -> None:
+    """The shape of SGLang #23392: a request goes away while others read what it shares."""
+    shared = [3, 1, 4, 1, 5, 9, 2, 6] * 5
+    batch = batch_of(world)
+    texts = [batch.submit(asked(world, [*shared, i], 20)) for i in range(4)]
+    for _ in range(6):
+        batch.step()
+    batch.cancel(texts[0])
+    late = batch.submit(asked(world, [*shared, 9], 20))
+    finish(batch)
+    for i, text in [*enumerate(texts[1:], 1), (9, late)]:
+        assert new(text) == plain(world, [*shared, i], 20)
+
+
+def test_slots_of_a_refused_draft_are_written_by_nobody_else(world: World) -> None:
+    """The shapes of vLLM #45357 and #47728: freed while a step that writes them is on its way, and
+    freed once too often where a draft was refused."""
+    prompts = [[i, 2, i, 2, i] for i in range(3)]
+    batch = batch_of(world, slots=CONTEXT)
+    texts = []
+    for p in prompts:
+        wrong = Knowing([t ^ 1 for t in [*p, *plain(world, p, 20)]], tree=True)
+        drafts = Speculation([wrong], Fixed(4))
+        texts.append(batch.submit(asked(world, p, 20, drafts=drafts)))
+    finish(batch)
+    assert batch.counters.drafted > 20
+    assert [new(t) for t in texts] == [plain(world, p, 20) for p in prompts]
+
+
+def test_a_text_gets_its_own_beginning_back_and_no_other(world: World) -> None:
+    """The shape of llama.cpp #27148: what the cache holds of another conversation."""
+    batch = batch_of(world)
+    first, second = [7] * 30 + [1], [7] * 30 + [2]
+    answers = []
+    for prompt in (first, second, first):
+        text = batch.submit(asked(world, prompt, 12))
+        finish(batch)
+        answers.append(new(text))
+        assert answers[-1] == plain(world, prompt, 12)
+    assert answers[0] == answers[2]
+    assert batch.counters.reused >= 60
+
+
+def test_texts_that_come_together_share_what_the_first_computes(world: World) -> None:
+    batch = batch_of(world, limits=Limits(alone=16, beside=16, texts=4, rows=16))
+    prompt = list(range(40))
+    texts = [batch.submit(asked(world, [*prompt, i], 2)) for i in range(4)]
+    finish(batch)
+    assert sum(t.read for t in texts) < 2 * len(prompt)
+
+
+def test_who_is_sent_back_says_the_same_later(world: World) -> None:
+    batch = batch_of(world, slots=CONTEXT)
+    prompts = [[i, i + 1] * 5 for i in range(6)]
+    texts = [batch.submit(asked(world, p, 50)) for p in prompts]
+    finish(batch)
+    assert batch.counters.preempted
+    assert [new(t) for t in texts] == [plain(world, p, 50) for p in prompts]
+
+
+def test_higher_priority_goes_first(world: World) -> None:
+    batch = batch_of(world, limits=Limits(texts=1))
+    low = batch.submit(asked(world, [1, 2], 5))
+    high = batch.submit(asked(world, [3, 4], 5, priority=1))
+    ended: list[Text] = []
+    while not batch.idle:
+        ended += batch.step()
+    assert ended == [high, low]
+
+
+def test_features_are_those_of_the_text_alone(world: World) -> None:
+    layers = world.batch.model.layer_count
+    runner = ListRunner(world.batch.model, world.batch.session, SLOTS, CONTEXT, taps=(0, layers))
+    batch = Batch(runner)
+    prompts = [[i, 5, 6] for i in range(3)]
+    texts = [batch.submit(asked(world, p, 6, features=True)) for p in prompts]
+    read = batch.submit(asked(world, prompts[0], 0, features=True))
+    finish(batch)
+    for p, text in zip(prompts, texts, strict=True):
+        assert new(text) == plain(world, p, 6)
+        assert np.concatenate(text.features).shape == (8, 2 * world.batch.model.width)
+    assert np.array_equal(np.concatenate(read.features), np.concatenate(texts[0].features)[:3])
+    assert read.ended == "read"
+
+
+class Broken:
+    """A voice that fails."""
+
+    def pick(self, logits: np.ndarray) -> int:
+        raise InputError("no token may be said")
+
+    def accept(self, token: int) -> str | None:
+        return None
+
+    def permitted(self, draft: Draft) -> Draft:
+        return draft
+
+
+def test_a_voice_that_fails_ends_its_own_text_alone(world: World) -> None:
+    batch = batch_of(world)
+    bad = batch.submit(Request([1, 2, 3], Broken(), 5))
+    good = batch.submit(asked(world, [1, 2, 3], 5))
+    finish(batch)
+    assert bad.ended == "error" and "no token may be said" in str(bad.error)
+    assert new(good) == plain(world, [1, 2, 3], 5)
+
+
+def test_what_does_not_fit_is_refused(world: World) -> None:
+    batch = batch_of(world)
+    for prompt in ([], [1] * (CONTEXT + 1)):
+        with pytest.raises(InputError, match=f"the prompt has {len(prompt)} tokens"):
+            batch.submit(asked(world, prompt, 1))
+    with pytest.raises(InputError, match="texts of 9 tokens in a cache of 8"):
+        ListRunner(world.batch.model, world.batch.session, 8, 9)
+    with pytest.raises(InputError, match="texts <= rows"):
+        Limits(texts=65)
+
+
+def test_a_slot_is_given_back_once() -> None:
+    pool = Slots(4)
+    taken = pool.take(3)
+    pool.give(taken[:1])
+    with pytest.raises(InputError, match=f"slot {taken[0]} of 4 is given back"):
+        pool.give(taken[:1])
+    with pytest.raises(InputError, match="5 slots wanted, 2 are free"):
+        pool.take(5)
+
+
+def test_the_tree_forgets_the_oldest_end_first() -> None:
+    tree = PrefixTree()
+    node, slots, spare = tree.insert(tree.root, [1, 2, 3, 4], [10, 11, 12, 13])
+    assert (slots, spare) == ([10, 11, 12, 13], [])
+    _, slots, spare = tree.insert(tree.root, [1, 2, 5], [20, 21, 22])
+    assert (slots, spare) == ([10, 11, 22], [20, 21])
+    tree.hold(node)
+    assert tree.evictable == 1
+    assert tree.evict(5) == [22]
+    tree.release(node)
+    assert tree.evict(1) == [13]
+    found, slots = tree.match([1, 2, 3, 4])
+    assert slots == [10, 11, 12]
+    assert sorted(tree.evict(9)) == [10, 11, 12]
+    assert found.parent is None
+    with pytest.raises(InputError, match="nobody holds"):
+        tree.release(tree.insert(tree.root, [1], [10])[0])
+
+
+def test_rows_are_dear_where_many_share_a_step() -> None:
+    """Alone a draft costs what its rows cost; in a full batch as much as it may bring."""
+    prices = Prices()
+    for _ in range(200):
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16):
+            prices.note_step(rows, 1.0 + 0.5 * (rows - 1))
+    shared = SharedPrices(prices)
+    alone = shared.rows(4)
+    assert alone == pytest.approx(1.5, rel=0.1)
+    shared.others = 7
+    assert shared.rows(4) > 1.6 * alone
+    assert shared.rows(1) == 0
