@@ -32,9 +32,12 @@ def _home() -> Path:
     return home
 
 
+MOST_THREADS = 256  # of a CPU backend, whoever asks
+
+
 def thread_count() -> int:
     """Worker threads of the CPU backend: GGRAPH_THREADS, else the cores this process may use."""
-    return _integer("GGRAPH_THREADS", usable_cores(), low=1, high=1024)
+    return _integer("GGRAPH_THREADS", usable_cores(), low=1, high=MOST_THREADS)
 
 
 def usable_cores() -> int:

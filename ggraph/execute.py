@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, groupby
 from math import lcm
-from typing import Any
 
 import numpy as np
 
 from ggraph.arrays import FeedCheck
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Backend, Launch, Memory, Ref, Scratch
+from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
 from ggraph.device import HOST
 from ggraph.errors import InputError
 from ggraph.formats.checkpoint import storage_shape
@@ -54,7 +53,7 @@ class Executor:
         self.ends_complete = verified.certificate.ends_complete
         self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
-        self._host: Any = backends.get(HOST) or HostMemory()
+        self._host: Store = backends.get(HOST) or HostMemory()
         self._arenas = {
             b.name: self._owner(b).allocate(b)
             for b in self.plan.memory.buffers.values()
@@ -100,7 +99,7 @@ class Executor:
         heirs = self.plan.schedule.carried
         self.torn, self.runs = frozenset(s for s, last in heirs.items() if s != last), 0
         for backend in (b for name, b in self._backends.items() if name != HOST):
-            getattr(backend, "abandon", backend.synchronise)()
+            backend.abandon()
 
     def close(self) -> None:
         """Wait for the devices and give the arenas back."""
@@ -111,7 +110,7 @@ class Executor:
         self._arenas.clear()
         self._phases.clear()
 
-    def _owner(self, buffer: Buffer) -> Any:
+    def _owner(self, buffer: Buffer) -> Store:
         return self._host if buffer.device == HOST else self._backends[buffer.device]
 
     def _bind(self, phase: int) -> list[Step]:
@@ -134,9 +133,9 @@ class Executor:
         where runs overlap: graphs run one after another, and drop waits for the run before."""
         enqueued = [c for c in self.plan.schedule if c.do not in HOST_STEPS]
         devices = {c.actor.device for c in enqueued}
-        backend: Any = self._backends[devices.pop()] if len(devices) == 1 else None
+        backend = self._backends[devices.pop()] if len(devices) == 1 else None
         partial = any(c.chosen_by is not None for c in enqueued)
-        if not hasattr(backend, "capture") or partial or not self.ends_complete:
+        if backend is None or not backend.captures or partial or not self.ends_complete:
             return [step for _, step in bound]
         streams = sorted({c.actor.stream for c in enqueued})
         steps: list[Step] = []
@@ -259,7 +258,7 @@ def _replay(again: Callable[[], None]) -> Step:
     return lambda feeds, results: again()
 
 
-def _submit(backend: Backend, stream: int, program: Any) -> Step:
+def _submit(backend: Backend, stream: int, program: Program) -> Step:
     return lambda feeds, results: backend.submit(stream, program)
 
 
@@ -271,7 +270,7 @@ def _sync_all(backends: list[Backend]) -> Step:
     return step
 
 
-def _feed(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
+def _feed(owner: Store, memory: Memory, offset: int, tensor: Tensor) -> Step:
     name, window = tensor.name, _window(owner, memory, offset, tensor)
 
     def step(feeds: Mapping[str, Array], results: dict[str, Array]) -> None:
@@ -283,16 +282,16 @@ def _feed(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
     return step
 
 
-def _window(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Array | None:
+def _window(owner: Store, memory: Memory, offset: int, tensor: Tensor) -> Array | None:
     """A tensor's own bytes in its type and storage shape, where the host can reach them: fewer
     calls than a write or a read, which every token makes a dozen times."""
-    if not hasattr(owner, "window") or not tensor.is_contiguous:
+    held = owner.window(memory, offset, tensor.nbytes) if tensor.is_contiguous else None
+    if held is None:
         return None
-    held: Array = owner.window(memory, offset, tensor.nbytes)
     return held.view(tensor.dtype.np).reshape(storage_shape(tensor.shape, tensor.dtype))
 
 
-def _fetch(owner: Any, memory: Memory, offset: int, tensor: Tensor) -> Step:
+def _fetch(owner: Store, memory: Memory, offset: int, tensor: Tensor) -> Step:
     name, nbytes, kind = tensor.name, tensor.nbytes, tensor.dtype.np
     shape = storage_shape(tensor.shape, tensor.dtype)
     plain, window = not tensor.dtype.is_block, _window(owner, memory, offset, tensor)

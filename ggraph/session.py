@@ -57,7 +57,7 @@ class Session:
     @property
     def replays(self) -> bool:
         """Whether a device captures plans, so that a longer plan costs no more to start."""
-        return any(hasattr(b, "capture") for b in self.backends.values())
+        return any(b.captures for n, b in self.backends.items() if n != HOST)
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a plan was prepared under `key`: where it was, `run` may be called at once."""

@@ -50,7 +50,9 @@ class Grown:
         return self.r.random() < p
 
     def leaf(self, arg: Arg, kind: Kind | None = None) -> Tensor:
-        """A new leaf filled as `arg` asks."""
+        """A new leaf filled as `arg` asks. GraphError for indices into nothing."""
+        if arg.fill == "ids:0" and prod(arg.shape):
+            raise GraphError("indices into nothing")
         kinds = [Kind.INPUT, Kind.INPUT, Kind.WEIGHT, Kind.STATE]
         if arg.dtype is A8:
             kinds = [Kind.INPUT]

@@ -21,11 +21,11 @@ from ggraph.alloc import (
     rooms,
     tenants,
 )
-from ggraph.alloc.blocks import make_blocks
+from ggraph.alloc.arena_blocks import make_blocks
 from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
-from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
+from ggraph.alloc.precedence import precedence
 from ggraph.alloc.search import anneal as annealing
 from ggraph.alloc.search import canon, jit, offline
 from ggraph.alloc.search import climb as climbing
@@ -166,7 +166,7 @@ def test_the_antichain_bound_is_met_on_concurrent_branches() -> None:
 @given(st.randoms(use_true_random=False))
 def test_the_antichain_bound_equals_brute_force(r: random.Random) -> None:
     s = random_schedule(r)
-    blocks = make_blocks(s, clocks(s))
+    blocks = make_blocks(s, precedence(s))
     of = [i for i, b in enumerate(blocks.blocks) if b.nbytes and b.device == "d0" and b.rows]
     of = of[:9]
     g = nx.Graph()
@@ -187,7 +187,7 @@ def test_the_antichain_bound_equals_brute_force(r: random.Random) -> None:
 
 def test_a_large_plan_gets_the_weaker_bound() -> None:
     s = branches(3, True)
-    blocks = make_blocks(s, clocks(s))
+    blocks = make_blocks(s, precedence(s))
     of = blocks.of_device("d")
     weak = lower_bound(blocks, of, exact=2)
     assert weak.method == "live bytes" and weak.nbytes <= lower_bound(blocks, of).nbytes
@@ -202,7 +202,7 @@ def test_one_queue_needs_no_flow() -> None:
 
 def test_a_live_table_that_is_too_large_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     s = branches(2, True)
-    blocks = make_blocks(s, clocks(s))
+    blocks = make_blocks(s, precedence(s))
     table = live_table(blocks, blocks.of_device("d"))
     assert table is not None and table.shape == (len(s.commands), 6)
     monkeypatch.setattr("ggraph.alloc.bounds.MAX_TABLE", 3)
@@ -278,14 +278,14 @@ def test_tenants_a_next_run_without_order() -> None:
 
 def test_a_path_between_unordered_commands_is_empty() -> None:
     s = branches(2, True)
-    order = clocks(s)
+    order = precedence(s)
     assert order.path(1, 4) == ()
     assert order.path(0, 4) == (0, 4)
 
 
 def test_packing_of_blocks() -> None:
     s = branches(2, True)
-    blocks = make_blocks(s, clocks(s))
+    blocks = make_blocks(s, precedence(s))
     p = packing(blocks, blocks.of_device("d"), NO_LIMIT)
     assert len(p) == 6 and p.start[-1] == len(p.near)
     assert packing(blocks, [], NO_LIMIT).near.size == 0

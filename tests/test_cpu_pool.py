@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Access, Assembler, Flat, encode
+from ggraph.backends.cpu.program import Assembler, Flat, Touched, encode
 from ggraph.backends.cpu.simd import BARRIER
 from ggraph.errors import BackendError
 
@@ -114,7 +114,7 @@ def test_bad_arguments() -> None:
 def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, ...]]) -> None:
     """Against all pairs: a barrier between every two that conflict, and none that nobody needs."""
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
-    accesses = [Access(((a, a + b % 4),), ((c, c + d % 3),)) for a, b, c, d in drawn]
+    accesses = [Touched(((a, a + b % 4),), ((c, c + d % 3),)) for a, b, c, d in drawn]
     for access in accesses:
         asm.add("neg", access=access, x=x, y=x, m=1, n=8, xs=32, ys=32)
     meets = [bool(word & BARRIER) for word in asm.freeze().code[:, 1]]
@@ -140,7 +140,7 @@ def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, 
 def test_an_instruction_that_does_not_say_what_it_accesses_waits_for_all() -> None:
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
     values = {"x": x, "y": x, "m": 1, "n": 8, "xs": 32, "ys": 32}
-    far = [Access((), ((100 * i, 100 * i + 8),)) for i in range(2)]
+    far = [Touched((), ((100 * i, 100 * i + 8),)) for i in range(2)]
     asm.add("neg", access=far[0], **values)
     asm.add("neg", access=far[1], **values)
     asm.add("neg", **values)

@@ -18,7 +18,7 @@ from test_models_plans import GRAPHS
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Memory, Ref, Scratch
+from ggraph.backends.protocol import Backend, Memory, Ref, Scratch
 from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
 from ggraph.device import HOST
 from ggraph.execute import Executor
@@ -30,14 +30,16 @@ Call = tuple[object, ...]
 Range = tuple[str, int, int]  # bytes of a buffer
 
 
-class Watched:
+class Watched(Backend):
     """A backend whose calls are written down; it offers no windows, so that the host's accesses are
     calls as well."""
+
+    captures = False
 
     def __init__(self, name: str, inner: Any, log: list[Call]) -> None:
         self.name, self.inner, self.log = name, inner, log
         self.allocate, self.free = inner.allocate, inner.free
-        for further in ("spec", "lower", "capture"):  # the host's memory has none
+        for further in ("spec", "lower", "capture", "captures"):  # the host's memory has none
             if hasattr(inner, further):
                 setattr(self, further, getattr(inner, further))
 

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,14 @@ from models.cli.interrupt import answering
 
 sys.path.insert(0, str(ROOT / "scripts"))
 dev: Any = importlib.import_module("dev")
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell makes what it starts in the background deaf to Ctrl-C, and all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +130,9 @@ def test_a_full_disk_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     ):
         done = python("-m", "models", *asked, before=full_disk)
         assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        assert "File too large" in done.stderr.splitlines()[-1]
+        said = [x for x in done.stderr.splitlines() if x != "compiling kernels for this processor"]
+        assert len(said) == 1 and said[0].startswith("ggraph: "), done.stderr
+        assert said[0].endswith("File too large")
         assert not list(tmp_path.iterdir())
 
 
@@ -134,6 +143,19 @@ def test_what_was_there_stays_until_the_new_is_whole(tmp_path: Path) -> None:
         write_text(tmp_path / "no" / "such.json", "x")
     write_text(path, "new")
     assert path.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["kept.json"]
+
+
+def test_what_training_writes_is_whole_or_not_there(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\n"
+        "from models.run.outputs import write_whole\n"
+        "write_whole(pathlib.Path(sys.argv[1]), bytes(5000))\n"
+    )
+    (tmp_path / "kept").write_bytes(b"old")
+    for name in ("new", "kept"):
+        done = python("-c", code, tmp_path / name, before=full_disk)
+        assert f"cannot write {tmp_path / name}: File too large" in done.stderr.splitlines()[-1]
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +232,8 @@ def test_dev_hands_on_what_follows_the_verb() -> None:
         (["-p", "Hi", "Hi"], "expected one prompt"),
         ([], "expected one prompt"),
         (["-f", "nothing.txt"], "cannot read nothing.txt"),
-        (["-hf", "someone/some-model", "Hi"], "downloads nothing from Hugging Face"),
+        (["-hf", "a/model:Q4_0", "Hi"], "`hf download a/model --local-dir DIR`, then name DIR"),
+        (["-ctk", "f16", "-ctv", "q8_0", "Hi"], "keys and values have one type"),
     ],
 )
 def test_options_are_never_ignored(model: Path, arguments: list[Any], says: str) -> None:
@@ -230,9 +253,17 @@ def test_options_of_llama_cpp_are_understood(model: Path, tmp_path: Path) -> Non
         )
     ]  # fmt: skip
     assert len(set(texts)) == 1
-    assert ggraph(*asked, "-sys", "Be brief", "-ctk", "F16", "Hi")[0] == 2
+    for kept in (["-ctk", "F16"], ["-ctk", "q8_0", "-ctv", "q8_0"]):
+        assert ggraph(*asked, "-sys", "Be brief", *kept, "Hi")[0] == 0
     assert ggraph(*asked, "-sys", "Be brief", "--cache-type", "F16", "Hi")[0] == 0
     assert ggraph("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "257"])
+@pytest.mark.parametrize("verb", ["generate Hi", "eagle3 Hi", "bench spec", "plan"])
+def test_threads_are_bounded_alike(verb: str, threads: str) -> None:
+    status, _, err = ggraph(*verb.split(), "-t", threads)
+    assert status == 2 and "1<=x<=256" in err
 
 
 def test_plan_begins_with_its_verdict() -> None:
@@ -248,6 +279,10 @@ def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
         "generate", "-m", model, "-n", "2", "--compare", "--draft-max", "0", "H"
     )
     assert status == 0 and "nothing was drafted" in err and "x\n" not in err
+    made = ggraph("eagle3", "-m", model, "-n", "2", "--draft-max", "0", "--json", "--profile", "H")
+    facts = json.loads(made[1])
+    assert facts["drafted"] == 0 and facts["speedup"] is None
+    assert facts["profile"]["ops"] and len(made[1].splitlines()) == 1
 
 
 def test_help_keeps_its_brackets() -> None:

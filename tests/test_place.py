@@ -87,6 +87,18 @@ def test_a_device_is_asked_what_it_can_run() -> None:
         place(Graph.of({"n": norm}), [weak])
 
 
+def test_what_is_overwritten_lies_where_all_that_overwrites_it_can_run() -> None:
+    """Found by scripts/fuzz_graphs.py: a GPU that rounds halves, but cannot set a part of them."""
+    weak = DeviceSpec("sim0", "sim", ops=frozenset({"floor", "add"}))
+    y = ops.floor(weight("w", (31, 1))).named("y")
+    last = ops.set(y, input("x", (1, 1)), (3, 0)).named("last")
+    of = place(Graph.of({"z": last}), [weak, CPU]).of
+    assert {p.device for n, p in of.items() if n != "w"} == {"cpu"}
+    sole = DeviceSpec("cpu", "cpu", host_visible=True, ops=frozenset({"set"}))
+    with pytest.raises(PlaceError, match=r"sim0 cannot run %z.* it overwrites %y there"):
+        place(Graph.of({"z": last}), [weak, sole])
+
+
 def test_weights_of_a_dtype_that_a_device_cannot_read_stay_away() -> None:
     halves = DeviceSpec("sim0", "sim", weight_dtypes=frozenset({"f16"}))
     assert place(GRAPH, [halves, CPU]).of["blk.0.q"].device == "cpu"

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from ggraph.alloc import hb
-from ggraph.alloc.blocks import Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import Blocks, conflict_pairs, make_blocks
 from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
-from ggraph.alloc.clocks import Ints, clocks
 from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map
 from ggraph.alloc.offers import Offer, fitting_edges, ordering_offers, peak_bytes
+from ggraph.alloc.precedence import Ints, precedence
 from ggraph.alloc.search import offline
 from ggraph.alloc.tenants import tenants
 from ggraph.errors import AllocError
@@ -60,7 +60,7 @@ def allocate(
     if offline_seconds < 0 or seed < 0:
         raise AllocError(f"offline_seconds={offline_seconds} and seed={seed} must not be negative")
     check_schedule(schedule)
-    blocks = make_blocks(schedule, clocks(schedule))
+    blocks = make_blocks(schedule, precedence(schedule))
     check_largest(schedule, blocks, capacity)
     if mode == "ggml":
         memory = ggml_map(schedule)
@@ -74,7 +74,7 @@ def allocate(
 def lower_bounds(schedule: Schedule) -> dict[str, Bound]:
     """For each device a number of arena bytes that no plan of this order can do without."""
     check_schedule(schedule)
-    blocks = make_blocks(schedule, clocks(schedule))
+    blocks = make_blocks(schedule, precedence(schedule))
     return {device: _bound(blocks, device) for device in _devices(blocks)}
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggraph.alloc.blocks import Blocks
+from ggraph.alloc.arena_blocks import Blocks
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:

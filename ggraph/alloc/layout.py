@@ -7,7 +7,7 @@ enough there are more, `arena@DEVICE.1` and so on.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ggraph.alloc.blocks import Blocks
+from ggraph.alloc.arena_blocks import Blocks
 from ggraph.alloc.check import alignments, root_of
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.fit import NO_LIMIT, Ints

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph.alloc import hb
-from ggraph.alloc.blocks import Block, Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import Block, Blocks, conflict_pairs, make_blocks
 from ggraph.alloc.check import check_schedule
-from ggraph.alloc.clocks import Edge, clocks
 from ggraph.alloc.fit import NO_LIMIT, Packing
+from ggraph.alloc.precedence import Edge, precedence
 from ggraph.plan import Schedule
 
 
@@ -38,7 +38,7 @@ def peak_bytes(schedule: Schedule, extra: Iterable[Edge] = ()) -> dict[str, int]
 
     `extra` holds (before, after) pairs of command indices with before < after.
     """
-    blocks = make_blocks(schedule, clocks(schedule, extra))
+    blocks = make_blocks(schedule, precedence(schedule, extra))
     devices = dict.fromkeys(b.device for b in blocks.blocks)
     return {d: _peak(blocks, blocks.of_device(d)) for d in devices}
 
@@ -64,7 +64,7 @@ def ordering_offers(
     listed all the same (last): it may be half of a pair. Raises AllocError for a bad schedule.
     """
     check_schedule(schedule)
-    blocks = make_blocks(schedule, clocks(schedule))
+    blocks = make_blocks(schedule, precedence(schedule))
     found = [o for o in _candidates(blocks) if device in (None, o.device)]
     found.sort(key=lambda o: (-o.shareable, o.before, o.after))
     now = peak_bytes(schedule)

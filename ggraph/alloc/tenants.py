@@ -6,7 +6,7 @@ about, the chain of commands is shown that orders its last use before the new fi
 
 from collections.abc import Iterable, Iterator
 
-from ggraph.alloc.clocks import Clocks, accesses, clocks
+from ggraph.alloc.precedence import Precedence, accesses, precedence
 from ggraph.plan import MemoryMap, Region, Schedule
 
 
@@ -14,7 +14,7 @@ def tenants(schedule: Schedule, memory: MemoryMap, value: str) -> tuple[str, ...
     """One line per value that held these bytes directly before or after `value`, which is known to
     the map: the commands that order the one's last use before the other's first. Command numbers
     are places in `schedule.commands`; `(next)` marks a command of the run after."""
-    teller = _Teller(schedule, memory, clocks(schedule), accesses(schedule))
+    teller = _Teller(schedule, memory, precedence(schedule), accesses(schedule))
     return tuple(teller.tenants(value))
 
 
@@ -29,7 +29,7 @@ class _Teller:
     """Holds what all lines of one explanation need."""
 
     def __init__(
-        self, schedule: Schedule, memory: MemoryMap, order: Clocks, used: dict[str, list[int]]
+        self, schedule: Schedule, memory: MemoryMap, order: Precedence, used: dict[str, list[int]]
     ) -> None:
         self.schedule, self.memory, self.order, self.used = schedule, memory, order, used
 

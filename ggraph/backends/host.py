@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ggraph.backends.protocol import Memory
+from ggraph.backends.protocol import Memory, Store
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array
@@ -20,8 +20,8 @@ def aligned_bytes(nbytes: int, alignment: int) -> Array:
     return raw[start : start + nbytes]
 
 
-class HostMemory:
-    """The part of the backend protocol that memory alone needs: allocate, free, read, write."""
+class HostMemory(Store):
+    """The host's own memory, all of it within its reach."""
 
     def allocate(self, buffer: Buffer) -> Memory:
         """Zeroed memory of `buffer.nbytes`, in pages of its own: a GPU's driver locks whole pages,

@@ -14,7 +14,7 @@ does nothing. `synchronise` blocks the host; nothing else does, except `read` an
 are host accesses and complete when they return. They order nothing: the plan must have done so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,13 +73,14 @@ class Launch:
 class Program(Protocol):
     """A run of launches of one stream, lowered once and submitted many times."""
 
-    launches: Sequence[Launch]
+    @property
+    def launches(self) -> Sequence[Launch]:
+        """What was lowered."""
+        ...
 
 
-class Backend(Protocol):
-    """What every device offers. Stream and event numbers are the plan's; 0 always exists."""
-
-    spec: DeviceSpec
+class Store(Protocol):
+    """Memory that the host may ask for: its own, or a device's."""
 
     def allocate(self, buffer: Buffer) -> Memory:
         """Memory of `buffer.nbytes`, aligned as the buffer says. BackendError: does not fit."""
@@ -87,14 +88,6 @@ class Backend(Protocol):
 
     def free(self, memory: Memory) -> None:
         """Give memory back; the host has synchronised every stream that used it."""
-        ...
-
-    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
-        """Memory that holds a weight for ever.
-
-        `raw` is the storage as the checkpoint has it (`tensor.nbytes` bytes, read-only). The
-        backend may share it, copy it, or keep it in whatever form its kernels like best.
-        """
         ...
 
     def write(self, memory: Memory, offset: int, data: Array) -> None:
@@ -105,12 +98,39 @@ class Backend(Protocol):
         """Host access: `nbytes` bytes from `offset` as a new uint8 array; complete on return."""
         ...
 
+    def window(self, memory: Memory, offset: int, nbytes: int) -> Array | None:
+        """The bytes themselves, uint8, which then serve in place of `read` and `write` for as long
+        as the memory is not freed (optional; default: None, the host cannot reach them)."""
+        return None
+
+
+class Backend(Store, Protocol):
+    """What every device offers. Stream and event numbers are the plan's; 0 always exists.
+
+    What is optional has a default that a class inherits which names this one as its base.
+    """
+
+    spec: DeviceSpec
+
+    @property
+    def captures(self) -> bool:
+        """Whether `capture` makes a replay cheaper than enqueueing (optional; default: no)."""
+        return False
+
+    def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
+        """Memory that holds a weight for ever.
+
+        `raw` is the storage as the checkpoint has it (`tensor.nbytes` bytes, read-only). The
+        backend may share it, copy it, or keep it in whatever form its kernels like best.
+        """
+        ...
+
     def lower(self, launches: Sequence[Launch]) -> Program:
         """Prepare consecutive launches of one stream; all decisions about kernels fall here."""
         ...
 
-    def submit(self, stream: int, program: Program) -> None:
-        """Enqueue a program on a stream."""
+    def submit(self, stream: int, program: Any) -> None:
+        """Enqueue a program, which this backend has lowered, on a stream."""
         ...
 
     def copy(
@@ -131,13 +151,17 @@ class Backend(Protocol):
         """Block the host until an event, a stream, or everything (no argument) is complete."""
         ...
 
-    # capture(streams, enqueue) -> Callable[[], None] (optional; default: `enqueue` is called every
-    # time). What `enqueue` puts on these streams of this device, as one call that puts it there
-    # again; calls made so run one after another, and `synchronise` waits for them.
+    def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What `enqueue` puts on these streams of this device, as one call that puts it there again
+        (optional; default: `enqueue` itself). Calls made so run one after another, and
+        `synchronise` waits for them."""
+        return enqueue
 
-    # abandon() (optional; default: `synchronise`). A run has failed half-way: forget or finish what
-    # is enqueued, so that nothing is in flight.
+    def abandon(self) -> None:
+        """A run has failed half-way: forget or finish what is enqueued, so that nothing is in
+        flight (optional; default: `synchronise`)."""
+        self.synchronise()
 
     def close(self) -> None:
         """Free everything (optional; default: nothing). Further calls raise BackendError."""
-        ...
+        return

@@ -22,7 +22,9 @@ class Engine:
     """Decodes with one runner. `ends` are the token ids that end a text; `now` is the clock.
 
     An engine that `remembers` does not compute a prompt's step again where the same prompt is read
-    twice in a row; nothing else may use the runner in between. (Recurrent models always do.)
+    twice in a row; nothing else may use the runner in between. (Recurrent models always do.) One
+    that is `early` makes the plans for rounds before the first token, for which one then waits
+    longer, and not amid the text.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class Engine:
         self.ends = frozenset(ends)
         self.now = now
         self.statistics = Statistics()
-        self.remembers = False
+        self.remembers = self.early = False
         self._read: tuple[tuple[int, ...], Result] | None = None
 
     def reset(self) -> None:
@@ -66,9 +68,11 @@ class Engine:
         stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
         if limit == 0:
             return
+        if self.early:
+            drafts.warm(self.runner, self.runner.past + len(prompt))
         token = yield from self._prompt(prompt, pick, accept, drafts)
         if token not in self.ends and limit > 1:
-            drafts.warm(self.runner)
+            drafts.warm(self.runner, self.runner.past)
             stats.clock.start()
             drafts.read()
             stats.clock.lap("reading")

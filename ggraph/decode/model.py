@@ -69,6 +69,17 @@ class CausalModel(Protocol):
         """E, the width of the residual stream."""
         ...
 
+    @property
+    def sliding_window(self) -> int | None:
+        """How many positions some layers see, which then have an input `window_mask` beside `mask`;
+        None where every layer sees all."""
+        ...
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers have a state in place of a cache, and the inputs named above."""
+        ...
+
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step, with the inputs and outputs named above."""
         ...

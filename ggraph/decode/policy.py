@@ -5,10 +5,10 @@ costs beyond one row, in plain steps (steps of one row).
 
     worth of a draft's first n tokens:  path_1 + .. + path_n - rows(n + 1)
 
-`Adaptive` verifies the length of the greatest worth, and asks a drafter where its drafts have been
-worth more than asking costs. Chances are what the drafter says of each token, corrected by what its
-words proved to be worth at that depth in this text. Costs are measured (`ggraph.decode.prices`).
-No choice changes the text. Constants are those of `scripts/choose_policy.py`.
+`Adaptive` verifies the length of the greatest worth, and asks a drafter while its drafts pay for
+that; each has a small credit, so that the shortest text loses little. Chances are what it says of
+each token, corrected by what its words proved to be worth at that depth in this text. Costs are
+measured (`prices.py`). No choice changes the text. `scripts/choose_policy.py` chose the constants.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,9 @@ from ggraph.decode.prices import Prices
 
 BELIEF = 2.0  # guesses that were checked before any was, half of them right
 FADING = 0.95  # weight of older guesses at each new one
-HOPE = 0.2  # weight of the newest draft in what drafts of its drafter are worth
-MOST_PAUSE = (
-    16  # rounds after which a drafter that did not pay is asked again; up to it they double
-)
-START = 2  # most tokens of a drafter's first chains; later as many as were ever right, and one
+CREDIT = 0.5  # plain steps that a drafter may cost before it has brought any
+MOST_CREDIT = 1.0  # and later, however much it has brought
+MOST_PAUSE = 16  # rounds after which a drafter that did not pay is asked again; so far they double
 
 
 class Policy(Protocol):
@@ -40,8 +38,7 @@ class Policy(Protocol):
         ...
 
     def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
-        """What to verify: `best`, or the part of a new draft that is worth more, given what
-        drafting took."""
+        """What to verify: `best`, or the part of a new draft that is worth more; what it took."""
         ...
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
@@ -97,11 +94,11 @@ class Depth:
 class Record:
     """What is known of one drafter in this text."""
 
-    worth: float = 1.0  # of its drafts, in plain steps, without what asking costs
+    credit: float = field(default_factory=lambda: CREDIT)  # what it brought less what it cost
     depths: list[Depth] = field(default_factory=list)
     pause: int = 1  # rounds from one question to the next
     waited: int = 1  # rounds since the last one
-    longest: int = field(default_factory=lambda: START)  # chain that is verified
+    longest: int = 1  # chain that is verified: as many as were ever right, and one
     silent: bool = False  # whether it does not say how sure it is
 
     def at(self, depth: int) -> Depth:
@@ -133,8 +130,9 @@ class Adaptive:
     least: int = 0
     prices: Prices = field(default_factory=Prices)
     _records: dict[str, Record] = field(default_factory=dict)
-    _offers: list[tuple[Record, Draft]] = field(default_factory=list)  # in this round
+    _offers: list[tuple[Record, Draft, float]] = field(default_factory=list)  # and their prices
     _held: float = 0.0  # worth of the best of them
+    _chosen: Record | None = None  # whose it is
 
     def ask(
         self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
@@ -151,37 +149,39 @@ class Adaptive:
         record.waited += 1
         if most <= 0 or record.waited < record.pause:
             return 0
-        if self._held and record.worth - self._held < self.prices.guess(drafter, 1):
+        if self._held and record.credit - self._held < self.prices.guess(drafter, 1):
             return 0
         return self._ordered(drafter, record, most) if record.silent else most
 
     def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
         """The length of the greatest worth, where that is more than there is already."""
-        record = self._of(drafter)
-        self._offers.append((record, draft))
+        record, guesses = self._of(drafter), max(1, len(draft))
         count, worth = self._best(record, draft)
         if record.waited == 1:  # else there was more to read, or nothing
-            self.prices.note_guesses(drafter, max(1, len(draft)), seconds)
+            self.prices.note_guesses(drafter, guesses, seconds)
+        further = (guesses - 1) * self.prices.guess(drafter, 2)
+        self._offers.append((record, draft, self.prices.guess(drafter, 1) + further))
         record.waited = 0
         record.silent = bool(draft) and draft.is_chain and not draft.chances
-        gain = max(0.0, worth - self._held)
-        record.worth += HOPE * (gain - record.worth)
-        paid = max(gain, record.worth) > self.prices.guess(drafter, 1)
-        record.pause = 1 if paid else min(2 * record.pause, MOST_PAUSE)
-        if not gain:
+        if worth <= self._held:
             return best
-        self._held = worth
+        self._held, self._chosen = worth, record
         return draft.first(count)
 
     def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
-        """Hold every proposal against the text, as far as that is known."""
+        """Hold every proposal against the text, as far as known, and settle accounts."""
         self.prices.note_step(len(draft) + 1, seconds)
-        for record, offer in self._offers:
+        brought = len(kept.nodes) - self.prices.rows(len(draft) + 1)
+        for record, offer, price in self._offers:
             for depth, right in enumerate(outcome(offer, draft, kept)):
                 record.at(depth).check(offer.chances[depth] if offer.chances else 1.0, right)
                 record.longest = max(record.longest, depth + 1 + right)
+            gain = (brought if record is self._chosen else 0.0) - price
+            record.credit = min(MOST_CREDIT, record.credit + gain)
+            paid = gain > 0 or record.credit > 0
+            record.pause = 1 if paid else min(2 * record.pause, MOST_PAUSE)
         self._offers.clear()
-        self._held = 0.0
+        self._held, self._chosen = 0.0, None
 
     def _of(self, drafter: str) -> Record:
         return self._records.setdefault(drafter, Record())

@@ -1,9 +1,8 @@
 """What steps and guesses take on this machine, in plain steps (of one row), measured in decoding.
 
-A machine that others use runs at half its speed for a while and at its own again, so that what was
-measured now and what was measured then do not compare. Hence seconds are *pace* times *price*: the
-pace follows every step, whatever its rows, at once, and prices follow slowly. Both are kept from
-text to text. Constants are those of `scripts/choose_policy.py`.
+A machine that others use runs at half its speed for a while, so that what was measured now and then
+do not compare. Hence seconds are *pace* times *price*: the pace follows a step at once as far as
+its price is known, prices follow slowly. `scripts/choose_policy.py` chose the constants.
 """
 
 from collections.abc import Callable, Hashable
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 
 PACE = 0.2  # weight of the newest step in the pace
 SLOW = 0.05  # the same in a price, once it was seen often
-ROW = 0.3  # what one more row is taken to cost before any was measured
+ROW = 0.1  # what one more row is taken to cost before any was measured
 GUESS = 0.1  # the same for a guess; further ones of a draft half of it
 FAR = 2.0  # greatest factor by which an observation counts as off
 
@@ -23,10 +22,11 @@ class Price:
     value: float
     seen: int = 1
 
-    def scale(self, ratio: float) -> None:
-        """One more observation, so many times the value."""
+    def scale(self, ratio: float) -> float:
+        """One more observation, so many times the value. Returns its weight."""
         self.seen += 1
-        self.value *= 1 + max(SLOW, 1 / self.seen) * (ratio - 1)
+        self.value *= 1 + (weight := max(SLOW, 1 / self.seen)) * (ratio - 1)
+        return weight
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Prices:
     _extra: list[float] = field(default_factory=lambda: [0.0])  # in this mode, by rows - 1
 
     def rows(self, count: int) -> float:
-        """What a step of `count` rows costs beyond one row; where none was measured, that of one
-        row less and `ROW`."""
+        """What `count` rows cost beyond one; where none was measured, one less and `ROW`."""
         for rows in range(len(self._extra) + 1, count + 1):
             seen = self._steps.get((self._mode, rows))
             self._extra.append(self._extra[-1] + ROW if seen is None else seen.value - 1.0)
@@ -62,10 +61,11 @@ class Prices:
         expected = 1.0 + self.rows(rows)
         pace = self._pace.get(mode, seconds / expected)
         ratio = min(max(seconds / (pace * expected), 1 / FAR), FAR)
-        self._pace[mode] = pace * (1 + PACE * (ratio - 1))
+        news = 0.0  # how much of what is off the price explains
         if rows > 1:
-            self._steps.setdefault((mode, rows), Price(expected)).scale(ratio)
+            news = self._steps.setdefault((mode, rows), Price(expected)).scale(ratio)
             del self._extra[1:]
+        self._pace[mode] = pace * (1 + PACE * (1 - news) * (ratio - 1))
 
     def note_guesses(self, drafter: str, count: int, seconds: float) -> None:
         """`count` guesses took `seconds` together; before any step they tell nothing."""

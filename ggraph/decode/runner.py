@@ -57,11 +57,11 @@ class Runner:
         self.model, self.session = model, session
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
-        self.recurrent: bool = getattr(model, "recurrent", False)
+        self.recurrent: bool = model.recurrent
         self._past = 0
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._window: int | None = getattr(model, "sliding_window", None)
+        self._window: int | None = model.sliding_window
         self._ready: dict[tuple[int, int, int], StepShape] = {}  # of the plans that were made
 
     @property

@@ -90,10 +90,10 @@ class Speculation:
             )
         self._vocabulary = runner.model.vocab_size
 
-    def warm(self, runner: Runner) -> None:
-        """Make the plans that rounds will need, so that none waits."""
+    def warm(self, runner: Runner, past: int) -> None:
+        """Make the plans that rounds behind `past` tokens will need, so that none waits."""
         for rows in range(1, self.longest + 2):
-            runner.ready(rows, runner.past + rows)
+            runner.ready(rows, past + rows)
         for drafter in self.drafters:
             if self.longest and isinstance(drafter, Reader):
                 drafter.warm()

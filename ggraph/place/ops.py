@@ -32,7 +32,7 @@ def _drawn(work: Work, t: Tensor) -> None:
     taker = _taker(work, t, leaf, home)
     if taker is not None:
         work.put(t, taker.name, f"offload of {_rows(t)} rows from {home.name}")
-    elif home.supports(t):
+    elif work.able(home, t):
         work.put(t, home.name, f"{leaf.kind.value}'s home of %{leaf.name}")
 
 
@@ -64,7 +64,7 @@ def _taker(work: Work, t: Tensor, leaf: Tensor, home: DeviceSpec) -> DeviceSpec 
     if not picked and (leaf.name in work.pinned or t.spec.cost(t).bytes < leaf.nbytes):
         return None
     higher = work.devices[: work.devices.index(home)]
-    fits = (d for d in higher if d.supports(t) and 0 < d.offload_rows <= _rows(t))
+    fits = (d for d in higher if work.able(d, t) and 0 < d.offload_rows <= _rows(t))
     return next(fits, None)
 
 
@@ -92,7 +92,7 @@ def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
     best: tuple[int, str, str] | None = None
     for n in near:
         device = work.at(n)
-        if device is None or not work.spec(device).supports(t):
+        if device is None or not work.able(work.spec(device), t):
             continue
         if best is None or n.nbytes >= best[0]:
             best = (n.nbytes, device, n.name)
@@ -103,7 +103,8 @@ def _take(work: Work, t: Tensor, near: list[Tensor], cause: str) -> None:
 def _fall_back(work: Work, t: Tensor) -> None:
     if t.name in work.of:
         return
-    able = [d for d in (work.fallback, *work.devices) if d.supports(t)]
+    known = (work.fallback, *work.devices)
+    able = [d for d in known if work.able(d, t)] or [d for d in known if d.supports(t)]
     if not able:
         asked = ", ".join(d.name for d in work.devices)
         raise PlaceError(f"no device can run {line(t)}; asked: {asked}")
@@ -121,9 +122,9 @@ def improve(work: Work) -> None:
     ]
     for t in (*loose, *reversed(loose)):
         here = work.of[t.name].device
-        costs = {d.name: _crossing(work, t, d.name) for d in work.devices if d.supports(t)}
-        best = min(costs, key=lambda d: (costs[d], d != here))
-        if costs[best] < costs[here]:
+        costs = {d.name: _crossing(work, t, d.name) for d in work.devices if work.able(d, t)}
+        best = min(costs, key=lambda d: (costs[d], d != here), default=here)
+        if best != here and costs[best] < costs.get(here, costs[best]):
             saved = costs[here] - costs[best]
             work.put(t, best, f"upgrade from {here}: {saved} fewer bytes cross")
 

@@ -39,6 +39,11 @@ class Work:
         """Decide where `t` is, and why."""
         self.of[t.name] = Placed(device, cause)
 
+    def able(self, device: DeviceSpec, t: Tensor) -> bool:
+        """Whether a device can run `t`, and all that overwrites its bytes, which stays there."""
+        heirs = (u for u in self.users[t.name] if u.storage is t and u.overwritten is not None)
+        return device.supports(t) and all(device.supports(u) for u in heirs)
+
     def require(self, t: Tensor, device: str, why: str) -> None:
         """PlaceError unless `device` can run `t`."""
         if not self.spec(device).supports(t):

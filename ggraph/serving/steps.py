@@ -53,7 +53,7 @@ class ListRunner:
                 f"texts of {context} tokens in a cache of {slots}: expected 1 or more, in order, "
                 f"at most {1 << 24}"
             )
-        if getattr(model, "recurrent", False):
+        if model.recurrent:
             raise InputError(
                 f"{model.name} has recurrent layers, whose state is not in slots: it can be used "
                 "for one text at a time"
@@ -61,7 +61,7 @@ class ListRunner:
         self.model, self.session = model, session
         self.slots, self.context = slots, context
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
-        self._window: int | None = getattr(model, "sliding_window", None)
+        self._window: int | None = model.sliding_window
         self._feeds: dict[StepShape, dict[str, Array]] = {}
 
     def shape(self, rows: int, wanted: int, reach: int, tapped: bool = False) -> StepShape:

@@ -1,7 +1,6 @@
 """Options and output that several commands share."""
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,10 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
+from ggraph.env import MOST_THREADS
 from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
 from ..run.load import Loaded, load
+from ..run.outputs import write_whole
 from ..run.text import argument, utf8
 
 # llama.cpp's way to name a model that is to be downloaded; said so rather than misread.
@@ -32,7 +33,9 @@ ModelPath = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", help="CPU threads.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, max=MOST_THREADS, help="CPU threads.")
+]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -76,6 +79,10 @@ class ModelOptions:
     hf_repo: HfRepo = None
     ctx_size: Context = None
     cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16"
+    cache_type_k: Annotated[str | None, typer.Option("--cache-type-k", "-ctk", hidden=True)] = (
+        None  # llama.cpp has two; ggraph keeps both in one type
+    )
+    cache_type_v: Annotated[str | None, typer.Option("--cache-type-v", "-ctv", hidden=True)] = None
     threads: Threads = None
     device: Devices = "cpu"
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
@@ -83,9 +90,16 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         if self.hf_repo is not None:
+            repo = self.hf_repo.partition(":")[0]  # behind the colon llama.cpp names a file type
             raise InputError(
-                f"-hf {self.hf_repo}: ggraph downloads nothing from Hugging Face; fetch a file or "
-                "folder yourself and name it with -m"
+                f"-hf {self.hf_repo}: ggraph downloads nothing from Hugging Face; fetch it with "
+                f"`hf download {repo} --local-dir DIR`, then name DIR or a GGUF file in it with -m"
+            )
+        if (self.cache_type_k or self.cache_type) != (self.cache_type_v or self.cache_type):
+            raise InputError(
+                f"-ctk {self.cache_type_k or self.cache_type} -ctv "
+                f"{self.cache_type_v or self.cache_type}: keys and values have one type here; "
+                "give both the same, or --cache-type"
             )
 
     def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
@@ -99,7 +113,7 @@ class ModelOptions:
             head=head,
             exact=self.exact,
             profile=self.profile,
-            cache_type=self.cache_type.lower(),
+            cache_type=(self.cache_type_k or self.cache_type).lower(),
         )
 
 
@@ -134,12 +148,14 @@ class CompilingLine:
     count: int = 0
     shown: bool = False  # a line without an end stands on the terminal
     muted: bool = False  # the answer has begun
+    late: int = 0  # kernels since
 
     def __call__(self, name: str) -> None:
         """One line at first; where it is a terminal, it goes on counting in place."""
         self.count += 1
         console, text = notes(), "compiling kernels for this processor"
         if self.muted:
+            self.late += 1
             return
         if console.is_terminal:
             line = f"{text} ({self.count}: {name})"[: console.width - 1]
@@ -215,20 +231,8 @@ def print_json(value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The text as a file, whole or not at all; InputError where it cannot be written. A pipe or a
-    device gets it as it is."""
-    special = path.exists() and not path.is_file()
-    part = path if special else path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            part.write_text(text, encoding="utf-8")
-            if not special:
-                os.replace(part, path)
-        finally:
-            if not special:
-                part.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    """The text as a file, whole or not at all; InputError where it cannot be written."""
+    write_whole(path, text.encode())
 
 
 def standard_input(most: int = -1) -> bytes:

@@ -85,7 +85,9 @@ def _checked(out: Path, type_name: str) -> str:
 @contextmanager
 def _bar(out: Path) -> Iterator[Report]:
     columns = (TextColumn(f"writing {out.name}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=notes(), transient=True) as progress:
+    console = notes()
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=None)
 
         def report(name: str, done: int, total: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from ..run.generation import Comparison, Drafting, Generation, compare, comparis
 from ..run.load import Loaded
 from ..run.shipped import head_for
 from .common import COMPILING, notes, print_json
+from .profile import print_profile, profiled
 
 Head = Annotated[
     Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
@@ -93,15 +94,26 @@ def _flags(names: Sequence[str]) -> str:
     return ", ".join("--" + n.replace("_", "-") for n in names)
 
 
-def print_comparison(m: Loaded, run: Generation, drafting: Drafting, as_json: bool) -> None:
-    """Decode both ways, print the text with drafted tokens in colour, then the figures."""
+def print_comparison(
+    m: Loaded, run: Generation, drafting: Drafting, as_json: bool, profile: bool
+) -> None:
+    """Decode both ways, print the text with drafted tokens in colour, then the figures; with
+    `profile` also where the time of one more speculative run went."""
     found = compare(run, drafting)
-    if as_json:
-        print_json({"text": found.text, **comparison_facts(m, found)})
-        return
-    COMPILING.clear()
-    Console(highlight=False, soft_wrap=True).print(painted(m, found))
     facts = comparison_facts(m, found)
+    if not as_json:
+        COMPILING.clear()
+        Console(highlight=False, soft_wrap=True).print(painted(m, found))
+        _print_figures(facts, found)
+    if profile:
+        facts["profile"] = profiled(m, run, drafting)
+    if as_json:
+        print_json({"text": found.text, **facts})
+    elif profile:
+        print_profile(facts["profile"])
+
+
+def _print_figures(facts: dict[str, Any], found: Comparison) -> None:
     same = "identical text" if found.identical else "another text"
     notes().print(
         f"[dim]plain {facts['plain_tokens_per_second']:.1f} tokens/s · speculative "

@@ -11,7 +11,6 @@ from ..run.generation import Generation
 from .common import AsJson, ModelOptions, Prompt, model_path, notes
 from .draft import DraftFlags, print_comparison
 from .flat import flat
-from .profile import print_profile, profiled
 
 
 @flat
@@ -43,6 +42,4 @@ def eagle3(
     with closing(on.load(path, head, drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
-        print_comparison(m, run, drafting, as_json)
-        if on.profile:
-            print_profile(profiled(m, run, drafting))
+        print_comparison(m, run, drafting, as_json, on.profile)

@@ -86,7 +86,7 @@ def generate(
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:
-            print_comparison(m, run, drafting, as_json)
+            print_comparison(m, run, drafting, as_json, on.profile)
         else:
             answer(m, run, drafting if wanted else None, as_json, on.profile)
 
@@ -130,8 +130,7 @@ def _printed(
     try:
         m.engine.room(run.ids)
         m.runner.prepare(len(run.ids))
-        if COMPILING.count:  # then the next step's kernels too, rather than amid the answer
-            m.runner.prepare(1)
+        m.engine.early = COMPILING.count > 0  # the rounds' kernels too, rather than amid the answer
         COMPILING.mute()
         for piece in run.run(drafting):
             pieces.append(piece)
@@ -148,6 +147,8 @@ def report(facts: dict[str, Any], speculation: str | None) -> None:
     """Statistics under the text."""
     print(flush=True)
     drafts = "" if speculation is None else f"\n{speculation}"
+    if COMPILING.late:
+        drafts += f"\n{COMPILING.late} kernels were compiled behind the first token, and are kept"
     notes().print(
         f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
         f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "

@@ -122,8 +122,10 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Plain seconds over speculative ones, None where that compares different texts."""
-        return self.plain_seconds / self.seconds if self.identical and self.seconds else None
+        """Plain seconds over speculative ones, None where that compares different texts, or where
+        nothing was drafted."""
+        known = self.identical and self.seconds and self.speculation.drafted
+        return self.plain_seconds / self.seconds if known else None
 
 
 def compare(run: Generation, drafting: Drafting) -> Comparison:

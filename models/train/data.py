@@ -9,8 +9,8 @@ the target's logits follow. A shard appears under its name only when it is whole
 interrupted run goes on where it stopped.
 """
 
+import io
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +29,7 @@ from ggraph.serving.text import Plain, Request
 from ggraph.serving.text import Text as Answered
 
 from ..run.load import Loaded
+from ..run.outputs import write_whole
 from .prompts import OWN_TOKENS, OwnPrompt, Turn
 
 SHARD_TEXTS = 64
@@ -237,7 +238,7 @@ def _describe(folder: Path, described: dict[str, Any]) -> None:
     path = folder / DESCRIPTION
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        path.write_text(json.dumps(described, indent=2) + "\n")
+        write_whole(path, (json.dumps(described, indent=2) + "\n").encode())
     elif (before := describe(folder)) != described:
         known = sorted({*before, *described})
         different = [k for k in known if before.get(k) != described.get(k)]
@@ -259,16 +260,16 @@ def _store(folder: Path, texts: Sequence[Text]) -> int:
     """Write one shard; returns its tokens."""
     path = folder / f"part-{len(shards(folder)):05d}.npz"
     tokens = np.concatenate([t.tokens for t in texts])
-    with open(path.with_suffix(".tmp"), "wb") as f:
-        np.savez(
-            f,
-            tokens=tokens,
-            lengths=np.array([len(t.tokens) for t in texts]),
-            prompts=np.array([t.prompt_length for t in texts]),
-            index=np.array([t.index for t in texts]),
-            features=np.concatenate([t.features for t in texts]),
-        )
-    os.replace(path.with_suffix(".tmp"), path)
+    packed = io.BytesIO()
+    np.savez(
+        packed,
+        tokens=tokens,
+        lengths=np.array([len(t.tokens) for t in texts]),
+        prompts=np.array([t.prompt_length for t in texts]),
+        index=np.array([t.index for t in texts]),
+        features=np.concatenate([t.features for t in texts]),
+    )
+    write_whole(path, packed.getvalue())
     return len(tokens)
 
 

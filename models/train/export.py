@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from ggraph import Array, ModelError
 
@@ -13,6 +13,7 @@ from ..eagle3 import Head
 from ..heads.layouts import default_taps, open_head
 from ..registry import Model
 from ..run.convert import head_to_gguf
+from ..run.outputs import write_whole
 from .net import DraftNet
 
 _NAMES = {
@@ -46,8 +47,9 @@ def export_folder(net: DraftNet, target: Model, taps: Sequence[int], ids: Array,
     known = np.zeros(target.vocab_size, bool)
     known[ids] = True
     tensors["t2d"] = known
-    save_file(tensors, str(out / "model.safetensors"))
-    (out / "config.json").write_text(json.dumps(_config(net, target, taps), indent=2) + "\n")
+    write_whole(out / "model.safetensors", save(tensors))
+    config = json.dumps(_config(net, target, taps), indent=2) + "\n"
+    write_whole(out / "config.json", config.encode())
 
 
 def _config(net: DraftNet, target: Model, taps: Sequence[int]) -> dict[str, object]:

@@ -6,7 +6,7 @@ The target stays as it is: its embedding and its output matrix are read from the
 features from the shards of `models.train.data`. On the CPU the same seed gives the same head.
 """
 
-import os
+import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ import torch
 
 from ggraph import Array, InputError
 
+from ..run.outputs import write_whole
 from .data import Text, apart, describe, read_shard, shards
 from .net import DraftNet
 from .parts import (
@@ -259,8 +260,9 @@ class _Run:
             "options": asdict(self.options),
             "ids": self.ids.tolist(),
         }
-        torch.save(held, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        packed = io.BytesIO()
+        torch.save(held, packed)
+        write_whole(path, packed.getvalue())
 
 
 def batch_of(

@@ -58,12 +58,14 @@ def compiled(name: str, text: str, defines: str = "") -> ctypes.CDLL:
 
 
 def _compile(folder: Path, defines: str, files: dict[str, str]) -> None:
+    """Compile beside the folder: other processes may be at the same unit."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    command = [str(COMPILER), *FLAGS, *(f"-D{d}" for d in defines.split()), "unit.cpp", "-o"]
-    subprocess.run([*command, "unit.part"], cwd=folder, check=True)
-    (folder / "unit.part").replace(folder / "unit.so")
+    with tempfile.TemporaryDirectory(dir=BUILT) as own:
+        for name, text in files.items():
+            (Path(own) / name).write_text(text)
+        command = [str(COMPILER), *FLAGS, *(f"-D{d}" for d in defines.split()), "unit.cpp", "-o"]
+        subprocess.run([*command, "unit.so"], cwd=own, check=True)
+        (Path(own) / "unit.so").replace(folder / "unit.so")
 
 
 def entry_of(held: ctypes.CDLL, kernel: str) -> Any:

@@ -244,6 +244,14 @@ def test_floors() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+def test_every_room_is_on_a_floor() -> None:
+    floors = (ROOT / ".importlinter").read_text().partition("exhaustive")[0]
+    listed = set(re.findall(r"ggraph\.(\w+)", floors))
+    rooms = {p.stem for p in (ROOT / "ggraph").iterdir() if p.suffix == ".py" or p.is_dir()}
+    assert listed == {r for r in rooms if not r.startswith("__")}
+    assert "(" not in floors, "a name in brackets that does not exist is passed over in silence"
+
+
 README = (ROOT / "README.md").read_text()
 README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
 

@@ -105,7 +105,7 @@ def test_a_session_waits_between_two_plans_whose_runs_overlap(look: bool) -> Non
 class Capturing(SimBackend):
     """Counts what it is asked to capture."""
 
-    captured = 0
+    captured, captures = 0, True
 
     def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
         self.captured += 1

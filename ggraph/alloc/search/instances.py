@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.alloc.blocks import conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import conflict_pairs, make_blocks
 from ggraph.alloc.bounds import live_table, lower_bound
 from ggraph.alloc.check import alignments
-from ggraph.alloc.clocks import clocks
 from ggraph.alloc.fit import Ints, Packing
+from ggraph.alloc.precedence import precedence
 from ggraph.alloc.search.climb import Cliques
 from ggraph.alloc.search.offline import cliques_of
 from ggraph.device import DeviceSpec
@@ -67,7 +67,7 @@ def from_schedule(schedule: Schedule, device: str, name: str) -> Instance:
 
     Raises FormatError for a device without blocks or a schedule too large to tabulate.
     """
-    blocks = make_blocks(schedule, clocks(schedule))
+    blocks = make_blocks(schedule, precedence(schedule))
     of = blocks.of_device(device)
     table = live_table(blocks, of) if of else None
     if table is None:

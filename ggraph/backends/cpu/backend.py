@@ -17,7 +17,7 @@ from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Launch, Memory, Ref
+from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
 from ggraph.ops.evaluate import decode, raw_view, read, reference, write
@@ -41,7 +41,7 @@ class CpuProgram:
 
 
 @dataclass(eq=False)
-class CpuBackend(HostMemory):
+class CpuBackend(HostMemory, Backend):
     """One CPU. `exact` keeps activations in float32; `profile` can time every launch."""
 
     spec: DeviceSpec

@@ -175,7 +175,7 @@ def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
     total = k.var(0.0, F32X8)
     for i in k.loop(0, length, 8):
         at = job.scores + g * (CHUNK * 4) + i * 4
-        value = words.exp(k, k.load(at, F32X8) - k.splat(top, 8))
+        value = words.exp_below(k, k.load(at, F32X8) - k.splat(top, 8))
         k.store(at, value)
         total.value = total.value + value
     return words.hsum(k, total.value)
@@ -241,7 +241,7 @@ def merge(k: Kernel, state: Val, part: Val) -> None:
     old, new = k.load(state, F32), k.load(part, F32)
     top = k.maximum(old, new)
     both = k.shuffle(k.splat(old - top, 8), k.splat(new - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
-    factors = words.exp(k, both)
+    factors = words.exp_below(k, both)
     keep, add = k.lane(factors, 0), k.lane(factors, 1)
     k.store(state, top)
     k.store(state + 4, k.load(state + 4, F32) * keep + k.load(part + 4, F32) * add)

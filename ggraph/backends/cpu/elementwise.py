@@ -196,7 +196,7 @@ def soft_max(k: Kernel) -> None:
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
             below = _get(k, out + c * 4, left) - k.splat(largest, 8)
-            value = k.select(below.is_nan(), below, words.exp(k, below))
+            value = k.select(below.is_nan(), below, words.exp_below(k, below))
             if left is not None:
                 value = k.select(words.tail_mask(k, left), value, 0.0)
             _put(k, out + c * 4, value, left)

@@ -120,7 +120,7 @@ def _set_rows(low: Lowering, x: Launch) -> bool:
 
 def _rms_norm(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
-    if not is_rows(a):
+    if not all(is_rows(s.tensor) for s in x.sources):
         return False
     n = a.shape[-1]
     w = low.at(x.sources[1]) if len(x.sources) > 1 else 0
@@ -288,7 +288,8 @@ def _rotate(
 ) -> bool:
     """Rotate [T, H, D] rows."""
     attrs = x.result.tensor.attrs
-    if not turns(x.result.tensor, a.tensor, positions.tensor):
+    given = (a, positions, *factors)
+    if not turns(x.result.tensor, *(s.tensor for s in given)):
         return False
     rows, heads, dim = a.tensor.shape
     rotated = int(_number(x, "n_rot"))

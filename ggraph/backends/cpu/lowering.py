@@ -11,7 +11,7 @@ from ggraph.backends.cpu.judge import Ground
 from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Access, Assembler, Range
+from ggraph.backends.cpu.program import Assembler, Range, Touched
 from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.dtype import DType
@@ -43,7 +43,7 @@ class Lowering:
     shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
     constants: list[tuple[int, Array]] = field(default_factory=list)  # of which instruction
-    _access: Access = field(default=Access((), ()))  # of the launch at hand
+    _access: Touched = field(default=Touched((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
         self.asm = Assembler(self.pool.jit, self.stream)
@@ -51,7 +51,7 @@ class Lowering:
     def begin(self, launch: Launch) -> None:
         """The next instructions are those of `launch`: they access its sources and its result."""
         read = [s for s in launch.sources if not is_weight(s.tensor)]
-        self._access = Access(tuple(map(_range, read)), (_range(launch.result),))
+        self._access = Touched(tuple(map(_range, read)), (_range(launch.result),))
 
     def add(
         self,
@@ -70,7 +70,7 @@ class Lowering:
         places: dict[str, Any] = {
             k: self.at(v) if isinstance(v, Scratch) else v for k, v in values.items()
         }
-        self.asm.add(name, access=Access(reads, writes), **places)
+        self.asm.add(name, access=Touched(reads, writes), **places)
 
     def constant(self, values: Array) -> Array:
         """Numbers that the program brings along: nothing writes them once it is made."""

@@ -105,8 +105,9 @@ def attends(t: Tensor) -> bool:
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
     dims = q.shape[2], v.shape[2]
-    whole = all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
-    return whole and k.strides[-1] == k.dtype.block_bytes
+    whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
+    whole = whole and all(s.is_contiguous for s in rest)  # lengths and sinks, where given
+    return whole and all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
 
 
 def attends_plainly(t: Tensor) -> bool:
@@ -117,22 +118,24 @@ def attends_plainly(t: Tensor) -> bool:
         return False
     if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):
         return False
-    return not t.attrs["has_length"] or rest[-1].dtype is I32
+    return not t.attrs["has_length"] or (rest[-1].dtype is I32 and rest[-1].is_contiguous)
 
 
-def turns(t: Tensor, x: Tensor, positions: Tensor) -> bool:
+def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not is_rows(x) or positions.dtype is not I32 or not positions.is_contiguous:
+    if not all(map(is_rows, (x, *factors))):
+        return False
+    if positions.dtype is not I32 or not positions.is_contiguous:
         return False
     return isinstance(rotated, int) and rotated <= min(x.shape[2], cache.MAX_ROTATED)
 
 
 def turns_into(t: Tensor) -> bool:
     """Whether kernels compute this rope_set_rows."""
-    held, x, positions, index, *_ = t.sources
+    held, x, positions, index, *factors = t.sources
     known = held.dtype.name in attention.KINDS and held.is_contiguous
-    return known and index.is_contiguous and turns(t, x, positions)
+    return known and index.is_contiguous and turns(t, x, positions, *factors)
 
 
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:

@@ -9,7 +9,7 @@ Legend: n rows, k columns; a row's lane is its number within the tile.
 from collections.abc import Iterator
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.blocks import READERS, Block, Reader
+from ggraph.backends.cpu.codes import READERS, Codes, Reader
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
@@ -43,7 +43,7 @@ def _store_number(k: Kernel, layout: Layout, address: Val, value: Val) -> None:
     k.store(address, k.cast("fptrunc", value, F16) if layout.scale_bytes == 2 else value)
 
 
-def _store_block(k: Kernel, layout: Layout, block: Val, lane: Val, read: Block) -> None:
+def _store_block(k: Kernel, layout: Layout, block: Val, lane: Val, read: Codes) -> None:
     """Put one row's block into its lane of the tile."""
     size = layout.scale_bytes
     for sub, scale in enumerate(read.scales):

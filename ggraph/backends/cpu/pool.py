@@ -32,7 +32,6 @@ from ggraph.tensor import Array
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 STATE_WORDS = LINE // 8
-MAX_THREADS = 256
 
 
 _NEITHER: list[Any] = [None, None]
@@ -72,8 +71,8 @@ class Pool:
     """
 
     def __init__(self, threads: int, jit: Jit | None = None) -> None:
-        if not 1 <= threads <= MAX_THREADS:
-            raise BackendError(f"a pool has 1 to {MAX_THREADS} threads, not {threads}")
+        if not 1 <= threads <= env.MOST_THREADS:
+            raise BackendError(f"a pool has 1 to {env.MOST_THREADS} threads, not {threads}")
         self.threads = threads
         self.jit = jit or host_jit()
         crowded = threads > env.usable_cores()

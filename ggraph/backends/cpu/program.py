@@ -44,13 +44,13 @@ Range = tuple[int, int]  # addresses of the first byte and one past the last
 
 
 @dataclass(frozen=True)
-class Access:
+class Touched:
     """The memory that an instruction reads and writes; weights, which never change, left out."""
 
     reads: tuple[Range, ...]
     writes: tuple[Range, ...]
 
-    def conflicts(self, later: "Access") -> bool:
+    def conflicts(self, later: "Touched") -> bool:
         """Whether the two must not run at the same time."""
         return (
             _meet(self.writes, later.writes)
@@ -78,10 +78,10 @@ class Assembler:
     rows: list[list[int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     kept: list[Array] = field(default_factory=list)
-    _open: list[Access] = field(default_factory=list)  # of the instructions since the last meeting
+    _open: list[Touched] = field(default_factory=list)  # of the instructions since the last meeting
 
     def add(
-        self, name: str, *, barrier: bool = True, access: Access | None = None, **values: Argument
+        self, name: str, *, barrier: bool = True, access: Touched | None = None, **values: Argument
     ) -> None:
         """Append a call. With `access`, barriers are found; else `barrier` says whether the next
         instruction needs this one's results."""

@@ -29,7 +29,8 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), first one exact
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
              4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)  # fmt: skip  # Cephes expf
-EXP_LOW, EXP_HIGH = -87.3, 88.3  # beyond these exp is taken as exp(limit); below also as 0
+EXP_LOW, EXP_HIGH = -87.3, 88.3  # exp is 0 below; 2^n of what is above is not a float32
+EXP_INFINITE = 89.0  # from here on exp surely is
 
 
 def fma(k: Kernel, a: Val, b: Val, c: Val) -> Val:
@@ -89,20 +90,39 @@ def round_even(k: Kernel, x: Val) -> Val:
     return k.intrinsic(name, t, x)
 
 
-def exp(k: Kernel, x: Val) -> Val:
-    """e to the x, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3 (-inf
-    included)."""
+def _exp_parts(k: Kernel, x: Val, high: float) -> tuple[Val, Val]:
+    """p f32 and n i32 with e to the x = p * 2^n, for x cut to EXP_LOW .. high."""
     t = x.v.type
-    inside = k.minimum(k.maximum(x, EXP_LOW), EXP_HIGH)
+    inside = k.minimum(k.maximum(x, EXP_LOW), high)
     n = round_even(k, inside * LOG2_E)
     r = fma(k, n, k.const(-LN2_HIGH, t), inside)
     r = fma(k, n, k.const(-LN2_LOW, t), r)
     p = k.const(EXP_TERMS[0], t)
     for term in EXP_TERMS[1:]:
         p = fma(k, p, r, k.const(term, t))
-    p = fma(k, p, r * r, r) + 1.0
-    power = k.cast("bitcast", (k.cast("fptosi", n, vec(I32, t.count)) + 127) << 23, t)
-    return k.select(x > EXP_LOW, p * power, 0.0)
+    return fma(k, p, r * r, r) + 1.0, k.cast("fptosi", n, vec(I32, t.count))
+
+
+def _power(k: Kernel, n: Val, t: ir.Type) -> Val:
+    """2^n as float32, n from -126 to 127."""
+    return k.cast("bitcast", (n + 127) << 23, t)
+
+
+def exp_below(k: Kernel, x: Val) -> Val:
+    """e to the x of an x <= 0, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3
+    (-inf included) and for what is not a number."""
+    p, n = _exp_parts(k, x, EXP_HIGH)
+    return k.select(x > EXP_LOW, p * _power(k, n, x.v.type), 0.0)
+
+
+def exp(k: Kernel, x: Val) -> Val:
+    """e to the x, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3, infinite
+    where float32 is, not a number where x is none. Half of the power at a time, as 2^128 is none.
+    """
+    p, n = _exp_parts(k, x, EXP_INFINITE)
+    half = ((n + 254) >> 1) - 127
+    y = p * _power(k, half, x.v.type) * _power(k, n - half, x.v.type)
+    return k.select(x.is_nan(), x, k.select(x > EXP_LOW, y, 0.0))
 
 
 HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # pi / 2 in two parts (fdlibm)
@@ -341,4 +361,4 @@ def log(k: Kernel, x: Val) -> Val:
 
 def softplus(k: Kernel, x: Val) -> Val:
     """log(1 + exp(x)), x itself beyond 20."""
-    return k.select(x > 20.0, x, log(k, exp(k, x) + 1.0))
+    return k.select(x.is_nan(), x, k.select(x > 20.0, x, log(k, exp(k, x) + 1.0)))

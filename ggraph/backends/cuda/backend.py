@@ -16,7 +16,7 @@ from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.lower import accepts, emit, needs
 from ggraph.backends.cuda.lowering import Lowering, Step
 from ggraph.backends.cuda.matmul import rounds
-from ggraph.backends.protocol import Launch, Memory
+from ggraph.backends.protocol import Backend, Launch, Memory
 from ggraph.device import DeviceSpec, Need
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
@@ -78,7 +78,7 @@ _SHARED = Events()
 
 
 @dataclass(eq=False)
-class CudaBackend:
+class CudaBackend(Backend):
     """One GPU behind a driver. `graphs` captures whole plans."""
 
     spec: DeviceSpec
@@ -220,6 +220,11 @@ class CudaBackend:
             self.driver.synchronise()
 
     # --- graphs ---------------------------------------------------------------------------------
+
+    @property
+    def captures(self) -> bool:
+        """Unless graphs are off."""
+        return self.graphs
 
     def capture(self, streams: Sequence[int], enqueue: Callable[[], None]) -> Callable[[], None]:
         """What `enqueue` puts on `streams`, as one call that enqueues it again.

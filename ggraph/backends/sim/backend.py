@@ -12,7 +12,7 @@ from hashlib import sha256
 import numpy as np
 
 from ggraph.backends.host import aligned_bytes
-from ggraph.backends.protocol import Launch, Memory, Program, Ref, Scratch
+from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
 from ggraph.backends.sim.machine import Machine
 from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
@@ -78,7 +78,7 @@ class _Room:
 
 
 @dataclass(eq=False)
-class SimHost:
+class SimHost(Store):
     """Host memory that takes part in the simulation; give it as backend "host"."""
 
     machine: Machine
@@ -129,7 +129,7 @@ class SimHost:
         self._room = _Room(self._room.owner, 0, {})
 
 
-class SimBackend(SimHost):
+class SimBackend(SimHost, Backend):
     """One simulated device of a machine."""
 
     def __init__(self, spec: DeviceSpec, machine: Machine) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.alloc.check import alignments, root_of
-from ggraph.alloc.clocks import Clocks, Ints, Spans, accesses, spans
 from ggraph.alloc.dyn import align_up
+from ggraph.alloc.precedence import Ints, Precedence, Spans, accesses, spans
 from ggraph.plan import Schedule, Value
 
 
@@ -35,7 +35,7 @@ class Blocks:
     blocks: tuple[Block, ...]
     causes: Mapping[str, str]  # value -> why it shares its block
     spans: Spans
-    order: Clocks
+    order: Precedence
 
     def of_device(self, device: str) -> list[int]:
         """Indices of the blocks on `device` that need bytes."""
@@ -53,7 +53,7 @@ class _Group:
 class _Grouper:
     """Joins values in program order of the commands that make them."""
 
-    def __init__(self, schedule: Schedule, order: Clocks) -> None:
+    def __init__(self, schedule: Schedule, order: Precedence) -> None:
         self.schedule, self.order = schedule, order
         self.align = alignments(schedule)
         self.causes: dict[str, str] = {}
@@ -130,7 +130,7 @@ class _Grouper:
         return Block(tuple(group.values), values[0].device, size, slots, pinned, rows)
 
 
-def make_blocks(schedule: Schedule, order: Clocks) -> Blocks:
+def make_blocks(schedule: Schedule, order: Precedence) -> Blocks:
     """Group the values that live in arenas; external ones are left out.
 
     Deterministic: blocks are in the order of `schedule.values`. Raises AllocError for a value that

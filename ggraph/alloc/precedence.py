@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
-class Clocks:
+class Precedence:
     """Happens-before of two consecutive runs; `direct[i]` are the rows that order row i."""
 
     n: int
@@ -63,7 +63,7 @@ def actor_of(c: Command) -> Actor:
     return HOST_ACTOR if c.do in HOST_STEPS else c.actor
 
 
-def clocks(schedule: Schedule, extra: Iterable[Edge] = ()) -> Clocks:
+def precedence(schedule: Schedule, extra: Iterable[Edge] = ()) -> Precedence:
     """Vector clocks of `schedule` unrolled twice.
 
     `extra` adds orderings (before, after) between commands of one run, to ask what they would buy.
@@ -82,7 +82,7 @@ def clocks(schedule: Schedule, extra: Iterable[Edge] = ()) -> Clocks:
         for p in preds:
             np.maximum(clock[i], clock[p], out=clock[i])
             clock[i, who[p]] = max(clock[i, who[p]], p + 1)
-    return Clocks(n, actors, who, tuple(direct), clock)
+    return Precedence(n, actors, who, tuple(direct), clock)
 
 
 def _direct(
@@ -141,7 +141,7 @@ def accesses(schedule: Schedule) -> dict[str, list[int]]:
     return found
 
 
-def spans(order: Clocks, sets: Sequence[Sequence[int]]) -> Spans:
+def spans(order: Precedence, sets: Sequence[Sequence[int]]) -> Spans:
     """Spans of the given sets of commands (rows of run k)."""
     shape = (len(sets), len(order.actors))
     last = np.zeros(shape, dtype=np.int64)

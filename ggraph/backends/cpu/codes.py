@@ -19,7 +19,7 @@ LOW16, ALL32 = range(16), range(32)
 
 
 @dataclass
-class Block:
+class Codes:
     """32 codes in column order, one or two scales (float32), and the minimum if one is stored."""
 
     codes: Val
@@ -27,7 +27,7 @@ class Block:
     minimum: Val | None = None
 
 
-Reader = Callable[[Kernel, Val, Val], Block]
+Reader = Callable[[Kernel, Val, Val], Codes]
 
 
 def _half(k: Kernel, address: Val) -> Val:
@@ -55,30 +55,30 @@ def _bits32(k: Kernel, address: Val, value: int) -> Val:
     return k.cast("zext", (word & k.consts(bits, I32)).ne(0), I8X32) * value
 
 
-def _q4_0(k: Kernel, row: Val, b: Val) -> Block:
+def _q4_0(k: Kernel, row: Val, b: Val) -> Codes:
     at = row + b * 18
-    return Block(_nibbles32(k, at + 2), [_half(k, at)])
+    return Codes(_nibbles32(k, at + 2), [_half(k, at)])
 
 
-def _q4_1(k: Kernel, row: Val, b: Val) -> Block:
+def _q4_1(k: Kernel, row: Val, b: Val) -> Codes:
     at = row + b * 20
-    return Block(_nibbles32(k, at + 4), [_half(k, at)], _half(k, at + 2))
+    return Codes(_nibbles32(k, at + 4), [_half(k, at)], _half(k, at + 2))
 
 
-def _q5_0(k: Kernel, row: Val, b: Val) -> Block:
+def _q5_0(k: Kernel, row: Val, b: Val) -> Codes:
     at = row + b * 22
-    return Block(_nibbles32(k, at + 6) | _bits32(k, at + 2, 16), [_half(k, at)])
+    return Codes(_nibbles32(k, at + 6) | _bits32(k, at + 2, 16), [_half(k, at)])
 
 
-def _q5_1(k: Kernel, row: Val, b: Val) -> Block:
+def _q5_1(k: Kernel, row: Val, b: Val) -> Codes:
     at = row + b * 24
     codes = _nibbles32(k, at + 8) | _bits32(k, at + 4, 16)
-    return Block(codes, [_half(k, at)], _half(k, at + 2))
+    return Codes(codes, [_half(k, at)], _half(k, at + 2))
 
 
-def _q8_0(k: Kernel, row: Val, b: Val) -> Block:
+def _q8_0(k: Kernel, row: Val, b: Val) -> Codes:
     at = row + b * 34
-    return Block(k.load(at + 2, I8X32), [_half(k, at)])
+    return Codes(k.load(at + 2, I8X32), [_half(k, at)])
 
 
 def _k4_scales(k: Kernel, at: Val, j: Val) -> tuple[Val, Val]:
@@ -91,9 +91,9 @@ def _k4_scales(k: Kernel, at: Val, j: Val) -> tuple[Val, Val]:
     return _number(k, scale), _number(k, minimum)
 
 
-def _k4_block(k: Kernel, at: Val, j: Val, codes: Val) -> Block:
+def _k4_block(k: Kernel, at: Val, j: Val, codes: Val) -> Codes:
     scale, minimum = _k4_scales(k, at + 4, j)
-    return Block(codes, [_half(k, at) * scale], -(_half(k, at + 2) * minimum))
+    return Codes(codes, [_half(k, at) * scale], -(_half(k, at + 2) * minimum))
 
 
 def _shifted(k: Kernel, codes: Val, shift: Val, mask: int) -> Val:
@@ -102,20 +102,20 @@ def _shifted(k: Kernel, codes: Val, shift: Val, mask: int) -> Val:
     return k.cast("trunc", wide & mask, I8X32)
 
 
-def _q4_k(k: Kernel, row: Val, b: Val) -> Block:
+def _q4_k(k: Kernel, row: Val, b: Val) -> Codes:
     at, j = row + (b // 8) * 144, b % 8
     qs = k.load(at + 16 + (j // 2) * 32, I8X32)
     return _k4_block(k, at, j, _shifted(k, qs, (j % 2) * 4, 15))
 
 
-def _q5_k(k: Kernel, row: Val, b: Val) -> Block:
+def _q5_k(k: Kernel, row: Val, b: Val) -> Codes:
     at, j = row + (b // 8) * 176, b % 8
     qs = k.load(at + 48 + (j // 2) * 32, I8X32)
     high = _shifted(k, k.load(at + 16, I8X32), j, 1)
     return _k4_block(k, at, j, _shifted(k, qs, (j % 2) * 4, 15) | (high << 4))
 
 
-def _q6_k(k: Kernel, row: Val, b: Val) -> Block:
+def _q6_k(k: Kernel, row: Val, b: Val) -> Codes:
     at, j = row + (b // 8) * 210, b % 8
     half, part = j // 4, j % 4
     low = k.load(at + half * 64 + (part % 2) * 32, I8X32)
@@ -123,7 +123,7 @@ def _q6_k(k: Kernel, row: Val, b: Val) -> Block:
     codes = _shifted(k, low, (part // 2) * 4, 15) | (_shifted(k, high, part * 2, 3) << 4)
     d = _half(k, at + 208)
     scales = [k.load(at + 192 + j * 2 + s, I8) for s in (0, 1)]
-    return Block(codes - 32, [d * _number(k, s) for s in scales])
+    return Codes(codes - 32, [d * _number(k, s) for s in scales])
 
 
 def _q3_scale(k: Kernel, at: Val, i: Val) -> Val:
@@ -133,13 +133,13 @@ def _q3_scale(k: Kernel, at: Val, i: Val) -> Val:
     return _number(k, (low | (high << 4)) - 32)
 
 
-def _q3_k(k: Kernel, row: Val, b: Val) -> Block:
+def _q3_k(k: Kernel, row: Val, b: Val) -> Codes:
     at, j = row + (b // 8) * 110, b % 8
     low = _shifted(k, k.load(at + 32 + (j // 4) * 32, I8X32), (j % 4) * 2, 3)
     high = _shifted(k, k.load(at, I8X32), j, 1)
     d = _half(k, at + 108)
     scales = [d * _q3_scale(k, at + 96, j * 2 + s) for s in (0, 1)]
-    return Block((low | (high << 2)) - 4, scales)
+    return Codes((low | (high << 2)) - 4, scales)
 
 
 READERS: dict[DType, Reader] = {
