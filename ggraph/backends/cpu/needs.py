@@ -106,7 +106,7 @@ def attends(t: Tensor) -> bool:
         return False
     dims = q.shape[2], v.shape[2]
     whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
-    whole = whole and all(s.is_contiguous for s in rest)  # lengths and sinks, where given
+    whole = whole and all(s.is_contiguous for s in rest[bool(attrs["has_mask"]) :])
     return whole and all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
 
 
