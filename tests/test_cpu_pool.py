@@ -116,7 +116,7 @@ def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, 
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
     accesses = [Touched(((a, a + b % 4),), ((c, c + d % 3),)) for a, b, c, d in drawn]
     for access in accesses:
-        asm.add("neg", access=access, x=x, y=x, m=1, n=8, xs=32, ys=32)
+        asm.add("copy", access=access, x=x, y=x, m=1, n=8, xs=32, ys=32)
     meets = [bool(word & BARRIER) for word in asm.freeze().code[:, 1]]
 
     def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -141,8 +141,8 @@ def test_an_instruction_that_does_not_say_what_it_accesses_waits_for_all() -> No
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
     values = {"x": x, "y": x, "m": 1, "n": 8, "xs": 32, "ys": 32}
     far = [Touched((), ((100 * i, 100 * i + 8),)) for i in range(2)]
-    asm.add("neg", access=far[0], **values)
-    asm.add("neg", access=far[1], **values)
-    asm.add("neg", **values)
-    asm.add("neg", access=far[0], **values)
+    asm.add("copy", access=far[0], **values)
+    asm.add("copy", access=far[1], **values)
+    asm.add("copy", **values)
+    asm.add("copy", access=far[0], **values)
     assert [word & BARRIER for word in asm.freeze().code[:, 1]] == [0, BARRIER, BARRIER, 0]

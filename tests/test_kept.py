@@ -277,11 +277,11 @@ def _homeless() -> Path:
 
 
 def native() -> tuple[str, bytes]:
-    code = compile_object(KERNELS["neg"], host())
+    code = compile_object(KERNELS["copy"], host())
     try:
-        return "neg.image", link(code, "neg")
+        return "copy.image", link(code, "copy")
     except Unlinkable:
-        return "neg.o", code
+        return "copy.o", code
 
 
 def compiled_search() -> tuple[str, bytes]:
@@ -299,7 +299,7 @@ def compiled_search() -> tuple[str, bytes]:
 
 KINDS: dict[str, Callable[[], tuple[str, bytes]]] = {
     "image": native,
-    "object": lambda: ("neg.o", compile_object(KERNELS["neg"], host())),
+    "object": lambda: ("copy.o", compile_object(KERNELS["copy"], host())),
     "search": compiled_search,
 }
 

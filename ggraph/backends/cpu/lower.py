@@ -37,6 +37,7 @@ from ggraph.backends.cpu.needs import (
     FEW_ROWS,
     attends,
     attends_plainly,
+    bounded,
     is_rows,
     turns,
     turns_into,
@@ -54,6 +55,8 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
+    if not bounded(launch.result.tensor):
+        return False
     if native.call(low, launch) or (lowering is not None and lowering(low, launch)):
         return True
     return _nests(low, launch)

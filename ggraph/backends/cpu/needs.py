@@ -23,6 +23,7 @@ from ggraph.dtype import A8, F32, I32, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
+PLACES = ("argmax", "argsort", "top_k")  # ops whose results are places in a row
 
 
 def is_weight(t: Tensor) -> bool:
@@ -84,6 +85,21 @@ def looks_up(t: Tensor) -> bool:
     table, ids = t.sources
     flat = len(table.shape) == 2 and ids.dtype is I32 and ids.is_contiguous
     return flat and is_matrix(table)
+
+
+def bounded(t: Tensor) -> bool:
+    """Whether the indices of `t` are held against its rows before it runs: those of a feed are, and
+    places that a sort finds cannot be beyond. NumPy refuses others; a kernel could not say so."""
+    limits = t.spec.limits(t) if t.spec is not None and t.spec.limits is not None else {}
+    for slot, limit in limits.items():
+        ids = t.sources[slot]
+        while ids.op == "copy":  # to the device that wants them
+            ids = ids.sources[0]
+        made = ids.root
+        places = made.op in PLACES and made.sources[0].shape[-1] <= limit
+        if made.kind is not Kind.INPUT and not places:
+            return False
+    return True
 
 
 def lists_slots(mask: Tensor) -> bool:
@@ -199,7 +215,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
 
 def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     """Whether computing `t` reads `weight` in its packed form."""
-    if not t.size or not t.sources or t.sources[0].root is not weight:
+    if not t.size or not t.sources or t.sources[0].root is not weight or not bounded(t):
         return False
     if t.op in ("mul_mat", "mul_mat_add"):
         return multiplies(t, exact)
@@ -209,7 +225,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
+    "attends", "attends_plainly", "bounded", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
     "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats",
     "turns", "turns_into",
 ]  # fmt: skip

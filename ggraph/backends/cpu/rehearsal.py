@@ -12,7 +12,7 @@ import numpy as np
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed
-from ggraph.backends.cpu.needs import is_weight, kept_as, needs
+from ggraph.backends.cpu.needs import bounded, is_weight, kept_as, needs
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
@@ -62,6 +62,8 @@ def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
     """Whether `t` has a kernel, and the bytes of constants that its instructions bring along."""
     if t.is_leaf or t.is_view or not t.size:
         return True, 0
+    if not bounded(t):
+        return False, 0
     key = (signature(t), tuple(map(is_weight, t.sources)), exact)
     if key not in _SEEN:
         if len(_SEEN) >= MANY:
