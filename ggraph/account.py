@@ -6,12 +6,12 @@ a program brings along, such as the frequencies of a rotation). In an arena valu
 share bytes: those on which nothing but such needs ever lies count as scratch, the rest as compute.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ggraph.device import HOST
 from ggraph.plan import Do, Plan, Region
-from ggraph.tensor import Kind
+from ggraph.tensor import Kind, Tensor
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,16 @@ def _weights(plan: Plan, device: str) -> Iterator[int]:
     spec = placement.device_called(device)
     for t in plan.graph.leaves(Kind.WEIGHT):
         if placement.of[t.name].device == device:
-            yield spec.held_bytes(t, tuple(users[t.name]))
+            yield spec.held_bytes(t, tuple(_readers(t, users)))
+
+
+def _readers(t: Tensor, users: Mapping[str, Sequence[Tensor]]) -> Iterator[Tensor]:
+    """Who reads a leaf, itself or through views; a view that nobody reads is a reader."""
+    for u in users[t.name]:
+        if u.is_view and users[u.name]:
+            yield from _readers(u, users)
+        else:
+            yield u
 
 
 def _regions(plan: Plan, buffer: str) -> list[Region]:

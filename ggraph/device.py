@@ -31,6 +31,10 @@ def _exactly(t: Tensor) -> str:
     return ""
 
 
+def _always(t: Tensor) -> bool:
+    return True
+
+
 def _none(t: Tensor) -> int:
     return 0
 
@@ -50,6 +54,7 @@ class DeviceSpec:
     of `t` takes beside its operands, of which planning makes values; `held_bytes(weight, users)`
     what the device keeps of a weight for the tensors that read it, packed copies included.
     `rounds(t)` names what its kernel rounds beyond the op's meaning, such as "rows to 8 bits";
+    `compiled(t)` says whether it has a kernel for `t` at all, or computes it in NumPy;
     `unplanned(t)` what its launch takes while it runs that is in no plan ("": nothing), and
     `constant_bytes(t)` is how large the tables are that its program brings along.
     """
@@ -76,6 +81,7 @@ class DeviceSpec:
         default=_as_it_is, repr=False, compare=False
     )
     rounds: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
+    compiled: Callable[[Tensor], bool] = field(default=_always, repr=False, compare=False)
     unplanned: Callable[[Tensor], str] = field(default=_exactly, repr=False, compare=False)
     constant_bytes: Callable[[Tensor], int] = field(default=_none, repr=False, compare=False)
 

@@ -89,6 +89,8 @@ def _passes(p: Plan, t: Tensor | None, value: str, makers: list[int]) -> Iterato
         yield "graph", line(t) + (f", a view of %{value}" if t.name != value else "")
         placed = p.schedule.splits.placement.of[t.name]
         yield "place", f"{placed.device}: {placed.cause}"
+        if not p.schedule.splits.placement.device_called(placed.device).compiled(t):
+            yield "kernel", f"none on {placed.device}: NumPy computes it"
     else:
         yield "graph", f"%{value} is a buffer of the plan's own, no tensor"
     if (s := _split(p, value)) is not None:

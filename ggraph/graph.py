@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError
+from ggraph.face import unscoped
 from ggraph.lazy import lazy
 from ggraph.tensor import Kind, Tensor, apply, line
 
@@ -47,9 +48,10 @@ class Graph:
         state only. Raises GraphError for duplicate names, cycles, and states that are overwritten
         in two unrelated ways.
         """
-        wanted, titles = _titled(outputs)
-        ordered = _order(_one_of_each([*wanted, *_tensors(also, "also")], titles))
-        return _rebuild(name, ordered, titles)
+        with unscoped():
+            wanted, titles = _titled(outputs)
+            ordered = _order(_one_of_each([*wanted, *_tensors(also, "also")], titles))
+            return _rebuild(name, ordered, titles)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)

@@ -22,6 +22,7 @@ from ggraph.alloc import (
 )
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
+from ggraph.face import unscoped
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
@@ -51,6 +52,7 @@ class Options:
     forced_sync: tuple[str, ...] = ()  # upstream's flag: the host waits after these tensors
     rewrites: bool = True
     exact: bool = False  # nothing may be rounded that the graph does not round itself
+    strict: bool = False  # an op without a kernel is refused, not computed in NumPy
 
     def __post_init__(self) -> None:
         """InputError for what is no such option: `streams=0`, `pins="w=cpu"`, `layers=3`."""
@@ -66,7 +68,7 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(map(_is_count, value.values())):
                 raise InputError(f"Options({name}={value!r}): expected a number by device")
-        for name in ("overlap", "rewrites"):
+        for name in ("overlap", "rewrites", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"Options({name}={getattr(self, name)!r}): expected True or False")
 
@@ -136,7 +138,20 @@ def _rewrite(p: Planning) -> Planning:
 
 def _place(p: Planning) -> Planning:
     placed = place(_made(p.rewrite), p.devices, p.options.pins, layers=p.options.layers)
-    return replace(p, place=placed)
+    slow = placed.without_kernel()
+    if slow and p.options.strict:
+        raise PlaceError(f"strict, and without a kernel: {'; '.join(map(line, slow))}")
+    log = (*p.log, in_numpy(placed)) if slow else p.log
+    return replace(p, place=placed, log=log)
+
+
+def in_numpy(placed: Placement) -> str:
+    """Which ops run without a kernel, with the bytes they move; nothing where all have one."""
+    slow, moved = placed.without_kernel(), dict[str, list[int]]()
+    for t in slow:
+        moved.setdefault(t.op, []).append(t.nbytes + sum(s.nbytes for s in t.sources))
+    rows = [f"{op} ({len(n)} times, {sum(n)} bytes)" for op, n in sorted(moved.items())]
+    return f"without a kernel, in NumPy: {', '.join(rows)}" if rows else ""
 
 
 def _split(p: Planning) -> Planning:
@@ -276,7 +291,8 @@ def run_passes(planning: Planning) -> Planning:
             continue
         begun, known = time.perf_counter(), len(planning.log)
         try:
-            done = step(planning)
+            with unscoped():
+                done = step(planning)
         except AllocError as error:
             return replace(planning, error=error)
         took = f"{title}: {(time.perf_counter() - begun) * 1e3:.1f} ms"

@@ -9,10 +9,10 @@ value of their own: they are ranges of their root's. A result that overwrites a 
 value that lies on the old one's bytes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ggraph.device import HOST, DeviceSpec, Need
 from ggraph.errors import printable
@@ -45,6 +45,11 @@ class Placement:
     def device(self, name: str) -> DeviceSpec:
         """The spec of the device that holds tensor `name`."""
         return self.device_called(self.of[name].device)
+
+    def without_kernel(self) -> tuple[Tensor, ...]:
+        """The tensors that their device computes in NumPy, for want of a kernel."""
+        specs = {d.name: d for d in self.devices}
+        return tuple(t for t in self.graph.nodes if not specs[self.of[t.name].device].compiled(t))
 
     def device_called(self, name: str) -> DeviceSpec:
         """The spec of the device called `name`."""
@@ -293,6 +298,7 @@ class VerifiedPlan:
     """A plan that `ggraph.verify` proved sound, frozen all through: only `verify` makes one, and
     `execute` takes no other."""
 
+    text: ClassVar[Callable[["VerifiedPlan"], str]] = object.__repr__  # `ggraph.show` has words
     __slots__ = ("certificate", "plan")
     plan: Plan
     certificate: Certificate
@@ -302,6 +308,9 @@ class VerifiedPlan:
             raise TypeError("only ggraph.verify.verify makes a VerifiedPlan")
         object.__setattr__(self, "plan", plan)
         object.__setattr__(self, "certificate", certificate)
+
+    def __str__(self) -> str:
+        return type(self).text(self)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a VerifiedPlan cannot be changed: {name} = {value!r:.60}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ggraph.device import DeviceSpec
 from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
+from ggraph.ops.chain import joined
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 
@@ -196,11 +197,24 @@ def _takes_8_bits(t: Tensor) -> bool:
     return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0
 
 
+def fuse_chains(graph: Graph, known: frozenset[str]) -> Graph:
+    """Ops of elements that follow one another, each read by the next alone, become one."""
+    if "chain" not in known:
+        return graph
+    lonely, made = _lonely(graph), dict[str, Tensor]()
+    for t in graph.nodes:
+        chained = joined(t, lonely, made)
+        if chained is not None:
+            made[t.name] = chained
+    return graph.replace(made) if made else graph
+
+
 RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
     Rule("fuse", fuse),
     Rule("quantise_activations", quantise_activations, keeps_bits=False),
+    Rule("fuse_chains", fuse_chains),
 )
 
 

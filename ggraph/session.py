@@ -5,12 +5,14 @@ which `plans_made` lets a test prove. Weights are loaded once and shared by all 
 KV cache) live as long as the session. What one name means is fixed by the first plan that has it.
 """
 
+import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +23,11 @@ from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
-from ggraph.pipeline import Options, make_plan
+from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
+
+LOG = logging.getLogger("ggraph")
 
 
 class Session:
@@ -45,6 +49,7 @@ class Session:
         self._leaves: dict[str, Tensor] = {}  # what the external memory holds
         self._graphs: dict[Hashable, Graph] = {}  # as they were built
         self._failure = ""
+        self._told: set[str] = set()  # ops that were said to have no kernel
         self._executors: dict[Hashable, Executor] = {}
         self._latest: Executor | None = None
         self._lock = threading.RLock()
@@ -131,6 +136,34 @@ class Session:
             self._settle()
             self.backends[memory.buffer.device].write(memory, 0, stored)
 
+    def profile(self, key: Hashable, feeds: Mapping[str, Array], runs: int = 5) -> str:
+        """Where the time of a run goes, op by op, as a table: seconds of a run, calls, name.
+
+        The CPU alone can tell, and must have been opened for it: open_backend("cpu", profile=True);
+        else InputError. The runs are real ones: states move on.
+        """
+        held: list[Any] = [getattr(b, "profile", None) for b in self.backends.values()]
+        timed = [p for p in held if p is not None]
+        if not timed:
+            raise InputError('no device can be timed: open it as open_backend("cpu", profile=True)')
+        for p in timed:
+            p.times.clear()
+            p.on = True
+        try:
+            for _ in range(runs):
+                self.run(key, feeds)
+        finally:
+            for p in timed:
+                p.on = False
+        found = (item for p in timed for item in p.times.items())
+        rows = sorted(((t.seconds / runs, len(t.times) // runs, n) for (n, _), t in found))
+        total = max(sum(seconds for seconds, _, _ in rows), 1e-12)
+        table = [
+            f"{s * 1e6:10.1f} us {100 * s / total:5.1f} % {count:5} x {name}"
+            for s, count, name in reversed(rows)
+        ]
+        return "\n".join([f"{key!r}: {total * 1e6:.1f} us in {len(rows)} kinds of launch", *table])
+
     def close(self) -> None:
         """Give all memory back; the session cannot run any more."""
         with self._lock:
@@ -172,6 +205,7 @@ class Session:
         specs = [b.spec for n, b in self.backends.items() if n != HOST]
         verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
+        self._tell(verified)
         self._load(verified, weights)
         inputs = frozenset(t.name for t in graph.leaves(Kind.INPUT))
         self._executors[key] = Executor(verified, self.backends, self._external, inputs)
@@ -179,6 +213,13 @@ class Session:
         self.plans_made += 1
         self.plan_seconds += planned - begun
         self.load_seconds += time.perf_counter() - planned
+
+    def _tell(self, verified: VerifiedPlan) -> None:
+        """Log, once for each op, what runs without a kernel."""
+        placed = verified.plan.schedule.splits.placement
+        if new := {t.op for t in placed.without_kernel()} - self._told:
+            self._told |= new
+            LOG.warning("%s; Options(strict=True) refuses such plans", in_numpy(placed))
 
     def _where_leaves_lie(self, graph: Graph) -> Options:
         """The options, with what an earlier plan has brought in pinned to where it is."""

@@ -166,3 +166,6 @@ def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:
         "certificate": vars(verified.certificate),
         "log": list(plan.log),
     }
+
+
+VerifiedPlan.text = plan_brief  # what print(plan) prints

@@ -17,6 +17,7 @@ import numpy as np
 
 from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError
+from ggraph.face import Face, scoped
 
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
@@ -117,6 +118,7 @@ class OpSpec:
     picks: tuple[int, int] | None = None
     rounds: str = ""
     limits: Callable[["Tensor"], Mapping[int, int]] | None = None
+    native: Any = None  # a C function, see `ggraph.extend.register_op`
     examples: tuple[Example, ...] = ()
     doc: str = ""
 
@@ -133,7 +135,7 @@ def register(spec: OpSpec) -> OpSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(Face):
     """One immutable value: a leaf (input, weight, state) or the result of an op.
 
     Tensors compare by identity. `view_src` is the non-view tensor whose bytes a view shows,
@@ -218,43 +220,10 @@ class Tensor:
 
     def named(self, name: str) -> "Tensor":
         """The same tensor under another name; go on with the result, not with the original."""
-        return replace(self, name=name)
+        return replace(self, name=scoped(name))
 
-    def __add__(self, other: "Tensor") -> "Tensor":
-        return apply("add", self, other)
-
-    def __sub__(self, other: "Tensor") -> "Tensor":
-        return apply("sub", self, other)
-
-    def __mul__(self, other: "Tensor | float") -> "Tensor":
-        if isinstance(other, Tensor):
-            return apply("mul", self, other)
-        return apply("scale", self, scale=float(other), bias=0.0)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: "Tensor | float") -> "Tensor":
-        return apply("div", self, other) if isinstance(other, Tensor) else self * (1.0 / other)
-
-    def __neg__(self) -> "Tensor":
-        return apply("neg", self)
-
-    def __matmul__(self, other: "Tensor") -> "Tensor":
-        """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
-        return apply("mul_mat", other.T, self)
-
-    @property
-    def T(self) -> "Tensor":
-        """View with the last two axes exchanged."""
-        return apply("transpose", self)
-
-    def reshape(self, *shape: int) -> "Tensor":
-        """View of another shape (contiguous tensors only); one size may be -1."""
-        return apply("reshape", self, shape=shape)
-
-    def permute(self, *axes: int) -> "Tensor":
-        """View with the axes in the given order, as in NumPy's transpose."""
-        return apply("permute", self, axes=axes)
+    def _op(self, op: str, *sources: "Tensor", **attrs: Any) -> "Tensor":
+        return apply(op, *sources, **attrs)
 
     def __repr__(self) -> str:
         return line(self)
@@ -323,7 +292,7 @@ def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DTypeLike) -> Tenso
     if not isinstance(name, str) or not name:
         raise GraphError(f"an {kind.value} needs a name, got {name!r}")
     sizes, known = sizes_of(name, shape), as_dtype(dtype)
-    return Tensor(name, sizes, known, kind, contiguous(sizes, known))
+    return Tensor(scoped(name), sizes, known, kind, contiguous(sizes, known))
 
 
 def sizes_of(name: str, shape: object) -> tuple[int, ...]:
@@ -358,7 +327,9 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
     meta = spec.infer(sources, attrs)
     strides = meta.strides or contiguous(meta.shape, meta.dtype)
     given = MappingProxyType(dict(attrs))
-    base = Tensor(name, meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given)
+    base = Tensor(
+        scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given
+    )
     if spec.view_of is None:
         _check_overwrite(base)
         return base

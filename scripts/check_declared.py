@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from cuda_host import COMPILER, HostDriver
-from program_kit import PAGE, block, fed, guarded
+from guard_pages import PAGE, guarded
+from program_kit import block, fed
 from test_shared_operands import LARGER
 
 from ggraph import ops
@@ -127,7 +128,7 @@ class GuardedDriver(HostDriver):
     """The stand-in for a GPU on such memory."""
 
     def __init__(self, ground: Ground) -> None:
-        super().__init__()
+        super().__init__(at_end=ground.at_end)
         self.ground = ground
 
     def allocate(self, nbytes: int) -> int:

@@ -1,9 +1,6 @@
 """The correctness sections of `gpu_check.py`: each takes a driver and gives a dict with "ok"."""
 
 import importlib.util
-import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +14,6 @@ import numpy as np
 from ggraph import Graph, Options, Session, dtypes, input, ops, weight
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
-from ggraph.backends.cuda.lower import RULES, accepts
-from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
@@ -26,19 +21,15 @@ from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
-from ggraph.device import Need
 from ggraph.hazards import HAZARDS
 from ggraph.hazards.gpu import run_on_gpu
-from ggraph.ops import examples
-from ggraph.ops.evaluate import evaluate, read, reference, to_logical, to_storage
-from ggraph.plan import Actor, Buffer, Command, Do
+from ggraph.ops.evaluate import evaluate, to_logical
+from ggraph.plan import Do
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests" / "golden" / "tiny"
-MODELS = ("llama_tied", "llama3_rope_scaled", "qwen2_bias", "qwen3_qknorm", "qwen3_moe",
-          "mistral_sliding")  # fmt: skip
 F32_BAR, QUANTISED_BAR = 1e-3, 2e-2  # of the logits' spread
 COMPILERS = 16  # threads that compile kernels side by side
 Found = dict[str, Any]
@@ -73,70 +64,8 @@ def check_compile(driver: Driver, quick: bool) -> Found:
     return {"ok": not wrong, "arch": arch, "units": len(units), "kernels": count, "wrong": wrong}
 
 
-def check_tests(driver: Driver, quick: bool) -> Found:
-    """The tests that need a GPU, by pytest in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider",
-               "-rfE", "tests/test_cuda_gpu.py", "-k", "not stand-in"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    counts = {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|errors?)",
-                                                      done.stdout[-400:])}  # fmt: skip
-    wrong = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    tail = "" if done.returncode == 0 else (done.stdout + done.stderr)[-6000:]
-    return {"ok": done.returncode == 0 and bool(counts.get("passed")), **counts, "wrong": wrong,
-            "tail": tail}  # fmt: skip
-
-
-def check_ops(driver: Driver, quick: bool) -> Found:
-    """Every example of every op with a kernel, against the op's NumPy reference."""
-    wrong, count = [], 0
-    for spec, i, example in examples.every():
-        y = examples.build(spec, example)
-        if spec.name not in RULES or not accepts(y) or not y.size:
-            continue
-        count += 1
-        error = _op_error(driver, y, examples.feeds(spec, example, i))
-        if not error <= example.tolerance:
-            wrong.append(f"{spec.name} {i}: {error:.2e}")
-    return {"ok": not wrong, "examples": count, "wrong": wrong}
-
-
-def _room(backend: CudaBackend, need: Need) -> Scratch:
-    """Bytes that a launch has beside its operands."""
-    memory = backend.allocate(Buffer(need.name, "cuda0", need.nbytes, 256))
-    return Scratch(need.name, memory, 0, need.nbytes)
-
-
-def _op_error(driver: Driver, y: Any, given: dict[str, Any]) -> float:
-    """Largest difference over the largest magnitude."""
-    backend = opened(driver)
-    held = {}
-    for s in y.sources:
-        held[s.name] = backend.allocate(Buffer(s.name, "cuda0", s.nbytes, 256))
-        raw = np.frombuffer(to_storage(given[s.name], s).tobytes(), np.uint8)
-        backend.write(held[s.name], 0, raw)
-    target = backend.allocate(Buffer("y", "cuda0", y.nbytes, 256))
-    if y.overwritten is not None:
-        target = held[y.overwritten.name]
-    refs = tuple(Ref(s, held[s.name], 0) for s in y.sources)
-    beside = {n.name: _room(backend, n) for n in backend.spec.needs(y)}
-    command = Command(Do.LAUNCH, Actor("cuda0"), "y", "y")
-    launch = Launch(command, Ref(y, target, 0), refs, beside)
-    backend.submit(0, backend.lower([launch]))
-    backend.synchronise()
-    got = read(y, backend.read(target, 0, y.nbytes)).astype(np.float64)
-    copies = [given[s.name].copy() for s in y.sources]
-    wanted = to_logical(to_storage(reference(y, copies), y), y).astype(np.float64)
-    for memory in {id(m): m for m in (*held.values(), target)}.values():
-        backend.free(memory)
-    finite = np.isfinite(wanted)
-    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
-        return float("inf")
-    span = float(np.abs(wanted[finite]).max(initial=1e-30))
-    return float(np.abs(got - wanted)[finite].max(initial=0)) / span
-
-
 def check_invariance(driver: Driver, quick: bool) -> Found:
-    """1 to 32 rows of every weight type: a row's bits do not depend on the others."""
+    """1 to 64 rows of every weight type: a row's bits do not depend on the others."""
     wrong = []
     rng = np.random.default_rng(0)
     names = ("bf16", "q4_k", "q8_0") if quick else [t.name for t in dtypes.ALL if t.is_block]
@@ -144,9 +73,9 @@ def check_invariance(driver: Driver, quick: bool) -> Found:
         dtype = dtypes.dtype(name)
         n = 13 if quick else 515
         raw = np.resize(gpu_models.tile(dtype), dtype.row_bytes(1024) * n)
-        x = rng.standard_normal((32, 1024)).astype(np.float32)
+        x = rng.standard_normal((64, 1024)).astype(np.float32)
         whole = _product(driver, dtype, raw, x)
-        for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31):
+        for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 63):
             if not np.array_equal(_product(driver, dtype, raw, x[:m]), whole[:m]):
                 wrong.append(f"{name}, {m} rows")
     return {"ok": not wrong, "wrong": wrong}
@@ -165,27 +94,14 @@ def _product(driver: Driver, dtype: Any, raw: Any, x: Any) -> Any:
 
 def check_races(driver: Driver, quick: bool) -> Found:
     """The corpus on real streams: bad plans corrupt, fixed plans do not."""
-    times = 5 if quick else 100
-    reports = [run_on_gpu(h, driver, times) for h in HAZARDS]
+    times = 5 if quick else 1000
+    hazards = HAZARDS[:2] if quick else HAZARDS
+    reports = [run_on_gpu(h, driver, times) for h in hazards]
     bad = [r.bad_wrong / times for r in reports if r.bad_wrong is not None]
     fixed = sum(r.fixed_wrong for r in reports)
     return {"ok": not fixed and min(bad) >= 0.95, "times": times, "plans": len(reports),
             "bad_share": min(bad), "fixed_wrong": fixed,
             "reports": [r.to_json() for r in reports]}  # fmt: skip
-
-
-def check_logits(driver: Driver, quick: bool) -> Found:
-    """Tiny models against vectors made with transformers: prompt, then token by token."""
-    errors = {}
-    for name in MODELS[:1] if quick else MODELS:
-        expected = np.load(TINY / name / "expected.npz")
-        ids = expected["ids"].tolist()[: 22 if quick else None]
-        s = session(driver)
-        runner = Runner(open_model(TINY / name), s, 64, cache_dtype=dtypes.F32)
-        parts = [runner.text(p, every=True).logits for p in (ids[:20], *([i] for i in ids[20:]))]
-        s.close()
-        errors[name] = spread_error(np.concatenate(parts), expected["logits"][: len(ids)])
-    return {"ok": max(errors.values()) < F32_BAR, "bar": F32_BAR, "errors": errors}
 
 
 def check_draw(driver: Driver, quick: bool) -> Found:
@@ -213,10 +129,10 @@ def check_split(driver: Driver, quick: bool) -> Found:
     """Half of a model's layers on the GPU and half on the CPU, by ordinary splits."""
     if importlib.util.find_spec("llvmlite") is None:
         return {"ok": True, "skipped": "llvmlite, which the CPU backend needs, is not installed"}
-    expected = np.load(TINY / MODELS[0] / "expected.npz")
+    expected = np.load(TINY / "llama_tied" / "expected.npz")
     backends = {"cuda0": opened(driver), "cpu": open_backend("cpu", threads=2, exact=True)}
     s = Session(backends, Options(layers={"cuda0": 3}))
-    runner = Runner(open_model(TINY / MODELS[0]), s, 64, cache_dtype=dtypes.F32)
+    runner = Runner(open_model(TINY / "llama_tied"), s, 64, cache_dtype=dtypes.F32)
     got = [runner.text(expected["ids"][i : i + 4].tolist(), every=True).logits for i in (0, 4, 8)]
     key = (runner.model.name, runner.shape(4, 4, 12))
     schedule = s.plan(key).plan.schedule
@@ -293,10 +209,12 @@ def check_identity(driver: Driver, quick: bool) -> Found:
     differing = []
     for prompt in prompts:
         plain = _text(driver, target, None, prompt, limit, None, 0)
-        for title, tree, length in (("chain", None, 4), ("tree", TreeShape(16, 3, 4), 15)):
+        trees = [("chain", None, 4), ("tree of 16", TreeShape(16, 3, 4), 15)]
+        trees += [] if quick else [("tree of 60", TreeShape(60, 6, 10), 60)]
+        for title, tree, length in trees:
             if _text(driver, target, head, prompt, limit, tree, length) != plain:
                 differing.append(f"{title}, prompt of {len(prompt)}")
-    return {"ok": not differing, "texts": 3 * len(prompts), "differing": differing}
+    return {"ok": not differing, "prompts": len(prompts), "differing": differing}
 
 
 def _text(

@@ -34,9 +34,9 @@ QWEN3_8B = DecoderConfig(
 SMOLLM2 = DecoderConfig(
     "llama", 576, 1536, 30, 9, 3, 64, 1e-5, 49152, 8192, Rope("normal", 64, 100000.0)
 )
-TINY = replace(LLAMA_8B, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
-               num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=512,
-               rope=Rope("normal", 64))  # fmt: skip
+TINY = replace(LLAMA_8B, hidden_size=64, intermediate_size=64, num_hidden_layers=3,
+               num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=128,
+               rope=Rope("normal", 32))  # fmt: skip
 SHAPES: dict[str, DecoderConfig] = {
     "Llama-3.1-8B": LLAMA_8B, "Qwen3-8B": QWEN3_8B, "SmolLM2-135M": SMOLLM2, "tiny": TINY,
 }  # fmt: skip

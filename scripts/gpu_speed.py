@@ -3,6 +3,7 @@
 import importlib.util
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gpu_models
@@ -17,6 +18,10 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculation import Speculation
+
+PASTS = (64, 2048)  # tokens before those that are timed
+CONTEXT, PROMPT = 2304, 512
+BATCHES, LEAST = 7, 0.15  # batches of a timing, and seconds of each
 
 
 class Watched:
@@ -41,30 +46,47 @@ def random_session(driver: Driver, streams: int = 1) -> Session:
     return Session({"cuda0": gpu}, Options(streams=streams))
 
 
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: the median of the batches, the least and the most; and the median's seconds
+    in which the host waited for the device."""
+
+    median: float
+    least: float
+    most: float
+    waited: float
+
+    def to_json(self, name: str) -> Found:
+        """As numbers of a section."""
+        return {f"{name}_s": self.median, f"{name}_s_range": [self.least, self.most]}
+
+
 def seconds_of(
     work: Callable[[], Any],
     wait: Callable[[], Any],
-    least: float = 0.3,
+    quick: bool = False,
     watched: Watched | None = None,
-) -> tuple[float, float]:
-    """Seconds per call and, of those, seconds in which `watched` waited: the best of three batches
-    of at least `least` seconds, after three calls that load and capture."""
-    for _ in range(3):
+) -> Timing:
+    """Batches of at least LEAST seconds, after calls that load and capture."""
+    for _ in range(1 if quick else 3):
         work()
     wait()
     begun = time.perf_counter()
     work()
     wait()
-    calls = max(2, int(least / max(time.perf_counter() - begun, 1e-6)))
-    best = (float("inf"), 0.0)
-    for _ in range(3):
+    once = max(time.perf_counter() - begun, 1e-6)
+    calls = 1 if quick else max(2, int(LEAST / once))
+    found = []
+    for _ in range(1 if quick else BATCHES):
         begun, before = time.perf_counter(), watched.waited if watched else 0.0
         for _ in range(calls):
             work()
         wait()
         waited = watched.waited - before if watched else 0.0
-        best = min(best, ((time.perf_counter() - begun) / calls, waited / calls))
-    return best
+        found.append(((time.perf_counter() - begun) / calls, waited / calls))
+    found.sort()
+    median, waited = found[len(found) // 2]
+    return Timing(median, found[0][0], found[-1][0], waited)
 
 
 def measure_ceilings(driver: Driver, quick: bool) -> Found:
@@ -72,74 +94,85 @@ def measure_ceilings(driver: Driver, quick: bool) -> Found:
     backend = opened(driver)
     stream, size = backend.stream(0), 1 << (24 if quick else 31)
     a, b = driver.allocate(size), driver.allocate(size)
-    copied, _ = seconds_of(lambda: driver.copy(a, b, size, stream), driver.synchronise)
+    copied = seconds_of(lambda: driver.copy(a, b, size, stream), driver.synchronise, quick)
     n = 256 if quick else 8192
     shape = (n, n, n)
     values = np.resize(gpu_models.tile(dtypes.BF16), 2 * n * n)  # zeros would be multiplied faster
     for address in (a, b):
         driver.copy(address, values.ctypes.data, values.nbytes, stream)
     driver.synchronise()
-    rate, _ = seconds_of(
+    product = seconds_of(
         lambda: driver.product(a, b, b + size // 2, shape, n, "bf16", False, stream),
         driver.synchronise,
+        quick,
     )
     driver.free(a)
     driver.free(b)
-    return {"ok": True, "copy_bytes_per_s": 2 * size / copied, "bf16_flops": 2 * n**3 / rate}
+    return {"ok": True, "copy_bytes_per_s": 2 * size / copied.median,
+            "bf16_flops": 2 * n**3 / product.median, **copied.to_json("copy"),
+            **product.to_json("product")}  # fmt: skip
 
 
-def measure_shape(driver: Driver, name: str, kind: str, quick: bool, ceilings: Found) -> Found:
-    """One shape in one weight type: decoding, verification, prompt, EAGLE round, on as many
-    streams as decode fastest."""
-    dtype = dtypes.dtype(kind)
+def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
+    """One shape in one weight type: 1, 8 and 60 rows behind texts of PASTS tokens, a prompt, and an
+    EAGLE round, on as many streams as decode fastest."""
+    ceilings = measure_ceilings(driver, quick)
+    dtype = dtypes.dtype("q4_0" if quick and kind == "q4_k" else kind)  # tiny rows are shorter
     target = gpu_models.model(name, gpu_models.SHAPES[name], dtype)
     head = gpu_models.head(target, dtype)
     watched = Watched(driver)
-    context = 128 if quick else 2048
-    by_streams = {n: _decode_seconds(watched, target, context, n) for n in (1, 3)}
+    pasts, context, large = ((8,), 64, 20) if quick else (PASTS, CONTEXT, 60)
+    by_streams = {n: _decode(watched, target, (pasts[0], context), n, quick).median for n in (1, 3)}
     streams = min(by_streams, key=lambda n: by_streams[n])
     s = random_session(watched, streams)
     runner = Runner(target, s, context)
-    prompt = [(i * 31) % 1000 for i in range(16 if quick else 512)]
     found: Found = {
-        "ok": True,
-        "weights": kind,
-        "streams": streams,
-        "decode_s_by_streams": by_streams,
-    }
-    for title, ids in (("decode", [7]), ("verify8", list(range(8))), ("prompt", prompt)):
-
-        def step(ids: list[int] = ids, every: bool = title == "verify8") -> None:
-            runner.past = 0
-            runner.text(ids, every=every)
-
-        seconds, waited = seconds_of(step, lambda: None, watched=watched)
-        found |= {f"{title}_s": seconds, f"{title}_host_us": 1e6 * (seconds - waited)}
+        "ok": True, "shape": name, "weights": kind, "streams": streams,
+        "decode_s_by_streams": by_streams, "ceilings": ceilings,
+    }  # fmt: skip
     floor = gpu_models.weight_bytes(target) / ceilings["copy_bytes_per_s"]
-    flops = 2 * gpu_models.products(target, len(prompt))
-    found["decode_share_of_floor"] = floor / found["decode_s"]
-    found["verify8_over_decode"] = found["verify8_s"] / found["decode_s"]
-    found["prompt_share_of_matmul"] = flops / found["prompt_s"] / ceilings["bf16_flops"]
+    for past in pasts:
+        one = _rows(runner, 1, past, quick, watched)
+        found |= one.to_json(f"rows1_{past}")
+        found[f"share_of_floor_{past}"] = floor / one.median
+        for rows in (8, large):
+            many = _rows(runner, rows, past, quick, watched)
+            found |= many.to_json(f"rows{rows}_{past}")
+            found[f"rows{rows}_over_1_{past}"] = many.median / one.median
+        if past == pasts[0]:
+            found["decode_host_us"] = 1e6 * (one.median - one.waited)
+    prompt = _rows(runner, 16 if quick else PROMPT, 0, quick, watched)
+    flops = 2 * gpu_models.products(target, 16 if quick else PROMPT)
+    found |= prompt.to_json("prompt")
+    found["prompt_share_of_matmul"] = flops / prompt.median / ceilings["bf16_flops"]
     tapped = Runner(target, s, context, taps=head.taps)
     found["eagle_round_s"], same = _round_seconds(s, tapped, head, context, 8 if quick else 40)
-    found["eagle_round_over_decode"] = found["eagle_round_s"] / found["decode_s"]
+    found["eagle_round_over_decode"] = found["eagle_round_s"] / found[f"rows1_{pasts[0]}_s"]
     found["ok"] = found["same_text"] = same
     s.close()
     return found
 
 
-def _decode_seconds(driver: Any, target: Any, context: int, streams: int) -> float:
-    """Seconds of a step of one row on so many streams."""
-    s = random_session(driver, streams)
-    runner = Runner(target, s, context)
+def _rows(runner: Runner, rows: int, past: int, quick: bool, watched: Watched) -> Timing:
+    """A step of so many rows behind `past` tokens; all logits but for a prompt's."""
+    ids = [(i * 31 + 7) % 100 for i in range(rows)]
+    every = 1 < rows <= 64 and past > 0
 
     def step() -> None:
-        runner.past = 0
-        runner.text([7])
+        runner.past = past
+        runner.text(ids, every=every)
 
-    seconds, _ = seconds_of(step, lambda: None)
+    return seconds_of(step, lambda: None, quick, watched)
+
+
+def _decode(
+    driver: Watched, target: Any, places: tuple[int, int], streams: int, quick: bool
+) -> Timing:
+    """A step of one row on so many streams, behind so many tokens in a cache of so many."""
+    s, (past, context) = random_session(driver, streams), places
+    found = _rows(Runner(target, s, context), 1, past, quick, driver)
     s.close()
-    return seconds
+    return found
 
 
 def _round_seconds(
@@ -182,7 +215,7 @@ def measure_torch(driver: Driver, quick: bool) -> Found:
         theirs.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False)
 
     with torch.inference_mode():
-        torch_s = seconds_of(generate, torch.cuda.synchronize)[0] / new
+        theirs_s = seconds_of(generate, torch.cuda.synchronize, quick)
     s = random_session(driver)
     runner = Runner(gpu_models.model("SmolLM2-135M", c, dtypes.BF16), s, 2048)
 
@@ -193,6 +226,7 @@ def measure_torch(driver: Driver, quick: bool) -> Found:
         for _ in engine.generate(list(range(1, 17)), greedy, lambda token: None, limit=new):
             pass
 
-    ours_s = seconds_of(ours, lambda: None)[0] / new
+    ours_s = seconds_of(ours, lambda: None, quick)
     s.close()
-    return {"ok": True, "ours_s": ours_s, "torch_s": torch_s, "times_faster": torch_s / ours_s}
+    return {"ok": True, "tokens": new, "times_faster": theirs_s.median / ours_s.median,
+            **ours_s.to_json("ours"), **theirs_s.to_json("torch")}  # fmt: skip

@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = asked.model or learnable_model(Path(folder))
         command = [sys.executable, "-m", "models", "serve", "-m", str(path), "--port", "0"]
-        command += ["--json", "--cache-tokens", "4096", "-c", "512", "--queue", "48"]
+        command += ["--json", "--cache-tokens", "1024", "-c", "512", "--queue", "48"]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]

@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]  # a clone need not be installed
 from pages import table
 
 import ggraph
+import ggraph.face
 from ggraph import Array, Graph, Tensor, dtype, open_backend, ops, plan
 from ggraph.backends import KINDS
 from ggraph.formats.checkpoint import storage_shape
@@ -35,15 +36,17 @@ from ggraph.tensor import OPS, Example, Kind, OpSpec, apply, leaf
 PAGE = ROOT / "docs" / "library.md"
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
 FAMILIES = (
-    "elementwise", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort", "rows",
-    "shape", "join", "copies", "create", "conv", "moe", "recurrent", "draw", "fused", "activations",
+    "elementwise", "chain", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort",
+    "rows", "shape", "join", "copies", "create", "conv", "moe", "recurrent", "draw", "fused",
+    "activations",
 )  # fmt: skip
 NOUNS = (
-    ggraph.Tensor, ggraph.Graph, ggraph.Session, ggraph.Options, ggraph.DeviceSpec, ggraph.Plan,
-    ggraph.VerifiedPlan, plan.Certificate,
+    ggraph.Tensor, ggraph.face.Face, ggraph.Graph, ggraph.Session, ggraph.Options,
+    ggraph.DeviceSpec, ggraph.Plan, ggraph.VerifiedPlan, plan.Certificate,
 )  # fmt: skip
 ROOMS = (
-    "ggraph.tensor", "ggraph.verify", "ggraph.show", "ggraph.plan_json", "ggraph.formats",
+    "ggraph.tensor", "ggraph.extend", "ggraph.testing", "ggraph.verify", "ggraph.show",
+    "ggraph.plan_json", "ggraph.formats",
     "ggraph.backends.protocol", "ggraph.backends.sim", "ggraph.decode.model",
     "ggraph.decode.runner", "ggraph.decode.engine", "ggraph.decode.sampler",
 )  # fmt: skip
@@ -265,8 +268,27 @@ def names(module: ModuleType) -> Iterator[tuple[str, str]]:
             yield name if inspect.isclass(thing) else call(name, thing), said(thing)
 
 
+def lacking() -> str:
+    """The ops some of whose examples have no kernel on the CPU."""
+    rows = []
+    for name in sorted(OPS):
+        spec = OPS[name]
+        worked = [e for e in spec.examples if apply_size(spec, e)]
+        if spec.view_of is None and name != "copy":
+            slow = [e for e in worked if fallbacks(spec, e)]
+            if slow:
+                rows.append((f"`{name}`", "; ".join(dict.fromkeys(map(_types, slow)))))
+    return table(("op", "examples that NumPy computes: types and shapes of sources"), rows)
+
+
+def _types(e: Example) -> str:
+    sources = ", ".join(f"{a.dtype}{list(a.shape)}" for a in e.args)
+    wanted = e.attrs.get("dtype")
+    return sources + (f" to {wanted}" if wanted else "")
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    "ops": op_tables, "face": face, "nouns": noun_tables, "dtypes": dtype_table,
+    "ops": op_tables, "lacking": lacking, "face": face, "nouns": noun_tables, "dtypes": dtype_table,
     "devices": device_table, "rooms": room_tables,
 }  # fmt: skip
 

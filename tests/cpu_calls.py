@@ -12,6 +12,7 @@ from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise, 
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
 from ggraph.backends.cpu.isa import Isa, host, plain
 from ggraph.backends.cpu.jit import Jit, host_jit
+from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
@@ -31,6 +32,18 @@ def call(name: str, threads: int = 2, **values: Any) -> None:
     asm = Assembler(host_jit())
     asm.add(name, **values)
     pool(threads).run(asm.freeze())
+
+
+def sum_of(m: int, n: int, **rows: Any) -> tuple[str, dict[str, Any]]:
+    """The kernel of y = a + b on m rows of n floats, and its words; rows: y, a, b, each an array or
+    address with the bytes from row to row."""
+    flat = tuple(Operand("f32", "v") for _ in "yab")
+    steps = (("load", (1,)), ("load", (2,)), ("add", (0, 1)))
+    name = register(Nest(2, 0, "kept", flat, steps, "f32", False)).name
+    words: dict[str, Any] = {"k0": m, "k1": n}
+    for operand, (at, step) in rows.items():
+        words |= {operand: at, f"{operand}k0": step, f"{operand}k1": 4}
+    return name, words
 
 
 def variants() -> dict[str, Isa]:

@@ -1,21 +1,41 @@
-"""Helpers of the CUDA tests: one op through the backend on the host stand-in for a GPU."""
+"""Helpers of the CUDA tests: one op through the backend, on the host stand-in or on a GPU.
 
+GGRAPH_TEST_DEVICE=cuda0 puts a real driver in the place of the stand-in; tests and references stay.
+"""
+
+import os
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import numpy as np
-from cuda_host import HostDriver
+import pytest
+from cuda_host import COMPILER, HostDriver
 
-from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, open_driver
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.device import Need
 from ggraph.ops.evaluate import read, reference, to_logical, to_storage
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
 
+DEVICE = os.environ.get("GGRAPH_TEST_DEVICE", "")
+need_driver = pytest.mark.skipif(not DEVICE and COMPILER is None, reason="g++ is not installed")
+
+
+@cache
+def _gpu() -> Any:
+    return open_driver(DEVICE)
+
+
+def driver_of(alignment: int = 256) -> Any:
+    """A fresh stand-in, or the one driver of the GPU that the tests are told to use."""
+    return _gpu() if DEVICE else HostDriver(alignment=alignment)
+
 
 def opened(alignment: int = 256) -> CudaBackend:
-    """A backend of its own over a fresh driver."""
-    driver = HostDriver(alignment=alignment)
+    """A backend of its own over such a driver."""
+    driver = driver_of(alignment)
     return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
 
 

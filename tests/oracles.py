@@ -97,6 +97,9 @@ BINARY: dict[str, Callable[[float, float], float]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
+    "maximum": lambda a, b: a if a > b else b,
+    "minimum": lambda a, b: a if a < b else b,
+    "pow": lambda a, b: a**b,
 }
 GLU: dict[str, Callable[[float], float]] = {
     "swiglu": _silu,
@@ -692,6 +695,28 @@ def pool_2d(
     return y
 
 
+@oracle("where")
+def where(condition: Array, a: Array, b: Array) -> Array:
+    y = zeros(*a.shape)
+    for i in places(a.shape):
+        y[i] = a[i] if condition[i] else spread(b, i)
+    return y
+
+
+@oracle("reduce")
+def reduce(x: Array, *, kind: str, axes: tuple[int, ...]) -> Array:
+    y = zeros(*(1 if i in axes else n for i, n in enumerate(x.shape)))
+    seen: dict[tuple[int, ...], list[float]] = {at: [] for at in places(y.shape)}
+    for at in places(x.shape):
+        seen[tuple(0 if i in axes else p for i, p in enumerate(at))].append(float(x[at]))
+    for at, values in seen.items():
+        if kind in ("sum", "mean"):
+            y[at] = math.fsum(values) / (len(values) if kind == "mean" else 1)
+        else:
+            y[at] = max(values) if kind == "max" else min(values)
+    return y
+
+
 # --- fused ---------------------------------------------------------------------------------------
 
 
@@ -731,6 +756,22 @@ def rms_norm_quantise(x: Array, w: Array, *, eps: float) -> Array:
 @oracle("swiglu_quantise")
 def swiglu_quantise(gate: Array, up: Array) -> Array:
     return ORACLES["swiglu"](gate, up)
+
+
+@oracle("chain")
+def chain(*sources: Array, program: str) -> Array:
+    """Element by element: the steps by the oracles of their ops, on arrays of one element."""
+    y = zeros(*sources[0].shape)
+    for at in places(y.shape):
+        known = {chr(ord("a") + i): np.array([spread(s, at)]) for i, s in enumerate(sources)}
+        for i, step in enumerate(program.split("; ")):
+            op, rest = step.split("(", 1)
+            args, _, numbers = rest.partition(")")
+            pairs = (p.split("=") for p in numbers.strip("{}").split())
+            attrs = {k: float(v) for k, v in pairs}
+            known[str(i)] = ORACLES[op](*(known[a] for a in args.split(", ")), **attrs)
+        y[at] = known[str(i)][0]
+    return y
 
 
 # --- states --------------------------------------------------------------------------------------

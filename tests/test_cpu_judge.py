@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_calls import sum_of
 from program_kit import apart, block, cases, executor, fed, mutated, planned, run_parts
 
 from ggraph import ops
@@ -185,10 +186,11 @@ def test_parts_of_one_instruction_are_judged() -> None:
     room = np.zeros((9, 32), np.float32)
     at = int(room.ctypes.data)
     whole = Ground("all", 0, 1, ((at, at + room.nbytes),), ((at, at + room.nbytes),))
-    steps = {"m": 4, "n": 32, "as": 128, "bs": 128, "ys": 128}
     for start, fine in ((0, True), (128, False), (64, False)):
         asm = Assembler(backend.pool.jit)
-        asm.add("add", a=at, b=at + 4 * 128, y=at + start, **steps)
+        rows = {"y": (at + start, 128), "a": (at, 128), "b": (at + 4 * 128, 128)}
+        name, words = sum_of(4, 32, **rows)
+        asm.add(name, **words)
         flat = asm.freeze()
         if fine:
             judge(flat.code, flat.names, [whole])

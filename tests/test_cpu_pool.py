@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cpu_calls import call
+from cpu_calls import call, sum_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,9 +21,9 @@ def counting(length: int, n: int = 1500) -> tuple[Flat, np.ndarray[Any, Any]]:
     """A program that doubles and adds one, `length` times: any lost barrier shows."""
     x, one = np.zeros((1, n), np.float32), np.ones((1, n), np.float32)
     asm = Assembler(host_jit())
+    name, words = sum_of(1, n, y=(x, 0), a=(x, 0), b=(one, 0))
     for _ in range(length):
-        steps = {"as": 0, "bs": 0, "ys": 0}
-        asm.add("add", a=x, b=one, y=x, m=1, n=n, **steps)
+        asm.add(name, **words)
     return asm.freeze(), x
 
 
@@ -103,11 +103,11 @@ def test_bad_arguments() -> None:
     with pytest.raises(BackendError, match="1 to 256 threads, not 0"):
         Pool(0)
     with pytest.raises(BackendError, match="expected arguments"):
-        call("add", a=1)
+        call("copy", a=1)
     with pytest.raises(BackendError, match="is an integer, got"):
         encode("copy", {"x": 1.5, "y": 0, "m": 0, "n": 0, "xs": 0, "ys": 0})
     with pytest.raises(BackendError, match="is a number"):
-        encode("scale", {n: np.zeros(1) for n in ["x", "y", "m", "n", "xs", "ys", "scale", "bias"]})
+        encode("rms_norm", {n: np.zeros(1) for n in ["x", "w", "y", "m", "n", "xs", "ys", "eps"]})
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 12)] * 4), min_size=1, max_size=24))

@@ -14,7 +14,8 @@ USERS = (
     "lower",
     "lowering",
     "mixtures",
-    "moves",
+    "native",
+    "nest",
     "pool",
     "products",
 )

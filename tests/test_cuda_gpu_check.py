@@ -1,58 +1,67 @@
-"""`scripts/gpu_check.py` end to end on the stand-in for a GPU: every section that it has there."""
+"""`scripts/gpu_check.py` on the stand-in for a GPU: processes, limits, parts, the table."""
 
 import importlib
 import json
-import time
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_host import HostDriver, need_compiler
+from cuda_host import need_compiler
 
 ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+
+
+def check(*given: str, device: str = "stand-in") -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--device",
+        device,
+        "--quick",
+        "--seconds",
+        "3000",
+        *given,
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, on a stand-in, with two races and no repetitions."""
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    found = importlib.import_module("gpu_check")
-    monkeypatch.setattr(found, "open_driver", lambda name: HostDriver(1 << 33))
-    monkeypatch.setattr(found, "KINDS", ("q4_k",))
-    monkeypatch.setattr(found.gpu_correct, "HAZARDS", found.gpu_correct.HAZARDS[:2])
-    monkeypatch.setattr(found.gpu_speed, "seconds_of", _once)
-    return found
-
-
-def _once(work: Any, wait: Any, least: float = 0.0, watched: Any = None) -> tuple[float, float]:
-    begun = time.perf_counter()
-    work()
-    wait()
-    return max(time.perf_counter() - begun, 1e-6), watched.waited if watched else 0.0
+    return importlib.import_module("gpu_check")
 
 
 @need_compiler
-def test_every_section_runs(check: Any, tmp_path: Path) -> None:
-    """In two commands that share one file; the model comes in two pieces."""
-    out = tmp_path / "gpu.json"
-    sections = "ops,invariance,logits,draw,split,identity,races,ceilings,speed"
+def test_sections_leave_their_parts_and_merge_into_one_record(tmp_path: Path) -> None:
+    """In two commands with a folder each; the model comes in two pieces."""
     raw = small_file(tmp_path).read_bytes()
     pieces = [tmp_path / "model.0", tmp_path / "model.1"]
     for path, part in zip(pieces, (raw[:50_000], raw[50_000:]), strict=True):
         path.write_bytes(part)
-    assert check.main(["--quick", "--only", sections, "--out", str(out)]) == 0
-    model = [str(p) for p in pieces]
-    given = ["--quick", "--only", "model", "--model", *model, "--out", str(out)]
-    assert check.main(given) == 0
-    record = json.loads(out.read_text())
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = check("--out", str(one), "--only", "driver,ceilings,llama-bf16,races")
+    assert done.returncode == 0, done
+    done = check("--out", str(two), "--only", "model", "--model", *map(str, pieces))
+    assert done.returncode == 0, done
+    merged = subprocess.run(
+        [sys.executable, str(SCRIPT), "--merge", str(one), str(two), "--to", str(tmp_path / "to")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert merged.returncode == 0 and "not run: compile, products" in merged.stdout, merged
+    (path,) = (tmp_path / "to").iterdir()
+    record = json.loads(path.read_text())
     found = record["sections"]
-    assert set(found) == {*sections.split(","), "model", "tiny q4_k"} - {"speed"}
-    assert found["ops"]["examples"] > 200 and found["races"]["bad_share"] == 1.0
-    assert found["split"]["devices"] == ["cpu", "cuda0"] and found["model"]["error_f32"] < 1e-3
-    assert found["tiny q4_k"]["eagle_round_over_decode"] > 0 and found["tiny q4_k"]["same_text"]
-    reached = {r["what"]: r["reached"] for r in record["proof"]}
-    assert reached["races: fixed runs that corrupt"] == "aim"
-    assert reached["8 rows over 1, bf16"] is None, "only the real shapes count"
+    assert [*found] == ["driver", "ceilings", "llama-bf16", "races", "model"]
+    assert found["driver"]["passed"] >= 2 and found["races"]["bad_share"] == 1.0
+    assert found["model"]["error_f32"] < 1e-3 and found["llama-bf16"]["same_text"]
+    low, high = found["llama-bf16"]["rows1_8_s_range"]
+    assert low <= found["llama-bf16"]["rows1_8_s"] <= high
+    assert len(record["about"]["sources"]) == 16 and record["about"]["numpy"]
+    assert all(r["reached"] is None for r in record["proof"]), "only the real sizes count"
 
 
 def small_file(folder: Path) -> Path:
@@ -61,12 +70,13 @@ def small_file(folder: Path) -> Path:
     return made
 
 
-def test_the_table_of_bars(check: Any) -> None:
-    rows = check.proof(
+def test_the_table_of_bars(script: Any) -> None:
+    rows = script.proof(
         {
             "races": {"ok": True, "bad_share": 0.96, "fixed_wrong": 1},
             "torch": {"ok": True, "times_faster": 12.0},
-            "Llama-3.1-8B bf16": {"ok": True, "decode_host_us": 45.0, "verify8_over_decode": 1.3},
+            "llama-bf16": {"ok": True, "decode_host_us": 45.0, "rows8_over_1_2048": 1.3},
+            "llama-q4_k": {"ok": True, "quick": True, "rows8_over_1_2048": 1.0},
         }
     )
     reached = {r["what"]: r["reached"] for r in rows if r["reached"]}
@@ -75,38 +85,65 @@ def test_the_table_of_bars(check: Any) -> None:
         "races: fixed runs that corrupt": "missed",
         "SmolLM2 decode over transformers": "aim",
         "host us per replayed step": "bar",
-        "8 rows over 1, bf16": "missed",
+        "8 rows over 1 at 2048, bf16": "missed",
     }
 
 
+def test_a_section_ends_at_its_limit_and_the_others_go_on(script: Any, tmp_path: Path) -> None:
+    """Killed with its children; what has no time is named; what a test journal had, comes back."""
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(60)")
+    (tmp_path / "races.tests.jsonl").write_text(
+        '{"test": "a", "outcome": "passed"}\n{"test": "b", "outcome": "begun"}\n{"te'
+    )
+    script.__file__ = str(slow)
+    found = script.supervise("races", [], tmp_path, 0.5)
+    assert not found["ok"] and "over its limit" in found["error"] and found["seconds"] < 30
+    assert found["passed"] == 1 and found["wrong"] == ["b: begun"]
+    slow.write_text("import os; os.abort()")
+    assert "ended with status -6" in script.supervise("draw", [], tmp_path, 30)["error"]
+    assert script.run_all(["draw", "split"], [], tmp_path, 1.0) == ["draw", "split"]
+    assert not (tmp_path / "split.json").exists()
+
+
 @need_compiler
-def test_a_failing_section_is_reported_and_the_others_go_on(
-    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_capture_fails_its_section(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "open_driver", lambda name: HostDriver(1 << 20))
-    given = ["--quick", "--only", "ceilings,ops", "--out", str(tmp_path / "gpu.json")]
-    assert check.main(given) == 1
-    found = json.loads((tmp_path / "gpu.json").read_text())["sections"]
-    assert found["ops"]["ok"] and "BackendError" in found["ceilings"]["error"]
+    def refusing(device: str) -> Any:
+        driver = importlib.import_module("cuda_host").HostDriver()
+        driver.refuses_capture = True
+        return driver
+
+    monkeypatch.setattr(script, "opened", refusing)
+    given = ["--quick", "--device", "stand-in", "--section", "draw", "--out", str(tmp_path)]
+    with warnings.catch_warnings():
+        assert script.main(given) == 1
+    part = json.loads((tmp_path / "draw.json").read_text())
+    assert "run without graphs" in part["error"]
 
 
-def test_without_a_gpu_there_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    check = importlib.import_module("gpu_check")
-    out = tmp_path / "gpu.json"
-    assert check.main(["--device", "cuda9999", "--only", "ops", "--out", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("gpu_check: cuda9999: ") and error.count("\n") == 1
-    assert not out.exists()
+def test_without_a_gpu_there_is_one_line(tmp_path: Path) -> None:
+    done = check("--only", "draw", "--out", str(tmp_path / "out"), device="cuda9999")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr.startswith("gpu_check: cuda9999: ") and done.stderr.count("\n") == 1
 
 
-def test_an_unknown_section_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    check = importlib.import_module("gpu_check")
+def test_an_unknown_section_is_refused(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        check.main(["--only", "ops,speeed"])
+        script.main(["--only", "draw,speeed", "--out", "x"])
     assert "no section speeed" in capsys.readouterr().err
+
+
+def test_a_test_that_kills_its_process_is_named_and_the_rest_run(
+    script: Any, tmp_path: Path
+) -> None:
+    runner = importlib.import_module("gpu_tests")
+    held = tmp_path / "test_some.py"
+    held.write_text(
+        "import os\ndef test_a(): pass\ndef test_b(): os._exit(9)\ndef test_c(): assert 0\n"
+        "def test_d(): pass\n"
+    )
+    found = runner.run(tmp_path / "journal", [str(held)], "", "")
+    assert (found["passed"], found["failed"], found["begun"], found["restarts"]) == (2, 1, 1, 1)
+    assert not found["ok"] and [w.split(": ")[1][:6] for w in found["wrong"]] == ["begun", "failed"]

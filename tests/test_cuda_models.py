@@ -1,6 +1,7 @@
-"""Whole models on the CUDA backend without a GPU: golden logits, captured graphs, and the plans.
+"""Whole models on the CUDA backend without a GPU: captured graphs and the plans.
 
-The backend is the real one, over the host stand-in for a driver (see `cuda_host`).
+The backend is the real one, over the host stand-in for a driver (see `cuda_host`). Golden logits
+are in `test_cuda_golden.py`.
 """
 
 from itertools import accumulate, groupby, pairwise
@@ -11,7 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from cuda_host import Graph, HostDriver, need_compiler
-from test_models_golden import NAMES, spread_error
+from test_models_golden import NAMES
 from test_models_plans import GRAPHS
 
 from ggraph.backends import open_backend
@@ -19,80 +20,16 @@ from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.backends.protocol import Launch
 from ggraph.backends.sim import Random, Simulator
 from ggraph.decode.model import StepShape
-from ggraph.decode.runner import Runner
 from ggraph.device import DeviceSpec
-from ggraph.dtype import F32
 from ggraph.execute import Executor
 from ggraph.graph import Graph as IrGraph
 from ggraph.pipeline import Options, make_plan
 from ggraph.plan import HOST_STEPS, Do, VerifiedPlan
-from ggraph.session import Session
 from ggraph.tensor import Kind
 from models.registry import open_model
-from models.run.convert import model_to_gguf
 
 GOLDEN = Path(__file__).parent / "golden"
 CPU = DeviceSpec("cpu", "cpu", host_visible=True)
-
-
-def opened(graphs: bool = True) -> CudaBackend:
-    driver = HostDriver()
-    return CudaBackend(cuda_spec("cuda0", driver), driver, graphs, Events())
-
-
-def logits(
-    name: str, split_at: int, streams: int = 1, graphs: bool = True, path: Path | None = None
-) -> Any:
-    """All rows' logits of the golden ids, the first `split_at` in one step and the others one by
-    one (0: four by four, 24 in all), and what the driver was asked for. `path` is another file of
-    the same model."""
-    cuda = opened(graphs)
-    backends = {"cuda0": cuda, "cpu": open_backend("cpu", threads=1)}
-    session = Session(backends, Options(streams=streams))
-    runner = Runner(open_model(path or GOLDEN / name), session, 64, cache_dtype=F32)
-    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()
-    parts = (
-        [ids[:split_at], *([i] for i in ids[split_at:])]
-        if split_at
-        else [ids[i : i + 4] for i in range(0, 24, 4)]
-    )
-    results = [runner.text(part, every=True).logits for part in parts]
-    calls = cuda.driver.calls  # type: ignore[attr-defined]
-    session.close()
-    return np.concatenate(results), calls
-
-
-@need_compiler
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny/")])
-def test_logits_equal_the_golden_vectors(name: str) -> None:
-    """Activations of many rows are rounded to the weights' 16 bits, which is coarser."""
-    got, calls = logits(name, 44)
-    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
-    assert spread_error(got, expected) < 1e-2
-    assert any("graph of" in c for c in calls), "plans are replayed as graphs"
-
-
-@need_compiler
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("tiny2/")])
-def test_few_rows_are_exact_for_every_architecture(name: str, tmp_path: Path) -> None:
-    """In float32, so that only the order of sums differs."""
-    model_to_gguf(open_model(GOLDEN / name), tmp_path / "model.gguf", "f32")
-    got, calls = logits(name, 0, path=tmp_path / "model.gguf")
-    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
-    assert spread_error(got, expected[:24]) < 2e-4
-    assert any("graph of" in c for c in calls), "plans are replayed as graphs"
-
-
-@need_compiler
-@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny/qwen3_moe"])
-def test_few_rows_are_exact_in_graphs_and_out_of_them_on_any_number_of_streams(name: str) -> None:
-    expected = np.load(GOLDEN / name / "expected.npz")["logits"]
-    whole, _ = logits(name, 0)
-    assert spread_error(whole, expected[:24]) < 2e-4
-    for streams, graphs in ((1, False), (4, False), (4, True)):
-        got, calls = logits(name, 0, streams, graphs)
-        assert np.array_equal(got, whole), (streams, graphs)
-        assert any("graph of" in c for c in calls) == graphs
 
 
 def made(name: str, streams: int) -> VerifiedPlan:

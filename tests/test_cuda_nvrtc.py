@@ -1,7 +1,10 @@
-"""Every kernel source and template instance compiles for sm_80 and sm_90, without a GPU."""
+"""Every kernel source and template instance compiles for sm_80 and sm_90, without a GPU, to machine
+code that is no worse than it was: registers, spills, loads, loops (scripts/machine_code.py)."""
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,9 @@ from ggraph.backends.cuda import kernels, nvrtc
 from ggraph.errors import BackendError
 
 ARCHES = ("sm_80", "sm_90")
+sys.path.append(str(Path(__file__).parent.parent / "scripts"))
+
+machine: Any = importlib.import_module("machine_code")
 
 
 def need_nvrtc() -> None:
@@ -22,6 +28,7 @@ def need_nvrtc() -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("unit", kernels.units(), ids=str)
 def test_a_unit_compiles(unit: kernels.Unit, arch: str) -> None:
+    """For blocks as large as they are launched: what is behind 64 registers has smaller ones."""
     need_nvrtc()
     code = nvrtc.compile_source(
         f"{unit.source}.cu", kernels.text(f"{unit.source}.cu"), kernels.headers(), arch,
@@ -30,6 +37,35 @@ def test_a_unit_compiles(unit: kernels.Unit, arch: str) -> None:
     assert code.startswith(b"\x7fELF")
     for kernel in kernels.signatures(unit.source):
         assert kernel.encode() in code, f"{unit}: no {kernel}"
+    registers = [held["registers"] for held in machine.resources(code).values()]
+    assert len(registers) == len(kernels.signatures(unit.source)) and max(registers) <= 255
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("unit", machine.GATED, ids=str)
+def test_hot_loops_are_no_worse_than_they_were(unit: kernels.Unit, arch: str) -> None:
+    """Spills, instructions of the inner loop and how wide its loads are."""
+    need_nvrtc()
+    if machine.disassembler() is None or machine.table()["nvrtc"] != machine.version():
+        pytest.skip("the table is of another compiler, or nvdisasm is not installed")
+    assert machine.worse(str(unit), arch, machine.figures(machine.code_of(unit, arch))) == []
+
+
+def test_worse_code_is_seen() -> None:
+    """By every figure; and the table knows every kernel, none of which spills."""
+    unit, arch = "tiles.cu WEIGHT=bf16", "sm_90"
+    known = machine.table()["units"][f"{unit} {arch}"]
+    assert machine.worse(unit, arch, known) == [] and known["mul_mat_tile"]["wide"] >= 4
+    for key, by in (("registers", 1), ("frame", 8), ("local", 1), ("loop", 1), ("wide", -1)):
+        changed = {**known, "mul_mat_tile": {**known["mul_mat_tile"], key: 0}}
+        changed["mul_mat_tile"][key] = known["mul_mat_tile"][key] + by
+        (line,) = machine.worse(unit, arch, changed)
+        assert f"mul_mat_tile: {key} " in line
+    assert "kernels" in machine.worse(unit, arch, {})[0]
+    units = machine.table()["units"]
+    assert set(units) == {f"{u} {a}" for u in machine.GATED for a in machine.ARCHES}
+    spilling = {n for n, unit in units.items() for k in unit.values() if k["local"]}
+    assert not spilling
 
 
 def test_the_count_of_what_compiles(capsys: pytest.CaptureFixture[str]) -> None:

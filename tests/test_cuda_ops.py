@@ -1,16 +1,17 @@
-"""Every op that has a CUDA rule, from the kernels' own source on the CPU, against the oracles.
+"""Every op that has a CUDA rule, against the oracles.
 
-The kernels are compiled as host C++ (see `cuda_host`), so arithmetic, index calculations, argument
-packing and grids are the ones that a GPU would get. docs/cuda.md says what this cannot show.
+On the stand-in the kernels are compiled as host C++ (see `cuda_host`), so arithmetic, index
+calculations, argument packing and grids are the ones that a GPU would get. docs/cuda.md says what
+this cannot show.
 """
 
 import numpy as np
 import pytest
-from cuda_host import need_compiler
-from cuda_kit import assert_near, bytes_of, meaning, run
+from cuda_kit import assert_near, bytes_of, meaning, need_driver, run
 from oracles import ORACLES
 
 from ggraph import ops
+from ggraph.backends.cuda import attention
 from ggraph.backends.cuda.attention import frequencies
 from ggraph.backends.cuda.lower import RULES, accepts
 from ggraph.dtype import BF16, F16, F32, I32, I64, Q8_0, DType
@@ -19,7 +20,7 @@ from ggraph.ops import examples
 from ggraph.ops.rope import DEFAULTS, YARN, rope_angles
 from ggraph.tensor import Array, Example, OpSpec, Tensor, apply, input, state
 
-pytestmark = need_compiler
+pytestmark = need_driver
 CASES = [c for c in examples.every() if c[0].name in RULES]
 NAMES = [f"{spec.name}-{i}" for spec, i, _ in CASES]
 LEFT = {
@@ -99,8 +100,9 @@ def test_attention_with_a_tree_mask(
 
 @pytest.mark.parametrize("kind", [F32, F16, BF16, Q8_0], ids=str)
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
-def test_attention_of_many_rows(kind: DType, dim: int) -> None:
+def test_attention_of_many_rows(kind: DType, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By tiles: causal, with a row that sees nothing, one that sees one place, and few others."""
+    monkeypatch.setattr(attention, "FEW_ROWS", 32)
     rng = np.random.default_rng(dim)
     rows, context = 43, 71
     mask = np.where(np.arange(context) <= np.arange(rows)[:, None] + 20, 0, -np.inf)
@@ -113,7 +115,8 @@ def test_attention_of_many_rows(kind: DType, dim: int) -> None:
     assert not got[40].any()
 
 
-def test_attention_of_many_rows_with_a_length_and_a_cap() -> None:
+def test_attention_of_many_rows_with_a_length_and_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "FEW_ROWS", 32)
     rng = np.random.default_rng(7)
     q, k, v = input("q", (33, 3, 64)), input("k", (50, 1, 64), F16), input("v", (50, 1, 32), F16)
     y = ops.flash_attn(q, k, v, None, input("n", (1,), I32), scale=0.3, softcap=2.0, name="y")
@@ -164,16 +167,17 @@ def _attention(
 
 
 def test_attention_bits_depend_on_the_row_alone() -> None:
-    """Neither other rows nor unused cache rows change a bit."""
-    mask = np.full((5, 300), -np.inf, np.float32)
-    for t in range(5):
-        mask[t, : 130 + t] = 0
-    y, stored = _attention(np.random.default_rng(1), F16, 5, 4, 2, 64, 300, mask)
+    """Neither other rows, as many as a tree of 64 nodes has, nor unused cache rows change a bit."""
+    rows, context = 64, 300
+    mask = np.full((rows, context), -np.inf, np.float32)
+    for t in range(rows):
+        mask[t, : 85 + t] = 0
+    y, stored = _attention(np.random.default_rng(1), F16, rows, 4, 2, 64, context, mask)
     whole = run(y, stored)
     cut = {"k": 150 * 2 * 64 * 2, "v": 150 * 2 * 64 * 2}
-    for t in range(5):
+    for t in (0, 1, 31, 32, 63):
         one = {n: b[: cut.get(n, len(b))] for n, b in stored.items()}
-        one["q"] = stored["q"].reshape(5, -1)[t].copy()
+        one["q"] = stored["q"].reshape(rows, -1)[t].copy()
         one["m"] = mask[t, :150].copy().view(np.uint8)
         y1, _ = _attention(np.random.default_rng(1), F16, 1, 4, 2, 64, 150, mask[t : t + 1, :150])
         assert np.array_equal(run(y1, one)[0], whole[t]), f"row {t}"

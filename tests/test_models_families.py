@@ -33,11 +33,11 @@ CONTEXT = 96
 class Family:
     """One tiny model in a session of its own, decoding the same prompt again and again."""
 
-    def __init__(self, name: str) -> None:
-        self.model = open_model(TINY / name)
+    def __init__(self, folder: Path) -> None:
+        self.model = open_model(folder)
         self.session = open_session(threads=1, exact=True)
         self.runner = Runner(self.model, self.session, CONTEXT, cache_dtype=F32)
-        self.prompt = np.load(TINY / name / "expected.npz")["ids"].tolist()[:11]
+        self.prompt = np.load(folder / "expected.npz")["ids"].tolist()[:11]
 
     def text(
         self, config: SamplerConfig, drafter: Drafter | None = None, most: int = 0
@@ -52,7 +52,7 @@ class Family:
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(request: pytest.FixtureRequest) -> Family:
-    return Family(request.param)
+    return Family(TINY / request.param)
 
 
 @pytest.mark.parametrize("config", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -98,7 +98,7 @@ def test_the_bits_do_not_depend_on_the_chunks(family: Family) -> None:
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_state_goes_only_forwards(name: str) -> None:
-    family = Family(name)
+    family = Family(TINY / name)
     runner = family.runner
     runner.text(family.prompt)
     with pytest.raises(InputError, match="recurrent layers, whose state cannot go from 11"):
@@ -114,7 +114,7 @@ def test_a_state_goes_only_forwards(name: str) -> None:
 @pytest.mark.parametrize("name", RECURRENT)
 def test_steps_that_nobody_kept_leave_no_trace(name: str) -> None:
     """Verified again, with other drafts, before anything is kept."""
-    family = Family(name)
+    family = Family(TINY / name)
     runner = family.runner
     runner.text(family.prompt)
     chain = Rows([3, 4, 5, 6], range(11, 15), range(11, 15))
@@ -124,5 +124,5 @@ def test_steps_that_nobody_kept_leave_no_trace(name: str) -> None:
     assert np.array_equal(first, second)
     runner.keep([0, 1])
     after = runner.text([7]).logits
-    plain = Family(name).runner
+    plain = Family(TINY / name).runner
     assert np.array_equal(after[-1], plain.text([*family.prompt, 3, 4, 7]).logits[-1])

@@ -34,6 +34,10 @@ NAMES = (
     "tiny2/smollm3",
 )  # fmt: skip
 NEW, END = 24, 257
+PLAIN = {
+    "tokenizer.ggml.tokens": [f"w{i}" for i in range(320)],  # llama.cpp tells of whole UTF-8 only
+    "general.name": "small",  # by some names it knows which tokens there must be
+}
 CLOSE = 0.02  # where the two best logits are nearer than this, rounding may choose
 
 
@@ -70,9 +74,8 @@ def source(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", [QWEN, GLM])
 def test_own_layers_draft_as_often_and_as_well(name: str, tmp_path: Path) -> None:
     """On the texts that both say: as many drafted tokens, and as many of them kept."""
-    plain = {"tokenizer.ggml.tokens": [f"w{i}" for i in range(320)]}
     hf = with_draft_layer(name, tmp_path / "hf")
-    path = small_model(tmp_path / "small.gguf", plain, hf, "f32")
+    path = small_model(tmp_path / "small.gguf", PLAIN, hf, "f32")
     model = open_model(path)
     head, session = open_head(path, model), open_session(threads=1, exact=True)
     engine = Engine(Runner(model, session, 128, taps=head.taps), ends=())
@@ -97,8 +100,7 @@ def test_own_layers_draft_as_often_and_as_well(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
-    plain = {"tokenizer.ggml.tokens": [f"w{i}" for i in range(320)]}  # it tells of whole UTF-8 only
-    path = small_model(tmp_path / "small.gguf", plain, source(name, tmp_path / "hf"), "f32")
+    path = small_model(tmp_path / "small.gguf", PLAIN, source(name, tmp_path / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, gaps = greedy(path, ids)
     peer = Peer(path, 1, 256)

@@ -216,6 +216,13 @@ def fed_behind(p: Plan) -> Plan:
     return with_commands(p, [part for c in p.schedule for part in halves(c)])
 
 
+def fed_late(p: Plan) -> Plan:
+    """The host writes an input where the run ends: for the next run, so to speak."""
+    moved = [c for c in p.schedule if does(Do.HOST_WRITE, "x")(c)]
+    left = [c for c in p.schedule if c not in moved]
+    return with_commands(p, [*left, *moved])
+
+
 def moved_not_computed(p: Plan) -> Plan:
     """`y`, which is to be computed, is a copy of `h`."""
     h = Access("h", 0, p.schedule.values["h"].nbytes)
@@ -291,6 +298,12 @@ FORGERIES = (
     Forgery("a read by its label", PLAN, by_label, "host_read of None, which is no tensor"),
     Forgery("a copy of two ranges", PLAN, two_ranges, "copy of 2 ranges to 2"),
     Forgery("an input fed in halves", PLAN, fed_behind, "in ranges of [32] bytes", False),
+    Forgery(
+        "a host write moved behind its readers",
+        PLAN,
+        fed_late,
+        "finds bytes that nobody has written",
+    ),
     Forgery("a copy for a computation", PLAN, moved_not_computed, "which is not its result"),
     Forgery("scratch for an input", PLAN, fed_from_scratch, "which mul_mat does not need"),
     Forgery("another's result", PLAN, foreign_result, "launch of 'h' writes y[0:64]"),

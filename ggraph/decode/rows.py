@@ -46,11 +46,11 @@ def context_bucket(reach: int, most: int) -> int:
     return min(size, most)
 
 
-def padded(values: Sequence[int], count: int, filler: int) -> Array:
-    """i32 [count]: the values, then fillers."""
+def padded(values: Sequence[int], count: int, filler: int, kind: type = np.int32) -> Array:
+    """i32 [count], or integers of another kind: the values, then fillers."""
     if len(values) == count:
-        return np.array(values, np.int32)
-    out = np.full(count, filler, np.int32)
+        return np.array(values, kind)
+    out: Array = np.full(count, filler, kind)
     out[: len(values)] = values
     return out
 

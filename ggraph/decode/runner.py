@@ -179,7 +179,8 @@ class Runner:
         if key not in self.session:
             graph = move_graph(self.model.build(shape), count, filler + 1)
             self.session.prepare(key, graph, self.model.weight)
-        feeds = {"from": padded(source, count, filler), "to": padded(target, count, filler)}
+        to = padded(target, count, filler, np.int64)
+        feeds = {"from": padded(source, count, filler), "to": to}
         self.session.run(key, feeds)
 
     def _course(self, rows: Rows, count: int, certain: int) -> dict[str, Array]:
@@ -200,7 +201,7 @@ class Runner:
         feeds = {
             "tokens": padded(rows.tokens, shape.rows, 0),
             "positions": padded(rows.positions, shape.rows, 0),
-            "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1),
+            "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1, np.int64),
             "mask": visibility(rows, shape.rows, shape.context),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),

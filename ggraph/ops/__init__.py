@@ -17,6 +17,9 @@ from ggraph.ops.attention import (
     flash_attn,
     soft_max,
 )
+from ggraph.ops.chain import (
+    chain,
+)
 from ggraph.ops.conv import (
     conv_1d,
     conv_2d,
@@ -46,9 +49,13 @@ from ggraph.ops.elementwise import (
     add,
     clamp,
     div,
+    maximum,
+    minimum,
     mul,
+    pow,
     scale,
     sub,
+    where,
 )
 from ggraph.ops.fused import (
     mul_mat_add,
@@ -95,6 +102,7 @@ from ggraph.ops.recurrent import (
 from ggraph.ops.reduce import (
     cumsum,
     mean,
+    reduce,
     sum_rows,
 )
 from ggraph.ops.reduce import (
@@ -162,6 +170,7 @@ __all__ = [
     "argsort",
     "cast",
     "ceil",
+    "chain",
     "clamp",
     "columns",
     "concat",
@@ -198,7 +207,9 @@ __all__ = [
     "im2col",
     "l2_norm",
     "log",
+    "maximum",
     "mean",
+    "minimum",
     "moe_mix",
     "moe_route",
     "moe_shares",
@@ -214,7 +225,9 @@ __all__ = [
     "permute",
     "pool_1d",
     "pool_2d",
+    "pow",
     "quantise",
+    "reduce",
     "reglu",
     "relu",
     "repeat",
@@ -254,4 +267,5 @@ __all__ = [
     "tri",
     "trunc",
     "view",
+    "where",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggraph.dtype import BF16, F16, F32, I32, I64, Q4_0, Q8_0, DType, dtype
+from ggraph.dtype import BF16, F16, F32, I32, I64, Q4_0, Q8_0, DType, as_dtype, dtype
 from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, identity, index_type, integers, moved, owns_all, rule
 from ggraph.tensor import (
@@ -12,6 +12,7 @@ from ggraph.tensor import (
     Array,
     Attrs,
     Cost,
+    DTypeLike,
     Example,
     Meta,
     OpSpec,
@@ -153,7 +154,7 @@ def _cpy_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _cpy(x: Array, into: Array) -> Array:
-    into[...] = x.reshape(into.shape)
+    into.reshape(x.shape)[...] = x  # what is overwritten has no gaps
     return into
 
 
@@ -235,12 +236,12 @@ def copy(x: Tensor, device: str, *, used: Tensor | None = None, name: str = "") 
     return apply("copy", *sources, name=name, device=device, has_used=used is not None)
 
 
-def cast(x: Tensor, to: DType, *, name: str = "") -> Tensor:
+def cast(x: Tensor, to: DTypeLike, *, name: str = "") -> Tensor:
     """x [..., n] as dtype `to`, rounded to nearest even; integers are cut towards 0.
 
     ggml: ggml_cast (GGML_OP_CPY). Errors: ShapeError where rows are not whole blocks.
     """
-    return apply("cast", x, name=name, dtype=to.name)
+    return apply("cast", x, name=name, dtype=as_dtype(to).name)
 
 
 def cpy(x: Tensor, into: Tensor, *, name: str = "") -> Tensor:

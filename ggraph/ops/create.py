@@ -5,9 +5,21 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from ggraph.dtype import F16, F32, DType, dtype
+from ggraph.dtype import F16, F32, as_dtype, dtype
 from ggraph.ops.rules import choice, expect, f32, integers, plain_float, rank, real, rule
-from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
+from ggraph.tensor import (
+    Arg,
+    Array,
+    Attrs,
+    Cost,
+    DTypeLike,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    register,
+)
 
 KINDS = ("lower", "lower_diag", "upper", "upper_diag")
 
@@ -117,12 +129,14 @@ def arange(start: float, stop: float, step: float = 1.0, *, name: str = "") -> T
     return apply("arange", name=name, start=float(start), stop=float(stop), step=float(step))
 
 
-def fill(shape: Sequence[int], value: float, dtype: DType = F32, *, name: str = "") -> Tensor:
+def fill(shape: Sequence[int], value: float, dtype: DTypeLike = F32, *, name: str = "") -> Tensor:
     """A tensor of `shape` and plain `dtype` that holds `value` everywhere. ggml: GGML_OP_FILL.
 
     Errors: ShapeError for block types and for fractions in integer types.
     """
-    return apply("fill", name=name, shape=tuple(shape), value=float(value), dtype=dtype.name)
+    return apply(
+        "fill", name=name, shape=tuple(shape), value=float(value), dtype=as_dtype(dtype).name
+    )
 
 
 def tri(x: Tensor, kind: str = "lower_diag", *, name: str = "") -> Tensor:

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.dtype import BF16, F16
-from ggraph.ops.rules import expect, plain_float, real, real_valued, repeats_into, rule, same_shape
+from ggraph.ops.rules import (
+    expect,
+    f32,
+    f64,
+    plain_float,
+    real,
+    real_valued,
+    repeats_into,
+    rule,
+    same_shape,
+)
 from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 
 INF = float("inf")
@@ -23,7 +33,7 @@ def broadcast(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     return Meta(a.shape, a.dtype)
 
 
-def _binary(name: str, function: np.ufunc) -> OpSpec:
+def _binary(name: str, function: np.ufunc, has_peer: bool = True) -> OpSpec:
     def args(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[Arg, Arg]:
         return Arg(a), Arg(b, fill="positive")
 
@@ -36,7 +46,7 @@ def _binary(name: str, function: np.ufunc) -> OpSpec:
             name,
             infer=rule(name, "a b", broadcast),
             reference=reference,
-            ggml=name.upper(),
+            ggml=name.upper() if has_peer else None,
             inplace_ok=(0, 1),
             elementwise=True,
             examples=(
@@ -57,6 +67,65 @@ ADD = _binary("add", np.add)
 SUB = _binary("sub", np.subtract)
 MUL = _binary("mul", np.multiply)
 DIV = _binary("div", np.divide)
+MAXIMUM = _binary("maximum", np.maximum, has_peer=False)
+MINIMUM = _binary("minimum", np.minimum, has_peer=False)
+
+
+def _pow(a: Array, b: Array) -> Array:
+    return f32(f64(a) ** b)
+
+
+POW = register(
+    OpSpec(
+        "pow",
+        infer=rule("pow", "a b", broadcast),
+        reference=_pow,
+        inplace_ok=(0, 1),
+        elementwise=True,
+        examples=(
+            Example((Arg((3, 5), fill="positive"), Arg((3, 5)))),
+            Example((Arg((2, 3, 5), fill="positive"), Arg((5,)))),
+            Example((Arg((4, 6)), Arg((1,), fill="ids:4"))),
+            Example((Arg((1, 1), fill="positive"), Arg((1, 1)))),
+            Example((Arg((0, 4)), Arg((1, 4)))),
+            Example((Arg((3, 5), F16, "positive"), Arg((5,), F16)), tolerance=2e-3),
+        ),
+        doc="pow(a, b): a to the b; NaN for a < 0 unless b is whole.",
+    )
+)
+
+
+def _where_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    condition, a, b = sources
+    for t in sources:
+        plain_float(t)
+    shape = a.shape
+    expect(condition.shape == shape, f"expected %{condition.name} {list(shape)}")
+    repeats_into(b, a)
+    return Meta(shape, a.dtype)
+
+
+def _where(condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition != 0, a, b)
+
+
+WHERE = register(
+    OpSpec(
+        "where",
+        infer=rule("where", "condition a b", _where_rule),
+        reference=_where,
+        inplace_ok=(0, 1, 2),
+        elementwise=True,
+        examples=(
+            Example((Arg((3, 5), fill="ids:2"), Arg((3, 5)), Arg((3, 5)))),
+            Example((Arg((2, 3, 37), fill="ids:2"), Arg((2, 3, 37)), Arg((1,)))),
+            Example((Arg((1, 1), fill="ids:2"), Arg((1, 1)), Arg((1, 1)))),
+            Example((Arg((0, 4)), Arg((0, 4)), Arg((4,)))),
+            Example((Arg((3, 5), F16, "ids:2"), Arg((3, 5), F16), Arg((3, 5), F16))),
+        ),
+        doc="where(condition, a, b): a where the condition is not 0, else b.",
+    )
+)
 
 
 def _scale_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -139,6 +208,29 @@ def mul(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
 def div(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
     """a / b element by element; shapes, types and errors as in `add`. ggml: GGML_OP_DIV."""
     return apply("div", a, b, name=name)
+
+
+def maximum(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
+    """The greater of a and b, NaN where either is; shapes as in `add`. No ggml peer. ShapeError."""
+    return apply("maximum", a, b, name=name)
+
+
+def minimum(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
+    """The lesser of a and b, NaN where either is; shapes as in `add`. No ggml peer. ShapeError."""
+    return apply("minimum", a, b, name=name)
+
+
+def pow(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
+    """a to the b, NaN for a < 0 unless b is whole; shapes as in `add`. No ggml peer. ShapeError."""
+    return apply("pow", a, b, name=name)
+
+
+def where(condition: Tensor, a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
+    """a where the condition is not 0, else b: condition and a [...], b [.., n] repeats into a.
+
+    All plain float; the result has a's type. No ggml peer. Errors: ShapeError.
+    """
+    return apply("where", condition, a, b, name=name)
 
 
 def scale(a: Tensor, factor: float, bias: float = 0.0, *, name: str = "") -> Tensor:

@@ -31,20 +31,21 @@ def _mul_mat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     return Meta((*x.shape[:-1], w.shape[-2]), F32)
 
 
-def _spread(w: Array, lead: tuple[int, ...]) -> Array:
-    """w with each leading axis repeated to `lead`: slice i of the result is i // times of w."""
-    w = w.reshape((1,) * (len(lead) + 2 - w.ndim) + w.shape)
-    for axis, size in enumerate(lead):
-        if w.shape[axis] != size and w.shape[axis] != 1:
-            w = np.repeat(w, size // w.shape[axis], axis)
-    return w
+def _paired(w: Array, x: Array) -> tuple[Array, Array]:
+    """Each leading axis of x as (w's, times), so that slice i meets slice i // times of w: both
+    broadcast then. w [Bw.., n, k], x [B.., m, k]."""
+    own = (1,) * (x.ndim - w.ndim) + w.shape[:-2]
+    pairs = [n for a, b in zip(own, x.shape[:-2], strict=True) for n in (a, b // a if a else 0)]
+    spread = [n for a in own for n in (a, 1)]
+    return w.reshape(*spread, *w.shape[-2:]), x.reshape(*pairs, *x.shape[-2:])
 
 
 def _mul_mat(w: Array, x: Array) -> Array:
     if w.ndim == 2:  # one product for all leading axes
         flat = f32(x).reshape(prod(x.shape[:-1]), x.shape[-1]) @ f32(w).T  # [B*m, k] @ [k, n]
         return flat.reshape(*x.shape[:-1], w.shape[0])
-    return f32(x) @ _spread(f32(w), x.shape[:-2]).swapaxes(-1, -2)
+    matrices, rows = _paired(f32(w), f32(x))
+    return (rows @ matrices.swapaxes(-1, -2)).reshape(*x.shape[:-1], w.shape[-2])
 
 
 def _product_cost(t: Tensor) -> Cost:
@@ -152,7 +153,8 @@ def _out_prod_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _out_prod(a: Array, b: Array) -> Array:
-    return f32(b).swapaxes(-1, -2) @ _spread(f32(a), b.shape[:-2])
+    first, second = _paired(f32(a), f32(b))
+    return (second.swapaxes(-1, -2) @ first).reshape(*b.shape[:-2], b.shape[-1], a.shape[-1])
 
 
 OUT_PROD = register(

@@ -80,24 +80,27 @@ def rope_angles(positions: Array, factors: Array | None, attrs: Attrs) -> tuple[
     `attrs` are those of a rope op; kernels may tabulate these. Computed in float64, so positions
     up to 2^31 keep all digits of float32.
     """
+    turns, magnitude = rope_turns(attrs)
+    if factors is not None:
+        turns = turns / f64(factors)
+    angles = f64(positions)[:, None] * turns  # [T, R/2]
+    return np.cos(angles) * magnitude, np.sin(angles) * magnitude
+
+
+def rope_turns(attrs: Attrs) -> tuple[Array, float]:
+    """Radians per position of every pair, f64 [R/2], and the magnitude correction."""
     n_rot, base, scale = (
         integer(attrs, "n_rot"),
         real(attrs, "freq_base"),
         real(attrs, "freq_scale"),
     )
     ext, magnitude = real(attrs, "ext_factor"), real(attrs, "attn_factor")
-    turns = base ** (-2.0 * np.arange(n_rot // 2) / n_rot)  # [R/2], radians per position
-    if factors is not None:
-        turns = turns / f64(factors)
-    angles = f64(positions)[:, None] * turns  # [T, R/2]
+    turns = base ** (-2.0 * np.arange(n_rot // 2) / n_rot)
     if ext == 0:
-        mixed = angles * scale
-    else:
-        beta = real(attrs, "beta_fast"), real(attrs, "beta_slow")
-        keep = yarn_ramp(n_rot, base, *beta, integer(attrs, "n_ctx_orig")) * ext
-        mixed = angles * scale * (1 - keep) + angles * keep
-        magnitude *= 1 + 0.1 * log(1 / scale)
-    return np.cos(mixed) * magnitude, np.sin(mixed) * magnitude
+        return turns * scale, magnitude
+    beta = real(attrs, "beta_fast"), real(attrs, "beta_slow")
+    keep = yarn_ramp(n_rot, base, *beta, integer(attrs, "n_ctx_orig")) * ext
+    return turns * (scale * (1 - keep) + keep), magnitude * (1 + 0.1 * log(1 / scale))
 
 
 def _rope(x: Array, positions: Array, *factors: Array, **attrs: object) -> Array:

@@ -175,4 +175,5 @@ def f64(a: Array) -> Array:
 
 def f32(a: Array) -> Array:
     """Float32 form, the result type of references."""
-    return np.asarray(a, np.float32)
+    values: Array = a.astype(np.float32, copy=False)
+    return values

@@ -50,6 +50,8 @@ def _view(
 
 def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, shape = sources[0], list(integers(attrs, "shape"))
+    if not x.is_contiguous and [n for n in x.shape if n != 1] == [n for n in shape if n != 1]:
+        return _with_ones(x, shape)
     expect(x.is_contiguous, f"%{x.name} is not contiguous: use cont first")
     free_axes = [i for i, n in enumerate(shape) if n == -1]
     known = prod(n for n in shape if n != -1)
@@ -62,6 +64,13 @@ def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if x.dtype.is_block and x.size:
         expect(shape[-1] % x.dtype.block == 0, f"rows of {shape[-1]} cut blocks of {x.dtype}")
     return Meta(tuple(shape), x.dtype, contiguous(shape, x.dtype))
+
+
+def _with_ones(x: Tensor, shape: Sequence[int]) -> Meta:
+    """x in any layout with axes of size 1 added or dropped."""
+    steps = iter(s for n, s in zip(x.shape, x.strides, strict=True) if n != 1)
+    last = x.dtype.block_bytes
+    return Meta(tuple(shape), x.dtype, tuple(next(steps) if n != 1 else last for n in shape))
 
 
 def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:

@@ -6,11 +6,13 @@ in float64. Sources: ggml's `ggml_vec_*` functions for the constants of the appr
 
 from collections.abc import Callable
 from math import erf, pi
+from typing import Any
 
 import numpy as np
 
 from ggraph.dtype import F16
 from ggraph.ops.rules import f32, f64, rule, same_shape
+from ggraph.ops.trace import WORDS
 from ggraph.tensor import Arg, Array, Example, OpSpec, Tensor, apply, register
 
 Function = Callable[[Array], Array]
@@ -21,8 +23,13 @@ GELU_QUICK = 1.702  # of the sigmoid form, same paper
 SOFTPLUS_LINEAR = 20.0  # beyond this softplus(x) is x, as in ggml
 
 
+ERF: Any = np.frompyfunc(erf, 1, 1)
+WORDS[ERF] = "erf"
+
+
 def _erf(x: Array) -> Array:
-    return np.array([erf(v) for v in x.reshape(-1)], np.float64).reshape(x.shape)
+    y: Array = ERF(x).astype(np.float64)
+    return y
 
 
 def sigmoid_of(x: Array) -> Array:

@@ -66,6 +66,7 @@ MEANINGS = {
     "share them",
     "ends_complete": "whether a run ends only when all its work is done",
     "approximations": "ops that a rewrite or a kernel rounds, with what each of them gives up",
+    "unplanned": "launches that take memory which is not in the plan, and what that is",
     "arena_bytes": "bytes of every arena, as they are laid out",
 }
 

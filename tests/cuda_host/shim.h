@@ -279,6 +279,7 @@ using shim::multiply;
 #define HOST_ENTRY(name)                                                                 \
   extern "C" const char* host_##name(const unsigned* grid, unsigned threads, void** args, \
                                      unsigned order) {                                    \
+    if (threads > MOST_THREADS) return "more threads than the kernel's bounds";              \
     return shim::launch(name, grid, threads, args, order);                               \
   }
 

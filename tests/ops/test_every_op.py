@@ -186,7 +186,7 @@ def test_results_stay_within_their_bytes(spec: OpSpec, i: int, example: Example)
 def test_in_place_gives_the_same(spec: OpSpec, i: int, example: Example) -> None:
     """The promise of `inplace_ok`: the result may replace a source of the same layout."""
     y = examples.build(spec, example)
-    for slot in spec.inplace_ok:
+    for slot in (i for i in spec.inplace_ok if i < len(y.sources)):
         source = y.sources[slot]
         if (source.shape, source.dtype, source.strides) != (y.shape, y.dtype, y.strides):
             continue

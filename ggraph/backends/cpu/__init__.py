@@ -7,11 +7,11 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.needs import held_bytes, needs, rounds
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
-from ggraph.backends.cpu.rehearsal import constant_bytes, unplanned
+from ggraph.backends.cpu.rehearsal import compiled, constant_bytes, unplanned
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
-FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
+FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows", "chain"})
 IN_8_BITS = frozenset({"quantise", "rms_norm_quantise", "swiglu_quantise"})
 
 
@@ -43,6 +43,7 @@ def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
         needs=partial(needs, exact=exact),
         held_bytes=partial(held_bytes, exact=exact),
         rounds=partial(rounds, exact=exact),
+        compiled=partial(compiled, exact=exact),
         unplanned=partial(unplanned, exact=exact),
         constant_bytes=partial(constant_bytes, exact=exact),
     )

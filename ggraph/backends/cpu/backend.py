@@ -201,7 +201,7 @@ class CpuBackend(HostMemory, Backend):
         t = ref.tensor
         if not t.is_leaf or t.kind is not Kind.WEIGHT or t.dtype.name == "f32":
             return None
-        key = (ref.memory, ref.offset, t.dtype.name, t.shape)
+        key = (ref.memory, ref.offset, t.dtype.name, t.shape, t.strides)
         if key not in self._decoded:
             raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
             shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)

@@ -16,6 +16,7 @@ from ggraph.backends.cpu.simd import (
     F64,
     F64X8,
     I8,
+    I16,
     I32,
     I32X8,
     I64,
@@ -46,6 +47,8 @@ def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
     """Eight cache numbers as float32, `i` after those at the address that `number_at` gave."""
     if kind == "f16":
         return words.load_f16(k, at + i * 2)
+    if kind == "bf16":
+        return words.load_bf16(k, at + i * 2)
     if kind == "f32":
         return k.load(at + i * 4, F32X8)
     block = at + i // Q8_BLOCK * Q8_BYTES
@@ -71,14 +74,25 @@ def load_pair(k: Kernel, kind: str, first: Val, second: Val, i: int) -> Val:
     return k.joined(load8(k, kind, first, i), load8(k, kind, second, i))
 
 
+def _index(k: Kernel, base: Val, r: Val) -> Val:
+    """Index r of an array of int32 or int64, by the word of their bytes."""
+    found = k.var(r)
+    with k.if_else(k.arg("ib").eq(8)) as (wide, narrow):
+        with wide:
+            found.value = k.load(base + r * 8, I64)
+        with narrow:
+            found.value = k.cast("sext", k.load(base + r * 4, I32), I64)
+    return found.value
+
+
 def _row_of(k: Kernel, r: Val) -> Val:
-    """The target row of row r: index[r] (int64), or r itself where there is no index; -1 where the
+    """The target row of row r: index[r], or r itself where there is no index; -1 where the
     next row has the same target, so that rows which only fill a bucket up cost nothing."""
     m, index = k.words("m index")
     row = k.var(r)
     with k.when(index.ne(0)):
-        named = k.load(index + r * 8, I64)
-        following = k.load(index + k.minimum(r + 1, m - 1) * 8, I64)
+        named = _index(k, index, r)
+        following = _index(k, index, k.minimum(r + 1, m - 1))
         same = k.select(r + 1 < m, k.const(-1, I64), named)
         row.value = k.select(following.eq(named), same, named)
     return row.value
@@ -124,11 +138,13 @@ def _set_rows(kind: str) -> KernelSpec:
                 _store1(k, kind, target + c * size, k.load(source + c * 4, F32))
 
     name = "set_rows_" + kind
-    KERNELS[name] = KernelSpec(name, ("x", "y", "index", "m", "n", "xs", "ys", "limit"), build)
+    KERNELS[name] = KernelSpec(
+        name, ("x", "y", "index", "m", "n", "xs", "ys", "limit", "ib"), build
+    )
     return KERNELS[name]
 
 
-@kernel("x y index m n xs ys limit")
+@kernel("x y index m n xs ys limit ib")
 def set_rows_q8_0(k: Kernel) -> None:
     """Rows of n numbers, whole blocks of 32, as a float16 scale and 32 codes each.
 
@@ -225,7 +241,7 @@ def _rope_head(k: Kernel, kind: str, x: Val, y: Val, table: Val) -> None:
 
 ROPE_ARGS = (
     "x", "y", "pos", "index", "freqs", "factors", "m", "heads", "hd", "nr", "halves",
-    "xs", "xh", "ys", "yh", "limit", "mscale:f",
+    "xs", "xh", "ys", "yh", "limit", "ib", "mscale:f",
 )  # fmt: skip
 
 
@@ -245,8 +261,7 @@ def _rope(kind: str) -> KernelSpec:
 
 
 def _gather(kind: str) -> KernelSpec:
-    size, step = (2 if kind == "f16" else 4), (Q8_BLOCK if kind == "q8_0" else 8)
-
+    size, step = (2 if kind in ("f16", "bf16") else 4), (Q8_BLOCK if kind == "q8_0" else 8)
     missing = MISSING if kind == "i32" else float("nan")
 
     def eight(k: Kernel, at: Val, i: int) -> Val:
@@ -255,6 +270,8 @@ def _gather(kind: str) -> KernelSpec:
     def one(k: Kernel, at: Val) -> Val:
         if kind == "f16":
             return k.cast("fpext", k.load(at, F16), F32)
+        if kind == "bf16":
+            return k.cast("bitcast", k.cast("zext", k.load(at, I16), I32) << 16, F32)
         return k.load(at, I32 if kind == "i32" else F32)
 
     def build(k: Kernel) -> None:
@@ -263,11 +280,11 @@ def _gather(kind: str) -> KernelSpec:
         x, ids, y, m, n, xs, ys, limit = k.words("x ids y m n xs ys limit")
         whole = n // step * step
         for r in k.share(m):
-            chosen = k.cast("sext", k.load(ids + r * 4, I32), I64)
+            chosen = _index(k, ids, r)
             known = k.select(chosen >= 0, k.select(chosen < limit, k.const(1, I64), 0), 0).ne(0)
             row, out = x + xs * k.select(known, chosen, 0), y + ys * r
             for c in k.loop(0, whole, step):
-                at = row + c * 4 if kind == "i32" else number_at(kind, row, c)
+                at = number_at(kind, row, c) if kind == "q8_0" else row + c * size
                 for i in range(0, step, 8):
                     value = k.select(known, eight(k, at, i), missing)
                     k.store(out + (c + i) * 4, value)
@@ -277,10 +294,10 @@ def _gather(kind: str) -> KernelSpec:
                     k.store(out + c * 4, k.select(known, value, missing))
 
     name = "gather_" + kind
-    KERNELS[name] = KernelSpec(name, ("x", "ids", "y", "m", "n", "xs", "ys", "limit"), build)
+    KERNELS[name] = KernelSpec(name, ("x", "ids", "y", "m", "n", "xs", "ys", "limit", "ib"), build)
     return KERNELS[name]
 
 
-GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "q8_0", "i32")}
+GATHER = {kind: _gather(kind) for kind in ("f32", "f16", "bf16", "q8_0", "i32")}
 SET_ROWS = {kind: _set_rows(kind) for kind in ("f32", "f16")}
 ROPE = {kind: _rope(kind) for kind in ("f32", "f16")}

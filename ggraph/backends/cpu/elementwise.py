@@ -1,4 +1,4 @@
-"""Element-wise kernels, norms and row kernels on float32 rows.
+"""Norms and other row kernels on float32 rows, for what every token needs; the rest is `nest.py`.
 
 Every kernel works on m rows of n numbers with row strides in bytes and shares rows, or pieces of
 rows, among threads; a row's sums have one fixed order. A stride of 0 repeats one row.
@@ -24,7 +24,6 @@ from ggraph.backends.cpu.simd import (
 from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK
 
 PIECE = 512  # columns that one thread takes at a time
-Emit1 = Callable[[Kernel, Val], Val]
 Emit2 = Callable[[Kernel, Val, Val], Val]
 
 
@@ -75,98 +74,25 @@ def _binary(name: str, emit: Emit2) -> KernelSpec:
     return KERNELS[name]
 
 
-def _unary(name: str, emit: Emit1) -> KernelSpec:
-    def build(k: Kernel) -> None:
-        x, y, xs, ys = k.words("x y xs ys")
-
-        def piece(r: Val, start: Val, stop: Val) -> None:
-            def eight(c: Val, left: Val | None) -> None:
-                value = emit(k, _get(k, x + xs * r + c * 4, left))
-                _put(k, y + ys * r + c * 4, value, left)
-
-            _map(k, start, stop, eight)
-
-        _pieces(k, piece)
-
-    KERNELS[name] = KernelSpec(name, ("x", "y", "m", "n", "xs", "ys"), build)
-    return KERNELS[name]
-
-
-GELU_A, GELU_B = 0.044715, 0.79788456080286535588  # tanh form, sqrt(2 / pi)
-
-
-def _gelu(k: Kernel, x: Val) -> Val:
-    """0.5 x (1 + tanh(u)) = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
-    u = x * GELU_B * (x * x * GELU_A + 1.0)
-    return x * words.sigmoid(k, u * 2.0)
-
-
 def _silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
     return gate * words.sigmoid(k, gate) * up
 
 
-ADD = _binary("add", lambda k, a, b: a + b)
-SUB = _binary("sub", lambda k, a, b: a - b)
-MUL = _binary("mul", lambda k, a, b: a * b)
-DIV = _binary("div", lambda k, a, b: a / b)
+def _copy(k: Kernel) -> None:
+    """y = x, which measures what memory can do."""
+    x, y, xs, ys = k.words("x y xs ys")
+
+    def piece(r: Val, start: Val, stop: Val) -> None:
+        def eight(c: Val, left: Val | None) -> None:
+            _put(k, y + ys * r + c * 4, _get(k, x + xs * r + c * 4, left), left)
+
+        _map(k, start, stop, eight)
+
+    _pieces(k, piece)
+
+
+COPY = KERNELS.setdefault("copy", KernelSpec("copy", ("x", "y", "m", "n", "xs", "ys"), _copy))
 SILU_MUL = _binary("silu_mul", _silu_mul)
-GELU_MUL = _binary("gelu_mul", lambda k, gate, up: _gelu(k, gate) * up)
-COPY = _unary("copy", lambda k, x: x)
-NEG = _unary("neg", lambda k, x: -x)
-SILU = _unary("silu", lambda k, x: x * words.sigmoid(k, x))
-SIGMOID = _unary("sigmoid", words.sigmoid)
-GELU = _unary("gelu", _gelu)
-RELU = _unary("relu", lambda k, x: k.maximum(k.const(0.0, x.v.type), x))  # NaN stays
-EXP = _unary("exp", words.exp)
-TANH = _unary("tanh", words.tanh)
-SOFTPLUS = _unary("softplus", words.softplus)
-
-
-@kernel("a b y m n as bs ys alpha:f limit:f")
-def swiglu_oai(k: Kernel) -> None:
-    """y = g * sigmoid(alpha * g) * (u + 1), g = min(a, limit), u = b within +-limit."""
-    a, b, y, a_step, bs, ys, alpha, limit = k.words("a b y as bs ys alpha limit")
-    turn, most = k.splat(alpha, 8), k.splat(limit, 8)
-
-    def piece(r: Val, start: Val, stop: Val) -> None:
-        def eight(c: Val, left: Val | None) -> None:
-            gate = k.minimum(_get(k, a + a_step * r + c * 4, left), most)
-            up = k.maximum(k.minimum(_get(k, b + bs * r + c * 4, left), most), -most)
-            value = gate * words.sigmoid(k, gate * turn) * (up + 1.0)
-            _put(k, y + ys * r + c * 4, value, left)
-
-        _map(k, start, stop, eight)
-
-    _pieces(k, piece)
-
-
-@kernel("x y m n times")
-def repeat_rows(k: Kernel) -> None:
-    """y[r] = x[r // times]: each row of n numbers so many times."""
-    x, y, n, times = k.words("x y n times")
-
-    def piece(r: Val, start: Val, stop: Val) -> None:
-        def eight(c: Val, left: Val | None) -> None:
-            _put(k, y + (r * n + c) * 4, _get(k, x + (r // times * n + c) * 4, left), left)
-
-        _map(k, start, stop, eight)
-
-    _pieces(k, piece)
-
-
-@kernel("x y m n xs ys scale:f bias:f")
-def scale(k: Kernel) -> None:
-    """y = x * scale + bias (two roundings)."""
-    x, y, xs, ys, factor, bias = k.words("x y xs ys scale bias")
-
-    def piece(r: Val, start: Val, stop: Val) -> None:
-        def eight(c: Val, left: Val | None) -> None:
-            value = _get(k, x + xs * r + c * 4, left)
-            _put(k, y + ys * r + c * 4, value * k.splat(factor, 8) + k.splat(bias, 8), left)
-
-        _map(k, start, stop, eight)
-
-    _pieces(k, piece)
 
 
 def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
@@ -216,36 +142,6 @@ def rms_norm(k: Kernel) -> None:
         _map(k, k.same(0, n), n, plain)
         with k.when(w.ne(0)):
             _map(k, k.same(0, n), n, weighted)
-
-
-@kernel("x y m n xs ys eps:f")
-def norm(k: Kernel) -> None:
-    """y = (x - mean) / sqrt(variance + eps)."""
-    x, y, m, n, xs, ys, eps = k.words("x y m n xs ys eps")
-    count = k.cast("uitofp", n, F32)
-    for r in k.share(m):
-        row, out = x + xs * r, y + ys * r
-
-        def value(c: Val, left: Val | None, row: Val = row) -> Val:
-            return _get(k, row + c * 4, left)
-
-        mean = k.splat(_row_sum(k, n, value) / count, 8)
-
-        def centred(
-            c: Val, left: Val | None, row: Val = row, out: Val = out, mean: Val = mean
-        ) -> Val:
-            v = _get(k, row + c * 4, left) - mean
-            _put(k, out + c * 4, v, left)
-            inside: Val = v if left is None else k.select(words.tail_mask(k, left), v, 0.0)
-            return inside * v
-
-        spread = _row_sum(k, n, centred) / count
-        factor = k.const(1.0, F32) / k.intrinsic("llvm.sqrt.f32", F32, spread + eps)
-
-        def scaled(c: Val, left: Val | None, out: Val = out, factor: Val = factor) -> None:
-            _put(k, out + c * 4, _get(k, out + c * 4, left) * k.splat(factor, 8), left)
-
-        _map(k, k.same(0, n), n, scaled)
 
 
 @kernel("x w out m n xs os eps:f")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import attention
+from ggraph.backends.cpu.nest import ELEMENT_BYTES, names
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -38,6 +39,7 @@ class Patch:
     step: int
     width: int
     whose: str = "own"
+    layout: tuple[int, ...] = ()  # of a nest: the strides along its axes
 
     @property
     def stop(self) -> int:
@@ -50,8 +52,8 @@ class Patch:
 
     def same_place(self, other: "Patch") -> bool:
         """Whether row by row and byte by byte the two are one."""
-        mine = (self.base, self.rows, self.step, self.width)
-        return mine == (other.base, other.rows, other.step, other.width)
+        mine = (self.base, self.rows, self.step, self.width, self.layout)
+        return mine == (other.base, other.rows, other.step, other.width, other.layout)
 
 
 Rule = Callable[[Args, str], Iterator[Patch]]
@@ -61,7 +63,7 @@ def _row(kind: str, n: int) -> int:
     """Bytes of a cache's or table's row of n numbers."""
     if kind == "q8_0":
         return n // Q8_BLOCK * Q8_BYTES
-    return n * (2 if kind == "f16" else 4)
+    return n * (2 if kind in ("f16", "bf16") else 4)
 
 
 def _reads(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
@@ -119,13 +121,13 @@ def _argmax(a: Args, _: str) -> Iterator[Patch]:
 
 def _gather(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["limit"], a["xs"], _row(kind, a["n"]), "any")
-    yield _reads(a, "ids", a["m"], 4, 4)
+    yield _reads(a, "ids", a["m"], a["ib"], a["ib"])
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
 
 
 def _set_rows(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
-    yield _reads(a, "index", a["m"], 8, 8, "any")
+    yield _reads(a, "index", a["m"], a["ib"], a["ib"], "any")
     yield _writes(a, "y", a["limit"], a["ys"], _row(kind, a["n"]), "listed")
 
 
@@ -135,7 +137,7 @@ def _rope(a: Args, kind: str) -> Iterator[Patch]:
     yield _reads(a, "pos", m, 4, 4, "any")
     yield _reads(a, "freqs", 1, 0, -(-pairs // 8) * 64, "any")
     yield _reads(a, "factors", 1, 0, pairs * 4, "any")
-    yield _reads(a, "index", m, 8, 8, "any")
+    yield _reads(a, "index", m, a["ib"], a["ib"], "any")
     rows, whose = (a["limit"], "listed") if a["index"] else (m, "own")
     yield _writes(a, "y", rows, a["ys"], heads * a["yh"] + _row(kind, a["hd"]), whose)
 
@@ -215,6 +217,27 @@ def _attention(a: Args, kind: str) -> Iterator[Patch]:
     yield from _mixed(a)
 
 
+def _plainly(a: Args, kinds: str) -> Iterator[Patch]:
+    """Attention of any layout: rows of heads of numbers at given distances."""
+    kind, mask = kinds.split("_")
+    sides = (("q", "m", "heads", "hd", "f32"), ("k", "n", "kv_heads", "hd", kind),
+             ("v", "n", "kv_heads", "vw", kind))  # fmt: skip
+    for name, *counts, size in sides:
+        pairs = zip(counts, "rhd", strict=True)
+        reach = sum((a[count] - 1) * a[name + axis] for count, axis in pairs)
+        yield _reads(a, name, 1, 0, reach + ELEMENT_BYTES[size], "any")
+    yield _reads(a, "mask", a["m"], a["n"] * ELEMENT_BYTES[mask], a["n"] * ELEMENT_BYTES[mask])
+    yield _reads(a, "length", 1, 0, 4, "any")
+    yield _writes(a, "scores", 1, 0, a["m"] * a["heads"] * a["n"] * 4)
+    yield _writes(a, "y", a["m"], a["heads"] * a["vw"] * 4, a["heads"] * a["vw"] * 4)
+
+
+def _row_by_row(a: Args, kind: str) -> Iterator[Patch]:
+    yield _reads(a, "x", a["m"], a["xs"], a["n"] * ELEMENT_BYTES[kind])
+    width = a["k"] * 4 if "k" in a else a["n"] * (4 if "rising" in a else ELEMENT_BYTES[kind])
+    yield _writes(a, "y", a["m"], a["ys"], width)
+
+
 def _chunks(a: Args, kind: str) -> Iterator[Patch]:
     yield from _cached(a, kind)
     yield _writes(a, "part", 1, 0, _parts(a))
@@ -224,11 +247,6 @@ def _merge(a: Args, _: str) -> Iterator[Patch]:
     yield _lists(a)
     yield _reads(a, "part", 1, 0, _parts(a), "any")
     yield from _mixed(a)
-
-
-def _repeated(a: Args, _: str) -> Iterator[Patch]:
-    yield _reads(a, "x", a["m"] // a["times"], a["n"] * 4, a["n"] * 4, "any")
-    yield _writes(a, "y", a["m"], a["n"] * 4, a["n"] * 4)
 
 
 def _best(a: Args, _: str) -> Iterator[Patch]:
@@ -296,16 +314,35 @@ def _delta_next(a: Args, _: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 
+def _native(a: Args, _: str) -> Iterator[Patch]:
+    """A C function: any thread any byte of its operands."""
+    for name in names(9):
+        yield Patch(name, name == "y", a[name], 1, 0, a[name + "b"], "any")
+
+
+def _nest(a: Args, variant: str) -> Iterator[Patch]:
+    """Operands in the order of their element types: what each shows of the nest's axes."""
+    *kinds, _ = variant.split("_")
+    axes = [name for name in a if name[0] in "kr" and name[1:].isdigit()]
+    for name, kind in zip(names(len(kinds)), kinds, strict=True):
+        strides = tuple(a[name + axis] for axis in axes)
+        reach = sum((a[axis] - 1) * s for axis, s in zip(axes, strides, strict=True))
+        size = reach + ELEMENT_BYTES[kind]
+        yield Patch(name, name == "y", a[name], 1, 0, size, "own", strides)
+
+
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "silu_mul", "gelu_mul", "swiglu_oai"), _two),
-    **dict.fromkeys(("copy", "neg", "silu", "sigmoid", "gelu", "relu", "exp", "scale"), _one),
-    **dict.fromkeys(("tanh", "softplus", "norm"), _one),
+    "silu_mul": _two, "copy": _one,
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
-    "set_rows_": _set_rows, "rope_": _rope, "repeat_rows": _repeated, "top_k": _best,
+    "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
+    "native": _native,
+    "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
+    "top_k_": _row_by_row,
+    "top_k": _best,
     "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
     "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
 }  # fmt: skip

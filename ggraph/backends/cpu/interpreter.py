@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Val, Var, kernel
 
-WORDS = 24  # of an instruction
+WORDS = 64  # of an instruction
 ASLEEP, AWAKE, JOB, QUIT = range(4)
 LINE = 64  # bytes between words that different threads write
 CPU_AT = 8  # offset of a thread's processor number in its line of `states`

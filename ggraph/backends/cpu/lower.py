@@ -23,17 +23,29 @@ from ggraph.backends.cpu import (  # noqa: F401
     experts,
     matmul,
     mixtures,
-    moves,
+    native,
     pack,
+    plain,
     products,
     quantise,
     slots,
+    sorts,
 )
+from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import FEW_ROWS, attends, is_rows, turns, turns_into
+from ggraph.backends.cpu.needs import (
+    FEW_ROWS,
+    attends,
+    attends_plainly,
+    is_rows,
+    turns,
+    turns_into,
+)
+from ggraph.backends.cpu.nest import names, register
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
-from ggraph.dtype import I64
+from ggraph.ops.rope import rope_turns
+from ggraph.ops.trace import ROOM
 
 Lower = Callable[[Lowering, Launch], bool]
 
@@ -42,7 +54,51 @@ def lower(low: Lowering, launch: Launch) -> bool:
     """Append the instructions of one launch, or say that there is no kernel for it."""
     lowering = LOWERINGS.get(launch.result.tensor.op)
     low.begin(launch)
-    return lowering is not None and lowering(low, launch)
+    if native.call(low, launch) or (lowering is not None and lowering(low, launch)):
+        return True
+    return _nests(low, launch)
+
+
+def _nests(low: Lowering, x: Launch) -> bool:
+    """The loop nests of an op of elements: first what fills rooms, then the result."""
+    planned = plan_nests(x.result.tensor)
+    if planned is None:
+        return False
+    made = [x.room(f"room{i}") for i in range(len(planned.rooms))]
+    for room, (_, nests) in zip(made, planned.rooms, strict=True):
+        for p in nests:
+            low.add(register(p.nest).name, makes=[room], **_words(low, x, p, made, room))
+    for p in planned.result:
+        low.add(register(p.nest).name, uses=made, **_words(low, x, p, made))
+    return True
+
+
+def _words(
+    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], into: Scratch | None = None
+) -> dict[str, Any]:
+    """The words of a nest's instruction, but for its head."""
+    labels = p.nest.axes
+    values: dict[str, Any] = {a: d.extent for a, d in zip(labels, p.axes, strict=True)}
+    for i, (operand, (source, offset)) in enumerate(
+        zip(names(len(p.places)), p.places, strict=True)
+    ):
+        values[operand] = _operand(low, x, p, rooms, into or x.result, source) + offset
+        values |= {operand + a: d.strides[i] for a, d in zip(labels, p.axes, strict=True)}
+    return values | {f"c{i}": number for i, number in enumerate(p.numbers)}
+
+
+def _operand(
+    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], result: Ref | Scratch,
+    source: int | None,
+) -> int:  # fmt: skip
+    """Address of an operand: the result, a room, a source, or a constant of the expression."""
+    if source is None:
+        return low.at(result)
+    if source >= ROOM:
+        return low.at(rooms[source - ROOM])
+    if source >= 0:
+        return low.at(x.sources[source])
+    return int(low.constant(p.constants[-1 - source]).ctypes.data)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
@@ -50,13 +106,14 @@ def _set_rows(low: Lowering, x: Launch) -> bool:
     held, rows, index = (s.tensor for s in x.sources)
     if held.dtype.name not in attention.KINDS or not held.is_contiguous or not is_rows(rows):
         return False
-    if index.dtype is not I64 or not index.is_contiguous:
+    if not index.is_contiguous:
         return False
     n = prod(rows.shape[1:])
     low.add(
         "set_rows_" + held.dtype.name, x=low.at(x.sources[1]), y=low.at(x.result),
         index=low.at(x.sources[2]),
         m=rows.shape[0], n=n, xs=n * 4, ys=held.dtype.row_bytes(n), limit=held.shape[0],
+        ib=index.dtype.block_bytes,
     )  # fmt: skip
     return True
 
@@ -70,18 +127,6 @@ def _rms_norm(low: Lowering, x: Launch) -> bool:
     low.add(
         "rms_norm", x=low.at(x.sources[0]), w=w, y=low.at(x.result), m=a.size // n, n=n,
         xs=n * 4, ys=n * 4, eps=float(_number(x, "eps")),
-    )  # fmt: skip
-    return True
-
-
-def _norm(low: Lowering, x: Launch) -> bool:
-    a = x.sources[0].tensor
-    if not is_rows(a):
-        return False
-    n = a.shape[-1]
-    low.add(
-        "norm", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
-        ys=n * 4, eps=_number(x, "eps"),
     )  # fmt: skip
     return True
 
@@ -129,49 +174,15 @@ def _number(x: Launch, name: str) -> float:
     return float(value)
 
 
-def _binary(kernel: str) -> Lower:
-    """Two float tensors of one shape, or a vector that repeats over the rows."""
-
-    def lower(low: Lowering, x: Launch) -> bool:
-        a, b = (s.tensor for s in x.sources)
-        if not (is_rows(a) and is_rows(b)):
-            return False
-        n = a.shape[-1]
-        if b.shape != a.shape and (b.size != n or b.shape[-1] != n):
-            return False
-        m = a.size // n
-        steps: dict[str, Any] = {"as": n * 4, "bs": n * 4 if b.size == a.size else 0, "ys": n * 4}
-        sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-        low.add(kernel, y=low.at(x.result), m=m, n=n, **sources, **steps)
-        return True
-
-    return lower
-
-
-def _unary(kernel: str) -> Lower:
-    def lower(low: Lowering, x: Launch) -> bool:
-        a, y = x.sources[0].tensor, x.result.tensor
-        if not (is_rows(a) and is_rows(y)):
-            return False
-        n = a.shape[-1]
-        low.add(
-            kernel, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
-            xs=n * 4, ys=n * 4,
-        )  # fmt: skip
-        return True
-
-    return lower
-
-
-def _scale(low: Lowering, x: Launch) -> bool:
-    a = x.sources[0].tensor
-    if not is_rows(a):
+def _swiglu(low: Lowering, x: Launch) -> bool:
+    """Two float tensors of one shape."""
+    a, b = (s.tensor for s in x.sources)
+    if not (is_rows(a) and is_rows(b)):
         return False
     n = a.shape[-1]
-    low.add(
-        "scale", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4,
-        ys=n * 4, scale=_number(x, "scale"), bias=_number(x, "bias"),
-    )  # fmt: skip
+    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
+    low.add("silu_mul", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
     return True
 
 
@@ -195,34 +206,53 @@ def _soft_max(low: Lowering, x: Launch) -> bool:
 def _argmax(low: Lowering, x: Launch) -> bool:
     a = x.sources[0].tensor
     if not is_rows(a):
-        return False
+        return _by_row(low, x, "top_k_", ys=4, k=1, rising=0)
     n = a.shape[-1]
     low.add("argmax", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, xs=n * 4)
     return True
 
 
-def _swiglu_oai(low: Lowering, x: Launch) -> bool:
-    a, b = (s.tensor for s in x.sources)
-    if not (is_rows(a) and is_rows(b)):
+def _by_row(low: Lowering, x: Launch, kernel: str, **more: Any) -> bool:
+    """A row kernel of `sorts.py`, for rows of a plain float type without gaps."""
+    a = x.sources[0].tensor
+    if a.dtype.name not in sorts.KINDS or not a.is_contiguous:
         return False
-    n = a.shape[-1]
-    steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
+    n, size = a.shape[-1], a.dtype.block_bytes
     low.add(
-        "swiglu_oai", a=low.at(x.sources[0]), b=low.at(x.sources[1]), y=low.at(x.result),
-        m=a.size // n, n=n, alpha=_number(x, "alpha"), limit=_number(x, "limit"), **steps,
+        kernel + a.dtype.name, x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n,
+        xs=n * size, **more,
     )  # fmt: skip
     return True
+
+
+def _cumsum(low: Lowering, x: Launch) -> bool:
+    return _by_row(low, x, "cumsum_", ys=x.result.tensor.strides[-2] if _deep(x) else 0)
+
+
+def _argsort(low: Lowering, x: Launch) -> bool:
+    rising = int(x.result.tensor.attrs["order"] == "asc")
+    return _by_row(low, x, "argsort_", ys=x.result.tensor.shape[-1] * 4, rising=rising)
+
+
+def _top_k(low: Lowering, x: Launch) -> bool:
+    count = x.result.tensor.shape[-1]
+    return mixtures.top_k(low, x) or _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
+
+
+def _deep(x: Launch) -> bool:
+    return len(x.result.tensor.shape) > 1
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
     """Where rotated rows go: an address or a room beside, the element, the distance of heads, and
-    the address of the rows' indices (0: in order)."""
+    the address of the rows' indices (0: in order) and the bytes of one."""
 
     y: int | Scratch
     kind: str
     head_bytes: int
     index: int = 0
+    index_bytes: int = 8
 
 
 def _rope(low: Lowering, x: Launch) -> bool:
@@ -239,7 +269,8 @@ def _rope_set_rows(low: Lowering, x: Launch) -> bool:
     t = held.tensor
     if not t.dtype.is_block:
         head_bytes = t.dtype.row_bytes(t.shape[2])
-        target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index))
+        size = index.tensor.dtype.block_bytes
+        target = Target(low.at(x.result), t.dtype.name, head_bytes, low.at(index), size)
         return _rotate(low, x, a, positions, target, factors)
     m, n = a.tensor.shape[0], prod(a.tensor.shape[1:])
     beside = x.room("turned")
@@ -247,6 +278,7 @@ def _rope_set_rows(low: Lowering, x: Launch) -> bool:
     low.add(
         "set_rows_" + t.dtype.name, uses=[beside], x=beside, y=low.at(x.result),
         index=low.at(index), m=m, n=n, xs=n * 4, ys=t.dtype.row_bytes(n), limit=t.shape[0],
+        ib=index.tensor.dtype.block_bytes,
     )  # fmt: skip
     return True
 
@@ -261,8 +293,7 @@ def _rotate(
         return False
     rows, heads, dim = a.tensor.shape
     rotated = int(_number(x, "n_rot"))
-    exponent = -np.arange(0, rotated, 2, dtype=np.float64) / rotated
-    freqs = _number(x, "freq_scale") * _number(x, "freq_base") ** exponent
+    freqs, magnitude = rope_turns(attrs)
     padded = np.zeros(-(-len(freqs) // 8) * 8, np.float64)
     padded[: len(freqs)] = freqs
     low.add(
@@ -273,7 +304,7 @@ def _rotate(
         halves=int(attrs["mode"] == "neox"), xs=heads * dim * 4, xh=dim * 4,
         ys=heads * target.head_bytes, yh=target.head_bytes,
         limit=x.result.tensor.shape[0] if target.index else rows,
-        mscale=_number(x, "attn_factor"),
+        mscale=magnitude, ib=target.index_bytes,
     )  # fmt: skip
     return True
 
@@ -281,11 +312,12 @@ def _rotate(
 def _flash_attn(low: Lowering, x: Launch) -> bool:
     """Attention over a cache; what the mask hides, or lies beyond `length`, is skipped."""
     if not attends(x.result.tensor):
-        return False
+        return _attend_plainly(low, x)
     q, k, v = (s.tensor for s in x.sources[:3])
     rows, heads, dim = q.shape
     wide, attrs = v.shape[2], x.result.tensor.attrs
-    kind, entries = k.dtype.name, x.sources[3].tensor.shape[1]
+    shown = x.sources[3].tensor.shape[1] if attrs["has_mask"] else k.shape[0]
+    kind, entries = k.dtype.name, shown
     listed = low.shown(x)
     parts = [x.room("parts")] if rows <= FEW_ROWS else []
     values: dict[str, Any] = {
@@ -306,44 +338,52 @@ def _flash_attn(low: Lowering, x: Launch) -> bool:
     return True
 
 
+def _attend_plainly(low: Lowering, x: Launch) -> bool:
+    """Any head size, mask and layout that the kernels above do not take, one number at a time."""
+    t = x.result.tensor
+    if not attends_plainly(t):
+        return False
+    q, k, v, *rest = x.sources
+    masked, limited = bool(t.attrs["has_mask"]), bool(t.attrs["has_length"])
+    mask = rest[0] if masked else None
+    rows, heads, dim = q.tensor.shape
+    room = x.room("scores")
+    steps: dict[str, Any] = {
+        f"{name}{axis}": s
+        for name, ref in (("q", q), ("k", k), ("v", v))
+        for axis, s in zip("rhd", ref.tensor.strides, strict=True)
+    }
+    kinds = f"{k.tensor.dtype.name}_{mask.tensor.dtype.name if mask else 'f32'}"
+    low.add(
+        f"attend_plainly_{kinds}", makes=[room], result=True, q=low.at(q), k=low.at(k), v=low.at(v),
+        mask=low.at(mask) if mask else 0, length=low.at(rest[-1]) if limited else 0, scores=room,
+        y=low.at(x.result), m=rows, heads=heads, kv_heads=k.tensor.shape[1], hd=dim,
+        vw=v.tensor.shape[2], n=k.tensor.shape[0], scale=_number(x, "scale"),
+        softcap=_number(x, "softcap"), **steps,
+    )  # fmt: skip
+    return True
+
+
 LOWERINGS: dict[str, Lower] = {
     "mul_mat": products.mul_mat,
     "mul_mat_add": products.mul_mat,
     "mul_mat_id": products.mul_mat_id,
     "get_rows": products.get_rows,
     "set_rows": _set_rows,
-    "norm": _norm,
     "rms_norm": _rms_norm,
     "rms_norm_mul": _rms_norm,
     "quantise": _quantise,
     "rms_norm_quantise": _rms_norm_quantise,
     "swiglu_quantise": _swiglu_quantise,
-    "add": _binary("add"),
-    "sub": _binary("sub"),
-    "mul": _binary("mul"),
-    "div": _binary("div"),
-    "swiglu": _binary("silu_mul"),
-    "swiglu_oai": _swiglu_oai,
-    "geglu": _binary("gelu_mul"),
-    "top_k": mixtures.top_k,
+    "swiglu": _swiglu,
     "moe_shares": mixtures.moe_shares,
     "moe_mix": mixtures.moe_mix,
     "add_id": mixtures.add_id,
-    "silu": _unary("silu"),
-    "sigmoid": _unary("sigmoid"),
-    "gelu": _unary("gelu"),
-    "relu": _unary("relu"),
-    "exp": _unary("exp"),
-    "neg": _unary("neg"),
-    "tanh": _unary("tanh"),
-    "softplus": _unary("softplus"),
-    "cont": moves.copy,
-    "dup": moves.copy,
-    "scale": _scale,
     "soft_max": _soft_max,
     "argmax": _argmax,
-    "concat": moves.concat,
-    "repeat": moves.repeat,
+    "argsort": _argsort,
+    "top_k": _top_k,
+    "cumsum": _cumsum,
     "rope": _rope,
     "rope_set_rows": _rope_set_rows,
     "flash_attn": _flash_attn,

@@ -16,6 +16,7 @@ from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.dtype import DType
 from ggraph.formats.quants import dequantize
+from ggraph.ops.evaluate import raw_view
 from ggraph.tensor import Array
 
 
@@ -28,7 +29,7 @@ class Packed:
 
 
 # What a packed form depends on: the memory, where in it, and the matrix that is read there.
-PackedKey = tuple[Memory, int, str, tuple[int, ...]]
+PackedKey = tuple[Memory, int, str, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
@@ -58,12 +59,14 @@ class Lowering:
         *,
         uses: Sequence[Scratch] = (),
         makes: Sequence[Scratch] = (),
+        result: bool = False,
         **values: Any,
     ) -> None:
         """Append an instruction that reads what the launch does and what it uses beside, and writes
-        what it makes, else the result."""
+        what it makes; the result too where it makes nothing or `result` says so."""
         reads = (*self._access.reads, *map(_room, uses))
-        writes = tuple(map(_room, makes)) or self._access.writes
+        own = self._access.writes if result or not makes else ()
+        writes = (*map(_room, makes), *own)
         places: dict[str, Any] = {
             k: self.at(v) if isinstance(v, Scratch) else v for k, v in values.items()
         }
@@ -72,6 +75,7 @@ class Lowering:
     def constant(self, values: Array) -> Array:
         """Numbers that the program brings along: nothing writes them once it is made."""
         self.constants.append((len(self.asm.rows), values))
+        self.asm.kept.append(values)
         return values
 
     def ground(self, launch: Launch, first: int, stop: int) -> Ground:
@@ -95,13 +99,15 @@ class Lowering:
         key = self._key(ref)
         if key not in self.packed:
             count = math.prod(t.shape[:-1])
-            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes].reshape(count, -1)
+            raw = raw_view(t, ref.memory.handle, ref.offset - t.offset)
+            raw = np.ascontiguousarray(raw).reshape(count, -1).view(np.uint8)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
             self.packed[key] = self._pack(raw, dtype, t.shape)
         return self.packed[key]
 
     def _key(self, ref: Ref) -> PackedKey:
-        return ref.memory, ref.offset, kept_as(ref.tensor.dtype, self.exact).name, ref.tensor.shape
+        t = ref.tensor
+        return ref.memory, ref.offset, kept_as(t.dtype, self.exact).name, t.shape, t.strides
 
     def _image(self, ref: Ref) -> Array | None:
         packed = self.packed.get(self._key(ref)) if is_weight(ref.tensor) else None
@@ -118,17 +124,20 @@ class Lowering:
     def shown(self, launch: Launch) -> Scratch:
         """The list of the slots that each row of a mask shows, made by the first launch on it."""
         room = launch.room("slots")
-        mask, *length = launch.sources[3:]
-        m, n = mask.tensor.shape
-        if not room.ready and lists_slots(mask.tensor):
+        attrs = launch.result.tensor.attrs
+        has_mask, has_length = bool(attrs["has_mask"]), bool(attrs["has_length"])
+        mask = launch.sources[3 : 3 + has_mask]
+        length = launch.sources[3 + has_mask :][:has_length]
+        context = launch.sources[1].tensor.shape[0]
+        m, n = mask[0].tensor.shape if mask else (launch.sources[0].tensor.shape[0], context)
+        if not room.ready and mask and lists_slots(mask[0].tensor):
             self.add(
-                "listed_slots", makes=[room], given=self.at(mask), list=room,
-                length=self.at(length[0]) if length else 0, m=m, n=n,
-                c=launch.sources[1].tensor.shape[0],
+                "listed_slots", makes=[room], given=self.at(mask[0]), list=room,
+                length=self.at(length[0]) if length else 0, m=m, n=n, c=context,
             )  # fmt: skip
         elif not room.ready:
             self.add(
-                "shown_slots", makes=[room], mask=self.at(mask), list=room,
+                "shown_slots", makes=[room], mask=self.at(mask[0]) if mask else 0, list=room,
                 length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4,
             )  # fmt: skip
         return room

@@ -9,6 +9,7 @@ Legend: m rows, n slots of a cache, k columns of a product.
 from math import prod
 
 from ggraph.backends.cpu import attention, cache
+from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -18,15 +19,21 @@ from ggraph.backends.cpu.tiles import (
     packed_bytes,
 )
 from ggraph.device import Need
-from ggraph.dtype import A8, F32, I32, I64, DType
+from ggraph.dtype import A8, F32, I32, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
 
 
 def is_weight(t: Tensor) -> bool:
-    """Whether a source is a stored weight, which never changes."""
-    return t.is_leaf and t.kind is Kind.WEIGHT
+    """Whether a source is a stored weight or a view of one, which never changes."""
+    return t.root.is_leaf and t.root.kind is Kind.WEIGHT
+
+
+def is_matrix(t: Tensor) -> bool:
+    """Whether a source is a weight that can be packed: blocks lie as the file has them, numbers as
+    they like, transposed for one."""
+    return is_weight(t) and t.dtype in LAYOUTS and (t.is_contiguous or not t.dtype.is_block)
 
 
 def is_rows(t: Tensor) -> bool:
@@ -48,11 +55,9 @@ def multiplies(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add: a stored matrix times flat rows."""
     w, a, *rest = t.sources
     in_8_bits = a.dtype is A8 and a.is_contiguous
-    if not is_weight(w) or len(w.shape) != 2 or not w.shape[1]:
+    if not is_matrix(w) or len(w.shape) != 2 or not w.shape[1]:
         return False
-    if not (in_8_bits or is_rows(a)):
-        return False
-    if w.dtype not in LAYOUTS or (w.dtype.is_block and a.shape[-1] % 32):
+    if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
         return False
     return all(map(is_rows, rest)) and not (in_8_bits and takes_floats(w, exact))
 
@@ -60,7 +65,7 @@ def multiplies(t: Tensor, exact: bool) -> bool:
 def multiplies_by_id(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat_id."""
     w, a, ids = t.sources
-    if not is_weight(w) or w.dtype not in LAYOUTS or not is_rows(a):
+    if not is_matrix(w) or not is_rows(a):
         return False
     whole = takes_floats(w, exact) or w.shape[-1] % 32 == 0
     return whole and ids.dtype is I32 and ids.is_contiguous
@@ -78,7 +83,7 @@ def looks_up(t: Tensor) -> bool:
     """Whether a kernel takes the rows of this get_rows from a packed matrix."""
     table, ids = t.sources
     flat = len(table.shape) == 2 and ids.dtype is I32 and ids.is_contiguous
-    return flat and is_weight(table) and table.dtype in LAYOUTS
+    return flat and is_matrix(table)
 
 
 def lists_slots(mask: Tensor) -> bool:
@@ -87,27 +92,39 @@ def lists_slots(mask: Tensor) -> bool:
 
 
 def attends(t: Tensor) -> bool:
-    """Whether a kernel computes this flash_attn: by a mask, over a float or 8-bit cache."""
+    """Whether the fast kernels compute this flash_attn: heads of whole eights, over a float or
+    8-bit cache."""
     q, k, v, *rest = t.sources
     attrs = t.attrs
-    if not is_rows(q) or not attrs["has_mask"]:
+    if not is_rows(q):
         return False
-    if not is_rows(rest[0]) and not lists_slots(rest[0]):
+    if attrs["has_mask"] and not is_rows(rest[0]) and not lists_slots(rest[0]):
         return False
-    if attrs["has_length"] and rest[1].dtype is not I32:
+    if attrs["has_length"] and rest[bool(attrs["has_mask"])].dtype is not I32:
         return False
     if k.dtype is not v.dtype or k.dtype.name not in attention.KINDS or k.shape[:2] != v.shape[:2]:
         return False
     dims = q.shape[2], v.shape[2]
     whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
-    whole = whole and all(s.is_contiguous for s in rest)  # lengths and sinks, where given
+    whole = whole and all(s.is_contiguous for s in rest[bool(attrs["has_mask"]) :])
     return whole and all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
+
+
+def attends_plainly(t: Tensor) -> bool:
+    """Whether the kernel for all other shapes computes this flash_attn: over plain numbers."""
+    q, k, v, *rest = t.sources
+    floats = k.dtype is v.dtype and {k.dtype.name, q.dtype.name} <= {"f32", "f16", "bf16"}
+    if not floats or q.dtype is not F32 or t.attrs["has_sinks"]:
+        return False
+    if t.attrs["has_mask"] and not (rest[0].is_contiguous and rest[0].dtype.name in ("f32", "f16")):
+        return False
+    return not t.attrs["has_length"] or (rest[-1].dtype is I32 and rest[-1].is_contiguous)
 
 
 def turns(t: Tensor, x: Tensor, positions: Tensor, *factors: Tensor) -> bool:
     """Whether a kernel rotates x [T, H, D] as the rope or rope_set_rows `t` asks."""
     rotated = t.attrs["n_rot"]
-    if not all(map(is_rows, (x, *factors))) or t.attrs["ext_factor"] != 0:
+    if not all(map(is_rows, (x, *factors))):
         return False
     if positions.dtype is not I32 or not positions.is_contiguous:
         return False
@@ -118,8 +135,7 @@ def turns_into(t: Tensor) -> bool:
     """Whether kernels compute this rope_set_rows."""
     held, x, positions, index, *factors = t.sources
     known = held.dtype.name in attention.KINDS and held.is_contiguous
-    flat = index.dtype is I64 and index.is_contiguous
-    return known and flat and turns(t, x, positions, *factors)
+    return known and index.is_contiguous and turns(t, x, positions, *factors)
 
 
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -134,9 +150,11 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return _product_needs(t, exact)
     if t.op == "flash_attn" and attends(t):
         return _attention_needs(t)
+    if t.op == "flash_attn" and attends_plainly(t):
+        return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
         return (Need("turned", t.sources[1].nbytes),)
-    return ()
+    return rooms(t)
 
 
 def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -152,22 +170,24 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     m, heads, _ = t.sources[0].shape
-    n, dim = t.sources[3].shape[1], t.sources[2].shape[2]
-    deciding = (3, 4) if t.attrs["has_length"] else (3,)
-    listed = Need("slots", m * list_bytes(n), deciding)
+    n = t.sources[3].shape[1] if t.attrs["has_mask"] else t.sources[2].shape[0]
+    dim = t.sources[2].shape[2]
+    count = bool(t.attrs["has_mask"]) + bool(t.attrs["has_length"])
+    listed = Need("slots", m * list_bytes(n), tuple(range(3, 3 + count)))
     if m > FEW_ROWS:
         return (listed,)
     return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))
 
 
 def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
-    """Bytes of memory that a weight takes for those who read it: its packed form where kernels
-    want that (the file's own pages are given back), its bytes where not, and a float32 copy for
-    what has no kernel."""
+    """Bytes of memory that a weight takes for those who read it, through views or not: its packed
+    forms where kernels want them (the file's own pages are given back), its bytes where not, and a
+    float32 copy for what has no kernel."""
     packing = [u for u in users if packs(u, weight, exact)]
+    views = [u.sources[0] for u in packing]
     found = 0
-    if packing:
-        *experts, n, k = weight.shape
+    for shape, _, _ in {(v.shape, v.strides, v.offset) for v in views}:
+        *experts, n, k = shape
         found += packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
     others = [u for u in users if u not in packing]
     if others or not users:
@@ -179,7 +199,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
 
 def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     """Whether computing `t` reads `weight` in its packed form."""
-    if not t.size or not t.sources or t.sources[0] is not weight:
+    if not t.size or not t.sources or t.sources[0].root is not weight:
         return False
     if t.op in ("mul_mat", "mul_mat_add"):
         return multiplies(t, exact)
@@ -189,6 +209,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "held_bytes", "is_rows", "is_weight", "kept_as", "lists_slots", "looks_up",
-    "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats", "turns", "turns_into",
+    "attends", "attends_plainly", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
+    "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats",
+    "turns", "turns_into",
 ]  # fmt: skip

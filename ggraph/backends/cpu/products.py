@@ -1,9 +1,10 @@
 """Lowerings of products with stored matrices, and of rows taken from tables."""
 
+from math import prod
+
 from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
-    is_weight,
     looks_up,
     multiplies,
     multiplies_by_id,
@@ -11,7 +12,7 @@ from ggraph.backends.cpu.needs import (
 )
 from ggraph.backends.cpu.tiles import activation_bytes, layout_of, packed_bytes
 from ggraph.backends.protocol import Launch
-from ggraph.dtype import A8, I32
+from ggraph.dtype import A8
 
 
 def mul_mat(low: Lowering, x: Launch) -> bool:
@@ -69,16 +70,22 @@ def get_rows(low: Lowering, x: Launch) -> bool:
 
 
 def _gather(low: Lowering, x: Launch) -> bool:
-    """Chosen rows of a tensor that is no weight, such as a cache."""
+    """Chosen rows of any table without gaps, such as a cache: one table, or one per leading index
+    of the ids."""
     rows, ids = x.sources
-    t = rows.tensor
-    if is_weight(t) or len(t.shape) != 2 or t.dtype.name not in cache.GATHER:
+    t, i = rows.tensor, ids.tensor
+    known = t.dtype.name in cache.GATHER and t.is_contiguous and i.is_contiguous
+    if not known or (t.dtype.is_block and len(t.shape) > 2):
         return False
-    if not t.is_contiguous or ids.tensor.dtype is not I32 or not ids.tensor.is_contiguous:
-        return False
-    limit, n = t.shape
-    low.add(
-        "gather_" + t.dtype.name, x=low.at(rows), ids=low.at(ids), y=low.at(x.result),
-        m=ids.tensor.size, n=n, xs=t.strides[0], ys=n * 4, limit=limit,
-    )  # fmt: skip
+    several = len(i.shape) > 1 and len(t.shape) > 2
+    tables = prod(i.shape[:-1]) if several else 1
+    limit = t.shape[-2] if several else t.shape[0]
+    m, n = i.size // tables, t.size // (tables * max(limit, 1))
+    row = t.dtype.row_bytes(n)
+    for b in range(tables):
+        low.add(
+            "gather_" + t.dtype.name, x=low.at(rows) + b * limit * row, limit=limit, xs=row,
+            ids=low.at(ids) + b * m * i.dtype.block_bytes, ib=i.dtype.block_bytes,
+            y=low.at(x.result) + b * m * n * 4, m=m, n=n, ys=n * 4,
+        )  # fmt: skip
     return True

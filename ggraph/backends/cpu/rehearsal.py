@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed
-from ggraph.backends.cpu.needs import kept_as, needs
+from ggraph.backends.cpu.needs import is_weight, kept_as, needs
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
@@ -34,6 +35,7 @@ class Rehearsal(Lowering):
         *,
         uses: Sequence[Scratch] = (),
         makes: Sequence[Scratch] = (),
+        result: bool = False,
         **values: Any,
     ) -> None:
         """Nothing."""
@@ -52,15 +54,33 @@ class Rehearsal(Lowering):
         return Packed(kept_as(ref.tensor.dtype, self.exact), NOWHERE.handle)
 
 
+_SEEN: dict[tuple[Signature, tuple[bool, ...], bool], tuple[bool, int]] = {}
+MANY = 4096  # answers that are remembered
+
+
 def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
     """Whether `t` has a kernel, and the bytes of constants that its instructions bring along."""
-    if not t.size:
+    if t.is_leaf or t.is_view or not t.size:
         return True, 0
+    key = (signature(t), tuple(map(is_weight, t.sources)), exact)
+    if key not in _SEEN:
+        if len(_SEEN) >= MANY:
+            _SEEN.clear()
+        _SEEN[key] = _lowered(t, exact)
+    return _SEEN[key]
+
+
+def _lowered(t: Tensor, exact: bool) -> tuple[bool, int]:
     beside = {n.name: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in needs(t, exact)}
     command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
     sources = tuple(Ref(s, NOWHERE, s.offset) for s in t.sources)
     low = Rehearsal(exact)
     return lower(low, Launch(command, Ref(t, NOWHERE, t.offset), sources, beside)), low.nbytes
+
+
+def compiled(t: Tensor, *, exact: bool) -> bool:
+    """Whether a kernel computes `t`, or there is nothing to compute."""
+    return _rehearsed(t, exact)[0]
 
 
 def unplanned(t: Tensor, *, exact: bool) -> str:

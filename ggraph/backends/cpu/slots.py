@@ -5,7 +5,7 @@ biases[n + SPARE]] in 4-byte words, where a bias is what the mask adds to a scor
 """
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I32, I32X8, I64, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I32X8, I64, Kernel, Val, kernel, vec
 
 LIST_HEAD = 32  # bytes before a list's slots: their count, padding
 SPARE = 32  # entries after a list's last that may be written, and prefetched
@@ -41,7 +41,7 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
 @kernel("mask list length m n ms")
 def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
-    first `length` slots alone where that address of an i32 is not 0."""
+    first `length` slots alone where that address of an i32 is not 0. mask = 0 shows all."""
     mask, n, ms, length = k.words("mask n ms length")
     held = k.var(n)
     with k.when(length.ne(0)):
@@ -52,9 +52,10 @@ def shown_slots(k: Kernel) -> None:
         biases = (n + SPARE) * 4
         lanes = k.consts(range(8), I32)
         for first in k.loop(0, seen, 8):
-            left = seen - first
-            bias = words.load_tail(k, mask + ms * row + first * 4, left)
-            bias = k.select(words.tail_mask(k, left), bias, float("-inf"))
+            left, given = seen - first, k.var(0.0, F32X8)
+            with k.when(mask.ne(0)):
+                given.value = words.load_tail(k, mask + ms * row + first * 4, left)
+            bias = k.select(words.tail_mask(k, left), given.value, float("-inf"))
             at = entry.value
             with k.if_else(-words.hmax(k, -bias) > LOWEST) as (all_shown, not_all):
                 with all_shown:

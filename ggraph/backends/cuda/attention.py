@@ -18,7 +18,7 @@ from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
 SPLIT, MAX_HEAD = 64, 512  # as in src/attention.cu
-FEW_ROWS = 32  # up to here a row's bits depend on that row alone, as in `matmul`
+FEW_ROWS = 64  # up to here a row's bits depend on that row alone, as in `matmul`
 TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
 PART_BYTES = 1 << 26  # of partial results at a time
 

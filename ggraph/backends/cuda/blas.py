@@ -25,6 +25,14 @@ def library() -> Any:
     return shared("cublas", "nvidia-cublas")
 
 
+def version() -> tuple[int, int, int]:
+    """Major, minor and patch version."""
+    found = [ctypes.c_int() for _ in range(3)]
+    for i, number in enumerate(found):
+        _check(library().cublasGetProperty(i, ctypes.byref(number)), "asking for the version")
+    return found[0].value, found[1].value, found[2].value
+
+
 @dataclass(eq=False)
 class Blas:
     """Handles by stream. `allocate` gives device memory, which its owner frees."""

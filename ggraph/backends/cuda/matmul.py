@@ -15,7 +15,8 @@ from ggraph.dtype import BF16, F16, F32, I32, DType
 from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
-FEW_ROWS = 32  # up to here the kernel of fixed order is used, in passes of PASS_ROWS
+WIDE_ROWS = 32  # the same where there are more, on the tensor cores
+FEW_ROWS = 64  # up to here the kernels of fixed order are used: a tree of that many nodes
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
@@ -112,8 +113,10 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
         x = _aligned(low, launch)
+        few = m <= PASS_ROWS
+        kernel, rows = ("mul_mat_tile", PASS_ROWS) if few else ("mul_mat_tiles", WIDE_ROWS)
         low.call(
-            "mul_mat_tile", (-(-n // TILE), -(-m // PASS_ROWS), 1), TILE_WARPS * 32,
+            kernel, (-(-n // TILE), -(-m // rows), 1), TILE_WARPS * 32,
             type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
         )  # fmt: skip
         return

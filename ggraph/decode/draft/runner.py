@@ -91,7 +91,7 @@ class DraftRunner:
         given = {
             "tokens": padded(rows.tokens, bucket, 0),
             "positions": padded([p + self.offset for p in rows.positions], bucket, 0),
-            "slots": padded(rows.slots, bucket, self._rows),
+            "slots": padded(rows.slots, bucket, self._rows, np.int64),
             "mask": visibility(rows, bucket, context),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),

@@ -6,6 +6,7 @@
 // nor on where in it lies what a row sees: a tree's node gets the bits that it has as text.
 // Legend: T query rows, H query heads, K key-value heads, D and V head sizes, C cache rows.
 // Source: FlashAttention, arXiv 2205.14135; split over the cache: Flash-Decoding.
+#define MOST_THREADS 128
 #include "blocks.cuh"
 
 #define SPLIT 64

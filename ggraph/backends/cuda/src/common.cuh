@@ -4,11 +4,16 @@
 // the same text is host C++ (tests run it that way); the shim then stands in for the built-ins.
 #pragma once
 
+// The most threads of a block; a file may promise less, so that its kernels may use more registers.
+#ifndef MOST_THREADS
+#define MOST_THREADS 1024
+#endif
+
 #ifdef GGRAPH_HOST
 #include "shim.h"
 #else
 #define DEV static __device__ __forceinline__
-#define KERNEL extern "C" __global__ void
+#define KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 #define SHARED __shared__
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu

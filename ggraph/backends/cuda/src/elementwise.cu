@@ -2,6 +2,7 @@
 //
 // Sources have up to four axes with byte strides; the result is without gaps. `op` numbers are
 // those of the tables in elementwise.py, and the branch on them is the same for every thread.
+#define MOST_THREADS 256
 #include "common.cuh"
 
 DEV float sigmoid_of(float x) {

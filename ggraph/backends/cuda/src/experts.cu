@@ -1,5 +1,6 @@
 // Pairs of (token, expert) grouped by expert, so that each expert's weights are read once for all of
 // its rows. Pairs of an expert keep their order. Legend: p pairs, e experts.
+#define MOST_THREADS 256
 #include "common.cuh"
 
 #define MOST_EXPERTS 1024

@@ -1,6 +1,7 @@
 // Products of a stored matrix of a plain type and few float rows: f32, and columns that are no
 // multiple of 32. One kernel per number of rows, so that none is computed in vain.
 // Legend: n outputs, k inner size, m rows of x.
+#define MOST_THREADS 128
 #include "lanes.cuh"
 
 template <class T, int M>

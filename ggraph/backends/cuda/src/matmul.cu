@@ -1,5 +1,6 @@
 // What reads a stored matrix of type WEIGHT but for plain products: experts, decoding, rows by id.
 // Legend: n outputs, k inner size, p pairs of (token, expert).
+#define MOST_THREADS 256
 #include "lanes.cuh"
 
 // Pair p of token p / used takes x row p (each = 1) or p / used (each = 0), and matrix ids[p].

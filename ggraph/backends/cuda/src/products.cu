@@ -1,5 +1,6 @@
 // Products of two computed tensors of plain types with any strides; one warp per result element.
 // Legend: y [B1, B0, m, n] = x [.., m, k] . w [.., n, k]; strides in bytes, (B1, B0, row, k).
+#define MOST_THREADS 128
 #include "common.cuh"
 
 KERNEL mul_mat_any(const u8* w, const u8* x, float* y, Axes shape, Axes w_strides, Axes x_strides,

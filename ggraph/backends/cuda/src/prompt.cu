@@ -6,6 +6,7 @@
 // Legend: T query rows, H query heads, D and V head sizes (multiples of 32, at most 128); r, c: a
 // lane's place in a fragment, rows r and r + 8, columns 2c and 2c + 1.
 // Source: FlashAttention-2, arXiv 2307.08691.
+#define MOST_THREADS 128
 #include "pieces.cuh"
 
 #define ROWS 16    // query rows per warp, and cache rows per step

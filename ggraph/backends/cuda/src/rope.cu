@@ -2,6 +2,7 @@
 //
 // Angles are float64: position times the pair's frequency, which the host tabulates with every
 // scaling applied. Legend: T token rows, H heads, D head size, R rotated features, C cache rows.
+#define MOST_THREADS 64
 #include "common.cuh"
 
 #define HEADS 4  // heads per block: they share one sine and cosine per pair

@@ -1,0 +1,370 @@
+"""Kernels by rule: a loop nest around an expression, emitted for any number of axes and operands.
+
+A `Nest` says which axes are kept and which are reduced, along which one vectors lie, how each
+operand lies along it, and the steps of the expression; `register` makes a kernel of it, named by
+what it is, so that ops alike share one. Extents, strides and numbers are words of the instruction.
+
+One thread makes all that depends on a place of the kept axes, in one order: bits never depend on
+threads or on how many places there are.
+
+Legend: y is operand 0, sources follow; k0 .. kept extents, r0 .. reduced ones, the last innermost.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from ggraph.backends.cpu import maths, words
+from ggraph.backends.cpu.simd import (
+    F16,
+    F32,
+    F32X8,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+    element,
+    vec,
+)  # fmt: skip
+
+LANES = 8
+PIECE = 512  # columns that one thread takes at a time
+SUMS = 4  # partial sums of a reduction along vectors
+ELEMENT_BYTES = {
+    "f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
+    "b1": 1, "b2": 2, "b8": 8,
+}  # fmt: skip  # b: bytes that are only moved
+STORED: dict[str, ir.Type] = {
+    "f32": F32, "f16": F16, "bf16": I16, "i8": I8, "i16": I16, "i32": I32, "i64": I64,
+    "b1": I8, "b2": I16, "b8": I64,
+}  # fmt: skip
+FIRST = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Its element's name, and how it lies along the vectors: "v" side by side, "s" one for all,
+    "g" at a distance."""
+
+    kind: str
+    lies: str
+
+
+@dataclass(frozen=True)
+class Nest:
+    """What a kernel computes. `steps` are (op, arguments): earlier steps, or for "load" and
+    "number" which operand or number. `computes` is the type between loads and stores: "f32", "i64"
+    or a type that is only moved. `along` is "kept" or "reduced": which innermost axis is vectors'.
+    `whole`: the result has the reduced axes too."""
+
+    kept: int
+    reduced: int
+    along: str
+    operands: tuple[Operand, ...]
+    steps: tuple[tuple[str, tuple[int, ...]], ...]
+    computes: str
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        """The kernel's name: element types, and a digest of the rest."""
+        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
+        return f"nest_{'_'.join(o.kind for o in self.operands)}_{digest}"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes, outermost first."""
+        return (*(f"k{i}" for i in range(self.kept)), *(f"r{i}" for i in range(self.reduced)))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the expression has."""
+        return max((a[0] + 1 for op, a in self.steps if op == "number"), default=0)
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Names of the instruction's words."""
+        places = [f"{o}{axis}" for o in names(len(self.operands)) for axis in ("", *self.axes)]
+        return (*self.axes, *places, *(f"c{i}:f" for i in range(self.numbers)))
+
+
+def names(count: int) -> tuple[str, ...]:
+    """What operands are called: y, then a, b, .."""
+    return ("y", *(chr(ord("a") + i) for i in range(count - 1)))
+
+
+def register(nest: Nest) -> KernelSpec:
+    """The kernel of a nest, known to the language from now on."""
+    if nest.name not in KERNELS:
+        KERNELS[nest.name] = KernelSpec(nest.name, nest.args, lambda k: _Emitter(k, nest).emit())
+    return KERNELS[nest.name]
+
+
+@dataclass
+class _Place:
+    """Where operands are read: addresses, the partial last vector's lanes, and what is known."""
+
+    at: list[Val]
+    left: Val | None
+    known: dict[int, Val]
+
+    def moved(self, at: list[Val], left: Val | None = None) -> "_Place":
+        """Another place; what holds for all of them stays known."""
+        return _Place(at, left, dict(self.known))
+
+
+class _Emitter:
+    """Emits one nest."""
+
+    def __init__(self, k: Kernel, nest: Nest) -> None:
+        self.k, self.nest = k, nest
+        called = names(len(nest.operands))
+        self.extent = {axis: k.arg(axis) for axis in nest.axes}
+        self.base = [k.arg(o) for o in called]
+        self.stride = [{axis: k.arg(o + axis) for axis in nest.axes} for o in called]
+        self.numbers = [k.splat(k.arg(f"c{i}"), LANES) for i in range(nest.numbers)]
+        kept = nest.axes[: nest.kept]
+        self.reduced = nest.axes[nest.kept :]
+        self.vector = kept[-1] if nest.along == "kept" else self.reduced[-1]
+        self.outer = kept[:-1] if nest.along == "kept" else kept
+        self.reductions = [i for i, (op, _) in enumerate(nest.steps) if op in FIRST]
+
+    def emit(self) -> None:
+        """The whole body."""
+        total = self.k.const(1, I64)
+        for axis in self.outer:
+            total = total * self.extent[axis]
+        if self.nest.along == "reduced":
+            for item in self.k.share(total):
+                self._row(self._begun(item))
+            return
+        n = self.extent[self.vector]
+        pieces = (n + (PIECE - 1)) // PIECE
+        for item in self.k.share(total * pieces):
+            at = self._begun(item % total)  # rows run fastest: they may share cache lines
+            start = item // total * PIECE
+            stop = self.k.minimum(start + PIECE, n)
+            for c, left in self._eights(start, stop):
+                self._columns(_Place(self._along(at, c), left, {}))
+
+    def _begun(self, item: Val) -> list[Val]:
+        """Addresses at a place of the outer axes."""
+        at, rest = list(self.base), item
+        for i, axis in reversed(list(enumerate(self.outer))):
+            index = rest if i == 0 else rest % self.extent[axis]
+            at = [a + s[axis] * index for a, s in zip(at, self.stride, strict=True)]
+            rest = rest // self.extent[axis] if i else rest
+        return at
+
+    def _along(self, at: Sequence[Val], index: Val, axis: str = "") -> list[Val]:
+        axis = axis or self.vector
+        moved = []
+        for a, s, o in zip(at, self.stride, self.nest.operands, strict=True):
+            if axis != self.vector or o.lies == "g":
+                moved.append(a + s[axis] * index)
+            else:
+                moved.append(a + index * ELEMENT_BYTES[o.kind] if o.lies == "v" else a)
+        return moved
+
+    def _eights(self, start: Val, stop: Val) -> Iterator[tuple[Val, Val | None]]:
+        """Columns 8 at a time; with the count of what is left in the last, partial one."""
+        whole = start + (stop - start) // LANES * LANES
+        for c in self.k.loop(start, whole, LANES):
+            yield c, None
+        with self.k.when(whole < stop):
+            yield whole, stop - whole
+
+    def _inside(self, at: list[Val], axes: Sequence[str]) -> Iterator[list[Val]]:
+        """Loops over further axes."""
+        if not axes:
+            yield at
+            return
+        for i in self.k.loop(0, self.extent[axes[0]]):
+            yield from self._inside(self._along(at, i, axes[0]), axes[1:])
+
+    def _columns(self, place: _Place) -> None:
+        """Eight places of the kept axes: reduced axes are plain loops."""
+        for step in self.reductions:
+            total = self.k.var(self._first(step))
+            for at in self._inside(place.at, self.reduced):
+                inner = place.moved(at, place.left)
+                self._gather(step, total, self.value(self._argument(step), inner))
+            place.known[step] = total.value
+        for at in self._inside(place.at, self.reduced if self.nest.whole else ()):
+            self._store(place.moved(at, place.left))
+
+    def _row(self, at: list[Val]) -> None:
+        """One place of the kept axes, vectors along the last reduced one."""
+        n, place = self.extent[self.vector], _Place(at, None, {})
+        for step in self.reductions:
+            place.known[step] = self._reduced(step, place, n)
+        if not self.nest.whole:
+            value = self.k.lane(self._number(self.value(len(self.nest.steps) - 1, place)), 0)
+            self._put_one(place.at[0], self._as_stored(value))
+            return
+        for rest in self._inside(at, self.reduced[:-1]):
+            for c, left in self._eights(self.k.const(0, I64), n):
+                self._store(place.moved(self._along(rest, c), left))
+
+    def _reduced(self, step: int, place: _Place, n: Val) -> Val:
+        """A reduction over all reduced axes, in every lane."""
+        k, argument = self.k, self._argument(step)
+        sums = [k.var(self._first(step)) for _ in range(SUMS)]
+        for rest in self._inside(place.at, self.reduced[:-1]):
+            whole = n // (LANES * SUMS) * (LANES * SUMS)
+            for c in k.loop(0, whole, LANES * SUMS):
+                for i, s in enumerate(sums):
+                    inner = place.moved(self._along(rest, c + LANES * i))
+                    self._gather(step, s, self.value(argument, inner))
+            for c, left in self._eights(whole, n):
+                value = self._number(self.value(argument, place.moved(self._along(rest, c), left)))
+                if left is not None:
+                    value = k.select(words.tail_mask(k, left), value, FIRST[self._op(step)])
+                self._gather(step, sums[0], value)
+        a, b, c, d = (s.value for s in sums)
+        join = self._joining(step)
+        return k.splat(self._across(join(join(a, b), join(c, d)), join), LANES)
+
+    def _across(self, x: Val, join: Callable[[Val, Val], Val]) -> Val:
+        """All lanes joined, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
+        k = self.k
+        four = join(k.shuffle(x, x, range(4)), k.shuffle(x, x, range(4, 8)))
+        two = join(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
+        one = join(k.shuffle(two, two, (0,)), k.shuffle(two, two, (1,)))
+        return k.lane(one, 0)
+
+    def _op(self, step: int) -> str:
+        return self.nest.steps[step][0]
+
+    def _argument(self, step: int) -> int:
+        return self.nest.steps[step][1][0]
+
+    def _first(self, step: int) -> Val:
+        return self.k.const(FIRST[self._op(step)], F32X8)
+
+    def _joining(self, step: int) -> Callable[[Val, Val], Val]:
+        word = {"sum": "add", "max": "maximum", "min": "minimum"}[self._op(step)]
+        return lambda a, b: maths.WORDS[word](self.k, a, b)
+
+    def _gather(self, step: int, total: "object", value: Val) -> None:
+        total.value = self._joining(step)(total.value, self._number(value))  # type: ignore[attr-defined]
+
+    def value(self, step: int, place: _Place) -> Val:
+        """The value of a step at a place, eight lanes."""
+        if step not in place.known:
+            op, args = self.nest.steps[step]
+            if op == "load":
+                place.known[step] = self._load(args[0], place)
+            elif op == "number":
+                place.known[step] = self.numbers[args[0]]
+            else:
+                given = [self.value(a, place) for a in args]
+                if op != "where":
+                    given = [self._number(v) for v in given]
+                else:
+                    given[1:] = [self._number(v) for v in given[1:]]
+                place.known[step] = maths.WORDS[op](self.k, *given)
+        return place.known[step]
+
+    def _number(self, v: Val) -> Val:
+        """Truths as 0 and 1."""
+        if element(v.v.type) == I1:
+            return self.k.select(v, self.k.const(1.0, F32X8), 0.0)
+        return v
+
+    def _load(self, operand: int, place: _Place) -> Val:
+        k, o, at = self.k, self.nest.operands[operand], place.at[operand]
+        stored = STORED[o.kind]
+        if o.lies == "s":
+            raw = k.splat(k.load(at, stored), LANES)
+        elif o.lies == "v" and place.left is None:
+            raw = k.load(at, vec(stored, LANES))
+        elif o.lies == "v" and o.kind == "f32" and place.left is not None:
+            raw = words.load_tail(k, at, place.left)
+        else:
+            raw = self._picked(o, at, self.stride[operand][self.vector], place.left)
+        return self._as_computed(raw, o.kind)
+
+    def _picked(self, o: Operand, at: Val, stride: Val, left: Val | None) -> Val:
+        """Lanes one by one; those beyond the last repeat it."""
+        k, t = self.k, STORED[o.kind]
+        step: Val = k.const(ELEMENT_BYTES[o.kind], I64) if o.lies == "v" else stride
+        found = Val(k, ir.Constant(vec(t, LANES), ir.Undefined))
+        for lane in range(LANES):
+            index = k.const(lane, I64) if left is None else k.minimum(k.const(lane, I64), left - 1)
+            one = k.load(at + step * index, t)
+            found = Val(k, k.b.insert_element(found.v, one.v, I32(lane)))
+        return found
+
+    def _as_computed(self, raw: Val, kind: str) -> Val:
+        """What was loaded in the type of the computation."""
+        k, wide = self.k, self.nest.computes
+        if wide == kind:
+            return raw
+        if wide == "i64":
+            return k.cast("sext", raw, vec(I64, LANES))
+        if kind == "f16":
+            return k.cast("fpext", raw, F32X8)
+        if kind == "bf16":
+            return k.cast("bitcast", k.cast("zext", raw, vec(I32, LANES)) << 16, F32X8)
+        return k.cast("sitofp", raw, F32X8)
+
+    def _as_stored(self, value: Val) -> Val:
+        """A computed value, one or eight, in y's type."""
+        k, kind, wide = self.k, self.nest.operands[0].kind, self.nest.computes
+        if wide == kind:
+            return value
+
+        def like(t: ir.Type) -> ir.Type:
+            return vec(t, LANES) if isinstance(value.v.type, ir.VectorType) else t
+
+        if wide == "i64":
+            return k.cast("trunc", value, like(STORED[kind]))
+        if kind == "f16":
+            return k.cast("fptrunc", value, like(F16))
+        if kind == "bf16":
+            return self._to_bf16(value, like)
+        through = I64 if kind == "i64" else I32
+        whole = k.cast("fptosi", value, like(through))
+        return whole if kind in ("i32", "i64") else k.cast("trunc", whole, like(STORED[kind]))
+
+    def _to_bf16(self, value: Val, like: Callable[[ir.Type], ir.Type]) -> Val:
+        """The upper half of the bits, rounded to nearest even; NaN stays one."""
+        k = self.k
+        bits = k.cast("bitcast", value, like(I32))
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        quiet = (bits >> 16) | 0x40
+        return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), like(I16))
+
+    def _store(self, place: _Place) -> None:
+        k, o, at = self.k, self.nest.operands[0], place.at[0]
+        value = self.value(len(self.nest.steps) - 1, place)
+        value = self._as_stored(self._number(value) if self.nest.computes == "f32" else value)
+        if o.lies == "v" and place.left is None:
+            k.store(at, value)
+        elif o.lies == "v" and o.kind == "f32" and place.left is not None:
+            words.store_tail(k, at, value, place.left)
+        else:
+            self._scatter(at, value, place.left)
+
+    def _scatter(self, at: Val, value: Val, left: Val | None) -> None:
+        k, o = self.k, self.nest.operands[0]
+        stride = self.stride[0][self.vector]
+        step: Val = k.const(ELEMENT_BYTES[o.kind], I64) if o.lies == "v" else stride
+        for lane in range(LANES):
+            one = k.lane(value, lane)
+            if left is None:
+                self._put_one(at + step * lane, one)
+                continue
+            with k.when(left > lane):
+                self._put_one(at + step * lane, one)
+
+    def _put_one(self, at: Val, value: Val) -> None:
+        self.k.store(at, value)

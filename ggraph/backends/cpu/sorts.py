@@ -1,0 +1,156 @@
+"""Row kernels whose steps hang together: running sums, orders, the greatest few.
+
+Rows are float32, float16 or bfloat16; one thread does a row. NaN counts as the least value, of
+equals the first comes first, as in `ggraph.ops.sort`. Legend: m rows, n columns, xs / ys row
+strides in bytes.
+"""
+
+from collections.abc import Callable
+
+from ggraph.backends.cpu.simd import (
+    F16,
+    F32,
+    F64,
+    I16,
+    I32,
+    I64,
+    KERNELS,
+    Kernel,
+    KernelSpec,
+    Val,
+)  # fmt: skip
+
+KINDS = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+def number(k: Kernel, kind: str, at: Val) -> Val:
+    """One number of a plain float type as float32."""
+    if kind == "f16":
+        return k.cast("fpext", k.load(at, F16), F32)
+    if kind == "bf16":
+        return k.cast("bitcast", k.cast("zext", k.load(at, I16), I32) << 16, F32)
+    return k.load(at, F32)
+
+
+def _store(k: Kernel, kind: str, at: Val, value: Val) -> None:
+    """float32 as one number of a plain float type, to nearest even."""
+    if kind == "f16":
+        k.store(at, k.cast("fptrunc", value, F16))
+    elif kind == "bf16":
+        bits = k.cast("bitcast", value, I32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        quiet = (bits >> 16) | 0x40
+        k.store(at, k.cast("trunc", k.select(value.is_nan(), quiet, rounded), I16))
+    else:
+        k.store(at, value)
+
+
+def _cumsum(k: Kernel, kind: str) -> None:
+    x, y, m, n, xs, ys = k.words("x y m n xs ys")
+    for r in k.share(m):
+        total = k.var(0.0, F64)
+        for c in k.loop(0, n):
+            value = number(k, kind, x + xs * r + c * KINDS[kind])
+            total.value = total.value + k.cast("fpext", value, F64)
+            _store(k, kind, y + ys * r + c * KINDS[kind], k.cast("fptrunc", total.value, F32))
+
+
+class _Row:
+    """Keys of a row by index, and the list of indices that is put in order."""
+
+    def __init__(self, k: Kernel, kind: str, x: Val, y: Val) -> None:
+        self.k, self.kind, self.x, self.y = k, kind, x, y
+
+    def key(self, i: Val) -> Val:
+        """What the order goes by: the greatest first."""
+        value = number(self.k, self.kind, self.x + i * KINDS[self.kind])
+        known = self.k.select(value.is_nan(), self.k.const(float("-inf"), F32), value)
+        return self.k.select(self.k.arg("rising").ne(0), -known, known)
+
+    def at(self, place: Val) -> Val:
+        """The index at a place of the list."""
+        return self.k.cast("sext", self.k.load(self.y + place * 4, I32), I64)
+
+    def put(self, place: Val, index: Val) -> None:
+        """Write an index to a place of the list."""
+        self.k.store(self.y + place * 4, self.k.cast("trunc", index, I32))
+
+    def before(self, a: Val, b: Val) -> Val:
+        """1 where index a comes before index b."""
+        k, first, second = self.k, self.key(a), self.key(b)
+        tie = k.select(a < b, k.const(1, I64), 0)
+        equal = k.select(first.eq(second), tie, 0)
+        return k.select(first > second, k.const(1, I64), equal)
+
+    def sift(self, root: Val, end: Val) -> None:
+        """Let the index at `root` sink below those that come after it."""
+        k = self.k
+        place, going = k.var(root), k.var(1)
+        with k.while_(lambda: going.value > 0):
+            child = k.var(place.value * 2 + 1)
+            going.value = 0
+            with k.when(child.value < end):
+                other = k.minimum(child.value + 1, end - 1)
+                later = self.before(self.at(child.value), self.at(other))
+                child.value = k.select(later.ne(0), other, child.value)
+                mine, theirs = self.at(place.value), self.at(child.value)
+                with k.when(self.before(mine, theirs).ne(0)):
+                    self.put(place.value, theirs)
+                    self.put(child.value, mine)
+                    place.value = child.value
+                    going.value = 1
+
+
+def _argsort(k: Kernel, kind: str) -> None:
+    """Heap sort of indices: the last of the order is at the root."""
+    x, y, m, n, xs, ys = k.words("x y m n xs ys")
+    for r in k.share(m):
+        row = _Row(k, kind, x + xs * r, y + ys * r)
+        for c in k.loop(0, n):
+            row.put(c, c)
+        for i in k.loop(0, n // 2):
+            row.sift(n // 2 - 1 - i, n)
+        for i in k.loop(0, n):
+            last = n - 1 - i
+            top, other = row.at(k.const(0, I64)), row.at(last)
+            row.put(k.const(0, I64), other)
+            row.put(last, top)
+            row.sift(k.const(0, I64), last)
+
+
+def _top_k(k: Kernel, kind: str) -> None:
+    """The first of the order, kept sorted while the row is read."""
+    x, y, m, n, xs, ys, most = k.words("x y m n xs ys k")
+    for r in k.share(m):
+        row = _Row(k, kind, x + xs * r, y + ys * r)
+        for c in k.loop(0, n):
+            held = k.minimum(c, most)
+            worst = row.at(k.maximum(held - 1, 0))
+            worst = k.select(held > 0, worst, 0)
+            wanted = k.select(held < most, k.const(1, I64), row.before(c, worst))
+            with k.when(wanted.ne(0)):
+                place = k.var(k.minimum(held, most - 1))
+
+                def follows(place=place, row=row, c=c) -> Val:  # type: ignore[no-untyped-def]
+                    above = row.at(k.maximum(place.value - 1, 0))
+                    above = k.select(place.value > 0, above, 0)
+                    return k.select(place.value > 0, row.before(c, above), 0).ne(0)
+
+                with k.while_(follows):
+                    row.put(place.value, row.at(place.value - 1))
+                    place.value = place.value - 1
+                row.put(place.value, c)
+
+
+def _register(name: str, args: str, build: Callable[[Kernel, str], None]) -> None:
+    for kind in KINDS:
+
+        def emit(k: Kernel, kind: str = kind) -> None:
+            build(k, kind)
+
+        KERNELS[f"{name}_{kind}"] = KernelSpec(f"{name}_{kind}", tuple(args.split()), emit)
+
+
+_register("cumsum", "x y m n xs ys", _cumsum)
+_register("argsort", "x y m n xs ys rising", _argsort)
+_register("top_k", "x y m n xs ys rising k", _top_k)

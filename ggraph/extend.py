@@ -1,0 +1,90 @@
+"""Ops from outside: `register_op`, and what installed packages bring in the group `ggraph.ops`.
+
+An op is its shape, its meaning in NumPy and examples; nothing else need be written. Where the
+meaning is one of elements, reductions or views, the CPU's kernel is made from it. Where it is not,
+`kernel` may be a C function; without either the op runs in NumPy, and the session says so.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from ggraph.errors import GraphError
+from ggraph.ops.rules import same_shape
+from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
+
+GROUP = "ggraph.ops"  # of entry points: each names a module or function that registers
+
+
+def register_op(
+    name: str,
+    meaning: Callable[..., Array],
+    *,
+    examples: Sequence[Example],
+    shape: Rule | None = None,
+    doc: str = "",
+    elementwise: bool = False,
+    inplace: Sequence[int] = (),
+    overwrites: int | None = None,
+    kernel: Any = None,
+) -> Callable[..., Tensor]:
+    """A new op, as a function of tensors that builds its result: `op(a, b, name="", **attrs)`.
+
+    `meaning(*arrays, **attrs)` is its NumPy reference on float32 (or integer) arrays; `shape` gives
+    `Meta(shape, dtype)` from sources and attributes, or raises ShapeError (by default: source 0's).
+    `elementwise` says that element i needs elements i alone; `inplace` lists sources whose bytes
+    the result may replace; `overwrites` the source that the meaning writes into and returns.
+    `kernel`: a C function `void f(const int64_t *operands, int64_t thread, int64_t threads)` as a
+    ctypes function or a `numba.cfunc`; operands are pairs of address and bytes, the result first,
+    without gaps; every thread calls it and takes its share. An op with attributes has none.
+    `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
+    there is no example, or an op with a C function may work in place.
+    """
+    if not examples:
+        raise GraphError(f"op {name!r}: expected at least one example")
+    if kernel is not None and (inplace or overwrites is not None):
+        raise GraphError(f"op {name!r}: a C function may not work in place")
+    spec = OpSpec(
+        name,
+        infer=shape or same_shape,
+        reference=meaning,
+        inplace_ok=tuple(inplace),
+        elementwise=elementwise,
+        overwrites=overwrites,
+        examples=tuple(examples),
+        doc=doc or f"{name}(..)",
+        native=None if kernel is None else kernel,
+    )
+    register(spec)
+
+    def build(*sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
+        return apply(spec.name, *sources, name=name, **attrs)
+
+    build.__name__, build.__doc__ = name, spec.doc
+    return build
+
+
+def load_installed() -> tuple[str, ...]:
+    """Names of the ops that installed packages brought, registered now. A package lists under the
+    entry-point group `ggraph.ops` a module that registers when imported, or a function to call."""
+    before = set(OPS)
+    for point in entry_points(group=GROUP):
+        found = point.load()
+        if callable(found):
+            found()
+    return tuple(sorted(set(OPS) - before))
+
+
+def address_of(kernel: object) -> int:
+    """Address of a C function that ctypes or numba knows. GraphError for anything else."""
+    address = getattr(kernel, "address", kernel)
+    if isinstance(address, int) and not isinstance(address, bool):
+        return address
+    try:
+        found = ctypes.cast(kernel, ctypes.c_void_p).value  # type: ignore[arg-type]  # or it fails
+    except (ctypes.ArgumentError, TypeError):
+        found = None
+    if not found:
+        raise GraphError(f"expected a C function of ctypes or numba, got {kernel!r:.60}")
+    return found

@@ -1,0 +1,269 @@
+"""What tensors do in expressions, in NumPy's manner: operators, indices, reductions.
+
+A mixin of `Tensor`; every method is a composition of ops. Numbers may stand on either side, and
+shapes broadcast in both directions: the result has the left operand's dtype.
+"""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from ggraph.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ggraph.tensor import Tensor
+
+    Operand: TypeAlias = Tensor | float
+    Index: TypeAlias = int | slice | EllipsisType | None
+
+_SCOPE: ContextVar[str] = ContextVar("scope", default="")
+
+
+@contextmanager
+def scope(name: str) -> "Iterator[None]":
+    """Names given inside get `name.` in front: with scope("blk.3"): weight("w", ..) is blk.3.w.
+
+    Scopes nest; those of threads and tasks are their own.
+    """
+    token = _SCOPE.set(f"{_SCOPE.get()}{name}.")
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+@contextmanager
+def unscoped() -> "Iterator[None]":
+    """Names given inside are whole: for passes, which name what they make after what was there."""
+    token = _SCOPE.set("")
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def scoped(name: str) -> str:
+    """A given name in the present scope; no name stays none."""
+    return f"{_SCOPE.get()}{name}" if name else name
+
+
+class Face:
+    """Operators and methods of a tensor."""
+
+    shape: tuple[int, ...]
+    __array_ufunc__ = None  # NumPy leaves arithmetic with tensors to them
+
+    def _op(self, op: str, *sources: "Any", **attrs: "Any") -> "Tensor":
+        raise TypeError(f"{op}: no tensor")
+
+    def _with(self, op: str, left: Any, right: Any) -> "Tensor":
+        """A binary op of tensors or numbers, one of them this tensor, broadcast both ways."""
+        a, b = (self._tensor(v) for v in (left, right))
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise ShapeError(
+                f"{op}: cannot broadcast {list(a.shape)} of %{a.name} and {list(b.shape)} of "
+                f"%{b.name}"
+            ) from None
+        if a.shape != shape:
+            a = self._op("repeat", a, shape=shape)
+        return self._op(op, a, b)
+
+    def _tensor(self, value: "Operand") -> "Tensor":
+        """A number as a tensor of one element and this dtype. ShapeError for anything else."""
+        if isinstance(value, Face):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise ShapeError(
+                f"expected a tensor or a number, got {value!r:.60}: feed an array as an input, or "
+                "keep it as a weight"
+            )
+        return self._op("fill", shape=(), value=float(value), dtype=str(self.dtype))  # type: ignore[attr-defined]
+
+    def _scaled(self, factor: float, bias: float) -> "Tensor":
+        return self._op("scale", self, scale=float(factor), bias=float(bias))
+
+    def __add__(self, other: "Operand") -> "Tensor":
+        return self._scaled(1.0, other) if _is_number(other) else self._with("add", self, other)
+
+    def __radd__(self, other: float) -> "Tensor":
+        return self + other
+
+    def __sub__(self, other: "Operand") -> "Tensor":
+        return self._scaled(1.0, -other) if _is_number(other) else self._with("sub", self, other)
+
+    def __rsub__(self, other: float) -> "Tensor":
+        return self._scaled(-1.0, other) if _is_number(other) else self._with("sub", other, self)
+
+    def __mul__(self, other: "Operand") -> "Tensor":
+        return self._scaled(other, 0.0) if _is_number(other) else self._with("mul", self, other)
+
+    def __rmul__(self, other: float) -> "Tensor":
+        return self * other
+
+    def __truediv__(self, other: "Operand") -> "Tensor":
+        if _is_number(other) and other != 0:
+            return self._scaled(1.0 / other, 0.0)
+        return self._with("div", self, other)
+
+    def __rtruediv__(self, other: float) -> "Tensor":
+        return self._with("div", other, self)
+
+    def __neg__(self) -> "Tensor":
+        return self._op("neg", self)
+
+    def __abs__(self) -> "Tensor":
+        return self._op("abs", self)
+
+    def __pow__(self, exponent: "Operand") -> "Tensor":
+        """Small powers as products and roots, others as `pow`."""
+        if _is_number(exponent) and exponent in (0.5, 1, 2, 3):
+            if exponent == 0.5:
+                return self._op("sqrt", self)
+            square = self._op("sqr", self) if exponent > 1 else self._scaled(1.0, 0.0)
+            return square * self if exponent == 3 else square  # type: ignore[operator]
+        return self._with("pow", self, exponent)
+
+    def __rpow__(self, base: float) -> "Tensor":
+        return self._with("pow", base, self)
+
+    def __gt__(self, other: "Operand") -> "Tensor":
+        """1 where this is greater, else 0."""
+        return self._op("step", self - other)
+
+    def __lt__(self, other: "Operand") -> "Tensor":
+        """1 where this is less, else 0."""
+        return self._op("step", -(self - other))
+
+    def __ge__(self, other: "Operand") -> "Tensor":
+        """1 where this is not less, else 0."""
+        return 1 - (self < other)
+
+    def __le__(self, other: "Operand") -> "Tensor":
+        """1 where this is not greater, else 0."""
+        return 1 - (self > other)
+
+    def __matmul__(self, other: "Tensor") -> "Tensor":
+        """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
+        return self._op("mul_mat", other.T, self)
+
+    def __getitem__(self, key: "Index | tuple[Index, ...]") -> "Tensor":
+        """A view, as NumPy's: whole numbers, slices with any step from 1, None and an ellipsis."""
+        keys = list(key) if isinstance(key, tuple) else [key]
+        shown, n = sum(k is not None for k in keys), len(self.shape)
+        if any(k is Ellipsis for k in keys):
+            i = next(i for i, k in enumerate(keys) if k is Ellipsis)
+            keys[i : i + 1] = [slice(None)] * (n - shown + 1)
+        else:
+            keys += [slice(None)] * (n - shown)
+        axes = [k for k in keys if k is not None]
+        if len(axes) != n:
+            raise ShapeError(f"{self!r}: {len(axes)} indices for {n} axes")
+        spans = [_span(k, size, self) for k, size in zip(axes, self.shape, strict=True)]
+        starts, sizes, steps = (tuple(s[i] for s in spans) for i in range(3))
+        box = self._box(starts, sizes, steps)
+        kept = iter(zip(axes, sizes, strict=True))
+        shape = []
+        for k in keys:
+            axis, size = (None, 1) if k is None else next(kept)
+            if not isinstance(axis, int):
+                shape.append(size)
+        return box if tuple(shape) == box.shape else self._op("reshape", box, shape=tuple(shape))
+
+    def __iter__(self) -> "Iterator[Tensor]":
+        """Along the first axis."""
+        if not self.shape:
+            raise ShapeError(f"{self!r}: a scalar has no axis to go along")
+        return (self[i] for i in range(self.shape[0]))
+
+    def _box(
+        self, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]
+    ) -> "Tensor":
+        if any(s != 1 for s in steps):
+            counts = [int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape))]
+            start = sum(a * c for a, c in zip(starts, counts, strict=True))
+            strides = tuple(s * c for s, c in zip(steps, counts, strict=True))
+            return self._op("view", self, shape=sizes, steps=strides, start=(start,))
+        if sizes == self.shape:
+            return self  # type: ignore[return-value]  # all faces are tensors
+        return self._op("slice", self, starts=starts, sizes=sizes)
+
+    def _reduced(self, kind: str, axis: "int | Sequence[int] | None", keepdims: bool) -> "Tensor":
+        n = len(self.shape)
+        given = range(n) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        axes = tuple(sorted({a + n if a < 0 else a for a in given}))
+        found = self._op("reduce", self, kind=kind, axes=axes)
+        shape = tuple(1 if i in axes else s for i, s in enumerate(self.shape))
+        if keepdims or not axes:
+            return found
+        kept = tuple(s for i, s in enumerate(shape) if i not in axes)
+        return self._op("reshape", found, shape=kept)
+
+    def sum(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
+        """Sums over the axes (all by default), float32."""
+        return self._reduced("sum", axis, keepdims)
+
+    def mean(
+        self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False
+    ) -> "Tensor":
+        """Means over the axes (all by default), float32."""
+        return self._reduced("mean", axis, keepdims)
+
+    def max(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
+        """Greatest elements over the axes (all by default), float32; NaN where one is."""
+        return self._reduced("max", axis, keepdims)
+
+    def min(self, axis: "int | Sequence[int] | None" = None, *, keepdims: bool = False) -> "Tensor":
+        """Least elements over the axes (all by default), float32; NaN where one is."""
+        return self._reduced("min", axis, keepdims)
+
+    def cumsum(self, axis: int = -1) -> "Tensor":
+        """Running sums along an axis."""
+        n = len(self.shape)
+        axis = axis % n
+        if axis == n - 1:
+            return self._op("cumsum", self)
+        order = tuple(n - 1 if i == axis else axis if i == n - 1 else i for i in range(n))
+        turned = self._op("cont", self._op("permute", self, axes=order))
+        return self._op("permute", self._op("cumsum", turned), axes=order)
+
+    @property
+    def T(self) -> "Tensor":
+        """View with the last two axes exchanged."""
+        return self._op("transpose", self)
+
+    def reshape(self, *shape: int) -> "Tensor":
+        """View of another shape (contiguous tensors only); one size may be -1."""
+        return self._op("reshape", self, shape=shape)
+
+    def permute(self, *axes: int) -> "Tensor":
+        """View with the axes in the given order, as in NumPy's transpose."""
+        return self._op("permute", self, axes=axes)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _span(key: object, size: int, t: Face) -> tuple[int, int, int]:
+    """First place, count and step of one axis's index. ShapeError for what is none."""
+    if isinstance(key, slice):
+        start, stop, step = key.indices(size)
+        if step < 1:
+            raise ShapeError(f"{t!r}: a step of {step}; views run forwards")
+        return start, max(0, -(-(stop - start) // step)), step
+    if isinstance(key, bool) or not isinstance(key, int | np.integer):
+        raise ShapeError(
+            f"{t!r}: index {key!r:.40}: expected a number or a slice; see ops.get_rows"
+        )
+    at = int(key) + size if key < 0 else int(key)
+    if not 0 <= at < size:
+        raise ShapeError(f"{t!r}: index {key} is outside an axis of {size}")
+    return at, 1, 1

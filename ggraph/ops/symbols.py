@@ -1,0 +1,368 @@
+"""Symbols in place of arrays, which note what NumPy is asked to do with them. See `trace.py`."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ggraph.ops.steps import ROOM, Box, Shape, Trace, Untraceable
+from ggraph.tensor import Array
+
+
+def ghost(shape: Shape, strides: Shape, nbytes: int) -> Array:
+    """An array of this layout over memory that nobody may touch."""
+    element: Any = np.dtype(f"V{nbytes}")
+    return np.lib.stride_tricks.as_strided(np.empty(1, element), shape, strides)
+
+
+def place(a: Array) -> int:
+    """Address of an array's first byte, to tell how far a view begins."""
+    return int(a.__array_interface__["data"][0])
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A view of a source: views of it are taken by NumPy."""
+
+    number: int  # of the source; of a constant: -1 - its number
+    view: Array
+    base: int
+
+    def step(self, found: Trace, view: Array) -> int:
+        """The step that reads through `view`."""
+        data = (self.number, place(view) - self.base, view.strides)
+        return found.add("source", shape=view.shape, data=data)
+
+
+def symbol(found: Trace, value: Any) -> "Symbol":
+    """A symbol for a symbol, a number or an array."""
+    if isinstance(value, Symbol):
+        return value
+    if isinstance(value, bool | int | float | np.generic):
+        return Symbol(found, found.add("number", data=float(value)), ())
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return symbol(found, value.item())
+    if not isinstance(value, np.ndarray):
+        raise Untraceable(f"{type(value).__name__} is no array")
+    held = np.ascontiguousarray(value, np.float32)
+    if held.size and (held == held.flat[0]).all():
+        number = found.add("number", data=float(np.asarray(value).flat[0]))
+        return Symbol(found, found.add("fill", (number,), held.shape), held.shape)
+    found.constants.append(held)
+    window = Window(-len(found.constants), ghost(held.shape, held.strides, 4), 0)
+    window = Window(window.number, window.view, place(window.view))
+    return Symbol(found, window.step(found, window.view), held.shape, window)
+
+
+class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that is not there yet.
+
+    `step` computes it in the trace's index space; `shape` is what the reference sees, which a
+    reshape of a computed value makes another than the step's.
+    """
+
+    def __init__(
+        self, found: Trace, step: int, shape: Shape, window: Window | None = None,
+        is_float: bool = True,
+    ) -> None:  # fmt: skip
+        self.trace, self.step, self.shape = found, step, tuple(shape)
+        self.window, self.is_float = window, is_float
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> "np.dtype[Any]":
+        """What the values are computed as."""
+        return np.dtype(np.float32 if self.is_float else np.int64)
+
+    def _as(self, shape: Shape) -> "Symbol":
+        """The same, shown in another shape."""
+        return Symbol(self.trace, self.step, shape, None, self.is_float)
+
+    def __bool__(self) -> bool:
+        raise Untraceable("a value decides what is computed")
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+        name = WORDS.get(ufunc, ufunc.__name__)
+        if name == "matmul" and method == "__call__":
+            return _matmul(*args)
+        if method != "__call__" or kwargs or name not in ARITY:
+            raise Untraceable(f"np.{ufunc.__name__}.{method}")
+        return call(self.trace, name, *args)
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if f not in FUNCTIONS:
+            raise Untraceable(f"np.{f.__name__}")
+        return FUNCTIONS[f](*args, **kwargs)
+
+    def astype(self, dtype: Any, copy: bool = True) -> "Symbol":
+        """Itself: kernels compute in float32, and storing converts."""
+        return self
+
+    def copy(self) -> "Symbol":
+        """Itself: symbols never change."""
+        return self
+
+    def _looked_at(self, view: Callable[[Array], Array]) -> "Symbol":
+        if self.window is None:
+            raise Untraceable("a view of what is computed")
+        shown = view(self.window.view)
+        window = Window(self.window.number, shown, self.window.base)
+        step = window.step(self.trace, shown)
+        return Symbol(self.trace, step, shown.shape, window, self.is_float)
+
+    def __getitem__(self, key: Any) -> "Symbol":
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
+            raise Untraceable("an index that is an array")
+        return self._looked_at(lambda a: a[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """What an op writes into the value that it overwrites: a box of it."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if self.window is None or not all(isinstance(k, slice) or k is Ellipsis for k in keys):
+            raise Untraceable("a place that is found at run time")
+        whole = (slice(None),) * self.ndim if keys == (Ellipsis,) else keys
+        starts = tuple(k.start or 0 for k in whole)
+        self.trace.written.append((starts, symbol(self.trace, value)))
+
+    def transpose(self, *axes: Any) -> "Symbol":
+        """As NumPy's, of what is fed."""
+        return self._looked_at(lambda a: a.transpose(*axes))
+
+    @property
+    def T(self) -> "Symbol":
+        """As NumPy's, of what is fed."""
+        return self.transpose()
+
+    def swapaxes(self, a: int, b: int) -> "Symbol":
+        """As NumPy's, of what is fed."""
+        return self._looked_at(lambda x: x.swapaxes(a, b))
+
+    def reshape(self, *shape: Any) -> "Symbol":
+        """As NumPy's: of what is fed as a view; of what is computed only at the end."""
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        if self.window is not None:
+            try:
+                return self._looked_at(lambda a: np.reshape(a, tuple(sizes), copy=False))
+            except ValueError:
+                pass  # not without a copy: then only as the result
+        whole = np.lib.stride_tricks.as_strided(np.empty(1), self.shape, (0,) * self.ndim)
+        return Symbol(self.trace, self.step, whole.reshape(tuple(sizes)).shape)
+
+    def _reduced(self, op: str, axis: Any, keepdims: bool) -> "Symbol":
+        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        wanted = tuple(sorted(a % self.ndim for a in axes))
+        if self.trace.steps[self.step].shape != self.shape:
+            raise Untraceable("a reduction of what was reshaped")
+        kept = tuple(1 if i in wanted else n for i, n in enumerate(self.shape))
+        step = self.trace.add(op, (self.step,), kept, wanted)
+        shape = kept if keepdims else tuple(n for i, n in enumerate(kept) if i not in wanted)
+        return Symbol(self.trace, step, shape)
+
+    def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "Symbol":
+        """As NumPy's."""
+        return self._reduced("sum", axis, keepdims)
+
+    def max(self, axis: Any = None, keepdims: bool = False, initial: Any = None) -> "Symbol":
+        """As NumPy's; `initial` must be -inf, with which every maximum begins."""
+        return self._reduced("max", axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: bool = False, initial: Any = None) -> "Symbol":
+        """As NumPy's."""
+        return self._reduced("min", axis, keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "Symbol":
+        """As NumPy's."""
+        total = self._reduced("sum", axis, keepdims)
+        count = self.size // max(math.prod(self.trace.steps[total.step].shape), 1)
+        return total / np.float64(count)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Results that are laid side by side: where each begins, and what it is; later ones win."""
+
+    shape: Shape
+    parts: list[tuple[Shape, Symbol]]
+
+    def __array_function__(self, f: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if f not in FUNCTIONS:
+            raise Untraceable(f"np.{f.__name__}")
+        given = [a.settled() if isinstance(a, Boxes) else a for a in args]
+        return FUNCTIONS[f](*given, **kwargs)
+
+    def settled(self) -> Symbol:
+        """One array again: it is made in a room before what reads it."""
+        found = self.parts[0][1].trace
+        boxes = tuple(box_of(self.shape, starts, s) for starts, s in self.parts)
+        found.rooms.append((self.shape, boxes))
+        view = ghost(self.shape, _row_major(self.shape), 4)
+        window = Window(ROOM + len(found.rooms) - 1, view, place(view))
+        return Symbol(found, window.step(found, view), self.shape, window)
+
+    def astype(self, dtype: Any, copy: bool = True) -> "Boxes":
+        """Itself."""
+        return self
+
+
+def _row_major(shape: Shape) -> Shape:
+    """Byte strides of float32 without gaps."""
+    return tuple(4 * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def call(found: Trace, op: str, *args: Any) -> Symbol:
+    """One function of elements, broadcast as in NumPy."""
+    given = [symbol(found, a) for a in args]
+    if op == "power":
+        return _power(found, given[0], given[1])
+    given = _alike(given)
+    several = [s for s in given if s.shape]
+    aligned = all(found.steps[s.step].shape == s.shape for s in several)
+    if not aligned and len({(s.shape, found.steps[s.step].shape) for s in several}) > 1:
+        raise Untraceable("arithmetic on what was reshaped")
+    shape = np.broadcast_shapes(*(found.steps[s.step].shape for s in given))
+    step = found.add(op, [s.step for s in given], shape)
+    return Symbol(found, step, shape if aligned else several[0].shape)
+
+
+def _alike(given: list[Symbol]) -> list[Symbol]:
+    """Where one has lost axes of its index space, as `sum` loses them, what is fed beside it in
+    the same shape gets them too."""
+    odd = next((s for s in given if s.shape and s.shape != s.trace.steps[s.step].shape), None)
+    if odd is None:
+        return given
+    space = odd.trace.steps[odd.step].shape
+    return [s.reshape(space)._as(odd.shape) if s.window and s.shape == odd.shape else s
+            for s in given]  # fmt: skip
+
+
+def _power(found: Trace, base: Symbol, exponent: Symbol) -> Symbol:
+    """Small whole powers as products, the half as a root."""
+    step = found.steps[exponent.step]
+    if step.op == "number" and step.data == 0.5:
+        return call(found, "sqrt", base)
+    if step.op == "number" and step.data in (1.0, 2.0, 3.0, 4.0):
+        total = base
+        for _ in range(int(step.data) - 1):
+            total = call(found, "multiply", total, base)
+        return total
+    made = found.add("power", (base.step, exponent.step),
+                     np.broadcast_shapes(base.shape, exponent.shape))  # fmt: skip
+    return Symbol(found, made, found.steps[made].shape)
+
+
+def _matmul(a: Symbol, b: Symbol) -> Symbol:
+    """A sum over products of elements: [.., m, k] @ [.., k, n]."""
+    if not (isinstance(a, Symbol) and isinstance(b, Symbol)) or a.ndim < 2 or b.ndim < 2:
+        raise Untraceable("a product of other things than matrices")
+    return (a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :]).sum(-1)  # type: ignore[no-any-return]
+
+
+def _of(*values: Any) -> Trace:
+    return next(v.trace for v in values if isinstance(v, Symbol))
+
+
+def _where(condition: Any, then: Any, other: Any) -> Symbol:
+    return call(_of(condition, then, other), "where", condition, then, other)
+
+
+def _clip(x: Symbol, low: Any = None, high: Any = None, **other: Any) -> Symbol:
+    x = x if low is None else call(x.trace, "maximum", x, low)
+    return x if high is None else call(x.trace, "minimum", x, high)
+
+
+def _concatenate(parts: Sequence[Symbol], axis: int = 0) -> Boxes:
+    at, found = 0, []
+    for p in parts:
+        axis %= p.ndim
+        found.append((tuple(at if i == axis else 0 for i in range(p.ndim)), p))
+        at += p.shape[axis]
+    first = parts[0].shape
+    return Boxes((*first[:axis], at, *first[axis + 1 :]), found)
+
+
+def _pad(x: Symbol, border: Sequence[tuple[int, int]], **how: Any) -> Any:
+    if not any(a or b for a, b in border):
+        return x
+    whole = tuple(a + n + b for n, (a, b) in zip(x.shape, border, strict=True))
+    value = x.trace.add("number", data=float(how.get("constant_values", 0)))
+    zero = Symbol(x.trace, x.trace.add("fill", (value,), whole), whole)
+    return Boxes(whole, [((0,) * x.ndim, zero), (tuple(a for a, _ in border), x)])
+
+
+def _roll(x: Symbol, shift: Sequence[int], axis: Sequence[int]) -> Boxes:
+    """Each axis in two parts that change places."""
+    cuts = []
+    for n, s in zip(x.shape, shift, strict=True):
+        s = s % n if n else 0
+        cuts.append([(0, n - s, s), (n - s, s, 0)])  # from, count, to
+    found = []
+    for parts in product(*cuts):
+        if all(count for _, count, _ in parts):
+            key = tuple(slice(first, first + count) for first, count, _ in parts)
+            found.append((tuple(to for _, _, to in parts), x[key]))
+    return Boxes(x.shape, found)
+
+
+def _tile(x: Symbol, times: Sequence[int]) -> Symbol:
+    """Every axis as a pair (repetition, place), then one again."""
+    x = x[(*(None for _ in range(len(times) - x.ndim)), ...)]
+    pairs = [size for t, n in zip(times, x.shape, strict=True) for size in (t, n)]
+    keys = tuple(k for _ in x.shape for k in (None, slice(None)))
+    wide = x[keys]._looked_at(lambda a: np.broadcast_to(a, tuple(pairs)))
+    whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
+    return Symbol(x.trace, wide.step, whole, None, x.is_float)
+
+
+def _isneginf(x: Symbol) -> Symbol:
+    return call(x.trace, "equal", x, -math.inf)
+
+
+WORDS: dict[np.ufunc, str] = {}  # ufuncs of our own, such as erf, by what kernels call them
+ARITY: Mapping[str, int] = {
+    "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "power": 2, "maximum": 2, "minimum": 2,
+    "greater": 2, "greater_equal": 2, "less": 2, "less_equal": 2, "equal": 2, "not_equal": 2,
+    "negative": 1, "absolute": 1, "sign": 1, "square": 1, "sqrt": 1, "exp": 1, "expm1": 1,
+    "log": 1, "log1p": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1, "floor": 1, "ceil": 1,
+    "trunc": 1, "rint": 1, "isnan": 1,
+}  # fmt: skip
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.where: _where,
+    np.clip: _clip,
+    np.concatenate: _concatenate,
+    np.pad: _pad,
+    np.roll: _roll,
+    np.tile: _tile,
+    np.isneginf: _isneginf,
+    np.swapaxes: lambda x, a, b: x.swapaxes(a, b),
+    np.transpose: lambda x, axes=None: x.transpose(axes),
+    np.reshape: lambda x, shape: x.reshape(shape),
+    np.broadcast_to: lambda x, shape: x._looked_at(lambda a: np.broadcast_to(a, shape)),
+    np.lib.stride_tricks.sliding_window_view: lambda x, window, axis: x._looked_at(
+        lambda a: np.lib.stride_tricks.sliding_window_view(a, window, axis)
+    ),
+    np.sum: lambda x, axis=None, dtype=None, keepdims=False: x.sum(axis, dtype, keepdims),
+    np.max: lambda x, axis=None, keepdims=False: x.max(axis, keepdims),
+    np.min: lambda x, axis=None, keepdims=False: x.min(axis, keepdims),
+    np.mean: lambda x, axis=None, dtype=None, keepdims=False: x.mean(axis, dtype, keepdims),
+}
+
+
+def box_of(whole: Shape, starts: Shape, s: Symbol) -> Box:
+    """Where a symbol goes in a result of the shape `whole`."""
+    shape = s.trace.steps[s.step].shape
+    if s.size == math.prod(whole):  # all of it, in whatever shape it was written
+        return Box((0,) * len(whole), whole, s.step, shape)
+    return Box(starts, s.shape, s.step, shape)

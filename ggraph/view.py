@@ -1,0 +1,84 @@
+"""One `show` for every noun: text, HTML, dot, JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from ggraph.errors import InputError
+from ggraph.explain import Explanation
+from ggraph.graph import Graph
+from ggraph.plan import Certificate, Plan, Schedule, VerifiedPlan
+from ggraph.show import graph_dot, graph_text, plan_summary, plan_text, schedule_text
+from ggraph.show_html import plan_html
+from ggraph.tensor import Tensor, line
+
+FORMS = ("text", "html", "dot", "json")
+
+
+def show(noun: object, form: str = "text") -> str:
+    """A graph, schedule, plan, verified plan, certificate, explanation or tensor as text.
+
+    `form`: "text" for all of them; "json" for all (one object); "dot", for Graphviz, and "html", a
+    page of its own, for plans; "dot" for graphs too. InputError for anything else.
+    """
+    if form not in FORMS:
+        raise InputError(f"form={form!r}: expected one of {', '.join(FORMS)}")
+    for kind, forms in _SHOWN.items():
+        if isinstance(noun, kind):
+            if form in forms:
+                return forms[form](noun)
+            raise InputError(f"a {kind.__name__} has no {form}; it has {', '.join(forms)}")
+    known = ", ".join(k.__name__ for k in _SHOWN)
+    raise InputError(f"cannot show {noun!r:.60}; shown are {known}")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str)
+
+
+def _graph_data(graph: Graph) -> dict[str, Any]:
+    return {"graph": graph.name, "tensors": [_tensor_data(t) for t in graph]}
+
+
+def _tensor_data(t: Tensor) -> dict[str, Any]:
+    return {
+        "name": t.name, "op": t.op, "dtype": t.dtype.name, "shape": t.shape,
+        "sources": [s.name for s in t.sources], "attributes": dict(t.attrs),
+        "output": t.is_output,
+    }  # fmt: skip
+
+
+def _html(v: VerifiedPlan) -> str:
+    facts = {k: x for k, x in vars(v.certificate).items() if k != "approximations"}
+    return plan_html(v.plan, facts)
+
+
+def _fields(noun: object) -> str:
+    assert is_dataclass(noun) and not isinstance(noun, type), noun
+    return "\n".join(f"{name:<20} {value}" for name, value in asdict(noun).items())
+
+
+Forms = dict[str, Callable[[Any], str]]
+_SHOWN: dict[type, Forms] = {
+    Tensor: {"text": line, "json": lambda t: _json(_tensor_data(t))},
+    Graph: {"text": graph_text, "dot": graph_dot, "json": lambda g: _json(_graph_data(g))},
+    VerifiedPlan: {
+        "text": plan_text,
+        "html": _html,
+        "dot": lambda v: graph_dot(v.plan.graph),
+        "json": lambda v: _json(plan_summary(v)),
+    },
+    Plan: {
+        "text": lambda p: schedule_text(p.schedule),
+        "html": lambda p: plan_html(p, {"commands": len(p.schedule.commands)}),
+        "dot": lambda p: graph_dot(p.graph),
+        "json": lambda p: _json({"commands": list(map(str, p.schedule)), "log": list(p.log)}),
+    },
+    Schedule: {
+        "text": schedule_text,
+        "json": lambda s: _json({"commands": list(map(str, s))}),
+    },
+    Certificate: {"text": _fields, "json": lambda c: _json(asdict(c))},
+    Explanation: {"text": str, "json": lambda e: _json(asdict(e))},
+}

@@ -1,0 +1,125 @@
+"""The half hour of docs/cuda.md on a machine that is played: the calls are read from that page.
+
+    python scripts/gpu_rehearse.py --to FOLDER [--model FILE] [--calls 1,2] [--limit 600]
+
+The machine takes a copy of the tracked tree and what travels with a call, at most 64 MiB; runs one
+command with an empty folder $OUT; ends it at the limit; and gives $OUT back as FOLDER/NUMBER. What
+commands leave in $HOME stays. The tests' stand-in takes the GPU's place, at quick sizes; without
+--model the model's calls are left out. Ends by merging what came back. Status 1 if a call failed.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_BYTES, PIECE_BYTES = 64 << 20, 40 << 20  # of a tree, and of a piece of a model
+CALL = re.compile(r"^\| (\d+) \| (\S*) \| `([^`]+)` \|")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One row of the page's table: what travels beside the tree ("" for nothing), the command."""
+
+    number: int
+    travels: str
+    command: str
+
+
+def calls() -> list[Call]:
+    """The page's, in order."""
+    page = (ROOT / "docs" / "cuda.md").read_text(encoding="utf-8")
+    found = [CALL.match(line) for line in page.splitlines()]
+    return [Call(int(m[1]), m[2].strip("-"), m[3]) for m in found if m]
+
+
+def send(tree: Path, pieces: Path, travels: str) -> int:
+    """A fresh copy of the tracked files and of the piece that travels. Returns its bytes."""
+    shutil.rmtree(tree, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    if travels:
+        shutil.copy2(pieces / Path(travels).name, tree / travels)
+    return sum(p.stat().st_size for p in tree.rglob("*") if p.is_file())
+
+
+def run(command: str, tree: Path, out: Path, home: Path, limit: float) -> int:
+    """The command in the tree; its status, 124 where it was ended."""
+    given = command.replace("gpu_check.py", "gpu_check.py --device stand-in --quick")
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")}
+    environment = {**kept, "OUT": str(out), "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.Popen(
+        ["bash", "-c", given], cwd=tree, env=environment, start_new_session=True
+    )
+    try:
+        return child.wait(limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return 124
+
+
+def cut(model: Path, pieces: Path) -> None:
+    """The model's file in pieces that travel, named as the page names them."""
+    with model.open("rb") as whole:
+        for i, part in enumerate(iter(lambda: whole.read(PIECE_BYTES), b"")):
+            (pieces / f"model.{i:02d}").write_bytes(part)
+
+
+def rehearse(chosen: list[Call], to: Path, model: Path | None, limit: float) -> int:
+    """Every call on one machine; what came back is under `to`."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as machine:
+        tree, out, home, pieces = (Path(machine) / n for n in ("tree", "out", "home", "pieces"))
+        for folder in (home, pieces):
+            folder.mkdir()
+        if model is not None:
+            cut(model, pieces)
+        for call in chosen:
+            if "model." in call.command and model is None:
+                continue
+            if call.travels and not (pieces / Path(call.travels).name).is_file():
+                continue  # a model of fewer pieces
+            size = send(tree, pieces, call.travels)
+            if size > MOST_BYTES:
+                print(f"call {call.number}: {size} bytes do not travel", file=sys.stderr)
+                return 1
+            out.mkdir()
+            status = run(call.command, tree, out, home, limit)
+            shutil.move(out, to / str(call.number))
+            print(f"call {call.number}: status {status}, {size} bytes sent", flush=True)
+            failed += status != 0
+    folders = [str(p) for p in sorted(to.iterdir(), key=lambda p: int(p.name)) if any(p.iterdir())]
+    script = ROOT / "scripts" / "gpu_check.py"
+    command = [sys.executable, str(script), "--merge", *folders, "--to", str(to / "record")]
+    return 1 if subprocess.call(command) or failed else 0
+
+
+def main() -> int:
+    """Play the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--calls", default="", help="numbers, by comma")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of a call")
+    asked = parser.parse_args()
+    wanted = {int(n) for n in asked.calls.split(",") if n}
+    asked.to.mkdir(parents=True)
+    chosen = [c for c in calls() if not wanted or c.number in wanted]
+    return rehearse(chosen, asked.to, asked.model, asked.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Write docs/models.md from runs: python scripts/make_models_table.py [NAME ..]
+
+Every cell is computed on the small golden checkpoints of tests/golden; a NAME prints the rows of
+these alone. The column of llama.cpp needs the extra [bench]; without it the cells say so.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+
+import numpy as np
+from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from small_model import small_model
+from test_cuda_models import left_to_the_cpu, planned
+from test_models_eagle3 import Scripted
+from test_models_families import Family
+from test_models_golden import GOLDEN, NAMES, run_all, spread_error
+from test_models_identity import GREEDY, SEEDED, adversaries
+from test_models_mtp import Made
+
+from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.decode.draft.lookup import SuffixDrafter
+from ggraph.decode.model import StepShape
+from ggraph.decode.runner import Runner
+from models.bench.peer import Peer
+from models.registry import open_model
+from models.run.convert import model_to_gguf
+from models.run.load import open_session
+
+PEER = importlib.util.find_spec("xllamacpp") is not None
+if PEER:
+    from test_models_llama_cpp import NAMES as KNOWN_TO_LLAMA_CPP
+    from test_models_llama_cpp import PLAIN, greedy, source
+NEW = 24  # tokens of a text that is compared with llama.cpp's
+INTRO = """# Models
+
+This page is written by `scripts/make_models_table.py` from runs; do not edit it.
+
+Each row is a random checkpoint of the family's shape (`tests/golden`), whose expected logits come
+from transformers 5.23 in float32. What it shows:
+
+- *folder*, *GGUF*: the largest difference of 48 rows of logits, in units of the row's spread, read
+  from the Hugging Face folder and from a GGUF file that ggraph wrote of it; 2e-4 is the bar.
+- *llama.cpp*: how many of 24 greedy tokens are the same there, from that GGUF file, up to the first
+  that differs; mixtures may part where two experts are as good.
+- *identity*: texts with drafts that are the text without, byte for byte: chains, forks and trees of
+  right and wrong guesses, greedy and seeded, and the model's own draft layers (mtp) where there are
+  any.
+- *NumPy*: ops of a step that have no compiled kernel on the CPU.
+- *CUDA*: launches of a step of 5 and of one of 64 rows that a plan for a GPU leaves to the CPU.
+
+Architectures of one's own: [architectures.md](architectures.md). Real checkpoints of most families
+have not been run by us; speeds of one that has are in [performance.md](performance.md).
+
+"""
+
+
+def logits_error(path: Path, name: str) -> float:
+    """Of all rows, in two steps."""
+    expected = np.load(GOLDEN / name / "expected.npz")
+    got = run_all(path, expected["ids"].tolist(), 20)
+    return spread_error(got["logits"], expected["logits"])
+
+
+def same_as_llama_cpp(name: str, folder: Path) -> str:
+    """Greedy tokens before the first that llama.cpp says otherwise."""
+    if not PEER:
+        return "not asked"
+    if name not in KNOWN_TO_LLAMA_CPP:
+        return "not compared"
+    path = small_model(folder / "peer.gguf", PLAIN, source(name, folder / "hf"), "f32")
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
+    ours, _ = greedy(path, ids)
+    peer = Peer(path, 1, 256)
+    theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
+    peer.close()
+    same = [a == b for a, b in zip(ours, theirs, strict=True)]
+    return f"{same.index(False) if False in same else NEW} of {NEW}"
+
+
+def identity(name: str, folder: Path) -> str:
+    """Texts with drafts that equal the text without, of how many."""
+    family = Family(GOLDEN / name)
+    right = []
+    for config in (GREEDY, SEEDED):
+        plain = family.text(config)
+        for guess in adversaries(family.prompt + plain, family.model.vocab_size, 3).values():
+            right.append(family.text(config, Scripted(guess), 12) == plain)
+        right.append(family.text(config, SuffixDrafter(), 3) == plain)
+    family.session.close()
+    own = name.removeprefix("tiny2/")
+    if own in (QWEN, EXPERTS, GLM):
+        made = Made(with_draft_layer(own, folder / "drafts"))
+        plain = made.text(family.prompt, GREEDY, 0)
+        right.append(made.text(family.prompt, GREEDY, 3) == plain)
+        made.session.close()
+        return f"{sum(right)} of {len(right)}, mtp too"
+    return f"{sum(right)} of {len(right)}"
+
+
+def without_kernel(name: str) -> str:
+    """Ops of a step that NumPy computes."""
+    session = open_session(threads=1, exact=True, profile=True)
+    backend = session.backends["cpu"]
+    assert isinstance(backend, CpuBackend) and backend.profile is not None
+    backend.profile.on = True
+    Runner(open_model(GOLDEN / name), session, 64).text(range(1, 6))
+    found = {op.split()[0] for op, _ in backend.profile.times if op.endswith("(NumPy)")}
+    session.close()
+    return ", ".join(sorted(found)) or "none"
+
+
+def left_on_cuda(name: str) -> str:
+    """Launches that a plan for a GPU leaves to the CPU."""
+    model = open_model(GOLDEN / name)
+    left = []
+    for rows in (5, 64):
+        shape = StepShape(rows, 256, 1 if rows > 8 else rows, 513, ())
+        left += left_to_the_cpu(planned(model.build(shape), 1))
+    return ", ".join(left) or "none"
+
+
+def row(name: str) -> str:
+    """One line of the table."""
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        model_to_gguf(open_model(GOLDEN / name), folder / "own.gguf", "f32")
+        errors = [f"{logits_error(p, name):.0e}" for p in (GOLDEN / name, folder / "own.gguf")]
+        cells = [
+            f"`{open_model(GOLDEN / name).config.architecture}`", config["architectures"][0],
+            *errors, same_as_llama_cpp(name, folder), identity(name, folder),
+            without_kernel(name), left_on_cuda(name),
+        ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(names: tuple[str, ...]) -> Iterator[str]:
+    """The lines, as they come."""
+    yield "| name | class | folder | GGUF | llama.cpp | identity | NumPy | CUDA |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name in names:
+        yield row(name)
+
+
+def main() -> None:
+    """Print the table; write the page where all rows were asked for."""
+    wanted = tuple(n for n in NAMES if n.partition("/")[2] in sys.argv[1:]) or NAMES
+    lines = []
+    for line in table(wanted):
+        print(line, flush=True)
+        lines.append(line)
+    if wanted == NAMES:
+        (ROOT / "docs" / "models.md").write_text(INTRO + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

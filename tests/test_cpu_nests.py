@@ -1,0 +1,198 @@
+"""Kernels by rule: traced meanings, loop nests over any layout, and what has no kernel."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggraph import Graph, Options, Session, Tensor, input, open_backend, ops, weight
+from ggraph.backends.cpu import cpu_spec
+from ggraph.backends.cpu.loops import plan_nests
+from ggraph.errors import PlaceError
+from ggraph.ops import examples
+from ggraph.ops.evaluate import evaluate, to_storage
+from ggraph.ops.trace import trace
+from ggraph.tensor import OPS, Array, Kind, apply, leaf
+
+SPEC = cpu_spec("cpu")
+RNG = np.random.default_rng(5)
+
+
+def run(graph: Graph, feeds: dict[str, Array], threads: int = 2) -> dict[str, Array]:
+    """Outputs from the CPU; every op must have a kernel."""
+    session = Session(
+        {"cpu": open_backend("cpu", threads=threads, exact=True)}, Options(strict=True)
+    )
+    given = {n: a for n, a in feeds.items() if graph[n].kind is Kind.INPUT}
+    held = {n: a for n, a in feeds.items() if graph[n].kind is Kind.WEIGHT}
+    session.prepare("k", graph, {n: to_storage(a, graph[n]) for n, a in held.items()})
+    found = session.run("k", given)
+    session.close()
+    return found
+
+
+def agrees(y: Tensor, bound: float = 1e-5, **feeds: Array) -> None:
+    graph = Graph.of({"y": y})
+    want = evaluate(graph, feeds)["y"]
+    got = run(graph, feeds)["y"]
+    scale = np.abs(want[np.isfinite(want)]).max(initial=1e-30)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(all="ignore"):
+        assert (same | (np.abs(got - want) <= bound * scale)).all()
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def as_weights(name: str) -> list[Tensor]:
+    """The examples of an op with matrices and tables as a model has them: as weights."""
+    spec, found = OPS[name], []
+    for e in spec.examples:
+        leaves = list(examples.leaves(spec, e))
+        if name.startswith(("mul_mat", "get_rows")) and leaves:
+            leaves[0] = leaf(Kind.WEIGHT, "a", e.args[0].shape, e.args[0].dtype)
+        found.append(apply(name, *leaves, name="y", **e.attrs))
+    return found
+
+
+WITHOUT = {"cast", "cpy", "delta_net", "delta_net_next", "rope", "set_rows"}  # NumPy computes some
+
+
+def test_every_example_is_compiled_but_for_a_short_list() -> None:
+    ours = {n for n in OPS if OPS[n].view_of is None and n not in ("copy",)}
+    lacking = {n for n in ours if not all(map(SPEC.compiled, as_weights(n)))}
+    assert lacking == WITHOUT
+    page = (Path(__file__).parent.parent / "docs" / "library.md").read_text()
+    assert all(f"`{n}`" in page for n in WITHOUT)
+
+
+SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
+
+
+@given(shape=SHAPES, order=st.randoms(use_true_random=False), last=st.integers(1, 40))
+def test_any_layout_of_any_shape(shape: tuple[int, ...], order: object, last: int) -> None:
+    """Permuted, sliced and repeated sources of several types, in one expression."""
+    shape = (*shape, last)
+    axes = list(range(len(shape)))
+    order.shuffle(axes)  # type: ignore[attr-defined]
+    wide = tuple(n + 2 for n in shape)
+    a = input("a", tuple(wide[axes.index(i)] for i in range(len(wide)))).permute(*axes)
+    box = a[tuple(slice(1, 1 + n) for n in shape)]
+    some = tuple(n if i % 2 else 1 for i, n in enumerate(shape))
+    b, c = input("b", some, "f16"), input("c", (last,), "bf16")
+    y = ops.mul(ops.add(ops.cont(box), b), c)
+    feeds = {t.name: examples.rounded(normal(*t.shape), t) for t in (a.root, b, c)}
+    want = evaluate(Graph.of({"y": y}), feeds)["y"]
+    stored = {t.name: to_storage(feeds[t.name], t) for t in (a.root, b, c)}
+    got = run(Graph.of({"y": y}), stored)["y"]
+    assert np.array_equal(got, want)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(1, 40)),
+    axes=st.sets(st.integers(0, 2), min_size=1),
+    kind=st.sampled_from(["sum", "mean", "max", "min"]),
+)
+def test_reductions_over_any_axes(shape: tuple[int, ...], axes: set[int], kind: str) -> None:
+    x = input("x", shape)
+    agrees(ops.reduce(x, kind, tuple(axes)), x=normal(*shape))
+    turned = x.permute(2, 0, 1)
+    agrees(ops.reduce(turned, kind, tuple(axes)), x=normal(*shape))
+
+
+@pytest.mark.parametrize("op", ["exp", "log", "tanh", "expm1", "sin", "softplus", "gelu_erf"])
+def test_functions_over_their_whole_range(op: str) -> None:
+    """To a few units in the last place of NumPy's float64, NaN and infinities included; 1 + erf(x)
+    of large negative x to units in the last place of 1."""
+    ends = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38], np.float32)
+    dense = np.concatenate([np.linspace(-80, 80, 40_001), np.geomspace(1e-30, 1e30, 5_001), ends])
+    x = input("x", dense.shape)
+    given = dense.astype(np.float32)
+    if op == "sin":
+        given = given[np.isfinite(given) & (np.abs(given) < 1e6)]
+        x = input("x", given.shape)
+    graph = Graph.of({"y": getattr(ops, op)(x)})
+    want, got = evaluate(graph, {"x": given})["y"], run(graph, {"x": given})["y"]
+    with np.errstate(all="ignore"):
+        least = np.abs(given) if op == "gelu_erf" else 1e-3
+        off = np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), least)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    assert (same | (off < 2e-6) | (np.abs(want) < 1e-37)).all(), given[~same][np.argmax(off[~same])]
+
+
+def test_a_rows_bits_do_not_depend_on_its_neighbours_or_on_threads() -> None:
+    x, w = normal(40, 77), normal(77)
+
+    def normed(rows: Array, threads: int) -> Array:
+        t = input("x", rows.shape)
+        y = ops.norm(t) * input("w", (77,))
+        graph = Graph.of({"y": ops.add(y, ops.soft_max(t))})
+        return run(graph, {"x": rows, "w": w}, threads)["y"]
+
+    together = normed(x, 2)
+    assert np.array_equal(together, normed(x, 1))
+    for i in (0, 17, 39):
+        assert np.array_equal(together[i], normed(x[i : i + 1], 1)[0])
+
+
+def test_transposed_and_reshaped_weights_are_packed() -> None:
+    """x @ w with w [in, out], and a convolution's kernel, by the products of stored matrices."""
+    x, w = input("x", (5, 24)), weight("w", (24, 40), "f16")
+    y = x @ w
+    assert SPEC.held_bytes(w, (y,)) > 0 and not SPEC.needs(y)
+    held = examples.rounded(normal(24, 40), w)
+    agrees(y, 1e-5, x=normal(5, 24), w=held)
+    image, kernel = input("x", (2, 3, 9, 8)), weight("w", (6, 3, 3, 3))
+    found = ops.conv_2d(kernel, image, (2, 1), (1, 1))
+    agrees(ops.cont(found), 1e-5, x=normal(2, 3, 9, 8), w=normal(6, 3, 3, 3))
+
+
+def test_attention_without_a_mask_with_a_cap_and_of_odd_heads() -> None:
+    for dim, capped in ((64, 0.0), (64, 20.0), (10, 20.0)):
+        shapes = {"q": (3, 4, dim), "k": (150, 2, dim), "v": (150, 2, dim)}
+        q, k, v = (input(n, s) for n, s in shapes.items())
+        y = ops.flash_attn(q, k, v, scale=dim**-0.5, softcap=capped)
+        agrees(y, 2e-5, **{n: normal(*s) * 3 for n, s in shapes.items()})
+
+
+def test_what_has_no_kernel_is_told_and_refused(caplog: pytest.LogCaptureFixture) -> None:
+    x = input("x", (3, 64))
+    graph = Graph.of({"y": ops.cast(ops.cast(x, "q4_0"), "f32")})
+    session = Session({"cpu": open_backend("cpu", threads=1)})
+    for key in ("first", "again"):
+        plan = session.prepare(key, graph).plan
+    assert [r.getMessage().count("cast (2 times") for r in caplog.records] == [1]
+    assert any("without a kernel, in NumPy: cast (2 times" in entry for entry in plan.log)
+    session.close()
+    strict = Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True))
+    with pytest.raises(PlaceError, match=r"strict, and without a kernel: .*= cast\(%x\)"):
+        strict.prepare("k", graph)
+    strict.close()
+
+
+def test_a_trace_is_what_the_reference_says() -> None:
+    x = input("x", (4, 6))
+    found = trace(ops.norm(x))
+    assert [s.op for s in found.steps].count("sum") == 2
+    assert all(s.shape in ((4, 6), (4, 1), ()) for s in found.steps)
+    planned = plan_nests(ops.norm(x))
+    assert planned is not None and len(planned.result) == 1
+    nest = planned.result[0].nest
+    assert (nest.kept, nest.reduced, nest.along, nest.whole) == (1, 1, "reduced", True)
+
+
+def test_chains_give_the_bits_of_their_parts() -> None:
+    a, b = input("a", (7, 50)), input("b", (50,))
+    graph = Graph.of({"y": ops.silu(a * b + 2.0) - ops.tanh(a)})
+    feeds = {"a": normal(7, 50), "b": normal(50)}
+    backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
+    plain = Session(backends, Options(rewrites=False))
+    plain.prepare("k", graph)
+    fused = Session(backends)
+    nodes = [t.op for t in fused.prepare("k", graph).plan.graph.nodes]
+    assert nodes == ["chain"]
+    assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
+    fused.close()

@@ -1,0 +1,119 @@
+"""Ops from outside: compiled from their meaning, by a C function, or told; held to the truth."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggraph import Array, Graph, input, register_op
+from ggraph.errors import GraphError
+from ggraph.extend import load_installed
+from ggraph.tensor import OPS, Arg, Example
+from ggraph.testing import Differs, check_op, check_plan
+
+SMALL = (Example((Arg((3, 5)),)), Example((Arg((0, 4)),)), Example((Arg((2, 3, 37)),)))
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What a test registers goes with it."""
+    before = dict(OPS)
+    yield
+    OPS.clear()
+    OPS.update(before)
+
+
+def mish(x: Array) -> Array:
+    y: Array = x * np.tanh(np.log1p(np.exp(x)))
+    return y
+
+
+def test_an_op_has_a_kernel_because_it_has_a_meaning() -> None:
+    op = register_op("mish", mish, examples=SMALL, elementwise=True, inplace=(0,))
+    found = check_op("mish")
+    assert [c.compiled for c in found] == [True] * len(found) and len(found) == 6
+    x = input("x", (4, 6))
+    feeds = {"x": np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)}
+    assert check_plan(Graph.of({"y": op(x, name="m") + 1}), feeds, orders=2) == 2
+    with pytest.raises(GraphError, match="registered twice"):
+        register_op("mish", mish, examples=SMALL)
+
+
+def test_an_op_that_reduces_has_one_too() -> None:
+    def standardised(x: Array) -> Array:
+        c = x - x.mean(-1, keepdims=True)
+        y: Array = c / np.maximum(abs(c).max(-1, keepdims=True), 1e-6)
+        return y
+
+    register_op("standardised", standardised, examples=SMALL)
+    assert all(c.compiled for c in check_op("standardised", ("cpu",)))
+
+
+def test_an_op_that_sorts_has_none_and_runs_all_the_same() -> None:
+    register_op("sorted", lambda x: np.sort(x, -1), examples=SMALL)
+    assert [c.compiled for c in check_op("sorted", ("cpu",))] == [False, True, False]  # no element
+
+
+SOURCE = """
+#include <stdint.h>
+void reversed(const int64_t *operands, int64_t thread, int64_t threads) {
+    float *y = (float *)operands[0];
+    const float *x = (const float *)operands[2];
+    int64_t count = operands[1] / 4;
+    for (int64_t i = thread * count / threads; i < (thread + 1) * count / threads; i++)
+        y[i] = x[count - 1 - i];
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_an_op_with_a_c_function(tmp_path: Path) -> None:
+    (tmp_path / "own.c").write_text(SOURCE)
+    library = tmp_path / "own.so"
+    command = ["cc", "-O2", "-shared", "-fPIC", str(tmp_path / "own.c"), "-o", str(library)]
+    subprocess.run(command, check=True)
+
+    def meaning(x: Array) -> Array:
+        return np.ascontiguousarray(x.reshape(-1)[::-1]).reshape(x.shape)
+
+    kernel = ctypes.CDLL(str(library)).reversed
+    register_op("reversed", meaning, examples=SMALL, kernel=kernel)
+    assert all(c.compiled for c in check_op("reversed", ("cpu",)))
+    with pytest.raises(GraphError, match="may not work in place"):
+        register_op("again", meaning, examples=SMALL, kernel=kernel, inplace=(0,))
+
+
+def test_a_record_that_does_not_hold_is_told() -> None:
+    def writes(x: Array) -> Array:
+        x += 1
+        return x
+
+    register_op("writes", writes, examples=SMALL)
+    with pytest.raises(Differs, match="writes, example 0: the reference writes"):
+        check_op("writes")
+    register_op("wide", lambda x: np.concatenate([x, x], -1), examples=SMALL)
+    with pytest.raises(Differs, match=r"wide, example 0: shape \(3, 5\), reference \(3, 10\)"):
+        check_op("wide")
+    with pytest.raises(GraphError, match="at least one example"):
+        register_op("bare", mish, examples=())
+
+
+def test_packages_bring_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package's entry point is loaded and called."""
+    (tmp_path / "someones_ops.py").write_text(
+        "from ggraph import register_op\n"
+        "from ggraph.tensor import Arg, Example\n"
+        "def bring():\n"
+        "    register_op('tripled', lambda x: 3 * x, examples=[Example((Arg((2, 2)),))])\n"
+    )
+    info = tmp_path / "someones_ops-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-ops\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ggraph.ops]\nown = someones_ops:bring\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_installed() == ("tripled",)
+    assert check_op("tripled", ("cpu",))[0].compiled

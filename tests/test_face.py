@@ -1,0 +1,137 @@
+"""Tensors in expressions: numbers, broadcasting, indices, reductions, scopes; what is shown."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ggraph import (
+    Array,
+    Graph,
+    InputError,
+    Options,
+    Session,
+    Tensor,
+    explain,
+    input,
+    open_backend,
+    ops,
+    scope,
+    show,
+    weight,
+)
+from ggraph.errors import ShapeError
+from ggraph.ops.evaluate import evaluate
+
+RNG = np.random.default_rng(0)
+A = RNG.standard_normal((3, 4, 5)).astype(np.float32)
+B = RNG.standard_normal(5).astype(np.float32)
+P = np.abs(A) + np.float32(0.1)
+a, b, p = input("a", A.shape), input("b", B.shape), input("p", P.shape)
+
+
+def over(x: Tensor) -> Tensor:
+    e = ops.exp(x - x.max(0, keepdims=True))
+    return e / e.sum(0, keepdims=True)
+
+
+CASES: dict[str, tuple[Tensor, Array]] = {
+    "1 - a": (1 - a, 1 - A), "a + 2": (a + 2, A + 2), "2 + a": (2 + a, 2 + A),
+    "2 * a": (2 * a, 2 * A), "a / 4": (a / 4, A / 4), "1 / p": (1 / p, 1 / P),
+    "a ** 2": (a**2, A**2), "a ** 3": (a**3, A**3), "p ** .5": (p**0.5, P**0.5),
+    "p ** 1.7": (p**1.7, P**1.7), "2 ** a": (2**a, 2**A), "p ** a": (p**a, P**A),
+    "a - b": (a - b, A - B), "b - a": (b - a, B - A), "b / p": (b / p, B / P),
+    "outer": (b.reshape(5, 1) * b, B[:, None] * B), "abs": (abs(a), np.abs(A)),
+    "a > b": (a > b, (A > B) * 1.0), "a >= .5": (a >= 0.5, (A >= 0.5) * 1.0),
+    "a < 0": (a < 0, (A < 0) * 1.0), "a <= b": (a <= b, (A <= B) * 1.0),
+    "a[0]": (a[0], A[0]), "a[-1]": (a[-1], A[-1]), "a[..., 1:3]": (a[..., 1:3], A[..., 1:3]),
+    "a[:, 1]": (a[:, 1], A[:, 1]), "a[::2]": (a[::2], A[::2]),
+    "a[:, ::3, 1::2]": (a[:, ::3, 1::2], A[:, ::3, 1::2]),
+    "a[-1, :, None, 2]": (a[-1, :, None, 2], A[-1, :, None, 2]), "a[1:1]": (a[1:1], A[1:1]),
+    "sum": (a.sum(), A.sum()), "sum(0)": (a.sum(0), A.sum(0)),
+    "sum((0, -1))": (a.sum((0, -1)), A.sum((0, -1))), "min": (a.min(), A.min()),
+    "mean(1)": (a.mean(1, keepdims=True), A.mean(1, keepdims=True)),
+    "max(-1)": (a.max(-1), A.max(-1)), "cumsum(1)": (a.cumsum(1), A.cumsum(1)),
+    "cumsum": (a.cumsum(), A.cumsum(-1)), "a dot b": (a @ b.reshape(5, 1), A @ B[:, None]),
+    "where": (ops.where(a > 0, a, b), np.where(A > 0, A, B)),
+    "maximum": (ops.maximum(a, b), np.maximum(A, B)),
+    "minimum": (ops.minimum(a, b), np.minimum(A, B)),
+    "soft_max over 0": (over(a), np.exp(A) / np.exp(A).sum(0)),
+}  # fmt: skip
+
+
+def test_every_expression_means_what_numpys_does() -> None:
+    graph = Graph.of({name: t for name, (t, _) in CASES.items()})
+    feeds = {"a": A, "b": B, "p": P}
+    session = Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True))
+    session.prepare("k", graph)
+    found, meant = session.run("k", feeds), evaluate(graph, feeds)
+    session.close()
+    for name, (_, want) in CASES.items():
+        for got in (found[name], meant[name]):
+            assert got.shape == np.shape(want), name
+            assert np.allclose(got, want, atol=2e-6, rtol=2e-6), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: a[7], "index 7 is outside an axis of 3"),
+        (lambda: a[::-1], "a step of -1; views run forwards"),
+        (lambda: a[0, 0, 0, 0], "4 indices for 3 axes"),
+        (lambda: a[[0, 1]], "expected a number or a slice"),
+        (lambda: a[0.5], "expected a number or a slice"),
+        (lambda: a - [1, 2], "feed an array as an input"),
+        (lambda: a - np.zeros(5), "feed an array as an input"),
+        (lambda: np.zeros(5) - a, "feed an array as an input"),
+        (lambda: a * True, "expected a tensor or a number"),
+        (lambda: a * input("z", (7,)), r"cannot broadcast \[3, 4, 5\] of %a and \[7\] of %z"),
+        (lambda: a.sum(3), r"axes \[3\] are not axes"),
+        (lambda: input("e", (0, 2)).max(0), "max over no element"),
+    ],
+)
+def test_what_is_no_expression_is_a_shape_error(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(ShapeError, match=said):
+        wrong()
+
+
+def test_scopes_stand_before_names_and_not_in_plans() -> None:
+    with scope("blk.3"):
+        w = weight("w", (4, 4))
+        with scope("attn"):
+            q = (input("x", (2, 4)) @ w).named("q")
+        graph = Graph.of({"y": ops.cont(q)})
+        session = Session({"cpu": open_backend("cpu", threads=1)})
+        session.prepare("k", graph, {"blk.3.w": np.eye(4, dtype=np.float32)})
+    assert {"blk.3.w", "blk.3.attn.x", "blk.3.attn.q", "y"} <= {t.name for t in graph}
+    x = RNG.standard_normal((2, 4)).astype(np.float32)
+    assert np.array_equal(session.run("k", {"blk.3.attn.x": x})["y"], x)
+    session.close()
+    assert weight("w", (1,)).name == "w"
+
+
+def test_a_plan_prints_and_every_noun_is_shown() -> None:
+    graph = Graph.of({"y": (a * 2).sum(0)})
+    session = Session({"cpu": open_backend("cpu", threads=1, profile=True)})
+    verified = session.prepare("k", graph)
+    assert str(verified).startswith("plan of 'graph'\nverified: ")
+    assert "\nplace y " in show(verified) and "\nplace y " not in str(verified)
+    assert str(verified.plan.schedule.commands[0]) in show(verified.plan)
+    assert json.loads(show(verified, "json"))["graph"] == "graph"
+    assert json.loads(show(graph, "json"))["tensors"][0]["name"] == "a"
+    assert show(graph, "dot").startswith("digraph") and "<html" in show(verified, "html")
+    assert show(explain(verified, "y")).startswith("y\n")
+    assert "reads_proved" in show(verified.certificate)
+    with pytest.raises(InputError, match="a Graph has no html; it has text, dot, json"):
+        show(graph, "html")
+    with pytest.raises(InputError, match="cannot show 3"):
+        show(3)
+    table = session.profile("k", {"a": A}, runs=2)
+    assert table.splitlines()[0].startswith("'k': ") and "reduce" in table
+    session.close()
+    plain = Session({"cpu": open_backend("cpu", threads=1)})
+    plain.prepare("k", graph)
+    with pytest.raises(InputError, match="profile=True"):
+        plain.profile("k", {"a": A})
+    plain.close()
