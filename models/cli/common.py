@@ -95,7 +95,8 @@ class ModelOptions:
                 f"-hf {self.hf_repo}: ggraph downloads nothing from Hugging Face; fetch it with "
                 f"`hf download {repo} --local-dir DIR`, then name DIR or a GGUF file in it with -m"
             )
-        if (self.cache_type_k or self.cache_type) != (self.cache_type_v or self.cache_type):
+        kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
+        if kinds[0] != kinds[1]:
             raise InputError(
                 f"-ctk {self.cache_type_k or self.cache_type} -ctv "
                 f"{self.cache_type_v or self.cache_type}: keys and values have one type here; "
