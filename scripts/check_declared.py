@@ -40,7 +40,7 @@ from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Memory
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.device import HOST
-from ggraph.dtype import A8, F32
+from ggraph.dtype import A8, F32, I32, I64
 from ggraph.errors import BackendError, GraphError, ShapeError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
@@ -259,11 +259,18 @@ def stored_of(graph: Graph, example: Example, seed: int) -> dict[str, Array]:
     """Storage of every leaf, filled as the example asks; states too."""
     rng = np.random.default_rng(seed)
     fills = {f"x{n}": a for n, a in enumerate(example.args)}
-    return {
+    found = {
         t.name: to_storage(examples.values(replace(fills[t.name], shape=t.shape), rng), t)
         for t in graph
         if t.is_leaf
     }
+    for t in graph.nodes:  # what integers mean may hang on their place: parents come before
+        for s in t.sources:
+            if s.is_view and s.root.is_leaf and s.dtype in (I32, I64) and s.size:
+                held = found[s.root.name] = found[s.root.name].copy()
+                shown: Array = np.ndarray(s.shape, s.dtype.np, held, s.offset, s.strides)
+                shown[...] = examples.values(replace(fills[s.root.name], shape=s.shape), rng)
+    return found
 
 
 def elsewhere(graph: Graph, stored: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:

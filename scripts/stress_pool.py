@@ -22,13 +22,15 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
-from ggraph.backends.cpu import elementwise  # noqa: F401  (registers the kernels)
 from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.loops import Planned, plan_nests
+from ggraph.backends.cpu.nest import names, register
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 
@@ -87,13 +89,25 @@ def random_case(r: random.Random) -> Case:
     asm = Assembler(host_jit())
     for s, barrier in zip(steps, _barriers(steps), strict=True):
         width = n - s.shift
-        asm.add(
-            s.name, barrier=barrier or r.random() < 0.2, a=arrays[s.a][:, s.shift :],
-            b=arrays[s.b], y=arrays[s.y], m=1, n=width, ys=0, bs=0, **{"as": 0},
-        )  # fmt: skip
+        p = planned(s.name, width)
+        sources = [arrays[s.y], arrays[s.a][:, s.shift :], arrays[s.b]]
+        words: dict[str, Any] = dict(zip(p.nest.axes, (a.extent for a in p.axes), strict=True))
+        for i, (operand, source) in enumerate(zip(names(3), sources, strict=True)):
+            words |= {operand: source}
+            words |= {operand + x: a.strides[i] for x, a in zip(p.nest.axes, p.axes, strict=True)}
+        asm.add(register(p.nest).name, barrier=barrier or r.random() < 0.2, **words)
         result = KERNELS[s.name](want[s.a][:, s.shift :], want[s.b][:, :width])
         want[s.y][:, :width] = result
     return Case(asm.freeze(), arrays, start, want)
+
+
+@cache
+def planned(name: str, n: int) -> Planned:
+    """The loop nest of one of the ops over n numbers."""
+    nests = plan_nests(getattr(ops, name)(input("a", (n,)), input("b", (n,))))
+    assert nests is not None
+    (nest,) = nests.result
+    return nest
 
 
 def _step(r: random.Random, count: int, n: int) -> Step:
