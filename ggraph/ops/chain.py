@@ -112,9 +112,10 @@ def joined(t: Tensor, lonely: Mapping[str, Tensor], made: Mapping[str, Tensor]) 
         inner = made.get(s.name, s)
         inside = lonely.get(s.name) is t and _fits(s) and s.shape == t.shape
         own.append(_inline(inner, sources, steps) if inside else _source(s, sources))
-    attrs = {k: float(v) for k, v in t.attrs.items() if isinstance(v, int | float)}
-    steps.append(Link(t.op, tuple(own), attrs))
-    if len(steps) < 2 or len(steps) > MOST_STEPS or len(sources) > MOST_SOURCES:
+    if not steps:
+        return None
+    _append(t, own, steps)
+    if len(steps) > MOST_STEPS or len(sources) > MOST_SOURCES:
         return None
     return apply("chain", *sources, name=t.name, program="; ".join(map(str, steps)))
 
@@ -133,17 +134,22 @@ def _source(s: Tensor, sources: list[Tensor]) -> str:
 
 
 def _inline(t: Tensor, sources: list[Tensor], steps: list[Link]) -> str:
-    """Put the steps of `t`, a chain or a single op, behind those there are; names its result."""
+    """Put the steps of `t` behind those there are; names its result."""
+    _append(t, [_source(s, sources) for s in t.sources], steps)
+    return str(len(steps) - 1)
+
+
+def _append(t: Tensor, names: Sequence[str], steps: list[Link]) -> None:
+    """The steps of `t`, a chain or a single op, whose sources have these names."""
     if t.op != "chain":
         attrs = {k: float(v) for k, v in t.attrs.items() if isinstance(v, int | float)}
-        steps.append(Link(t.op, tuple(_source(s, sources) for s in t.sources), attrs))
-        return str(len(steps) - 1)
+        steps.append(Link(t.op, tuple(names), attrs))
+        return
     first = len(steps)
-    letters = {_letter(i): _source(s, sources) for i, s in enumerate(t.sources)}
+    known = {_letter(i): name for i, name in enumerate(names)}
     for link in links(str(t.attrs["program"])):
-        args = tuple(letters[a] if a in letters else str(int(a) + first) for a in link.args)
+        args = tuple(known[a] if a in known else str(int(a) + first) for a in link.args)
         steps.append(Link(link.op, args, link.attrs))
-    return str(len(steps) - 1)
 
 
 def chain(*sources: Tensor, program: str, name: str = "") -> Tensor:

@@ -225,7 +225,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "held_bytes", "is_matrix", "is_rows", "is_weight", "kept_as",
-    "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs", "takes_floats",
-    "turns", "turns_into",
+    "attends", "attends_plainly", "bounded", "held_bytes", "is_matrix", "is_rows", "is_weight",
+    "kept_as", "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs",
+    "takes_floats", "turns", "turns_into",
 ]  # fmt: skip
