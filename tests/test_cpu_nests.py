@@ -200,7 +200,7 @@ def test_chains_give_the_bits_of_their_parts() -> None:
 
 def test_a_users_chain_joins_what_only_it_reads() -> None:
     a, b = input("a", (7, 50)), input("b", (50,))
-    written = ops.chain(ops.tanh(a), b, program="mul(b, a); silu(0); add(1, a)")
+    written = ops.chain(ops.tanh(a), b, program="mul(a, b); silu(0); add(1, a)")
     graph = Graph.of({"y": ops.scale(written, 0.5)})
     feeds = {"a": normal(7, 50), "b": normal(50)}
     backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
@@ -209,7 +209,7 @@ def test_a_users_chain_joins_what_only_it_reads() -> None:
     fused = Session(backends)
     (node,) = fused.prepare("k", graph).plan.graph.nodes
     assert node.attrs["program"] == (
-        "tanh(a); mul(b, 0); silu(1); add(2, 0); scale(3){scale=0.5 bias=0.0}"
+        "tanh(a); mul(0, b); silu(1); add(2, 0); scale(3){scale=0.5 bias=0.0}"
     )
     assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
     fused.close()
