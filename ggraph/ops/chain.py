@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ggraph.dtype import F16, F32
-from ggraph.ops.rules import expect, f32, plain_float, repeats_into
+from ggraph.ops.rules import expect, f32, plain_float, repeats_into, rule
 from ggraph.tensor import OPS, Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 
 MOST_SOURCES, MOST_STEPS = 8, 16
@@ -61,6 +61,8 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
         known[str(i)] = Tensor(
             str(i), meta.shape, meta.dtype, sources[0].kind, (0,) * len(meta.shape)
         )
+    idle = set(map(_letter, range(len(sources)))) - {a for step in steps for a in step.args}
+    expect(not idle, f"no step takes {', '.join(sorted(idle))}")
     for s in sources:
         plain_float(s)
         repeats_into(s, known[str(len(steps) - 1)])
@@ -79,7 +81,7 @@ def _reference(*arrays: Array, program: str) -> Array:
 CHAIN = register(
     OpSpec(
         "chain",
-        infer=_rule,
+        infer=rule("chain", "source+", _rule),
         reference=_reference,
         inplace_ok=tuple(range(MOST_SOURCES)),
         elementwise=True,

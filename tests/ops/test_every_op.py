@@ -214,7 +214,8 @@ def test_a_wrong_number_of_sources_is_a_shape_error(spec: OpSpec) -> None:
     sources = examples.leaves(spec, example)
     extra = input("extra", (1,))
     if spec.name != "concat":
-        with pytest.raises(ShapeError, match=rf"^{spec.name}\(.*expected the sources"):
+        says = "no step takes" if spec.name == "chain" else "expected the sources"
+        with pytest.raises(ShapeError, match=rf"^{spec.name}\(.*{says}"):
             apply(spec.name, *sources, extra, **example.attrs)
     if sources:
         with pytest.raises(ShapeError, match=rf"^{spec.name}\("):
