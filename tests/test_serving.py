@@ -220,6 +220,7 @@ def test_rows_are_dear_where_many_share_a_step() -> None:
     for _ in range(200):
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16):
             prices.note_step(rows, 1.0 + 0.5 * (rows - 1))
+            prices.note_step(1, 1.0)  # of which there are enough to tell the pace
     shared = SharedPrices(prices)
     alone = shared.rows(4)
     assert alone == pytest.approx(1.5, rel=0.1)

@@ -129,13 +129,16 @@ def sign(k: Kernel, x: Val) -> Val:
 
 
 def power(k: Kernel, a: Val, b: Val) -> Val:
-    """a to the b: exp(b log |a|); for a < 0 only whole b have a value."""
-    size = exp(k, b * log(k, words.absolute(k, a)))
+    """a to the b: exp(b log |a|); for a < 0 only whole b have a value, but for 0 and infinity."""
+    base = words.absolute(k, a)
+    size = exp(k, b * log(k, base))
     size = k.select(b.eq(0.0), k.const(1.0, a.v.type), size)
     whole, half = _named(k, "floor", b).eq(b), _named(k, "floor", b * 0.5) * 2.0
     odd = k.select(half.eq(b), size, -size)
-    below = k.select(whole, odd, k.const(float("nan"), a.v.type))
-    return k.select(a < 0.0, below, size)
+    ends = k.select(base.eq(base * 0.5), size, k.const(float("nan"), a.v.type))
+    below = k.select(whole, odd, ends)
+    reciprocal = k.const(1.0, a.v.type) / a  # tells -0 from 0
+    return k.select(a < 0.0, below, k.select(reciprocal < 0.0, below, size))
 
 
 def where(k: Kernel, condition: Val, then: Val, other: Val) -> Val:
