@@ -121,9 +121,6 @@ def test_functions_over_their_whole_range(op: str) -> None:
     dense = np.concatenate([np.linspace(-80, 80, 40_001), np.geomspace(1e-30, 1e30, 5_001), ends])
     x = input("x", dense.shape)
     given = dense.astype(np.float32)
-    if op == "sin":
-        given = given[np.isfinite(given) & (np.abs(given) < 1e6)]
-        x = input("x", given.shape)
     graph = Graph.of({"y": getattr(ops, op)(x)})
     want, got = evaluate(graph, {"x": given})["y"], run(graph, {"x": given})["y"]
     with np.errstate(all="ignore"):
