@@ -43,6 +43,7 @@ class Grown:
     memory: dict[int, Array] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # roots that are overwritten
     noise: dict[str, float] = field(default_factory=dict)  # by name: relative to the largest value
+    ordered: set[str] = field(default_factory=set)  # leaves whose values hang on their place
     made: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)  # all of them: identities must not come again
 
@@ -56,10 +57,14 @@ class Grown:
         kinds = [Kind.INPUT, Kind.INPUT, Kind.WEIGHT, Kind.STATE]
         if arg.dtype is A8:
             kinds = [Kind.INPUT]
+        if arg.fill == "parents":  # a state begins with zeros, which are no parents
+            kinds = [Kind.INPUT, Kind.WEIGHT]
         chosen = kind or self.r.choice(kinds)
         t = leaf(chosen, f"{chosen.value[0]}{len(self.feeds)}", arg.shape, arg.dtype)
         rng = np.random.default_rng(self.r.randrange(1 << 30))
         self.kept.append(t)
+        if arg.fill == "parents":
+            self.ordered.add(t.name)
         self.feeds[t.name] = examples.rounded(examples.values(arg, rng), t)
         self.memory[id(t)] = np.frombuffer(to_storage(self.feeds[t.name], t).tobytes(), np.uint8)
         if arg.fill in ("normal", "positive"):
@@ -368,5 +373,5 @@ def other_feeds(grown: Grown, graph: Graph, seed: int) -> dict[str, Array]:
     for t in graph.leaves(Kind.INPUT):
         held = grown.feeds[t.name]
         flat = rng.permutation(held.reshape(-1)).reshape(held.shape) if held.size else held
-        found[t.name] = held if t.dtype.is_block else flat
+        found[t.name] = held if t.dtype.is_block or t.name in grown.ordered else flat
     return found
