@@ -87,7 +87,7 @@ def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) 
         title = f"refused: {verdict.kind}"
         console.print(Panel(Text(str(verdict)), title=title, title_align="left", style="red"))
     else:
-        facts = {k: v for k, v in vars(verdict).items() if k != "approximations"}  # has no graph
+        facts = {k: v for k, v in vars(verdict).items() if not isinstance(v, tuple)}  # has no graph
         rows = [_row(k, v) for k, v in facts.items()]
         console.print(Panel(Text("\n".join(rows)), title="proved", title_align="left"))
     for race in found:

@@ -11,7 +11,8 @@ DEV float sigmoid_of(float x) {
 }
 
 DEV float gelu_of(float x) {
-  return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * x * (1.0f + 0.044715f * x * x)));
+  // (1 + tanh u) / 2 is the sigmoid of 2 u, which does not cancel.
+  return x / (1.0f + expf(-1.59576912160573071f * x * (1.0f + 0.044715f * x * x)));
 }
 
 DEV float round_of(float x) {  // halves away from zero
