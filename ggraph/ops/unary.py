@@ -45,7 +45,7 @@ def silu_of(x: Array) -> Array:
 
 
 def gelu_of(x: Array) -> Array:
-    """GELU in its tanh form, where (1 + tanh u) / 2 is the sigmoid of 2 u, which does not cancel."""
+    """GELU in its tanh form; (1 + tanh u) / 2 is the sigmoid of 2 u, which does not cancel."""
     inner = GELU_OUTER * x * (1 + GELU_INNER * x * x)
     y: Array = x / (1 + np.exp(-2 * inner))
     return y
