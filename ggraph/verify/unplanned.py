@@ -7,6 +7,7 @@ from ggraph.errors import printable
 from ggraph.plan import Do, Plan
 from ggraph.tensor import Tensor
 
+TEMPORARIES = "temporaries of NumPy"
 NAMED = 3  # tensors that a line names
 
 
@@ -28,9 +29,9 @@ def named(op: str, device: str, what: str, tensors: tuple[str, ...]) -> str:
 
 
 def unplanned(plan: Plan) -> tuple[str, ...]:
-    """A line per op and device that takes memory of its own while it runs (`DeviceSpec`)."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """A line per op and device that takes memory of its own while it runs: it has no kernel."""
+    found: dict[tuple[str, str], list[str]] = {}
     for t, spec in launches(plan):
-        if what := spec.unplanned(t):
-            found.setdefault((t.op, spec.name, what), []).append(t.name)
-    return tuple(named(*key, tuple(names)) for key, names in sorted(found.items()))
+        if not spec.compiled(t):
+            found.setdefault((t.op, spec.name), []).append(t.name)
+    return tuple(named(*key, TEMPORARIES, tuple(names)) for key, names in sorted(found.items()))

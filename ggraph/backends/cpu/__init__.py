@@ -7,7 +7,7 @@ from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.needs import held_bytes, needs, rounds
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Profile
-from ggraph.backends.cpu.rehearsal import compiled, constant_bytes, unplanned
+from ggraph.backends.cpu.rehearsal import compiled, constant_bytes
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
@@ -44,6 +44,5 @@ def cpu_spec(name: str, exact: bool = False) -> DeviceSpec:
         held_bytes=partial(held_bytes, exact=exact),
         rounds=partial(rounds, exact=exact),
         compiled=partial(compiled, exact=exact),
-        unplanned=partial(unplanned, exact=exact),
         constant_bytes=partial(constant_bytes, exact=exact),
     )

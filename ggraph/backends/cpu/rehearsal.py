@@ -54,7 +54,7 @@ class Rehearsal(Lowering):
         return Packed(kept_as(ref.tensor.dtype, self.exact), NOWHERE.handle)
 
 
-_SEEN: dict[tuple[Signature, tuple[bool, ...], bool], tuple[bool, int]] = {}
+_SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool], tuple[bool, int]] = {}
 MANY = 4096  # answers that are remembered
 
 
@@ -62,9 +62,7 @@ def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
     """Whether `t` has a kernel, and the bytes of constants that its instructions bring along."""
     if t.is_leaf or t.is_view or not t.size:
         return True, 0
-    if not bounded(t):
-        return False, 0
-    key = (signature(t), tuple(map(is_weight, t.sources)), exact)
+    key = (signature(t), tuple(map(is_weight, t.sources)), bounded(t), exact)
     if key not in _SEEN:
         if len(_SEEN) >= MANY:
             _SEEN.clear()
@@ -83,11 +81,6 @@ def _lowered(t: Tensor, exact: bool) -> tuple[bool, int]:
 def compiled(t: Tensor, *, exact: bool) -> bool:
     """Whether a kernel computes `t`, or there is nothing to compute."""
     return _rehearsed(t, exact)[0]
-
-
-def unplanned(t: Tensor, *, exact: bool) -> str:
-    """What a launch of `t` takes that no plan has: an op without a kernel is NumPy's."""
-    return "" if _rehearsed(t, exact)[0] else "temporaries of NumPy"
 
 
 def constant_bytes(t: Tensor, *, exact: bool) -> int:
