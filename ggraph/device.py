@@ -54,9 +54,8 @@ class DeviceSpec:
     of `t` takes beside its operands, of which planning makes values; `held_bytes(weight, users)`
     what the device keeps of a weight for the tensors that read it, packed copies included.
     `rounds(t)` names what its kernel rounds beyond the op's meaning, such as "rows to 8 bits";
-    `compiled(t)` says whether it has a kernel for `t` at all, or computes it in NumPy, whose
-    temporaries are in no plan; `constant_bytes(t)` is how large the tables are that its program
-    brings along.
+    `compiled(t)` says whether it has a kernel for `t` at all, or computes it in NumPy, slowly;
+    `constant_bytes(t)` is how large the tables are that its program brings along.
     """
 
     name: str  # "cpu", "cuda0", "sim1"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from ggraph.alloc import tenants
+from ggraph.door import checked
 from ggraph.errors import InputError
 from ggraph.plan import Plan, Split, VerifiedPlan
 from ggraph.tensor import Tensor, line
@@ -39,6 +40,7 @@ class Explanation:
         return "\n".join([self.tensor, *rows, "bytes", *(f"  {t}" for t in self.tenants)])
 
 
+@checked
 def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     """Pass and rule, split, stream, offset, previous tenants and the proofs of their order.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from ggraph.door import checked
 from ggraph.errors import GraphError
 from ggraph.ops.rules import same_shape
 from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
@@ -17,6 +18,7 @@ from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply
 GROUP = "ggraph.ops"  # of entry points: each names a module or function that registers
 
 
+@checked
 def register_op(
     name: str,
     meaning: Callable[..., Array],

@@ -17,7 +17,7 @@ from ggraph.errors import ShapeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ggraph.tensor import Tensor
+    from ggraph.tensor import Array, Tensor
 
     Operand: TypeAlias = Tensor | float
     Index: TypeAlias = int | slice | EllipsisType | None
@@ -80,7 +80,7 @@ class Face:
         """A number as a tensor of one element and this dtype. ShapeError for anything else."""
         if isinstance(value, Face):
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        if not _is_number(value):
             raise ShapeError(
                 f"expected a tensor or a number, got {value!r:.60}: feed an array as an input, or "
                 "keep it as a weight"
@@ -144,15 +144,28 @@ class Face:
 
     def __ge__(self, other: "Operand") -> "Tensor":
         """1 where this is not less, else 0."""
-        return 1 - (self < other)
+        return self._unless(self < other, other)
 
     def __le__(self, other: "Operand") -> "Tensor":
         """1 where this is not greater, else 0."""
-        return 1 - (self > other)
+        return self._unless(self > other, other)
+
+    def _unless(self, holds: "Tensor", other: "Operand") -> "Tensor":
+        """1 where a comparison does not hold, and 0 where a number is none: sgn keeps NaN."""
+        known = 0.5 - holds
+        for t in (self, other):
+            if isinstance(t, Face) or t != t:
+                known = known + (t._op("sgn", t) * 0.0 if isinstance(t, Face) else t)
+        return self._op("step", known)
 
     def __matmul__(self, other: "Tensor") -> "Tensor":
         """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
+        if not isinstance(other, Face):
+            raise ShapeError(f"{self!r} @ {other!r:.60}: expected a tensor, such as a weight")
         return self._op("mul_mat", other.T, self)
+
+    def __rmatmul__(self, other: object) -> "Tensor":
+        raise ShapeError(f"{other!r:.60} @ {self!r}: expected a tensor, such as a weight")
 
     def __getitem__(self, key: "Index | tuple[Index, ...]") -> "Tensor":
         """A view, as NumPy's: whole numbers, slices with any step from 1, None and an ellipsis."""
@@ -173,7 +186,7 @@ class Face:
         shape = []
         for k in keys:
             axis, size = (None, 1) if k is None else next(kept)
-            if not isinstance(axis, int):
+            if axis is None or isinstance(axis, slice):
                 shape.append(size)
         return box if tuple(shape) == box.shape else self._op("reshape", box, shape=tuple(shape))
 
@@ -197,7 +210,7 @@ class Face:
 
     def _reduced(self, kind: str, axis: "int | Sequence[int] | None", keepdims: bool) -> "Tensor":
         n = len(self.shape)
-        given = range(n) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        given = range(n) if axis is None else _wholes((axis,), "axis", self)
         axes = tuple(sorted({a + n if a < 0 else a for a in given}))
         found = self._op("reduce", self, kind=kind, axes=axes)
         shape = tuple(1 if i in axes else s for i, s in enumerate(self.shape))
@@ -226,8 +239,7 @@ class Face:
 
     def cumsum(self, axis: int = -1) -> "Tensor":
         """Running sums along an axis."""
-        n = len(self.shape)
-        axis = axis % n
+        n, axis = len(self.shape), _axis(axis, self)
         if axis == n - 1:
             return self._op("cumsum", self)
         order = tuple(n - 1 if i == axis else axis if i == n - 1 else i for i in range(n))
@@ -239,23 +251,53 @@ class Face:
         """View with the last two axes exchanged."""
         return self._op("transpose", self)
 
-    def reshape(self, *shape: int) -> "Tensor":
+    def reshape(self, *shape: "int | Sequence[int]") -> "Tensor":
         """View of another shape (contiguous tensors only); one size may be -1."""
-        return self._op("reshape", self, shape=shape)
+        return self._op("reshape", self, shape=_wholes(shape, "size", self))
 
-    def permute(self, *axes: int) -> "Tensor":
+    def permute(self, *axes: "int | Sequence[int]") -> "Tensor":
         """View with the axes in the given order, as in NumPy's transpose."""
-        return self._op("permute", self, axes=axes)
+        return self._op("permute", self, axes=_wholes(axes, "axis", self))
+
+    def __bool__(self) -> bool:
+        """ShapeError: what decides must be computed first, or chosen by `ops.where`."""
+        raise ShapeError(f"{self!r} has no truth before it is computed; see ops.where")
+
+    def __array__(self, *given: object, **how: object) -> "Array":
+        """ShapeError: no NumPy array is there before a session has run."""
+        raise ShapeError(f"{self!r} has no values before it is computed: run it, or evaluate it")
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    kinds = int | float | np.integer | np.floating
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _wholes(given: Sequence[object], what: str, t: Face) -> tuple[int, ...]:
+    """Whole numbers, one by one or as one sequence. ShapeError for anything else."""
+    if len(given) == 1 and isinstance(given[0], tuple | list):
+        given = given[0]
+    for value in given:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ShapeError(f"{t!r}: {what} {value!r:.40}: expected a whole number")
+    return tuple(int(v) for v in given)  # type: ignore[call-overload]  # they are
+
+
+def _axis(axis: object, t: Face) -> int:
+    """An axis of `t`, counted from the front. ShapeError for none of its own."""
+    (at,), n = _wholes((axis,), "axis", t), len(t.shape)
+    if not -n <= at < n:
+        raise ShapeError(f"{t!r}: {at} is none of its {n} axes")
+    return at % n
 
 
 def _span(key: object, size: int, t: Face) -> tuple[int, int, int]:
     """First place, count and step of one axis's index. ShapeError for what is none."""
     if isinstance(key, slice):
-        start, stop, step = key.indices(size)
+        try:
+            start, stop, step = key.indices(size)
+        except TypeError:
+            raise ShapeError(f"{t!r}: index {key!r:.60}: expected whole numbers") from None
         if step < 1:
             raise ShapeError(f"{t!r}: a step of {step}; views run forwards")
         return start, max(0, -(-(stop - start) // step)), step

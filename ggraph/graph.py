@@ -7,6 +7,7 @@ make new graphs, they never change one.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError
@@ -69,7 +70,7 @@ class Graph:
         """All inputs, weights or states, in graph order."""
         return tuple(t for t in self.tensors if t.is_leaf and t.kind is kind)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Tensor, ...]:
         """The tensors that need work: results that are not views."""
         return tuple(t for t in self.tensors if not t.is_leaf and not t.is_view)

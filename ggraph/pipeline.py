@@ -21,12 +21,14 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
+from ggraph.door import checked
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
 from ggraph.face import unscoped
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
 from ggraph.place import place
+from ggraph.place.pins import homes
 from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
@@ -133,7 +135,10 @@ def _made(noun: Noun | None) -> Noun:
 
 def _rewrite(p: Planning) -> Planning:
     o = p.options
-    return replace(p, rewrite=rewrite(p.graph, p.devices, exact=o.exact) if o.rewrites else p.graph)
+    if not o.rewrites:
+        return replace(p, rewrite=p.graph)
+    wanted = homes(p.graph, o.pins)
+    return replace(p, rewrite=rewrite(p.graph, p.devices, exact=o.exact, homes=wanted))
 
 
 def _place(p: Planning) -> Planning:
@@ -245,6 +250,7 @@ REMEDIES: tuple[Remedy, ...] = (
 )
 
 
+@checked
 def make_plan(
     graph: Graph, devices: Sequence[DeviceSpec], options: Options | None = None
 ) -> VerifiedPlan:

@@ -287,7 +287,6 @@ class Certificate:
     live_bound_bytes: int  # largest number of bytes that must be live at once
     concurrency_bytes: int  # peak lost because concurrent work may not share bytes
     approximations: tuple[str, ...] = ()  # what is rounded that the graph's meaning does not round
-    unplanned: tuple[str, ...] = ()  # launches that take memory which is in no plan
     ends_complete: bool = False  # a run ends when all its work is done: the host has waited for it
 
 

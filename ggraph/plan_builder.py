@@ -12,14 +12,15 @@ in that order. The verdict then says whether every legal execution agrees with t
     b.launch((gpu, 1), "use", reads=[x[0:64]], writes=[y[0:64]])   # nothing orders the two
     verify(b.plan())                                               # Rejected: race
 
-docs/other_engines.md has a longer example. Bytes that are read before they are written come from
-before the run; if they are written later, the next run finds what this one left.
+Bytes that are read before they are written come from before the run (in a `fresh` buffer that is
+refused); if they are written later, the next run finds what this one left.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Literal
 
 from ggraph.device import DeviceSpec
 from ggraph.errors import PlanError
@@ -41,6 +42,7 @@ from ggraph.plan import (
 )
 
 Where = tuple[str, int] | Actor  # (device, stream)
+Origin = Literal["write", "before", "nobody"]  # who made some bytes what they are
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ class Space:
 
 @dataclass(eq=False)
 class _Version:
-    """One write of bytes [start, stop) of a buffer, or what stood there before the run."""
+    """Bytes [start, stop) of a buffer, as one write left them or as they were found."""
 
     name: str
     buffer: str
     start: int
     stop: int
-    initial: bool
+    origin: Origin
     replaces: "_Version | None" = None  # in place, on bytes of that one
 
 
@@ -111,7 +113,8 @@ class _Step:
 class _Contents:
     """What each byte of one buffer holds at present: pieces without overlap, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin  # of what no command has written
         self._pieces: list[_Piece] = []
         self._starts: list[int] = []
 
@@ -162,13 +165,22 @@ class PlanBuilder:
         )
         return name
 
-    def buffer(self, name: str, device: str, nbytes: int, *, external: bool = True) -> Space:
-        """A contiguous piece of memory of a device, or of the host ("host")."""
+    def buffer(
+        self, name: str, device: str, nbytes: int, *, external: bool = True, fresh: bool = False
+    ) -> Space:
+        """A contiguous piece of memory of a device, or of the host ("host"); `fresh` if it is
+        allocated in the run, so that nobody has written it before."""
         if name in self._buffers:
             raise PlanError(f"buffer {name!r} stands there twice")
         self._buffers[name] = Buffer(name, device, nbytes, 1, external)
-        self._contents[name] = _Contents()
+        self._contents[name] = _Contents("nobody" if fresh else "before")
         return Space(name, nbytes)
+
+    def holds(self, b: Bytes) -> bool:
+        """Whether each of these bytes was written, by now or before the run."""
+        home = self._contents[b.buffer]
+        there = [p for p in home.within(b.start, b.stop) if p.version.origin != "nobody"]
+        return home.origin == "before" or sum(p.stop - p.start for p in there) == b.stop - b.start
 
     def launch(
         self,
@@ -250,40 +262,38 @@ class PlanBuilder:
         for p in sorted(made, key=lambda p: p.start):
             start, stop = max(p.start, b.start), min(p.stop, b.stop)
             if start < stop:
-                found += [
-                    *self._read(replace(b, start=at, stop=start)),
-                    _Piece(start, stop, p.version),
-                ]
+                before = self._read(replace(b, start=at, stop=start))
+                found += [*before, _Piece(start, stop, p.version)]
                 at = stop
         return [*found, *self._read(replace(b, start=at))]
 
     def _read(self, b: Bytes) -> list[_Piece]:
-        """What [b.start, b.stop) holds; what nobody has written came from before the run."""
+        """What [b.start, b.stop) holds; what no command has written came from before the run."""
         contents = self._contents[b.buffer]
         at = b.start
         for p in [*contents.within(b.start, b.stop), None]:
             stop = b.stop if p is None else p.start
             if at < stop:
-                version = self._version(b, at, stop, initial=True)
+                version = self._version(b, at, stop, contents.origin)
                 contents.put(_Piece(at, stop, version))
             at = b.stop if p is None else p.stop
         return contents.within(b.start, b.stop)
 
     def _write(self, b: Bytes, old: _Piece | None = None) -> _Piece:
-        version = self._version(b, b.start, b.stop, initial=False)
+        version = self._version(b, b.start, b.stop, "write")
         if old is not None:
             version.replaces = old.version
         piece = _Piece(b.start, b.stop, version)
         self._contents[b.buffer].put(piece)
         return piece
 
-    def _version(self, b: Bytes, start: int, stop: int, *, initial: bool) -> _Version:
+    def _version(self, b: Bytes, start: int, stop: int, origin: Origin) -> _Version:
         if stop > self._buffers[b.buffer].nbytes:
             raise PlanError(f"{b}: the buffer has {self._buffers[b.buffer].nbytes} bytes")
         name = b.name or b.buffer
         self._names[name] = seen = self._names.get(name, 0) + 1
         unique = name if seen == 1 else f"{name}.{seen}"
-        return _Version(unique, b.buffer, start, stop, initial)
+        return _Version(unique, b.buffer, start, stop, origin)
 
     def plan(self, log: Sequence[str] = ()) -> Plan:
         """The plan so far; more may be added afterwards."""
@@ -316,7 +326,7 @@ class PlanBuilder:
                     stop - start,
                     may_replace=() if old is None else (cuts.name(old, cuts.begin(old, start)),),
                     external=home.external,
-                    initial=v.initial,
+                    initial=v.origin == "before",
                 )
                 regions[name] = Region(v.buffer, (start,), stop - start)
         return values, regions
@@ -358,7 +368,7 @@ class _Cuts:
 def _cuts(versions: Sequence[_Version], contents: Mapping[str, _Contents]) -> _Cuts:
     cuts = _Cuts()
     for v in versions:
-        final = contents[v.buffer].within(v.start, v.stop) if v.initial else []
+        final = contents[v.buffer].within(v.start, v.stop) if v.origin == "before" else []
         if any(p.version is not v for p in final):
             cuts.add(v.buffer, (at for p in final for at in (p.start, p.stop)))
     return cuts
@@ -369,7 +379,7 @@ def _carried(
 ) -> dict[str, str]:
     """State -> what holds it at the end of a run."""
     found: dict[str, str] = {}
-    for v in (v for v in versions if v.initial):
+    for v in (v for v in versions if v.origin == "before"):
         for p in contents[v.buffer].within(v.start, v.stop):
             for start, _ in cuts.within(v.buffer, p.start, p.stop):
                 if p.version is not v:

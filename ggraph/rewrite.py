@@ -16,15 +16,23 @@ from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 
 @dataclass(frozen=True)
+class Known:
+    """What rules may look at: fused ops that every device knows, and where tensors are wanted."""
+
+    fused: frozenset[str]
+    homes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Rule:
-    """One rewrite: from the graph and the fused ops that every device knows to a graph.
+    """One rewrite: from the graph and what is known of the devices to a graph.
 
     Most rules keep every bit of every output. One that does not approximates; what it makes are ops
     whose record says what they round, and the plan's certificate names them.
     """
 
     name: str
-    change: Callable[[Graph, frozenset[str]], Graph]
+    change: Callable[[Graph, "Known"], Graph]
     keeps_bits: bool = True
 
 
@@ -33,12 +41,13 @@ def _changing(graph: Graph) -> frozenset[str]:
     return frozenset(t.overwritten.root.name for t in graph.nodes if t.overwritten is not None)
 
 
-def merge_duplicates(graph: Graph) -> Graph:
+def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Graph:
     """Compute equal results once: same op, same sources, same attributes.
 
     `y = a + b; z = a + b` becomes one node. Results that overwrite a state or are overwritten, and
-    outputs, stay.
+    outputs, stay, and so do those that are wanted on different devices (`homes`, by name).
     """
+    homes = homes or {}
     first: dict[tuple[object, ...], Tensor] = {}
     heir: dict[str, Tensor] = {}
     changing = _changing(graph)
@@ -46,7 +55,8 @@ def merge_duplicates(graph: Graph) -> Graph:
         if t.is_leaf or t.name in changing:
             continue
         sources = tuple(heir.get(s.name, s).name for s in t.sources)
-        kept = first.setdefault((t.op, sources, _frozen(t.attrs), t.shape, t.dtype), t)
+        key = (t.op, sources, _frozen(t.attrs), t.shape, t.dtype, homes.get(t.name))
+        kept = first.setdefault(key, t)
         if kept is not t and not t.is_output and t.overwritten is None:
             heir[t.name] = kept
     return graph.replace(heir) if heir else graph
@@ -210,18 +220,29 @@ def fuse_chains(graph: Graph, known: frozenset[str]) -> Graph:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph)),
+    Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
-    Rule("fuse", fuse),
-    Rule("quantise_activations", quantise_activations, keeps_bits=False),
-    Rule("fuse_chains", fuse_chains),
+    Rule("fuse", lambda graph, known: fuse(graph, known.fused)),
+    Rule(
+        "quantise_activations",
+        lambda graph, known: quantise_activations(graph, known.fused),
+        keeps_bits=False,
+    ),
+    Rule("fuse_chains", lambda graph, known: fuse_chains(graph, known.fused)),
 )
 
 
-def rewrite(graph: Graph, devices: Sequence[DeviceSpec], *, exact: bool = False) -> Graph:
+def rewrite(
+    graph: Graph,
+    devices: Sequence[DeviceSpec],
+    *,
+    exact: bool = False,
+    homes: Mapping[str, str] | None = None,
+) -> Graph:
     """Apply every rule in order, with the fused ops that all `devices` know; `exact` leaves out the
-    rules that approximate."""
-    known = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
+    rules that approximate. `homes` are devices on which tensors are wanted, by name."""
+    fused = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
+    known = Known(fused, homes or {})
     for rule in RULES:
         if rule.keeps_bits or not exact:
             graph = rule.change(graph, known)

@@ -82,6 +82,8 @@ class Session:
             graph = build() if callable(build) else build
             if not isinstance(graph, Graph):
                 raise InputError(f"{key!r}: expected a Graph, got {graph!r:.60}")
+            if not isinstance(key, Hashable):
+                raise InputError(f"{key!r:.60} is no key: expected what a dict takes as one")
             if key not in self._executors:
                 self._make(key, graph, weight_source(weights))
             else:
@@ -103,9 +105,30 @@ class Session:
         missing, unknown or unfit feed.
         """
         with self._lock:
-            self._check_whole()
             executor = self._executor(key)
-            stored = executor.checked(feeds)
+            return self._replayed(key, executor, executor.checked(feeds))
+
+    def scan(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """A loop whose body is planned once: the plan of `key` run for one step after the other.
+
+        States are what steps carry: each step begins with what the one before left, the first with
+        what the session holds, which keeps what the last leaves. A feed with one axis more than its
+        input, in front, gives each step its own place of it; others are the same in all steps.
+        Outputs have that axis in front. As `jax.lax.scan`. Raises InputError, before anything runs,
+        as `run` does, and when no feed or feeds of unequal lengths have that axis.
+        """
+        with self._lock:
+            executor = self._executor(key)
+            stored = [executor.checked(f) for f in _steps(key, self._graphs[key], feeds)]
+            found = [self._replayed(key, executor, s) for s in stored]
+            return {name: np.stack([step[name] for step in found]) for name in found[0]}
+
+    def _replayed(
+        self, key: Hashable, executor: Executor, stored: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """One run, of feeds that are checked."""
+        with self._lock:
+            self._check_whole()
             if executor is not self._latest and not (self._latest or executor).ends_complete:
                 self._settle()  # a plan's proof knows its own runs, not those of another plan
             self._latest = executor
@@ -135,6 +158,35 @@ class Session:
             stored = state_storage(tensor, data)
             self._settle()
             self.backends[memory.buffer.device].write(memory, 0, stored)
+
+    def read_rows(self, name: str, rows: Sequence[int]) -> Array:
+        """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
+        with self._lock:
+            held, _ = self._rows_of(name)
+            return held[list(rows)]
+
+    def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
+        """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
+        with self._lock:
+            held, is_window = self._rows_of(name)
+            if data.shape != (len(rows), held.shape[1]) or data.dtype != np.uint8:
+                raise InputError(
+                    f"{name}: expected uint8 {[len(rows), held.shape[1]]} for {len(rows)} rows, "
+                    f"got {data.dtype} {list(data.shape)}"
+                )
+            held[list(rows)] = data
+            if not is_window:
+                memory, _ = self._state(name)
+                self.backends[memory.buffer.device].write(memory, 0, held.reshape(-1))
+
+    def _rows_of(self, name: str) -> tuple[Array, bool]:
+        """A state as uint8 [rows, bytes of a row], and whether that is the state itself."""
+        memory, t = self._state(name)
+        self._settle()
+        backend, size = self.backends[memory.buffer.device], t.nbytes
+        seen = backend.window(memory, 0, size)
+        held = backend.read(memory, 0, size) if seen is None else seen
+        return held.reshape(t.shape[0], -1), seen is not None
 
     def profile(self, key: Hashable, feeds: Mapping[str, Array], runs: int = 5) -> str:
         """Where the time of a run goes, op by op, as a table: seconds of a run, calls, name.
@@ -183,7 +235,7 @@ class Session:
             backend.synchronise()
 
     def _executor(self, key: Hashable) -> Executor:
-        found = self._executors.get(key)
+        found = self._executors.get(key) if isinstance(key, Hashable) else None
         if found is None:
             raise InputError(f"no plan was prepared for {key!r}")
         return found
@@ -194,7 +246,7 @@ class Session:
 
     def _state(self, name: str) -> tuple[Memory, Tensor]:
         self._check_whole()
-        t = self._leaves.get(name)
+        t = self._leaves.get(name) if isinstance(name, str) else None
         if t is None or t.kind is not Kind.STATE:
             known = [n for n, x in sorted(self._leaves.items()) if x.kind is Kind.STATE]
             raise InputError(f"no state {name!r}; known: {', '.join(known) or 'none'}")
@@ -253,6 +305,21 @@ class Session:
         if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
             backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
         return memory
+
+
+def _steps(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The feeds of each step. InputError unless some have a place for each, and as many."""
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"{key!r}: expected arrays by input, got {feeds!r:.60}")
+    axes = {t.name: len(t.shape) for t in graph.leaves(Kind.INPUT)}
+    counts = {n: len(a) for n, a in feeds.items() if np.ndim(a) == axes.get(n, -2) + 1}
+    if len(set(counts.values())) != 1 or not min(counts.values()):
+        told = ", ".join(f"{n}: {count}" for n, count in counts.items()) or "none has the axis"
+        raise InputError(f"{key!r}: expected feeds of one length, 1 or more, along steps; {told}")
+    return [
+        {n: a[i] if n in counts else a for n, a in feeds.items()}
+        for i in range(next(iter(counts.values())))
+    ]
 
 
 def _described(t: Tensor, buffer: Buffer) -> str:

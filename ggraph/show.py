@@ -134,7 +134,6 @@ def _certificate(verified: VerifiedPlan) -> Iterator[str]:
     if not c.approximations:
         yield "  exact: nothing is rounded that the graph does not round"
     yield from (f"  approximates: {a}" for a in c.approximations)
-    yield from (f"  memory outside the plan: {u}" for u in c.unplanned)
 
 
 def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ particular op: `ggraph.ops` registers its records here, so that operators on ten
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from math import prod
 from operator import index
 from types import MappingProxyType
@@ -159,7 +160,7 @@ class Tensor(Face):
         """Name of the op, or of the kind for a leaf."""
         return self.spec.name if self.spec else self.kind.value
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -167,14 +168,16 @@ class Tensor(Face):
     @property
     def root(self) -> "Tensor":
         """The tensor that owns the value: itself, or what a view looks at."""
-        return self.view_src or self
+        return self if self.view_src is None else self.view_src
 
-    @property
+    @cached_property
     def storage(self) -> "Tensor":
         """The tensor whose bytes hold this one: through views, and back along overwrites."""
         t = self.root
         while t.overwritten is not None:
             t = t.overwritten.root
+            if "storage" in vars(t):  # a state may be overwritten thousands of times
+                return t.storage
         return t
 
     @property
@@ -194,12 +197,12 @@ class Tensor(Face):
             return None
         return self.sources[self.spec.overwrites]
 
-    @property
+    @cached_property
     def is_contiguous(self) -> bool:
         """Whether the elements lie without gaps in row-major order."""
         return self.size == 0 or self.strides == contiguous(self.shape, self.dtype)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes from the first to the end of the last element (gaps of a view included)."""
         if self.size == 0:
@@ -215,7 +218,7 @@ class Tensor(Face):
         """
         if self.size == 0:
             return ()
-        runs = _runs(self, limit)
+        runs = None if self.is_contiguous else _runs(self, limit)
         return runs if runs is not None else ((self.offset, self.offset + self.nbytes),)
 
     def named(self, name: str) -> "Tensor":

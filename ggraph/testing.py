@@ -11,6 +11,7 @@ import numpy as np
 from ggraph.backends import open_backend
 from ggraph.backends.protocol import Backend
 from ggraph.backends.sim import Machine, Random, SimBackend, sim_spec
+from ggraph.door import checked
 from ggraph.errors import GgraphError
 from ggraph.graph import Graph
 from ggraph.ops import examples
@@ -36,6 +37,7 @@ class Checked:
     compiled: bool
 
 
+@checked
 def check_op(name: str, devices: Sequence[str] = ("cpu", "sim0")) -> tuple[Checked, ...]:
     """Run every example of an op on every device, and hold its declarations to the truth.
 
@@ -105,6 +107,7 @@ def _difference(got: Array, want: Array) -> float:
     return float(off / max(finite.max(initial=0.0), 1e-30))
 
 
+@checked
 def check_plan(graph: Graph, feeds: Mapping[str, Array], orders: int = 5) -> int:
     """Plan a graph for two simulated accelerators, prove it, and run it in `orders` random legal
     orders: every output must have the bits that NumPy gives. Returns how many orders were run.

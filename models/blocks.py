@@ -287,7 +287,7 @@ def tap(s: Step, x: Tensor, i: int) -> None:
         s.taps[f"layer_input.{i}"] = x
 
 
-def _wanted_rows(s: Step, x: Tensor) -> Tensor:
+def wanted_rows(s: Step, x: Tensor) -> Tensor:
     """[M, E]: the rows that get logits; a single row is wanted as it is."""
     if s.shape.rows == s.shape.wanted == 1:
         return x
@@ -307,9 +307,9 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     if c.num_hidden_layers in s.shape.taps:
         every = normed(s, x, "output_norm")  # [T, E]
         s.taps[f"layer_input.{c.num_hidden_layers}"] = every
-        final = _wanted_rows(s, every)
+        final = wanted_rows(s, every)
     else:
-        final = normed(s, _wanted_rows(s, x), "output_norm")
+        final = normed(s, wanted_rows(s, x), "output_norm")
     tied = "output.weight" not in s.catalogue
     table = s.w("token_embd.weight" if tied else "output.weight", c.vocab_size, c.hidden_size)
     logits = scaled(ops.mul_mat(table, final), 1.0 / c.logits_scaling)  # [M, V]

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape, Masked
-from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, latent
@@ -112,11 +111,8 @@ def build(head: Head, shape: DraftShape) -> Graph:
     """Encoder (for true features) and decoder of one step."""
     everything = {**head.borrowed, **head.catalogue}
     c = head.config
-    step = StepShape(
-        shape.rows, shape.context, shape.wanted, shape.cache_rows, (), shape.cache_dtype
-    )
     borrowed = frozenset(head.borrowed) - frozenset(head.catalogue)
-    s = Step(c.decoder, everything, step, head.PREFIX, borrowed)
+    s = Step(c.decoder, everything, shape.step, head.PREFIX, borrowed)
     if shape.fed_back:
         g = input("hidden", (shape.rows, c.decoder.hidden_size), dtypes.F32)
     else:

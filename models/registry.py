@@ -119,13 +119,18 @@ def open_model(path: Path) -> Model:
     checkpoint = open_checkpoint(path)
     read = _read_gguf if checkpoint.format == "gguf" else _read_hf
     config, catalogue = read(path, checkpoint)
-    rope = config.rope
-    if rope.freq_factors is not None and rope.factors not in catalogue:
-        catalogue[rope.factors] = _vector(rope.factors, rope.freq_factors)
+    name = path.stem if path.is_file() else path.name
+    return Model(name, config, completed(catalogue, config), checkpoint)
+
+
+def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
+    """A checkpoint's tensors with those that its config tells of, all as they are computed with."""
+    found, rope = dict(catalogue), config.rope
+    if rope.freq_factors is not None and rope.factors not in found:
+        found[rope.factors] = _vector(rope.factors, rope.freq_factors)
     if rope.ext_factor and rope.truncate is False:
-        catalogue[YARN] = _vector(YARN, yarn_factors(rope))
-    catalogue = {name: t.widened() for name, t in catalogue.items()}
-    return Model(path.stem if path.is_file() else path.name, config, catalogue, checkpoint)
+        found[YARN] = _vector(YARN, yarn_factors(rope))
+    return {name: t.widened() for name, t in found.items()}
 
 
 def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
@@ -136,19 +141,19 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
     config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
     config = _drafting(config, checkpoint.tensors)
-    return config, _changed(a, a.loaded, dict(checkpoint.tensors), config)
+    return config, applied(a, a.loaded, dict(checkpoint.tensors), config)
 
 
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
     a = _hf_architecture(path, checkpoint)
-    values, tensors = _text_part(checkpoint)
+    values, tensors = text_part(checkpoint)
     config = a.complete(from_hf(a.translate(values), a.name))
     renamed = sanitize(tensors, config, a)
     config = _drafting(config, renamed)
-    return config, _changed(a, a.loaded, _changed(a, a.sanitize, renamed, config), config)
+    return config, applied(a, a.loaded, applied(a, a.sanitize, renamed, config), config)
 
 
-def _changed(
+def applied(
     a: Architecture,
     change: Callable[[Tensors, DecoderConfig], Tensors],
     tensors: Tensors,
@@ -172,7 +177,7 @@ _TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_mo
 _OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio")
 
 
-def _text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:
+def text_part(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Mapping[str, RawTensor]]:
     """The model of text inside one that also sees and hears."""
     values, own = checkpoint.metadata, checkpoint.metadata.get("text_config")
     nested = isinstance(own, Mapping)

@@ -40,12 +40,12 @@ from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Memory
 from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.device import HOST
-from ggraph.dtype import A8, F32, I32, I64
+from ggraph.dtype import A8, F32
 from ggraph.errors import BackendError, GraphError, ShapeError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
 from ggraph.ops import examples
-from ggraph.ops.evaluate import to_storage
+from ggraph.ops.evaluate import encode, to_storage
 from ggraph.order import order
 from ggraph.place import place
 from ggraph.plan import Buffer, MemoryMap, Plan, Region, VerifiedPlan
@@ -259,17 +259,20 @@ def stored_of(graph: Graph, example: Example, seed: int) -> dict[str, Array]:
     """Storage of every leaf, filled as the example asks; states too."""
     rng = np.random.default_rng(seed)
     fills = {f"x{n}": a for n, a in enumerate(example.args)}
-    found = {
-        t.name: to_storage(examples.values(replace(fills[t.name], shape=t.shape), rng), t)
-        for t in graph
-        if t.is_leaf
-    }
-    for t in graph.nodes:  # what integers mean may hang on their place: parents come before
+    found = {}
+    for t in graph:
+        if t.is_leaf:
+            arg = replace(fills[t.name], shape=t.shape)
+            if arg != fills[t.name] and t.dtype.is_float:
+                arg = replace(arg, fill="normal")
+            found[t.name] = to_storage(examples.values(arg, rng), t)
+    for t in graph.nodes:  # what values mean may hang on their place: parents come before
         for s in t.sources:
-            if s.is_view and s.root.is_leaf and s.dtype in (I32, I64) and s.size:
+            if s.is_view and s.root.is_leaf and not s.dtype.is_block and s.size:
                 held = found[s.root.name] = found[s.root.name].copy()
                 shown: Array = np.ndarray(s.shape, s.dtype.np, held, s.offset, s.strides)
-                shown[...] = examples.values(replace(fills[s.root.name], shape=s.shape), rng)
+                values = examples.values(replace(fills[s.root.name], shape=s.shape), rng)
+                shown[...] = encode(values, s.dtype).reshape(s.shape)
     return found
 
 

@@ -108,7 +108,8 @@ def opened(device: str) -> Driver:
     if device == STAND_IN:
         from cuda_host import HostDriver
 
-        return HostDriver(1 << 33)
+        made: Driver = HostDriver(1 << 33)
+        return made
     return open_driver(device)
 
 

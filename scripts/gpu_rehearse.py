@@ -1,11 +1,14 @@
 """The half hour of docs/cuda.md on a machine that is played: the calls are read from that page.
 
-    python scripts/gpu_rehearse.py --to FOLDER [--model FILE] [--calls 1,2] [--limit 600]
+    python scripts/gpu_rehearse.py --to FOLDER [--model FILE] [--piece BYTES] [--calls 1,2]
+                                   [--limit 600]
 
 The machine takes a copy of the tracked tree and what travels with a call, at most 64 MiB; runs one
 command with an empty folder $OUT; ends it at the limit; and gives $OUT back as FOLDER/NUMBER. What
 commands leave in $HOME stays. The tests' stand-in takes the GPU's place, at quick sizes; without
---model the model's calls are left out. Ends by merging what came back. Status 1 if a call failed.
+--model the model's calls are left out; it is cut into pieces of --piece bytes, of which a small
+model needs small ones to come in as many as the page has calls for. Ends by merging what came back.
+Status 1 if a call failed, or one of those asked for was left out.
 """
 
 import argparse
@@ -71,14 +74,16 @@ def run(command: str, tree: Path, out: Path, home: Path, limit: float) -> int:
         return 124
 
 
-def cut(model: Path, pieces: Path) -> None:
+def cut(model: Path, pieces: Path, piece_bytes: int) -> None:
     """The model's file in pieces that travel, named as the page names them."""
     with model.open("rb") as whole:
-        for i, part in enumerate(iter(lambda: whole.read(PIECE_BYTES), b"")):
+        for i, part in enumerate(iter(lambda: whole.read(piece_bytes), b"")):
             (pieces / f"model.{i:02d}").write_bytes(part)
 
 
-def rehearse(chosen: list[Call], to: Path, model: Path | None, limit: float) -> int:
+def rehearse(
+    chosen: list[Call], to: Path, model: Path | None, limit: float, piece_bytes: int = PIECE_BYTES
+) -> int:
     """Every call on one machine; what came back is under `to`."""
     failed = 0
     with tempfile.TemporaryDirectory() as machine:
@@ -86,12 +91,14 @@ def rehearse(chosen: list[Call], to: Path, model: Path | None, limit: float) -> 
         for folder in (home, pieces):
             folder.mkdir()
         if model is not None:
-            cut(model, pieces)
+            cut(model, pieces, piece_bytes)
         for call in chosen:
             if "model." in call.command and model is None:
                 continue
             if call.travels and not (pieces / Path(call.travels).name).is_file():
-                continue  # a model of fewer pieces
+                print(f"call {call.number}: no {call.travels}: the model has fewer pieces")
+                failed += 1
+                continue
             size = send(tree, pieces, call.travels)
             if size > MOST_BYTES:
                 print(f"call {call.number}: {size} bytes do not travel", file=sys.stderr)
@@ -112,13 +119,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--piece", type=int, default=PIECE_BYTES, help="bytes of a piece")
     parser.add_argument("--calls", default="", help="numbers, by comma")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of a call")
     asked = parser.parse_args()
     wanted = {int(n) for n in asked.calls.split(",") if n}
     asked.to.mkdir(parents=True)
     chosen = [c for c in calls() if not wanted or c.number in wanted]
-    return rehearse(chosen, asked.to, asked.model, asked.limit)
+    return rehearse(chosen, asked.to, asked.model, asked.limit, asked.piece)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from gpu_correct import Found, greedy, opened
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
+from ggraph.backends.cuda.driver import Product
+from ggraph.backends.cuda.matmul import WORK_SPACE
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
@@ -96,18 +98,15 @@ def measure_ceilings(driver: Driver, quick: bool) -> Found:
     a, b = driver.allocate(size), driver.allocate(size)
     copied = seconds_of(lambda: driver.copy(a, b, size, stream), driver.synchronise, quick)
     n = 256 if quick else 8192
-    shape = (n, n, n)
     values = np.resize(gpu_models.tile(dtypes.BF16), 2 * n * n)  # zeros would be multiplied faster
     for address in (a, b):
         driver.copy(address, values.ctypes.data, values.nbytes, stream)
     driver.synchronise()
-    product = seconds_of(
-        lambda: driver.product(a, b, b + size // 2, shape, n, "bf16", False, stream),
-        driver.synchronise,
-        quick,
-    )
-    driver.free(a)
-    driver.free(b)
+    space = driver.allocate(WORK_SPACE)
+    made = Product(a, b, b + size // 2, n, n, n, n, "bf16", False, space, WORK_SPACE)
+    product = seconds_of(lambda: driver.product(made, stream), driver.synchronise, quick)
+    for address in (a, b, space):
+        driver.free(address)
     return {"ok": True, "copy_bytes_per_s": 2 * size / copied.median,
             "bf16_flops": 2 * n**3 / product.median, **copied.to_json("copy"),
             **product.to_json("product")}  # fmt: skip
@@ -126,6 +125,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     streams = min(by_streams, key=lambda n: by_streams[n])
     s = random_session(watched, streams)
     runner = Runner(target, s, context)
+    runner.picks = True  # as greedy text is decoded
     found: Found = {
         "ok": True, "shape": name, "weights": kind, "streams": streams,
         "decode_s_by_streams": by_streams, "ceilings": ceilings,
@@ -146,6 +146,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     found |= prompt.to_json("prompt")
     found["prompt_share_of_matmul"] = flops / prompt.median / ceilings["bf16_flops"]
     tapped = Runner(target, s, context, taps=head.taps)
+    tapped.picks = True
     found["eagle_round_s"], same = _round_seconds(s, tapped, head, context, 8 if quick else 40)
     found["eagle_round_over_decode"] = found["eagle_round_s"] / found[f"rows1_{pasts[0]}_s"]
     found["ok"] = found["same_text"] = same
@@ -154,7 +155,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
 
 
 def _rows(runner: Runner, rows: int, past: int, quick: bool, watched: Watched) -> Timing:
-    """A step of so many rows behind `past` tokens; all logits but for a prompt's."""
+    """A step of so many rows behind `past` tokens; a token for each but for a prompt's."""
     ids = [(i * 31 + 7) % 100 for i in range(rows)]
     every = 1 < rows <= 64 and past > 0
 
@@ -170,7 +171,9 @@ def _decode(
 ) -> Timing:
     """A step of one row on so many streams, behind so many tokens in a cache of so many."""
     s, (past, context) = random_session(driver, streams), places
-    found = _rows(Runner(target, s, context), 1, past, quick, driver)
+    runner = Runner(target, s, context)
+    runner.picks = True
+    found = _rows(runner, 1, past, quick, driver)
     s.close()
     return found
 

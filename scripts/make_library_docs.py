@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,8 +38,8 @@ PAGE = ROOT / "docs" / "library.md"
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
 FAMILIES = (
     "elementwise", "chain", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort",
-    "rows", "shape", "join", "copies", "create", "conv", "moe", "recurrent", "draw", "fused",
-    "activations",
+    "rows", "shape", "join", "copies", "create", "conv", "images", "solve", "moe", "recurrent",
+    "draw", "fused", "activations",
 )  # fmt: skip
 NOUNS = (
     ggraph.Tensor, ggraph.face.Face, ggraph.Graph, ggraph.Session, ggraph.Options,
@@ -186,7 +187,7 @@ def noun(cls: type) -> str:
     """One class: what it is, then its members in the order of the source."""
     rows = [(f"`{n}`", text) for n, text in field_rows(cls)]
     for name, member in vars(cls).items():
-        if isinstance(member, property):
+        if isinstance(member, property | cached_property):
             rows.append((f"`{name}`", said(member)))
         elif inspect.isfunction(member) and name[0] != "_":
             rows.append((f"`{call(name, member)}`", said(member)))

@@ -8,24 +8,19 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
 
 import numpy as np
-from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
+from identity_kit import Outcome, outcomes
 from small_model import small_model
 from test_cuda_models import left_to_the_cpu, planned
-from test_models_eagle3 import Scripted
-from test_models_families import Family
 from test_models_golden import GOLDEN, NAMES, run_all, spread_error
-from test_models_identity import GREEDY, SEEDED, adversaries
-from test_models_mtp import Made
 
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
 from models.bench.peer import Peer
@@ -37,6 +32,7 @@ PEER = importlib.util.find_spec("xllamacpp") is not None
 if PEER:
     from test_models_llama_cpp import NAMES as KNOWN_TO_LLAMA_CPP
     from test_models_llama_cpp import PLAIN, greedy, source
+NOT_THERE = {"tiny/mistral_sliding": "its `llama` has no window"}
 NEW = 24  # tokens of a text that is compared with llama.cpp's
 INTRO = """# Models
 
@@ -49,16 +45,29 @@ from transformers 5.23 in float32. What it shows:
   from the Hugging Face folder and from a GGUF file that ggraph wrote of it; 2e-4 is the bar.
 - *llama.cpp*: how many of 24 greedy tokens are the same there, from that GGUF file, up to the first
   that differs; mixtures may part where two experts are as good.
-- *identity*: texts with drafts that are the text without, byte for byte: chains, forks and trees of
-  right and wrong guesses, greedy and seeded, and the model's own draft layers (mtp) where there are
-  any.
 - *NumPy*: ops of a step that have no compiled kernel on the CPU.
 - *CUDA*: launches of a step of 5 and of one of 64 rows that a plan for a GPU leaves to the CPU.
 
 Architectures of one's own: [architectures.md](architectures.md). Real checkpoints of most families
 have not been run by us; speeds of one that has are in [performance.md](performance.md).
-
 """
+DRAFTED = """## Drafts
+
+How many texts, greedy and seeded, are the same with drafts and without, byte for byte, and how many
+of their tokens were drafted and kept (`tests/identity_kit.py`):
+
+- *guesses* know the text and hide it in chains, forks and trees, or are wrong at one place each;
+- *suffix*: prompt lookup, then the suffix drafter;
+- *itself, disturbed*: a draft model that is the target with noise on its weights, recurrent where
+  the target is; *other model*: a recurrent one (Qwen3.5) for targets that are not, else a Llama;
+- *eagle3*: a random head over the target's taps, behind guesses that are silent at times;
+- *mtp*: the model's own draft layer, where such files have one, or Gemma 4's assistant (random, and
+  helped as the heads are).
+"""
+DRAFTERS = (
+    "guesses", "suffix", "itself, disturbed", "other model", "eagle3 chain", "eagle3 tree",
+    "mtp chain", "mtp tree",
+)  # fmt: skip
 
 
 def logits_error(path: Path, name: str) -> float:
@@ -73,7 +82,7 @@ def same_as_llama_cpp(name: str, folder: Path) -> str:
     if not PEER:
         return "not asked"
     if name not in KNOWN_TO_LLAMA_CPP:
-        return "not compared"
+        return NOT_THERE[name]
     path = small_model(folder / "peer.gguf", PLAIN, source(name, folder / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, _ = greedy(path, ids)
@@ -84,24 +93,9 @@ def same_as_llama_cpp(name: str, folder: Path) -> str:
     return f"{same.index(False) if False in same else NEW} of {NEW}"
 
 
-def identity(name: str, folder: Path) -> str:
-    """Texts with drafts that equal the text without, of how many."""
-    family = Family(GOLDEN / name)
-    right = []
-    for config in (GREEDY, SEEDED):
-        plain = family.text(config)
-        for guess in adversaries(family.prompt + plain, family.model.vocab_size, 3).values():
-            right.append(family.text(config, Scripted(guess), 12) == plain)
-        right.append(family.text(config, SuffixDrafter(), 3) == plain)
-    family.session.close()
-    own = name.removeprefix("tiny2/")
-    if own in (QWEN, EXPERTS, GLM):
-        made = Made(with_draft_layer(own, folder / "drafts"))
-        plain = made.text(family.prompt, GREEDY, 0)
-        right.append(made.text(family.prompt, GREEDY, 3) == plain)
-        made.session.close()
-        return f"{sum(right)} of {len(right)}, mtp too"
-    return f"{sum(right)} of {len(right)}"
+def identity(name: str, folder: Path) -> dict[str, Outcome]:
+    """Texts with drafts that equal the text without, of how many, drafter by drafter."""
+    return dict(outcomes(name, folder))
 
 
 def without_kernel(name: str) -> str:
@@ -126,8 +120,8 @@ def left_on_cuda(name: str) -> str:
     return ", ".join(left) or "none"
 
 
-def row(name: str) -> str:
-    """One line of the table."""
+def row(name: str) -> tuple[str, str]:
+    """A line of each of the two tables."""
     config = json.loads((GOLDEN / name / "config.json").read_text())
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -135,29 +129,34 @@ def row(name: str) -> str:
         errors = [f"{logits_error(p, name):.0e}" for p in (GOLDEN / name, folder / "own.gguf")]
         cells = [
             f"`{open_model(GOLDEN / name).config.architecture}`", config["architectures"][0],
-            *errors, same_as_llama_cpp(name, folder), identity(name, folder),
-            without_kernel(name), left_on_cuda(name),
+            *errors, same_as_llama_cpp(name, folder), without_kernel(name), left_on_cuda(name),
         ]  # fmt: skip
+        found = identity(name, folder)
+    return line(cells), line([*cells[:2], *(str(found.get(d, "-")) for d in DRAFTERS)])
+
+
+def line(cells: Sequence[str]) -> str:
+    """Cells as a line of a table."""
     return "| " + " | ".join(cells) + " |"
 
 
-def table(names: tuple[str, ...]) -> Iterator[str]:
-    """The lines, as they come."""
-    yield "| name | class | folder | GGUF | llama.cpp | identity | NumPy | CUDA |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for name in names:
-        yield row(name)
+def titles(*names: str) -> list[str]:
+    """The two lines that begin a table."""
+    return [line(names), "|" + "---|" * len(names)]
 
 
 def main() -> None:
-    """Print the table; write the page where all rows were asked for."""
+    """Print the tables' lines as they come; write the page where all rows were asked for."""
     wanted = tuple(n for n in NAMES if n.partition("/")[2] in sys.argv[1:]) or NAMES
-    lines = []
-    for line in table(wanted):
-        print(line, flush=True)
-        lines.append(line)
+    models = titles("name", "class", "folder", "GGUF", "llama.cpp", "NumPy", "CUDA")
+    drafts = titles("name", "class", *DRAFTERS)
+    for name in wanted:
+        for lines, text in zip((models, drafts), row(name), strict=True):
+            print(text, flush=True)
+            lines.append(text)
     if wanted == NAMES:
-        (ROOT / "docs" / "models.md").write_text(INTRO + "\n".join(lines) + "\n")
+        page = [INTRO, *models, "", DRAFTED, *drafts, ""]
+        (ROOT / "docs" / "models.md").write_text("\n".join(page))
 
 
 if __name__ == "__main__":

@@ -116,27 +116,39 @@ def result(name: str) -> dict[str, Any] | None:
 
 
 def cpu_part(name: str) -> str:
-    """Ratios to llama.cpp, file by file."""
+    """Ratios to the fastest peer, file by file."""
     found = result(name)
     if found is None:
         return ""
-    what = ", other file types" if name.startswith("files") else ""
+    what = {"files": ", other file types", "shape": ", true shapes"}.get(name[:5], "")
     plural = "s" * (found["threads"] > 1)
-    text = f"## Against llama.cpp, {found['threads']} thread{plural}{what}\n\n"
-    text += f"`{found['command']}`, xllamacpp {found['xllamacpp']}; {kept.measured_on(found)}.\n\n"
+    names = ", ".join(found["peers"])
+    who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
+    text = f"## Against {names}, {found['threads']} thread{plural}{what}\n\n"
+    how = f" {found['how']}." if "how" in found else ""
+    text += f"`{found['command']}`; {who}; {kept.measured_on(found)}.{how}\n\n"
     for file, rows in found["tables"].items():
         own = ".Q4_1." in file
         of_own = BARS if found["threads"] > 1 else dict.fromkeys(BARS, ONE_THREAD)
         body = [
             [
-                r["case"], f"{r['ours']:.1f}", f"{r['llama_cpp']:.1f}" if r["llama_cpp"] else "-",
+                r["case"], f"{r['ours']:.1f}", *(f"{p['rate']:.1f}" for p in r["peers"].values()),
                 r["unit"], f"**{r['ratio']:.2f}x**" if r["ratio"] else "-",
+                f"{r['busy_ratio']:.2f}x" if r.get("busy_ratio") else "-",
                 *(f"{b:g}x" for b in (of_own[r["case"]] if own else OTHER_FILES)),
                 f"{r['our_share']:.2f}, {r['their_share'] or 0:.2f}",
             ]
             for r in rows
         ]  # fmt: skip
-        head = ["", "ggraph", "llama.cpp", "", "ratio", "bar", "aim", "least share of cores"]
+        columns = [
+            "",
+            "over the fastest",
+            "by processor time",
+            "bar",
+            "aim",
+            "least share of cores",
+        ]
+        head = ["", "ggraph", *found["peers"], *columns]
         text += f"{file}\n\n{table(head, body)}\n"
     return text
 
@@ -340,7 +352,7 @@ def page_text() -> str:
     """The page that the kept results give."""
     parts = [
         INTRODUCTION, machine_part(), peers_part(),
-        *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
+        *map(cpu_part, ("shapes1", "cpu2", "cpu1", "files2", "files1")), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip

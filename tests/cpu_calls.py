@@ -8,15 +8,23 @@ from typing import Any
 import numpy as np
 
 from ggraph import dtype as dt
-from ggraph.backends.cpu import attention, elementwise, matmul, pack, quantise, slots  # noqa: F401
+from ggraph.backends.cpu import (  # noqa: F401
+    attention,
+    elementwise,
+    matmul,
+    matmul_id,
+    pack,
+    quantise,
+    slots,
+)
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
-from ggraph.backends.cpu.isa import Isa, host, plain
+from ggraph.backends.cpu.isa import Isa, host, plain, without_tiles
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, packed_bytes
-from ggraph.dtype import DType
+from ggraph.dtype import A8, DType
 
 Array = np.ndarray[Any, Any]
 
@@ -53,6 +61,8 @@ def variants() -> dict[str, Isa]:
     found = {"plain": plain()}
     if here.lanes > 8:
         found["vnni of 256 bits"] = narrow
+    if here.tiles:
+        found["vnni of 512 bits"] = without_tiles(here)
     if here.dot == "vnni":
         found["avx2"] = replace(narrow, dot="avx2")
     return found
@@ -78,7 +88,9 @@ def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:
     raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
     blocks = raw.reshape(-1, dtype.block_bytes)
     scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
-    if dtype in (dt.Q3_K, dt.Q6_K):
+    if dtype is dt.MXFP4:
+        blocks[:, 0] = rng.integers(118, 126, len(blocks))
+    elif dtype in (dt.Q3_K, dt.Q6_K):
         blocks[:, -2:] = scales[:, :2]
     else:
         width = 4 if dtype in (dt.Q4_1, dt.Q5_1, dt.Q4_K, dt.Q5_K) else 2
@@ -101,7 +113,7 @@ def activations(dtype: DType, x: Array) -> tuple[Array, Array]:
     m, k = x.shape
     out = np.zeros((m, activation_bytes(k)), np.uint8)
     call("quantise", x=x, out=out, m=m, k=k, xs=x.strides[0], os=out.strides[0])
-    blocks = out.reshape(m, k // 32, 40)
+    blocks = out.reshape(m, k // 32, A8.block_bytes)
     codes = blocks[..., :32].view(np.int8).astype(np.float64)
     scales = np.ascontiguousarray(blocks[..., 32:36]).view(np.float32)
     return out, (codes * scales).reshape(m, k)

@@ -28,14 +28,14 @@ def _gpu() -> Any:
     return open_driver(DEVICE)
 
 
-def driver_of(alignment: int = 256) -> Any:
+def driver_of(alignment: int = 256, order: int | None = None) -> Any:
     """A fresh stand-in, or the one driver of the GPU that the tests are told to use."""
-    return _gpu() if DEVICE else HostDriver(alignment=alignment)
+    return _gpu() if DEVICE else HostDriver(alignment=alignment, order=order)
 
 
-def opened(alignment: int = 256) -> CudaBackend:
+def opened(alignment: int = 256, order: int | None = None) -> CudaBackend:
     """A backend of its own over such a driver."""
-    driver = driver_of(alignment)
+    driver = driver_of(alignment, order)
     return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
 
 
@@ -54,8 +54,18 @@ def room(backend: CudaBackend, need: Need) -> Scratch:
 
 
 def run(y: Tensor, stored: Mapping[str, Array]) -> Array:
-    """The logical value of `y` over roots with these bytes."""
-    backend = opened(16)  # no kernel loads more at once, and ends lie closer to a guard page
+    """The logical value of `y` over roots with these bytes. On the stand-in threads and blocks take
+    turns in ascending and in descending order, which must not change a bit: a missing barrier
+    passes in one of them."""
+    found, *others = (_ran(y, stored, order) for order in ((None,) if DEVICE else (0, 1)))
+    for other in others:
+        assert found.tobytes() == other.tobytes(), f"{y.op}: the order of threads changes the value"
+    return found
+
+
+def _ran(y: Tensor, stored: Mapping[str, Array], order: int | None) -> Array:
+    # No kernel loads more than 16 bytes at once, and ends lie closer to a guard page.
+    backend = opened(16, order)
     roots = {s.root.name: s.root for s in y.sources}
     held = {name: place(backend, t, stored[name]) for name, t in roots.items()}
     old = y.overwritten

@@ -671,6 +671,59 @@ def im2col(
     return y
 
 
+@oracle("conv_2d")
+def conv_2d(w: Array, x: Array, *, stride: tuple[int, int], dilation: tuple[int, int]) -> Array:
+    images, channels, height, width = x.shape
+    kernels, _, h, v = w.shape
+    rows = _count(height, h, stride[0], 0, dilation[0])
+    columns = _count(width, v, stride[1], 0, dilation[1])
+    y = zeros(images, kernels, rows, columns)
+    for n, o, i, j, c, a, b in places((*y.shape, channels, h, v)):
+        r, q = i * stride[0] + a * dilation[0], j * stride[1] + b * dilation[1]
+        y[n, o, i, j] += float(x[n, c, r, q]) * float(w[o, c, a, b])
+    return y
+
+
+@oracle("conv_2d_dw")
+def conv_2d_dw(w: Array, x: Array, *, stride: tuple[int, int], dilation: tuple[int, int]) -> Array:
+    own = [
+        conv_2d(w[c : c + 1], x[:, c : c + 1], stride=stride, dilation=dilation)
+        for c in range(len(w))
+    ]
+    return np.concatenate(own, 1)
+
+
+@oracle("upscale")
+def upscale(x: Array, *, factor: tuple[int, int], mode: str) -> Array:
+    *lead, height, width = x.shape
+    y = zeros(*lead, height * factor[0], width * factor[1])
+
+    def near(at: int, step: int, n: int) -> list[tuple[int, float]]:
+        if mode == "nearest":
+            return [(at // step, 1.0)]
+        place = (at + 0.5) / step - 0.5
+        low = math.floor(place)
+        way = place - low
+        return [(max(low, 0), 1 - way), (min(low + 1, n - 1), way)]
+
+    for *rest, i, j in places(y.shape):
+        for r, a in near(i, factor[0], height):
+            for q, b in near(j, factor[1], width):
+                y[(*rest, i, j)] += a * b * float(x[(*rest, r, q)])
+    return y
+
+
+@oracle("solve_tri")
+def solve_tri(a: Array, b: Array) -> Array:
+    x = zeros(*b.shape)
+    for *rest, column in places((*b.shape[:-2], b.shape[-1])):
+        for i in range(b.shape[-2]):
+            known = sum(float(a[(*rest, i, j)]) * float(x[(*rest, j, column)]) for j in range(i))
+            total = float(b[(*rest, i, column)]) - known
+            x[(*rest, i, column)] = total / float(a[(*rest, i, i)])
+    return x
+
+
 @oracle("pool_2d")
 def pool_2d(
     x: Array,

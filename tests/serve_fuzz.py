@@ -19,7 +19,7 @@ FIELDS = [
     "stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "tools", "tool_choice",
     "response_format", "frequency_penalty", "presence_penalty", "repeat_penalty", "repeat_last_n",
     "speculative", "priority", "user", "echo", "suffix", "instructions", "text", "pooling",
-    "encoding_format", "unknown",
+    "encoding_format", "previous_response_id", "store", "unknown",
 ]  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 SCHEMAS: list[Any] = [
@@ -38,7 +38,11 @@ VALUES: list[Any] = [
     {"type": "json_object"}, {"format": {"type": "json_object"}}, [{"role": "user"}],
     [{"role": "tool", "content": "x"}], [{"role": "system", "content": []}], TALK * 40,
     [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-    [{"type": "function", "function": {"name": "f"}}], "required", "auto", "none", "json", "mean",
+    [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": "f"}],
+    {"type": "function", "name": "f"}, [{"type": "function_call_output", "call_id": "a"}],
+    [{"type": "function_call_output", "call_id": "a", "output": "b"}], [{"type": "reasoning"}],
+    [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}],
+    [{"type": ["x"]}], "required", "auto", "none", "json", "mean",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Random histories of a batch: arrivals, cancellations, drafts, and little memory."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.steps import ListRunner
@@ -61,7 +62,7 @@ class Asked:
     limit: int
     temp: float
     seed: int
-    drafter: str  # "", "suffix", "chain", "tree"
+    drafter: str  # "", "suffix", "chain", "tree", "head"
     gone_after: int  # steps; 0: stays
     priority: int
 
@@ -90,7 +91,7 @@ def history(seed: int) -> History:
                 int(r.integers(1, 48)),
                 float(r.choice([0.0, 0.7])),
                 i if r.random() < 0.5 else 0,
-                str(r.choice(["", "suffix", "chain", "tree"])),
+                str(r.choice(["", "suffix", "chain", "tree", "head"])),
                 int(r.integers(1, 14)) if r.random() < 0.25 else 0,
                 int(r.integers(0, 2)),
             )
@@ -110,9 +111,19 @@ class World:
     plain: Loaded
 
     @staticmethod
-    def of(path: Path, threads: int = 1) -> "World":
-        """Opened from a file."""
-        return World(*(load(path, ctx_size=CONTEXT, threads=threads) for _ in range(2)))
+    def of(path: Path, threads: int = 1, head: Path | None = None) -> "World":
+        """Opened from a file, with a draft head for the batch."""
+        sides = (load(path, ctx_size=CONTEXT, threads=threads, head=h) for h in (head, None))
+        return World(*sides)
+
+    def fresh(self, limits: Limits, slots: int = SLOTS) -> Batch:
+        """A batch that has done nothing yet, and may use so many slots."""
+        m = self.batch
+        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT)
+        heads = None if m.head is None else ListHead(m.head, m.session, SLOTS, CONTEXT)
+        batch = Batch(runner, limits, heads=heads)
+        batch.memory = Memory(slots)
+        return batch
 
 
 def request_of(w: World, a: Asked, prices: Prices) -> Request:
@@ -122,6 +133,8 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
     if a.drafter in ("chain", "tree"):
         knows = Knowing([*a.prompt, *alone(w, a)], a.drafter == "tree")
         drafts = Speculation([knows], Fixed(4))
+    elif a.drafter == "head":
+        drafts = Speculation([HeadDrafter("head", lambda _: True)], Fixed(3))
     else:
         drafts = Speculation([SuffixDrafter()], Adaptive(prices=SharedPrices(prices)))
     return Request(
@@ -133,12 +146,16 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
     )
 
 
-def play(w: World, h: History, seen: Counter[str] | None = None) -> list[tuple[Asked, Text]]:
+def play(
+    w: World,
+    h: History,
+    seen: Counter[str] | None = None,
+    watch: Callable[[Batch], None] = lambda batch: None,
+) -> list[tuple[Asked, Text]]:
     """Run a history to its end; the slots are counted after every step. What happened is added to
-    `seen`."""
-    m = w.batch
-    batch = Batch(ListRunner(m.model, m.session, SLOTS, CONTEXT), h.limits)
-    batch.memory = Memory(h.slots)
+    `seen`; `watch` is told the batch before it begins."""
+    batch = w.fresh(h.limits, h.slots)
+    watch(batch)
     texts: list[tuple[Asked, Text]] = []
     todo, step = sorted(h.asked, key=lambda a: a.at), 0
     gone: dict[Text, int] = {}

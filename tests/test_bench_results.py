@@ -68,7 +68,7 @@ def test_the_raw_answers_give_the_tables() -> None:
             assert sum(speeds) / len(speeds) == pytest.approx(whole["mean_speedup"], rel=1e-6)
             assert min(speeds) == pytest.approx(whole["least_speedup"], rel=1e-6)
             checked += 1
-    assert checked >= 12
+    assert checked >= 8
 
 
 def test_the_page_of_performance_is_what_the_results_give() -> None:

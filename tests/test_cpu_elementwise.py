@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.tiles import X_BLOCK
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
 
@@ -53,16 +54,16 @@ def test_rms_norm(m: int, n: int, weighted: bool) -> None:
 def test_fused_quantisation_equals_its_parts(m: int, blocks: int) -> None:
     n = 32 * blocks
     x, w, y = normal(1, m, n), normal(2, n), np.zeros((m, n), np.float32)
-    fused, parts = np.zeros((2, m, blocks * 40), np.uint8)
-    steps = {"xs": x.strides[0], "os": blocks * 40}
+    fused, parts = np.zeros((2, m, blocks * X_BLOCK), np.uint8)
+    steps = {"xs": x.strides[0], "os": blocks * X_BLOCK}
     call("rms_norm_quantise", x=x, w=w, out=fused, m=m, n=n, eps=1e-6, **steps)
     call("rms_norm", x=x, w=w, y=y, m=m, n=n, xs=x.strides[0], ys=y.strides[0], eps=1e-6)
-    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * 40)
+    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * X_BLOCK)
     assert np.array_equal(fused, parts)
     two = {"as": x.strides[0], "bs": 0}
-    call("silu_mul_quantise", a=x, b=w, out=fused, m=m, n=n, os=blocks * 40, **two)
+    call("silu_mul_quantise", a=x, b=w, out=fused, m=m, n=n, os=blocks * X_BLOCK, **two)
     call("silu_mul", a=x, b=w, y=y, m=m, n=n, ys=y.strides[0], **two)
-    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * 40)
+    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * X_BLOCK)
     assert np.array_equal(fused, parts)
 
 
@@ -72,7 +73,7 @@ def test_every_variant_quantises_to_the_same_bits(variant: str, tmp_path: Path) 
     x, w = normal(1, 5, n) * 4, normal(2, 5, n)
     x[3] = 0
     x[4, 40] = 1e30
-    steps = {"xs": x.strides[0], "os": n // 32 * 40}
+    steps = {"xs": x.strides[0], "os": n // 32 * X_BLOCK}
     calls = {
         "quantise": {"x": x, "k": n, **steps},
         "rms_norm_quantise": {"x": x, "w": w, "n": n, "eps": 1e-6, **steps},
@@ -81,7 +82,7 @@ def test_every_variant_quantises_to_the_same_bits(variant: str, tmp_path: Path) 
         },
     }  # fmt: skip
     for name, values in calls.items():
-        mine, theirs = np.zeros((2, 5, n // 32 * 40), np.uint8)
+        mine, theirs = np.zeros((2, 5, n // 32 * X_BLOCK), np.uint8)
         call(name, out=mine, m=5, **values)
         call_with(jit, name, out=theirs, m=5, **values)
         assert mine.any() and np.array_equal(mine, theirs), name
@@ -207,13 +208,13 @@ def test_every_element_is_made_however_rows_or_columns_are_shared(m: int, thread
         "pos": pos, "freqs": freqs, "index": 0, "factors": 0, "heads": heads, "hd": hd, "nr": hd,
         "halves": 0, "xs": n * 4, "xh": hd * 4, "ys": n * 4, "yh": hd * 4, "mscale": 1.0, "ib": 8,
     }  # fmt: skip
-    blocks = {"n": n, "os": 120}
+    blocks = {"n": n, "os": 3 * X_BLOCK}
 
     def made(first: int, count: int, threads: int) -> list[np.ndarray]:
         rows = slice(first, first + count)
-        out = [np.full((count, 120), 0xEE, np.uint8) for _ in range(3)]
+        out = [np.full((count, 3 * X_BLOCK), 0xEE, np.uint8) for _ in range(3)]
         y = [np.full((count, n), np.nan, np.float32) for _ in range(2)]
-        call("quantise", threads, x=x[rows], out=out[0], m=count, k=n, xs=n * 4, os=120)
+        call("quantise", threads, x=x[rows], out=out[0], m=count, k=n, xs=n * 4, os=3 * X_BLOCK)
         call("rms_norm_quantise", threads, x=x[rows], w=w, out=out[1], m=count, xs=n * 4,
              eps=1e-6, **blocks)  # fmt: skip
         call("silu_mul_quantise", threads, a=x[rows], b=up[rows], out=out[2], m=count,

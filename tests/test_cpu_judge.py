@@ -37,7 +37,7 @@ from ggraph.plan import _SEAL, MemoryMap, Plan, Region, VerifiedPlan
 from ggraph.tensor import OPS, Array, Kind, Tensor, input
 from ggraph.verify import examine
 
-NOT_IN_PROGRAMS = ("pack_", "pool_", "peak_", "stream_")
+NOT_IN_PROGRAMS = ("pack_", "pool_", "peak_", "stream_", "numpy_")
 Judged = list[tuple[Flat, list[Ground]]]
 
 
@@ -339,7 +339,6 @@ def test_what_numpy_computes_is_named_before(exact: bool, monkeypatch: pytest.Mo
         computed = [t for t in verified.plan.graph if not (t.is_leaf or t.is_view)]
         told = sorted(t.name for t in computed if not spec.compiled(t))
         assert told == left, title
-        assert bool(verified.certificate.unplanned) == bool(left), title
         assert accounts(verified.plan)[0].constants == sum(t.nbytes for t in tables), title
         count += bool(left)
         held.close()

@@ -26,7 +26,7 @@ from ggraph.backends.cpu.isa import Isa, dot_variant, host
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.pages import GUARD
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
-from ggraph.dtype import DType
+from ggraph.dtype import A8, DType
 from ggraph.errors import BackendError
 
 TYPES = list(LAYOUTS)
@@ -74,7 +74,7 @@ def test_product_against_float64(dtype: DType, n: int, blocks: int, m: int, seed
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
-    n, k, most = 83, columns(dtype, 3), 64
+    n, k, most = 83, columns(dtype, 3), 90
     x = np.random.default_rng(3).normal(size=(most, k)).astype(np.float32)
     x, _ = activations(dtype, x)
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
@@ -89,7 +89,10 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
 def test_quantised_activations(seed: int, scale: float) -> None:
     x = (np.random.default_rng(seed).normal(size=(3, 96)) * scale).astype(np.float32)
     raw, meaning = activations(dt.Q4_1, x)
-    blocks = raw.reshape(3, 3, 40)
+    blocks = raw.reshape(3, 3, A8.block_bytes)
+    halves = np.ascontiguousarray(blocks[..., 40:44]).view(np.int16)
+    codes = blocks[..., :32].view(np.int8).reshape(3, 3, 2, 16)
+    assert np.array_equal(halves, codes.sum(-1, dtype=np.int16))
     scales = np.ascontiguousarray(blocks[..., 32:36]).view(np.float32)[..., 0]
     sums = np.ascontiguousarray(blocks[..., 36:40]).view(np.float32)[..., 0]
     assert np.abs(blocks[..., :32].view(np.int8)).max() <= 127
@@ -98,9 +101,9 @@ def test_quantised_activations(seed: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize("variant", variants())
-@pytest.mark.parametrize("dtype", [dt.Q4_1, dt.Q5_0, dt.Q8_0, dt.Q6_K, dt.F16, dt.BF16], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path: Path) -> None:
-    n, k, m = 37, columns(dtype, 2), 14
+    n, k, m = 37, columns(dtype, 2), 83  # beyond what shares unpacked codes
     x, _ = activations(dtype, np.random.default_rng(1).normal(size=(m, k)).astype(np.float32))
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
     want = product(dtype, tiles, x, n, k, threads=1)
@@ -127,9 +130,14 @@ def test_vnni_is_chosen_and_selected() -> None:
     text = assembly("matmul_n4m", lake)
     assert "vpdpbusd" in text and "vpmaddubsw" not in text and "zmm" not in text
     wide = "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512vnni"
-    for name in ("matmul_n4m", "matmul_b8", "matmul_n5m", "matmul_f16"):
+    for name in ("matmul_n4m", "matmul_b8", "matmul_n6k", "matmul_f16"):
         text = assembly(name, Isa(here.triple, "icelake-server", wide, "vnni"))
         assert "zmm" in text and ("vpdpbusd" in text) == (name != "matmul_f16")
+        assert "tdpbssd" not in text
+    rapids = Isa(here.triple, "sapphirerapids", wide + ",+amx-tile,+amx-int8", "vnni")
+    for name in ("matmul_n4k", "matmul_n6k", "matmul_b8"):
+        text = assembly(name, rapids)
+        assert text.count("tilerelease") == 1 and "tdpbssd" in text
 
 
 def test_bad_requests() -> None:
@@ -144,7 +152,7 @@ def test_bad_requests() -> None:
 def test_prefetches_name_no_memory_behind_the_guard() -> None:
     """What lies behind a weight's last tile is asked for, too."""
     lines = [
-        a.tile * a.element_bytes if isinstance(a, FloatLayout) else a.block_bytes
+        a.tile * a.element_bytes if isinstance(a, FloatLayout) else a.run_bytes
         for a in LAYOUTS.values()
     ]
     assert max(matmul.AHEAD, matmul.FLOAT_AHEAD, matmul.FAR_AHEAD) + max(lines) <= GUARD

@@ -1,18 +1,23 @@
 """Kernels by rule: traced meanings, loop nests over any layout, and what has no kernel."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggraph import Graph, Options, Session, Tensor, input, open_backend, ops, weight
 from ggraph.backends.cpu import cpu_spec
+from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.loops import plan_nests
+from ggraph.backends.cpu.tiles import packed_bytes
+from ggraph.dtype import F32
 from ggraph.errors import PlaceError
 from ggraph.ops import examples
-from ggraph.ops.evaluate import evaluate, to_storage
+from ggraph.ops.evaluate import decode, evaluate, to_storage
 from ggraph.ops.trace import trace
 from ggraph.tensor import OPS, Array, Kind, apply, leaf
 
@@ -52,7 +57,7 @@ def as_weights(name: str) -> list[Tensor]:
     spec, found = OPS[name], []
     for e in spec.examples:
         leaves = list(examples.leaves(spec, e))
-        if name.startswith(("mul_mat", "get_rows")) and leaves:
+        if name.startswith(("mul_mat", "get_rows", "conv_2d")) and leaves:
             leaves[0] = leaf(Kind.WEIGHT, "a", e.args[0].shape, e.args[0].dtype)
         found.append(apply(name, *leaves, name="y", **e.attrs))
     return found
@@ -60,14 +65,11 @@ def as_weights(name: str) -> list[Tensor]:
 
 WITHOUT = {
     "cast",
-    "cos",
     "cpy",
     "delta_net",
     "delta_net_next",
-    "geglu_quick",
     "rope",
     "set_rows",
-    "sin",
 }  # NumPy computes some
 
 
@@ -130,6 +132,20 @@ def test_functions_over_their_whole_range(op: str) -> None:
     assert (same | (off < 2e-6) | (np.abs(want) < 1e-37)).all(), given[~same][np.argmax(off[~same])]
 
 
+@pytest.mark.parametrize("op", ["sin", "cos"])
+def test_angles_of_any_size(op: str) -> None:
+    """Every magnitude of float32, and the floats beside multiples of pi / 2: as float64 rounded."""
+    some = RNG.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    turns = np.floor(2.0 ** RNG.uniform(0, 90, 50_000)) * (np.pi / 2)
+    worst = np.float32(16367173 * 2.0**72)  # 4e-9 of a quarter from a multiple
+    ends = np.array([0, np.inf, -np.inf, np.nan, 2**20, 2**25, 3.4e38, worst], np.float32)
+    given = np.concatenate([some, turns.astype(np.float32), ends])
+    graph = Graph.of({"y": getattr(ops, op)(input("x", given.shape))})
+    with np.errstate(all="ignore"):
+        want = evaluate(graph, {"x": given})["y"]
+    assert np.array_equal(run(graph, {"x": given})["y"], want, equal_nan=True)
+
+
 def test_a_rows_bits_do_not_depend_on_its_neighbours_or_on_threads() -> None:
     x, w = normal(40, 77), normal(77)
 
@@ -152,9 +168,131 @@ def test_transposed_and_reshaped_weights_are_packed() -> None:
     assert SPEC.held_bytes(w, (y,)) > 0 and not SPEC.needs(y)
     held = examples.rounded(normal(24, 40), w)
     agrees(y, 1e-5, x=normal(5, 24), w=held)
-    image, kernel = input("x", (2, 3, 9, 8)), weight("w", (6, 3, 3, 3))
-    found = ops.conv_2d(kernel, image, (2, 1), (1, 1))
-    agrees(ops.cont(found), 1e-5, x=normal(2, 3, 9, 8), w=normal(6, 3, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "stride", "padding", "dilation"),
+    [
+        ((2, 3, 9, 8), (6, 3, 3, 3), (2, 1), (1, 1), (1, 1)),
+        ((1, 4, 30, 31), (70, 4, 3, 3), (1, 1), (1, 1), (1, 1)),
+        ((3, 5, 7, 11), (37, 5, 2, 3), (1, 2), (0, 2), (2, 1)),
+        ((1, 8, 13, 5), (20, 8, 1, 1), (2, 2), (0, 0), (1, 1)),
+        ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1), (0, 0), (1, 1)),
+    ],
+)  # fmt: skip
+def test_convolutions_of_stored_kernels(
+    x: tuple[int, ...], w: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:  # fmt: skip
+    """Over images as they lie and over turned ones; depthwise; by rows of one image."""
+    image = input("x", x)
+    for dtype in ("f32", "f16"):
+        kernels = weight("w", w, dtype)
+        values = {"x": normal(*x), "w": examples.rounded(normal(*w), kernels)}
+        y = ops.conv_2d(kernels, image, stride, padding, dilation)
+        assert SPEC.held_bytes(kernels, (y,)) > 0
+        agrees(y, 1e-5, **values)
+    turned = input("x", (x[0], x[2], x[3], x[1])).permute(0, 3, 1, 2)
+    flat = values | {"x": np.ascontiguousarray(values["x"].transpose(0, 2, 3, 1))}
+    agrees(ops.conv_2d(kernels, turned, stride, (0, 0), dilation), 1e-5, **flat)
+    own = weight("w", (x[1], 1, *w[2:]))
+    kept = {"x": values["x"], "w": normal(x[1], 1, *w[2:])}
+    agrees(ops.conv_2d_dw(own, image, stride, padding, dilation), 1e-5, **kept)
+
+
+@pytest.mark.parametrize(
+    ("w", "x", "orders"),
+    [
+        ((37, 19), (5, 19), (None, None)),
+        ((19, 37), (9, 19), ((1, 0), None)),
+        ((2, 5, 8), (4, 3, 8), (None, None)),
+        ((2, 40, 33), (6, 7, 40), ((0, 2, 1), None)),
+        ((3, 33, 9), (2, 6, 5, 9), (None, None)),
+        ((2, 3, 4, 9), (4, 3, 5, 9), (None, (0, 1, 2, 3))),
+        ((40, 16), (6, 3, 16), (None, (1, 0, 2))),
+        ((64, 2, 70), (34, 6, 70), ((1, 0, 2), (1, 0, 2))),
+    ],
+)  # fmt: skip
+def test_products_of_two_activations(
+    w: tuple[int, ...], x: tuple[int, ...], orders: tuple[tuple[int, ...] | None, ...]
+) -> None:
+    """In any layout, with matrices that repeat over leading axes, and a residual."""
+    for dtype in ("f32", "f16", "bf16"):
+        a, b = input("a", w, dtype), input("b", x)
+        shown = [t if o is None else t.permute(*o) for t, o in zip((a, b), orders, strict=True)]
+        y = ops.mul_mat(*shown)
+        rest = input("c", y.shape)
+        feeds = {"a": to_storage(normal(*w), a), "b": normal(*x), "c": normal(*y.shape)}
+        values = feeds | {"a": decode(feeds["a"], a.dtype).reshape(w)}
+        graph = Graph.of({"y": y, "z": ops.add(rest, ops.mul_mat(*shown))})
+        want, got = evaluate(graph, values), run(graph, feeds)
+        for name, found in got.items():
+            assert np.abs(found - want[name]).max() <= 1e-5 * np.abs(want[name]).max()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_stored_matrices_that_repeat_are_packed_once(dtype: str) -> None:
+    """One matrix per leading index, and rows that do not lie one after the other."""
+    heads, x = weight("w", (2, 37, 24), dtype), input("x", (7, 6, 24))
+    each = ops.mul_mat(heads, x.permute(1, 0, 2))  # [6, 7, 37]
+    wide = ops.mul_mat(heads[0], x[:, 2:4])  # [7, 2, 37]
+    for y in (each, wide):
+        assert not SPEC.needs(y) and SPEC.held_bytes(heads, (y,)) > 0
+    graph = Graph.of({"each": each, "wide": wide})
+    values = {"w": examples.rounded(normal(2, 37, 24), heads), "x": normal(7, 6, 24)}
+    want, got = evaluate(graph, values), run(graph, values)
+    for name, found in got.items():
+        assert np.abs(found - want[name]).max() <= 1e-5 * np.abs(want[name]).max()
+
+
+def test_a_row_of_a_product_of_activations_has_its_bits_alone_too() -> None:
+    w, x = normal(70, 45), normal(40, 45)
+
+    def rows(x: Array, threads: int) -> Array:
+        y = ops.mul_mat(input("w", (70, 45)), input("x", x.shape))
+        return run(Graph.of({"y": y}), {"w": w, "x": x}, threads)["y"]
+
+    together = rows(x, 2)
+    for i in (0, 7, 39):
+        assert np.array_equal(rows(x[i : i + 1], 1)[0], together[i])
+
+
+def test_convolutions_of_computed_kernels() -> None:
+    for dtype in ("f32", "f16"):
+        kernels, image = input("w", (37, 3, 3, 2), dtype), input("x", (2, 3, 9, 8))
+        y = ops.conv_2d(kernels, image, (2, 1), (1, 1))
+        (room,) = SPEC.needs(y)
+        assert room.name == "tiles" and SPEC.compiled(y)
+        held = to_storage(normal(37, 3, 3, 2), kernels)
+        graph, x = Graph.of({"y": y}), normal(2, 3, 9, 8)
+        want = evaluate(graph, {"w": held.astype(np.float32), "x": x})["y"]
+        got = run(graph, {"w": held, "x": x})["y"]
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_every_variant_lays_out_multiplies_and_convolves_alike(
+    variant: str, tmp_path: Path
+) -> None:
+    """Tiles of a computed matrix, products and convolutions with them: the bits of this host's."""
+    n, k, m, count = 37, 18, 14, 2
+    raw, x = normal(count, n, k), normal(count, m, k)
+    size = packed_bytes(F32, n, k)
+    jit = Jit(variants()[variant], tmp_path)
+    found = []
+    for kernel in (call, partial(call_with, jit)):
+        tiles = np.zeros(count * size, np.uint8)
+        kernel("lay_f32", raw=raw, out=tiles, n=n, k=k, count=count, sb=n * k * 4, sn=k * 4, sk=4,
+               ob=size)  # fmt: skip
+        y, z = np.zeros((count, m, n), np.float32), np.zeros((n, 4, 2), np.float32)
+        kernel("matmul_each_f32", w=tiles, x=x, y=y, n=n, k=k, m=m, xs=k * 4, ys=n * 4, add=0,
+               adds=0, count=count, ws=size, group=1, xb=m * k * 4)  # fmt: skip
+        kernel("convolve_f32", w=tiles, x=x, y=z, n=n, k=k, images=1, m=8, across=2, i=2, h=3,
+               width=3, xn=0, xr=40, xc=8, si=120, sh=40, sw=4)  # fmt: skip
+        found.append((y, z))
+    right = np.einsum("bmk,bnk->bmn", x.astype(np.float64), raw)
+    assert np.abs(found[0][0] - right).max() < 1e-4
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_attention_without_a_mask_with_a_cap_and_of_odd_heads() -> None:

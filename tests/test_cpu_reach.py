@@ -8,9 +8,11 @@ from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register k
 from ggraph.backends.cpu.simd import KERNELS
 
 USERS = (
+    "arrays",
     "backend",
     "carried",
     "ceilings",
+    "enlarge",
     "lower",
     "lowering",
     "mixtures",
@@ -18,6 +20,7 @@ USERS = (
     "nest",
     "pool",
     "products",
+    "solve",
 )
 
 

@@ -42,6 +42,7 @@ def test_text_is_the_same_with_and_without_a_head(model: Path, drivers: list[Hos
         texts.append(json.loads(result.stdout)["text"])
     assert len(set(texts)) == 1 and texts[0]
     assert all(any("mul_mat_tile" in c for c in d.calls) for d in drivers), "the GPU did the work"
+    assert all(any("first_k" in c for c in d.calls) for d in drivers), "and picked the tokens"
     assert all(d.used == 0 and not d.pinned for d in drivers), "everything was given back"
 
 
@@ -53,8 +54,10 @@ def test_text_is_the_same_with_and_without_a_head(model: Path, drivers: list[Hos
 def test_drafts_on_a_device_of_their_own(
     model: Path, drivers: list[HostDriver], target: str, drafts: str, opened: int
 ) -> None:
-    """On the same GPU too: other streams, other memory, other graphs; the text stays the same."""
+    """On the same GPU too: other streams, other memory, other graphs; the text stays the same. With
+    a penalty the host looks at the target's logits, so that only drafts are picked on a device."""
     given = ["generate", "-m", str(model), "-n", "8", "--temp", "0", "--exact", "--json"]
+    given += ["--repeat-penalty", "1.01"]
     head = ["--draft", "eagle3", "--head", str(HEAD), "--fixed", "--draft-max", "3"]
     split = ["--device", target, "--device-draft", drafts]
     texts = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
@@ -82,12 +83,12 @@ def test_loading_a_kernel_reaches_cuda(
 
 def test_a_product_reaches_cublas(driver: cupy_driver.CupyDriver) -> None:
     try:
-        cupy_driver.Blas(lambda n: 1).handle(1)
+        cupy_driver.Blas().handle(1)
     except BackendError as error:
         if "was not found" in str(error):
             pytest.skip(f"cuBLAS is not installed: {error}")
     with pytest.raises(BackendError, match="making a handle failed with cuBLAS status 1"):
-        driver.product(1, 2, 3, (4, 5, 6), 7, "bf16", False, 1)
+        driver.product(Product(1, 2, 3, 4, 5, 6, 7, "bf16", False, 8, 9), 1)
 
 
 def test_no_gpu_is_one_line() -> None:

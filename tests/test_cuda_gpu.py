@@ -20,7 +20,9 @@ from cuda_plan import Recording, lost_orderings, nodes_by_command, waits_between
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, open_driver
+from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit, packed
+from ggraph.backends.cuda.matmul import WORK_SPACE
 from ggraph.backends.host import HostMemory
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST
@@ -125,7 +127,9 @@ def test_a_product_of_the_library(driver: Any, kind: str, add: bool) -> None:
     y = rng.integers(-4, 5, (m, row)).astype(np.float32)
     addresses = [stored(driver, _stored_as(v, kind), stream) for v in (w, x)]
     result = stored(driver, y, stream)
-    driver.product(*addresses, result, (n, m, k), row, kind, add, stream)
+    space = driver.allocate(WORK_SPACE)
+    made = Product(*addresses, result, n, m, k, row, kind, add, space, WORK_SPACE)
+    driver.product(made, stream)
     got = fetched(driver, result, y.size, stream).reshape(y.shape)
     assert np.array_equal(got[:, :n], x @ w.T + (y[:, :n] if add else 0))
     assert np.array_equal(got[:, n:], y[:, n:])

@@ -147,3 +147,28 @@ def test_a_test_that_kills_its_process_is_named_and_the_rest_run(
     found = runner.run(tmp_path / "journal", [str(held)], "", "")
     assert (found["passed"], found["failed"], found["begun"], found["restarts"]) == (2, 1, 1, 1)
     assert not found["ok"] and [w.split(": ")[1][:6] for w in found["wrong"]] == ["begun", "failed"]
+
+
+@need_compiler
+def test_calls_of_the_page_on_a_machine_that_is_played(
+    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The model's three calls: a piece travels with each, two wait on the machine, one folder comes
+    back per call. A command over the limit is ended, a tree over 64 MiB does not travel."""
+    played: Any = importlib.import_module("gpu_rehearse")
+    calls = {c.number: c for c in played.calls()}
+    assert [*calls] == [*range(1, 8)] and {n for n, c in calls.items() if c.travels} == {4, 5, 6}
+    model = small_file(tmp_path)
+    to, third = tmp_path / "to", -(-model.stat().st_size // 3)
+    to.mkdir()
+    chosen = [calls[n] for n in (4, 5, 6)]
+    assert played.rehearse(chosen, to, model, 600.0, third) == 0, capfd.readouterr()
+    assert not [*(to / "4").iterdir()] and (to / "6" / "model.json").is_file()
+    assert json.loads((to / "6" / "model.json").read_text())["ok"]
+    for folder, most in (("slow", played.MOST_BYTES), ("large", 1000)):
+        played.MOST_BYTES = most
+        (tmp_path / folder).mkdir()
+        one = [played.Call(1, "", "touch $OUT/begun; sleep 60")]
+        assert played.rehearse(one, tmp_path / folder, None, 0.5) == 1
+    assert (tmp_path / "slow" / "1" / "begun").is_file() and not [*(tmp_path / "large").iterdir()]
+    assert "call 1: status 124" in capfd.readouterr().out

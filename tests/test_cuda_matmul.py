@@ -70,11 +70,11 @@ def test_rows_are_decoded_bit_for_bit(dtype: DType) -> None:
     with np.errstate(all="ignore"):
         wanted = decoded(dtype, raw, k)
     table = weight("w", (n, k), dtype)
-    ids = np.array([8, 0, 3, 8, -1], np.int32)
+    ids = np.array([8, 0, 3, 8, -1, n], np.int32)
     stored = {"w": raw.reshape(-1), "i": ids.view(np.uint8)}
-    got = run(ops.get_rows(table, input("i", (5,), I32), name="y"), stored)
+    got = run(ops.get_rows(table, input("i", (6,), I32), name="y"), stored)
     assert np.array_equal(_bits(got[:4]), _bits(wanted[ids[:4]]))
-    assert np.isnan(got[4]).all(), "a row that does not exist must be visible"
+    assert np.isnan(got[4:]).all(), "a row that does not exist must be visible"
     whole = run(ops.cast(table, dt.F32, name="y"), stored)
     assert np.array_equal(_bits(whole), _bits(wanted))
 
@@ -89,9 +89,11 @@ def widths(dtype: DType) -> list[int]:
 
 
 @pytest.mark.parametrize(("dtype", "k"), [(t, k) for t in TYPES for k in widths(t)], ids=str)
-def test_products_against_float64_and_batch_invariance(dtype: DType, k: int) -> None:
+def test_products_against_float64_and_batch_invariance(
+    dtype: DType, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1 to 64 rows, by 8 and by 32: the same bits whatever the number of rows, as many as a tree of
-    64 nodes has."""
+    64 nodes has; and by blocks of one tile and of two."""
     n = 21
     rng = np.random.default_rng(2)
     raw = raw_weight(dtype, n, k)
@@ -104,6 +106,9 @@ def test_products_against_float64_and_batch_invariance(dtype: DType, k: int) -> 
     for m in (*range(1, 10), 31, 33):
         assert np.array_equal(product(dtype, raw, x[3 : 3 + m]), whole[3 : 3 + m]), f"{m} rows"
     assert np.array_equal(product(dtype, raw, x, rest), whole + rest)
+    monkeypatch.setattr(matmul, "TWIN_OUTPUTS", n)
+    for m in (1, 8):
+        assert np.array_equal(product(dtype, raw, x[:m], rest[:m]), (whole + rest)[:m]), f"{m} rows"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -74,13 +74,29 @@ def test_the_last_of_two_rows_for_one_place_stays() -> None:
     cache, rows = state("c", (4, 3)), input("r", (5, 3))
     y = ops.set_rows(cache, rows, input("i", (5,), I64), name="y")
     values = np.arange(15, dtype=np.float32).reshape(5, 3)
-    index = np.array([2, 0, 2, 2, 9], np.int64)  # one beyond the end is written nowhere
+    index = np.array([2, 0, 2, 2, 4], np.int64)  # one beyond the end is written nowhere
     stored = {
         "c": bytes_of(cache, np.full((4, 3), -1, np.float32)),
         "r": values.reshape(-1).view(np.uint8), "i": index.view(np.uint8),
     }  # fmt: skip
     got = run(y, stored)
     assert np.array_equal(got, [values[1], [-1] * 3, values[3], [-1] * 3])
+
+
+def test_turned_rows_for_places_outside_the_cache_are_written_nowhere() -> None:
+    cache, x = state("c", (4, 2, 8)), input("x", (3, 2, 8))
+    given = {**DEFAULTS, "n_rot": 8, "has_factors": False}
+    places = input("p", (3,), I32), input("i", (3,), I64)
+    y = ops.rope_set_rows(cache, x, *places, **given, name="y")
+    values = np.random.default_rng(6).standard_normal((3, 2, 8)).astype(np.float32)
+    kept = np.full((4, 2, 8), 7, np.float32)
+    stored = {
+        "c": bytes_of(cache, kept), "x": bytes_of(x, values),
+        "p": np.array([3, 5, 2], np.int32).view(np.uint8),
+        "i": np.array([1, 4, -1], np.int64).view(np.uint8),
+    }  # fmt: skip
+    got = run(y, stored)
+    assert np.array_equal(got[[0, 2, 3]], kept[1:]) and not np.array_equal(got[1], kept[1])
 
 
 @pytest.mark.parametrize("kind", [F32, F16, Q8_0], ids=str)
@@ -148,6 +164,67 @@ def test_attention_of_many_rows_with_sinks() -> None:
     assert not got[7].any()
 
 
+# Heads, key-value heads, key and value sizes: groups of 1, 3, 20 and 6 share tiles of 16; rows of
+# 40, 160 and 1024 bytes begin at multiples of 16 or of 8.
+SHAPES = [
+    (4, 4, 40, 40, BF16), (9, 3, 64, 32, F16), (20, 1, 32, 32, F16), (6, 1, 20, 20, F16),
+    (6, 2, 80, 48, BF16), (2, 1, 512, 72, F16), (3, 1, 20, 7, F32), (4, 2, 96, 160, Q8_0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "kv", "dim", "v_dim", "kind"), SHAPES)
+def test_attention_of_a_tree_by_any_tile(
+    heads: int, kv: int, dim: int, v_dim: int, kind: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that agree on a past across the end of a split, then see forks of a tree, one of them
+    less; with a bias and a cap. Each row alone has the same bits, as have slices of rows."""
+    rng = np.random.default_rng(dim)
+    rows, past, context = 7, 135, 150
+    mask = np.full((rows, context), -np.inf, np.float32)
+    mask[:, :past] = rng.choice([0.0, -0.5], (rows, past))
+    mask[:, past:][rng.random((rows, context - past)) < 0.5] = 0.25
+    mask[5, 60:] = -np.inf
+    y, stored = _attention(rng, kind, rows, heads, kv, dim, context, mask, v_dim, 3.0)
+    whole = run(y, stored)
+    assert_near(whole, meaning(y, stored), 2e-5, f"{kind}")
+    for t in (0, 5, 6):
+        one = {**stored, "q": stored["q"].reshape(rows, -1)[t].copy()}
+        one["m"] = mask[t].copy().view(np.uint8)
+        alone, _ = _attention(rng, kind, 1, heads, kv, dim, context, mask[t : t + 1], v_dim, 3.0)
+        assert np.array_equal(run(alone, one)[0], whole[t]), f"row {t}"
+    monkeypatch.setattr(attention, "PART_BYTES", heads * 2 * (2 + v_dim) * 4 * 3)
+    assert np.array_equal(run(y, stored), whole)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-4, 3e4, 1e7])
+def test_queries_of_any_size_meet_half_precision(size: float) -> None:
+    """Larger than f16 holds, and smaller, beside others in their tile."""
+    mask = np.zeros((3, 40), np.float32)
+    rng = np.random.default_rng(5)
+    y, stored = _attention(rng, F16, 3, 4, 2, 32, 40, mask)
+    stored["q"].view(np.float32).reshape(3, 4, 32)[1] *= np.float32(size)
+    assert_near(run(y, stored), meaning(y, stored), 2e-5, f"{size}")
+
+
+def test_scores_far_below_zero_are_weighed_by_the_largest() -> None:
+    """Not by zero, where all weights would be none."""
+    mask = np.full((20, 40), -300, np.float32)
+    y, stored = _attention(np.random.default_rng(8), F16, 20, 4, 2, 32, 40, mask)
+    assert_near(run(y, stored), meaning(y, stored), 2e-5, "attention")
+
+
+def test_what_one_text_sees_does_not_reach_its_neighbour() -> None:
+    """Rows of two texts in a tile; the cache of one of them holds no numbers."""
+    mask = np.full((2, 64), -np.inf, np.float32)
+    mask[0, :32] = mask[1, 32:] = 0
+    y, stored = _attention(np.random.default_rng(3), F16, 2, 4, 2, 32, 64, mask)
+    whole = run(y, stored)
+    for name in ("k", "v"):
+        stored[name].reshape(64, -1)[32:] = 0xFF
+    got = run(y, stored)
+    assert np.array_equal(got[0], whole[0]) and np.isnan(got[1]).all()
+
+
 def _attention(
     rng: np.random.Generator,
     kind: DType,
@@ -157,10 +234,13 @@ def _attention(
     dim: int,
     context: int,
     mask: Array,
+    v_dim: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, dict[str, Array]]:
     q = input("q", (rows, heads, dim))
-    k, v = input("k", (context, kv, dim), kind), input("v", (context, kv, dim), kind)
-    y = ops.flash_attn(q, k, v, input("m", mask.shape), scale=dim**-0.5, name="y")
+    k, v = input("k", (context, kv, dim), kind), input("v", (context, kv, v_dim or dim), kind)
+    given = {"scale": dim**-0.5, "softcap": softcap}
+    y = ops.flash_attn(q, k, v, input("m", mask.shape), **given, name="y")
     values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (q, k, v)}
     return y, {**{t.name: bytes_of(t, values[t.name]) for t in (q, k, v)},
                "m": mask.reshape(-1).view(np.uint8).copy()}  # fmt: skip
@@ -212,6 +292,22 @@ def test_frequencies_are_those_of_the_tables(changes: dict[str, float]) -> None:
     assert np.abs(np.sin(angles) * magnitude - sin).max() < 1e-9
 
 
+@pytest.mark.parametrize("n", [4096, 4097, 6144, 9001])
+def test_the_best_of_a_long_row_is_found_by_parts(n: int) -> None:
+    """Ties across parts, NaN, nothing but NaN; the last value; rows that lie apart."""
+    rng = np.random.default_rng(n)
+    values = rng.integers(-9, 3, (5, n)).astype(np.float32)
+    values[1, [7, n - 1]] = np.nan, 50
+    values[2] = np.nan
+    values[3] = -np.inf
+    values[4, n - 2 :] = 50
+    y = ops.argmax(input("x", (5, n)), name="y")
+    stored = {"x": values.reshape(-1).view(np.uint8)}
+    assert np.array_equal(run(y, stored), meaning(y, stored))
+    apart = ops.argmax(ops.permute(input("x", (5, 1, n)), 1, 0, 2), name="y")
+    assert np.array_equal(run(apart, stored), meaning(apart, stored))
+
+
 def test_a_long_row_is_ordered_right() -> None:
     x = input("x", (2, 5000))
     values = np.random.default_rng(2).integers(0, 50, (2, 5000)).astype(np.float32)
@@ -220,6 +316,50 @@ def test_a_long_row_is_ordered_right() -> None:
     for y in (ops.top_k(x, 9, name="y"), ops.argmax(x, name="y")):
         assert np.array_equal(run(y, stored), meaning(y, stored))
     assert not accepts(ops.argsort(x, name="y"))
+
+
+def test_what_is_no_number_is_the_least() -> None:
+    """Also where all else is below zero."""
+    x = input("x", (2, 40))
+    values = -np.random.default_rng(3).random((2, 40)).astype(np.float32)
+    values[0, 7] = values[1, 0] = np.nan
+    stored = {"x": values.reshape(-1).view(np.uint8)}
+    for y in (ops.top_k(x, 39, name="y"), ops.argmax(x, name="y"), ops.argsort(x, name="y")):
+        assert np.array_equal(run(y, stored), meaning(y, stored)), y.op
+
+
+def test_chances_far_below_zero_and_of_nothing() -> None:
+    """Without sinks the largest score is taken off whatever it is; all hidden gives zeros."""
+    x, mask = input("x", (3, 33)), input("m", (3, 33))
+    values = np.random.default_rng(4).standard_normal((3, 33)).astype(np.float32) - 300
+    hidden = np.zeros((3, 33), np.float32)
+    hidden[1] = -np.inf
+    stored = {"x": values.reshape(-1).view(np.uint8), "m": hidden.reshape(-1).view(np.uint8)}
+    y = ops.soft_max(x, mask, name="y")
+    got = run(y, stored)
+    assert_near(got, meaning(y, stored), 1e-5, "soft_max")
+    assert not got[1].any() and np.abs(got[2].sum() - 1) < 1e-5
+
+
+def test_rows_of_integers_that_do_not_exist_are_zeros() -> None:
+    table = input("t", (3, 4), I32)
+    values = np.arange(1, 13, dtype=np.int32)
+    stored = {"t": values.view(np.uint8), "i": np.array([2, 3, -1], np.int32).view(np.uint8)}
+    got = run(ops.get_rows(table, input("i", (3,), I32), name="y"), stored)
+    assert np.array_equal(got, [values[8:], [0] * 4, [0] * 4])
+
+
+def test_experts_that_do_not_exist_have_no_share() -> None:
+    chances = input("c", (2, 3))
+    y = ops.moe_shares(chances, input("i", (2, 2), I32), normalise=False, name="y")
+    values = np.arange(1, 7, dtype=np.float32)
+    ids = np.array([3, 1, -1, 2], np.int32)
+    got = run(y, {"c": values.view(np.uint8), "i": ids.view(np.uint8)})
+    assert np.array_equal(got, [[0, 2], [0, 6]])
+    x, rows = input("x", (2, 2, 1)), input("r", (3, 1))
+    z = ops.add_id(x, rows, input("i", (2, 2), I32), name="z")
+    held = {"x": values[:4].view(np.uint8), "r": values[:3].view(np.uint8)}
+    assert run(z, {**held, "i": ids.view(np.uint8)}).reshape(-1).tolist() == [1, 4, 3, 7]
 
 
 def test_integers_keep_all_digits() -> None:

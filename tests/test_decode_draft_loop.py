@@ -10,7 +10,7 @@ from head_loop import saved, variant
 from ggraph.backends import open_backend
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
-from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.draft.loop import guessing, table, unrolled
 from ggraph.decode.draft.runner import DraftRunner
@@ -108,6 +108,47 @@ def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) 
             _one_replay(session, driver, drafter)
         session.close()
     assert texts[0] == texts[1]
+
+
+@need_compiler
+@pytest.mark.parametrize("shape", [None, TreeShape(12, 3, 3)], ids=["chain", "tree"])
+def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path) -> None:
+    """What is picked on the device is what the host picks from the logits; a step then brings back
+    four bytes per row, the greatest logits and the taps. The text of plain steps is the same."""
+    head = head_of("golden", tmp_path)
+    texts = {}
+    for picks in (False, True):
+        driver = HostDriver()
+        session = Session(
+            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
+        )
+        runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
+        engine, runner.picks = Engine(runner, ()), picks
+        for length in (0, 4, 11):
+            drafter = EagleDrafter(
+                DraftRunner(head, session, 128), tree=shape if length > 4 else None
+            )
+            drafts = Speculation([drafter], Fixed(length)) if length else None
+            engine.reset()
+            pick = lambda logits: int(logits.argmax()) if len(logits) > 1 else -1  # noqa: E731
+            found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
+            texts[picks, length] = list(found)
+        plan = runner.plan(runner.shape(5, 5, 20)).plan
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        assert sizes == ({"best": 20, "greatest": 20} if picks else {"logits": 5 * 320 * 4})
+        session.close()
+    assert len({tuple(t) for t in texts.values()}) == 1, texts
+
+
+def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
+    """As the sampler refuses it."""
+    runner = Runner(open_model(TARGET), Session({"cpu": open_backend("cpu", threads=1)}), 64)
+    runner.picks = True
+    greatest = np.array([1.0, np.nan, 0.0], np.float32).reshape(3, 1, 1)
+    out = {"best": np.array([4, 5, 6], np.int32), "greatest": greatest}
+    assert runner._said(out, 1).tolist() == [[4]]
+    with pytest.raises(InputError, match="greatest value is nan at id 5"):
+        runner._said(out, 3)
 
 
 def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:

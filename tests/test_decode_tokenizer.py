@@ -432,6 +432,52 @@ def test_hugging_face_sentence_piece_folder(tmp_path):
     assert ChatTemplate.of(Tokenizer.from_hf(tmp_path)).render([]) == "own </s>"
 
 
+TRAINING = ["the sea by night is dark, and the waves don't end.", "naïve café 東京, isn't it?"] * 20
+
+
+def rarer_engine(kind):
+    """Engines of the kinds that GGUF files of ggraph do not have."""
+    special = ["[UNK]", "[CLS]"]
+    if kind == "unigram":
+        engine = hf.Tokenizer(models.Unigram())
+        engine.pre_tokenizer, engine.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = hf.trainers.UnigramTrainer(
+            vocab_size=90, special_tokens=special, unk_token="[UNK]", show_progress=False
+        )
+    elif kind == "wordlevel":
+        engine = hf.Tokenizer(models.WordLevel(unk_token="[UNK]"))
+        engine.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer = hf.trainers.WordLevelTrainer(special_tokens=special, show_progress=False)
+    else:
+        engine = hf.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        engine.decoder = decoders.WordPiece(cleanup=kind == "wordpiece")
+        trainer = hf.trainers.WordPieceTrainer(
+            vocab_size=80, special_tokens=special, show_progress=False
+        )
+    engine.train_from_iterator(TRAINING, trainer)
+    return engine
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "wordpiece untidy", "wordlevel"])
+def test_rarer_kinds_of_folders_read_and_write_as_their_engine(kind, tmp_path):
+    engine = rarer_engine(kind)
+    engine.save(str(tmp_path / "tokenizer.json"))
+    t = Tokenizer.from_hf(tmp_path)
+    for text in (*TRAINING[:2], "the night, isn't dark. is it?", "xyz ☃ sea"):
+        ids = engine.encode(text, add_special_tokens=False).ids
+        assert t.encode(text) == ids
+        assert t.decode(ids, special=False) == engine.decode(ids), text
+
+
+def test_a_decoder_that_gives_tokens_no_bytes_is_refused(tmp_path):
+    engine = rarer_engine("wordlevel")
+    engine.decoder = decoders.CTC()
+    engine.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(FormatError, match="decoder CTC; known: ByteFallback"):
+        Tokenizer.from_hf(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -20,12 +20,12 @@ from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import Options, make_plan
-from ggraph.rewrite import RULES
+from ggraph.rewrite import RULES, Known
 from ggraph.show import plan_text
 from ggraph.tensor import OPS, Array, Kind, Tensor, input, weight
 from ggraph.verify import approximations
 
-KNOWN = FUSED | IN_8_BITS
+KNOWN = Known(FUSED | IN_8_BITS, {})
 KEEPING = [r for r in RULES if r.keeps_bits]
 ROUNDING = [r for r in RULES if not r.keeps_bits]
 

@@ -45,6 +45,8 @@ CASES: dict[str, tuple[Tensor, Array]] = {
     "outer": (b.reshape(5, 1) * b, B[:, None] * B), "abs": (abs(a), np.abs(A)),
     "a > b": (a > b, (A > B) * 1.0), "a >= .5": (a >= 0.5, (A >= 0.5) * 1.0),
     "a < 0": (a < 0, (A < 0) * 1.0), "a <= b": (a <= b, (A <= B) * 1.0),
+    "a[np.int64]": (a[np.int64(1)], A[1]), "reshape": (a.reshape((5, 12)), A.reshape(5, 12)),
+    "permute": (a.permute([2, 0, np.int64(1)]), A.transpose(2, 0, 1)),
     "a[0]": (a[0], A[0]), "a[-1]": (a[-1], A[-1]), "a[..., 1:3]": (a[..., 1:3], A[..., 1:3]),
     "a[:, 1]": (a[:, 1], A[:, 1]), "a[::2]": (a[::2], A[::2]),
     "a[:, ::3, 1::2]": (a[:, ::3, 1::2], A[:, ::3, 1::2]),
@@ -74,6 +76,24 @@ def test_every_expression_means_what_numpys_does() -> None:
             assert np.allclose(got, want, atol=2e-6, rtol=2e-6), name
 
 
+def test_comparisons_of_what_is_no_number_are_numpys() -> None:
+    special = np.array([-np.inf, -1, -0.0, 0, 1, np.inf, np.nan], np.float32)
+    left, right = (v.ravel() for v in np.meshgrid(special, special))
+    x, y = input("x", left.shape), input("y", right.shape)
+    made = {"gt": x > y, "ge": x >= y, "lt": x < y, "le": x <= y, "n": x >= 0, "m": x <= np.nan}
+    graph = Graph.of(made)
+    session = Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True))
+    session.prepare("k", graph)
+    got = session.run("k", {"x": left, "y": right})
+    session.close()
+    meant = {
+        "gt": left > right, "ge": left >= right, "lt": left < right, "le": left <= right,
+        "n": left >= 0, "m": left <= np.nan,
+    }  # fmt: skip
+    for name, want in meant.items():
+        assert np.array_equal(got[name], want), name
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -86,6 +106,18 @@ def test_every_expression_means_what_numpys_does() -> None:
         (lambda: a - np.zeros(5), "feed an array as an input"),
         (lambda: np.zeros(5) - a, "feed an array as an input"),
         (lambda: a * True, "expected a tensor or a number"),
+        (lambda: a * np.complex64(1j), "expected a tensor or a number"),
+        (lambda: a @ 2, "expected a tensor"),
+        (lambda: [[1.0]] @ a, "expected a tensor"),
+        (lambda: a[1:2.5], "expected whole numbers"),
+        (lambda: a.sum("x"), "axis 'x': expected a whole number"),
+        (lambda: a.max(0.5), "axis 0.5: expected a whole number"),
+        (lambda: a.cumsum(3), "3 is none of its 3 axes"),
+        (lambda: a.cumsum(None), "axis None: expected a whole number"),
+        (lambda: a.reshape("x"), "size 'x': expected a whole number"),
+        (lambda: a.permute(0, 1, 2.0), "axis 2.0: expected a whole number"),
+        (lambda: bool(a > 0), "no truth before it is computed"),
+        (lambda: np.asarray(a), "no values before it is computed"),
         (lambda: a * input("z", (7,)), r"cannot broadcast \[3, 4, 5\] of %a and \[7\] of %z"),
         (lambda: a.sum(3), r"axes \[3\] are not axes"),
         (lambda: input("e", (0, 2)).max(0), "max over no element"),

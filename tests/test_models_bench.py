@@ -4,14 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from small_model import small_model
 
 from ggraph import InputError
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from models.bench.cpu import Case, Ours, file_of, measure, row
+from models.bench.install import ORIGINS, built, install
 from models.bench.peer import MISSING, Peer
+from models.cli.common import model_path
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -37,12 +41,13 @@ def ggraph(*arguments: str | Path, **extra: str) -> tuple[int, str, str]:
 
 
 def test_every_case_is_measured_in_every_round(model: Path) -> None:
-    found = measure(model, 1, 3, 2, None, SMALL)
+    found = measure(model, 1, 3, 2, (), SMALL)
     for case, samples in found.items():
         assert len(samples.ours) == 3
         assert min(samples.ours) > 0
         line = row(case, samples)
-        assert line["llama_cpp"] is line["ratio"] is line["their_share"] is None
+        assert line["fastest"] is line["ratio"] is line["their_share"] is None
+        assert line["peers"] == {}
         assert sorted(samples.ours)[1] == line["ours"]
 
 
@@ -76,14 +81,19 @@ def test_the_command_prints_a_table_and_writes_json(model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--peer", "other"), "known: llama.cpp, none"),
+        (("--peer", "other"), "known: llama.cpp, ik_llama.cpp, none"),
+        (("--peer", "ik_llama.cpp"), "ggraph bench install ik_llama.cpp"),
         (("--peer", "none", "--types", "q9"), "--types 'q9'"),
         (("--peer", "none", "--rounds", "0"), "--rounds 0"),
         (("--peer", "none", "--only", "nothing"), "decode at 64"),
     ],
 )
-def test_what_it_refuses(model: Path, arguments: tuple[str, ...], said: str) -> None:
-    status, _, err = ggraph("bench", "cpu", "-m", model, *arguments)
+def test_what_it_refuses(
+    model: Path, arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    # an empty cache: nothing is installed there
+    asked = ("bench", "cpu", "-m", model, *arguments)
+    status, _, err = ggraph(*asked, GGRAPH_CACHE=str(tmp_path))
     assert status == 2
     assert said in err
     assert "Traceback" not in err
@@ -94,6 +104,7 @@ def test_an_absent_peer_is_one_line(model: Path, monkeypatch: pytest.MonkeyPatch
     broken.mkdir(exist_ok=True)
     (broken / "xllamacpp.py").write_text("raise ImportError('not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(broken))
+    monkeypatch.setenv("GGRAPH_CACHE", str(broken))
     with pytest.raises(InputError) as refused:
         Peer(model, 1)
     assert str(refused.value) == MISSING
@@ -116,6 +127,32 @@ def test_a_file_that_llama_cpp_refuses(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(60))
     with pytest.raises(InputError, match=r"llama\.cpp"):
         Peer(tmp_path / "bad.gguf", 1)
+
+
+@pytest.mark.parametrize("name", list(ORIGINS))
+def test_a_peer_built_here_decodes_the_same_file(name: str) -> None:
+    """Only where `ggraph bench install` was run. The model: llama.cpp wants a true vocabulary."""
+    if built(name) is None:
+        pytest.skip(f"{name} is not installed")
+    path = model_path(None)
+    with closing(Ours(path, 1, 4).m) as m:
+        ids = m.tokenizer.encode("The capital of France is", bos=None)
+        with closing(Peer(path, 1, 512, name=name)) as peer:
+            reply = peer.ask(ids, 4)
+            again = peer.ask(ids, 4, keep=True)
+        greedy = Sampler(SamplerConfig(temp=0), m.model.vocab_size)
+        ours = list(m.engine.generate(ids, greedy.sample, greedy.accept, limit=4))
+    assert (reply.prompt_tokens, reply.new_tokens) == (len(ids), 4)
+    assert again.prompt_tokens == 1, "the cache of the request before was used"
+    assert reply.raw["ids"] == again.raw["ids"] == ours
+
+
+def test_what_cannot_be_installed(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"known: llama\.cpp, ik_llama\.cpp"):
+        install("other", None, None, print)
+    (tmp_path / "build").mkdir()
+    with pytest.raises(InputError, match="cmake"):
+        install("ik_llama.cpp", tmp_path, None, lambda said: None)
 
 
 def test_other_types_are_made_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

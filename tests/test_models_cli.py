@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_model(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
-def start(*arguments: str | Path, module: str = "models") -> "subprocess.Popen[str]":
+def start(
+    *arguments: str | Path, module: str = "models", env: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+        env={**os.environ, **(env or {})},
+    )  # fmt: skip
 
 
-def ggraph(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
-    """Status, output and errors of one command."""
-    with start(*arguments) as process:
+def ggraph(
+    *arguments: str | Path, stdin: str = "", env: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Status, output and errors of one command; `env` is added to the environment."""
+    with start(*arguments, env=env) as process:
         out, err = process.communicate(stdin, timeout=120)
     return process.returncode, out, err
 

@@ -18,17 +18,22 @@ from mtp_kit import GLM, QWEN, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from test_models_families import NAMES, TINY
 
+from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.errors import GgraphError, ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.graph import Graph
 from ggraph.tensor import Array
+from models.heads.layouts import open_head
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
 
 ODD = (None, 0, -1, 1, 3, 7, 1 << 40, 0.5, -2.5, 1e308, True, "", "yes", [], [1, "a"], {}, {"a": 1})
 SHAPE = StepShape(3, 32, 3, 33, ())
+DRAFT = DraftShape(2, 256, 2, 609, fed_back=False)
+TARGET = open_model(TINY / "gemma4_text")
+ASSISTANT = TINY.parent / "gemma4_assistant"
 
 
 def loaded(name: str) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -90,6 +95,25 @@ def test_a_damaged_config_is_built_or_refused_in_one_line(data: st.DataObject) -
             assert "\n" not in str(error) and len(str(error)) < 1000, error
             return
     assert graph["logits"].shape[0] == SHAPE.wanted
+
+
+@given(st.data())
+def test_a_damaged_assistant_is_built_or_refused_in_one_line(data: st.DataObject) -> None:
+    config = json.loads((ASSISTANT / "config.json").read_text())
+    tensors = load_file(ASSISTANT / "model.safetensors")
+    for part in (config["text_config"], config)[: data.draw(st.integers(1, 2))]:
+        part[data.draw(st.sampled_from(sorted({*part} - {"architectures"})))] = data.draw(
+            st.sampled_from(ODD)
+        )
+    name, kept = data.draw(st.sampled_from(sorted(tensors))), data.draw(st.sampled_from((0, 1, 32)))
+    tensors[name] = np.ascontiguousarray(tensors[name][:kept])
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            graph = open_head(saved(Path(folder) / "m", config, tensors), TARGET).build(DRAFT)
+        except GgraphError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000, error
+            return
+    assert graph["logits"].shape == (DRAFT.wanted, TARGET.vocab_size)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -193,6 +193,41 @@ def test_stop_strings_and_contexts_end_the_text_alike(model: Path) -> None:
     m.close()
 
 
+OWN_DRAFTER = """
+from ggraph.decode.draft.lookup import PromptLookup
+
+class Echo(PromptLookup):
+    def __init__(self, runner):
+        super().__init__()
+        self.name, self.vocabulary = "echo", runner.model.vocab_size
+"""
+
+
+def test_packages_bring_drafters(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their entry point's name, alone or among others; the text stays what it was."""
+    (tmp_path / "someones_drafter.py").write_text(OWN_DRAFTER)
+    info = tmp_path / "someones_drafter-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-drafter\nVersion: 1.0\n")
+    points = "[ggraph.drafters]\necho = someones_drafter:Echo\nhollow = builtins:id\n"
+    (info / "entry_points.txt").write_text(points)
+    with pytest.raises(InputError, match=r"'echo'; known: eagle3, .*model$"):
+        DraftOptions(("echo",))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    m = load(model, threads=1, ctx_size=64)
+    (drafter,) = make_drafters(m, DraftOptions(("echo",)))
+    assert (drafter.name, drafter.vocabulary) == ("echo", m.model.vocab_size)  # type: ignore[attr-defined]
+    run = Generation(m, m.prompt_ids("Hi Hi", chat=False), SamplerConfig(temp=0), 30)
+    plain = "".join(run.run(None))
+    for names in (("echo",), ("suffix", "echo")):
+        assert "".join(run.run(Drafting(DraftOptions(names, fixed=True), "match"))) == plain
+    with pytest.raises(InputError, match="'hollow' of an installed package lacks name, taps"):
+        make_drafters(m, DraftOptions(("hollow",)))
+    m.close()
+
+
 def test_rejection_repeats_itself_and_draws_its_drafts(model: Path) -> None:
     """Seeded, the text is the same each time; drawn drafts change it, as the law allows."""
     m = load(model, head=TINY / "eagle3_for_llama_tied", threads=1, ctx_size=64)

@@ -90,6 +90,24 @@ def test_a_state_is_carried_piece_by_piece() -> None:
     }
 
 
+def test_nothing_stands_in_a_fresh_buffer() -> None:
+    def plan(fresh: bool, written: int) -> tuple[Plan, bool]:
+        b = PlanBuilder()
+        gpu = b.device("gpu0")
+        x, y = b.buffer("x", gpu, 64, fresh=fresh), b.buffer("y", gpu, 64)
+        b.launch((gpu, 0), "make", writes=[x[0:written]])
+        held = b.holds(x[0:64])
+        b.launch((gpu, 0), "use", reads=[x[0:64]], writes=[y[0:64]])
+        assert b.holds(x[0:64]) == held  # to read bytes does not write them
+        b.host_sync()
+        return b.plan(), held
+
+    for fresh, written, verdict in ((True, 64, "proved"), (False, 32, "proved"),
+                                    (True, 32, "unwritten")):  # fmt: skip
+        made, held = plan(fresh, written)
+        assert kind(made) == verdict and held == (verdict == "proved")
+
+
 def test_what_the_next_run_overwrites_while_this_one_reads_is_a_race() -> None:
     b = PlanBuilder()
     gpu = b.device("gpu0", streams=2)

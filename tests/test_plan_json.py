@@ -83,6 +83,10 @@ def test_command_exit_status_says_the_verdict() -> None:
     refused = RUN.invoke(app, ["verify", str(EXAMPLE), "--all"])
     assert refused.exit_code == 1
     assert "refused: race" in refused.stdout and "Vmul" in refused.stdout
+    told = " ".join(refused.stdout.split())
+    assert (
+        "one missing wait: " in told and "repair, fewest waits: 3, longest chain 14 -> 15" in told
+    )
     proved = RUN.invoke(app, ["verify", str(REPAIRED)])
     assert proved.exit_code == 0
     assert "proved" in proved.stdout and "Hand-written from published facts" in proved.stdout
@@ -94,6 +98,8 @@ def test_command_in_json_and_from_standard_input() -> None:
     assert result.exit_code == 1 and not facts["verified"]
     assert facts["counter_example"]["bytes"] == [4160, 8256]
     assert len(facts["races"]) == len(races(plan_from_json(EXAMPLE.read_text())))
+    assert sum(c["races"] for c in facts["causes"]) == len(facts["races"])
+    assert facts["repairs"]["fewest"]["proved"]
     proved = json.loads(RUN.invoke(app, ["verify", str(REPAIRED), "--json"]).stdout)
     assert proved["verified"] and proved["certificate"]["peak_bytes"] == 27776
 

@@ -1,7 +1,8 @@
 """Importers: what IREE and ExecuTorch wrote themselves, and what is left of it when it is damaged.
 
 The dump was printed by iree-compile 3.13.0, the .pte files were written by ExecuTorch's own flatc
-and schema (1.5.1) from programs of ours: y = x + (a + a), a = x * x, laid out in three ways.
+and schema (1.5.1) from programs of ours: y = x + (a + a), a = x * x, laid out in three ways, and a
+sum of two conditions' results (`siblings`).
 """
 
 import gzip
@@ -20,7 +21,13 @@ from ggraph.verify import CounterExample, examine
 from models.cli.app import app
 
 RECORDED = Path(__file__).parent / "recorded"
-DUMP = gzip.decompress((RECORDED / "four_products.dump.mlir.gz").read_bytes()).decode()
+
+
+def dump(name: str) -> str:
+    return gzip.decompress((RECORDED / f"{name}.dump.mlir.gz").read_bytes()).decode()
+
+
+DUMP = dump("four_products")
 
 
 def kind(plan: Plan) -> str:
@@ -68,6 +75,21 @@ def test_iree_that_cannot_be_judged_is_refused(old: str, new: str, why: str) -> 
         plan_from_iree(DUMP.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        # A copy into a tensor that a product of the same concurrent region still reads.
+        ("update_in_place-20230815", "race"),
+        ("update_in_place-20231004", "proved"),
+        # Two results belong side by side in one buffer; their reader looks elsewhere.
+        ("joined_results-3.0.0", "unwritten"),
+        ("joined_results-3.2.0", "proved"),
+    ],
+)
+def test_old_faults_of_iree_are_found_and_their_repairs_proved(name: str, verdict: str) -> None:
+    assert kind(plan_from_iree(dump(name))) == verdict
+
+
 def test_iree_functions_are_named() -> None:
     for text, function in (("", None), (DUMP, "other")):
         with pytest.raises(FormatError, match="no function"):
@@ -88,18 +110,37 @@ def test_executorch_lifetimes(name: str, verdict: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["tt", "tf", "ft", "ff"])
+def test_a_branch_over_what_a_branch_before_it_handed_on(path: str, tmp_path: Path) -> None:
+    """ExecuTorch #21490: what the second condition's branch makes lies on what the first's made."""
+    taken = [b == "t" for b in path]
+    for name, verdict in (("siblings", "stale"), ("siblings_apart", "proved")):
+        data = (RECORDED / f"{name}.pte").read_bytes()
+        plan = plan_from_executorch(data, branches=taken)
+        assert kind(plan) == verdict
+        launched = [c.label for c in plan.schedule if c.do.value == "launch"]
+        wanted = ["aten::mul.out" if t else "aten::add.out" for t in taken]
+        assert launched == [*wanted, "aten::add.out"]
+        with pytest.raises(FormatError, match="say whether"):
+            plan_from_executorch(data, branches=taken[:1])
+    out = str(tmp_path / "plan.json")
+    asked = ["import", "executorch", str(RECORDED / "siblings.pte"), "--branches", path]
+    assert CliRunner().invoke(app, [*asked, "--out", out]).exit_code == 0
+    assert CliRunner().invoke(app, ["verify", out]).exit_code == 1
+
+
 def test_damaged_programs_are_refused_or_read() -> None:
-    rng, whole = random.Random(5), (RECORDED / "lifetimes.pte").read_bytes()
-    refused = 0
+    rng, refused = random.Random(5), 0
+    whole = [(RECORDED / f"{name}.pte").read_bytes() for name in ("lifetimes", "siblings")]
     for _ in range(500):
-        data = bytearray(whole)
+        data = bytearray(rng.choice(whole))
         if rng.random() < 0.3:
             del data[rng.randrange(len(data)) :]
         for _ in range(rng.randint(1, 3)):
             if data:
                 data[rng.randrange(len(data))] = rng.randrange(256)
         try:
-            examine(plan_from_executorch(bytes(data)))
+            examine(plan_from_executorch(bytes(data), branches=[True, False]))
         except FormatError:
             refused += 1
     assert 100 < refused < 500

@@ -14,6 +14,7 @@ from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import make_plan
+from ggraph.place.pins import homes
 from ggraph.rewrite import drop_identities, merge_duplicates, rewrite
 from ggraph.tensor import Kind, Tensor, input, state, weight
 
@@ -166,3 +167,12 @@ def test_what_is_overwritten_is_read_before(what: str) -> None:
     before, after = (evaluate(g, values)["out"] for g in (graph, rewrite(graph, [spec])))
     assert np.abs(before - after).max() <= 1e-5 * np.abs(before).max()
     make_plan(graph, [replace(spec, host_visible=True)])
+
+
+def test_what_is_wanted_on_two_devices_is_computed_on_both() -> None:
+    x = input("x", (3, 4))
+    a, b = ops.add(x, x, name="a"), ops.add(x, x, name="b")
+    graph = Graph.of({"y": ops.mul(a, a, name="c"), "z": ops.mul(b, x, name="d")})
+    for pins, count in ((("^a$=sim0", "^b$=sim1"), 2), (("^a$=sim0", "^b$=sim0"), 1), ((), 1)):
+        kept = [t for t in rewrite(graph, [], homes=homes(graph, pins)).nodes if t.op == "add"]
+        assert len(kept) == count, pins

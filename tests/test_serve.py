@@ -1,13 +1,11 @@
 """The server as a process of its own, asked by the `openai` client and by plain HTTP."""
 
 import json
+import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +15,18 @@ import numpy as np
 import openai
 import pytest
 import serve_fuzz
+from serve_kit import Server, ended, started
 from small_model import learnable_model
 
 from ggraph.decode.sampler import SamplerConfig
 from models.run.generation import Generation
 from models.run.load import Loaded, load
 
-ROOT = Path(__file__).parent.parent
 WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0, "min_p": 0}}
 WEB = httpx.Client(timeout=60)
 ENDLESS = {"256": -100, "257": -100}  # the end tokens of the tiny model
+TINY_HEAD = Path(__file__).parent / "golden" / "tiny" / "eagle3_for_llama_tied"
 TALK = [{"role": "user", "content": "Say something."}]
-
-
-@dataclass
-class Server:
-    """A server that runs."""
-
-    process: subprocess.Popen[str]
-    url: str
-    path: Path
-    key: str = "none"
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
-
-
-def started(path: Path, *options: str) -> Server:
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "models",
-            "serve",
-            "-m",
-            str(path),
-            "--port",
-            "0",
-            "--json",
-            *options,
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, f"the server ended with {process.wait()}"
-    return Server(process, json.loads(line)["url"], path)
-
-
-def ended(server: Server) -> int:
-    server.process.send_signal(signal.SIGTERM)
-    return server.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +82,33 @@ def test_drafts_change_nothing_but_the_usage(server: Server) -> None:
     details = reply.usage.completion_tokens_details
     assert details.accepted_prediction_tokens + details.rejected_prediction_tokens >= 0
     assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
+
+
+def test_a_head_drafts_for_many_and_changes_no_text(model: Path, alone: Loaded) -> None:
+    """And where there is no head, one cannot be asked for."""
+    running = started(model, "-t", "1", "--parallel", "4", "--head", str(TINY_HEAD))
+    try:
+        wish = {"extra_body": {"speculative": {"drafters": ["head"], "most": 4}}}
+        prompts = [f"to be or not to be {i}" for i in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda p: said(running, p, 40, **wish), prompts))
+        assert found == [text_alone(alone, p, 40) for p in prompts]
+        told = WEB.get(f"{running.url}/metrics").text
+        assert float(re.findall(r"^ggraph_drafted_total (.*)$", told, re.M)[0]) > 0
+    finally:
+        assert ended(running) == 0
+
+
+def test_a_server_that_comes_back_knows_what_it_had_read(model: Path, tmp_path: Path) -> None:
+    replies = []
+    for _ in range(2):
+        running = started(model, "-t", "1", "--disk-cache", str(tmp_path), "--disk-cache-mb", "9")
+        asked: dict[str, Any] = {"model": "m", "prompt": "as it was " * 20, "temperature": 0}
+        replies.append(running.client.completions.create(**asked))
+        assert ended(running) == 0
+    assert replies[0].choices[0].text == replies[1].choices[0].text
+    known = [r.usage.prompt_tokens_details.cached_tokens for r in replies]
+    assert known == [0, 192]  # three blocks of 64
 
 
 def test_a_chat_streams_what_it_says_whole(server: Server) -> None:
@@ -253,19 +236,6 @@ def test_embeddings_have_length_one_whoever_else_asks(server: Server) -> None:
     assert np.array_equal(np.float32(alone.data[0].embedding), np.float32(vectors[1]))
 
 
-def test_responses_come_whole_and_in_events(server: Server) -> None:
-    asked: dict[str, Any] = {
-        "model": "m", "input": "Hi", "max_output_tokens": 8, "temperature": 0,
-        "instructions": "Be kind.",
-    }  # fmt: skip
-    whole = server.client.responses.create(**asked)
-    events = list(server.client.responses.create(**asked, stream=True))
-    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
-    assert text == whole.output_text != ""
-    assert [e.sequence_number for e in events] == list(range(len(events)))
-    assert events[-1].type == "response.incomplete" and whole.usage.output_tokens == 8
-
-
 def test_the_small_addresses(server: Server) -> None:
     get, post = (
         (lambda p: WEB.get(server.url + p)),
@@ -289,6 +259,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias: token 'x'"),
     ("/v1/completions", {"prompt": "a", "n": 60}, 400, "60 answers asked for"),
     ("/v1/completions", {"prompt": "a", "speculative": {"most": 65}}, 400, "speculative.most"),
+    ("/v1/completions", {"prompt": "a", "speculative": {"drafters": ["head"]}}, 400, "no head"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "x"}]}, 400, "messages.0.role"),
     ("/v1/chat/completions", {"messages": TALK, "temperature": 3}, 400, "temperature"),
@@ -296,6 +267,10 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/chat/completions", {"messages": TALK, "response_format": NO_SCHEMA}, 400, "schema"),
     ("/v1/embeddings", {"input": []}, 400, "the prompt is empty"),
     ("/v1/embeddings", {"input": 5}, 400, "input"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input"),
+    ("/v1/responses", {"input": [{"type": "reasoning"}]}, 400, "expected a message"),
+    ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, 400, "tools.0"),
+    ("/v1/responses", {"input": "a", "previous_response_id": "x"}, 404, "no response 'x'"),
     ("/detokenize", {"tokens": [99999]}, 400, "token id 99999"),
     ("/nowhere", {}, 404, "no such address"),
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from serving_kit import CONTEXT, SLOTS, Knowing, World, differences, history
-from small_model import learnable_model
+from small_model import TINY, learnable_model
 
 from ggraph import InputError
 from ggraph.decode.draft.tree import Draft
@@ -14,19 +14,20 @@ from ggraph.decode.policy import Fixed
 from ggraph.decode.prices import Prices
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.memory import Memory
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
+from models.registry import open_model
 
+HEAD = TINY / "eagle3_for_llama_tied"
 HISTORIES = 24  # as many more as wanted: python scripts/check_serving.py --histories 2000
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World.of(learnable_model(tmp_path_factory.mktemp("serving")))
+    return World.of(learnable_model(tmp_path_factory.mktemp("serving")), head=HEAD)
 
 
 def best(logits: np.ndarray) -> int:
@@ -39,10 +40,7 @@ def plain(w: World, prompt: Sequence[int], limit: int) -> list[int]:
 
 
 def batch_of(w: World, slots: int = SLOTS, limits: Limits | None = None) -> Batch:
-    runner = ListRunner(w.batch.model, w.batch.session, SLOTS, CONTEXT)
-    batch = Batch(runner, limits or Limits())
-    batch.memory = Memory(slots)
-    return batch
+    return w.fresh(limits or Limits(), slots)
 
 
 def asked(w: World, prompt: Sequence[int], limit: int, **more: object) -> Request:
@@ -183,6 +181,10 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
         ListRunner(world.batch.model, world.batch.session, 8, 9)
     with pytest.raises(InputError, match="texts <= rows"):
         Limits(texts=65)
+    for name in ("lfm2", "qwen3_5"):  # whose state is not in slots
+        recurrent = open_model(TINY.parent / "tiny2" / name)
+        with pytest.raises(InputError, match=r"recurrent layers, .* for one text at a time"):
+            ListRunner(recurrent, world.batch.session, SLOTS, CONTEXT)
 
 
 def test_a_slot_is_given_back_once() -> None:

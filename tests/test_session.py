@@ -84,6 +84,55 @@ def test_a_state_keeps_its_value_from_run_to_run() -> None:
     session.close()
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+def test_rows_of_a_state_are_read_and_written(device: str) -> None:
+    """In the host's memory itself, and by copies where a device has its own."""
+    backends = {device: open_backend(device), "cpu": open_backend("cpu", threads=1, exact=True)}
+    session = Session(backends, Options(pins=(f"^memory$={device}",)))
+    session.prepare("count", counter, raw)
+    rows = np.arange(4, dtype=np.float32).reshape(2, 2)
+    session.write_rows("memory", [3, 1], rows.view(np.uint8))
+    assert np.array_equal(session.read_rows("memory", [1, 3]), rows[::-1].copy().view(np.uint8))
+    feeds = {"rows": np.full((1, 2), 9, np.float32), "index": np.array([0], np.int32)}
+    after = np.array([[9, 9], [2, 3], [0, 0], [0, 1]], np.float32)
+    assert np.array_equal(session.run("count", feeds)["sum"], after + 0.5)
+    held = session.read_rows("memory", range(4))
+    held[:] = 0  # a copy
+    assert np.array_equal(session.read_state("memory").view(np.float32).reshape(4, 2), after)
+    with pytest.raises(InputError, match=r"expected uint8 \[1, 8\] for 1 rows"):
+        session.write_rows("memory", [0], rows.view(np.uint8))
+    session.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+def test_a_scan_is_a_loop_whose_body_is_planned_once(device: str) -> None:
+    """States are carried, feeds with one axis more have a place per step, others stay."""
+    rng = np.random.default_rng(0)
+    xs, u, b = (rng.standard_normal(s).astype(np.float32) for s in ((20, 2, 3), (3, 3), (3,)))
+    h = state("h", (2, 3))
+    new = ops.tanh(input("x", (2, 3)) + h @ weight("u", (3, 3)) + input("b", (3,)))
+    graph = Graph.of({"y": ops.scale(ops.cpy(new, h), 2.0)})
+    session = Session({device: open_backend(device), "cpu": open_backend("cpu", exact=True)})
+    session.prepare("step", graph, {"u": u})
+    found = session.scan("step", {"x": xs, "b": b})["y"]
+    held, wanted = np.zeros((2, 3), np.float64), []
+    for x in xs:
+        held = np.tanh(x + held @ u + b)
+        wanted.append(held * 2)
+    assert found.shape == (20, 2, 3) and session.plans_made == 1
+    assert np.abs(found - wanted).max() < 1e-5
+    left = session.read_state("h").view(np.float32).reshape(2, 3)
+    assert np.array_equal(left * 2, found[-1])
+    again = session.scan("step", {"x": xs[:1], "b": np.tile(b, (1, 1))})["y"]
+    assert np.abs(again[0] / 2 - np.tanh(xs[0] + held @ u + b)).max() < 1e-5
+    for feeds in ({"x": xs[0], "b": b}, {"x": xs, "b": np.tile(b, (3, 1))}, {"x": xs[:0], "b": b}):
+        with pytest.raises(InputError, match="along steps"):
+            session.scan("step", feeds)
+    with pytest.raises(InputError):
+        session.scan("step", {"x": xs})
+    session.close()
+
+
 def test_refusals_name_what_was_expected() -> None:
     session = cpu_session()
     session.prepare("k", lambda: doubled(2), raw)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from ggraph.alloc import hb
-from ggraph.alloc.arena_blocks import Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import Blocks, make_blocks
 from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
+from ggraph.alloc.conflicts import conflict_pairs
 from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map

@@ -5,12 +5,12 @@ A block is one place in an arena. Values that overwrite one another share a bloc
 (`may_replace`). Whether two blocks may share bytes is asked of their spans.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.alloc.check import alignments, root_of
+from ggraph.alloc.check import alignments, roots
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.precedence import Ints, Precedence, Spans, accesses, spans
 from ggraph.plan import Schedule, Value
@@ -44,10 +44,15 @@ class Blocks:
 
 @dataclass
 class _Group:
-    """A block while it grows."""
+    """A block while it grows. Of its accesses only the last per actor, and what happens before all
+    of those of the next run, decide what may join it."""
 
     values: list[str]
-    rows: set[int] = field(default_factory=set)
+    nbytes: int  # of the largest member
+    is_plain: bool  # the plan's own, of one run
+    rows: list[int]
+    last: Ints  # [A] as in `Spans`
+    meet2: Ints  # [A]
 
 
 class _Grouper:
@@ -58,15 +63,19 @@ class _Grouper:
         self.align = alignments(schedule)
         self.causes: dict[str, str] = {}
         self.group: dict[str, _Group] = {}
-        used = accesses(schedule)
-        for v in schedule.values.values():
-            root = root_of(schedule, v.name)
-            group = self.group.setdefault(root, _Group([]))
-            group.values.append(v.name)
-            group.rows.update(used[v.name])
-            self.group[v.name] = group
-            if root != v.name:
-                self.causes[v.name] = f"on %{v.same_as}'s bytes, which it overwrites"
+        used, members = accesses(schedule), dict[str, list[str]]()
+        for name, root in roots(schedule).items():
+            members.setdefault(root, []).append(name)
+            if root != name:
+                over = schedule.values[name].same_as
+                self.causes[name] = f"on %{over}'s bytes, which it overwrites"
+        rows = [sorted({i for v in of for i in used[v]}) for of in members.values()]
+        s = spans(order, rows)
+        for k, of in enumerate(members.values()):
+            values = [schedule.values[v] for v in of]
+            nbytes, plain = max(v.nbytes for v in values), all(map(_is_plain, values))
+            group = _Group(of, nbytes, plain, rows[k], s.last[k], s.meet2[k])
+            self.group.update(dict.fromkeys(of, group))
 
     def replace_all(self) -> None:
         """Put every result in place that may be, the first candidate that qualifies winning."""
@@ -83,42 +92,38 @@ class _Grouper:
         new, target = self.group[made], self.group[old]
         if new is target or values[made].same_as is not None:
             return False
-        if not all(self._plain(values[name]) for name in (*new.values, *target.values)):
+        if not (new.is_plain and target.is_plain):
             return False
         if values[made].device != values[old].device or self.size(new) != self.size(target):
             return False
-        reads = [a for a in self.schedule.commands[i].reads if a.value in target.values]
+        reads = [a for a in self.schedule.commands[i].reads if self.group[a.value] is target]
         # A view that starts further inside is not the result's place.
-        return all(a.start == 0 for a in reads) and self._ordered(i, new.rows, target.rows)
+        return all(a.start == 0 for a in reads) and self._ordered(i, new, target)
 
-    def _plain(self, v: Value) -> bool:
-        held = v.external or v.initial or v.kept or v.slots > 1
-        return not held and v.nbytes > 0
-
-    def _ordered(self, i: int, new: set[int], old: set[int]) -> bool:
+    def _ordered(self, i: int, new: _Group, old: _Group) -> bool:
         """Every access of the old bytes precedes the new ones, command i alone being in both.
 
         Steady state: the new value's last access also precedes the next run's old value.
         """
-        clock, who = self.order.clock, self.order.who
-        olds, news = np.array(sorted(old)), np.array(sorted(new))
-        within = clock[news][:, who[olds]] > olds  # [new, old]
-        both = (news == i)[:, None] & (olds == i)
-        across = clock[self.order.n + olds][:, who[news]] > news  # [old, new]
-        return bool((within | both).all()) and bool(across.all())
+        rows = np.asarray(new.rows, dtype=np.int64)
+        known = self.order.clock[rows]  # [new, A]
+        known[rows == i, self.order.actor_of[i]] = i + 1
+        return bool((old.last <= known).all()) and bool((new.last <= old.meet2).all())
 
     def join(self, made: str, old: str) -> None:
         """Add `made` to `old`'s block."""
         new, target = self.group[made], self.group[old]
         target.values += new.values
-        target.rows |= new.rows
+        target.rows += new.rows
+        target.last = np.maximum(target.last, new.last)
+        target.meet2 = np.minimum(target.meet2, new.meet2)
         self.group.update(dict.fromkeys(new.values, target))
         self.causes[made] = f"in place of %{old}"
 
     def size(self, group: _Group) -> int:
         """Aligned bytes of the largest member."""
-        values = [self.schedule.values[name] for name in group.values]
-        return align_up(max(v.nbytes for v in values), self.align[values[0].device])
+        device = self.schedule.values[group.values[0]].device
+        return align_up(group.nbytes, self.align[device])
 
     def block(self, group: _Group) -> Block:
         """The finished block."""
@@ -126,8 +131,12 @@ class _Grouper:
         slots = max(v.slots for v in values)
         pinned = slots > 1 or any(v.initial or v.kept for v in values)
         size = self.size(group) * slots
-        rows = tuple(sorted(group.rows))
+        rows = tuple(sorted(set(group.rows)))
         return Block(tuple(group.values), values[0].device, size, slots, pinned, rows)
+
+
+def _is_plain(v: Value) -> bool:
+    return v.nbytes > 0 and not (v.external or v.initial or v.kept or v.slots > 1)
 
 
 def make_blocks(schedule: Schedule, order: Precedence) -> Blocks:
@@ -142,24 +151,3 @@ def make_blocks(schedule: Schedule, order: Precedence) -> Blocks:
     inside = [g for g in groups if not any(schedule.values[v].external for v in g.values)]
     blocks = tuple(grouper.block(g) for g in inside)
     return Blocks(blocks, grouper.causes, spans(order, [b.rows for b in blocks]), order)
-
-
-def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
-    """Conflicts among the chosen blocks as compressed rows (start [m + 1], neighbours).
-
-    Neighbours are positions in `of`.
-    """
-    at = np.asarray(of, dtype=np.int64)
-    s = blocks.spans
-    last, meet, meet2 = s.last[at], s.meet[at], s.meet2[at]
-    pinned = np.array([blocks.blocks[i].pinned for i in of], dtype=bool)
-    start = np.zeros(len(of) + 1, dtype=np.int64)
-    rows = []
-    for k in range(len(of)):
-        first = (last[k] <= meet).all(axis=1) & (last <= meet2[k]).all(axis=1)
-        second = (last <= meet[k]).all(axis=1) & (last[k] <= meet2).all(axis=1)
-        row = ~(first | second) | pinned | pinned[k]
-        row[k] = False
-        rows.append(np.flatnonzero(row))
-        start[k + 1] = start[k] + len(rows[-1])
-    return start, np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)

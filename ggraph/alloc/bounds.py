@@ -9,13 +9,14 @@ In-place choices are taken as given: blocks, not values, are counted.
 Legend: m = blocks asked about, n = commands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ggraph.alloc.arena_blocks import Blocks
+from ggraph.alloc.precedence import Ints
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 else:
     nx = lazy("networkx")
 
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Bytes = np.ndarray[Any, np.dtype[np.int8]]
 MAX_TABLE = 1 << 25  # cells
 EXACT_BLOCKS = 160  # beyond this the flow takes seconds
@@ -37,39 +37,44 @@ class Bound:
     method: str  # "live bytes", "antichain" or "no reuse possible"
 
 
-def live_at(blocks: Blocks, block: int) -> Bools:
-    """[n]: the commands during which `block` must hold its bytes.
+def live_windows(blocks: Blocks, of: Sequence[int]) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """For each actor its commands, and [m] from and up to which of them blocks hold their bytes.
 
-    It is live at command c when some access of it is c or precedes c and some access is c or
-    follows c. Two blocks live at one command are never ordered, so they may not share bytes.
+    A block is live at command c when some access of it is c or precedes c and some access is c or
+    follows c: on each actor that is a stretch of commands. Two blocks live at one command are never
+    ordered, so they may not share bytes.
     """
-    order, b = blocks.order, blocks.blocks[block]
-    if b.pinned:
-        return np.ones(order.n, dtype=bool)
-    n, who, rows = order.n, order.who[: order.n], np.asarray(b.rows, dtype=np.int64)
-    after, ahead = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-    if len(rows):
-        for actor in np.unique(who[rows]):
-            after |= order.clock[:n, actor] > rows[who[rows] == actor].min()
-        ahead = order.clock[rows].max(axis=0)[who] > np.arange(n)
-    after[rows] = ahead[rows] = True
-    return after & ahead
+    order, s = blocks.order, blocks.spans.of(np.asarray(of, dtype=np.int64))
+    pinned = np.array([blocks.blocks[i].pinned for i in of], dtype=bool)
+    for actor, rows in enumerate(order.rows_of):
+        learns = order.count_before(actor, s.first).min(axis=1)
+        begin = np.minimum(learns, np.searchsorted(rows, s.first[:, actor] - 1))
+        end = np.searchsorted(rows, np.maximum(s.reach, s.last)[:, actor])
+        begin[pinned], end[pinned] = 0, len(rows)
+        yield rows, begin, np.maximum(begin, end)
 
 
 def live_bytes(blocks: Blocks, of: Sequence[int]) -> int:
     """Largest number of bytes live at one command; pinned blocks are live even without any."""
-    pinned = sum(blocks.blocks[i].nbytes for i in of if blocks.blocks[i].pinned)
-    total = np.zeros(blocks.order.n, dtype=np.int64)
-    for i in of:
-        total += live_at(blocks, i) * blocks.blocks[i].nbytes
-    return max(pinned, int(total.max(initial=0)))
+    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
+    most = sum(blocks.blocks[i].nbytes for i in of if blocks.blocks[i].pinned)
+    for rows, begin, end in live_windows(blocks, of):
+        change = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.add.at(change, begin, size)
+        np.subtract.at(change, end, size)
+        most = max(most, int(np.cumsum(change).max()))
+    return most
 
 
 def live_table(blocks: Blocks, of: Sequence[int]) -> Bytes | None:
     """[n, m] 0 or 1: which blocks are live at which command; None where the table is too large."""
     if blocks.order.n * len(of) > MAX_TABLE:
         return None
-    return np.stack([live_at(blocks, i) for i in of], axis=1).astype(np.int8)
+    table = np.zeros((blocks.order.n, len(of)), dtype=np.int8)
+    for rows, begin, end in live_windows(blocks, of):
+        place = np.arange(len(rows))[:, None]
+        table[rows] = (begin <= place) & (place < end)
+    return table
 
 
 def antichain_bytes(blocks: Blocks, of: Sequence[int]) -> int:

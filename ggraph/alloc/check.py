@@ -1,5 +1,7 @@
 """Refuses schedules that no allocator can serve."""
 
+from collections.abc import Mapping
+
 from ggraph.alloc.dyn import check_alignment
 from ggraph.device import HOST
 from ggraph.errors import AllocError
@@ -24,6 +26,7 @@ def check_schedule(schedule: Schedule) -> None:
         if key != v.name:
             raise AllocError(f"value %{v.name} is listed as %{key}")
         _check_value(v, schedule, known)
+    roots(schedule)
     total = sum(v.nbytes * v.slots for v in schedule.values.values())
     if total > MAX_BYTES:
         raise AllocError(f"all values together need {total} bytes, more than {MAX_BYTES}")
@@ -42,22 +45,32 @@ def _check_value(v: Value, schedule: Schedule, known: dict[str, int]) -> None:
     for other in (*([] if v.same_as is None else [v.same_as]), *v.may_replace):
         if other not in schedule.values:
             raise AllocError(f"%{v.name}: may lie on %{other}, which is no value of the schedule")
-    root_of(schedule, v.name)
 
 
-def root_of(schedule: Schedule, name: str) -> str:
-    """The value on whose bytes `name` must lie (itself unless it overwrites another)."""
-    seen = [name]
-    while (over := schedule.values[seen[-1]].same_as) is not None:
-        if over in seen:
-            raise AllocError(f"%{name}: overwrites itself through {' -> '.join([*seen, over])}")
-        if schedule.values[over].device != schedule.values[name].device:
-            raise AllocError(
-                f"%{name} on {schedule.values[name].device} cannot lie on %{over}, "
-                f"which is on {schedule.values[over].device}"
-            )
-        seen.append(over)
-    return seen[-1]
+def roots(schedule: Schedule) -> dict[str, str]:
+    """For each value the one on whose bytes it must lie (itself unless it overwrites another)."""
+    found: dict[str, str] = {}
+    for name in schedule.values:
+        way = {name: None}
+        while (last := next(reversed(way))) not in found:
+            over = _overwritten(schedule.values, last)
+            if over is None:
+                found[last] = last
+            elif over in way:
+                raise AllocError(f"%{name}: overwrites itself through {' -> '.join([*way, over])}")
+            else:
+                way[over] = None
+        found.update(dict.fromkeys(way, found[last]))
+    return found
+
+
+def _overwritten(values: Mapping[str, Value], name: str) -> str | None:
+    """What `name` overwrites, on the same device."""
+    v = values[name]
+    if v.same_as is not None and values[v.same_as].device != v.device:
+        where = values[v.same_as].device
+        raise AllocError(f"%{name} on {v.device} cannot lie on %{v.same_as}, which is on {where}")
+    return v.same_as
 
 
 def _check_command(i: int, c: Command, schedule: Schedule, streams: dict[str, int]) -> None:

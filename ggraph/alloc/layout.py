@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ggraph.alloc.arena_blocks import Blocks
-from ggraph.alloc.check import alignments, root_of
+from ggraph.alloc.check import alignments, roots
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.fit import NO_LIMIT, Ints
 from ggraph.device import HOST
@@ -60,9 +60,9 @@ class Layout:
 
     def put_external(self) -> None:
         """Values whose bytes the caller owns: a buffer of their own, called after their root."""
-        values = self.schedule.values
+        values, root_of = self.schedule.values, roots(self.schedule)
         for v in values.values():
-            root = values[root_of(self.schedule, v.name)]
+            root = values[root_of[v.name]]
             if root.external or v.external:
                 stride = align_up(root.nbytes, self.align[root.device])
                 offsets = tuple(k * stride for k in range(max(root.slots, v.slots)))

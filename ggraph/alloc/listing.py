@@ -8,7 +8,7 @@ numbers (A, S) are those of docs/ggml_allocator.md.
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from ggraph.alloc.check import alignments, root_of
+from ggraph.alloc.check import alignments, roots
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.ggml import Node, NodeList
 from ggraph.device import HOST
@@ -76,7 +76,7 @@ class _Lister:
 
     def __post_init__(self) -> None:
         self.graph = {t.name: t for t in self.schedule.graph}
-        self.align = alignments(self.schedule)
+        self.align, self.roots = alignments(self.schedule), roots(self.schedule)
         commands = self.schedule.commands
         self.by_host = _touched(c for c in commands if c.do is Do.HOST_WRITE)
         self.to_host = {a.value for c in commands if c.do is Do.HOST_READ for a in c.reads}
@@ -95,7 +95,7 @@ class _Lister:
 
     def _plain(self, v: Value, *, is_output: bool, sources: tuple[int, ...] = ()) -> Node:
         t = self.graph.get(v.name)
-        root = root_of(self.schedule, v.name)
+        root = self.roots[v.name]
         return Node(
             name=v.name,
             op="NONE" if t is None or t.is_view else ggml_op(t),
@@ -127,7 +127,7 @@ class _Lister:
             return self.index(t.name)
         if t.name not in self.at:
             sources = tuple(self.source(s) for s in t.sources)
-            root = self.index(root_of(self.schedule, t.root.name))
+            root = self.index(self.roots[t.root.name])
             owner = self.tensors[root]
             view = Node(
                 t.name, ggml_op(t), 0, sources, root, layout(t), False, False, buffer=owner.buffer

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggraph.alloc import hb
-from ggraph.alloc.arena_blocks import Block, Blocks, conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import Block, Blocks, make_blocks
 from ggraph.alloc.check import check_schedule
+from ggraph.alloc.conflicts import conflict_pairs
 from ggraph.alloc.fit import NO_LIMIT, Packing
 from ggraph.alloc.precedence import Edge, precedence
 from ggraph.plan import Schedule

@@ -36,6 +36,18 @@ class Precedence:
         """`actor_of` as an array [2 n]."""
         return np.asarray(self.actor_of, dtype=np.int64)
 
+    @cached_property
+    def rows_of(self) -> tuple[Ints, ...]:
+        """For each actor its rows of run k, ascending."""
+        return tuple(np.flatnonzero(self.who[: self.n] == a) for a in range(len(self.actors)))
+
+    def count_before(self, actor: int, knows: Ints) -> Ints:
+        """[R, A]: how many of `actor`'s rows come before it knows of `knows` [R, A] rows of each
+        actor. An actor only ever learns, so that this is a search, not a walk."""
+        known = self.clock[self.rows_of[actor]]
+        ranks = (np.searchsorted(known[:, b], knows[:, b]) for b in range(len(self.actors)))
+        return np.stack(tuple(ranks), axis=1)
+
     def before(self, i: int, j: int) -> bool:
         """Whether row i happens before row j (strictly)."""
         return bool(self.clock[j, self.actor_of[i]] > i)
@@ -109,15 +121,21 @@ def _direct(
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """When sets of accesses (of values or blocks) happen; row r describes set r.
+    """When sets of accesses (of values or blocks) happen; row r describes set r. All [R, A].
 
-    last [R, A]: 1 + last access per actor in run k (0: none). meet [R, A]: what happens before
-    every access in run k; meet2: the same in run k + 1.
+    first, last: 1 + first and last access per actor in run k (NEVER and 0: none). meet: what
+    happens before every access in run k, meet2 the same in run k + 1; reach: before some access.
     """
 
+    first: Ints
     last: Ints
     meet: Ints
     meet2: Ints
+    reach: Ints
+
+    def of(self, sets: Ints) -> "Spans":
+        """Those of the given sets, in that order."""
+        return Spans(*(part[sets] for part in vars(self).values()))
 
     def follows(self, a: int, b: int) -> bool:
         """Whether bytes may pass from set a to set b in every run.
@@ -144,14 +162,17 @@ def accesses(schedule: Schedule) -> dict[str, list[int]]:
 def spans(order: Precedence, sets: Sequence[Sequence[int]]) -> Spans:
     """Spans of the given sets of commands (rows of run k)."""
     shape = (len(sets), len(order.actors))
-    last = np.zeros(shape, dtype=np.int64)
-    meet = np.full(shape, NEVER, dtype=np.int64)
-    meet2 = np.full(shape, NEVER, dtype=np.int64)
-    for r, rows in enumerate(sets):
-        if rows:
-            for i in rows:
-                last[r, order.actor_of[i]] = max(last[r, order.actor_of[i]], i + 1)
-            at = np.asarray(rows)
-            meet[r] = order.clock[at].min(axis=0)
-            meet2[r] = order.clock[at + order.n].min(axis=0)
-    return Spans(last, meet, meet2)
+    first, meet, meet2 = (np.full(shape, NEVER, dtype=np.int64) for _ in range(3))
+    last, reach = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    count = np.array([len(rows) for rows in sets], dtype=np.int64)
+    used = np.flatnonzero(count)
+    if len(used):
+        row = np.fromiter((i for rows in sets for i in rows), np.int64, count.sum())
+        where = (np.repeat(np.arange(len(sets)), count), order.who[row])
+        np.minimum.at(first, where, row + 1)
+        np.maximum.at(last, where, row + 1)
+        begin = (np.cumsum(count) - count)[used]
+        meet[used] = np.minimum.reduceat(order.clock[row], begin)
+        meet2[used] = np.minimum.reduceat(order.clock[row + order.n], begin)
+        reach[used] = np.maximum.reduceat(order.clock[row], begin)
+    return Spans(first, last, meet, meet2, reach)

@@ -32,10 +32,16 @@ class Kept:
     tokens: tuple[int, ...]
 
 
+def only(row: Array) -> int:
+    """The token of a row that was picked already."""
+    return int(row[0])
+
+
 def match(
     draft: Draft, logits: Array, pick: Pick, accept: Accept, ends: frozenset[int], limit: int
 ) -> Kept:
-    """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V]."""
+    """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V], or
+    [N+1, 1] tokens where `pick` is `only`."""
     node = ROOT
     nodes: list[int] = []
     tokens: list[int] = []

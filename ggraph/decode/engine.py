@@ -8,7 +8,7 @@ that a caller cannot tell the two apart except by the clock.
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
+from ggraph.decode.acceptance import Accept, Kept, Pick, match, only, reject
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result, Runner
@@ -56,10 +56,10 @@ class Engine:
     ) -> Iterator[int]:
         """Yield up to `limit` new tokens (-1: until the context is full), the end token included.
 
-        `pick` chooses from the logits, `accept` is told of every token that is kept. Plans for
-        rounds are made behind the first token, for which nobody should wait longer. InputError for
-        an empty prompt, for one that does not fit the context, and for drafters whose taps the
-        runner does not have.
+        `pick` chooses from the logits, unless the runner has; `accept` is told of every token that
+        is kept. Plans for rounds are made behind the first token, for which nobody should wait
+        longer. InputError for an empty prompt, for one that does not fit the context, and for
+        drafters whose taps the runner does not have.
         """
         room = self.room(prompt)
         limit = room if limit < 0 else min(limit, room)
@@ -106,7 +106,7 @@ class Engine:
         clock = self.statistics.clock
         clock.start()
         result = self._known(prompt)
-        token = pick(result.logits[-1])
+        token = (only if result.picked else pick)(result.logits[-1])
         accept(token)
         drafts.begin([*prompt, token], result.taps)
         clock.lap("prompt")
@@ -119,8 +119,10 @@ class Engine:
         again = self.remembers and self.runner.past == 0 and not self.runner.recurrent
         known = tuple(prompt) if again else None
         if known is not None and self._read is not None and self._read[0] == known:
-            self.runner.past = len(known)
-            return self._read[1]
+            read = self._read[1]
+            if read.picked == self.runner.picks:
+                self.runner.past = len(known)
+                return read
         result = self.runner.text(prompt)
         self._read = (known, result) if known is not None else None
         return result
@@ -136,7 +138,8 @@ class Engine:
         clock.lap("host")
         result = runner.step(rows, range(len(rows.tokens)))
         took = clock.lap("verify")
-        kept = self._kept(draft, result.logits, pick, accept, drafts.law, left)
+        choose = only if result.picked else pick
+        kept = self._kept(draft, result.logits, choose, accept, drafts.law, left)
         took += clock.lap("sample")
         path = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(path)

@@ -7,7 +7,7 @@ take the slots after the text, while their position is that of their depth. The 
 the writes of rows that only fill a bucket up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,14 +33,17 @@ from ggraph.tensor import Array, Kind, input
 
 @dataclass(frozen=True)
 class Result:
-    """Logits f32 [M, V] of the wanted rows, and the taps f32 [T, E] by layer."""
+    """Logits f32 [M, V] of the wanted rows, or where they are `picked` only the tokens of the
+    greatest i32 [M, 1]; and the taps f32 [T, E] by layer."""
 
     logits: Array
     taps: dict[int, Array]
+    picked: bool = False
 
 
 class Runner:
-    """Runs a model's steps in a session. `past` is the number of cache slots that hold text."""
+    """Runs a model's steps in a session. `past` is the number of cache slots that hold text. One
+    that `picks` brings back each wanted row's best token, and leaves the logits on the device."""
 
     def __init__(
         self,
@@ -58,11 +61,12 @@ class Runner:
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
         self.recurrent: bool = model.recurrent
+        self.picks = False
         self._past = 0
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int], StepShape] = {}  # of the plans that were made
+        self._ready: dict[tuple[int, int, int, bool], StepShape] = {}  # of the plans that were made
 
     @property
     def past(self) -> int:
@@ -90,10 +94,18 @@ class Runner:
 
     def plan(self, shape: StepShape) -> VerifiedPlan:
         """The verified plan of a bucket, made on first use."""
-        key = (self.model.name, shape)
+        key = self._key(shape)
         if key in self.session:
             return self.session.plan(key)
-        return self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+
+        def build() -> Graph:
+            step = self.model.build(shape)
+            return picking(step) if self.picks else step
+
+        return self.session.prepare(key, build, self.model.weight)
+
+    def _key(self, shape: StepShape) -> tuple[Hashable, ...]:
+        return (self.model.name, shape, "picks") if self.picks else (self.model.name, shape)
 
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
@@ -140,7 +152,7 @@ class Runner:
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
         shape = self._planned(count, len(wanted), reach)
-        key = (self.model.name, shape)
+        key = self._key(shape)
         offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:
             offered.update(self._course(rows, shape.rows, certain))
@@ -148,11 +160,22 @@ class Runner:
         taken = self.session.inputs(key)  # a model need not look at all that a step offers
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
-        return Result(out["logits"][: len(wanted)], taps)
+        return Result(self._said(out, len(wanted)), taps, self.picks)
+
+    def _said(self, out: Mapping[str, Array], count: int) -> Array:
+        """The logits of a step, or the tokens of the greatest. InputError where those are no
+        numbers, as a sampler says it."""
+        if not self.picks:
+            return out["logits"][:count]
+        best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count]
+        if not np.isfinite(greatest).all():
+            at = int(np.flatnonzero(~np.isfinite(greatest))[0])
+            raise InputError(f"logits: greatest value is {greatest[at]} at id {best[at]}")
+        return best[:, None]
 
     def _planned(self, rows: int, wanted: int, reach: int) -> StepShape:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
-        asked = rows, wanted, context_bucket(reach, self._full)
+        asked = rows, wanted, context_bucket(reach, self._full), self.picks
         found = self._ready.get(asked)
         if found is None:
             found = self._ready[asked] = self.shape(rows, wanted, reach)
@@ -211,6 +234,19 @@ class Runner:
         return feeds
 
 
+def picking(step: Graph) -> Graph:
+    """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, and
+    `greatest` f32 [M, 1, 1], that logit (NaN counts as the least), in place of the logits."""
+    logits = step["logits"]
+    rows, size = logits.shape
+    best = ops.argmax(logits)
+    greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, 1))
+    outputs = {t.name: t for t in step.outputs if t.name != "logits"}
+    also = [t for t in step.updates.values() if not t.is_leaf]
+    outputs |= {"best": best, "greatest": greatest}
+    return Graph.of(outputs, also=also, name=f"best of {step.name}")
+
+
 def move_graph(step: Graph, count: int, slots: int) -> Graph:
     """The graph that copies `count` rows of every cache of `step` with as many `slots`: rows `from`
     to rows `to`. States of recurrent layers are no caches."""
@@ -233,4 +269,4 @@ def _joined(results: list[Result], every: bool) -> Result:
         return results[0]
     logits = np.concatenate([r.logits for r in results]) if every else results[-1].logits
     taps = {i: np.concatenate([r.taps[i] for r in results]) for i in results[0].taps}
-    return Result(logits, taps)
+    return Result(logits, taps, results[-1].picked)

@@ -1,6 +1,6 @@
 """Those who draft for one text after another: whom to ask, and what each has been told."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from ggraph.tensor import Array
 FORGET = 64  # steps that every drafter was told of before they are forgotten
 # New tokens, the taps of the step behind them (not its logits, which are large), its rows.
 Seen = tuple[Sequence[int], dict[int, Array], Sequence[int]]
+Asking = Generator[tuple[Drafter, int], tuple[Draft, float], Draft]
 
 
 class Law(Protocol):
@@ -114,16 +115,32 @@ class Speculation:
 
     def draft(self, room: int, clock: Clock) -> Draft:
         """The best draft of at most `room` nodes; none where none is worth its while."""
+        asking = self.asking(room)
+        try:
+            drafter, wanted = next(asking)
+            while True:
+                drafter, wanted = asking.send(self.proposed(drafter, wanted, clock))
+        except StopIteration as end:
+            best: Draft = end.value
+            return best
+
+    def asking(self, room: int) -> Asking:
+        """As `draft`, for whoever asks the drafters himself: yields each that is to be asked with
+        how many tokens, and is sent what it proposes and the seconds that took."""
         best = NOTHING
         for drafter in self.drafters:
             wanted = self.policy.ask(drafter.name, room)
-            if wanted <= 0:
-                continue
-            clock.lap("host")
-            self._tell(drafter)
-            draft = known(drafter.propose(wanted), self._vocabulary)
-            best = self.policy.weigh(drafter.name, draft, best, clock.lap("draft"))
+            if wanted > 0:
+                draft, seconds = yield drafter, wanted
+                best = self.policy.weigh(drafter.name, draft, best, seconds)
         return best
+
+    def proposed(self, drafter: Drafter, wanted: int, clock: Clock) -> tuple[Draft, float]:
+        """A drafter's proposal, and the seconds that it took."""
+        clock.lap("host")
+        self._tell(drafter)
+        draft = known(drafter.propose(wanted), self._vocabulary)
+        return draft, clock.lap("draft")
 
     def learn(
         self,

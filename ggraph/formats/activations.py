@@ -1,7 +1,8 @@
 """The meaning of A8 blocks: activations in 8 bits.
 
-Legend: N blocks; a block is 32 codes int8, their scale float32, and scale * sum of codes float32,
-which the minimums of weights are multiplied with. scale = max |x| / 127.
+Legend: N blocks; a block is 32 codes int8, their scale float32, scale * sum of codes float32, which
+the minimums of weights are multiplied with, and the sum of each half of the codes, int16, which
+what all codes of weights are raised by is. scale = max |x| / 127.
 """
 
 import numpy as np
@@ -20,8 +21,9 @@ def write_a8(values: Array) -> Array:
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = np.rint(x * inverse).astype(np.int8)
     scale = largest * np.float32(1 / 127)
-    total = scale * codes.sum(axis=1, keepdims=True, dtype=np.int32).astype(np.float32)
-    parts = (codes.view(np.uint8), scale.view(np.uint8), total.view(np.uint8))
+    halves = codes.reshape(-1, 2, CODES // 2).sum(axis=2, dtype=np.int16)
+    total = scale * halves.sum(axis=1, keepdims=True).astype(np.float32)
+    parts = [p.view(np.uint8) for p in (codes, scale, total, halves)]
     return np.concatenate(parts, axis=1).reshape(*values.shape[:-1], -1)
 
 

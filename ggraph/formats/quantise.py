@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.door import checked
 from ggraph.dtype import (
     BF16,
     F16,
@@ -39,6 +40,7 @@ Array = np.ndarray[Any, Any]
 CHUNK = 1 << 13  # blocks at a time; bounds the temporaries
 
 
+@checked
 def quantize(values: Array, dtype: DType) -> Array:
     """Storage bytes uint8 [..., row_bytes] of float32 values [..., n].
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.door import checked
 from ggraph.dtype import (
     BF16,
     F16,
@@ -42,6 +43,7 @@ Array = np.ndarray[Any, Any]
 CHUNK = 1 << 14  # blocks that are converted at a time; bounds the temporaries
 
 
+@checked
 def dequantize(raw: Array, dtype: DType) -> Array:
     """Float32 values [..., n] of storage bytes [..., row_bytes]. FormatError for odd lengths."""
     if dtype is F32:

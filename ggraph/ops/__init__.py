@@ -6,6 +6,8 @@ marked. The promise of `inplace_ok` holds where the source has the result's shap
 strides. `evaluate.py` runs whole graphs in NumPy.
 """
 
+from ggraph.door import checked
+from ggraph.errors import ShapeError
 from ggraph.ops.activations import (
     quantise,
     rms_norm_quantise,
@@ -23,6 +25,8 @@ from ggraph.ops.chain import (
 from ggraph.ops.conv import (
     conv_1d,
     conv_2d,
+    conv_2d_dw,
+    conv_transpose_2d,
     im2col,
     pool_1d,
     pool_2d,
@@ -70,6 +74,7 @@ from ggraph.ops.glu import (
     swiglu,
     swiglu_oai,
 )
+from ggraph.ops.images import upscale
 from ggraph.ops.join import (
     concat,
     pad,
@@ -127,6 +132,7 @@ from ggraph.ops.shape import (
 from ggraph.ops.shape import (
     slice_ as slice,
 )
+from ggraph.ops.solve import solve_tri
 from ggraph.ops.sort import (
     argmax,
     argsort,
@@ -160,6 +166,7 @@ from ggraph.ops.unary import (
     tanh,
     trunc,
 )
+from ggraph.tensor import Tensor
 
 __all__ = [
     "abs",
@@ -177,6 +184,8 @@ __all__ = [
     "cont",
     "conv_1d",
     "conv_2d",
+    "conv_2d_dw",
+    "conv_transpose_2d",
     "copy",
     "cos",
     "cpy",
@@ -250,6 +259,7 @@ __all__ = [
     "slice",
     "soft_max",
     "softplus",
+    "solve_tri",
     "sqr",
     "sqrt",
     "ssm_conv",
@@ -266,6 +276,11 @@ __all__ = [
     "transpose",
     "tri",
     "trunc",
+    "upscale",
     "view",
     "where",
 ]
+
+_WORDS = {Tensor: "a tensor (feed an array as an input, or keep it as a weight)"}
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name], ShapeError, _WORDS)

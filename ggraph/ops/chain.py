@@ -17,9 +17,6 @@ from ggraph.ops.rules import expect, f32, plain_float, repeats_into, rule
 from ggraph.tensor import OPS, Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
 
 MOST_SOURCES, MOST_STEPS = 8, 16
-# Ops whose steps in float32 may leave their reference by far: angles beyond 2**30, and shares that
-# vanish before they meet infinity. They are neither joined nor compiled.
-APART = frozenset({"sin", "cos", "geglu_quick"})
 _STEP = re.compile(r"(\w+)\(([^)]*)\)(?:\{([^}]*)\})?")
 
 
@@ -127,7 +124,7 @@ def joined(t: Tensor, lonely: Mapping[str, Tensor], made: Mapping[str, Tensor]) 
 
 def _fits(t: Tensor) -> bool:
     """Whether a float32 op of elements, whose other attributes are numbers."""
-    good = t.spec is not None and t.spec.elementwise and t.op not in APART
+    good = t.spec is not None and t.spec.elementwise
     numbers = all(isinstance(v, int | float) for v in t.attrs.values())
     return good and t.dtype is F32 and (numbers or t.op == "chain")
 

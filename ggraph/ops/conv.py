@@ -1,4 +1,4 @@
-"""Convolution as patches times a matrix, and pooling.
+"""Convolution, patches, and pooling.
 
 Legend: N images, I input and O output channels, H W image sides, h w kernel sides, Y X result
 sides. Stride s, padding p, dilation d are pairs (rows, columns):
@@ -6,17 +6,22 @@ Y = (H + 2p - d(h - 1) - 1) // s + 1, as in ggml. Padding is zeros in patches, a
 and counted in means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
 
 import numpy as np
 
 from ggraph.dtype import F16, F32
-from ggraph.errors import ShapeError
+from ggraph.ops.copies import cont
+from ggraph.ops.join import pad
 from ggraph.ops.matmul import mul_mat
 from ggraph.ops.rules import choice, expect, f32, integers, plain_float, rank, rule
+from ggraph.ops.shape import narrow
 from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
 
 Pair = tuple[int, int]
+Shape = tuple[int, ...]
 POOLS = ("max", "avg")
 
 
@@ -88,6 +93,85 @@ IM2COL = register(
 )
 
 
+def _conv_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    return _convolved(sources, attrs, "[O, I, h, w]", lambda w, x: w[1] == x[1])
+
+
+def _depthwise_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    return _convolved(sources, attrs, "[I, 1, h, w]", lambda w, x: w[:2] == (x[1], 1))
+
+
+def _convolved(
+    sources: Sequence[Tensor], attrs: Attrs, kernels: str, fits: Callable[[Shape, Shape], bool]
+) -> Meta:
+    w, x = sources
+    plain_float(w)
+    plain_float(x)
+    sound = len(w.shape) == len(x.shape) == 4 and fits(w.shape, x.shape)
+    expect(sound, f"expected {kernels} and [N, I, H, W]")
+    sizes = integers(attrs, "stride", 2), integers(attrs, "dilation", 2)
+    pairs = zip(x.shape[2:], w.shape[2:], *sizes, strict=True)
+    sides = [_side(n, k, s, 0, d) for n, k, s, d in pairs]
+    return Meta((x.shape[0], w.shape[0], *sides), F32)
+
+
+def _conv_2d(w: Array, x: Array, *, stride: Pair, dilation: Pair) -> Array:
+    places = _windows(f32(x), w.shape[2:], stride, dilation)  # [N, I, Y, X, h, w]
+    found: Array = np.einsum("niyxhw,oihw->noyx", places, f32(w), optimize=True)
+    return found
+
+
+def _conv_2d_dw(w: Array, x: Array, *, stride: Pair, dilation: Pair) -> Array:
+    places = _windows(f32(x), w.shape[2:], stride, dilation)  # [N, I, Y, X, h, w]
+    found: Array = np.einsum("niyxhw,ihw->niyx", places, f32(w[:, 0]))
+    return found
+
+
+def _conv_cost(t: Tensor) -> Cost:
+    w, x = t.sources
+    return Cost(2 * t.size * w.size // max(w.shape[0], 1), w.nbytes + x.nbytes + t.nbytes)
+
+
+def _steps(stride: Pair = (1, 1), dilation: Pair = (1, 1)) -> Attrs:
+    return {"stride": stride, "dilation": dilation}
+
+
+CONV_2D = register(
+    OpSpec(
+        "conv_2d",
+        infer=rule("conv_2d", "w x", _conv_rule),
+        reference=_conv_2d,
+        ggml="CONV_2D",
+        cost=_conv_cost,
+        examples=(
+            Example((Arg((4, 3, 3, 2)), Arg((2, 3, 5, 6))), _steps()),
+            Example((Arg((5, 2, 3, 3), F16), Arg((1, 2, 7, 8))), _steps((2, 1), (2, 3)), 2e-3),
+            Example((Arg((37, 2, 1, 1)), Arg((1, 2, 9, 5))), _steps()),
+            Example((Arg((2, 1, 2, 2)), Arg((1, 1, 4, 4), F16)), _steps((2, 2)), 2e-3),
+            Example((Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1))), _steps()),
+            Example((Arg((3, 2, 2, 2)), Arg((0, 2, 4, 4))), _steps()),
+        ),
+        doc="conv_2d(w, x): every kernel of w at every place of x, which is padded before.",
+    )
+)
+CONV_2D_DW = register(
+    OpSpec(
+        "conv_2d_dw",
+        infer=rule("conv_2d_dw", "w x", _depthwise_rule),
+        reference=_conv_2d_dw,
+        ggml="CONV_2D_DW",
+        cost=_conv_cost,
+        examples=(
+            Example((Arg((3, 1, 3, 2)), Arg((2, 3, 5, 6))), _steps()),
+            Example((Arg((2, 1, 3, 3), F16), Arg((1, 2, 7, 8))), _steps((2, 1), (2, 3)), 2e-3),
+            Example((Arg((1, 1, 1, 1)), Arg((1, 1, 1, 1))), _steps()),
+            Example((Arg((2, 1, 2, 2)), Arg((0, 2, 4, 4))), _steps()),
+        ),
+        doc="conv_2d_dw(w, x): channel by channel its own kernel at every place of x.",
+    )
+)
+
+
 def _pool_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x = sources[0]
     rank(x, 2)
@@ -155,40 +239,94 @@ def conv_2d(
     *,
     name: str = "",
 ) -> Tensor:
-    """w [O, I, h, w] contiguous over x [N, I, H, W] -> f32 view [N, O, Y, X] of [N, Y, X, O].
+    """w [O, I, h, w] over x [N, I, H, W], both plain float -> f32 [N, O, Y, X].
 
-    A composition of im2col and mul_mat, as ggml_conv_2d. Errors: ShapeError.
+    Padding is a `pad` of x before. ggml: GGML_OP_CONV_2D. Errors: ShapeError.
     """
-    if len(w.shape) != 4 or len(x.shape) != 4 or w.shape[1] != x.shape[1]:
-        raise ShapeError(
-            f"conv_2d: expected [O, I, h, w] and [N, I, H, W], "
-            f"got %{w.name} {list(w.shape)} and %{x.name} {list(x.shape)}"
-        )
-    patches = im2col(x, (w.shape[2], w.shape[3]), stride, padding, dilation)  # [N, Y, X, I*h*w]
-    n, rows, columns, size = patches.shape
-    flat = mul_mat(w.reshape(w.shape[0], size), patches.reshape(n * rows * columns, size))
-    return apply(
-        "permute", flat.reshape(n, rows, columns, w.shape[0]), name=name, axes=(0, 3, 1, 2)
+    return apply("conv_2d", w, _bordered(x, padding), name=name, **_steps(stride, dilation))
+
+
+def conv_2d_dw(
+    w: Tensor,
+    x: Tensor,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
+    *,
+    name: str = "",
+) -> Tensor:
+    """Depthwise: w [I, 1, h, w] over x [N, I, H, W], both plain float -> f32 [N, I, Y, X].
+
+    Padding is a `pad` of x before. ggml: GGML_OP_CONV_2D_DW. Errors: ShapeError.
+    """
+    return apply("conv_2d_dw", w, _bordered(x, padding), name=name, **_steps(stride, dilation))
+
+
+def _bordered(x: Tensor, padding: Pair) -> Tensor:
+    """x [N, I, H, W] within a border of zeros."""
+    if not any(integers({"padding": padding}, "padding", 2)):
+        return x
+    border = (*(0,) * (len(x.shape) - 2), *padding)
+    return pad(x, border, border)
+
+
+def conv_transpose_2d(w: Tensor, x: Tensor, stride: Pair = (1, 1), *, name: str = "") -> Tensor:
+    """w [I, O, h, w] contiguous, spread by each place of x [N, I, H, W] -> f32 [N, O, Y, X].
+
+    Y = (H - 1) s + h. Plain float both. What each place gives is one `mul_mat` of all taps; taps
+    a stride apart then lie side by side, and the others are added. ggml: CONV_TRANSPOSE_2D, which
+    has no padding either: cut the result. Errors: ShapeError.
+    """
+    s = integers({"stride": stride}, "stride", 2)
+    sound = len(w.shape) == len(x.shape) == 4 and w.shape[0] == x.shape[1] and min(s) > 0
+    expect(
+        sound,
+        f"conv_transpose_2d(%{w.name} {list(w.shape)}, %{x.name} {list(x.shape)}): expected "
+        f"[I, O, h, w], [N, I, H, W] and strides above 0, got {s}",
     )
+    (n, i, *sides), (_, o, *taps) = x.shape, w.shape
+    rows = cont(x.permute(0, 2, 3, 1)).reshape(n * prod(sides), i)  # [N*H*W, I]
+    flat = mul_mat(w.reshape(i, o * prod(taps)).T, rows)  # [N*H*W, O*h*w]
+    given = flat.reshape(n, *sides, o, *taps).permute(0, 3, 1, 4, 2, 5)  # [N, O, H, h, W, w]
+    turns = [-(-t // step) for t, step in zip(taps, s, strict=True)]
+    total: Tensor | None = None
+    for at in product(*map(range, turns)):
+        part = _spread(given, at, turns, s)
+        total = part if total is None else total + part
+    assert total is not None, turns
+    down, across = ((a - 1) * b + t for a, b, t in zip(sides, s, taps, strict=True))
+    return apply("cont", total[:, :, :down, :across], name=name)
+
+
+def _spread(given: Tensor, at: Sequence[int], turns: Sequence[int], s: Sequence[int]) -> Tensor:
+    """The taps at[0] s .. and at[1] s .. of [N, O, H, h, W, w], where they fall: [N, O, Y, X] in
+    whole strides."""
+    n, o, rows, _, columns, _ = given.shape
+    box = given
+    for axis, first, step in zip((3, 5), at, s, strict=True):
+        count = min(step, given.shape[axis] - first * step)
+        box = narrow(box, axis, first * step, count)
+    box = pad(box, (0, 0, 0, s[0] - box.shape[3], 0, s[1] - box.shape[5]))
+    image = box.reshape(n, o, rows * s[0], columns * s[1])
+    before = (0, 0, *(a * step for a, step in zip(at, s, strict=True)))
+    after = (0, 0, *((t - 1 - a) * step for t, a, step in zip(turns, at, s, strict=True)))
+    return pad(image, after, before) if any((*before, *after)) else image
 
 
 def conv_1d(
     w: Tensor, x: Tensor, stride: int = 1, padding: int = 0, dilation: int = 1, *, name: str = ""
 ) -> Tensor:
-    """w [O, I, k] over x [N, I, L], both contiguous -> f32 view [N, O, Y] of [N, Y, O].
+    """w [O, I, k] over x [N, I, L], both contiguous and plain float -> f32 [N, O, Y].
 
-    A composition of im2col and mul_mat, as ggml_conv_1d. Errors: ShapeError.
+    `conv_2d` of images of one row. ggml: ggml_conv_1d. Errors: ShapeError.
     """
-    if len(w.shape) != 3 or len(x.shape) != 3 or w.shape[1] != x.shape[1]:
-        raise ShapeError(
-            f"conv_1d: expected [O, I, k] and [N, I, L], "
-            f"got %{w.name} {list(w.shape)} and %{x.name} {list(x.shape)}"
-        )
+    rank(w, 3, 3)
+    rank(x, 3, 3)
+    kernels = w.reshape(*w.shape[:2], 1, w.shape[2])  # [O, I, 1, k]
     image = x.reshape(*x.shape[:2], 1, x.shape[2])  # [N, I, 1, L]
-    patches = im2col(image, (1, w.shape[2]), (1, stride), (0, padding), (1, dilation))
-    n, _, count, size = patches.shape
-    flat = mul_mat(w.reshape(w.shape[0], size), patches.reshape(n, count, size))  # [N, Y, O]
-    return apply("transpose", flat, name=name)
+    found = conv_2d(kernels, image, (1, stride), (0, padding), (1, dilation))  # [N, O, 1, Y]
+    shape = (x.shape[0], w.shape[0], found.shape[3])
+    return apply("reshape", found, name=name, shape=shape)
 
 
 def pool_2d(
@@ -217,6 +355,7 @@ def pool_1d(
     name: str = "",
 ) -> Tensor:
     """`pool_2d` along the last axis of contiguous x [.., L] -> f32 [.., Y]. ggml: POOL_1D."""
+    rank(x, 1)
     image = x.reshape(*x.shape[:-1], 1, x.shape[-1])  # [.., 1, L]
     found = pool_2d(image, kind, (1, kernel), (1, stride or kernel), (0, padding))
     return apply("reshape", found, name=name, shape=(*x.shape[:-1], found.shape[-1]))

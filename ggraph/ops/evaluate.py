@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggraph.door import checked
 from ggraph.dtype import A8, BF16, DType
 from ggraph.errors import GraphError, InputError
 from ggraph.formats.activations import read_a8, write_a8
@@ -179,6 +180,7 @@ def _bits(values: Array) -> Array:
     return np.ascontiguousarray(values).view(np.uint8).reshape(values.shape[0], -1)
 
 
+@checked
 def evaluate(graph: Graph, feeds: Mapping[str, Array], *, every: bool = False) -> dict[str, Array]:
     """Outputs by name, and the final value of each state under the state's name; all logical.
 

@@ -34,8 +34,8 @@ def values(arg: Arg, rng: np.random.Generator) -> Array:
     """Logical values for one source, as its `fill` asks.
 
     "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"
-    (integers in [0, N)), "replay:N" (some of those, then -1), "parents" (an earlier row or -1) or
-    "none" (-1).
+    (integers in [0, N)), "replay:N" (some of those, then -1), "parents" (an earlier row or -1),
+    "triangle" (lower triangular, a diagonal of 1 to 2) or "none" (-1).
     """
     word, _, count = arg.fill.partition(":")
     if word == "none":
@@ -48,6 +48,14 @@ def values(arg: Arg, rng: np.random.Generator) -> Array:
         return np.where(rng.random(arg.shape) < 0.6, before, rng.integers(-1, before + 1))
     if word == "small":
         return (rng.standard_normal(arg.shape) / 3).astype(np.float32)
+    if word == "triangle" and len(arg.shape) < 2:  # memory that a matrix is a window on
+        flat: Array = (1 + rng.random(arg.shape) / 100).astype(np.float32)
+        return flat
+    if word == "triangle":
+        below = np.tril(rng.standard_normal(arg.shape) / max(arg.shape[-1], 1), -1)
+        diagonal = np.tril(np.triu(1 + rng.random(arg.shape)))
+        square: Array = (below + diagonal).astype(np.float32)
+        return square
     if word == "ids":
         drawn = rng.integers(0, max(int(count), 1), arg.shape)
         return drawn.astype(np.float32) if arg.dtype.is_float else drawn.astype(arg.dtype.np)

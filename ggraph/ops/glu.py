@@ -26,7 +26,7 @@ def _same(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 def _glu(name: str, activation: Callable[[Array], Array], meaning: str) -> OpSpec:
     def reference(gate: Array, up: Array) -> Array:
-        return f32(activation(f64(gate)) * up)
+        return f32(f32(activation(f64(gate))) * up)  # the gate is a float32 by itself, as ggml's
 
     return register(
         OpSpec(

@@ -270,6 +270,20 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
     return (a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :]).sum(-1)  # type: ignore[no-any-return]
 
 
+def _einsum(rule: str, *operands: Symbol, **how: Any) -> Symbol:
+    """A sum over products of elements, the axes as the rule's letters say."""
+    given, kept = rule.split("->")
+    gone = [a for a in dict.fromkeys(given.replace(",", "")) if a not in kept]
+    product = None
+    for letters, x in zip(given.split(","), operands, strict=True):
+        order = [a for a in (*kept, *gone) if a in letters]
+        spread = tuple(slice(None) if a in letters else None for a in (*kept, *gone))
+        laid = x.transpose([letters.index(a) for a in order])[spread]
+        product = laid if product is None else product * laid
+    assert product is not None, rule
+    return product.sum(tuple(range(len(kept), len(kept) + len(gone))))
+
+
 def _of(*values: Any) -> Trace:
     return next(v.trace for v in values if isinstance(v, Symbol))
 
@@ -294,6 +308,8 @@ def _concatenate(parts: Sequence[Symbol], axis: int = 0) -> Boxes:
 
 
 def _pad(x: Symbol, border: Sequence[tuple[int, int]], **how: Any) -> Any:
+    if how.get("mode", "constant") != "constant":
+        raise Untraceable(f"np.pad of the mode {how['mode']}")
     if not any(a or b for a, b in border):
         return x
     whole = tuple(a + n + b for n, (a, b) in zip(x.shape, border, strict=True))
@@ -342,6 +358,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.where: _where,
     np.clip: _clip,
     np.concatenate: _concatenate,
+    np.einsum: _einsum,
     np.pad: _pad,
     np.roll: _roll,
     np.tile: _tile,

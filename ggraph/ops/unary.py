@@ -28,8 +28,11 @@ WORDS[ERF] = "erf"
 
 
 def _erf(x: Array) -> Array:
-    y: Array = ERF(x).astype(np.float64)
-    return y
+    y: Any = ERF(x)
+    if not isinstance(y, float):  # which it is for an array of no axes
+        y = y.astype(np.float64)
+    found: Array = y
+    return found
 
 
 def sigmoid_of(x: Array) -> Array:

@@ -44,6 +44,12 @@ def match(graph: Graph, names: Sequence[str], pins: Sequence[Pin]) -> dict[str, 
     return _with_storage(graph, pinned)
 
 
+def homes(graph: Graph, pins: Sequence[str | Pin]) -> dict[str, str]:
+    """Devices by name, as far as pins say something about this graph."""
+    parsed = [Pin.parse(p) if isinstance(p, str) else p for p in pins]
+    return {t.name: pin.device for pin in reversed(parsed) for t in _matches(graph, pin)}
+
+
 def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
     try:
         pattern = re.compile(pin.pattern)

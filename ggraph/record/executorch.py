@@ -4,8 +4,8 @@ A .pte file is a flatbuffer (ExecuTorch's schema/program.fbs). One stream runs i
 order, so what can be wrong is a lifetime: a tensor whose bytes another has taken while a reader is
 still to come, or a kernel whose result lies on its own source. A kernel's last argument is what it
 returns, which is also its `out`. Of a delegate only the arguments are known: those that nothing has
-made before are taken as its results. Dynamic shapes count with their upper bounds; branches are
-refused.
+made before are taken as its results. Dynamic shapes count with their upper bounds. Of a method that
+branches one path at a time is judged; what a move hands on keeps the bytes of its source.
 """
 
 import struct
@@ -21,7 +21,7 @@ MAGIC = b"ET"
 # ScalarType of scalar_type.fbs -> bytes of one element
 ELEMENT = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 12: 1, 13: 1, 14: 4, 15: 2}
 ELEMENT |= {16: 1, 22: 1, 23: 1, 24: 1, 25: 1, 26: 1, 27: 2, 28: 4, 29: 8}
-TENSOR, TENSOR_LISTS = 5, (10, 11)  # of the union KernelTypes
+BOOL, TENSOR, TENSOR_LISTS = 3, 5, (10, 11)  # of the union KernelTypes
 KERNEL, DELEGATE, MOVE, JUMP = 1, 2, 3, 4  # of the union InstructionArguments
 STREAM = ("executorch", 0)
 
@@ -87,8 +87,13 @@ class _Tensor:
     nbytes: int
 
 
-def plan_from_executorch(data: bytes, method: str | None = None) -> Plan:
-    """The plan of a method of a .pte file, the first unless named. FormatError for what is none."""
+def plan_from_executorch(
+    data: bytes, method: str | None = None, branches: Sequence[bool] = ()
+) -> Plan:
+    """The plan of a method of a .pte file, the first unless named. FormatError for what is none.
+
+    `branches`: the values of the conditions, each once, in the order in which they are asked for.
+    """
     if len(data) < 8 or data[4:6] != MAGIC:
         raise FormatError(f"executorch: no .pte file: it begins with {data[:8]!r}")
     try:
@@ -98,14 +103,16 @@ def plan_from_executorch(data: bytes, method: str | None = None) -> Plan:
         if chosen is None:
             names = ", ".join(p.text(0) for p in plans) or "none"
             raise FormatError(f"executorch: no method {method!r}; there are {names}")
-        return _Method(chosen).plan()
+        return _Method(chosen, branches).plan()
     except (struct.error, IndexError, OverflowError, PlanError) as error:
         raise FormatError(f"executorch: damaged: {error}") from None
 
 
 class _Method:
-    def __init__(self, plan: _Table) -> None:
+    def __init__(self, plan: _Table, branches: Sequence[bool]) -> None:
         self._plan = plan
+        self._branches = list(branches)
+        self._holds: dict[int, bool] = {}  # condition -> what it is on this path
         self._builder = PlanBuilder("executorch")
         self._builder.device(STREAM[0])
         sizes = plan.numbers(8, "q")
@@ -124,8 +131,7 @@ class _Method:
         for i in self._plan.numbers(3):
             self._host(self._builder.host_write, "input", i, makes=True)
         for chain in self._plan.tables(5):
-            for instruction in chain.tables(2):
-                self._instruction(instruction.scalar(0, "B"), instruction.table(1))
+            self._chain([(x.scalar(0, "B"), x.table(1)) for x in chain.tables(2)])
         self._builder.host_sync()
         for i in self._plan.numbers(4):
             self._host(self._builder.host_read, "output", i, makes=False)
@@ -138,9 +144,33 @@ class _Method:
                 if makes:
                     self._made[i] = command
 
+    def _chain(self, instructions: Sequence[tuple[int, _Table | None]]) -> None:
+        at = 0
+        while at < len(instructions):
+            kind, call = instructions[at]
+            if kind == JUMP and call is not None and not self._condition(call.scalar(0)):
+                if call.scalar(1) <= at:
+                    raise FormatError(f"executorch: instruction {at} loops: that cannot be judged")
+                at = call.scalar(1)
+                continue
+            self._instruction(kind, call)
+            at += 1
+
+    def _condition(self, value: int) -> bool:
+        """What a condition is: a constant's value, else what this path takes it to be."""
+        value = self._root(value)
+        entry = self._values[value]
+        if entry.scalar(0, "B") == BOOL and (constant := entry.table(1)) is not None:
+            return bool(constant.scalar(0, "B"))
+        if value not in self._holds:
+            if not self._branches:
+                raise FormatError(
+                    f"executorch: the method branches by value {value}: say whether that holds"
+                )
+            self._holds[value] = self._branches.pop(0)
+        return self._holds[value]
+
     def _instruction(self, kind: int, call: _Table | None) -> None:
-        if kind == JUMP:
-            raise FormatError("executorch: the method branches: that cannot be judged")
         if call is None or kind not in (KERNEL, DELEGATE, MOVE):
             return
         if kind == MOVE:

@@ -33,10 +33,10 @@ DEALLOCA = re.compile(
 AWAIT = re.compile(r"((?:%\w+(?:, )?)+) = stream\.timepoint\.await (%\w+) => ((?:%\w+(?:, )?)+) :")
 SUBVIEW = re.compile(r"(%\w+) = stream\.resource\.subview (%\w+)\[(%\w+)\]")
 MADE = re.compile(
-    r"(%\w+)(?:, %\w+)? = stream\.(?:resource\.alloca?|tensor\.import).*"
+    r"(%\w+)(?:, %\w+)? = stream\.(resource\.alloca?|tensor\.import).*"
     r"!stream\.resource<\w+>\{(%\w+)\}"
 )
-FUNCTION = re.compile(r"^  util\.func (?:public|private) @(\w+)\(.*\{$")
+FUNCTION = re.compile(r"^  (?:util|func)\.func (?:public |private )?@([\w$]+)\(.*\{$")
 DISPATCH = re.compile(r"stream\.cmd\.dispatch (?:\[[^\]]*\] )?(@[\w:@$.-]+)")
 HARMLESS = ("stream.cmd.flush", "stream.cmd.invalidate", "stream.cmd.discard")
 
@@ -98,7 +98,8 @@ class _Reader:
         self._name, self._lines, self._at = name, lines, 0
         self._builder = PlanBuilder("iree")
         self._constants = {m[1]: int(m[2]) for line in lines if (m := CONSTANT.search(line))}
-        self._sizes = {m[1]: m[2] for line in lines if (m := MADE.search(line))}
+        self._sizes = {m[1]: m[3] for line in lines if (m := MADE.search(line))}
+        self._fresh = {m[1] for line in lines if (m := MADE.search(line)) and "alloc" in m[2]}
         self._spaces: dict[str, Space] = {}
         self._views: dict[str, tuple[str, int]] = {}  # resource -> the one it is part of, offset
         self._after: dict[str, list[str]] = {}  # timepoint -> events
@@ -179,7 +180,8 @@ class _Reader:
             offset += more
         if name not in self._spaces:
             whole = self._number(self._sizes[name]) if name in self._sizes else offset + nbytes
-            self._spaces[name] = self._builder.buffer(f"{kind} {name}", DEVICE, whole)
+            called, fresh = f"{kind} {name}", name in self._fresh
+            self._spaces[name] = self._builder.buffer(called, DEVICE, whole, fresh=fresh)
         return self._spaces[name], offset
 
     def _dealloca(self, timepoint: str, after: str | None, name: str, size: str) -> None:
@@ -247,7 +249,9 @@ class _Reader:
             if m is None:
                 raise self._refuse(f"unknown access: {access[:80]}")
             span = self._bytes(place, m[2], self._number(m[3]), self._number(m[4]))
-            touched[m[1]].append(span)
+            # A result that IREE has put into another one's memory is `rw` without being read.
+            how = m[1] if m[1] != "rw" or self._builder.holds(span) else "wo"
+            touched[how].append(span)
         self._at += 1
         self._builder.launch(
             (DEVICE, self._member(place)),

@@ -44,12 +44,8 @@ class Verdict:
         }
         if self.refused is not None:
             found |= {"counter_example": self.refused.to_json(), "stack": self.stack}
-        if (d := self.diagnosis) is not None:
-            found["causes"] = [{"missing": c.text, "races": len(c.races)} for c in d.causes]
-            found["repairs"] = {
-                name: {"waits": len(r.waits), "chain": [d.chain, r.chain], "proved": r.proved}
-                for name, r in (("fewest", d.fewest), ("latest", d.latest))
-            }
+        if self.diagnosis is not None:
+            found |= self.diagnosis.to_json()
         return found
 
     @property

@@ -20,14 +20,15 @@ from ggraph.errors import InputError
 NATIVE = Path(__file__).parent / "native"
 IMPL = "ggml/src/ggml-backend-impl.h"
 COMPILERS = ("c++", "g++", "clang++")
+REGISTER = b"ggml_backend_register"
 SDIST = "llama-cpp-python"  # its source distribution holds llama.cpp whole
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A ggml that a program uses: the folder of its shared libraries, and its sources."""
+    """A ggml that a program uses: the shared libraries that define it, and its sources."""
 
-    libraries: Path
+    libraries: tuple[Path, ...]
     sources: Path  # the folder that has ggml/
 
 
@@ -38,7 +39,7 @@ def engine_of(program: Path, sources: Path | None = None) -> Engine:
     its sources are tried.
     """
     libraries = _libraries(program)
-    found = sources if sources is not None else _sources(libraries)
+    found = sources if sources is not None else _sources(libraries[0].parent)
     if found is None or not (found / IMPL).is_file():
         raise InputError(
             f"{program}: no {IMPL} in {found or 'the folders above'}; name the sources that it was "
@@ -47,17 +48,21 @@ def engine_of(program: Path, sources: Path | None = None) -> Engine:
     return Engine(libraries, found)
 
 
-def _libraries(program: Path) -> Path:
+def _libraries(program: Path) -> tuple[Path, ...]:
     if program.name.startswith("libggml"):
-        return program.resolve().parent
+        return libraries_in(program.resolve().parent)
     run = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
     found = re.search(r"libggml-base\.so\S* => (\S+)", run.stdout)
-    if found is None:
-        raise InputError(
-            f"{program}: it does not load libggml-base.so (built with BUILD_SHARED_LIBS=OFF, or no "
-            "ggml program): there is nothing to play a device for"
-        )
-    return Path(found[1]).resolve().parent
+    if found is not None:
+        return libraries_in(Path(found[1]).resolve().parent)
+    if (
+        ".so" in program.name and REGISTER in program.read_bytes()
+    ):  # a Python module with ggml in it
+        return (program.resolve(),)
+    raise InputError(
+        f"{program}: it does not load libggml-base.so (built with BUILD_SHARED_LIBS=OFF, or no "
+        "ggml program): there is nothing to play a device for"
+    )
 
 
 def _sources(libraries: Path) -> Path | None:
@@ -126,7 +131,7 @@ def plugin(engine: Engine) -> Path:
 
 
 def _fingerprint(engine: Engine) -> str:
-    digest = hashlib.sha256(str(engine.libraries).encode())
+    digest = hashlib.sha256(" ".join(map(str, engine.libraries)).encode())
     headers = sorted((engine.sources / "ggml/include").glob("*.h"))
     for file in (*sorted(NATIVE.iterdir()), engine.sources / IMPL, *headers):
         digest.update(file.read_bytes())
@@ -136,7 +141,8 @@ def _fingerprint(engine: Engine) -> str:
 def _compile(compiler: str, engine: Engine, target: Path) -> None:
     includes = [f"-I{engine.sources / 'ggml' / part}" for part in ("src", "include")]
     flags = ["-O2", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", *includes]
-    libraries = [f"-Wl,-rpath,{engine.libraries}", *_linked(engine.libraries), "-ldl"]
+    rpath = {f"-Wl,-rpath,{file.parent}" for file in engine.libraries}
+    libraries = [*rpath, *map(str, engine.libraries), "-ldl"]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         command = [compiler, *flags, str(NATIVE / "device.cpp"), "-o", str(made), *libraries]
@@ -149,12 +155,13 @@ def _compile(compiler: str, engine: Engine, target: Path) -> None:
         made.rename(target)
 
 
-def _linked(folder: Path) -> list[str]:
-    """ggml's libraries by path: in wheels their names may end in a version."""
+def libraries_in(folder: Path) -> tuple[Path, ...]:
+    """ggml's libraries in a folder: in wheels their names may end in a version. InputError where
+    one is not there."""
     found = []
     for stem in ("libggml.so", "libggml-base.so"):
         file = next(iter(sorted(folder.glob(f"{stem}*"))), None)
         if file is None:
             raise InputError(f"{folder}: no {stem}")
-        found.append(str(file))
-    return found
+        found.append(file)
+    return tuple(found)

@@ -13,6 +13,7 @@ import bisect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from ggraph.decode.acceptance import Kept, match
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Result
+from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
 from ggraph.errors import GgraphError, InputError
+from ggraph.serving.disk import Spill
+from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
 from ggraph.serving.prices import SharedPrices
-from ggraph.serving.steps import MIXED_ROWS, ListRunner, Row
+from ggraph.serving.steps import MIXED_ROWS, ListRunner, Row, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
@@ -39,7 +43,7 @@ class Limits:
 
     texts: int = 32
     alone: int = 256
-    beside: int = 64
+    beside: int = 48
     rows: int = 64
 
     def __post_init__(self) -> None:
@@ -58,6 +62,7 @@ class Counters:
     drafted: int = 0
     accepted: int = 0
     preempted: int = 0
+    restored: int = 0  # tokens whose rows were read from the disk
     seconds: float = 0.0  # of steps
 
 
@@ -81,6 +86,8 @@ class Batch:
     runner: ListRunner
     limits: Limits = field(default_factory=Limits)
     prices: Prices = field(default_factory=Prices)
+    heads: ListHead | None = None  # who drafts for texts that ask a head
+    disk: Spill | None = None  # for rows that the cache forgets
     now: Callable[[], float] = time.perf_counter
     waiting: list[Text] = field(default_factory=list)
     running: list[Text] = field(default_factory=list)
@@ -91,11 +98,24 @@ class Batch:
         self._arrived = 0
         self._clock = Clock(self.now)
         self._parts: dict[Text, _Part] = {}  # of the step that is being put together
+        self._rows = 0  # of it, where all its texts go on
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose inputs a step gives, for the head's sake."""
+        return () if self.heads is None else self.heads.taps
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.waiting and not self.running
+
+    def plans(self) -> list[Callable[[], object]]:
+        """Makes the plans that short texts need, one by one, the commonest first."""
+        runner, most = self.runner, self.limits.texts
+        shapes = first_shapes(runner, most, self.taps)
+        steps: list[Callable[[], object]] = [partial(runner.prepare, s) for s in shapes]
+        return steps if self.heads is None else [*steps, *self.heads.plans(most)]
 
     def submit(self, request: Request) -> Text:
         """A text to run. InputError where its prompt is empty, or does not fit."""
@@ -131,10 +151,12 @@ class Batch:
         for tapped in (False, True):
             group = [p for p in parts if p.text.request.features == tapped]
             if group:
-                self._run(group, tapped)
+                self._run(group, self.runner.taps if tapped else self.taps)
         ended = [p.text for p in parts if p.text.ended is not None]
         for text in ended:
             self.running.remove(text)
+            if self.disk is not None:
+                self.disk.keep(text)
             self.memory.forget(text)
         return ended
 
@@ -149,6 +171,8 @@ class Batch:
                 return
             self.waiting.pop(0)
             bisect.insort(self.running, text, key=_order)
+            if self.disk is not None:
+                self.counters.restored += self.disk.restore(text, self.memory, self._slots)
 
     def _preempt(self, text: Text) -> None:
         """The text waits again, and computes again what will not be in the tree by then."""
@@ -173,8 +197,8 @@ class Batch:
         """The rows of a step: one for each text that goes on, pieces of prompts, or drafts."""
         for text in list(self.running):
             if text in self.running and text.outstanding == 1 and self._reserve(text, 1):
-                slot = text.spare.pop(0)
-                self._parts[text] = _Part(text, [text.tokens[-1]], [slot], text.limit > 0)
+                slots = self._slots(text, 1)
+                self._parts[text] = _Part(text, [text.tokens[-1]], slots, text.limit > 0)
         reading = [t for t in self.running if t.outstanding > 1]
         budget = self._budget() if reading else 0
         for text in reading:
@@ -197,31 +221,71 @@ class Batch:
         count = min(text.outstanding, budget)
         if not self._reserve(text, count):
             return 0
-        at, slots = text.computed, text.spare[:count]
-        del text.spare[:count]
+        at, slots = text.computed, self._slots(text, count)
         wanted = count == text.outstanding and text.limit > 0
         self._parts[text] = _Part(text, text.tokens[at : at + count], slots, wanted)
         return count
 
+    def _slots(self, text: Text, count: int) -> list[int]:
+        """The next of a text's spare slots, which it will write to."""
+        slots = text.spare[:count]
+        del text.spare[:count]
+        if self.heads is not None:
+            self.heads.forget(slots)
+        return slots
+
     def _draft(self) -> None:
-        """Let texts draft, as far as rows are worth it and slots are free."""
-        total = len(self._parts)
+        """Let texts draft, as far as rows are worth it and slots are free; those that ask the
+        head ask it together."""
+        waiting: list[tuple[_Part, Asking, Question]] = []
+        self._rows = len(self._parts)
         for text, part in self._parts.items():
-            drafts, free = text.request.drafts, self.memory.pool.free + len(text.spare)
-            room = min(text.limit - text.new - 1, self.limits.rows - total, LONGEST_DRAFT, free)
-            if drafts is None or room <= 0 or not text.new:
+            drafts = text.request.drafts
+            if drafts is None or not text.new or (room := self._room(text)) <= 0:
                 continue
             if isinstance(prices := getattr(drafts.policy, "prices", None), SharedPrices):
-                prices.others = total - 1
-            draft = text.request.voice.permitted(drafts.draft(room, self._clock))
-            if draft and self.memory.reserve(text, len(draft)):
-                part.draft = draft
-                part.tokens += draft.tokens
-                part.slots += text.spare[: len(draft)]
-                del text.spare[: len(draft)]
-                total += len(draft)
+                prices.others = self._rows - 1
+            asking = drafts.asking(room)
+            if (question := self._advance(part, asking, None)) is not None:
+                waiting.append((part, asking, question))
+        if waiting and self.heads is not None:
+            start = self.now()
+            self.heads.draft([question for _, _, question in waiting])
+            share = (self.now() - start) / sum(len(q.tokens) for _, _, q in waiting)
+            for part, asking, q in waiting:
+                draft = Draft.chain(q.tokens, q.chances)
+                self._advance(part, asking, (draft, share * len(draft)))
 
-    def _run(self, parts: Sequence[_Part], tapped: bool) -> None:
+    def _advance(
+        self, part: _Part, asking: Asking, answer: tuple[Draft, float] | None
+    ) -> Question | None:
+        """Go on with a text's drafters until the head is to be asked, or the draft is there, which
+        the part then has."""
+        text, drafts = part.text, part.text.request.drafts
+        assert drafts is not None, f"text {text.arrived} has no drafters"
+        try:
+            while True:
+                drafter, wanted = next(asking) if answer is None else asking.send(answer)
+                if not isinstance(drafter, HeadDrafter):
+                    answer = drafts.proposed(drafter, wanted, self._clock)
+                elif text.unread:
+                    return Question(text, part.slots[0], wanted, drafter.goes_on)
+                else:
+                    answer = NOTHING, 0.0
+        except StopIteration as end:
+            draft = text.request.voice.permitted(end.value.first(self._room(text)))
+        if draft and self.memory.reserve(text, len(draft)):
+            part.draft, self._rows = draft, self._rows + len(draft)
+            part.tokens += draft.tokens
+            part.slots += self._slots(text, len(draft))
+        return None
+
+    def _room(self, text: Text) -> int:
+        """How many tokens a text may draft in this step."""
+        left, slots = self.limits.rows - self._rows, self.memory.room + len(text.spare)
+        return min(text.limit - text.new - 1, left, LONGEST_DRAFT, slots)
+
+    def _run(self, parts: Sequence[_Part], taps: tuple[int, ...]) -> None:
         """One step of the runner for these parts, and what follows from it."""
         rows: list[Row] = []
         logits = 0
@@ -230,11 +294,11 @@ class Batch:
             rows += _rows(part)
             logits += len(part.draft) + part.wanted
         start = self.now()
-        result = self.runner.step(rows, tapped)
+        result = self.runner.step(rows, taps)
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took
-        if logits == len(rows) and not tapped:
+        if logits == len(rows) and taps == self.taps:
             self.prices.note_step(self.runner.shape(logits, logits, 1).rows, took)
         for part in parts:
             self._take(part, result, took)
@@ -250,6 +314,8 @@ class Batch:
             at = [part.first + r for r in path]
             taps = [result.taps[i][at] for i in self.runner.taps]
             text.features.append(np.concatenate(taps, axis=1))
+        elif self.heads is not None and drafts_by_head(text.request):
+            self.heads.note(text, result.taps, [part.first + r for r in path])
         if first:
             text.read += certain
             self.counters.prompt_rows += certain
@@ -301,7 +367,8 @@ def _rows(part: _Part) -> list[Row]:
     certain = len(part.tokens) - len(part.draft)
     text.slots[at : at + certain] = part.slots[:certain]
     rows = [
-        Row(part.tokens[i], part.slots[i], text.slots[: at + i + 1], False) for i in range(certain)
+        Row(part.tokens[i], part.slots[i], at + i, text.slots[: at + i + 1], False)
+        for i in range(certain)
     ]
     if not part.wanted:
         return rows
@@ -310,7 +377,7 @@ def _rows(part: _Part) -> list[Row]:
         seen.append(np.append(seen[parent + 1], np.int32(part.slots[node])))
     last = certain - 1
     ends = zip(part.tokens[last:], part.slots[last:], seen, strict=True)
-    return [*rows[:-1], *(Row(token, slot, s, True) for token, slot, s in ends)]
+    return [*rows[:-1], *(Row(token, slot, len(s) - 1, s, True) for token, slot, s in ends)]
 
 
 def _place(part: _Part, path: Sequence[int]) -> None:

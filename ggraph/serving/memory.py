@@ -35,6 +35,7 @@ class Memory:
         self.tree.release(text.node)
         text.node, text.computed, text.shared = node, len(slots), len(slots)
         text.slots[: len(slots)] = slots
+        text.unread.clear()
 
     def publish(self, text: Text) -> None:
         """Give what a text has computed to the tree."""
@@ -56,6 +57,7 @@ class Memory:
         self.tree.release(text.node)
         text.node, text.computed, text.shared = self.tree.root, 0, 0
         text.spare, text.seen_version = [], -1
+        text.unread.clear()
 
     def reserve(self, text: Text, count: int) -> bool:
         """Give a text `count` spare slots, for which earlier texts are forgotten. Whether there are
@@ -63,13 +65,14 @@ class Memory:
         missing = count - len(text.spare)
         if missing <= 0:
             return True
-        if missing > self.pool.free:
-            freed = self.tree.evict(missing - self.pool.free)
+        wanted = max(missing, LUMP)
+        if wanted > self.pool.free:
+            freed = self.tree.evict(wanted - self.pool.free)
             self.evicted += len(freed)
             self.pool.give(freed)
         if missing > self.pool.free:
             return False
-        text.spare += self.pool.take(min(max(missing, LUMP), self.pool.free))
+        text.spare += self.pool.take(min(wanted, self.pool.free))
         return True
 
     def check(self, texts: Iterable[Text]) -> None:

@@ -17,7 +17,7 @@ from ggraph.decode.runner import Result
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.session import Session
-from ggraph.tensor import Array
+from ggraph.tensor import Array, Kind
 
 MIXED_ROWS = (16, 32, 48, 64, 96, 128, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
@@ -26,13 +26,67 @@ WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many 
 
 @dataclass(frozen=True)
 class Row:
-    """One token of a text: where it is written, and which slots it sees, itself included; the
-    place in that list is the position in the text. `wanted`: whether it gets logits."""
+    """One token of a text: where it is written, and which slots it sees, itself included, in the
+    order of the text. `wanted`: whether it gets logits."""
 
     token: int
     slot: int
-    seen: Array  # i32 [position + 1]
+    position: int
+    seen: Array  # i32
     wanted: bool
+
+
+class Lists:
+    """What rows feed a step with: shape buckets, and lists that are kept from step to step."""
+
+    def __init__(self, context: int, window: int | None) -> None:
+        self.context, self._window = context, window
+        self._lists: dict[tuple[str, int, int], Array] = {}
+
+    def bucket(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int]:
+        """T, M and S of a step of `rows` rows, `wanted` of them with logits, the longest list of
+        `reach` entries."""
+        if wanted == rows:
+            bucket = seen = row_bucket(rows)
+        else:
+            bucket = next(b for b in MIXED_ROWS if b >= rows)
+            seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
+        width = WIDTH
+        while width < reach:
+            width *= WIDER
+        return bucket, seen, min(width, self.context)
+
+    def feeds(
+        self, rows: Sequence[Row], count: int, wanted: int, width: int, spare: int
+    ) -> dict[str, Array]:
+        """The inputs of a step of `count` rows, `wanted` of them with logits, whose lists have
+        `width` entries. Rows that fill it up are written to slot `spare`."""
+        feeds = {
+            "tokens": padded([r.token for r in rows], count, 0),
+            "positions": padded([r.position for r in rows], count, 0),
+            "slots": padded([r.slot for r in rows], count, spare),
+            "mask": self._listed("mask", rows, count, width),
+            "length": np.array([spare + 1], np.int32),
+            "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
+        }
+        if self._window is not None:
+            feeds["window_mask"] = self._listed("window_mask", rows, count, width, self._window)
+        return feeds
+
+    def _listed(
+        self, name: str, rows: Sequence[Row], count: int, width: int, window: int = 1 << 30
+    ) -> Array:
+        """i32 [T, S], kept from step to step: what lies behind an end says nothing."""
+        key = name, count, width
+        if key not in self._lists:
+            self._lists[key] = np.full((count, width), -1, np.int32)
+        lists = self._lists[key]
+        for line, row in zip(lists, rows, strict=False):
+            seen = row.seen[-window:]
+            line[: len(seen)] = seen
+            line[len(seen) : len(seen) + 1] = -1
+        lists[len(rows) :, 0] = -1
+        return lists
 
 
 class ListRunner:
@@ -61,25 +115,14 @@ class ListRunner:
         self.model, self.session = model, session
         self.slots, self.context = slots, context
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
-        self._window: int | None = model.sliding_window
-        self._feeds: dict[StepShape, dict[str, Array]] = {}
+        self._lists = Lists(context, model.sliding_window)
 
-    def shape(self, rows: int, wanted: int, reach: int, tapped: bool = False) -> StepShape:
+    def shape(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...] = ()) -> StepShape:
         """The bucket of a step of `rows` rows, `wanted` of them with logits, the longest list of
-        `reach` entries; with taps where it is `tapped`."""
-        if wanted == rows:
-            bucket = seen = row_bucket(rows)
-        else:
-            bucket = next(b for b in MIXED_ROWS if b >= rows)
-            seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
-        width = WIDTH
-        while width < reach:
-            width *= WIDER
+        `reach` entries; with these taps."""
+        bucket, seen, width = self._lists.bucket(rows, wanted, reach)
         held = self.slots + 1  # the last one takes the writes of rows that fill a bucket up
-        return StepShape(
-            bucket, held, seen, held, self.taps if tapped else (), self.cache_dtype,
-            min(width, self.context),
-        )  # fmt: skip
+        return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width)
 
     def prepare(self, shape: StepShape) -> bool:
         """Make the plan of a shape. Whether there was anything to do."""
@@ -89,54 +132,29 @@ class ListRunner:
         self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
         return True
 
-    def step(self, rows: Sequence[Row], tapped: bool = False) -> Result:
+    def caches(self) -> dict[str, int]:
+        """Names of the states that hold the texts' rows, with the bytes of a row."""
+        shape = self.shape(1, 1, 1)
+        self.prepare(shape)
+        states = self.session.plan((self.model.name, shape)).plan.graph.leaves(Kind.STATE)
+        return {t.name: t.nbytes // t.shape[0] for t in states}
+
+    def step(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Result:
         """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E]."""
-        wanted = [i for i, r in enumerate(rows) if r.wanted]
-        reach = max(len(r.seen) for r in rows)
-        shape = self.shape(len(rows), max(1, len(wanted)), reach, tapped)
+        wanted = sum(r.wanted for r in rows)
+        shape = self.shape(len(rows), max(1, wanted), max(len(r.seen) for r in rows), taps)
         self.prepare(shape)
         key = (self.model.name, shape)
-        offered = self._filled(shape, rows, wanted)
+        offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
         taken = self.session.inputs(key)
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
-        taps = {i: out[f"layer_input.{i}"][: len(rows)] for i in shape.taps}
-        return Result(out["logits"][: len(wanted)], taps)
-
-    def _filled(
-        self, shape: StepShape, rows: Sequence[Row], wanted: Sequence[int]
-    ) -> dict[str, Array]:
-        count = shape.rows
-        feeds = {
-            "tokens": padded([r.token for r in rows], count, 0),
-            "positions": padded([len(r.seen) - 1 for r in rows], count, 0),
-            "slots": padded([r.slot for r in rows], count, self.slots),
-            "mask": self._lists(shape, "mask", rows),
-            "length": np.array([shape.cache_rows], np.int32),
-            "wanted": padded(wanted, shape.wanted, 0),
-        }
-        if self._window is not None:
-            feeds["window_mask"] = self._lists(shape, "window_mask", rows, self._window)
-        return feeds
-
-    def _lists(
-        self, shape: StepShape, name: str, rows: Sequence[Row], window: int = 1 << 30
-    ) -> Array:
-        """i32 [T, S], kept from step to step: what lies behind an end says nothing."""
-        kept = self._feeds.setdefault(shape, {})
-        if name not in kept:
-            kept[name] = np.full((shape.rows, shape.listed), -1, np.int32)
-        lists = kept[name]
-        for line, row in zip(lists, rows, strict=False):
-            seen = row.seen[-window:]
-            line[: len(seen)] = seen
-            line[len(seen) : len(seen) + 1] = -1
-        lists[len(rows) :, 0] = -1
-        return lists
+        found = {i: out[f"layer_input.{i}"][: len(rows)] for i in shape.taps}
+        return Result(out["logits"][:wanted], found)
 
 
-def first_shapes(runner: ListRunner, most: int) -> list[StepShape]:
+def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:
     """The shapes that up to `most` short texts need, alone and together, the commonest first."""
-    alone = [runner.shape(rows, 1, 1) for rows in (1, *MIXED_ROWS)]
-    going = [runner.shape(rows, rows, 1) for rows in ROW_BUCKETS if rows <= row_bucket(most)]
-    beside = [runner.shape(rows, 2, 1) for rows in MIXED_ROWS] if most > 1 else []
+    alone = [runner.shape(rows, 1, 1, taps) for rows in (1, *MIXED_ROWS)]
+    going = [runner.shape(rows, rows, 1, taps) for rows in ROW_BUCKETS if rows <= row_bucket(most)]
+    beside = [runner.shape(rows, 2, 1, taps) for rows in MIXED_ROWS] if most > 1 else []
     return list(dict.fromkeys([*alone, *going, *beside]))

@@ -75,7 +75,8 @@ class Text:
 
     The rows of the first `computed` tokens are in the cache, in `slots`; those of the first
     `shared` belong to the prefix tree, where `node` is held. `spare` slots are the text's own and
-    hold nothing yet.
+    hold nothing yet. `unread` are the features f32 [n, A*G] of the latest rows, which a draft head
+    has not read.
     """
 
     request: Request
@@ -88,6 +89,7 @@ class Text:
     shared: int = 0
     spare: list[int] = field(default_factory=list)
     features: list[Array] = field(default_factory=list)
+    unread: list[Array] = field(default_factory=list)
     ended: str | None = None
     error: Exception | None = None
     read: int = 0  # rows that were computed for the first new token

@@ -1,7 +1,7 @@
 """Frames of the page's charts: one time axis for all, lanes, ticks. Text only.
 
-Positions along time are percentages, so that the page can stretch every chart alike; heights are
-pixels. A chart is a column of names and, beside it, an SVG that scrolls.
+Positions along time are percentages, so that the page can stretch every chart alike. A chart is a
+column of names and, beside it, an SVG over another one with the ticks, which scroll together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,25 +63,35 @@ def span_text(start: float, stop: float) -> str:
 
 
 def chart(
-    names: Sequence[tuple[float, str]], height: float, rows: Sequence[str], axis: Axis
+    names: Sequence[tuple[str, str]],
+    height: float,
+    rows: Sequence[str],
+    axis: Axis,
+    *,
+    grows: bool = False,
 ) -> str:
-    """A chart of `height` pixels over the axis; `names` stand at their heights on the left."""
+    """A chart of `height` pixels over the axis; `names` stand on the left, each with its place in
+    CSS. One that `grows` has its rows' heights in per cent: the page can make it taller."""
     left = "".join(
-        f'<span style="top:{y:.0f}px" title="{escape(n, quote=True)}">{escape(n)}</span>'
-        for y, n in names
+        f'<span style="{place}" title="{escape(n, quote=True)}">{escape(n)}</span>'
+        for place, n in names
     )
-    body = "".join([*_grid(axis, height), *rows])
+    lines, ticks = _grid(axis)
     return (
-        f'<div class="chart"><div class="names" style="height:{height + 22:.0f}px">{left}</div>'
-        f'<div class="pan"><svg height="{height + 22:.0f}">{body}</svg></div></div>'
+        f'<div class="chart{" grows" if grows else ""}" style="--height:{height:.0f}px">'
+        f'<div class="names">{left}</div><div class="pan"><svg class="drawn">{lines}'
+        f'{"".join(rows)}</svg><svg class="ticks">{ticks}</svg></div></div>'
     )
 
 
-def _grid(axis: Axis, height: float) -> Iterator[str]:
+def _grid(axis: Axis) -> tuple[str, str]:
+    """A line for each tick, and what is written under it."""
+    lines = texts = ""
     for at, text in axis.ticks():
         x, edge = axis.x(at), axis.edge(at) if at else " first"
-        yield f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height:.0f}"/>'
-        yield f'<text class="tick{edge}" x="{x}" y="{height + 15:.0f}">{text}</text>'
+        lines += f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="100%"/>'
+        texts += f'<text class="tick{edge}" x="{x}" y="15">{text}</text>'
+    return lines, texts
 
 
 def tip(text: str) -> str:

@@ -17,6 +17,7 @@ from ggraph.show_html.timeline import LETTER, NOMINAL_WIDTH, Span
 from ggraph.verify import CounterExample
 
 HEIGHT, HOST_HEIGHT, LEAST_HEIGHT = 320.0, 140.0, 90.0  # pixels of the largest arena, the least
+LINE = 13.0  # pixels that a label is high
 COLOURS = 8
 NEIGHBOURS = 6  # tenants listed before and after a value
 
@@ -51,6 +52,10 @@ class Scale:
         roots = [0.0, *accumulate((hi - lo) ** 0.5 for lo, hi in pairwise(borders))]
         return Scale(borders, tuple(height * r / roots[-1] for r in roots), height)
 
+    def share(self, pixels: float) -> str:
+        """Pixels of the scale's height in per cent of it: the page may draw it taller."""
+        return f"{100 * pixels / self.height:.3f}%"
+
     def y(self, address: int) -> float:
         """The height of an address; between two borders it grows evenly."""
         at = min(max(bisect_right(self.borders, address) - 1, 0), len(self.borders) - 2)
@@ -79,7 +84,7 @@ def memories(
         rows = [_drawn(plan, x, boxes, scale, axis) for x in boxes]
         if raced is not None:
             rows.append(_raced(raced, times, scale, axis))
-        yield chart(_addresses(b, height), height, rows, axis)
+        yield chart(_addresses(b), height, rows, axis, grows=True)
 
 
 def lifetimes(plan: Plan, times: Sequence[Span]) -> dict[str, Span]:
@@ -105,8 +110,8 @@ def _boxes(plan: Plan, buffer: Buffer, lives: Mapping[str, Span]) -> list[Box]:
     return sorted(found, key=lambda b: (b.life.start, b.start))
 
 
-def _addresses(b: Buffer, height: float) -> list[tuple[float, str]]:
-    return [(height - 16, "0"), (0, short_bytes(b.nbytes))]
+def _addresses(b: Buffer) -> list[tuple[str, str]]:
+    return [("bottom:22px", "0"), ("top:0", short_bytes(b.nbytes))]
 
 
 def short_bytes(n: int) -> str:
@@ -122,15 +127,15 @@ def _drawn(plan: Plan, b: Box, boxes: Sequence[Box], scale: "Scale", axis: Axis)
     y = scale.y(b.stop)
     high = max(scale.y(b.start) - y, 1.0)
     room = (b.life.stop - b.life.start) / (axis.seconds or 1.0) * NOMINAL_WIDTH
-    fits = len(b.value) * LETTER + 8 < room
+    fits = len(b.value) * LETTER + 8 < room and high >= LINE
     label = (
-        f'<text class="label{" fits" if fits else ""}" x="{x}" dx="4" y="{y + high / 2 + 4:.1f}">'
-        f"{escape(b.value)}</text>"
+        f'<text class="label{" fits" if fits else ""}" x="{x}" dx="4" dy="4" '
+        f'y="{scale.share(y + high / 2)}">{escape(b.value)}</text>'
     )
     return (
         f'<g class="box" data-b="{b.number}">{tip(_history(plan, b, boxes))}'
-        f'<rect class="c{b.number % COLOURS}" x="{x}" y="{y:.2f}" width="{width}" '
-        f'height="{high:.2f}"/>{label if high >= 13 else ""}</g>'
+        f'<rect class="c{b.number % COLOURS}" x="{x}" y="{scale.share(y)}" width="{width}" '
+        f'height="{scale.share(high)}"/>{label}</g>'
     )
 
 
@@ -157,6 +162,6 @@ def _raced(fault: CounterExample, times: Sequence[Span], scale: "Scale", axis: A
     high = max(scale.y(fault.start) - y, 3.0)
     words = f"bytes [{fault.start:,}, {fault.stop:,}): {fault.kind} of {' and '.join(fault.values)}"
     return (
-        f'<g class="raced">{tip(words)}<rect x="{axis.x(start)}" y="{y:.2f}" '
-        f'width="{axis.width(start, stop)}" height="{high:.2f}" rx="2"/></g>'
+        f'<g class="raced">{tip(words)}<rect x="{axis.x(start)}" y="{scale.share(y)}" '
+        f'width="{axis.width(start, stop)}" height="{scale.share(high)}" rx="2"/></g>'
     )

@@ -17,9 +17,17 @@ LEGEND = '<p class="legend">' + "".join(
     )
 )
 CONTROLS = (
-    '<span class="zoom"><label>stretch <input type="range" min="0" max="6" step="0.25" value="0">'
-    "</label></span></p>"
+    '<span class="zoom">'
+    + "".join(
+        f'<label>{words} <input type="range" data-scales="{scaled}" min="0" max="6" step="0.25" '
+        'value="0"></label>'
+        for scaled, words in (("wide", "stretch time"), ("tall", "stretch memory"))
+    )
+    + "</span></p>"
 )
+
+
+LONGEST_NUMBER = 24  # letters of a fact that is written large
 
 
 def page(title: str, sections: Iterable[str]) -> str:
@@ -46,7 +54,7 @@ def chapter(title: str, note: str = "") -> str:
 def cards(facts: Mapping[str, object], kind: str = "") -> str:
     """Facts side by side: the number large, its name under it; the pointer shows what it means."""
     cells = (
-        f'<div class="fact"{_meaning(k)}><b>{escape(_number(v))}</b>'
+        f'<div class="fact{_size(v)}"{_meaning(k)}><b>{escape(_number(v))}</b>'
         f"<span>{escape(k.replace('_', ' '))}</span></div>"
         for k, v in facts.items()
     )
@@ -66,9 +74,13 @@ MEANINGS = {
     "share them",
     "ends_complete": "whether a run ends only when all its work is done",
     "approximations": "ops that a rewrite or a kernel rounds, with what each of them gives up",
-    "unplanned": "launches that take memory which is not in the plan, and what that is",
     "arena_bytes": "bytes of every arena, as they are laid out",
 }
+
+
+def _size(value: object) -> str:
+    """The class of a fact that is a sentence rather than a number."""
+    return " sentence" if len(_number(value)) > LONGEST_NUMBER else ""
 
 
 def _meaning(fact: str) -> str:
@@ -117,7 +129,7 @@ _HATCH = (
 
 _STYLE = """
 :root{--ink:#1c2330;--soft:#5d6778;--line:#e2e6ee;--paper:#fff;--ground:#f5f6f9;--race:#d62839;
---launch:#4c7bd9;--copy:#e08a2e;--host:#3f9a68;--mark:#9aa3b2;--on:#fff;--zoom:1;
+--launch:#4c7bd9;--copy:#e08a2e;--host:#3f9a68;--mark:#9aa3b2;--on:#fff;--wide:1;--tall:1;
 --bad:#fdf0f1;--badink:#8c1522;--good:#eef8f1;--goodink:#1d6b3c}
 @media (prefers-color-scheme:dark){:root{--ink:#e7eaf1;--soft:#98a2b4;--line:#2a3240;
 --paper:#161b24;--ground:#0f131a;--launch:#5b86dd;--copy:#d08436;--host:#479b6d;--mark:#6d7788;
@@ -127,7 +139,7 @@ body{font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif;color:var(--ink
 background:var(--ground);margin:0}
 main{max-width:1240px;margin:0 auto;padding:2rem 1.2rem 4rem}
 h1{font-size:clamp(1.15rem,4.5vw,1.6rem);letter-spacing:-.01em;margin:0}
-h1,h2,h3,h4,.under,.fact{overflow-wrap:anywhere}.fact[title]{cursor:help}
+h1,h2,h3,h4,.under,.fact{overflow-wrap:anywhere}.fact[title],.fact[data-tip]{cursor:help}
 .under{color:var(--soft);margin:.2rem 0 1.2rem}
 h2{font-size:1.15rem;margin:2.4rem 0 .2rem;letter-spacing:-.005em}
 h3{font:600 .85rem ui-monospace,Menlo,Consolas,monospace;margin:1.2rem 0 .35rem}
@@ -136,20 +148,22 @@ h3 i{font:400 .85rem system-ui,sans-serif;color:var(--soft);margin-left:.4rem}
 .facts{display:flex;flex-wrap:wrap;gap:.6rem;margin:.4rem 0}
 .fact{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:.5rem .9rem}
 .fact b{display:block;font-size:1.12rem;font-weight:600;font-variant-numeric:tabular-nums}
-.fact span{color:var(--soft);font-size:.78rem}
+.fact.sentence b{font-size:.88rem;font-weight:400}.fact span{color:var(--soft);font-size:.78rem}
 .legend{display:flex;flex-wrap:wrap;gap:1.1rem;align-items:center;color:var(--soft);
 font-size:.8rem;margin:.3rem 0 .5rem}
 .legend b{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:.4rem;
 vertical-align:-1px}.legend b.mark{height:7px;vertical-align:1px}
 b.launch{background:var(--launch)}b.copy{background:var(--copy)}b.host{background:var(--host)}
-b.mark{background:var(--mark)}.zoom{margin-left:auto}.zoom input{vertical-align:middle;width:9rem}
+b.mark{background:var(--mark)}.zoom{margin-left:auto;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
+.zoom input{vertical-align:middle;width:7.5rem}
 .chart{display:flex;background:var(--paper);border:1px solid var(--line);border-radius:10px;
 overflow:hidden;padding:.4rem 0 .1rem}
 .names{position:relative;flex:0 0 6.2rem;border-right:1px solid var(--line)}
 .names span{position:absolute;right:.6rem;max-width:5.4rem;overflow:hidden;white-space:nowrap;
 text-overflow:ellipsis;font:12px/16px ui-monospace,Menlo,Consolas,monospace;color:var(--soft)}
 .pan{flex:1;overflow-x:auto;overflow-y:hidden}
-.pan svg{display:block;width:calc(100% * var(--zoom))}
+.pan svg{display:block;width:calc(100% * var(--wide))}.drawn{height:var(--height)}
+.grows .drawn{height:calc(var(--height)*var(--tall))}.ticks{height:22px}
 svg text{font:11px system-ui,sans-serif}.grid{stroke:var(--line)}
 .tick{fill:var(--soft);text-anchor:middle;font-variant-numeric:tabular-nums}
 .tick.first{text-anchor:start}.tick.last,.culprit.last{text-anchor:end}
@@ -177,9 +191,6 @@ margin:.6rem 0}.site{background:var(--paper);border:1px solid var(--line);border
 padding:.5rem .7rem;font:12px/1.55 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .site b{display:block;font:600 .78rem system-ui,sans-serif;color:var(--soft)}
 .sites .versus{color:var(--race);font-weight:700;text-align:center;font-size:.85rem}
-@media (max-width:760px){.sites{grid-template-columns:1fr}.names{flex-basis:3.6rem}
-.names span{max-width:3rem;right:.3rem}main{padding:1rem .6rem 3rem}
-.meter{grid-template-columns:1fr}}
 .mono{font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .meter{display:grid;grid-template-columns:13rem 1fr 4rem;gap:.3rem .8rem;align-items:center;
 font-size:.86rem;margin:.6rem 0}.meter i{display:block;height:12px;border-radius:6px;
@@ -198,12 +209,15 @@ font-variant-numeric:tabular-nums}
 #tip{position:fixed;z-index:9;max-width:34rem;background:#111722;color:#eef1f6;border-radius:8px;
 padding:.5rem .7rem;font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;
 pointer-events:none;box-shadow:0 6px 24px #0004}
+@media (max-width:760px){.sites,.meter{grid-template-columns:1fr}.names{flex-basis:4.2rem}
+.names span{max-width:3.8rem;right:.2rem;font-size:11px}main{padding:1rem .6rem 3rem}}
 @media print{.zoom,.filter{display:none}}
 """
 
 _SCRIPT = """
 (()=>{const all=(q,e=document)=>[...e.querySelectorAll(q)],tip=document.getElementById('tip');
 all('svg title').forEach(t=>{t.parentNode.dataset.tip=t.textContent;t.remove()});
+all('[title]').forEach(e=>{e.dataset.tip=e.title;e.removeAttribute('title')});
 const bars={},boxes={},add=(m,k,e)=>(m[k]=m[k]||[]).push(e);
 all('.bar').forEach(b=>{for(const k of['r','w'])(b.dataset[k]||'').split(' ').filter(Boolean)
 .forEach(v=>add(bars,v,[b,k==='w'?'wr':'rd']))});
@@ -221,10 +235,12 @@ if(tip.on!==e||tip.hidden){tip.on=e;tip.textContent=e.dataset.tip;tip.hidden=fal
 tip.style.left=Math.max(4,Math.min(m.clientX+14,innerWidth-tip.offsetWidth-8))+'px';
 const y=m.clientY+18;tip.style.top=(y+tip.offsetHeight>innerHeight?
 Math.max(4,m.clientY-tip.offsetHeight-12):y)+'px'});
-const fit=()=>all('.label').forEach(t=>{const r=t.parentNode.querySelector('rect');
-t.classList.toggle('fits',t.textContent.length*6.3+8<r.getBoundingClientRect().width)});
-all('.zoom input').forEach(z=>z.oninput=()=>{document.documentElement.style.setProperty('--zoom',
-2**z.value);all('.zoom input').forEach(o=>o.value=z.value);fit()});
+const fit=()=>{const sizes=all('.label').map(t=>[t,t.parentNode.querySelector('rect')
+.getBoundingClientRect()]);sizes.forEach(([t,r])=>t.classList.toggle('fits',
+t.textContent.length*6.3+8<r.width&&r.height>=13))};
+all('.zoom input').forEach(z=>z.oninput=()=>{const k=z.dataset.scales;
+document.documentElement.style.setProperty('--'+k,2**z.value);
+all('.zoom input').filter(o=>o.dataset.scales===k).forEach(o=>o.value=z.value);fit()});
 all('.pan').forEach(p=>p.onscroll=()=>all('.pan').forEach(o=>{if(o!==p&&
 o.scrollLeft!==p.scrollLeft)o.scrollLeft=p.scrollLeft}));
 all('.filter').forEach(f=>f.oninput=()=>all('tbody tr',f.nextElementSibling).forEach(r=>

@@ -97,7 +97,7 @@ def timeline(bars: Sequence[Bar], axis: Axis, links: Iterable[Link] = ()) -> str
     rows += [_link(bars, middle, axis, link) for link in links]
     rows += [_drawn(b, middle[b.actor], axis) for b in sorted(bars, key=lambda b: b.hot)]
     rows += _missing([b for b in bars if b.hot], middle, axis)
-    return chart([(y - 8, n) for y, n in names], height, rows, axis)
+    return chart([(f"top:{y - 8:.0f}px", n) for y, n in names], height, rows, axis)
 
 
 def _lanes(bars: Sequence[Bar]) -> tuple[dict[Actor, float], float, list[tuple[float, str]]]:
@@ -147,7 +147,8 @@ def _link(bars: Sequence[Bar], middle: Mapping[Actor, float], axis: Axis, link: 
 
 
 def _missing(hot: Sequence[Bar], middle: Mapping[Actor, float], axis: Axis) -> Iterator[str]:
-    """A dashed line between the two culprits, from and to the middle of their bars."""
+    """A dashed line between the two culprits, from and to the middle of their bars. What it means
+    is written right under the upper bar: the lower one's name needs the room above its own."""
     if len(hot) != 2 or hot[0].actor == hot[1].actor:
         return
     (x1, y1), (x2, y2) = [((b.span.start + b.span.stop) / 2, middle[b.actor]) for b in hot]
@@ -156,5 +157,5 @@ def _missing(hot: Sequence[Bar], middle: Mapping[Actor, float], axis: Axis) -> I
     yield (
         f'<line class="race" x1="{axis.x(x1)}" y1="{y1:.0f}" x2="{axis.x(x2)}" y2="{y2:.0f}"/>'
         f'<text class="culprit{axis.edge(at)}" x="{axis.x(at)}" dx="{-8 if axis.edge(at) else 8}" '
-        f'y="{(y1 + y2) / 2 + 4:.0f}">no order</text>'
+        f'y="{min(y1, y2) + BAR / 2 + 11:.0f}">no order</text>'
     )

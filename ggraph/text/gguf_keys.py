@@ -73,7 +73,10 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any]) -> dict[str, 
     bytewise = encoder.words("é") == ["Ã©"]
     if "merges" not in model or not (bytewise or model.get("byte_fallback")):
         kind = model.get("type", "unknown")
-        raise FormatError(f"{folder}: GGUF has no form for a tokenizer of type {kind}")
+        raise FormatError(
+            f"{folder}: a tokenizer of type {kind} is not written to GGUF files, only byte-level "
+            "BPE and BPE with bytes for unknown characters; -m runs the folder itself"
+        )
     if not bytewise:
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
     return {

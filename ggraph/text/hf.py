@@ -5,7 +5,8 @@ engine does not tell: the bytes of each id, the roles, and whether a bos token g
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,14 @@ def _vocabulary(
         )
     tokens = tuple(table.get(i, "") for i in range(max(size, max(table) + 1)))
     ids = {t: i for i, t in table.items()}
-    kinds = _decoder_kinds(parsed.get("decoder"))
+    piece, spaced = _pieces(parsed)
     bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))
     prefix = encoder.prefix()
     return Vocabulary(
         tokens=tokens,
-        pieces=tuple(_piece(t, i in added, kinds) for i, t in enumerate(tokens)),
+        pieces=tuple(
+            t.encode("utf-8", "replace") if i in added else piece(t) for i, t in enumerate(tokens)
+        ),
         control=frozenset(i for i, special in added.items() if special),
         user_defined=frozenset(i for i, special in added.items() if not special),
         eos_ids=end_ids(ids, [eos, *_listed_ends(generation, len(tokens))]),
@@ -102,7 +105,7 @@ def _vocabulary(
         eos_id=eos,
         unk_id=unk,
         add_bos=bos is not None and prefix[:1] == [bos],
-        space_prefix="Strip" in kinds or ("Metaspace" in kinds and not _never_prepends(parsed)),
+        space_prefix=spaced,
         chat_template=template,
     )
 
@@ -160,24 +163,59 @@ def _listed_ends(generation: Mapping[str, Any], count: int) -> list[int]:
     return [i for i in values if isinstance(i, int) and 0 <= i < count]
 
 
-def _decoder_kinds(decoder: Any) -> frozenset[str]:
+def _pieces(parsed: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool]:
+    """What turns a token's text into its bytes, and whether a text's first space is not its own.
+    FormatError for a decoder that is not known: its tokens have no bytes of their own."""
+    parts = _decoder_parts(parsed.get("decoder"))
+    kinds = {str(p.get("type")) for p in parts}
+    if not kinds <= _DECODERS:
+        raise FormatError(
+            f"tokenizer.json: decoder {', '.join(sorted(kinds - _DECODERS))}; "
+            f"known: {', '.join(sorted(_DECODERS))}"
+        )
+    if not kinds:  # the engine puts a space between any two tokens
+        return lambda text: f" {text}".encode("utf-8", "replace"), True
+    if "WordPiece" in kinds:
+        return partial(_word_piece, parts[0]), True
+    metaspace = "Metaspace" in kinds and not _never_prepends(parts)
+    return partial(_piece, kinds=frozenset(kinds)), "Strip" in kinds or metaspace
+
+
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+
+
+def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
     if not isinstance(decoder, dict):
-        return frozenset()
+        return []
     parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
-    return frozenset(str(p.get("type")) for p in parts or [] if isinstance(p, dict))
+    return [p for p in parts or [] if isinstance(p, dict)]
 
 
-def _never_prepends(parsed: Mapping[str, Any]) -> bool:
-    decoder = parsed.get("decoder")
-    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
-    return any(isinstance(p, dict) and p.get("prepend_scheme") == "never" for p in parts)
+def _never_prepends(parts: list[dict[str, Any]]) -> bool:
+    return any(p.get("prepend_scheme") == "never" for p in parts)
 
 
-def _piece(text: str, added: bool, kinds: frozenset[str]) -> bytes:
-    if added:
-        return text.encode("utf-8", "replace")
+def _piece(text: str, kinds: frozenset[str]) -> bytes:
     if "ByteLevel" in kinds:
         return byte_level_piece(text)
     if "ByteFallback" in kinds and len(text) == 6 and text.startswith("<0x"):
         return byte_token_piece(text)
     return spm_piece(text) if kinds & {"Metaspace", "Replace"} else text.encode("utf-8", "replace")
+
+
+def _word_piece(decoder: Mapping[str, Any], text: str) -> bytes:
+    """A word with a space before it, or a part that goes on with the word before; punctuation
+    moves to what it ends, where the file says so. Source: the `tokenizers` engine."""
+    prefix = str(decoder.get("prefix", "##"))
+    shown = text.removeprefix(prefix) if text.startswith(prefix) else f" {text}"
+    for apart, together in _TIDY if decoder.get("cleanup", True) else ():
+        shown = shown.replace(apart, together)
+    return shown.encode("utf-8", "replace")
+
+
+_TIDY = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    (" do not", " don't"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)

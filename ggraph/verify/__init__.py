@@ -16,6 +16,7 @@ commands declare. docs/verify.md has the argument and how to read an answer.
 
 from dataclasses import replace
 
+from ggraph.errors import InputError
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
 from ggraph.verify.derived import carried_faults, value_faults
@@ -28,7 +29,6 @@ from ggraph.verify.rooms import room_faults
 from ggraph.verify.rounding import Approximation, approximations
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
-from ggraph.verify.unplanned import unplanned
 from ggraph.verify.wiring import wiring_faults
 
 __all__ = [
@@ -50,6 +50,8 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 
     `iterations` can ask for more runs to be unrolled than the proof needs, never for fewer.
     """
+    if not isinstance(plan, Plan):
+        raise InputError(f"verify: expected a Plan, got {plan!r:.60}")
     held = frozen(plan)
     verdict = examine(held, iterations=iterations)
     if isinstance(verdict, CounterExample):
@@ -78,7 +80,6 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
         live_bound_bytes=bound,
         concurrency_bytes=lost,
         approximations=rounds,
-        unplanned=unplanned(plan),
     )
 
 

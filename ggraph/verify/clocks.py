@@ -7,7 +7,7 @@ hears of another one: the commands between share one list.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do
@@ -45,7 +45,7 @@ class Clocks:
 
 
 @dataclass
-class _Progress:
+class Progress:
     """How far every actor is: its commands so far, and what it has heard of the others."""
 
     actors: dict[Actor, int]
@@ -69,12 +69,18 @@ def _covers(mine: Clock, heard: Clock, a: int, b: int) -> bool:
 Mark = tuple[int, int, Clock]  # an actor, its commands so far, what it had heard
 
 
-def clocks(commands: Sequence[Command], runs: int) -> Clocks:
-    """Clocks of `runs` consecutive runs of the list; command i of run k is number k * n + i."""
+Also = Callable[[Clocks, Progress], Iterable[Mark]]
+
+
+def clocks(commands: Sequence[Command], runs: int, also: Also | None = None) -> Clocks:
+    """Clocks of `runs` consecutive runs of the list; command i of run k is number k * n + i.
+
+    `also` is asked before each command what else it is to wait for: what would that order?
+    """
     actors: dict[Actor, int] = {HOST_ACTOR: 0}
     for actor in (a for c in commands for a in (c.actor, c.waits_for) if a is not None):
         actors.setdefault(actor, len(actors))
-    now = _Progress(actors, [0] * len(actors), [[0] * len(actors) for _ in actors])
+    now = Progress(actors, [0] * len(actors), [[0] * len(actors) for _ in actors])
     found = Clocks([], [], [])
     recorded: dict[str | None, Mark] = {}
     for c in (c for _ in range(runs) for c in commands):
@@ -82,6 +88,8 @@ def clocks(commands: Sequence[Command], runs: int) -> Clocks:
         if now.count[0]:
             now.hear(a, 0, now.count[0], now.heard[0])  # enqueued by the host
         for mark in _awaited(c, now, recorded):
+            now.hear(a, *mark)
+        for mark in also(found, now) if also is not None else ():
             now.hear(a, *mark)
         now.count[a] += 1
         if c.do is Do.RECORD:
@@ -92,7 +100,7 @@ def clocks(commands: Sequence[Command], runs: int) -> Clocks:
     return found
 
 
-def _awaited(c: Command, now: _Progress, recorded: dict[str | None, Mark]) -> Iterator[Mark]:
+def _awaited(c: Command, now: Progress, recorded: dict[str | None, Mark]) -> Iterator[Mark]:
     """What a wait or a host synchronisation hears of.
 
     An event that nothing has recorded yet holds nobody up, as in CUDA.

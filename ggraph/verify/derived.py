@@ -71,7 +71,7 @@ def _unlike(v: Value, t: Tensor) -> Iterator[str]:
         yield f"is an {t.kind.value}, but initial={v.initial}, external={v.external}"
     old = t.overwritten
     if v.same_as != (old.root.name if old is not None else None):
-        yield f"lies on {v.same_as!r}, its op overwrites {old.root.name if old else None!r}"
+        yield f"lies on {v.same_as!r}, its op overwrites {None if old is None else old.root.name!r}"
     for name in (n for n in v.may_replace if n not in replaceable(t)):
         yield f"may not replace {name!r}: {t.op} says nothing of the kind"
     yield from _overwriting(t)
@@ -119,13 +119,13 @@ def _overlap(o: Tensor, s: Tensor) -> bool:
 
 
 def _homeless(v: Value, plan: Plan) -> Iterator[str]:
-    """Each weight and state has a buffer of its own, called as it is, that the caller brings; what
-    overwrites it lies there too, and nothing else does. Buffers are aligned as their device asks.
+    """Each weight and state has a buffer of its own, called as it is, that the caller brings, and
+    nothing else lies there but what overwrites it, which `static_faults` has seen to lie there.
     """
+    if v.same_as is not None:
+        return
     region = plan.memory.regions[v.name]
-    buffer, ground = plan.memory.buffers[region.buffer], v
-    while ground.same_as is not None:
-        ground = plan.schedule.values[ground.same_as]
-    own = (buffer.name, region.offsets) == (ground.name, (0,))
-    if buffer.external != ground.initial or (buffer.external and not own):
-        yield f"lies in {buffer.name} at {region.offsets}, which is no place for it"
+    external = plan.memory.buffers[region.buffer].external
+    own = (region.buffer, region.offsets) == (v.name, (0,))
+    if external != v.initial or (external and not own):
+        yield f"lies in {region.buffer} at {region.offsets}, which is no place for it"

@@ -1,11 +1,13 @@
 """All races of a plan, pair by pair. For reports and for tests of the proof.
 
-The proof looks at neighbours in each byte's history and stops at the first fault. Here every two
+The proof looks at neighbours in each byte's history and stops at the first fault. Here all
 accesses that meet are held against the clocks: slower, and complete however broken the plan is.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from ggraph.errors import printable
 from ggraph.plan import Access, Plan
@@ -45,20 +47,22 @@ def races(plan: Plan) -> tuple[Race, ...]:
     The plan must pass the checks that need no order (`examine` says so first); otherwise KeyError.
     """
     commands, runs = plan.schedule.commands, 2 * period(plan)
-    found: dict[tuple[int, int, str, str], Race] = {}
+    found: dict[tuple[int, int, str, str], tuple[Use, Use, str]] = {}
     order = clocks(commands, runs)
     for buffer, uses in _uses(plan, runs).items():
         for one, two in _meeting(sorted(uses), order):
             first, second = (one, two) if one[2] < two[2] else (two, one)
             key = (first[2] % len(commands), second[2] % len(commands), first[4], second[4])
-            if key not in found:
-                found[key] = _race(plan, buffer, first, second)
+            if key not in found or _when(first, second) < _when(*found[key][:2]):
+                found[key] = (first, second, buffer)
     return tuple(
-        sorted(
-            found.values(),
-            key=lambda r: (r.second.iteration, r.second.index, r.first.iteration, r.first.index),
-        )
+        _race(plan, buffer, first, second)
+        for first, second, buffer in sorted(found.values(), key=lambda f: _when(*f[:2]))
     )
+
+
+def _when(first: Use, second: Use) -> tuple[int, int, Use, Use]:
+    return second[2], first[2], first, second
 
 
 def _uses(plan: Plan, runs: int) -> dict[str, list[Use]]:
@@ -82,22 +86,47 @@ def _span(offset: int, a: Access) -> tuple[int, int]:
 
 
 def _meeting(uses: Sequence[Use], order: Clocks) -> Iterator[tuple[Use, Use]]:
-    """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte.
+    """Overlapping uses, one of them a write, that are not ordered; `uses` sorted by first byte."""
+    active: list[_Place] = []
+    for span, same in groupby(uses, key=lambda use: use[:2]):
+        here = _Place(span, order, sorted(same, key=lambda use: use[2]))
+        active = [p for p in active if p.span[1] > span[0]]
+        for there in (*active, here):
+            if here.written or there.written:
+                yield from here.unordered(there)
+        active.append(here)
 
-    Commands of one actor are ordered, so only other actors' uses are looked at.
-    """
-    active: dict[int, list[Use]] = {}
-    for use in uses:
-        mine = order.actor[use[2]]
-        for actor, others in active.items():
-            if actor == mine:
-                continue
-            others[:] = [other for other in others if other[1] > use[0]]
-            for other in others:
-                u, v = sorted((use[2], other[2]))
-                if (use[3] or other[3]) and not order.ordered(u, v):
-                    yield other, use
-        active.setdefault(mine, []).append(use)
+
+class _Place:
+    """The uses of just these bytes, by actor and in enqueue order."""
+
+    def __init__(self, span: tuple[int, int], order: Clocks, uses: Sequence[Use]) -> None:
+        self.span, self.order = span, order
+        self.written = any(use[3] for use in uses)
+        self.by: dict[tuple[int, bool], list[Use]] = {}
+        for use in uses:
+            self.by.setdefault((order.actor[use[2]], use[3]), []).append(use)
+
+    def unordered(self, there: "_Place") -> Iterator[tuple[Use, Use]]:
+        """Pairs that nothing orders; each once where both are one place.
+
+        Of another actor's uses some come before a use and some behind it: those between have no
+        order with it, and binary search finds where they begin and end.
+        """
+        for (mine, writes), uses in self.by.items():
+            for (other, rewrites), others in there.by.items():
+                if other == mine or not (writes or rewrites):
+                    continue
+                if there is self and (other, rewrites) < (mine, writes):
+                    continue
+                for use in uses:
+                    yield from ((o, use) for o in self._between(use, others, mine, other))
+
+    def _between(self, use: Use, others: list[Use], mine: int, other: int) -> list[Use]:
+        place, known = self.order.place, self.order.others
+        first = bisect_right(others, known[use[2]][other], key=lambda o: place[o[2]])
+        last = bisect_left(others, place[use[2]], first, key=lambda o: known[o[2]][mine])
+        return others[first:last]
 
 
 def _race(plan: Plan, buffer: str, first: Use, second: Use) -> Race:

@@ -6,7 +6,7 @@ or read. That what is read was filled by the launch that comes first is the proo
 any other value; that it was made of the same sources is in the name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from ggraph.plan import Access, Command, Do, Plan, scratch
 from ggraph.tensor import Tensor
@@ -19,11 +19,11 @@ def room_faults(plan: Plan) -> Iterator[CounterExample]:
     for i, c in enumerate(plan.schedule):
         t = tensors.get(c.node or "")
         if c.do is Do.LAUNCH and t is not None:
-            for message in _faults(plan, c, t):
+            for message in _faults(plan, c, t, tensors):
                 yield at_command(plan, i, "declaration", message)
 
 
-def _faults(plan: Plan, c: Command, t: Tensor) -> Iterator[str]:
+def _faults(plan: Plan, c: Command, t: Tensor, tensors: Container[str]) -> Iterator[str]:
     spec = plan.schedule.splits.placement.device_called(c.actor.device)
     known = {t.name, *(s.root.name for s in t.sources)}
     for need in spec.needs(t):
@@ -32,7 +32,6 @@ def _faults(plan: Plan, c: Command, t: Tensor) -> Iterator[str]:
         known.add(name)
         if whole not in c.writes and not (need.of and whole in c.reads):
             yield f"needs {need.nbytes} bytes of {name!r} and does not declare them"
-    tensors = {v.name for v in plan.graph}
     for a in (*c.reads, *c.writes):
         if a.value not in known and a.value not in tensors:
             yield f"touches {a}, which it has no need of"

@@ -1,9 +1,31 @@
 """What a plan rounds: ops that say so in their record, and kernels of devices that say so."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ggraph.plan import Plan
-from ggraph.verify.unplanned import launches, named
+from ggraph.device import DeviceSpec
+from ggraph.errors import printable
+from ggraph.plan import Do, Plan
+from ggraph.tensor import Tensor
+
+NAMED = 3  # tensors that a line names
+
+
+def launches(plan: Plan) -> Iterator[tuple[Tensor, DeviceSpec]]:
+    """Each tensor of the graph that some launch computes, and where."""
+    specs = {d.name: d for d in plan.schedule.splits.placement.devices}
+    tensors = {t.name: t for t in plan.graph}
+    for c in plan.schedule:
+        t = tensors.get(c.node or "") if c.do is Do.LAUNCH else None
+        if t is not None and t.spec is not None and t.size:
+            yield t, specs[c.actor.device]
+
+
+def named(op: str, device: str, what: str, tensors: tuple[str, ...]) -> str:
+    """A line for launches of one op of which the same is to be said."""
+    where = f" on {device}" if device else ""
+    first = ", ".join(tensors[:NAMED]) + (", .." if len(tensors) > NAMED else "")
+    return printable(f"{op}{where}: {what} ({len(tensors)}: {first})")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Measures decoding, verification and prompts on the CPU, alternating with llama.cpp.
+"""Measures decoding, verification and prompts on the CPU, alternating with other engines.
 
-Both engines read the same GGUF file with the same number of threads and the same token ids, and
+All engines read the same GGUF file with the same number of threads and the same token ids, and
 take turns, so that a machine that slows down slows both. Our figures are a user's: graph replay,
 feeds, masks and the choice of a token are in them. Medians of the rounds.
 """
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ class Samples:
     """Rates of one case, one per round; `share` is the part of its cores that a side got."""
 
     ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
+    theirs: dict[str, list[float]] = field(default_factory=dict)
     our_share: list[float] = field(default_factory=list)
-    their_share: list[float] = field(default_factory=list)
+    their_share: dict[str, list[float]] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
 
 
@@ -137,7 +138,7 @@ class Clock:
 
 
 def their_rate(peer: Peer, case: Case, ids: Sequence[int], tokens: int) -> tuple[float, Reply]:
-    """llama.cpp's rate for a case; verification is compared with its decoding."""
+    """A peer's rate for a case; verification is compared with its decoding."""
     if case.kind == "prompt":
         reply = peer.ask(ids[: case.rows], 1)
         return reply.prompt_per_second, reply
@@ -146,21 +147,26 @@ def their_rate(peer: Peer, case: Case, ids: Sequence[int], tokens: int) -> tuple
 
 
 def measure(
-    path: Path, threads: int, rounds: int, tokens: int, peer: Peer | None, cases: Sequence[Case]
+    path: Path,
+    threads: int,
+    rounds: int,
+    tokens: int,
+    peers: Sequence[Peer],
+    cases: Sequence[Case],
 ) -> dict[Case, Samples]:
     """Alternating rounds over all cases; the side that begins changes from round to round."""
     ours = Ours(path, threads, tokens)
     found = {c: Samples() for c in cases}
     with closing(ours.m):
         for case in cases:
-            if peer is not None:
+            for peer in peers:
                 their_rate(peer, case, ours.ids, tokens)  # its plans, pages and cache
             for i in range(rounds):
-                _round(found[case], case, ours, peer, swapped=bool(i % 2))
+                _round(found[case], case, ours, peers, i)
     return found
 
 
-def _round(s: Samples, case: Case, ours: Ours, peer: Peer | None, *, swapped: bool) -> None:
+def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int) -> None:
     others, cpu = Others(), time.process_time()
     their_cpu = 0.0
 
@@ -169,18 +175,16 @@ def _round(s: Samples, case: Case, ours: Ours, peer: Peer | None, *, swapped: bo
         s.ours.append(rate)
         s.our_share.append(share)
 
-    def they() -> None:
+    def they(peer: Peer) -> None:
         nonlocal their_cpu
-        if peer is None:
-            return
         rate, reply = their_rate(peer, case, ours.ids, ours.tokens)
-        s.theirs.append(rate)
-        s.their_share.append(reply.share)
-        their_cpu = reply.raw["cpu"]
+        s.theirs.setdefault(peer.name, []).append(rate)
+        s.their_share.setdefault(peer.name, []).append(reply.share)
+        their_cpu += reply.raw["cpu"]
 
-    turns: list[Callable[[], None]] = [they, we] if swapped else [we, they]
-    for turn in turns:
-        turn()
+    turns: list[Callable[[], None]] = [we, *(partial(they, p) for p in peers)]
+    for i in range(len(turns)):
+        turns[(first + i) % len(turns)]()
     busy = others.cores(time.process_time() - cpu + their_cpu)
     if busy is not None:
         s.others.append(busy)
@@ -196,18 +200,30 @@ def prompt_ids(m: Loaded) -> list[int]:
 
 
 def row(case: Case, s: Samples) -> dict[str, Any]:
-    """One row of the table: medians, their spread and the ratio."""
+    """One row of the table: medians, their spread, and the ratio over the fastest peer.
+
+    `busy_ratio`: by processor time in place of time, the least over the peers. On one thread it
+    holds while others take the cores; threads that wait for one another by spinning spoil it.
+    """
     ours = statistics.median(s.ours)
-    theirs = statistics.median(s.theirs) if s.theirs else None
+    busy = statistics.median(r / c for r, c in zip(s.ours, s.our_share, strict=True))
+    peers = {
+        name: {"rate": (rate := statistics.median(rates)), "ratio": ours / rate,
+               "share": min(s.their_share[name]),
+               "busy_ratio": busy / statistics.median(
+                   r / c for r, c in zip(rates, s.their_share[name], strict=True))}
+        for name, rates in s.theirs.items()
+    }  # fmt: skip
+    fastest = max(peers, key=lambda name: peers[name]["rate"], default=None)
     return {
-        "case": case.name, "unit": case.unit, "ours": ours, "llama_cpp": theirs,
-        "ratio": ours / theirs if theirs else None,
-        "ratios": [a / b for a, b in zip(s.ours, s.theirs, strict=False)],
+        "case": case.name, "unit": case.unit, "ours": ours, "peers": peers, "fastest": fastest,
+        "ratio": None if fastest is None else peers[fastest]["ratio"],
+        "busy_ratio": min((p["busy_ratio"] for p in peers.values()), default=None),
         "our_share": min(s.our_share),
-        "their_share": min(s.their_share) if s.their_share else None,
+        "their_share": min((p["share"] for p in peers.values()), default=None),
         "others": statistics.median(s.others) if s.others else None,
         "quiet": bool(s.others) and statistics.median(s.others) <= QUIET,
-        "samples": {"ours": s.ours, "llama_cpp": s.theirs},
+        "samples": {"ours": s.ours, **s.theirs},
     }  # fmt: skip
 
 

@@ -64,7 +64,8 @@ def _processor() -> str:
 def _instructions() -> str:
     """Which vectors and dot products the CPU backend compiles for here."""
     isa = host()
-    return f"{isa.cpu}, dot products by {isa.dot}, {32 * isa.lanes} bits"
+    tiles = ", tiles of AMX" * isa.tiles
+    return f"{isa.cpu}, dot products by {isa.dot}, {32 * isa.lanes} bits{tiles}"
 
 
 def _commit() -> str | None:

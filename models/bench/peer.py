@@ -1,4 +1,4 @@
-"""Talks to llama.cpp in its own process, the peer that benchmarks compare with."""
+"""Talks to llama.cpp, or to one of its kin, in a process of its own, for benchmarks."""
 
 import json
 import subprocess
@@ -10,10 +10,13 @@ from typing import Any
 
 from ggraph import InputError
 
+from .install import built
+
 MISSING = (
     "llama.cpp is not here to compare with: pip install xllamacpp (extra [bench]), "
     "or leave it out with --peer none"
 )
+NOT_BUILT = "{0} is not here to compare with: ggraph bench install {0}, or leave it out of --peer"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,11 @@ class Reply:
 
 
 class Peer:
-    """llama.cpp on one GGUF file. InputError where it is absent or refuses the file."""
+    """A peer on one GGUF file. InputError where it is absent or refuses the file.
+
+    `name`: one that `ggraph bench install` builds. llama.cpp that was not built, or that is to
+    draft with a `head`, is that of the wheel xllamacpp.
+    """
 
     def __init__(
         self,
@@ -55,19 +62,25 @@ class Peer:
         context: int = 2048,
         head: Path | None = None,
         chain: int = 4,
+        name: str = "llama.cpp",
     ) -> None:
-        package = str(__package__)
+        native = built(name) if head is None else None
+        if native is None and name != "llama.cpp":
+            raise InputError(NOT_BUILT.format(name))
+        run = ["peer_llama"] if native is None else ["peer_library", str(native.library)]
         command = [
-            sys.executable, "-m", f"{package}.peer_llama", str(path.resolve()), str(threads),
-            str(context), *([str(head.resolve()), str(chain)] if head is not None else []),
+            sys.executable, "-m", f"{__package__}.{run[0]}", *run[1:], str(path.resolve()),
+            str(threads), str(context),
+            *([str(head.resolve()), str(chain)] if head is not None else []),
         ]  # fmt: skip
+        self.name = name
         self.threads = threads
         self._process = subprocess.Popen(
             command, cwd=Path(__file__).parent.parent.parent, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         first = self._read()
-        self.version: str = first["ready"]
+        self.version: str = first["ready"] if native is None else native.version
         self.load_seconds: float = first["load_seconds"]
         self.pid = self._process.pid
 
@@ -105,7 +118,7 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            raise InputError(f"llama.cpp ended without an answer (status {status})")
+            raise InputError(f"{self.name} ended without an answer (status {status})")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
             self.close()

@@ -11,7 +11,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
+
+from ggraph.formats import open_checkpoint
 
 try:
     import xllamacpp
@@ -25,8 +28,8 @@ _KINDS = ("MTP", "EAGLE3")
 def open_server(path: str, threads: int, context: int, head: str = "", chain: str = "4") -> Any:
     """llama.cpp on one GGUF file, with one slot.
 
-    `head` is an EAGLE-3 head that drafts chains of `chain` tokens, or the same file, whose own
-    layers then do.
+    `head` is an EAGLE-3 head that drafts chains of `chain` tokens, an assistant of Gemma 4, or the
+    same file, whose own layers then do.
     """
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -36,13 +39,18 @@ def open_server(path: str, threads: int, context: int, head: str = "", chain: st
     if head:
         draft = params.speculative.draft
         kinds = xllamacpp.common_speculative_type
-        own = head == path
+        own, assists = head == path, _architecture(head) == "gemma4-assistant"
         mtp, eagle3 = (getattr(kinds, f"COMMON_SPECULATIVE_TYPE_DRAFT_{n}") for n in _KINDS)
-        params.speculative.types = [mtp if own else eagle3]
+        params.speculative.types = [mtp if own or assists else eagle3]
         draft.mparams.path = "" if own else head
         draft.n_max, draft.p_min = int(chain), 0.0
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads
     return xllamacpp.Server(params)
+
+
+def _architecture(path: str) -> str:
+    """What a GGUF file says that it is."""
+    return open_checkpoint(Path(path)).architecture
 
 
 def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.decode.acceptance import only
 from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.tree import Draft, Drafter
 from ggraph.decode.engine import Engine
@@ -69,7 +70,7 @@ class Time:
 
 @dataclass
 class Target:
-    """Plays a `Runner`: a row's logits are the next token of the text."""
+    """Plays a `Runner` that picks: of a row, the next token of the text."""
 
     tokens: Sequence[int]
     machine: Machine
@@ -101,7 +102,9 @@ class Target:
 
     def _said(self, positions: Sequence[int]) -> Result:
         last = len(self.tokens) - 1
-        return Result(np.array([[self.tokens[min(p + 1, last)]] for p in positions]), {})
+        return Result(
+            np.array([[self.tokens[min(p + 1, last)]] for p in positions]), {}, picked=True
+        )
 
 
 @dataclass
@@ -180,7 +183,7 @@ def play(
     }
     drafts = Speculation([*(made[n]() for n in names), *others], policy)
     limit = len(recorded.answer)
-    found = list(engine.generate(recorded.prompt, _only, _ignore, limit=limit, drafts=drafts))
+    found = list(engine.generate(recorded.prompt, only, _ignore, limit=limit, drafts=drafts))
     assert found == list(recorded.answer), (recorded.name, found)
     return engine.statistics
 
@@ -193,10 +196,6 @@ def speed(done: Statistics, machine: Machine) -> float:
 
 def _goes_on(policy: Policy, chances: Sequence[float]) -> bool:
     return policy.ask("eagle3", VOCABULARY, chances=chances) > len(chances)
-
-
-def _only(logits: Array) -> int:
-    return int(logits[0])
 
 
 def _ignore(token: int) -> None:

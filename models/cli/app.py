@@ -8,33 +8,60 @@ input that cannot be served, 1 for a check that failed, 130 after Ctrl-C. A read
 import io
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from ggraph import GgraphError, InputError, __version__
 from ggraph.backends.cpu.jit import WATCHERS
 
 from ..door import open_arch_file
-from .bench import bench_app
-from .chat import chat
 from .common import COMPILING, complain, show_warnings
-from .convert import convert, quantize
-from .eagle3 import eagle3
-from .generate import generate
-from .hazards import hazards_app
-from .importers import import_app
-from .plan import plan
-from .record import record, torture
-from .serve import serve
-from .train import train_eagle3
-from .verify import verify
+
+# Each command's module and name within it. A module is imported when its command is asked for:
+# all of them together take as long as the rest of a start.
+COMMANDS = {
+    "generate": "generate:generate",
+    "chat": "chat:chat",
+    "serve": "serve:serve",
+    "batch": "batch:batch",
+    "plan": "plan:plan",
+    "verify": "verify:verify",
+    "record": "record:record",
+    "torture": "record:torture",
+    "eagle3": "eagle3:eagle3",
+    "convert": "convert:convert",
+    "quantize": "convert:quantize",
+    "train-eagle3": "train:train_eagle3",
+    "hazards": "hazards:hazards_app",
+    "import": "importers:import_app",
+    "bench": "bench:bench_app",
+}
 
 
 class Commands(TyperGroup):
     """The commands; what they print may be wanted by nobody any more."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands.update(names)  # for help and for suggestions
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """One command, whose module is imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name].split(":")
+        found = getattr(import_module(f".{module}", __package__), name)
+        if isinstance(found, typer.Typer):
+            return get_command(found)
+        alone = typer.Typer(add_completion=False)
+        alone.command()(found)
+        return get_command(alone)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command that was named, to the end of its output."""
@@ -57,20 +84,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(chat)
-app.command()(serve)
-app.command()(plan)
-app.command()(verify)
-app.command()(record)
-app.command()(torture)
-app.command()(eagle3)
-app.command()(convert)
-app.command()(quantize)
-app.command()(train_eagle3)
-app.add_typer(hazards_app)
-app.add_typer(import_app)
-app.add_typer(bench_app)
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +14,9 @@ from ggraph import InputError
 from ggraph.env import thread_count
 
 from ..bench.cpu import CASES, Case, file_of, measure, row
+from ..bench.install import ORIGINS, built, install
 from ..bench.machine import machine, peer_version
-from ..bench.peer import MISSING, Peer
+from ..bench.peer import MISSING, NOT_BUILT, Peer
 from ..bench.spec import FLOOR, Answer, outcome, parse_setting, read_prompts
 from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
@@ -29,7 +30,9 @@ bench_app = typer.Typer(
     name="bench", help="Measure speed, as ratios within one run.", no_args_is_help=True
 )
 
-Peers = Annotated[str, typer.Option("--peer", help="llama.cpp, or none to leave it out.")]
+Peers = Annotated[
+    str, typer.Option("--peer", help="Such as llama.cpp,ik_llama.cpp; or none to leave them out.")
+]
 Minutes = Annotated[
     float | None, typer.Option(help="Start no further prompt after so many minutes.")
 ]
@@ -56,15 +59,16 @@ def cpu(
     peer: Peers = "llama.cpp",
     out: Out = None,
 ) -> None:
-    """Decode, verify 5 rows and read prompts on the CPU, alternating with llama.cpp.
+    """Decode, verify 5 rows and read prompts on the CPU, alternating with other engines.
 
-    Files of other types are made from the model once and kept. `share` is the part of its
-    cores that each side got and `others` what other processes used: trust a row only where both
-    shares are near 1.
+    Peers run in processes of their own, built for this processor by `ggraph bench install`; the
+    ratio is that over the fastest of a row. llama.cpp that was not built is xllamacpp's. Files of
+    other types are made from the model once and kept. `share` is the part of its cores that each
+    side got and `others` what other processes used: trust a row only where both shares are near 1.
 
     Examples:
 
-      ggraph bench cpu --threads 2
+      ggraph bench cpu --threads 2 --peer llama.cpp,ik_llama.cpp
 
       ggraph bench cpu --types q4_1,q8_0,q4_0,q4_k_m,q6_k,f16 --json cpu.json
     """
@@ -72,7 +76,7 @@ def cpu(
     cases = [c for c in CASES if only in c.name]
     if not cases:
         raise InputError(f"--only {only!r}; rows: {', '.join(c.name for c in CASES)}")
-    with_peer = _wants_peer(peer)
+    with_peers = _peer_names(peer)
     source = model_path(model)
     names = types.lower().split(",") if types else [None]
     if unknown := [n for n in names if n is not None and n not in FILE_TYPES]:
@@ -80,41 +84,71 @@ def cpu(
     threads = threads or thread_count()
     result: dict[str, Any] = {
         **machine(), "bench": "cpu", "threads": threads, "rounds": rounds, "tokens": tokens,
-        "xllamacpp": peer_version() if with_peer else None, "tables": {},
+        "peers": {}, "tables": {},
     }  # fmt: skip
     for name in names:
         path = source if name is None else file_of(name, source, _say)
-        rows = _table(path, threads, rounds, tokens, with_peer, cases)
-        result["tables"][path.name] = rows
+        with ExitStack() as open_peers:
+            peers = [
+                open_peers.enter_context(closing(Peer(path, threads, name=n))) for n in with_peers
+            ]
+            result["peers"] |= {p.name: p.version for p in peers}
+            result["tables"][path.name] = _table(path, threads, rounds, tokens, peers, cases)
         if out is not None:
             write_text(out, json.dumps(result, indent=1) + "\n")
 
 
 def _table(
-    path: Path, threads: int, rounds: int, tokens: int, with_peer: bool, cases: list[Case]
+    path: Path, threads: int, rounds: int, tokens: int, peers: list[Peer], cases: list[Case]
 ) -> list[dict[str, Any]]:
     """Measure and print the table of one file."""
     plural = "" if threads == 1 else "s"
     print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
-    with closing(Peer(path, threads)) if with_peer else nullcontext() as peer:
-        found = measure(path, threads, rounds, tokens, peer, cases)
+    found = measure(path, threads, rounds, tokens, peers, cases)
     rows = [row(c, s) for c, s in found.items()]
-    print(f"{'':16} {'ggraph':>9} {'llama.cpp':>9}  {'':8} {'ratio':>6}  share   others")
+    names = "".join(f" {p.name:>13}" for p in peers)
+    print(f"{'':16} {'ggraph':>9}{names}  {'':8} {'over fastest':>12} by cpu  share   others")
     for r in rows:
         print(_line(r), flush=True)
     return rows
 
 
 def _line(r: dict[str, Any]) -> str:
-    theirs = f"{r['llama_cpp']:9.1f}" if r["llama_cpp"] else f"{'-':>9}"
-    ratio = f"{r['ratio']:5.2f}x" if r["ratio"] else f"{'-':>6}"
+    theirs = "".join(f" {p['rate']:13.1f}" for p in r["peers"].values())
+    ratio = f"{r['ratio']:11.2f}x" if r["ratio"] else f"{'-':>12}"
+    busy = f" {r['busy_ratio']:5.2f}x" if r["busy_ratio"] else f" {'-':>6}"
     shares = f"{r['our_share']:.2f} " + (f"{r['their_share']:.2f}" if r["their_share"] else "   -")
     others = "unknown" if r["others"] is None else f"{r['others']:.2f} cores"
     starved = r["their_share"] is not None and min(r["their_share"], r["our_share"]) < 0.9
     return (
-        f"{r['case']:16} {r['ours']:9.1f} {theirs}  {r['unit']:8} {ratio}  {shares}  {others}"
+        f"{r['case']:16} {r['ours']:9.1f}{theirs}  {r['unit']:8} {ratio}{busy}  {shares}  {others}"
         + ("  (a side was short of cores: not a fair row)" if starved else "")
     )
+
+
+@bench_app.command("install")
+def install_peer(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(ORIGINS)}.")],
+    source: Annotated[
+        Path | None, typer.Option(help="A checkout that is there already; else it is fetched.")
+    ] = None,
+    build: Annotated[
+        Path | None, typer.Option(help="Its folder for cmake; default: build in the checkout.")
+    ] = None,
+) -> None:
+    """Build another engine for this very processor, to measure beside it.
+
+    Needs cmake and a C++ compiler, for ik_llama.cpp git too. Kept in the folder bench/peers of the
+    cache (`GGRAPH_CACHE`); remove that to be rid of it.
+
+    Examples:
+
+      ggraph bench install llama.cpp
+
+      ggraph bench install ik_llama.cpp --source ../ik_llama.cpp
+    """
+    made = install(name, source, build, _say)
+    print(f"{name} {made.version}: {made.library}")
 
 
 WITH_HEAD = "suffix+eagle3,suffix,eagle3,eagle3:4,eagle3:16/4/4"
@@ -241,6 +275,17 @@ def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"--{name} {value}: expected 1 or more")
+
+
+def _peer_names(peer: str) -> list[str]:
+    """The engines to compare with. InputError for one that is unknown or absent."""
+    names = [] if peer == "none" else peer.split(",")
+    if unknown := [n for n in names if n not in ORIGINS]:
+        raise InputError(f"--peer {','.join(unknown)!r}; known: {', '.join(ORIGINS)}, none")
+    for name in names:
+        if built(name) is None and (name != "llama.cpp" or peer_version() is None):
+            raise InputError(MISSING if name == "llama.cpp" else NOT_BUILT.format(name))
+    return names
 
 
 def _wants_peer(peer: str) -> bool:

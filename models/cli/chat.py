@@ -16,10 +16,10 @@ from ggraph.text.prompt import prompt_ids
 from ..run.generation import Drafting, Generation
 from ..run.load import Loaded
 from ..run.text import argument, utf8
-from .common import COMPILING, ModelOptions, model_path, notes
+from .common import COMPILING, ModelOptions, notes, timed
 from .draft import DraftFlags, speculation_line
 from .flat import flat
-from .generate import NPredict, SamplerFlags
+from .generate import NPredict, SamplerFlags, get_ready
 from .interrupt import answering
 
 HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
@@ -61,10 +61,9 @@ class Talk:
         said: list[str] = []
         with answering() as state:
             try:
-                self.m.engine.room(ids)
-                self.m.runner.prepare(len(ids))
-                COMPILING.mute()
+                get_ready(self.m, ids)
                 for piece, drafted in _pieces(self.last, self.drafting):
+                    COMPILING.mute()
                     said.append(piece)
                     self.console.print(Text(piece, "green" if drafted else ""), end="")
                     self.console.file.flush()
@@ -84,8 +83,9 @@ class Talk:
         s, drafts = self.last.statistics, self.last.speculation
         return (
             f"prompt {s.prompt_tokens} tokens at {s.prompt_per_second:.0f}/s · answer "
-            f"{s.new_tokens} tokens at {s.decode_per_second:.1f}/s"
+            f"{timed(s.new_tokens, s.decode_per_second)}"
             + (f"\n{speculation_line(drafts)}" if drafts is not None else "")
+            + COMPILING.confession
         )
 
 
@@ -114,7 +114,7 @@ def chat(
     """Talk to a model; drafted tokens that were kept are green. A line that begins with / is a
     command: /reset, /stats, /quit."""
     system = None if system is None else argument(system, "--system")
-    path = model_path(on.model)
+    path = on.path
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True)
     console = Console(highlight=False, soft_wrap=True)

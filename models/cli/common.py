@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
@@ -18,12 +19,20 @@ from ggraph.env import MOST_THREADS
 from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
+from ..run.hub import fetch_hub
 from ..run.load import Loaded, load
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
 
-# llama.cpp's way to name a model that is to be downloaded; said so rather than misread.
-HfRepo = Annotated[str | None, typer.Option("-hf", "--hf-repo", hidden=True)]
+HfRepo = Annotated[
+    str | None,
+    typer.Option(
+        "--hf-repo",
+        "-hf",
+        metavar="USER/REPO[:TYPE]",
+        help="A model of the Hugging Face hub, fetched once.",
+    ),
+]
 ModelPath = Annotated[
     Path | None,
     typer.Option(
@@ -89,12 +98,6 @@ class ModelOptions:
     profile: WithProfile = False
 
     def __post_init__(self) -> None:
-        if self.hf_repo is not None:
-            repo = self.hf_repo.partition(":")[0]  # behind the colon llama.cpp names a file type
-            raise InputError(
-                f"-hf {self.hf_repo}: ggraph downloads nothing from Hugging Face; fetch it with "
-                f"`hf download {repo} --local-dir DIR`, then name DIR or a GGUF file in it with -m"
-            )
         kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
         if kinds[0] != kinds[1]:
             raise InputError(
@@ -102,6 +105,11 @@ class ModelOptions:
                 f"{self.cache_type_v or self.cache_type}: keys and values have one type here; "
                 "give both the same, or --cache-type"
             )
+
+    @property
+    def path(self) -> Path:
+        """Where the model lies, once it is fetched."""
+        return model_path(self.model, self.hf_repo)
 
     def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
         """The model at `path`, with a head and a device of its own for drafts where given."""
@@ -173,6 +181,11 @@ class CompilingLine:
             sys.stderr.flush()
         self.shown = False
 
+    @property
+    def confession(self) -> str:
+        """A line for the figures under an answer that had to wait for kernels in its middle."""
+        return f"\n{self.late} kernels were compiled behind the first token" if self.late else ""
+
     def mute(self) -> None:
         """Take the line away for good: from here on the terminal belongs to the answer."""
         self.clear()
@@ -182,10 +195,15 @@ class CompilingLine:
 COMPILING = CompilingLine()
 
 
-def model_path(given: Path | None) -> Path:
-    """The given path, or the default model, fetched with a word about it on standard error."""
+def model_path(given: Path | None, repo: str | None = None) -> Path:
+    """The given path, or the model of a repository, or the default model, each fetched with a word
+    about it on standard error. InputError where both are named, or what is asked is not there."""
+    if given is not None and repo is not None:
+        raise InputError(f"-m {given} and -hf {repo}: expected one model")
     if given is not None:
         return given
+    if repo is not None:
+        return fetch_hub(repo, lambda text: notes().print(f"[dim]{escape(text)}[/dim]"))
     with _bar() as report:
         return fetch_default(report)
 
@@ -215,6 +233,12 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             progress.update(tasks[what], completed=done)
 
         yield report
+
+
+def timed(tokens: int, per_second: float) -> str:
+    """Tokens and their speed; the first one's is the prompt's, so that one alone has none."""
+    count = f"{tokens} token{'' if tokens == 1 else 's'}"
+    return f"{count} at {per_second:.1f}/s" if per_second else count
 
 
 def device_names(text: str) -> list[str]:

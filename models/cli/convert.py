@@ -11,9 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from ggraph import InputError
 
 from ..eagle3 import Head
+from ..heads.assistant import AssistantHead
 from ..heads.layouts import open_head
 from ..registry import Model, open_model
-from ..run.convert import FILE_TYPES, head_to_gguf, model_to_gguf
+from ..run.convert import FILE_TYPES, assistant_to_gguf, head_to_gguf, model_to_gguf
 from ..run.convert import Progress as Report
 from .common import notes
 
@@ -28,7 +29,7 @@ def convert(
     ] = None,
     type_name: Type = "f16",
 ) -> None:
-    """Write a model, or with --target an EAGLE-3 head, as GGUF.
+    """Write a model, or with --target an EAGLE-3 head or an assistant of Gemma 4, as GGUF.
 
     Examples:
 
@@ -41,9 +42,12 @@ def convert(
         else:
             aim = _speaking(target)
             head = open_head(source, aim)
-            if not isinstance(head, Head):
+            if isinstance(head, AssistantHead):
+                assistant_to_gguf(head, out, type_name, report)
+            elif isinstance(head, Head):
+                head_to_gguf(head, aim, out, type_name, report)
+            else:
                 raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
-            head_to_gguf(head, aim, out, type_name, report)
 
 
 def quantize(

@@ -20,7 +20,8 @@ from .common import COMPILING, notes, print_json
 from .profile import print_profile, profiled
 
 Head = Annotated[
-    Path | None, typer.Option(help="Draft head: folder or GGUF file; SmolLM2 has one.")
+    Path | None,
+    typer.Option(help="Draft head, or Gemma 4's assistant: folder or GGUF; SmolLM2 has one."),
 ]
 
 
@@ -81,7 +82,7 @@ class DraftFlags:
         idle = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if idle and not wanted:
             raise InputError(f"{_flags(idle)} without drafts: add --draft, --head or --model-draft")
-        needs = {"head": ("eagle3",), "tree": HEADS, "model_draft": ("model",)}
+        needs = {"head": HEADS, "tree": HEADS, "model_draft": ("model",)}
         for name, drafters in needs.items():
             if name in idle and not set(drafters) & set(names):
                 raise InputError(

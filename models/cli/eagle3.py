@@ -8,7 +8,7 @@ import typer
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Generation
-from .common import AsJson, ModelOptions, Prompt, model_path, notes
+from .common import AsJson, ModelOptions, Prompt, notes
 from .draft import DraftFlags, print_comparison
 from .flat import flat
 
@@ -34,7 +34,7 @@ def eagle3(
       ggraph eagle3 --model llama.gguf --head head.gguf --tree 16,4,4 "Hello"
     """
     text = asked.text
-    path = model_path(on.model)
+    path = on.path
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True, path)
     if drafts.draft is None and drafting.options.names == ("suffix",):

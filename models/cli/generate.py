@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TextIO
@@ -15,7 +16,7 @@ from ggraph.decode.sampler import SamplerConfig
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded
 from ..run.text import argument
-from .common import COMPILING, AsJson, ModelOptions, Prompt, model_path, notes, print_json
+from .common import COMPILING, AsJson, ModelOptions, Prompt, notes, print_json, timed
 from .draft import DraftFlags, print_comparison, speculation_line
 from .flat import flat
 from .interrupt import STATUS, Answering, answering
@@ -79,7 +80,7 @@ def generate(
     system = None if system is None else argument(system, "--system")
     ends = [argument(s, "--stop") for s in stop or ()]
     wanted = compare or drafts.named
-    path = model_path(on.model)
+    path = on.path
     head = drafts.head_of(path) if wanted else None
     drafting = drafts.drafting(head, wanted, path)
     with closing(on.load(path, head, drafts.device_draft)) as m:
@@ -128,11 +129,9 @@ def _printed(
     """Fill `pieces` with the answer, print it to `out`, and say why it ended."""
     stopped = INTERRUPT
     try:
-        m.engine.room(run.ids)
-        m.runner.prepare(len(run.ids))
-        m.engine.early = COMPILING.count > 0  # the rounds' kernels too, rather than amid the answer
-        COMPILING.mute()
+        get_ready(m, run.ids)
         for piece in run.run(drafting):
+            COMPILING.mute()
             pieces.append(piece)
             if piece and out is not None:
                 print(piece, end="", flush=True, file=out)
@@ -143,18 +142,24 @@ def _printed(
     return stopped
 
 
+def get_ready(m: Loaded, ids: Sequence[int]) -> None:
+    """Plan the prompt's steps; where they had kernels to compile, the rounds' kernels will come
+    before the answer too, rather than amid it. InputError for a prompt that does not fit."""
+    m.engine.room(ids)
+    m.runner.prepare(len(ids))
+    m.engine.early = COMPILING.count > 0
+
+
 def report(facts: dict[str, Any], speculation: str | None) -> None:
     """Statistics under the text."""
     print(flush=True)
-    drafts = "" if speculation is None else f"\n{speculation}"
-    if COMPILING.late:
-        drafts += f"\n{COMPILING.late} kernels were compiled behind the first token, and are kept"
+    more = ("" if speculation is None else f"\n{speculation}") + COMPILING.confession
     notes().print(
         f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
         f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "
-        f"{facts['prompt_tokens_per_second']:.0f}/s · decode {facts['new_tokens']} tokens at "
-        f"{facts['decode_tokens_per_second']:.1f}/s · peak memory "
-        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{drafts}[/dim]",
+        f"{facts['prompt_tokens_per_second']:.0f}/s · decode "
+        f"{timed(facts['new_tokens'], facts['decode_tokens_per_second'])} · peak memory "
+        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{more}[/dim]",
         soft_wrap=True,
     )
 

@@ -43,13 +43,20 @@ def iree(
 def executorch(
     program: Annotated[Path, typer.Argument(help="A .pte file.")],
     method: Annotated[str | None, typer.Option(help="Default: the first.")] = None,
+    branches: Annotated[
+        str, typer.Option(help="Which way the method goes: t or f for each condition in turn.")
+    ] = "",
     out: Out = None,
 ) -> None:
-    """Import the memory plan of an ExecuTorch program.
+    """Import the memory plan of an ExecuTorch program; of one that branches, a path.
 
     Example: ggraph import executorch model.pte | ggraph verify -
+
+    Example: ggraph import executorch model.pte --branches tf | ggraph verify -
     """
-    _write(plan_from_executorch(_read(program), method), out)
+    if not {*branches} <= {"t", "f"}:
+        raise InputError(f"--branches {branches!r}: t or f for each condition in turn")
+    _write(plan_from_executorch(_read(program), method, [b == "t" for b in branches]), out)
 
 
 def _read(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,9 @@ from ggraph.show_html import plan_html
 from ggraph.trade import Trade, trade_table
 from ggraph.verify import CounterExample, Rejected
 
-from ..registry import open_model
+from ..registry import Model, open_model
 from ..run.load import open_session
+from ..sharded import ShardedModel
 from .common import (
     COMPILING,
     AsJson,
@@ -38,6 +40,9 @@ MODES = ("hb", "offline", "ggml")
 
 _Pins = Annotated[list[str] | None, typer.Option("--pin", "-ot", help="REGEX=DEVICE for tensors.")]
 _Layers = Annotated[str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")]
+_Cut = Annotated[
+    bool, typer.Option("--cut", help="Cut every matrix over the devices (docs/scale.md).")
+]
 _Capacity = Annotated[
     str | None, typer.Option(help="Arena bytes per device at most, such as sim0=65536.")
 ]
@@ -72,6 +77,7 @@ def plan(
     device: Devices = "cpu",
     pin: _Pins = None,
     layers: _Layers = None,
+    cut: _Cut = False,
     streams: Annotated[int, typer.Option(help="Compute streams per device.")] = 1,
     copies: _Copies = 1,
     overlap: _Overlap = False,
@@ -92,14 +98,11 @@ def plan(
 
     Example: ggraph plan model.gguf --device sim0,cpu --layers sim0=10 --streams 2 --html plan.html
 
+    Example: ggraph plan model.gguf --device sim0,sim1,sim2,sim3 --cut
+
     Example: ggraph plan model.gguf --device sim0 --trade
     """
-    if memory not in MODES:
-        raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
-    if streams < 1:
-        raise InputError(f"--streams {streams}: expected 1 or more")
-    if min(rows, context) < 1 or max(rows, context) > ctx_size:
-        raise InputError(f"--rows {rows}, --context {context}: expected 1 to {ctx_size} (-c)")
+    _check(memory, streams, rows, context, ctx_size)
     options = Options(
         pins=tuple(pin or ()),
         layers=_counts("--layers", "COUNT", layers),
@@ -111,7 +114,7 @@ def plan(
         capacity=_counts("--capacity", "BYTES", capacity),
         exact=exact,
     )
-    opened = open_model(model_path(model))
+    opened, options = _opened(model, device if cut else "", options)
     with closing(_session(device, options, threads)) as session:
         runner = Runner(opened, session, ctx_size)
         graph = opened.build(runner.shape(rows, rows, max(rows, context)))
@@ -122,6 +125,25 @@ def plan(
         else:
             verified = _proved(session, graph, opened.weight, html, export)
             _print(verified, explain_tensor, html, export, as_json, full)
+
+
+def _check(memory: str, streams: int, rows: int, context: int, ctx_size: int) -> None:
+    """InputError where one of these is out of range."""
+    if memory not in MODES:
+        raise InputError(f"--memory {memory!r}; known: {', '.join(MODES)}")
+    if streams < 1:
+        raise InputError(f"--streams {streams}: expected 1 or more")
+    if min(rows, context) < 1 or max(rows, context) > ctx_size:
+        raise InputError(f"--rows {rows}, --context {context}: expected 1 to {ctx_size} (-c)")
+
+
+def _opened(path: Path | None, over: str, options: Options) -> tuple[Model, Options]:
+    """The model, cut `over` devices where there are any, and options that put its parts there."""
+    model = open_model(model_path(path))
+    if not over:
+        return model, options
+    parts = ShardedModel.of(model, device_names(over))
+    return parts, replace(options, pins=(*options.pins, *parts.sharding.pins))
 
 
 def _session(device: str, options: Options, threads: int | None) -> Session:

@@ -177,14 +177,8 @@ def _verdict(v: Verdict) -> Text:
     text = Text.assemble((word, style), f"  {v.kind}: {steps}{different}, {v.commands:,} commands")
     if v.refused is not None and v.diagnosis is None:
         text.append(f"\n         {v.refused.kind}: {v.refused.message}")
-    if (d := v.diagnosis) is None:
-        return text
-    for cause in d.causes:
-        text.append(f"\n         {cause}")
-    for name, r in (("fewest waits", d.fewest), ("latest waits", d.latest)):
-        proof = "proved" if r.proved else "not enough"
-        chain = f"longest chain {d.chain:,} -> {r.chain:,} kernels"
-        text.append(f"\n         repair, {name}: {len(r.waits)}, {chain}, {proof}")
+    for line in v.diagnosis.lines() if v.diagnosis is not None else ():
+        text.append(f"\n         {line}")
     return text
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from ggraph import InputError
+from ggraph.serving.disk import Disk
 
-from ..run.load import load
+from ..run.load import Loaded, load
+from ..run.shipped import head_for
 from .common import (
     COMPILING,
     AsJson,
     Context,
     Devices,
+    HfRepo,
     ModelPath,
     Threads,
     device_names,
@@ -23,12 +27,17 @@ from .common import (
     notes,
     print_json,
 )
+from .draft import Head
 
 EXAMPLES = """Examples:
 
   ggraph serve
 
   ggraph serve -m qwen3.gguf --port 9000 --parallel 32 --api-key-file keys.txt
+
+  ggraph serve -m llama.gguf --head llama-eagle3/
+
+  ggraph serve --ray --replicas 3
 
   curl http://127.0.0.1:8080/v1/completions -d '{"prompt": "Once upon a time"}'
 """
@@ -39,24 +48,33 @@ CacheTokens = Annotated[
     int | None,
     typer.Option(help="Tokens that the cache holds, of all texts; default: four contexts."),
 ]
+DiskCache = Annotated[
+    Path | None, typer.Option(help="A folder for what the cache forgets; default: none.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="A file with one API key a line; default: none is asked.")
+]
 
 
 def serve(
     model: ModelPath = None,
+    hf_repo: HfRepo = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8080,
     ctx_size: Context = None,
     cache_tokens: CacheTokens = None,
     cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16",
+    disk_cache: DiskCache = None,
+    disk_cache_mb: Annotated[int, typer.Option(help="MB that the folder may hold.")] = 4096,
     parallel: Parallel = 16,
     queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
+    head: Head = None,
+    no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     threads: Threads = None,
     device: Devices = "cpu",
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="A file with one API key a line; default: none is asked.")
-    ] = None,
+    api_key_file: KeyFile = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")
     ] = None,
@@ -65,39 +83,58 @@ def serve(
         bool, typer.Option("--log-prompts", help="Log what is asked, too.")
     ] = False,
     as_json: AsJson = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Replicas on Ray Serve (extra [ray], docs/scale.md).")
+    ] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to join; default: one that begins here.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Replicas, with --ray.")] = 1,
+    most_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Let their number grow with open answers.")
+    ] = None,
 ) -> None:
     """Serve a model over HTTP, in the dialect of OpenAI's API. Ends after SIGTERM or Ctrl-C, when
     open answers have ended; a second signal ends those."""
-    part = _serve_part
-    settings = part("settings").Settings(
-        parallel=parallel,
-        queued=queue,
-        draft=draft_max,
-        keys=_keys(api_key_file),
-        origins=tuple(cors_origin or ()),
-        log_prompts=log_prompts,
-    )
-    options: dict[str, Any] = {"ctx_size": ctx_size, "threads": threads, "exact": exact}
-    devices, kind = device_names(device), cache_type.lower()
-    with closing(load(model_path(model), devices=devices, cache_type=kind, **options)) as m:
-        slots = 4 * m.runner.context if cache_tokens is None else cache_tokens
-        service = part("engine").Service(m, settings, slots)
-
-        def ready(address: str) -> None:
-            if as_json:
-                print_json({"model": m.model.name, "url": address})
-                sys.stdout.flush()
-                return
-            COMPILING.clear()
-            notes().print(f"ggraph: {m.model.name} at {address}", markup=False, soft_wrap=True)
-
-        part("server").serve(service, host, port, ready, log=log or log_prompts)
+    bounds: dict[str, Any] = {
+        "parallel": parallel, "queued": queue, "draft": draft_max, "keys": _keys(api_key_file),
+        "origins": tuple(cors_origin or ()), "log_prompts": log_prompts,
+    }  # fmt: skip
+    given: dict[str, Any] = {"ctx_size": ctx_size, "threads": threads, "exact": exact}
+    given["cache_type"], path = cache_type.lower(), model_path(model, hf_repo)
+    given["head"] = None if no_head or not draft_max else head or head_for(path)
+    if ray:
+        many = {"replicas": replicas, "most_replicas": most_replicas, "cache_tokens": cache_tokens}
+        options = {**bounds, **given, **many, "model": path, "device": device}
+        ready = _ready(path.stem, as_json)
+        serve_part("ray_serving", "ray").serve_on_ray(options, host, port, ray_address, ready)
+        return
+    settings = serve_part("settings").Settings(**bounds)
+    with closing(load(path, devices=device_names(device), **given)) as m:
+        disk = _disk(m, disk_cache, disk_cache_mb)
+        service = serve_part("engine").Service(m, settings, cache_tokens, disk)
+        ready = _ready(m.model.name, as_json)
+        serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
 
 
 serve.__doc__ = f"{serve.__doc__}\n\n{EXAMPLES}"
 
 
-def _serve_part(name: str) -> Any:
+def _ready(name: str, as_json: bool) -> Callable[[str], None]:
+    """Says where the server is."""
+
+    def ready(address: str) -> None:
+        if as_json:
+            print_json({"model": name, "url": address})
+            sys.stdout.flush()
+            return
+        COMPILING.clear()
+        notes().print(f"ggraph: {name} at {address}", markup=False, soft_wrap=True)
+
+    return ready
+
+
+def serve_part(name: str, extra: str = "serve") -> Any:
     """A module of `models.serve`. InputError where what it stands on is missing."""
     try:
         return importlib.import_module(f"..serve.{name}", __package__)
@@ -105,8 +142,15 @@ def _serve_part(name: str) -> Any:
         if (error.name or "").startswith(("ggraph", "models")):
             raise
         raise InputError(
-            f"{error.name} is not installed: pip install 'ggraph-runtime[serve]'"
+            f"{error.name} is not installed: pip install 'ggraph-runtime[{extra}]'"
         ) from None
+
+
+def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:
+    """What is kept in a folder. InputError where that cannot be used."""
+    if folder is None:
+        return None
+    return Disk(folder, serve_part("identity").of(m), most_mb * 1_000_000)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from ggraph import InputError
 from ggraph.errors import printable
 from ggraph.plan import Certificate, Plan
 from ggraph.plan_json import MAX_TEXT_BYTES, plan_from_json
+from ggraph.record.causes import diagnose
 from ggraph.show_html import plan_html
 from ggraph.verify import CounterExample, examine, races
 
@@ -22,7 +23,9 @@ MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n *
 
 def verify(
     plan: Annotated[Path, typer.Argument(help="Plan as JSON (docs/plan_json.md); - reads stdin.")],
-    every: Annotated[bool, typer.Option("--all", help="List every race, not the first.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every race, by the wait that is missing, and repairs.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page, with the race in red.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -33,12 +36,14 @@ def verify(
     given = plan_from_json(_read(plan))
     verdict = examine(given)
     found = _races(given, verdict) if every else []
+    diagnosis = diagnose(given) if found else None
     if html is not None:
         write_text(html, _page(given, verdict, plan.name))
     if as_json:
-        print_json(_facts(verdict) | ({"races": found} if every else {}))
+        why = diagnosis.to_json() if diagnosis is not None else {}
+        print_json(_facts(verdict) | ({"races": found} if every else {}) | why)
     else:
-        _print(given, verdict, found)
+        _print(given, verdict, [*found, *(diagnosis.lines() if diagnosis is not None else ())])
     if isinstance(verdict, CounterExample):
         raise typer.Exit(1)
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
-from ggraph.decode.model import StepShape
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 
 from .. import blocks
@@ -71,11 +70,8 @@ class FirstHead:
 
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step (see `ggraph.decode.draft.head`)."""
-        step = StepShape(
-            shape.rows, shape.context, shape.wanted, shape.cache_rows, (), shape.cache_dtype
-        )
         shared = frozenset(self.borrowed) - frozenset(self.catalogue)
-        s = Step(self.decoder, {**self.borrowed, **self.catalogue}, step, self.PREFIX, shared)
+        s = Step(self.decoder, {**self.borrowed, **self.catalogue}, shape.step, self.PREFIX, shared)
         name = "hidden" if shape.fed_back else "features"
         feature = input(name, (shape.rows, self.width), dtypes.F32)
         x = _layers(s, feature)

@@ -28,6 +28,7 @@ from ..gguf_config import rope_from_gguf
 from ..hf_config import rope_from_hf
 from ..latent import Latent
 from ..registry import Model
+from .assistant import AssistantHead, is_assistant, open_assistant
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .mtp import NextHead, open_mtp
 from .names import sanitize_head, target_ids, tensor_of
@@ -48,7 +49,10 @@ _SPARE = re.compile(r"blk\.[1-9]\d*\.attn_norm_2\.weight")  # made for each laye
 _MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
-def open_head(path: Path, target: Model) -> Head | FirstHead | NextHead:
+AnyHead = Head | FirstHead | NextHead | AssistantHead
+
+
+def open_head(path: Path, target: Model) -> AnyHead:
     """The head in a folder or GGUF file, fitted to `target`; the target's own file holds layers
     that draft.
 
@@ -58,6 +62,8 @@ def open_head(path: Path, target: Model) -> Head | FirstHead | NextHead:
     if path == Path(target.checkpoint.path):
         return open_mtp(target)
     checkpoint = open_checkpoint(path)
+    if is_assistant(checkpoint):
+        return open_assistant(path, checkpoint, target)
     if checkpoint.format == "gguf":
         return _from_gguf(path, checkpoint, target)
     if is_first_generation(checkpoint.tensors):

@@ -18,7 +18,6 @@ import numpy as np
 
 from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops
 from ggraph.decode.draft.head import DraftShape
-from ggraph.decode.model import StepShape
 
 from .. import blocks
 from ..blocks import Step
@@ -63,11 +62,8 @@ class NextHead:
 
     def build(self, shape: DraftShape) -> Graph:
         """The graph of one draft step (see `ggraph.decode.draft.head`)."""
-        step = StepShape(
-            shape.rows, shape.context, shape.wanted, shape.cache_rows, (), shape.cache_dtype
-        )
         everything = self.model.catalogue
-        s = Step(self.model.config, everything, step, self.PREFIX, frozenset(everything))
+        s = Step(self.model.config, everything, shape.step, self.PREFIX, frozenset(everything))
         feature = input("hidden" if shape.fed_back else "features", (shape.rows, self.width),
                         dtypes.F32)  # fmt: skip
         out = _layer(s, feature)

@@ -18,10 +18,12 @@ from ggraph.formats.gguf import write_gguf
 from ggraph.formats.quants import quantize
 from ggraph.text.gguf_keys import gguf_keys
 
+from ..architecture import Architecture
 from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..gguf_config import to_gguf
+from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..registry import ARCHITECTURES, Model
 
 Progress = Callable[[str, int, int], None]  # tensor name, done, of
@@ -43,12 +45,30 @@ def model_to_gguf(
 ) -> None:
     """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
-    own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
-    metadata = {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
-    metadata |= _general(model.name, model.checkpoint, type_name)
+    metadata = _told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
     kept = {n: t for n, t in model.catalogue.items() if n != YARN}
     tensors = _normal_order(a.stored(kept, c), c, a.rope_mode)
+    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+
+
+def _told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
+    """What a GGUF file tells of a config."""
+    own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
+    return {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
+
+
+def assistant_to_gguf(
+    head: AssistantHead, out: Path, type_name: str, progress: Progress | None = None
+) -> None:
+    """Write an assistant of Gemma 4 with the keys and names that llama.cpp reads, and its target's
+    tokenizer."""
+    c = head.config
+    metadata = _told(ASSISTANT, c) | _general(head.name, None, type_name)
+    metadata[COUNT] = c.num_hidden_layers
+    metadata[f"{ASSISTANT.name}.embedding_length_out"] = head.width
+    metadata.update(tokenizer_keys(head.target))
+    tensors = _normal_order(ASSISTANT.stored(dict(head.catalogue), c), c, ASSISTANT.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 

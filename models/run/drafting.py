@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.shared import SharedRunner
 from ggraph.decode.draft.tree import NOTHING, Drafter
 from ggraph.decode.policy import Adaptive, Fixed, Policy
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
+from ggraph.formats import open_checkpoint
 
 from ..eagle3 import Head
-from ..heads.eagle1 import FirstHead
+from ..heads.assistant import AssistantHead, is_assistant
+from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
 from ..registry import open_model
 from .load import Loaded
@@ -28,6 +32,7 @@ from .load import Loaded
 WINDOW, PROMPT_WINDOW = 64, 128
 LONGEST = 64  # tokens of a draft
 NAMES = ("eagle3", "mtp", "suffix", "lookup", "model")
+GROUP = "ggraph.drafters"  # of entry points: each names a function of the target's Runner
 HEADS = ("eagle3", "mtp")  # drafters that read the target's features
 
 
@@ -48,9 +53,9 @@ class DraftOptions:
     model_draft: Path | None = None
 
     def __post_init__(self) -> None:
-        unknown = [n for n in self.names if n not in NAMES]
-        if unknown or not self.names:
-            raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(NAMES)}")
+        known = NAMES if set(self.names) <= set(NAMES) else (*NAMES, *installed())
+        if not self.names or not set(self.names) <= set(known):
+            raise InputError(f"--draft {','.join(self.names)!r}; known: {', '.join(known)}")
         if not 0 <= self.least <= self.most <= LONGEST:
             raise InputError(
                 f"--draft-min {self.least}, --draft-max {self.most}: expected 0 to {LONGEST}, in "
@@ -63,6 +68,11 @@ class DraftOptions:
     def longest(self) -> int:
         """Most nodes of one draft."""
         return self.most if self.tree is None else self.tree.total_tokens - 1
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Drafters that installed packages bring in the group `ggraph.drafters`, by name."""
+    return {p.name: p for p in entry_points(group=GROUP) if p.name not in NAMES}
 
 
 def tree_shape(text: str | None) -> TreeShape | None:
@@ -108,37 +118,50 @@ def _make(
     if name == "lookup":
         return PromptLookup()
     if name in HEADS:
-        if m.head is None or isinstance(m.head, NextHead) != (name == "mtp"):
+        own = isinstance(m.head, NextHead) or (name == "mtp" and isinstance(m.head, AssistantHead))
+        if m.head is None or own != (name == "mtp"):
             raise InputError(_MISSING[name])
         return _with_head(name, m, m.head, options, drawn, policy)
+    if name not in NAMES:
+        return _brought(name, m)
     if options.model_draft is None:
         raise InputError("the model drafter needs a model: give one with --model-draft")
     return _smaller(m, options.model_draft, options)
 
 
+def _brought(name: str, m: Loaded) -> Drafter:
+    """A drafter of an installed package, made for the target. InputError for what is none."""
+    made = installed()[name].load()(m.runner)
+    lacking = [a for a in ("name", "taps", "begin", "observe", "propose") if not hasattr(made, a)]
+    if lacking:
+        raise InputError(f"the drafter {name!r} of an installed package lacks {', '.join(lacking)}")
+    drafter: Drafter = made
+    return drafter
+
+
 _MISSING = {
     "eagle3": "the eagle3 drafter needs a head: give one with --head",
-    "mtp": "the mtp drafter needs a model whose own layers draft, and no --head",
+    "mtp": "the mtp drafter needs a model whose own layers draft, or its assistant as --head",
 }
 
 
 def _with_head(
     name: str,
     m: Loaded,
-    head: Head | FirstHead | NextHead,
+    head: AnyHead,
     options: DraftOptions,
     drawn: Drawn,
     policy: Policy | None,
 ) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
-    runner = DraftRunner(head, m.drafts, m.runner.context)
+    runner = _runner(m, head)
     masked = head.masked if isinstance(head, Head) else None
     if masked is None:
         return EagleDrafter(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
-            goes_on=_goes_on(policy, name) if policy is not None else None, name=name,
+            goes_on=goes_on(policy, name) if policy is not None else None, name=name,
         )  # fmt: skip
     if options.tree is not None:
         raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
@@ -147,13 +170,25 @@ def _with_head(
     )
 
 
-def _goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
+def _runner(m: Loaded, head: AnyHead) -> DraftRunner:
+    """Steps of the head over a cache of its own, or the target's. InputError where that is on
+    other devices."""
+    if not isinstance(head, AssistantHead):
+        return DraftRunner(head, m.drafts, m.runner.context)
+    if m.draft_session is not None:
+        raise InputError(f"{head.name} reads the target's keys and values: no --device-draft")
+    return SharedRunner(head, m.runner)
+
+
+def goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
     """Whether a drafter that has made guesses of these chances is to make another."""
     return lambda chances: policy.ask(name, LONGEST, NOTHING, chances) > len(chances)
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
     """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
+    if is_assistant(open_checkpoint(path)):
+        raise InputError(f"{path} drafts from the model's own keys and values: --head {path}")
     model = open_model(path)
     if model.vocab_size != m.model.vocab_size:
         raise InputError(

@@ -87,6 +87,9 @@ class Generation:
         sampler.accept_all(self.ids)
         engine.reset()
         drafts = None if drafting is None else self._speculation(drafting, sampler)
+        plain = self.config.greedy and not self.config.penalises
+        by_logits = not plain or (drafts is not None and drafts.law is not None)
+        self.m.runner.picks = self.m.session.replays and not by_logits
         return engine.generate(
             self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
         )

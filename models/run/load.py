@@ -16,10 +16,7 @@ from ggraph.text.chat import RENDERER
 from ggraph.text.prompt import prompt_ids
 from ggraph.text.tokenizer import Tokenizer
 
-from ..eagle3 import Head
-from ..heads.eagle1 import FirstHead
-from ..heads.layouts import open_head
-from ..heads.mtp import NextHead
+from ..heads.layouts import AnyHead, open_head
 from ..registry import Model, open_model
 
 DEFAULT_CONTEXT = 4096  # tokens, where the model allows as many
@@ -36,7 +33,7 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     load_seconds: float
-    head: Head | FirstHead | NextHead | None = None
+    head: AnyHead | None = None
     draft_session: Session | None = None  # where drafts run on devices of their own
     prices: Prices = field(init=False)  # of steps and guesses, kept from text to text
 

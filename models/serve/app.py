@@ -22,13 +22,16 @@ from starlette.routing import Route
 
 from ggraph import GgraphError
 
-from . import embeddings, responses, schema
+from . import embeddings, schema
+from .bodies import Bodies
+from .conversations import Conversations
 from .engine import Service
 from .errors import Refused, as_reply, of_validation
 from .generation import Asked, Generation
 from .guard import Guard
 from .metrics import Metrics
 from .replies import Events
+from .responses import Responses
 
 PAGE = Path(__file__).with_name("page.html")
 LOG = logging.getLogger("ggraph.serve")
@@ -44,10 +47,15 @@ class Api:
     service: Service
     generation: Generation = field(init=False)
     metrics: Metrics = field(init=False)
+    kept: Responses = field(init=False)
+    bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
+        self.bodies = Bodies(self.service.settings)
         self.metrics = Metrics(self.service.worker.batch)
         self.generation = Generation(self.service, self.metrics)
+        s = self.service.settings
+        self.kept = Responses(self.generation, Conversations(s.kept, s.kept_letters))
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -64,11 +72,21 @@ class Api:
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
         body = await self._read(request, schema.ResponsesRequest)
-        begin = await run_in_threadpool(responses.prepared, self.generation, body)
-        asked = begin()
+        begin = await run_in_threadpool(self.kept.prepared, body)
+        turn = begin()
         if body.stream:
-            return _stream(responses.events(self.generation, asked))
-        return JSONResponse(await _while_there(request, responses.whole(self.generation, asked)))
+            return _stream(turn.asked, self.kept.events(turn))
+        return await _whole(request, turn.asked, self.kept.whole(turn))
+
+    async def response(self, request: Request) -> Response:
+        """GET /v1/responses/{id}: one that is kept."""
+        return JSONResponse(self.kept.conversations.find(request.path_params["id"]).response)
+
+    async def drop_response(self, request: Request) -> Response:
+        """DELETE /v1/responses/{id}."""
+        id = request.path_params["id"]
+        self.kept.conversations.drop(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -114,22 +132,12 @@ class Api:
 
     async def _generated(self, request: Request, asked: Asked, stream: bool | None) -> Response:
         if stream:
-            return _stream(self.generation.events(asked))
-        return JSONResponse(await _while_there(request, self.generation.whole(asked)))
+            return _stream(asked, self.generation.events(asked))
+        return await _whole(request, asked, self.generation.whole(asked))
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         """The body. Refused where it is too long, too slow, or not what it should be."""
-        most, parts, size = self.service.settings.body_bytes, list[bytes](), 0
-        try:
-            async with asyncio.timeout(self.service.settings.body_seconds):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise Refused(f"the body has more than {most} bytes", 413)
-                    parts.append(part)
-        except TimeoutError:
-            raise Refused("the body did not arrive in time", 408) from None
-        raw = b"".join(parts)
+        raw = await self.bodies.read(request)
         if self.service.settings.log_prompts:
             LOG.info("%s %s", request.url.path, raw.decode("utf-8", "replace"))
         try:
@@ -161,7 +169,18 @@ async def _while_there(request: Request, work: Awaitable[dict[str, Any]]) -> dic
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-def _stream(events: Events) -> Response:
+async def _whole(request: Request, asked: Asked, work: Awaitable[dict[str, Any]]) -> Response:
+    if (journal := asked.answers.journal) is not None:
+        return _events(journal.whole(work))
+    return JSONResponse(await _while_there(request, work))
+
+
+def _stream(asked: Asked, events: Events) -> Response:
+    journal = asked.answers.journal
+    return _events(events if journal is None else journal.streamed(events))
+
+
+def _events(events: Events) -> Response:
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
@@ -206,13 +225,15 @@ def make_app(service: Service) -> Starlette:
     }
     gets = {
         "/v1/models": api.models,
+        "/v1/responses/{id}": api.response,
         "/health": api.health,
         "/metrics": api.show_metrics,
         "/": api.page,
     }
+    deletes = {"/v1/responses/{id}": api.drop_response}
     routes = [
         Route(path, _answering(api.metrics, path, handler), methods=[method])
-        for method, table in (("POST", posts), ("GET", gets))
+        for method, table in (("POST", posts), ("GET", gets), ("DELETE", deletes))
         for path, handler in table.items()
     ]
 
@@ -220,7 +241,7 @@ def make_app(service: Service) -> Starlette:
     async def life(app: Starlette) -> AsyncIterator[None]:
         service.worker.start()
         yield
-        await run_in_threadpool(service.worker.stop)
+        await run_in_threadpool(service.stop)
 
     origins = list(service.settings.origins)
     middleware = [Middleware(Guard, settings=service.settings)]
@@ -231,6 +252,8 @@ def make_app(service: Service) -> Starlette:
         )
         middleware.insert(0, cors)
     handlers: dict[Any, Any] = {404: _unknown, 405: _unknown, 500: _unknown}
-    return Starlette(
+    app = Starlette(
         routes=routes, middleware=middleware, lifespan=life, exception_handlers=handlers
     )
+    app.state.metrics = api.metrics  # for whoever runs it without a socket
+    return app

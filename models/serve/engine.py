@@ -2,33 +2,43 @@
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ggraph import InputError
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.disk import Disk, Spill
+from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.text.prompt import prompt_ids
 from ggraph.text.stream import TextStream
 
+from ..heads.assistant import AssistantHead
+from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import Refused
 from .grammar import ANY_OBJECT, Grammars
 from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
-from .voice import AnswerVoice, Form, Said
-from .worker import Ended, Ticket, Worker
+from .told import Journal, Retold, journal_of
+from .voice import AnswerVoice, Form
+from .worker import Heard, Ticket, Worker
 
+FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "lookup": PromptLookup}
+WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
+    "suffix": SuffixDrafter, "lookup": PromptLookup,
+}  # fmt: skip
 SAMPLING = {
     "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed",
     "repeat_penalty": "repeat_penalty", "repeat_last_n": "repeat_last_n",
@@ -41,8 +51,9 @@ class Answers:
     """The answers to one request: what they say comes through `said`, with the index of each."""
 
     tickets: list[Ticket]
-    said: "asyncio.Queue[tuple[int, Said | Ended]]"
+    said: "asyncio.Queue[Heard]"
     prompt_tokens: int
+    journal: Journal | None = None
 
 
 @dataclass
@@ -60,17 +71,40 @@ class Service:
 
     m: Loaded
     settings: Settings
-    slots: int  # of the cache
+    cache_tokens: InitVar[int | None] = None
+    disk: Disk | None = None  # for what the cache forgets
+    slots: int = field(init=False)  # of the cache
     worker: Worker = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, cache_tokens: int | None) -> None:
         m, parallel = self.m, self.settings.parallel
+        self.slots = FULL_TEXTS * m.runner.context if cache_tokens is None else cache_tokens
         runner = ListRunner(
             m.model, m.session, self.slots, m.runner.context,
             cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,),
         )  # fmt: skip
-        batch = Batch(runner, Limits(texts=parallel), m.prices)
+        spill = None if self.disk is None else Spill(self.disk, runner)
+        batch = Batch(runner, Limits(texts=parallel), m.prices, self._heads(), spill)
         self.worker = Worker(batch, parallel + self.settings.queued)
+
+    def stop(self) -> None:
+        """End every answer, and write what the disk is to keep."""
+        self.worker.stop()
+        if self.disk is not None:
+            self.disk.close()
+
+    def _heads(self) -> ListHead | None:
+        """Who drafts with the model's features. InputError for a head that is of no use here."""
+        head = self.m.head
+        if head is None:
+            return None
+        if getattr(head, "masked", None) is not None:
+            raise InputError(f"{head.name} drafts in parallel, which a server cannot use yet")
+        if isinstance(head, AssistantHead):
+            raise InputError(
+                f"{head.name} drafts from the model's own cache, which a server cannot"
+            )
+        return ListHead(head, self.m.drafts, self.slots, self.m.runner.context)
 
     @property
     def context(self) -> int:
@@ -133,22 +167,24 @@ class Service:
                 param="n",
             )
         self.worker.check_room(len(prompts) * count)
-        said: asyncio.Queue[tuple[int, Said | Ended]] = asyncio.Queue()
+        said: asyncio.Queue[Heard] = asyncio.Queue()
+        journal = journal_of(body.going_on, self.m.model.vocab_size)
         config, tickets = self._config(body), list[Ticket]()
         requests = []
         for i, ids in enumerate(p for p in prompts for _ in range(count)):
             ticket = Ticket(i, said)
             own = replace(config, seed=(config.seed or 0) + i % count)
-            requests.append(self._request(ticket, ids, own, body, wanted))
+            told = [] if journal is None else journal.told(i)
+            requests.append(self._request(ticket, ids, own, body, wanted, told))
             tickets.append(ticket)
         for ticket, request in zip(tickets, requests, strict=True):
             self.worker.submit(ticket, request)
-        return Answers(tickets, said, sum(map(len, prompts)))
+        return Answers(tickets, said, sum(map(len, prompts)), journal)
 
     def read(self, prompts: Sequence[list[int]]) -> Answers:
         """Have prompts read for their features."""
         self.worker.check_room(len(prompts))
-        said: asyncio.Queue[tuple[int, Said | Ended]] = asyncio.Queue()
+        said: asyncio.Queue[Heard] = asyncio.Queue()
         tickets = [Ticket(i, said) for i in range(len(prompts))]
         for ticket, ids in zip(tickets, prompts, strict=True):
             self.worker.submit(ticket, Request(ids, Plain(_mute), 0, features=True))
@@ -168,7 +204,13 @@ class Service:
         return SamplerConfig(**given)
 
     def _request(
-        self, ticket: Ticket, ids: list[int], config: SamplerConfig, body: Sampling, wanted: Wanted
+        self,
+        ticket: Ticket,
+        ids: list[int],
+        config: SamplerConfig,
+        body: Sampling,
+        wanted: Wanted,
+        told: list[int],
     ) -> Request:
         m = self.m
         sampler = Sampler(config, m.model.vocab_size)
@@ -181,8 +223,13 @@ class Service:
             self._bias(body),
             wanted.form() if wanted.form is not None else None,
             wanted.top,
+            deque(told),
         )
-        return Request(ids, voice, wanted.limit, body.priority, self._drafts(body.speculative))
+        drafts = self._drafts(body.speculative)
+        if told:
+            others = drafts or Speculation()
+            drafts = Retold(told, others.drafters, others.policy)
+        return Request(ids, voice, wanted.limit, body.priority, drafts)
 
     def _bias(self, body: Sampling) -> dict[int, float]:
         most, found = self.m.model.vocab_size, {}
@@ -194,11 +241,24 @@ class Service:
 
     def _drafts(self, wanted: Speculative | None) -> Speculation | None:
         options = wanted or Speculative(most=self.settings.draft)
-        if options.off or not options.most or not options.drafters:
+        if options.off or not options.most or options.drafters == []:
             return None
-        prices = SharedPrices(self.worker.batch.prices)
-        drafters = [DRAFTERS[name]() for name in dict.fromkeys(options.drafters)]
-        return Speculation(drafters, Adaptive(most=options.most, prices=prices))
+        policy = Adaptive(most=options.most, prices=SharedPrices(self.worker.batch.prices))
+        names = options.drafters or self.default_drafters
+        drafters = [self._drafter(name, policy) for name in dict.fromkeys(names)]
+        return Speculation(drafters, policy)
+
+    @property
+    def default_drafters(self) -> list[str]:
+        """Repetitions of the text and, where there is one, the head."""
+        return ["suffix"] if self.m.head is None else ["suffix", "head"]
+
+    def _drafter(self, name: str, policy: Adaptive) -> Drafter:
+        if name != "head":
+            return WITHOUT_HEAD[name]()
+        if self.m.head is None:
+            raise Refused("speculative.drafters: this server has no head", param="speculative")
+        return HeadDrafter(name, goes_on(policy, name))
 
 
 def _mute(_: object) -> int:

@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from .errors import Refused, body
 from .metrics import Metrics
 from .replies import DONE, PING, Dialect, Events, Whole, event, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, Tool
+from .told import PING_SECONDS
 from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
 from .voice import Form, Said
-from .worker import Ended
+from .worker import NOTHING_YET, Ended, Heard
 
 
 @dataclass(eq=False)
@@ -25,6 +26,20 @@ class Asked:
     dialect: Dialect
     body: Sampling
     tools: list[Tool] = field(default_factory=list)
+
+
+class _Silence:
+    """Says so where nothing is said for some seconds, by one timer for a whole answer."""
+
+    def __init__(self, answers: Answers, seconds: float) -> None:
+        self.loop, self.said, self.seconds = asyncio.get_running_loop(), answers.said, seconds
+        self.since = self.loop.time()
+        self.timer = self.loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        if self.loop.time() - self.since >= self.seconds:
+            self.said.put_nowait(NOTHING_YET)
+        self.timer = self.loop.call_later(self.seconds, self._look)
 
 
 @dataclass(eq=False)
@@ -45,7 +60,7 @@ class Generation:
         limit = asked.max_completion_tokens or asked.max_tokens
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools))
-        dialect = self._dialect(chat=True)
+        dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, tools)
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
@@ -56,7 +71,7 @@ class Generation:
         ids = [self.service.text_ids(p) for p in prompts]
         limit = -1 if asked.max_tokens is None else asked.max_tokens
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
-        dialect = self._dialect(chat=False)
+        dialect = self.dialect(asked, "cmpl-", chat=False)
         return lambda: Asked(self.service.answer(ids, asked, wanted), dialect, asked)
 
     async def whole(self, asked: Asked) -> dict[str, Any]:
@@ -89,8 +104,8 @@ class Generation:
             a = found[index]
             a.add(what)
             if isinstance(what, Said):
-                if (what.text or what.chance) and not _may_be_call(asked, a):
-                    yield _chunk(d, d.piece(index, what))
+                if (what.text or what.chance) and not may_be_call(asked, a):
+                    yield _chunk(d, d.piece(index, a.untold(), what))
             elif a.error is not None:
                 yield event(body(a.error, "server_error"))
             else:
@@ -103,29 +118,32 @@ class Generation:
             )
         yield DONE
 
-    async def heard(self, answers: Answers) -> AsyncIterator[tuple[int, Said | Ended | None]]:
+    async def heard(self, answers: Answers) -> AsyncIterator[Heard]:
         """What the answers say, in order; None where nothing was said for a while. Whoever stops
         listening ends them."""
-        left = len(answers.tickets)
-        begun: dict[int, float] = {}
-        loop = asyncio.get_running_loop()
+        left, begun, journal = len(answers.tickets), dict[int, float](), answers.journal
+        seconds = self.service.settings.ping_seconds if journal is None else PING_SECONDS
+        silence = _Silence(answers, seconds)
         try:
             while left:
-                item: tuple[int, Said | Ended | None] = (0, None)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.service.settings.ping_seconds):
-                        item = await answers.said.get()
-                self._measure(answers, item, begun, loop.time())
+                item = await answers.said.get()
+                silence.since = silence.loop.time()
+                self._measure(answers, item, begun, silence.since)
                 left -= isinstance(item[1], Ended)
+                if journal is not None:
+                    journal.note(*item)
                 yield item
+            if journal is not None:
+                journal.close()
         finally:
+            silence.timer.cancel()
             if left:
                 self.service.cancel(answers)
 
     def _measure(
         self,
         answers: Answers,
-        item: tuple[int, Said | Ended | None],
+        item: Heard,
         begun: dict[int, float],
         now: float,
     ) -> None:
@@ -154,7 +172,7 @@ class Generation:
         return lambda: grammars.lark(grammar, "tools")
 
     def _message(self, asked: Asked, a: Whole) -> dict[str, Any]:
-        calls = calls_of(a.text, asked.tools) if asked.tools else []
+        calls = calls_of(a.text, asked.tools, asked.dialect.id) if asked.tools else []
         if calls:
             return {"role": "assistant", "content": None, "tool_calls": calls}
         return {"role": "assistant", "content": a.text, "refusal": None}
@@ -162,28 +180,30 @@ class Generation:
     def _endings(self, asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:
         """The last pieces of an answer: calls, or text that might have become some."""
         d = asked.dialect
-        if not asked.tools or not _may_be_call(asked, a):
+        if not asked.tools or not may_be_call(asked, a):
             return [d.last(index, a.finish)]
-        calls = calls_of(a.text, asked.tools)
+        calls = calls_of(a.text, asked.tools, d.id)
         if not calls:
-            return [d.piece(index, Said(None, a.text)), d.last(index, a.finish)]
+            return [d.piece(index, a.untold(), None), d.last(index, a.finish)]
         delta = {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}
         return [
             {"index": index, "delta": delta, "finish_reason": None},
             d.last(index, "tool_calls"),
         ]
 
-    def _dialect(self, *, chat: bool) -> Dialect:
-        m = self.service.m
-        kind = "chatcmpl" if chat else "cmpl"
-        return Dialect(chat, f"{kind}-{secrets.token_hex(12)}", m.model.name, m.tokenizer)
+    def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
+        """The form of a reply, whose name begins with `kind`."""
+        m, begun = self.service.m, asked.going_on
+        name = secrets.token_hex(12) if begun is None else begun.id
+        created = int(time.time()) if begun is None else begun.created
+        return Dialect(chat, kind + name, m.model.name, m.tokenizer, created)
 
 
 def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
     return event(d.envelope([choice], chunk=True))
 
 
-def _may_be_call(asked: Asked, a: Whole) -> bool:
+def may_be_call(asked: Asked, a: Whole) -> bool:
     """Whether what was said so far is kept until it is known to be a call or not."""
     if not asked.tools:
         return False

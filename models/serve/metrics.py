@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ggraph.serving.batch import Batch
@@ -14,6 +15,7 @@ COUNTS = {
     "steps": "Steps of the model.",
     "prompt_rows": "Rows of prompts that were computed.",
     "reused": "Tokens of prompts that were in the cache.",
+    "restored": "Tokens whose rows were read from the disk.",
     "new_tokens": "Tokens of answers.",
     "drafted": "Tokens that were drafted.",
     "accepted": "Drafted tokens that were kept.",
@@ -63,3 +65,21 @@ class Metrics:
             "ggraph_between_tokens_seconds", "Mean time between an answer's tokens.",
             buckets=BETWEEN, registry=self.registry,
         )  # fmt: skip
+
+
+def joined(pages: dict[str, str]) -> str:
+    """Metrics of several servers on one page: each line names its `replica`."""
+    told, lines = dict[str, list[str]](), dict[str, list[str]]()
+    for replica, page in pages.items():
+        for family in text_string_to_metric_families(page):
+            name = family.name
+            told[name] = [f"# HELP {name} {family.documentation}", f"# TYPE {name} {family.type}"]
+            for s in family.samples:
+                labels = {"replica": replica, **s.labels}
+                inside = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
+                lines.setdefault(name, []).append(f"{s.name}{{{inside}}} {s.value}")
+    return "".join(f"{line}\n" for name in told for line in (*told[name], *lines.get(name, ())))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

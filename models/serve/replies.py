@@ -1,7 +1,6 @@
 """Answers in OpenAI's forms: whole, and in pieces."""
 
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,12 @@ class Whole:
     drafted: int = 0
     accepted: int = 0
     error: str | None = None
+    told: int = 0  # letters of its text that the client has
+
+    def untold(self) -> str:
+        """What the client has not been told yet, which it will be now."""
+        new, self.told = self.text[self.told :], len(self.text)
+        return new
 
     def add(self, what: Said | Ended) -> None:
         """Take in the next thing."""
@@ -63,7 +68,7 @@ class Dialect:
     id: str
     model: str
     tokenizer: Tokenizer
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int  # seconds since 1970
 
     def envelope(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
         """What is around choices."""
@@ -88,13 +93,11 @@ class Dialect:
             found["finish_reason"] = "tool_calls"
         return {**found, "message": message}
 
-    def piece(self, index: int, said: Said) -> dict[str, Any]:
-        """The next words of an answer."""
-        logprobs = self.logprobs([said])
+    def piece(self, index: int, text: str, said: Said | None) -> dict[str, Any]:
+        """The next words of an answer, with the chances of what was said last."""
+        logprobs = None if said is None else self.logprobs([said])
         found = {"index": index, "finish_reason": None, "logprobs": logprobs}
-        if self.chat:
-            return {**found, "delta": {"content": said.text}}
-        return {**found, "text": said.text}
+        return {**found, "delta": {"content": text}} if self.chat else {**found, "text": text}
 
     def last(self, index: int, finish: str | None) -> dict[str, Any]:
         """The end of an answer."""

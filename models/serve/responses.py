@@ -1,120 +1,256 @@
-"""POST /v1/responses: the same answers in the newer form, without stored state."""
+"""POST /v1/responses: the same answers in the newer form, which can go on from one another."""
 
-import secrets
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from .engine import Wanted
+from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
-from .generation import Asked, Generation
-from .replies import PING, Dialect, Events, Whole, event, usage
-from .schema import JsonSchema, ResponseFormat, ResponsesRequest
+from .generation import Asked, Generation, may_be_call
+from .replies import PING, Events, Whole, event, usage
+from .schema import (
+    CallItem,
+    ChatRequest,
+    FlatChoice,
+    Function,
+    JsonSchema,
+    Message,
+    NamedFunction,
+    ResponseFormat,
+    ResponsesRequest,
+    Sampling,
+    Tool,
+    ToolChoice,
+)
+from .tools import calls_of
 from .voice import Said
 
 
-def prepared(generation: Generation, asked: ResponsesRequest) -> Any:
-    """As `Generation.chat`."""
-    service, text = generation.service, asked.text.format
-    messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    if isinstance(asked.input, str):
-        messages.append({"role": "user", "content": asked.input})
-    else:
-        for item in asked.input:
-            said = item.content
-            words = said if isinstance(said, str) else "".join(p.text for p in said)
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": words})
-    ids = service.chat_ids(messages)
-    schema = (
-        JsonSchema(name=text.name, schema_=text.schema_) if text.type == "json_schema" else None
-    )
-    form = service.form(ResponseFormat(type=text.type, json_schema=schema))
-    limit = -1 if asked.max_output_tokens is None else asked.max_output_tokens
-    one = asked.model_copy(update={"n": 1})
-    name, wanted = service.m.model.name, Wanted(limit, None, form)
-    dialect = Dialect(True, f"resp_{secrets.token_hex(12)}", name, service.m.tokenizer)
-    return lambda: Asked(service.answer([ids], one, wanted), dialect, one)
+@dataclass(eq=False)
+class Turn:
+    """A response that is being made. `said` are the messages before it, without instructions."""
+
+    asked: Asked
+    body: ResponsesRequest
+    said: tuple[Message, ...]
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return f"resp_{self.asked.dialect.id.partition('-')[2]}"
 
 
-async def whole(generation: Generation, asked: Asked) -> dict[str, Any]:
-    """The reply, once all of it is there."""
-    a = Whole()
-    async for _, what in generation.heard(asked.answers):
-        if what is not None:
+@dataclass(eq=False)
+class Responses:
+    """Answers in the form of `/v1/responses`, and those that are kept."""
+
+    generation: Generation
+    conversations: Conversations
+
+    def prepared(self, body: ResponsesRequest) -> Callable[[], Turn]:
+        """As `Generation.chat`."""
+        said = self._before(body) + tuple(messages_of(body.input))
+        if not said:
+            raise Refused("input: expected a message", param="input")
+        begin = self.generation.chat(as_chat(body, said))
+        return lambda: Turn(begin(), body, said)
+
+    async def whole(self, turn: Turn) -> dict[str, Any]:
+        """The reply, once all of it is there."""
+        a = Whole()
+        async for _, what in self.generation.heard(turn.asked.answers):
+            if what is not None:
+                a.add(what)
+        if a.error is not None:
+            raise Refused(a.error)
+        return self._finished(turn, a, output_of(turn, a))
+
+    async def events(self, turn: Turn) -> Events:
+        """The reply as it comes; every event has a number."""
+        a, told = Whole(), _Teller()
+        for kind in ("response.created", "response.in_progress"):
+            yield told(kind, response=_response(turn, a, []))
+        async for _, what in self.generation.heard(turn.asked.answers):
+            if what is None:
+                yield PING
+                continue
             a.add(what)
-    if a.error is not None:
-        raise Refused(a.error)
-    return _response(asked, a, _item(asked, a))
+            open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
+            if open_text and (more := told.more(turn, a)):
+                yield more
+        if a.error is not None:
+            yield told("error", message=a.error, code=None, param=None)
+            return
+        output = output_of(turn, a)
+        for index, item in enumerate(output):
+            if item["type"] == "function_call":
+                yield told.call(index, item)
+            else:
+                yield told.more(turn, a) + told.closed(turn, item)
+        response = self._finished(turn, a, output)
+        kind = "completed" if response["status"] == "completed" else "incomplete"
+        yield told(f"response.{kind}", response=response)
+
+    def _before(self, body: ResponsesRequest) -> tuple[Message, ...]:
+        """What was said before. Refused where it is not kept."""
+        if body.previous_response_id is None:
+            return ()
+        return self.conversations.find(body.previous_response_id).messages
+
+    def _finished(self, turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """The whole response, kept unless the request says otherwise."""
+        response = _response(turn, a, output)
+        if turn.body.store is not False:
+            kept = Kept(response, (*turn.said, _as_message(output)))
+            self.conversations.keep(turn.id, kept)
+        return response
 
 
-async def events(generation: Generation, asked: Asked) -> Events:
-    """The reply as it comes; every event has a number."""
-    a, number = Whole(), 0
+class _Teller:
+    """Numbers events."""
 
-    def told(kind: str, **facts: Any) -> bytes:
-        nonlocal number
-        number += 1
-        return event({"type": kind, "sequence_number": number - 1, **facts}, kind)
+    def __init__(self) -> None:
+        self.number, self.open = 0, False  # whether the message has begun
 
-    at = {"item_id": _item_id(asked), "output_index": 0, "content_index": 0}
-    yield told("response.created", response=_response(asked, a, None))
-    opened = {**_item(asked, a), "status": "in_progress", "content": []}
-    yield told("response.output_item.added", output_index=0, item=opened)
-    yield told("response.content_part.added", **at, part=_part(""))
-    async for _, what in generation.heard(asked.answers):
-        if what is None:
-            yield PING
-            continue
-        a.add(what)
-        if isinstance(what, Said) and what.text:
-            yield told("response.output_text.delta", **at, delta=what.text, logprobs=[])
-    if a.error is not None:
-        yield told("error", message=a.error, code=None, param=None)
-        return
-    yield told("response.output_text.done", **at, text=a.text, logprobs=[])
-    yield told("response.content_part.done", **at, part=_part(a.text))
-    yield told("response.output_item.done", output_index=0, item=_item(asked, a))
-    kind = "response.completed" if a.finish == "stop" else "response.incomplete"
-    yield told(kind, response=_response(asked, a, _item(asked, a)))
+    def __call__(self, kind: str, **facts: Any) -> bytes:
+        self.number += 1
+        return event({"type": kind, "sequence_number": self.number - 1, **facts}, kind)
+
+    def opened(self, turn: Turn) -> bytes:
+        """The message begins."""
+        item = {**_message(turn, Whole()), "status": "in_progress", "content": []}
+        added = self("response.output_item.added", output_index=0, item=item)
+        return added + self("response.content_part.added", **_place(turn), part=_part(""))
+
+    def more(self, turn: Turn, a: Whole) -> bytes:
+        """What the message has beyond what was told of it, and its beginning before that."""
+        head = b"" if self.open else self.opened(turn)
+        text, self.open = a.untold(), True
+        if not text:
+            return head
+        at = _place(turn)
+        return head + self("response.output_text.delta", **at, delta=text, logprobs=[])
+
+    def closed(self, turn: Turn, item: dict[str, Any]) -> bytes:
+        """The message ends."""
+        at, text = _place(turn), item["content"][0]["text"]
+        return b"".join((
+            self("response.output_text.done", **at, text=text, logprobs=[]),
+            self("response.content_part.done", **at, part=_part(text)),
+            self("response.output_item.done", output_index=0, item=item),
+        ))  # fmt: skip
+
+    def call(self, index: int, item: dict[str, Any]) -> bytes:
+        """One call, which is known once it is whole."""
+        at = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        arguments, kind = item["arguments"], "response.function_call_arguments"
+        return b"".join((
+            self("response.output_item.added", output_index=index, item=begun),
+            self(f"{kind}.delta", **at, delta=arguments),
+            self(f"{kind}.done", **at, name=item["name"], arguments=arguments),
+            self("response.output_item.done", output_index=index, item=item),
+        ))  # fmt: skip
 
 
-def _item_id(asked: Asked) -> str:
-    return asked.dialect.id.replace("resp_", "msg_")
+def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
+    """The same question as `/v1/chat/completions` is asked it."""
+    shared = {name: getattr(body, name) for name in Sampling.model_fields if name != "n"}
+    told = [Message(role="system", content=body.instructions)] if body.instructions else []
+    tools = [
+        Tool(type="function", function=Function.model_validate(t.model_dump(exclude={"type"})))
+        for t in body.tools or ()
+    ]
+    named, form = body.tool_choice, body.text.format
+    choice = named if named is None or isinstance(named, str) else _chosen(named)
+    schema = JsonSchema(name=form.name, schema_=form.schema_)
+    given = schema if form.type == "json_schema" else None
+    more = {
+        "messages": [*told, *said], "tools": tools or None, "tool_choice": choice,
+        "max_tokens": body.max_output_tokens,
+        "response_format": ResponseFormat(type=form.type, json_schema=given),
+    }  # fmt: skip
+    return ChatRequest.model_construct(**{**shared, **more})
+
+
+def _chosen(named: FlatChoice) -> ToolChoice:
+    return ToolChoice(type="function", function=NamedFunction(name=named.name))
+
+
+def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:
+    """The items of a response: calls of functions, or one message."""
+    calls = calls_of(a.text, turn.asked.tools, turn.id) if turn.asked.tools else []
+    if not calls:
+        return [_message(turn, a)]
+    return [
+        {
+            "type": "function_call", "id": f"fc_{call['id'].removeprefix('call_')}",
+            "call_id": call["id"], "status": "completed", **call["function"],
+        }
+        for call in calls
+    ]  # fmt: skip
+
+
+def _as_message(output: list[dict[str, Any]]) -> Message:
+    """A response as a later one sees it."""
+    if output[0]["type"] == "message":
+        return Message(role="assistant", content=output[0]["content"][0]["text"])
+    items = [CallItem.model_validate(i) for i in output]
+    return messages_of(items)[0]
+
+
+def _place(turn: Turn) -> dict[str, Any]:
+    """Where the text of the message is."""
+    return {"item_id": _message_id(turn), "output_index": 0, "content_index": 0}
+
+
+def _message_id(turn: Turn) -> str:
+    return turn.id.replace("resp_", "msg_")
 
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def _item(asked: Asked, a: Whole) -> dict[str, Any]:
+def _message(turn: Turn, a: Whole) -> dict[str, Any]:
     status = "incomplete" if a.finish == "length" else "completed"
-    base = {"id": _item_id(asked), "type": "message", "role": "assistant", "status": status}
+    base = {"id": _message_id(turn), "type": "message", "role": "assistant", "status": status}
     return {**base, "content": [_part(a.text)]}
 
 
-def _response(asked: Asked, a: Whole, item: dict[str, Any] | None) -> dict[str, Any]:
-    """The response around its one message, or around none yet."""
+def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response around its items, or around none yet."""
+    body, asked = turn.body, turn.asked
     status = {None: "in_progress", "length": "incomplete"}.get(a.finish, "completed")
-    counted = usage(asked.answers.prompt_tokens, [a])
+    choice = body.tool_choice or "auto"
     return {
-        "id": asked.dialect.id,
+        "id": turn.id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": asked.dialect.created,
         "status": status,
         "model": asked.dialect.model,
-        "output": [] if item is None else [item],
+        "output": output,
         "incomplete_details": {"reason": "max_output_tokens"} if a.finish == "length" else None,
         "error": None,
-        "parallel_tool_calls": False,
-        "tool_choice": "none",
-        "tools": [],
-        "usage": None
-        if item is None
-        else {
-            "input_tokens": counted["prompt_tokens"],
-            "input_tokens_details": counted["prompt_tokens_details"],
-            "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counted["total_tokens"],
-        },
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "parallel_tool_calls": True,
+        "previous_response_id": body.previous_response_id,
+        "store": body.store is not False,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [t.model_dump(exclude_none=True) for t in body.tools or ()],
+        "usage": None if a.finish is None else _usage(asked, a),
+    }
+
+
+def _usage(asked: Asked, a: Whole) -> dict[str, Any]:
+    counted = usage(asked.answers.prompt_tokens, [a])
+    read = counted["prompt_tokens_details"]["cached_tokens"]
+    written = counted["prompt_tokens"] - read  # what is computed stays in the cache
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted["total_tokens"],
     }

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 MOST_TEXT = 1 << 22  # letters of one string
 MOST_LIST = 4096
@@ -20,7 +20,9 @@ class Body(BaseModel):
 class Speculative(Body):
     """How this request drafts. The text is the same with any of it."""
 
-    drafters: Annotated[list[Literal["suffix", "lookup"]], Field(max_length=2)] = ["suffix"]
+    drafters: Annotated[list[Literal["suffix", "lookup", "head"]], Field(max_length=3)] | None = (
+        None
+    )
     most: Annotated[int, Field(ge=0, le=64)] = 8
     off: bool = False
 
@@ -44,6 +46,23 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+
+class Lane(Body):
+    """What a client has of one choice, or of what comes before (-1) and after (-2) the choices:
+    events that it was sent, and the ids of the tokens in them."""
+
+    lane: Annotated[int, Field(ge=-2, lt=64)]
+    events: Annotated[int, Field(ge=0)] = 0
+    tokens: TokenIds = []
+
+
+class GoingOn(Body):
+    """A request whose answer may have begun elsewhere, and may have to end elsewhere."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+    created: Annotated[int, Field(ge=0, lt=1 << 53)]
+    lanes: Annotated[list[Lane], Field(max_length=66)] = []
 
 
 class Sampling(Body):
@@ -70,6 +89,7 @@ class Sampling(Body):
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     speculative: Speculative | None = None
     response_format: ResponseFormat | None = None
+    going_on: GoingOn | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -121,7 +141,7 @@ class Function(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: LongText | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = {}
 
 
 class Tool(Body):
@@ -185,12 +205,62 @@ class EmbeddingsRequest(Body):
     pooling: Literal["mean", "last"] = "mean"
 
 
-class ResponseItem(Body):
+class MessageItem(Body):
     """One item of a response's input: a message."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)]
+
+
+class CallItem(Body):
+    """A call that an earlier response made."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(max_length=256)]
+    name: Annotated[str, Field(max_length=256)]
+    arguments: LongText = ""
+
+
+class ResultItem(Body):
+    """What a called function gave back."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(max_length=256)]
+    output: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)]
+
+
+class ReasoningItem(Body):
+    """Thoughts of an earlier response. They are passed over."""
+
+    type: Literal["reasoning"]
+
+
+def _kind_of_item(item: Any) -> str:
+    """The type of an item, which a message need not name."""
+    found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
+    return found if isinstance(found, str) else ""
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind_of_item),
+]
+
+
+class FlatTool(Function):
+    """A function as `/v1/responses` is told of it."""
+
+    type: Literal["function"]
+
+
+class FlatChoice(NamedFunction):
+    """One function that must be called."""
+
+    type: Literal["function"]
 
 
 class TextFormat(Body):
@@ -208,13 +278,16 @@ class ResponseText(Body):
 
 
 class ResponsesRequest(Sampling):
-    """POST /v1/responses, without stored state."""
+    """POST /v1/responses. What `store` keeps is there for `previous_response_id`."""
 
-    input: LongText | Annotated[list[ResponseItem], Field(min_length=1, max_length=MOST_LIST)]
+    input: LongText | Annotated[list[Item], Field(min_length=1, max_length=MOST_LIST)]
     instructions: LongText | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     text: ResponseText = ResponseText()
-    previous_response_id: None = None
+    tools: Annotated[list[FlatTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    store: bool | None = None
 
 
 class TokenizeRequest(Body):

@@ -13,9 +13,11 @@ from ggraph import InputError
 
 from .app import make_app
 from .engine import Service
+from .protocol import bounded
 
 DRAIN_SECONDS = 600
 HEAD_BYTES = 1 << 15
+MOST_CONNECTIONS = 768  # a process may usually have 1,024 files open
 
 
 class Server(uvicorn.Server):
@@ -41,6 +43,8 @@ def serve(
         log_level=logging.INFO if log else logging.WARNING,
         access_log=log,
         server_header=False,
+        http=bounded(service.settings.head_seconds),
+        limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         ws="none",

@@ -9,14 +9,20 @@ from ggraph import InputError
 class Settings:
     """Bounds of one server. `parallel` answers are computed together, `queued` more may wait, of
     which one request has at most `choices`. Without `keys` everybody may ask; without `origins` no
-    page of another site. `body_bytes` bounds a request, `body_seconds` how long it may take to
-    arrive. `draft` is the most tokens that are drafted where a request does not say."""
+    page of another site. `body_bytes` bounds a request, `bodies_bytes` all that are arriving,
+    `head_seconds` and `body_seconds` how long headers and a body may take to arrive. The latest
+    `kept` responses, of `kept_letters` together, can be gone on from. `draft` is the most tokens
+    that are drafted where a request does not say."""
 
     parallel: int = 16
     queued: int = 256
     choices: int = 16
     body_bytes: int = 1 << 23
+    bodies_bytes: int = 1 << 26
     body_seconds: float = 30.0
+    head_seconds: float = 15.0
+    kept: int = 256
+    kept_letters: int = 1 << 24
     ping_seconds: float = 15.0
     draft: int = 8
     keys: tuple[str, ...] = ()

@@ -5,8 +5,8 @@ answer that begins with "<" is one or more of them, held to the functions' own s
 answer is text. Where a call is demanded, the answer is its JSON alone.
 """
 
+import hashlib
 import json
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,18 +105,18 @@ def _object(text: str) -> Any:
         return text
 
 
-def calls_of(text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The calls that an answer consists of, in OpenAI's form; none where it is text, or was cut."""
+def calls_of(text: str, tools: Sequence[Tool], reply: str) -> list[dict[str, Any]]:
+    """The calls that an answer consists of, in OpenAI's form; none where it is text, or was cut.
+    Their names follow from that of the `reply`, whoever makes it."""
     text = text.strip()
     parts = [p.split(CLOSE)[0] for p in text.split(OPEN)[1:]] if text[:1] == "<" else [text]
-    known, found = {t.function.name for t in tools}, []
+    known, found = {t.function.name for t in tools}, list[dict[str, Any]]()
     for part in parts:
         call = _object(part)
         if not isinstance(call, dict) or call.get("name") not in known or "arguments" not in call:
             return []
         arguments = json.dumps(call["arguments"], ensure_ascii=False)
         function = {"name": call["name"], "arguments": arguments}
-        found.append(
-            {"id": f"call_{secrets.token_hex(8)}", "type": "function"} | {"function": function}
-        )
+        name = hashlib.sha256(f"{reply} {len(found)} {text}".encode()).hexdigest()[:16]
+        found.append({"id": f"call_{name}", "type": "function", "function": function})
     return found

@@ -1,7 +1,8 @@
 """How an answer's tokens are chosen, and how they become text."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +11,8 @@ from ggraph import Array
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.sampler import Sampler
 from ggraph.text.stream import TextStream
+
+from .errors import Refused
 
 STOP = "stop"
 
@@ -60,11 +63,13 @@ class AnswerVoice:
     bias: Mapping[int, float]
     form: Form | None = None
     top: int | None = None
+    told: deque[int] = field(default_factory=deque)  # said elsewhere, and to be said again
     _chance: Chance | None = None
     _best: tuple[Chance, ...] = ()
 
     def pick(self, logits: Array) -> int:
-        """The next token; chances are those of the model, before any rule."""
+        """The next token; chances are those of the model, before any rule. Refused where another
+        token was said before."""
         row = logits
         if self.bias:
             row = row.copy()
@@ -72,6 +77,8 @@ class AnswerVoice:
         if self.form is not None:
             row = self.form.allow(row)
         token = self.sampler.sample(row)
+        if self.told and (before := self.told.popleft()) != token:
+            raise Refused(f"token {before} was said before, but this model says {token}", 409)
         if self.top is not None:
             self._chance, self._best = chances(logits, token, self.top)
         return token

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from ggraph import GgraphError
 from ggraph.serving.batch import Batch
-from ggraph.serving.steps import first_shapes
 from ggraph.serving.text import Request, Text
 
 from .errors import Refused
@@ -25,12 +24,16 @@ class Ended:
     error: str | None = None
 
 
+Heard = tuple[int, Said | Ended | None]
+NOTHING_YET: Heard = (0, None)  # what is heard where nothing was said for a while
+
+
 @dataclass(eq=False)
 class Ticket:
     """One answer on its way: what it says arrives in `said` with its index, `Ended` last."""
 
     index: int
-    said: "asyncio.Queue[tuple[int, Said | Ended]]"
+    said: "asyncio.Queue[Heard]"
     text: Text | None = None
     begun: float = field(default_factory=time.perf_counter)
 
@@ -53,7 +56,7 @@ class Worker:
         self._tickets: dict[Text, Ticket] = {}
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._cold = first_shapes(batch.runner, batch.limits.texts)
+        self._cold = batch.plans()
         self._seconds = 1.0  # of an answer, lately
 
     @property
@@ -138,7 +141,7 @@ class Worker:
             except queue.Empty:
                 if not self.batch.idle:
                     return True
-                self.batch.runner.prepare(self._cold.pop(0))
+                self._cold.pop(0)()
                 continue
             if command is None:
                 return False

@@ -25,6 +25,7 @@ import pytest
 from guard_pages import guarded, is_untouched
 
 from ggraph.backends.cuda import kernels
+from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
@@ -270,27 +271,18 @@ class HostDriver:
 
         self._add(stream, kernel, seconds, run)
 
-    def product(
-        self,
-        w: int,
-        x: int,
-        y: int,
-        shape: tuple[int, int, int],
-        row: int,
-        kind: str,
-        add: bool,
-        stream: int,
-    ) -> None:
-        """NumPy's product, in the place of cuBLAS."""
-        n, m, k = shape
+    def product(self, p: Product, stream: int) -> None:
+        """NumPy's product, in the place of cuBLAS; the whole work space is overwritten."""
 
         def run() -> None:
-            left, right = _matrix(w, n, k, kind), _matrix(x, m, k, kind)
-            out = np.ctypeslib.as_array((ctypes.c_float * ((m - 1) * row + n)).from_address(y))
-            out = np.lib.stride_tricks.as_strided(out, (m, n), (row * 4, 4))
-            out[:] = (right @ left.T) + (out if add else 0)
+            left, right = _matrix(p.w, p.n, p.k, p.kind), _matrix(p.x, p.m, p.k, p.kind)
+            ctypes.memset(p.space, 0xA5, p.space_bytes)
+            count = (p.m - 1) * p.row + p.n
+            out = np.ctypeslib.as_array((ctypes.c_float * count).from_address(p.y))
+            out = np.lib.stride_tricks.as_strided(out, (p.m, p.n), (p.row * 4, 4))
+            out[:] = (right @ left.T) + (out if p.add else 0)
 
-        self._add(stream, f"product {kind}", 1e-6, run)
+        self._add(stream, f"product {p.kind}", 1e-6, run)
 
     def begin_capture(self, stream: int) -> None:
         """Record from here on."""

@@ -1,8 +1,9 @@
 // CUDA's built-ins for host C++: a block's threads are fibers that take turns on one CPU thread.
 //
 // A fiber runs until it meets a barrier (`__syncthreads`, or the exchange of a shuffle). Fibers take
-// turns, and blocks follow one another, in an order that `launch` is given: ascending, descending, or
-// shuffled by a seed; so a missing barrier shows as a wrong value. What a GPU leaves undefined or
+// turns, and blocks follow one another, in an order that `launch` is given: ascending; descending, a
+// warp at a time as far as it gets; or shuffled by a seed; so a missing barrier shows as a wrong
+// value. What a GPU leaves undefined or
 // refuses ends the launch with a report: an access outside all buffers or at a wrong alignment, an
 // index outside an array, a barrier or a shuffle that some threads do not reach, or reach elsewhere.
 // Shared memory begins every block as NaN. Not modelled: memory ordering.
@@ -123,7 +124,18 @@ static unsigned rounds_of(int warps) {
   return sum;
 }
 
-static void run_block(int threads) {
+// A turn of the threads whose places in the order are warp w's; where they are `hurried`, turns until
+// they wait for the block or are done.
+static void run_warp(int w, bool hurried) {
+  for (int before = -1, rounds = 0; before != alive || rounds != (int)rounds_of(count / WARP);) {
+    before = alive, rounds = (int)rounds_of(count / WARP);
+    for (int i = w * WARP; i < (w + 1) * WARP; ++i)
+      if (!fibers[turns[i]].done) resume(turns[i]);
+    if (!hurried) return;
+  }
+}
+
+static void run_block(int threads, bool hurried) {
   if (!stacks) stacks = (char*)malloc((size_t)MOST * STACK);
   if (__start_block_shared)
     memset(__start_block_shared, 0xFF, __stop_block_shared - __start_block_shared);
@@ -135,8 +147,7 @@ static void run_block(int threads) {
   for (int idle = 0; alive; ++idle) {
     const int before = alive;
     const unsigned rounds = rounds_of(warps);
-    for (int i = 0; i < threads; ++i)
-      if (!fibers[turns[i]].done) resume(turns[i]);
+    for (int w = 0; w < warps; ++w) run_warp(w, hurried);
     if (before != alive || rounds != rounds_of(warps)) idle = 0;
     if (idle > 4) fail("a barrier is not reached by all threads");
   }
@@ -165,30 +176,40 @@ static unsigned fragments[2][MOST][6];
 // A warp's product of fragments, each lane with its registers (PTX, mma.m16n8k16). Row r of a is
 // held by lanes r % 8 * 4 .. + 3, column c of b by lanes c * 4 .. + 3; a register has two columns
 // (or rows) of k, and the second pair of registers those from 8 on.
-static float lane_bf16(unsigned word, int k) {
-  const unsigned bits = (k % 2 ? word >> 16 : word & 0xffffu) << 16;
+static float lane_bf16(unsigned short half) {
+  const unsigned bits = (unsigned)half << 16;
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
+static float lane_f16(unsigned short half);
 
-static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <float (*VALUE)(unsigned short)>
+static void multiply_as(float* sum, const unsigned (&a)[4], const unsigned (&b)[2], int site) {
   const int warp = here / 32, first = warp * 32, lane = here % 32;
   unsigned(*held)[6] = fragments[warp_meetings[warp].round & 1];
   memcpy(held[here], a, 16);
   memcpy(held[here] + 4, b, 8);
-  meet_warp(-1);
+  meet_warp(site);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
     float total = sum[i];
     for (int k = 0; k < 16; ++k) {
-      const int t = k % 8 / 2, later = k / 8;
+      const int t = k % 8 / 2, later = k / 8, shift = k % 2 * 16;
       const unsigned left = held[first + row % 8 * 4 + t][row / 8 + 2 * later];
       const unsigned right = held[first + column * 4 + t][4 + later];
-      total += lane_bf16(left, k) * lane_bf16(right, k);
+      total += VALUE((unsigned short)(left >> shift)) * VALUE((unsigned short)(right >> shift));
     }
     sum[i] = total;
   }
+}
+
+static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_as<lane_bf16>(sum, a, b, -1);
+}
+
+static void multiply_f16(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_as<lane_f16>(sum, a, b, -2);
 }
 
 template <class... A, size_t... I>
@@ -202,7 +223,7 @@ static unsigned draw(unsigned& state) {  // xorshift32
   return state ^= state << 5;
 }
 
-// Order 0: ascending; 1: descending; else shuffled by that seed.
+// Order 0: ascending; 1: descending, warp by warp; else shuffled by that seed.
 static void arrange(unsigned order, int threads, unsigned& state) {
   for (int i = 0; i < threads; ++i) turns[i] = order == 1 ? threads - 1 - i : i;
   for (int i = threads - 1; order > 1 && i > 0; --i)
@@ -218,7 +239,7 @@ static void run_grid(unsigned order, unsigned threads) {
     const size_t at = order == 1 ? blocks - 1 - i : (first + i) % blocks;
     block_index = {(unsigned)(at % grid_size.x), (unsigned)(at / grid_size.x % grid_size.y),
                    (unsigned)(at / grid_size.x / grid_size.y)};
-    run_block((int)threads);
+    run_block((int)threads, order == 1);
   }
 }
 
@@ -276,6 +297,7 @@ static const char* launch(void (*f)(A...), const unsigned* grid, unsigned thread
 #define __syncthreads() shim::meet(shim::block_meeting, shim::alive, __LINE__)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
 using shim::multiply;
+using shim::multiply_f16;
 #define HOST_ENTRY(name)                                                                 \
   extern "C" const char* host_##name(const unsigned* grid, unsigned threads, void** args, \
                                      unsigned order) {                                    \
@@ -300,6 +322,7 @@ static inline float half_to_float(unsigned short h) {
   const float tiny = (float)m * 5.9604644775390625e-8f;  // 2^-24
   return sign ? -tiny : tiny;
 }
+static float shim::lane_f16(unsigned short half) { return half_to_float(half); }
 static inline unsigned short float_to_half(float value) {  // to nearest even
   const unsigned bits = float_to_bits(value), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
   if (a > 0x7f800000u) return (unsigned short)(sign | 0x7e00);

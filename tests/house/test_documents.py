@@ -4,7 +4,6 @@ block right behind one shows is exactly what it prints. Tables are what the code
 import contextlib
 import importlib
 import io
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ggraph.tensor import OPS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.S | re.M)
@@ -40,30 +37,19 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(text.count("\n", 0, found.start()) + 2, found[1], found[2])
 
 
-@contextlib.contextmanager
-def undisturbed(folder: Path) -> Iterator[None]:
-    """In a folder of its own, without what the page registers afterwards."""
-    before, here = dict(OPS), Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(here)
-        for name in set(OPS) - set(before):
-            del OPS[name]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_a_page_runs_and_prints_what_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: dict[str, Any] = {"__name__": page.stem}
-    with undisturbed(tmp_path):
-        for block in blocks(page):
-            code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(code, names)
-            if block.shown is not None:
-                assert printed.getvalue() == block.shown, f"{page.name}:{block.line}"
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        if block.shown is not None:
+            assert printed.getvalue() == block.shown, f"{page.name}:{block.line}"
 
 
 def test_there_are_pages_that_run() -> None:

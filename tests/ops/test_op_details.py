@@ -222,6 +222,21 @@ def test_convolution_agrees_with_its_definition() -> None:
         assert math.isclose(got[n, o, i, j], float((patch * w[o]).sum()), abs_tol=1e-4)
 
 
+@pytest.mark.parametrize("taps", [(2, 2), (3, 3), (4, 3), (1, 2), (5, 1)])
+@pytest.mark.parametrize("stride", [(2, 2), (1, 1), (3, 2)])
+def test_a_transposed_convolution_spreads_its_kernel(
+    taps: tuple[int, int], stride: tuple[int, int]
+) -> None:
+    x, w = normal(2, 3, 4, 5), normal(3, 4, *taps)
+    got = run(ops.conv_transpose_2d(input("w", w.shape), input("x", x.shape), stride), x=x, w=w)
+    wanted = np.zeros((2, 4, 3 * stride[0] + taps[0], 4 * stride[1] + taps[1]))
+    for n, i, r, q in np.ndindex(*x.shape):
+        a, b = r * stride[0], q * stride[1]
+        wanted[n, :, a : a + taps[0], b : b + taps[1]] += x[n, i, r, q] * w[i].astype(np.float64)
+    assert got.shape == wanted.shape
+    assert np.abs(got - wanted).max() < 1e-5
+
+
 def test_conv_1d_and_pool_1d_are_their_two_dimensional_peers() -> None:
     x, w = normal(2, 3, 7), normal(4, 3, 2)
     got = run(ops.conv_1d(input("w", w.shape), input("x", x.shape), 2), x=x, w=w)

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.alloc.arena_blocks import conflict_pairs, make_blocks
+from ggraph.alloc.arena_blocks import make_blocks
 from ggraph.alloc.bounds import live_table, lower_bound
 from ggraph.alloc.check import alignments
+from ggraph.alloc.conflicts import conflict_pairs
 from ggraph.alloc.fit import Ints, Packing
 from ggraph.alloc.precedence import precedence
 from ggraph.alloc.search.climb import Cliques

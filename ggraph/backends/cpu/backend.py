@@ -13,6 +13,7 @@ from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
 from ggraph.backends.cpu.needs import is_weight
+from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
 from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
@@ -20,9 +21,8 @@ from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
-from ggraph.ops.evaluate import decode, raw_view, read, reference, write
 from ggraph.plan import Buffer
-from ggraph.tensor import Array, Kind, Tensor
+from ggraph.tensor import Array, Tensor
 
 STREAMED = (
     1 << 25
@@ -162,56 +162,19 @@ class CpuBackend(HostMemory, Backend):
         self._closed = True
 
     def _step(self, launch: Launch) -> Callable[[], None]:
-        t = launch.result.tensor
-        if t.spec is not None and t.spec.overwrites is not None:
-            return self._overwrite(launch, t)
-        fixed = [self._fixed(r) for r in launch.sources]
-        result, at = launch.result, launch.result.offset - launch.result.tensor.offset
-
-        def step() -> None:
-            given = [
-                f if f is not None else _logical(r)
-                for f, r in zip(fixed, launch.sources, strict=True)
-            ]
-            write(t, result.memory.handle, at, reference(t, given))
-
-        return step
-
-    def _overwrite(self, launch: Launch, t: Tensor) -> Callable[[], None]:
-        """The reference writes into the bytes themselves where the type is plain."""
-        assert t.spec is not None and t.spec.overwrites is not None, t.name
-        slot, result = t.spec.overwrites, launch.result
-        at = result.offset - t.offset
-        plain = not t.dtype.is_block and t.dtype.name != "bf16"
-
-        def step() -> None:
-            given = [_logical(r) for r in launch.sources]
-            if plain:
-                held = raw_view(t, result.memory.handle, at)
-                given[slot] = held.view()
-                reference(t, given)
-            else:
-                given[slot] = given[slot].copy()
-                write(t, result.memory.handle, at, reference(t, given))
-
-        return step
+        """The launch in NumPy, with weights decoded once."""
+        return numpy_step(launch, [self._fixed(r) for r in launch.sources])
 
     def _fixed(self, ref: Ref) -> Array | None:
-        """A block-type weight as float32, decoded once; None for everything else."""
+        """A weight that is not float32 as that; None for everything else."""
         t = ref.tensor
-        if not t.is_leaf or t.kind is not Kind.WEIGHT or t.dtype.name == "f32":
+        if not is_fixed(t):
             return None
         key = (ref.memory, ref.offset, t.dtype.name, t.shape, t.strides)
         if key not in self._decoded:
-            raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
-            shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)
-            self._decoded[key] = decode(shaped, t.dtype).reshape(t.shape)
+            self._decoded[key] = decoded(ref)
         return self._decoded[key]
 
 
 def _weights(launches: Sequence[Launch]) -> Iterator[Ref]:
     return (r for x in launches for r in x.sources if is_weight(r.tensor))
-
-
-def _logical(ref: Ref) -> Array:
-    return read(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)

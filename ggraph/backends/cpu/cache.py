@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from llvmlite import ir
 
-from ggraph.backends.cpu import words
+from ggraph.backends.cpu import angles, words
 from ggraph.backends.cpu.quantise import largest_size, load_block
 from ggraph.backends.cpu.simd import (
     F16,
@@ -179,7 +179,7 @@ def _angles(k: Kernel, row: Val, table: Val) -> None:
             inside = words.load_tail(k, factors + i * 4, half - i)
             one = k.select(words.tail_mask(k, half - i), inside, 1.0)
             freq.value = freq.value / k.cast("fpext", one, F64X8)
-        pair = words.sin_cos(k, position * freq.value)
+        pair = angles.sin_cos(k, position * freq.value)
         sine, cosine = (k.cast("fptrunc", v, F32X8) * k.splat(scale, 8) for v in pair)
         k.store(table + i * 4, cosine)
         k.store(table + MAX_ROTATED * 4 + i * 4, sine)

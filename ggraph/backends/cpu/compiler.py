@@ -33,8 +33,8 @@ def build_ir(spec: KernelSpec, isa: Isa) -> ir.Module:
     module = ir.Module(spec.name)
     module.triple = isa.triple
     k = Kernel(module, spec, isa)
-    spec.build(k)
-    k.b.ret_void()
+    found = spec.build(k)
+    k.b.ret_void() if found is None else k.b.ret(found.v)
     return module
 
 

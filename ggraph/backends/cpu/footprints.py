@@ -1,20 +1,19 @@
 """What memory an instruction touches, computed from its own arguments.
 
 One rule per kernel, written from what the kernel does and not from what a lowering says of it: the
-judge holds both against each other. A `Patch` is a rectangle of bytes: `rows` rows of `width` bytes
-that lie `step` apart. `whose` says which of the kernel's parts touch it: "own", the part of a row
-(and column) alone that writes the same place of the result; "any", any part any of it; "listed",
-rows that an index names, each once.
+judge holds both against each other. What is touched is a `Patch` (patches.py).
 
 Legend: m rows, n columns or slots, c rows of a cache, k columns of a product; row_of(kind, n):
 bytes of n numbers.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from ggraph.backends.cpu import attention
 from ggraph.backends.cpu.nest import ELEMENT_BYTES, names
+from ggraph.backends.cpu.patches import Args, Patch, Rule
+from ggraph.backends.cpu.patches import reads as _reads
+from ggraph.backends.cpu.patches import writes as _writes
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
@@ -24,39 +23,7 @@ from ggraph.backends.cpu.tiles import (
     activation_bytes,
     packed_bytes,
 )
-
-Args = Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A rectangle of bytes that an instruction reads or writes."""
-
-    argument: str
-    is_write: bool
-    base: int
-    rows: int
-    step: int
-    width: int
-    whose: str = "own"
-    layout: tuple[int, ...] = ()  # of a nest: the strides along its axes
-
-    @property
-    def stop(self) -> int:
-        """One past the last byte."""
-        return self.base + (self.rows - 1) * self.step + self.width
-
-    def meets(self, other: "Patch") -> bool:
-        """Whether the two may share a byte (gaps between rows count)."""
-        return self.base < other.stop and other.base < self.stop
-
-    def same_place(self, other: "Patch") -> bool:
-        """Whether row by row and byte by byte the two are one."""
-        mine = (self.base, self.rows, self.step, self.width, self.layout)
-        return mine == (other.base, other.rows, other.step, other.width, other.layout)
-
-
-Rule = Callable[[Args, str], Iterator[Patch]]
+from ggraph.dtype import F32
 
 
 def _row(kind: str, n: int) -> int:
@@ -64,14 +31,6 @@ def _row(kind: str, n: int) -> int:
     if kind == "q8_0":
         return n // Q8_BLOCK * Q8_BYTES
     return n * (2 if kind in ("f16", "bf16") else 4)
-
-
-def _reads(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
-    return Patch(name, False, a[name], rows, step, width, whose)
-
-
-def _writes(a: Args, name: str, rows: int, step: int, width: int, whose: str = "own") -> Patch:
-    return Patch(name, True, a[name], rows, step, width, whose)
 
 
 def _two(a: Args, _: str) -> Iterator[Patch]:
@@ -166,6 +125,30 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
     yield _reads(a, "add", a["m"], a["adds"], a["n"] * 4)
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _lay(a: Args, kind: str) -> Iterator[Patch]:
+    reach = sum((a[n] - 1) * a[s] for n, s in (("count", "sb"), ("n", "sn"), ("k", "sk")))
+    yield _reads(a, "raw", 1, 0, reach + ELEMENT_BYTES[kind], "any")
+    yield _writes(a, "out", a["count"], a["ob"], packed_bytes(F32, a["n"], a["k"]))
+
+
+def _matmul_each(a: Args, layout: str) -> Iterator[Patch]:
+    nbytes, rows = packed_bytes(_DTYPES[layout], a["n"], a["k"]), a["count"] * a["m"]
+    yield _reads(a, "w", -(-a["count"] // a["group"]), a["ws"], nbytes, "any")
+    reach = (a["count"] - 1) * a["xb"] + (a["m"] - 1) * a["xs"]
+    yield _reads(a, "x", 1, 0, reach + a["k"] * 4, "any")
+    yield _reads(a, "add", rows, a["adds"], a["n"] * 4)
+    yield _writes(a, "y", rows, a["ys"], a["n"] * 4)
+
+
+def _convolve(a: Args, layout: str) -> Iterator[Patch]:
+    yield _matrix(a, layout)
+    steps = (("images", "xn"), ("across", "xc"), ("i", "si"), ("h", "sh"), ("width", "sw"))
+    reach = sum((a[count] - 1) * a[step] for count, step in steps)
+    reach += (a["m"] // max(a["across"], 1) - 1) * a["xr"]
+    yield _reads(a, "x", 1, 0, reach + 4, "any")
+    yield _writes(a, "y", a["images"] * a["n"], a["m"] * 4, a["m"] * 4)
 
 
 def _matmul_id(a: Args, layout: str) -> Iterator[Patch]:
@@ -273,6 +256,24 @@ def _add_id(a: Args, _: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["m"], width, width)
 
 
+def _solve(a: Args, _: str) -> Iterator[Patch]:
+    n, width = a["n"], a["k"] * 4
+    yield _reads(a, "a", 1, 0, a["count"] * n * n * 4, "any")
+    yield _reads(a, "b", a["count"] * n, width, width)
+    yield _writes(a, "y", a["count"] * n, width, width)
+
+
+def _enlarge(a: Args, _: str) -> Iterator[Patch]:
+    yield _reads(a, "x", 1, 0, a["images"] * a["height"] * a["width"] * 4, "any")
+    for count, tables in (
+        ("rows", ("above", "below", "down")),
+        ("columns", ("left", "right", "across")),
+    ):
+        for table in tables:
+            yield _reads(a, table, 1, 0, a[count] * 4, "any")
+    yield _writes(a, "y", a["images"] * a["rows"], a["columns"] * 4, a["columns"] * 4)
+
+
 def _course(a: Args, width: int, x: str) -> Iterator[Patch]:
     """Rows of a step and of its log, and which follows which."""
     yield _reads(a, x, a["m"], width, width, "any")
@@ -337,12 +338,13 @@ RULES: dict[str, Rule] = {
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
+    "convolve_": _convolve, "lay_": _lay, "matmul_each_": _matmul_each,
     "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
     "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
     "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
     "top_k_": _row_by_row,
-    "top_k": _best,
+    "top_k": _best, "solve_tri": _solve, "enlarge": _enlarge,
     "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
     "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
 }  # fmt: skip

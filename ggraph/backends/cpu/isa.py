@@ -6,9 +6,10 @@ work is emitted in one fixed order, so a model's bits depend on the host only wh
 fused multiply-add (LLVM then calls the library's, which rounds the same).
 """
 
+import ctypes
 import json
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,17 @@ class Isa:
         return 16 if wide and self.dot == "vnni" else 8
 
     @property
+    def tiles(self) -> bool:
+        """Whether AMX multiplies 16 rows of bytes at once."""
+        return {"+amx-tile", "+amx-int8"} <= set(self.features.split(",")) and self.lanes == 16
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether what is asked for past the caches comes as fast as what is kept: on AMD's.
+        Intel's then have 16 lines on their way instead of 48, and half the bytes a second."""
+        return self.cpu.startswith("znver")
+
+    @property
     def is_x86(self) -> bool:
         """Whether x86 intrinsics may be emitted."""
         return self.triple.startswith(("x86_64", "i686"))
@@ -73,7 +85,19 @@ def host() -> Isa:
         found = detect()
         if key is not None:
             kept.write(kept.folder("cpu"), NOTE, key, json.dumps(asdict(found)).encode())
-    return found
+    return found if not found.tiles or _tiles_granted() else without_tiles(found)
+
+
+def without_tiles(isa: Isa) -> Isa:
+    """The same target where nothing may use AMX."""
+    return replace(isa, features=isa.features.replace("+amx", "-amx"))
+
+
+def _tiles_granted() -> bool:
+    """Whether Linux lets this process and its children use AMX, once asked: their state is larger
+    than what signal frames were made for."""
+    ask, arch_prctl, tile_data = 0x1023, 158, 18
+    return int(ctypes.CDLL(None).syscall(arch_prctl, ask, tile_data)) == 0
 
 
 def detect() -> Isa:

@@ -13,7 +13,8 @@ an instruction touches follows from its own arguments (`footprints`), and is hel
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ggraph.backends.cpu.footprints import Args, Patch, footprint
+from ggraph.backends.cpu.footprints import footprint
+from ggraph.backends.cpu.patches import Args, Patch
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
 from ggraph.errors import PlanError
 from ggraph.tensor import Array

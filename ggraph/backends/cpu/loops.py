@@ -15,7 +15,6 @@ from ggraph.backends.cpu.nest import ELEMENT_BYTES, FIRST, Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
 from ggraph.device import Need
 from ggraph.dtype import F32, DType
-from ggraph.ops.chain import APART
 from ggraph.ops.evaluate import encode
 from ggraph.ops.rules import identity
 from ggraph.ops.trace import ROOM, Box, Shape, Step, Trace, Untraceable, trace
@@ -80,8 +79,6 @@ MANY = 4096  # signatures that are remembered
 def plan_nests(t: Tensor) -> Nests | None:
     """The nests that compute `t`; None where its meaning is not one of elements."""
     key = signature(t)
-    if t.op in APART:
-        return None
     if key not in _SEEN:
         if len(_SEEN) >= MANY:
             _SEEN.clear()

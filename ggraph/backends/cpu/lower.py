@@ -19,9 +19,13 @@ from ggraph.backends.cpu import (  # noqa: F401
     attention,
     cache,
     carried,
+    convolve,
     elementwise,
+    enlarge,
     experts,
+    lay,
     matmul,
+    matmul_id,
     mixtures,
     native,
     pack,
@@ -29,9 +33,9 @@ from ggraph.backends.cpu import (  # noqa: F401
     products,
     quantise,
     slots,
+    solve,
     sorts,
 )
-from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     FEW_ROWS,
@@ -42,11 +46,10 @@ from ggraph.backends.cpu.needs import (
     turns,
     turns_into,
 )
-from ggraph.backends.cpu.nest import names, register
+from ggraph.backends.cpu.nesting import nests
 from ggraph.backends.cpu.tiles import activation_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.ops.rope import rope_turns
-from ggraph.ops.trace import ROOM
 
 Lower = Callable[[Lowering, Launch], bool]
 
@@ -59,49 +62,7 @@ def lower(low: Lowering, launch: Launch) -> bool:
         return False
     if native.call(low, launch) or (lowering is not None and lowering(low, launch)):
         return True
-    return _nests(low, launch)
-
-
-def _nests(low: Lowering, x: Launch) -> bool:
-    """The loop nests of an op of elements: first what fills rooms, then the result."""
-    planned = plan_nests(x.result.tensor)
-    if planned is None:
-        return False
-    made = [x.room(f"room{i}") for i in range(len(planned.rooms))]
-    for room, (_, nests) in zip(made, planned.rooms, strict=True):
-        for p in nests:
-            low.add(register(p.nest).name, makes=[room], **_words(low, x, p, made, room))
-    for p in planned.result:
-        low.add(register(p.nest).name, uses=made, **_words(low, x, p, made))
-    return True
-
-
-def _words(
-    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], into: Scratch | None = None
-) -> dict[str, Any]:
-    """The words of a nest's instruction, but for its head."""
-    labels = p.nest.axes
-    values: dict[str, Any] = {a: d.extent for a, d in zip(labels, p.axes, strict=True)}
-    for i, (operand, (source, offset)) in enumerate(
-        zip(names(len(p.places)), p.places, strict=True)
-    ):
-        values[operand] = _operand(low, x, p, rooms, into or x.result, source) + offset
-        values |= {operand + a: d.strides[i] for a, d in zip(labels, p.axes, strict=True)}
-    return values | {f"c{i}": number for i, number in enumerate(p.numbers)}
-
-
-def _operand(
-    low: Lowering, x: Launch, p: Planned, rooms: Sequence[Scratch], result: Ref | Scratch,
-    source: int | None,
-) -> int:  # fmt: skip
-    """Address of an operand: the result, a room, a source, or a constant of the expression."""
-    if source is None:
-        return low.at(result)
-    if source >= ROOM:
-        return low.at(rooms[source - ROOM])
-    if source >= 0:
-        return low.at(x.sources[source])
-    return int(low.constant(p.constants[-1 - source]).ctypes.data)
+    return nests(low, launch)
 
 
 def _set_rows(low: Lowering, x: Launch) -> bool:
@@ -371,6 +332,7 @@ LOWERINGS: dict[str, Lower] = {
     "mul_mat": products.mul_mat,
     "mul_mat_add": products.mul_mat,
     "mul_mat_id": products.mul_mat_id,
+    "conv_2d": products.conv_2d,
     "get_rows": products.get_rows,
     "set_rows": _set_rows,
     "rms_norm": _rms_norm,
@@ -382,6 +344,8 @@ LOWERINGS: dict[str, Lower] = {
     "moe_shares": mixtures.moe_shares,
     "moe_mix": mixtures.moe_mix,
     "add_id": mixtures.add_id,
+    "solve_tri": solve.lower,
+    "upscale": enlarge.lower,
     "soft_max": _soft_max,
     "argmax": _argmax,
     "argsort": _argsort,

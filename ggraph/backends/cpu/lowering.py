@@ -1,6 +1,5 @@
 """A lowering in progress: addresses, packed weights, quantised activations, accesses."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots
+from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots, matrices
 from ggraph.backends.cpu.pages import Shelf
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Range, Touched
@@ -98,11 +97,11 @@ class Lowering:
         dtype = kept_as(t.dtype, self.exact)
         key = self._key(ref)
         if key not in self.packed:
-            count = math.prod(t.shape[:-1])
+            count, n, k = matrices(t)
             raw = raw_view(t, ref.memory.handle, ref.offset - t.offset)
-            raw = np.ascontiguousarray(raw).reshape(count, -1).view(np.uint8)
+            raw = np.ascontiguousarray(raw).reshape(count * n, -1).view(np.uint8)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
-            self.packed[key] = self._pack(raw, dtype, t.shape)
+            self.packed[key] = self._pack(raw, dtype, count, n, k)
         return self.packed[key]
 
     def _key(self, ref: Ref) -> PackedKey:
@@ -142,12 +141,11 @@ class Lowering:
             )  # fmt: skip
         return room
 
-    def _pack(self, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Packed:
-        *experts, n, k = shape
+    def _pack(self, raw: Array, dtype: DType, count: int, n: int, k: int) -> Packed:
         size = packed_bytes(dtype, n, k)
-        out = self.shelf.take(size * math.prod(experts))
+        out = self.shelf.take(size * count)
         asm = Assembler(self.pool.jit)
-        for e in range(math.prod(experts)):
+        for e in range(count):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]
             asm.add(f"pack_{dtype.name}", raw=rows, out=tiles, n=n, k=k, row_bytes=raw.strides[0])
         self.pool.run(asm.freeze())

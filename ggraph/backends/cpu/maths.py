@@ -6,8 +6,8 @@ Cephes (log, tanh), Numerical Recipes 6.2 (erf, a Chebyshev fit to 1.2e-7).
 
 from collections.abc import Callable, Mapping
 
-from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, F64, I32, Kernel, Val, vec
+from ggraph.backends.cpu import angles, words
+from ggraph.backends.cpu.simd import F32, I32, Kernel, Val, vec
 
 INF = float("inf")
 LEAST_NORMAL = 1.1754943508222875e-38
@@ -106,8 +106,7 @@ def erf(k: Kernel, x: Val) -> Val:
 
 def _turned(which: int) -> Callable[[Kernel, Val], Val]:
     def emit(k: Kernel, x: Val) -> Val:
-        wide = k.cast("fpext", x, vec(F64, x.v.type.count))
-        return k.cast("fptrunc", words.sin_cos(k, wide)[which], x.v.type)
+        return k.cast("fptrunc", angles.sin_cos_of(k, x)[which], x.v.type)
 
     return emit
 

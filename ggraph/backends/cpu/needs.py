@@ -19,7 +19,7 @@ from ggraph.backends.cpu.tiles import (
     packed_bytes,
 )
 from ggraph.device import Need
-from ggraph.dtype import A8, F32, I32, DType
+from ggraph.dtype import A8, BF16, F16, F32, I32, DType
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -63,6 +63,29 @@ def multiplies(t: Tensor, exact: bool) -> bool:
     return all(map(is_rows, rest)) and not (in_8_bits and takes_floats(w, exact))
 
 
+def multiplies_each(t: Tensor) -> bool:
+    """Whether a kernel computes this mul_mat or mul_mat_add as products of plain numbers, with
+    matrices that are computed or repeat over leading axes: rows may lie as they like."""
+    w, x, *rest = t.sources
+    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and x.dtype is F32 and t.is_contiguous
+    beside = x.strides[-1] == F32.block_bytes or x.shape[-1] == 1
+    return plain and beside and all(map(is_rows, rest))
+
+
+def stores(w: Tensor) -> bool:
+    """Whether the matrices of such a product are a weight that is packed once."""
+    return is_matrix(w) and not w.dtype.is_block and len(w.shape) <= 3
+
+
+def lays(t: Tensor) -> bool:
+    """Whether kernels of this product or convolution lay source 0 out as tiles in every run."""
+    w, x = t.sources[:2]
+    if t.op != "conv_2d":
+        return multiplies_each(t) and not stores(w)
+    plain = w.dtype in (F32, F16, BF16) and w.size > 0 and w.is_contiguous
+    return plain and x.dtype is F32 and t.is_contiguous and not convolves(t)
+
+
 def multiplies_by_id(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat_id."""
     w, a, ids = t.sources
@@ -78,6 +101,20 @@ def rounds(t: Tensor, *, exact: bool) -> str:
     if t.op not in taken or t.sources[1].dtype is A8 or not taken[t.op](t, exact):
         return ""
     return "" if takes_floats(t.sources[0], exact) else "rows to 8 bits"
+
+
+def convolves(t: Tensor) -> bool:
+    """Whether a kernel computes this conv_2d: stored kernels over float32 images of any layout."""
+    w, x = t.sources
+    return is_matrix(w) and not w.dtype.is_block and x.dtype is F32 and t.is_contiguous
+
+
+def matrices(weight: Tensor) -> tuple[int, int, int]:
+    """A weight as (matrices, n, k): experts [E, n, k], or a convolution's kernels [O, I, h, w]."""
+    if len(weight.shape) == 4:
+        return 1, weight.shape[0], prod(weight.shape[1:])
+    *experts, n, k = weight.shape
+    return prod(experts), n, k
 
 
 def looks_up(t: Tensor) -> bool:
@@ -164,6 +201,8 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return ()
     if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
         return _product_needs(t, exact)
+    if t.op == "conv_2d" and not convolves(t):
+        return _tiles(t)
     if t.op == "flash_attn" and attends(t):
         return _attention_needs(t)
     if t.op == "flash_attn" and attends_plainly(t):
@@ -176,12 +215,21 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
 def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     by_id = t.op == "mul_mat_id"
     if not (multiplies_by_id(t, exact) if by_id else multiplies(t, exact)):
-        return ()
+        return () if by_id else _tiles(t)
     w, x = t.sources[:2]
     if takes_floats(w, exact) or x.dtype is A8:
         return ()
     k = x.shape[-1]
     return (Need("rows", x.size // k * activation_bytes(k), (1,)),)
+
+
+def _tiles(t: Tensor) -> tuple[Need, ...]:
+    """Of a product or convolution: tiles, or what nests need."""
+    w, kernels = t.sources[0], t.op == "conv_2d"
+    if not lays(t):
+        return () if not kernels and multiplies_each(t) else rooms(t)
+    count, n, k = matrices(w) if kernels else (prod(w.shape[:-2]), *w.shape[-2:])
+    return (Need("tiles", count * packed_bytes(F32, n, k), (0,)),)
 
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
@@ -202,9 +250,8 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     packing = [u for u in users if packs(u, weight, exact)]
     views = [u.sources[0] for u in packing]
     found = 0
-    for shape, _, _ in {(v.shape, v.strides, v.offset) for v in views}:
-        *experts, n, k = shape
-        found += packed_bytes(kept_as(weight.dtype, exact), n, k) * prod(experts)
+    for count, n, k in {(v.shape, v.strides, v.offset): matrices(v) for v in views}.values():
+        found += packed_bytes(kept_as(weight.dtype, exact), n, k) * count
     others = [u for u in users if u not in packing]
     if others or not users:
         found += weight.nbytes
@@ -218,14 +265,17 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     if not t.size or not t.sources or t.sources[0].root is not weight or not bounded(t):
         return False
     if t.op in ("mul_mat", "mul_mat_add"):
-        return multiplies(t, exact)
+        return multiplies(t, exact) or (multiplies_each(t) and stores(t.sources[0]))
     if t.op == "mul_mat_id":
         return multiplies_by_id(t, exact)
+    if t.op == "conv_2d":
+        return convolves(t)
     return t.op == "get_rows" and looks_up(t)
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "held_bytes", "is_matrix", "is_rows", "is_weight",
-    "kept_as", "lists_slots", "looks_up", "multiplies", "multiplies_by_id", "needs", "packs",
-    "takes_floats", "turns", "turns_into",
+    "attends", "attends_plainly", "bounded", "convolves", "held_bytes", "is_matrix", "is_rows",
+    "is_weight", "kept_as", "lays", "lists_slots", "looks_up", "matrices", "multiplies",
+    "multiplies_by_id", "multiplies_each", "needs", "packs", "stores", "takes_floats", "turns",
+    "turns_into",
 ]  # fmt: skip

@@ -20,7 +20,6 @@ from ggraph.backends.cpu import maths, words
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
-    F32X8,
     I1,
     I8,
     I16,
@@ -129,7 +128,10 @@ class _Emitter:
         self.extent = {axis: k.arg(axis) for axis in nest.axes}
         self.base = [k.arg(o) for o in called]
         self.stride = [{axis: k.arg(o + axis) for axis in nest.axes} for o in called]
-        self.numbers = [k.splat(k.arg(f"c{i}"), LANES) for i in range(nest.numbers)]
+        # Sums along vectors have one order everywhere; lanes by themselves may be as many as fit.
+        self.lanes = k.isa.lanes if nest.along == "kept" else LANES
+        self.floats = vec(F32, self.lanes)
+        self.numbers = [k.splat(k.arg(f"c{i}"), self.lanes) for i in range(nest.numbers)]
         kept = nest.axes[: nest.kept]
         self.reduced = nest.axes[nest.kept :]
         self.vector = kept[-1] if nest.along == "kept" else self.reduced[-1]
@@ -151,7 +153,7 @@ class _Emitter:
             at = self._begun(item % total)  # rows run fastest: they may share cache lines
             start = item // total * PIECE
             stop = self.k.minimum(start + PIECE, n)
-            for c, left in self._eights(start, stop):
+            for c, left in self._vectors(start, stop):
                 self._columns(_Place(self._along(at, c), left, {}))
 
     def _begun(self, item: Val) -> list[Val]:
@@ -173,10 +175,10 @@ class _Emitter:
                 moved.append(a + index * ELEMENT_BYTES[o.kind] if o.lies == "v" else a)
         return moved
 
-    def _eights(self, start: Val, stop: Val) -> Iterator[tuple[Val, Val | None]]:
-        """Columns 8 at a time; with the count of what is left in the last, partial one."""
-        whole = start + (stop - start) // LANES * LANES
-        for c in self.k.loop(start, whole, LANES):
+    def _vectors(self, start: Val, stop: Val) -> Iterator[tuple[Val, Val | None]]:
+        """A vector of columns at a time, with the count of those in the last, partial one."""
+        whole = start + (stop - start) // self.lanes * self.lanes
+        for c in self.k.loop(start, whole, self.lanes):
             yield c, None
         with self.k.when(whole < stop):
             yield whole, stop - whole
@@ -190,7 +192,7 @@ class _Emitter:
             yield from self._inside(self._along(at, i, axes[0]), axes[1:])
 
     def _columns(self, place: _Place) -> None:
-        """Eight places of the kept axes: reduced axes are plain loops."""
+        """A vector of places of the kept axes: reduced axes are plain loops."""
         for step in self.reductions:
             total = self.k.var(self._first(step))
             for at in self._inside(place.at, self.reduced):
@@ -210,7 +212,7 @@ class _Emitter:
             self._put_one(place.at[0], self._as_stored(value))
             return
         for rest in self._inside(at, self.reduced[:-1]):
-            for c, left in self._eights(self.k.const(0, I64), n):
+            for c, left in self._vectors(self.k.const(0, I64), n):
                 self._store(place.moved(self._along(rest, c), left))
 
     def _reduced(self, step: int, place: _Place, n: Val) -> Val:
@@ -218,19 +220,21 @@ class _Emitter:
         k, argument = self.k, self._argument(step)
         sums = [k.var(self._first(step)) for _ in range(SUMS)]
         for rest in self._inside(place.at, self.reduced[:-1]):
-            whole = n // (LANES * SUMS) * (LANES * SUMS)
-            for c in k.loop(0, whole, LANES * SUMS):
+            whole = n // (self.lanes * SUMS) * (self.lanes * SUMS)
+            for c in k.loop(0, whole, self.lanes * SUMS):
                 for i, s in enumerate(sums):
-                    inner = place.moved(self._along(rest, c + LANES * i))
+                    inner = place.moved(self._along(rest, c + self.lanes * i))
                     self._gather(step, s, self.value(argument, inner))
-            for c, left in self._eights(whole, n):
+            for c, left in self._vectors(whole, n):
                 value = self._number(self.value(argument, place.moved(self._along(rest, c), left)))
                 if left is not None:
-                    value = k.select(words.tail_mask(k, left), value, FIRST[self._op(step)])
+                    value = k.select(
+                        words.tail_mask(k, left, self.lanes), value, FIRST[self._op(step)]
+                    )
                 self._gather(step, sums[0], value)
         a, b, c, d = (s.value for s in sums)
         join = self._joining(step)
-        return k.splat(self._across(join(join(a, b), join(c, d)), join), LANES)
+        return k.splat(self._across(join(join(a, b), join(c, d)), join), self.lanes)
 
     def _across(self, x: Val, join: Callable[[Val, Val], Val]) -> Val:
         """All lanes joined, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
@@ -247,7 +251,7 @@ class _Emitter:
         return self.nest.steps[step][1][0]
 
     def _first(self, step: int) -> Val:
-        return self.k.const(FIRST[self._op(step)], F32X8)
+        return self.k.const(FIRST[self._op(step)], self.floats)
 
     def _joining(self, step: int) -> Callable[[Val, Val], Val]:
         word = {"sum": "add", "max": "maximum", "min": "minimum"}[self._op(step)]
@@ -257,7 +261,7 @@ class _Emitter:
         total.value = self._joining(step)(total.value, self._number(value))  # type: ignore[attr-defined]
 
     def value(self, step: int, place: _Place) -> Val:
-        """The value of a step at a place, eight lanes."""
+        """The value of a step at a place, in all lanes."""
         if step not in place.known:
             op, args = self.nest.steps[step]
             if op == "load":
@@ -276,18 +280,18 @@ class _Emitter:
     def _number(self, v: Val) -> Val:
         """Truths as 0 and 1."""
         if element(v.v.type) == I1:
-            return self.k.select(v, self.k.const(1.0, F32X8), 0.0)
+            return self.k.select(v, self.k.const(1.0, self.floats), 0.0)
         return v
 
     def _load(self, operand: int, place: _Place) -> Val:
         k, o, at = self.k, self.nest.operands[operand], place.at[operand]
         stored = STORED[o.kind]
         if o.lies == "s":
-            raw = k.splat(k.load(at, stored), LANES)
+            raw = k.splat(k.load(at, stored), self.lanes)
         elif o.lies == "v" and place.left is None:
-            raw = k.load(at, vec(stored, LANES))
+            raw = k.load(at, vec(stored, self.lanes))
         elif o.lies == "v" and o.kind == "f32" and place.left is not None:
-            raw = words.load_tail(k, at, place.left)
+            raw = words.load_tail(k, at, place.left, self.lanes)
         else:
             raw = self._picked(o, at, self.stride[operand][self.vector], place.left)
         return self._as_computed(raw, o.kind)
@@ -296,8 +300,8 @@ class _Emitter:
         """Lanes one by one; those beyond the last repeat it."""
         k, t = self.k, STORED[o.kind]
         step: Val = k.const(ELEMENT_BYTES[o.kind], I64) if o.lies == "v" else stride
-        found = Val(k, ir.Constant(vec(t, LANES), ir.Undefined))
-        for lane in range(LANES):
+        found = Val(k, ir.Constant(vec(t, self.lanes), ir.Undefined))
+        for lane in range(self.lanes):
             index = k.const(lane, I64) if left is None else k.minimum(k.const(lane, I64), left - 1)
             one = k.load(at + step * index, t)
             found = Val(k, k.b.insert_element(found.v, one.v, I32(lane)))
@@ -309,21 +313,21 @@ class _Emitter:
         if wide == kind:
             return raw
         if wide == "i64":
-            return k.cast("sext", raw, vec(I64, LANES))
+            return k.cast("sext", raw, vec(I64, self.lanes))
         if kind == "f16":
-            return k.cast("fpext", raw, F32X8)
+            return k.cast("fpext", raw, self.floats)
         if kind == "bf16":
-            return k.cast("bitcast", k.cast("zext", raw, vec(I32, LANES)) << 16, F32X8)
-        return k.cast("sitofp", raw, F32X8)
+            return k.cast("bitcast", k.cast("zext", raw, vec(I32, self.lanes)) << 16, self.floats)
+        return k.cast("sitofp", raw, self.floats)
 
     def _as_stored(self, value: Val) -> Val:
-        """A computed value, one or eight, in y's type."""
+        """A computed value, one or a vector, in y's type."""
         k, kind, wide = self.k, self.nest.operands[0].kind, self.nest.computes
         if wide == kind:
             return value
 
         def like(t: ir.Type) -> ir.Type:
-            return vec(t, LANES) if isinstance(value.v.type, ir.VectorType) else t
+            return vec(t, self.lanes) if isinstance(value.v.type, ir.VectorType) else t
 
         if wide == "i64":
             return k.cast("trunc", value, like(STORED[kind]))
@@ -358,7 +362,7 @@ class _Emitter:
         k, o = self.k, self.nest.operands[0]
         stride = self.stride[0][self.vector]
         step: Val = k.const(ELEMENT_BYTES[o.kind], I64) if o.lies == "v" else stride
-        for lane in range(LANES):
+        for lane in range(self.lanes):
             one = k.lane(value, lane)
             if left is None:
                 self._put_one(at + step * lane, one)

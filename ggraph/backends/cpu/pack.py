@@ -7,8 +7,11 @@ Legend: n rows, k columns; a row's lane is its number within the tile.
 """
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import Block
 from ggraph.backends.cpu.codes import READERS, Codes, Reader
 from ggraph.backends.cpu.simd import (
     F16,
@@ -24,51 +27,48 @@ from ggraph.backends.cpu.simd import (
     Val,
     vec,
 )  # fmt: skip
-from ggraph.backends.cpu.tiles import BLOCK, GROUP, HALF, LAYOUTS, TILE, FloatLayout, Layout
+from ggraph.backends.cpu.tiles import (
+    BLOCK,
+    GROUP,
+    GROUP_BYTES,
+    GROUPS,
+    LAYOUTS,
+    TILE,
+    FloatLayout,
+    Layout,
+)
 from ggraph.dtype import DType
 
 PACK_ARGS = ("raw", "out", "n", "k", "row_bytes")
 ROWS_ARGS = ("w", "ids", "y", "n", "k", "m", "ys")
 NOT_A_NUMBER = float("nan")
-FIFTHS = 0x01010101  # a bit of each of the four codes in a word
+OF_EACH = 0x01010101  # a bit of each of the four codes in a word
+WORDS = vec(I32, GROUPS)
 
 
-def _code_at(layout: Layout, block: Val, lane: Val, group: int) -> Val:
-    """Address of the four bytes of `lane`'s group."""
-    within = (lane // HALF) * 32 + (lane % HALF) * 4
-    return block + (layout.codes_at + group * 64) + within
+def _word_at(block: Block, lane: Val, stored: int) -> Val:
+    """Address of the four bytes of `lane` in a stored group."""
+    return block.codes_at + stored * GROUP_BYTES + lane * GROUP
 
 
-def _store_number(k: Kernel, layout: Layout, address: Val, value: Val) -> None:
-    k.store(address, k.cast("fptrunc", value, F16) if layout.scale_bytes == 2 else value)
-
-
-def _store_block(k: Kernel, layout: Layout, block: Val, lane: Val, read: Codes) -> None:
+def _store_block(k: Kernel, block: Block, lane: Val, read: Codes) -> None:
     """Put one row's block into its lane of the tile."""
-    size = layout.scale_bytes
+    size = lane * block.layout.scale.nbytes
+    for i, number in enumerate(read.supers):
+        k.store(block.run + i * (2 * TILE) + lane * 2, number)
     for sub, scale in enumerate(read.scales):
-        _store_number(k, layout, block + sub * TILE * size + lane * size, scale)
-    if layout.stored_minimum and read.minimum is not None:
-        _store_number(k, layout, block + layout.minimum_at + lane * size, read.minimum)
-    codes = read.codes
-    if layout.fifth:
-        k.store(_code_at(layout, block, lane, layout.groups), _fifth_word(k, codes))
-        codes = words.low_nibbles(codes)
-    if layout.nibbles:
-        low, high = (k.shuffle(codes, codes, range(a, a + 16)) for a in (0, 16))
-        codes = low | (high << 4)
-    as_words = k.cast("bitcast", codes, vec(I32, layout.groups))
-    for group in range(layout.groups):
-        k.store(_code_at(layout, block, lane, group), k.lane(as_words, group))
-
-
-def _fifth_word(k: Kernel, codes: Val) -> Val:
-    """The fifth bits of 32 codes: bit g of byte c is that of code 4g + c."""
-    as_words = k.cast("bitcast", codes, vec(I32, BLOCK // GROUP))
-    word = k.const(0, I32)
-    for group in range(BLOCK // GROUP):
-        word = word | (((k.lane(as_words, group) >> 4) & FIFTHS) << group)
-    return word
+        k.store(block.scale_at(sub) + size, scale)
+    if read.minimum is not None:
+        k.store(block.minimum_at + size, read.minimum)
+    codes = k.cast("bitcast", read.codes, WORDS)
+    low = first = 0
+    for bits in block.layout.planes:
+        plane = (codes >> low) & (((1 << bits) - 1) * OF_EACH)
+        for stored in range(bits):
+            groups = range(stored, GROUPS, bits)
+            word = reduce(or_, (k.lane(plane, g) << (g - stored) for g in groups))
+            k.store(_word_at(block, lane, first + stored), word)
+        low, first = low + bits, first + bits
 
 
 def _fill_zero(k: Kernel, address: Val, nbytes: Val) -> None:
@@ -77,19 +77,21 @@ def _fill_zero(k: Kernel, address: Val, nbytes: Val) -> None:
 
 
 def _pack_tile(k: Kernel, layout: Layout, read: Reader, tile: Val, first: Val) -> None:
-    raw, n, row_bytes = k.words("raw n row_bytes")
-    blocks = k.arg("k") // BLOCK
+    raw, n, row_bytes, columns = k.words("raw n row_bytes k")
+    runs = columns // (BLOCK * layout.blocks)
     with k.when(first + TILE > n):  # padding rows stay zero
-        _fill_zero(k, tile, blocks * layout.block_bytes)
+        _fill_zero(k, tile, runs * layout.run_bytes)
     for lane in k.loop(0, k.minimum(n - first, k.const(TILE, I64))):
         row = raw + (first + lane) * row_bytes
-        for b in k.loop(0, blocks):
-            _store_block(k, layout, tile + b * layout.block_bytes, lane, read(k, row, b))
+        for run in k.loop(0, runs):
+            for j in k.loop(0, layout.blocks):
+                block = Block(k, layout, tile + run * layout.run_bytes, j)
+                _store_block(k, block, lane, read(k, row, run * layout.blocks + j))
 
 
 def _pack_quantised(k: Kernel, layout: Layout, read: Reader) -> None:
-    out, n = k.words("out n")
-    step = k.arg("k") // BLOCK * layout.block_bytes
+    out, n, columns = k.words("out n k")
+    step = columns // (BLOCK * layout.blocks) * layout.run_bytes
     for t in k.share((n + (TILE - 1)) // TILE):
         _pack_tile(k, layout, read, out + t * step, t * TILE)
 
@@ -121,52 +123,45 @@ def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> KernelSpec:
     return spec
 
 
-def _load_number(k: Kernel, layout: Layout, address: Val) -> Val:
-    if layout.scale_bytes == 2:
-        return k.cast("fpext", k.load(address, F16), F32)
-    return k.load(address, F32)
+def _load_codes(k: Kernel, block: Block, lane: Val) -> Val:
+    """The 32 codes of a row's block in column order, or their values, int32 x32."""
+    found, low, first = k.const(0, WORDS), 0, 0
+    for bits in block.layout.planes:
+        stored = [k.load(_word_at(block, lane, first + s), I32) for s in range(bits)]
+        plane = k.const(0, WORDS)
+        for g in range(GROUPS):
+            plane = Val(k, k.b.insert_element(plane.v, stored[g % bits].v, I32(g)))
+        shifts = k.consts([g // bits * bits for g in range(GROUPS)], I32)
+        found = found | (((plane >> shifts) & (((1 << bits) - 1) * OF_EACH)) << low)
+        low, first = low + bits, first + bits
+    codes = k.cast("bitcast", found, vec(I8, BLOCK))
+    if block.layout.values:
+        codes = words.look_up(k, block.layout.values, 0, codes)
+    return k.cast("zext", codes, vec(I32, BLOCK)) - block.layout.zero
 
 
-def _load_codes(k: Kernel, layout: Layout, block: Val, lane: Val) -> Val:
-    """The 32 codes of a row's block in column order, int8 x32."""
-    gathered = k.const(0, vec(I32, layout.groups))
-    for group in range(layout.groups):
-        word = k.load(_code_at(layout, block, lane, group), I32)
-        gathered = Val(k, k.b.insert_element(gathered.v, word.v, I32(group)))
-    codes = k.cast("bitcast", gathered, vec(I8, layout.groups * 4))
-    if not layout.nibbles:
-        return codes
-    codes = k.shuffle(words.low_nibbles(codes), words.high_nibbles(k, codes), range(BLOCK))
-    if not layout.fifth:
-        return codes
-    word = k.splat(k.load(_code_at(layout, block, lane, layout.groups), I32), BLOCK // GROUP)
-    fifths = ((word >> k.consts(range(BLOCK // GROUP), I32)) & FIFTHS) << 4
-    return codes | k.cast("bitcast", fifths, vec(I8, BLOCK))
-
-
-def _numbers(k: Kernel, layout: Layout, block: Val, lane: Val) -> Iterator[Val]:
+def _numbers(k: Kernel, block: Block, lane: Val) -> Iterator[Val]:
     """The block's weights, 8 columns at a time: scale * code, then + minimum (two roundings)."""
-    size = layout.scale_bytes
-    codes = _load_codes(k, layout, block, lane)
-    scales = [_load_number(k, layout, block + (s * TILE + lane) * size) for s in range(layout.subs)]
+    subs = block.layout.subs
+    codes = _load_codes(k, block, lane)
+    scales = [k.lane(block.scales(s, lane, 1), 0) for s in range(subs)]
     for first in range(0, BLOCK, 8):
         part = k.shuffle(codes, codes, range(first, first + 8))
-        wide = k.cast("sext", part, vec(I32, 8)) - layout.zero
-        scale = scales[first * layout.subs // BLOCK]
-        value = k.splat(scale, 8) * k.cast("sitofp", wide, F32X8)
-        if layout.stored_minimum:
-            value = value + k.splat(
-                _load_number(k, layout, block + (layout.minimum_at + lane * size)), 8
-            )
+        value = k.splat(scales[first * subs // BLOCK], 8) * k.cast("sitofp", part, F32X8)
+        if block.layout.stored_minimum:
+            value = value + k.splat(k.lane(block.minimums(lane, 1), 0), 8)
         yield value
 
 
 def _quantised_row(k: Kernel, layout: Layout, row: Val, y: Val) -> None:
-    blocks = k.arg("k") // BLOCK
-    tile = k.arg("w") + row // TILE * (blocks * layout.block_bytes)
-    for b in k.loop(0, blocks):
-        for i, value in enumerate(_numbers(k, layout, tile + b * layout.block_bytes, row % TILE)):
-            k.store(y + b * (BLOCK * 4) + i * 32, value)
+    runs = k.arg("k") // (BLOCK * layout.blocks)
+    tile = k.arg("w") + row // TILE * (runs * layout.run_bytes)
+    for run in k.loop(0, runs):
+        for j in k.loop(0, layout.blocks):
+            block = Block(k, layout, tile + run * layout.run_bytes, j)
+            to = y + (run * layout.blocks + j) * (BLOCK * 4)
+            for i, value in enumerate(_numbers(k, block, row % TILE)):
+                k.store(to + i * 32, value)
 
 
 def _float_row(k: Kernel, layout: FloatLayout, row: Val, y: Val) -> None:

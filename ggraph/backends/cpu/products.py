@@ -1,27 +1,34 @@
 """Lowerings of products with stored matrices, and of rows taken from tables."""
 
+from collections.abc import Sequence
 from math import prod
+
+import numpy as np
 
 from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
+    convolves,
+    lays,
     looks_up,
+    matrices,
     multiplies,
     multiplies_by_id,
+    multiplies_each,
+    stores,
     takes_floats,
 )
 from ggraph.backends.cpu.tiles import activation_bytes, layout_of, packed_bytes
-from ggraph.backends.protocol import Launch
-from ggraph.dtype import A8
+from ggraph.backends.protocol import Launch, Scratch
+from ggraph.dtype import A8, F32
+from ggraph.ops.rules import integers
+from ggraph.tensor import Array
 
 
 def mul_mat(low: Lowering, x: Launch) -> bool:
-    """A stored matrix times float rows, plus a third source where there is one.
-
-    Other products are rare and stay with the reference.
-    """
+    """A stored matrix times float rows, plus a third source where there is one."""
     if not multiplies(x.result.tensor, low.exact):
-        return False
+        return _multiply_each(low, x)
     w, a, *rest = x.sources
     n, k = w.tensor.shape
     m, floats = a.tensor.size // k, takes_floats(w.tensor, low.exact)
@@ -34,6 +41,52 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
         add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
     )  # fmt: skip
     return True
+
+
+def _multiply_each(low: Lowering, x: Launch) -> bool:
+    """The same with matrices that are computed, or repeat over leading axes of the rows."""
+    if not multiplies_each(x.result.tensor):
+        return False
+    w, a, *rest = x.sources
+    n, k = w.tensor.shape[-2:]
+    if stores(w.tensor):
+        packed = low.weight(w)
+        kind, tiles, held = packed.dtype, int(packed.data.ctypes.data), []
+    else:
+        held = [_laid(low, x, w.tensor.shape, w.tensor.strides)]
+        kind, tiles = F32, low.at(held[0])
+    size, (*lead, m, _) = packed_bytes(kind, n, k), (1, *a.tensor.shape)
+    own = (1,) * (len(lead) + 2 - len(w.tensor.shape)) + w.tensor.shape[:-2]
+    *outer, xb, xs, _ = (0, *a.tensor.strides)
+    for at in np.ndindex(*lead[:-1]):
+        place, matrix = np.ravel_multi_index((*at, 0), lead), 0
+        for i, whole, shared in zip((*at, 0), lead, own, strict=True):
+            matrix = matrix * shared + i // (whole // shared)
+        low.add(
+            "matmul_each_" + layout_of(kind).name, uses=held, w=tiles + matrix * size,
+            x=low.at(a) + sum(i * s for i, s in zip(at, outer, strict=True)),
+            y=low.at(x.result) + int(place) * m * n * 4, n=n, k=k, m=m, xs=xs, ys=n * 4,
+            add=low.at(rest[0]) + int(place) * m * n * 4 if rest else 0,
+            adds=n * 4 if rest else 0, count=lead[-1], ws=size, group=lead[-1] // own[-1], xb=xb,
+        )  # fmt: skip
+    return True
+
+
+def _laid(low: Lowering, x: Launch, shape: Sequence[int], strides: Sequence[int]) -> Scratch:
+    """Source 0, matrices [.., n, k], as tiles, which the first launch on it makes."""
+    room, raw = x.room("tiles"), x.sources[0]
+    if room.ready:
+        return room
+    (*lead, n, k), (*outer, sb, sn, sk) = (1, *shape), (0, *strides)
+    size = packed_bytes(F32, n, k)
+    for i, at in enumerate(np.ndindex(*lead[:-1])):
+        first = sum(a * s for a, s in zip(at, outer, strict=True))
+        low.add(
+            "lay_" + raw.tensor.dtype.name, makes=[room], raw=low.at(raw) + first,
+            out=low.at(room) + i * lead[-1] * size, n=n, k=k, count=lead[-1], sb=sb, sn=sn, sk=sk,
+            ob=size,
+        )  # fmt: skip
+    return room
 
 
 def mul_mat_id(low: Lowering, x: Launch) -> bool:
@@ -51,6 +104,35 @@ def mul_mat_id(low: Lowering, x: Launch) -> bool:
         x=made[0] if made else low.at(a), y=low.at(x.result), n=n, k=k, m=ids.tensor.size,
         u=ids.tensor.shape[1], xs=row * own, xu=row if own > 1 else 0, ys=n * 4,
         es=packed_bytes(packed.dtype, n, k), experts=experts,
+    )  # fmt: skip
+    return True
+
+
+def conv_2d(low: Lowering, x: Launch) -> bool:
+    """Kernels, stored or computed, at every place of float32 images."""
+    t, (w, a) = x.result.tensor, x.sources
+    laid: list[Scratch] = []
+    matrix: Array | int
+    if convolves(t):
+        packed = low.weight(w)
+        matrix, layout = packed.data, layout_of(packed.dtype)
+    elif lays(t):
+        _, n, k = matrices(w.tensor)
+        laid = [_laid(low, x, (n, k), (k * w.tensor.dtype.block_bytes, w.tensor.dtype.block_bytes))]
+        matrix, layout = low.at(laid[0]), layout_of(F32)
+    else:
+        return False
+    images, n, down, across = t.shape
+    (s_row, s_column), (d_row, d_column) = (
+        integers(t.attrs, "stride"),
+        integers(t.attrs, "dilation"),
+    )
+    xn, si, row, column = a.tensor.strides
+    low.add(
+        "convolve_" + layout.name, uses=laid, w=matrix, x=low.at(a), y=low.at(x.result),
+        n=n, k=prod(w.tensor.shape[1:]), images=images, m=down * across, across=across,
+        i=w.tensor.shape[1], h=w.tensor.shape[2], width=w.tensor.shape[3], xn=xn,
+        xr=row * s_row, xc=column * s_column, si=si, sh=row * d_row, sw=column * d_column,
     )  # fmt: skip
     return True
 

@@ -1,7 +1,8 @@
 """Activations to int8 blocks, alone and fused with what comes before.
 
-A quantised row is a list of blocks of 40 bytes: 32 codes, their scale, and scale * sum of codes
-(the weights' minimums multiply it). scale = max |x| / 127, as ggml's Q8 types, but kept in float32.
+A quantised row is a list of blocks of 44 bytes: 32 codes, their scale, scale * sum of codes (the
+weights' minimums multiply it), and the sum of each half of the codes as int16 (what products lift
+weights by is taken off with it). scale = max |x| / 127, as ggml's Q8 types, but kept in float32.
 
 Legend: m rows, k columns.
 """
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 from functools import reduce
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I8, I32, Kernel, Val, kernel, vec
-from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM
+from ggraph.backends.cpu.simd import F32, I8, I16, I32, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM, X_SUMS
 
 
 def quantise_block(k: Kernel, x: Sequence[Val], out: Val) -> None:
@@ -22,13 +23,17 @@ def quantise_block(k: Kernel, x: Sequence[Val], out: Val) -> None:
     inverse = k.select(largest > 0.0, k.const(127.0, F32) / largest, 0.0)
     factor = k.splat(inverse, lanes)
     ints = [k.cast("fptosi", words.round_even(k, v * factor), vec(I32, lanes)) for v in x]
-    total = k.intrinsic(
-        f"llvm.vector.reduce.add.v{lanes}i32", I32, reduce(lambda a, b: a + b, ints)
-    )
+    half = len(ints) // 2
+    sums = [
+        k.intrinsic(f"llvm.vector.reduce.add.v{lanes}i32", I32, reduce(lambda a, b: a + b, part))
+        for part in (ints[:half], ints[half:])
+    ]
     for i, v in enumerate(ints):
         k.store(out + lanes * i, k.cast("trunc", v, vec(I8, lanes)))
     k.store(out + X_SCALE, scale)
-    k.store(out + X_SUM, scale * k.cast("sitofp", total, F32))
+    k.store(out + X_SUM, scale * k.cast("sitofp", sums[0] + sums[1], F32))
+    for i, v in enumerate(sums):
+        k.store(out + X_SUMS + 2 * i, k.cast("trunc", v, I16))
 
 
 def largest_size(k: Kernel, x: Sequence[Val]) -> Val:

@@ -1,10 +1,12 @@
-"""A launch lowered without a device: has it a kernel, and what would its program bring along?
+"""A launch lowered without a device: has it a kernel, what would its program bring along, and what
+does it need?
 
 Planning asks this. The lowerings themselves answer, with addresses that mean nothing, so that there
 is no second list of what kernels take.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,11 @@ import numpy as np
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed
-from ggraph.backends.cpu.needs import bounded, is_weight, kept_as, needs
+from ggraph.backends.cpu.needs import bounded, is_weight, kept_as
+from ggraph.backends.cpu.needs import needs as kernel_needs
+from ggraph.backends.cpu.numpy_step import numpy_need
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.device import Need
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
 
@@ -54,15 +59,25 @@ class Rehearsal(Lowering):
         return Packed(kept_as(ref.tensor.dtype, self.exact), NOWHERE.handle)
 
 
-_SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool], tuple[bool, int]] = {}
+@dataclass(frozen=True)
+class Rehearsed:
+    """Whether a launch has a kernel, the bytes of constants that its instructions bring along, and
+    what it needs beside its operands."""
+
+    compiled: bool
+    constants: int
+    needs: tuple[Need, ...]
+
+
+_SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool, Any], Rehearsed] = {}
 MANY = 4096  # answers that are remembered
 
 
-def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
-    """Whether `t` has a kernel, and the bytes of constants that its instructions bring along."""
-    if t.is_leaf or t.is_view or not t.size:
-        return True, 0
-    key = (signature(t), tuple(map(is_weight, t.sources)), bounded(t), exact)
+def _rehearsed(t: Tensor, exact: bool) -> Rehearsed:
+    if t.spec is None or t.is_view or not t.size:
+        return Rehearsed(True, 0, ())
+    weights = tuple(map(is_weight, t.sources))
+    key = (signature(t), weights, bounded(t), exact, t.spec.reference)
     if key not in _SEEN:
         if len(_SEEN) >= MANY:
             _SEEN.clear()
@@ -70,19 +85,27 @@ def _rehearsed(t: Tensor, exact: bool) -> tuple[bool, int]:
     return _SEEN[key]
 
 
-def _lowered(t: Tensor, exact: bool) -> tuple[bool, int]:
-    beside = {n.name: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in needs(t, exact)}
+def _lowered(t: Tensor, exact: bool) -> Rehearsed:
+    found = kernel_needs(t, exact)
+    beside = {n.name: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in found}
     command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
     sources = tuple(Ref(s, NOWHERE, s.offset) for s in t.sources)
     low = Rehearsal(exact)
-    return lower(low, Launch(command, Ref(t, NOWHERE, t.offset), sources, beside)), low.nbytes
+    done = lower(low, Launch(command, Ref(t, NOWHERE, t.offset), sources, beside))
+    return Rehearsed(done, low.nbytes, found if done else numpy_need(t))
+
+
+def needs(t: Tensor, *, exact: bool) -> tuple[Need, ...]:
+    """What a launch of `t` touches beside its operands: what its kernel does, or what NumPy takes
+    where it has none."""
+    return _rehearsed(t, exact).needs
 
 
 def compiled(t: Tensor, *, exact: bool) -> bool:
     """Whether a kernel computes `t`, or there is nothing to compute."""
-    return _rehearsed(t, exact)[0]
+    return _rehearsed(t, exact).compiled
 
 
 def constant_bytes(t: Tensor, *, exact: bool) -> int:
     """Bytes of tables that the program of `t` brings along: the frequencies of a rotation."""
-    return _rehearsed(t, exact)[1]
+    return _rehearsed(t, exact).constants

@@ -172,17 +172,20 @@ class KernelSpec:
 
     name: str
     args: tuple[str, ...]
-    build: Callable[["Kernel"], None]
+    build: Callable[["Kernel"], Val | None]
+    returns: bool = False  # a word, which `build` gives
 
 
 KERNELS: dict[str, KernelSpec] = {}
 
 
-def kernel(args: str) -> Callable[[Callable[["Kernel"], None]], KernelSpec]:
+def kernel(
+    args: str, *, returns: bool = False
+) -> Callable[[Callable[["Kernel"], Val | None]], KernelSpec]:
     """Register a kernel under its function's name; `args` names its words in order."""
 
-    def add(build: Callable[["Kernel"], None]) -> KernelSpec:
-        spec = KernelSpec(build.__name__, tuple(args.split()), build)
+    def add(build: Callable[["Kernel"], Val | None]) -> KernelSpec:
+        spec = KernelSpec(build.__name__, tuple(args.split()), build, returns)
         KERNELS[spec.name] = spec
         return spec
 
@@ -201,7 +204,7 @@ class Kernel:
         self.isa = isa
         self.spec = spec
         self.module = module
-        kind = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
+        kind = ir.FunctionType(I64 if spec.returns else ir.VoidType(), [I64, I64, I64])
         self.function = ir.Function(module, kind, spec.name)
         self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.instruction, self.thread, self.threads = (Val(self, a) for a in self.function.args)

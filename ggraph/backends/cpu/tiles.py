@@ -1,74 +1,119 @@
 """How weights lie in memory once packed. Sizes and offsets only.
 
-A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of blocks of 32 columns;
-a block holds the scales of its 16 rows, their minimums, then the codes. Codes lie in vectors of 32
-bytes: four consecutive columns of each of 8 rows (lane = row). Vectors come as group 0 of rows 0-7,
-group 0 of rows 8-15, group 1 of rows 0-7 ... Byte codes have eight groups (columns 4g .. 4g+3),
-nibble codes four: low nibbles are columns 4g .. 4g+3, high ones 16+4g .. 16+4g+3. Codes of five
-bits are nibbles, and one group more: bit g of its bytes is the fifth bit of column 4g + (byte % 4).
+A packed matrix W [n, k] is a list of tiles of 16 rows; a tile is a list of runs of blocks, a block
+being 32 columns. A run holds the super-scales of its 16 rows where its scales are integers (then it
+has 8 blocks, else one), the scales of its blocks, their minimums, then their codes.
 
-A weight is scale * code + minimum; "zero" layouts have minimum = -zero * scale. Float layouts are
-plain: tiles of 32 rows, and for each column the rows' numbers.
+A code's bits are cut into planes, low ones first. Of a plane of 8 bits a block has eight groups of
+64 bytes: four consecutive columns (4g .. 4g + 3) of each of 16 rows. Of w bits it has w groups:
+group g lies in group g % w, from bit g // w * w of each byte on.
+
+A weight is scale * (code - zero) + minimum, or scale * (value of the code - zero). Float layouts
+are plain: tiles of 32 rows, and for each column the rows' numbers.
 
 Legend: n output rows, k columns (inputs), subs = scales per block (2: one per 16 columns).
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from ggraph import dtype as dt
 from ggraph.dtype import DType
 from ggraph.errors import BackendError
+from ggraph.formats.checkpoint import Array
+from ggraph.formats.levels import FP4_VALUES, NL_VALUES
 
 TILE = 16  # rows of a quantised tile
 HALF = 8  # rows of one vector
 BLOCK = 32  # columns of a block
 GROUP = 4  # columns of one vector
-X_BLOCK = 40  # bytes of a quantised activation block: 32 codes, scale, scale * sum of codes
-X_SCALE, X_SUM = 32, 36
+GROUPS = BLOCK // GROUP
+GROUP_BYTES = TILE * GROUP
+SUPER = 8  # blocks that share a super-scale
+X_BLOCK = 44  # bytes of a quantised activation block: 32 codes, scale, scale * sum of codes,
+X_SCALE, X_SUM, X_SUMS = 32, 36, 40  # and the sums of each half of the codes, int16
 Q8_BLOCK, Q8_BYTES, Q8_CODES = 32, 34, 2  # ggml's Q8_0: numbers, bytes, where its codes begin
+
+
+class Scale(Enum):
+    """How a block's scales are stored; the value is bytes of one."""
+
+    HALF = "f16", 2
+    EXPONENT = "e8m0", 1  # 2 ** (e - 128)
+    INTEGER = "i8", 1  # times a super-scale, f16
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one."""
+        return self.value[1]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One packed family. `bits`: |code| <= 2**bits; `scale_bytes` 2 (float16) or 4 (float32);
-    `fifth`: nibbles with a group of fifth bits behind them."""
+    """One packed family.
+
+    `planes`: bits of each plane of a code; `zero` is subtracted from every code; `values`: what
+    codes stand for, `zero` added, where not for themselves.
+    """
 
     name: str
-    nibbles: bool
-    bits: int
-    signed: bool = False
-    scale_bytes: int = 2
+    planes: tuple[int, ...]
+    scale: Scale = Scale.HALF
     subs: int = 1
     stored_minimum: bool = False
     zero: int = 0
-    fifth: bool = False
+    values: tuple[int, ...] = ()
     tile: ClassVar[int] = TILE
 
     @property
-    def groups(self) -> int:
-        """Groups of codes in a block; one of fifth bits may lie behind them."""
-        return BLOCK // GROUP // (2 if self.nibbles else 1)
+    def bits(self) -> int:
+        """Bits that hold every code, or its value."""
+        return max(self.values).bit_length() if self.values else sum(self.planes)
 
     @property
-    def has_minimum(self) -> bool:
-        """Whether a weight is more than scale * code."""
-        return self.stored_minimum or self.zero != 0
+    def blocks(self) -> int:
+        """Blocks of a run."""
+        return SUPER if self.scale is Scale.INTEGER else 1
 
     @property
-    def minimum_at(self) -> int:
-        """Offset of the minimums in a block."""
-        return TILE * self.scale_bytes * self.subs
+    def scales_at(self) -> int:
+        """Offset of the scales in a run, behind super-scales of scales and of minimums."""
+        return 2 * TILE * (1 + self.stored_minimum) if self.scale is Scale.INTEGER else 0
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of one block's scales."""
+        return TILE * self.scale.nbytes * self.subs
+
+    @property
+    def minimums_at(self) -> int:
+        """Offset of the minimums in a run."""
+        return self.scales_at + self.blocks * self.scales_bytes
+
+    @property
+    def minimums_bytes(self) -> int:
+        """Bytes of one block's minimums."""
+        return TILE * self.scale.nbytes * self.stored_minimum
 
     @property
     def codes_at(self) -> int:
-        """Offset of the codes in a block."""
-        return self.minimum_at + TILE * self.scale_bytes * self.stored_minimum
+        """Offset of the codes in a run."""
+        return self.minimums_at + self.blocks * self.minimums_bytes
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of a block of 16 rows and 32 columns."""
-        return self.codes_at + (self.groups + self.fifth) * TILE * GROUP
+    def codes_bytes(self) -> int:
+        """Bytes of one block's codes."""
+        return sum(self.planes) * GROUP_BYTES
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of a run of 16 rows."""
+        return self.codes_at + self.blocks * self.codes_bytes
+
+    def tile_bytes(self, k: int) -> int:
+        """Bytes of a tile of k columns (whole runs)."""
+        return k // (BLOCK * self.blocks) * self.run_bytes
 
 
 @dataclass(frozen=True)
@@ -83,16 +128,24 @@ class FloatLayout:
 
 Packed = Layout | FloatLayout
 
+
+def _raised(values: Array, zero: int) -> tuple[int, ...]:
+    return tuple(int(v) + zero for v in values)
+
+
 LAYOUTS: dict[DType, Packed] = {
-    dt.Q4_0: Layout("n4z", True, 4, zero=8),
-    dt.Q4_1: Layout("n4m", True, 4, stored_minimum=True),
-    dt.Q5_0: Layout("n5z", True, 5, zero=16, fifth=True),
-    dt.Q5_1: Layout("n5m", True, 5, stored_minimum=True, fifth=True),
-    dt.Q8_0: Layout("b8", False, 8, signed=True),
-    dt.Q4_K: Layout("n4mk", True, 4, scale_bytes=4, stored_minimum=True),
-    dt.Q5_K: Layout("n5mk", True, 5, scale_bytes=4, stored_minimum=True, fifth=True),
-    dt.Q3_K: Layout("b3k", False, 3, signed=True, scale_bytes=4, subs=2),
-    dt.Q6_K: Layout("b6k", False, 6, signed=True, scale_bytes=4, subs=2),
+    dt.Q4_0: Layout("n4z", (4,), zero=8),
+    dt.Q4_1: Layout("n4m", (4,), stored_minimum=True),
+    dt.Q5_0: Layout("n5z", (4, 1), zero=16),
+    dt.Q5_1: Layout("n5m", (4, 1), stored_minimum=True),
+    dt.Q8_0: Layout("b8", (8,), zero=128),
+    dt.Q3_K: Layout("n3k", (2, 1), Scale.INTEGER, subs=2, zero=4),
+    dt.Q4_K: Layout("n4k", (4,), Scale.INTEGER, stored_minimum=True),
+    dt.Q5_K: Layout("n5k", (4, 1), Scale.INTEGER, stored_minimum=True),
+    dt.Q6_K: Layout("n6k", (4, 2), Scale.INTEGER, subs=2, zero=32),
+    dt.IQ4_NL: Layout("n4t", (4,), zero=128, values=_raised(NL_VALUES, 128)),
+    dt.IQ4_XS: Layout("n4tk", (4,), Scale.INTEGER, zero=128, values=_raised(NL_VALUES, 128)),
+    dt.MXFP4: Layout("n4e", (4,), Scale.EXPONENT, zero=12, values=_raised(FP4_VALUES, 12)),
     dt.F32: FloatLayout("f32", "f32", 4),
     dt.F16: FloatLayout("f16", "f16", 2),
     dt.BF16: FloatLayout("bf16", "bf16", 2),
@@ -114,7 +167,7 @@ def packed_bytes(dtype: DType, n: int, k: int) -> int:
         return -(-n // layout.tile) * layout.tile * k * layout.element_bytes
     if k % dtype.block:
         raise BackendError(f"{dtype} rows of {k} columns are not whole blocks of {dtype.block}")
-    return -(-n // TILE) * (k // BLOCK) * layout.block_bytes
+    return -(-n // TILE) * layout.tile_bytes(k)
 
 
 def activation_bytes(k: int) -> int:

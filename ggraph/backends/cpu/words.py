@@ -4,7 +4,6 @@ Every word has one meaning on every processor; `Dot` alone has variants, whose i
 equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.
 """
 
-import math
 from collections.abc import Sequence
 
 from llvmlite import ir
@@ -12,7 +11,6 @@ from llvmlite import ir
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
-    F32X8,
     I1,
     I8,
     I8X32,
@@ -125,69 +123,28 @@ def exp(k: Kernel, x: Val) -> Val:
     return k.select(x.is_nan(), x, k.select(x > EXP_LOW, y, 0.0))
 
 
-HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # pi / 2 in two parts (fdlibm)
-SIN_TERMS = (
-    1.58969099521155010221e-10,
-    -2.50507602534068634195e-08,
-    2.75573137070700676789e-06,
-    -1.98412698298579493134e-04,
-    8.33333333332248946124e-03,
-    -1.66666666666666324348e-01,
-)
-COS_TERMS = (
-    -1.13596475577881948265e-11,
-    2.08757232129817482790e-09,
-    -2.75573143513906633035e-07,
-    2.48015872894767294178e-05,
-    -1.38888888888741095749e-03,
-    4.16666666666666019037e-02,
-)
-
-
-def _polynomial(k: Kernel, x: Val, terms: tuple[float, ...]) -> Val:
-    total = k.const(terms[0], x.v.type)
-    for term in terms[1:]:
-        total = total * x + term
-    return total
-
-
-def sin_cos(k: Kernel, x: Val) -> tuple[Val, Val]:
-    """Sine and cosine of float64 x8, |x| < 2**30, within 1e-12 (coefficients: fdlibm)."""
-    n = k.intrinsic("llvm.rint.v8f64", x.v.type, x * (2.0 / math.pi))
-    r = (x - n * HALF_PI[0]) - n * HALF_PI[1]
-    z = r * r
-    sine = r + r * z * _polynomial(k, z, SIN_TERMS)
-    cosine = (1.0 - z * 0.5) + z * z * _polynomial(k, z, COS_TERMS)
-    quarter = k.cast("fptosi", n, I32X8) & 3
-    swapped = (quarter & 1).eq(1)
-    s, c = k.select(swapped, cosine, sine), k.select(swapped, sine, cosine)
-    negative_s, negative_c = (quarter & 2).eq(2), ((quarter + 1) & 2).eq(2)
-    return k.select(negative_s, -s, s), k.select(negative_c, -c, c)
-
-
 def sigmoid(k: Kernel, x: Val) -> Val:
     """1 / (1 + exp(-x)), float32."""
     return k.const(1.0, x.v.type) / (exp(k, -x) + 1.0)
 
 
-def tail_mask(k: Kernel, left: Val) -> Val:
-    """Lanes 0 .. left - 1 of 8, as a condition."""
-    lanes = k.consts(range(8), I32)
-    return lanes < k.cast("trunc", left, I32)
+def tail_mask(k: Kernel, left: Val, lanes: int = 8) -> Val:
+    """Lanes 0 .. left - 1, as a condition."""
+    return k.consts(range(lanes), I32) < k.cast("trunc", left, I32)
 
 
-def load_tail(k: Kernel, address: Val, left: Val) -> Val:
-    """The first `left` of 8 float32 at `address`, zeros after; nothing beyond is touched."""
-    name = "llvm.masked.load.v8f32.p0"
-    return k.intrinsic(
-        name, F32X8, k.pointer(address), I32(1), tail_mask(k, left), k.const(0.0, F32X8)
-    )
+def load_tail(k: Kernel, address: Val, left: Val, lanes: int = 8) -> Val:
+    """The first `left` float32 at `address`, zeros after; nothing beyond is touched."""
+    t, mask = vec(F32, lanes), tail_mask(k, left, lanes)
+    name = f"llvm.masked.load.v{lanes}f32.p0"
+    return k.intrinsic(name, t, k.pointer(address), I32(1), mask, k.const(0.0, t))
 
 
 def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
-    """Write the first `left` of 8 float32."""
-    name = "llvm.masked.store.v8f32.p0"
-    k.intrinsic(name, ir.VoidType(), value, k.pointer(address), I32(1), tail_mask(k, left))
+    """Write the first `left` float32."""
+    lanes = value.v.type.count
+    name, mask = f"llvm.masked.store.v{lanes}f32.p0", tail_mask(k, left, lanes)
+    k.intrinsic(name, ir.VoidType(), value, k.pointer(address), I32(1), mask)
 
 
 SIGN = -128  # the sign bit of int8: flipping it adds 128, as an unsigned number
@@ -199,43 +156,24 @@ def _dpbusd(k: Kernel, total: Val, unsigned: Val, signed: Val) -> Val:
     return k.intrinsic(name, total.v.type, total, unsigned, signed)
 
 
-class Offset:
-    """What `Dot` adds too much where it multiplies signed weights by activations + 128, since
-    that instruction takes one factor as unsigned: 128 times the sum of the weights, once for all
-    rows. Nothing on other processors and for unsigned weights."""
-
-    def __init__(self, k: Kernel, signed: bool) -> None:
-        self.k = k
-        self.total = k.const(0, vec(I32, k.isa.lanes)) if signed and k.isa.dot == "vnni" else None
-
-    def step(self, w: Val) -> None:
-        """Count the weights of one step."""
-        if self.total is not None:
-            self.total = _dpbusd(self.k, self.total, self.k.const(SIGN, w.v.type), w)
-
-    def less(self, total: Val) -> Val:
-        """A row's sum without it."""
-        return total if self.total is None else total - self.total
-
-
 class Dot:
     """Sums, in each int32 lane, products of four weights and four activations per step.
 
     Vectors have `k.isa.lanes` lanes: 8, or 16 where the processor multiplies 512 bits at once.
 
-    |weight| <= 2**bits; unsigned weights unless `signed`, and then an `Offset` is to be taken off.
-    Activations lie in [-127, 127].
+    Weights are unsigned and less than 2**bits, or, of 8 bits where there is no VNNI, signed.
+    Activations lie in [-127, 127]. `first`: what the sums begin with.
     pmaddubsw adds pairs of products in int16, so `room` steps fit before they must be widened:
     a pair of 4-bit products is at most 15 x 127 x 2 = 3810, and eight of them 30480.
     """
 
-    def __init__(self, k: Kernel, bits: int, signed: bool) -> None:
+    def __init__(self, k: Kernel, bits: int, first: Val | None = None) -> None:
         self.k = k
-        self.signed = signed
-        self.room = max(1, 128 >> bits) if bits < 8 else 1
+        self.signed = bits == 8 and k.isa.dot != "vnni"
+        self.room = 128 >> bits if bits < 8 else 1
         self.steps = 0
         self.pairs: Val | None = None  # int16 x16, not yet widened
-        self.total: Val | None = None  # int32 x8
+        self.total = first  # int32 x8
 
     def step(self, w: Val, x: Val) -> None:
         """Add the products of int8 weights and activations, four per lane."""
@@ -288,8 +226,7 @@ class Dot:
             self._widen()
 
     def _vnni(self, w: Val, x: Val) -> None:
-        pair = (x ^ SIGN, w) if self.signed else (w, x)
-        self.total = _dpbusd(self.k, self._sum(), *pair)
+        self.total = _dpbusd(self.k, self._sum(), w, x)
 
     def _sdot(self, w: Val, x: Val) -> None:
         k, halves = self.k, []
@@ -319,13 +256,28 @@ def high_nibbles(k: Kernel, packed: Val) -> Val:
     return k.cast("bitcast", shifted, packed.v.type) & 15
 
 
-def fifth_bits(k: Kernel, planes: Val, group: int) -> Val:
-    """Bit `group` of each byte, as 0 or 16. What a shift as int16 carries from one byte into the
-    next never reaches its fifth bit."""
-    lanes = planes.v.type.count // 2
-    wide = k.cast("bitcast", planes, vec(I16, lanes))
-    moved = wide << (4 - group) if group <= 4 else wide >> (group - 4)
-    return k.cast("bitcast", moved, planes.v.type) & 16
+def field(k: Kernel, stored: Val, start: int, to: int, bits: int) -> Val:
+    """`bits` bits of each byte from bit `start` on, moved to bit `to`. Shifted as int16, since x86
+    has no shift of bytes: what is carried from one byte into the next never reaches them."""
+    if bits == 8:
+        return stored
+    wide = k.cast("bitcast", stored, vec(I16, stored.v.type.count // 2))
+    moved = wide << (to - start) if to > start else wide >> (start - to)
+    kept = stored if to == start else k.cast("bitcast", moved, stored.v.type)
+    return kept & (((1 << bits) - 1) << to)
+
+
+def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
+    """What codes of 4 bits stand for: bytes of a table of 16, `less` taken off each."""
+    values, count = [v - less for v in table], codes.v.type.count
+    if not k.isa.is_x86 or k.isa.dot == "plain":
+        found = k.const(values[0], codes.v.type)
+        for code, value in enumerate(values[1:], 1):
+            found = k.select(codes.eq(code), k.const(value, codes.v.type), found)
+        return found
+    word = "avx2.pshuf.b" if count == 32 else "avx512.pshuf.b.512"
+    whole = k.consts(values * (count // 16), I8)
+    return k.intrinsic("llvm.x86." + word, codes.v.type, whole, codes)
 
 
 def tanh(k: Kernel, x: Val) -> Val:

@@ -25,7 +25,7 @@ __all__ = [
     "open_driver",
 ]
 
-LIBRARIES = 1 << 29  # bytes left to cuBLAS, code, constants and work space; small GPUs leave less
+LIBRARIES = 1 << 29  # bytes left to cuBLAS itself, code and constants; small GPUs leave less
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "rope_set_rows"})
 
 

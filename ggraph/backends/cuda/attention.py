@@ -10,6 +10,7 @@ import numpy as np
 from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
 from ggraph.backends.cuda.lowering import Lowering, Rule, number
+from ggraph.backends.cuda.matmul import FEW_ROWS, WIDE
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
@@ -17,8 +18,7 @@ from ggraph.ops.rope import rope_angles
 from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
-SPLIT, MAX_HEAD = 64, 512  # as in src/attention.cu
-FEW_ROWS = 64  # up to here a row's bits depend on that row alone, as in `matmul`
+SPLIT, MAX_HEAD, TILE = 128, 512, 16  # as in src/attention.cu
 TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
 PART_BYTES = 1 << 26  # of partial results at a time
 
@@ -147,9 +147,12 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     (rows, heads, dim), v_dim = q.shape, given["v_dim"]
     splits = max(1, -(-given["context"] // SPLIT))
     slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("parts"))
-    given = {**given, "lists": _lists(low, x, given)}
+    given = {**given, "lists": _lists(low, x, given), "heads": heads}
     sinks = given.pop("sinks")
     del given["length"]
+    kernel = "attend" if _is_aligned(x) else "attend_odd"
+    kv_heads, group = given["kv_heads"], heads // given["kv_heads"]
+    tile_rows = TILE // min(group, TILE)  # query rows that share a block
     for t in range(0, rows, slice_rows):
         count = min(slice_rows, rows - t)
         here = {
@@ -157,13 +160,21 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
             "mask": given["mask"] + t * given["mask_row"],
             "lists": given["lists"] + t * 4 * (1 + given["context"]),
         }  # fmt: skip
+        grid = (splits, kv_heads * -(-group // TILE), -(-count // tile_rows))
+        low.call(kernel, grid, 128, type=kind, parts=parts, rows=count, **here)
         low.call(
-            "attend", (splits, heads, count), 128, type=kind, parts=parts, q_row=heads * dim, **here
-        )
-        low.call(
-            "merge", (heads, count, 1), 128, type=kind, parts=parts, sinks=sinks,
-            y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
+            "merge", (heads, count, 1), 128, type=kind, parts=parts, lists=here["lists"],
+            sinks=sinks, y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
+            context=given["context"],
         )  # fmt: skip
+
+
+def _is_aligned(x: Launch) -> bool:
+    """Whether chunks of eight keys or values of a plain type begin at multiples of 16 bytes; blocks
+    are read as anywhere."""
+    caches = [r.tensor for r in x.sources[1:3]]
+    odd = [n for t in caches for n in (t.offset, *t.strides[:2], 2 * t.shape[2])]
+    return caches[0].dtype.is_block or not any(n % WIDE for n in odd)
 
 
 def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:

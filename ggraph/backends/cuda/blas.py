@@ -1,15 +1,15 @@
 """cuBLAS products through ctypes, one handle per stream.
 
 CuPy's own wrapper takes the stream from its state and not from the handle, which a capture of
-several streams cannot use. Each handle has a work space of its own, so that streams share nothing
-and a captured product allocates nothing.
+several streams cannot use. The work space of each product is the plan's, so that cuBLAS allocates
+nothing, captured or not, and products share bytes only where the plan orders them.
 """
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.libraries import shared
 from ggraph.errors import BackendError
 
@@ -17,7 +17,6 @@ DATA_TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType_t
 SUM_IN_F32 = 68  # CUBLAS_COMPUTE_32F
 PLAIN, TRANSPOSED = 0, 1  # cublasOperation_t
 DEFAULT_ALGORITHM = -1
-WORK_SPACE = 32 << 20  # bytes; what cuBLAS recommends for sm_90
 
 
 def library() -> Any:
@@ -35,42 +34,29 @@ def version() -> tuple[int, int, int]:
 
 @dataclass(eq=False)
 class Blas:
-    """Handles by stream. `allocate` gives device memory, which its owner frees."""
+    """Handles by stream."""
 
-    allocate: Callable[[int], int]
     handles: dict[int, ctypes.c_void_p] = field(default_factory=dict)
 
-    def product(
-        self,
-        w: int,
-        x: int,
-        y: int,
-        shape: tuple[int, int, int],
-        row: int,
-        kind: str,
-        add: bool,
-        stream: int,
-    ) -> None:
+    def product(self, p: Product, stream: int) -> None:
         """As `Driver.product`. cuBLAS counts columns first: y^T [n, m] = w [n, k] . x^T [k, m]."""
-        n, m, k = shape
-        one, old = ctypes.c_float(1.0), ctypes.c_float(1.0 if add else 0.0)
-        type_, p = DATA_TYPES[kind], ctypes.c_void_p
+        handle, type_, at = self.handle(stream), DATA_TYPES[p.kind], ctypes.c_void_p
+        one, old = ctypes.c_float(1.0), ctypes.c_float(1.0 if p.add else 0.0)
+        given = library().cublasSetWorkspace_v2(handle, at(p.space), ctypes.c_size_t(p.space_bytes))
+        _check(given, "its work space")
         status = library().cublasGemmEx(
-            self.handle(stream), TRANSPOSED, PLAIN, n, m, k, ctypes.byref(one), p(w), type_, k,
-            p(x), type_, k, ctypes.byref(old), p(y), DATA_TYPES["f32"], row, SUM_IN_F32,
+            handle, TRANSPOSED, PLAIN, p.n, p.m, p.k, ctypes.byref(one), at(p.w), type_, p.k,
+            at(p.x), type_, p.k, ctypes.byref(old), at(p.y), DATA_TYPES["f32"], p.row, SUM_IN_F32,
             DEFAULT_ALGORITHM,
         )  # fmt: skip
-        _check(status, f"a product of {m} rows, {n} outputs, {k} columns")
+        _check(status, f"a product of {p.m} rows, {p.n} outputs, {p.k} columns")
 
     def handle(self, stream: int) -> ctypes.c_void_p:
-        """The handle of a stream, with a work space; made on first use."""
+        """The handle of a stream, made on first use."""
         if stream not in self.handles:
             made = ctypes.c_void_p()
             _check(library().cublasCreate_v2(ctypes.byref(made)), "making a handle")
             _check(library().cublasSetStream_v2(made, ctypes.c_void_p(stream)), "its stream")
-            space = ctypes.c_void_p(self.allocate(WORK_SPACE))
-            size = ctypes.c_size_t(WORK_SPACE)
-            _check(library().cublasSetWorkspace_v2(made, space, size), "its work space")
             self.handles[stream] = made
         return self.handles[stream]
 

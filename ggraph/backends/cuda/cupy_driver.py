@@ -18,7 +18,7 @@ from cupy.cuda.function import Module
 
 from ggraph.backends.cuda import kernels, nvrtc
 from ggraph.backends.cuda.blas import Blas
-from ggraph.backends.cuda.driver import Grid
+from ggraph.backends.cuda.driver import Grid, Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
@@ -88,16 +88,7 @@ class CupyDriver:
     _modules: dict[Unit, Any] = field(default_factory=dict)
     _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list)
-    _blas: Blas = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._blas = Blas(self._kept)
-
-    def _kept(self, nbytes: int) -> int:
-        """Device memory until `close`."""
-        address = self.allocate(nbytes)
-        self._undo.append(lambda: self.free(address))
-        return address
+    _blas: Blas = field(default_factory=Blas, init=False)
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
@@ -194,20 +185,10 @@ class CupyDriver:
                 function.ptr, *grid, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
 
-    def product(
-        self,
-        w: int,
-        x: int,
-        y: int,
-        shape: tuple[int, int, int],
-        row: int,
-        kind: str,
-        add: bool,
-        stream: int,
-    ) -> None:
+    def product(self, p: Product, stream: int) -> None:
         """One call of cuBLAS."""
         with self._here("a product"):
-            self._blas.product(w, x, y, shape, row, kind, add, stream)
+            self._blas.product(p, stream)
 
     def begin_capture(self, stream: int) -> None:
         """Record; other threads may go on using the device."""

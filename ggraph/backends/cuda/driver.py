@@ -7,11 +7,33 @@ BackendError with one clear line.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ggraph.backends.cuda.kernels import Unit
 
 Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Product:
+    """y [m, n] (f32, rows `row` elements apart) = or += x [m, k] . w [n, k], by the library.
+
+    w, x and y are addresses; w and x are of `kind` "f32", "f16" or "bf16", sums are float32. The
+    library may write anything into the `space_bytes` at `space`.
+    """
+
+    w: int
+    x: int
+    y: int
+    n: int
+    m: int
+    k: int
+    row: int
+    kind: str
+    add: bool
+    space: int
+    space_bytes: int
 
 
 class Driver(Protocol):
@@ -74,21 +96,8 @@ class Driver(Protocol):
         """Enqueue a kernel; `block` threads per block, a multiple of 32."""
         ...
 
-    def product(
-        self,
-        w: int,
-        x: int,
-        y: int,
-        shape: tuple[int, int, int],
-        row: int,
-        kind: str,
-        add: bool,
-        stream: int,
-    ) -> None:
-        """Enqueue y [m, n] (f32, rows `row` elements apart) = or += x [m, k] . w [n, k].
-
-        shape is (n, m, k); w and x are of `kind` "f32", "f16" or "bf16", sums are float32.
-        """
+    def product(self, p: Product, stream: int) -> None:
+        """Enqueue a product by the library; nothing is allocated for it."""
         ...
 
     def begin_capture(self, stream: int) -> None:

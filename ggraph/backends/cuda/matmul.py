@@ -4,8 +4,10 @@ Up to FEW_ROWS rows, a row's bits do not depend on how many rows are computed wi
 verifying a draft gives what one-by-one decoding gives. Legend: n outputs, k inner size, m rows.
 """
 
+from functools import partial
 from math import prod
 
+from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
 from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule
@@ -20,9 +22,11 @@ FEW_ROWS = 64  # up to here the kernels of fixed order are used: a tree of that 
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
+TWIN_OUTPUTS = 4096  # from here on blocks of two tiles are as many as a large GPU's multiprocessors
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
+WORK_SPACE = 32 << 20  # bytes; what cuBLAS recommends for sm_90
 
 
 def _is_stored(w: Tensor) -> bool:
@@ -75,7 +79,8 @@ def _aligned(low: Lowering, launch: Launch) -> int:
 
 
 def _product_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "rows": a copy at a wider alignment; "decoded": rows in cuBLAS's type and slices of w."""
+    """Few rows: "rows", a copy at a wider alignment. Many: "work", cuBLAS's, and "decoded", rows in
+    its type and slices of w."""
     w, x = t.sources[:2]
     m, k = prod(x.shape[:-1]), w.shape[-1]
     if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
@@ -83,7 +88,8 @@ def _product_needs(t: Tensor) -> tuple[Need, ...]:
     if m <= FEW_ROWS or not k:
         return (Need("rows", x.nbytes),) if _is_tiled(w) and not _is_wide(x) else ()
     space = sum(_decoded_bytes(w, m))
-    return (Need("decoded", space),) if space else ()
+    work = Need("work", WORK_SPACE)
+    return (work, Need("decoded", space)) if space else (work,)
 
 
 def rounds(t: Tensor) -> str:
@@ -113,10 +119,13 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
         x = _aligned(low, launch)
-        few = m <= PASS_ROWS
-        kernel, rows = ("mul_mat_tile", PASS_ROWS) if few else ("mul_mat_tiles", WIDE_ROWS)
+        kernel, rows, outputs = "mul_mat_tiles", WIDE_ROWS, TILE
+        if m <= PASS_ROWS:
+            twin = n >= TWIN_OUTPUTS
+            kernel, rows = "mul_mat_twin" if twin else "mul_mat_tile", PASS_ROWS
+            outputs = 2 * TILE if twin else TILE
         low.call(
-            kernel, (-(-n // TILE), -(-m // rows), 1), TILE_WARPS * 32,
+            kernel, (-(-n // outputs), -(-m // rows), 1), TILE_WARPS * 32,
             type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
         )  # fmt: skip
         return
@@ -141,6 +150,7 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     decoded = kind is not w.tensor.dtype
     rows = _slice_rows(n, k, kind) if decoded else n
     wide, slices = _decoded_bytes(w.tensor, m)
+    work = low.at(launch.room("work"))
     space = low.at(launch.room("decoded")) if wide or slices else 0
     if wide:
         low.per_element(
@@ -159,21 +169,10 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
             low.call("dequantise", grid, 256, type=w.tensor.dtype.name, w=source, y=space + wide,
                      rows=count, k=k, type_=PLAIN[kind])  # fmt: skip
             source = space + wide
-        _blas(low, source, x, y + 4 * n0, (count, m, k), n, kind, bool(add))
-
-
-def _blas(
-    low: Lowering,
-    w: int,
-    x: int,
-    y: int,
-    shape: tuple[int, int, int],
-    row: int,
-    kind: DType,
-    add: bool,
-) -> None:
-    driver, name = low.keeper.driver, kind.name
-    low.steps.append(lambda s: driver.product(w, x, y, shape, row, name, add, s))
+        made = Product(
+            source, x, y + 4 * n0, count, m, k, n, kind.name, bool(add), work, WORK_SPACE
+        )
+        low.steps.append(partial(low.keeper.driver.product, made))
 
 
 def _any(low: Lowering, x: Launch, add: int) -> None:

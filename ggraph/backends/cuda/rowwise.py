@@ -18,12 +18,14 @@ from ggraph.backends.cuda.layout import (
     row_steps,
     spread,
 )
-from ggraph.backends.cuda.lowering import Lowering, Rule, number, threads
+from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, number, threads
 from ggraph.backends.protocol import Launch
+from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
 from ggraph.tensor import Tensor, contiguous
 
 LONGEST_SORT = 4096  # a full sort takes n passes over n values
+LONG_ROW, PART = 4096, 2048  # rows of more values have a best value per part, by a block each
 
 
 def _normable(t: Tensor) -> bool:
@@ -133,6 +135,32 @@ def _first_k(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
 
 
+def _is_long(t: Tensor) -> bool:
+    """Whether an arg-max takes several blocks per row."""
+    x = t.sources[0]
+    return x.shape[-1] > LONG_ROW and row_count(x) <= MAX_GRID_Y
+
+
+def _argmax(low: Lowering, x: Launch) -> None:
+    a = x.sources[0].tensor
+    if not _is_long(x.result.tensor):
+        _first_k(low, x)
+        return
+    n, rows, picks = a.shape[-1], row_count(a), low.at(x.room("picks"))
+    parts = -(-n // PART)
+    low.call(
+        "first_parts", (parts, rows, 1), 256, x=low.at(x.sources[0]), picks=picks, n=n, each=PART,
+        shape=row_sizes(a), strides=row_steps(a), type_=PLAIN[a.dtype],
+    )  # fmt: skip
+    low.call("first_of", (rows, 1, 1), threads(parts), picks=picks, y=low.at(x.result), parts=parts)
+
+
+def _argmax_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "picks": of long rows the best value and its place in each part."""
+    x = t.sources[0]
+    return (Need("picks", row_count(x) * -(-x.shape[-1] // PART) * 8),) if _is_long(t) else ()
+
+
 def _is_index(t: Tensor) -> bool:
     return t.dtype in (I32, I64) and t.is_contiguous
 
@@ -201,7 +229,8 @@ RULES: dict[str, Rule] = {
     **{name: Rule(_summable, _sum_rows) for name in ("sum", "sum_rows", "mean")},
     "cumsum": Rule(_summable, _cumsum),
     "soft_max": Rule(_weighable, _soft_max),
-    **{name: Rule(_orderable, _first_k) for name in ("argmax", "top_k", "argsort")},
+    **{name: Rule(_orderable, _first_k) for name in ("top_k", "argsort")},
+    "argmax": Rule(_orderable, _argmax, _argmax_needs),
     "get_rows": Rule(_gatherable, _get_rows),
     "set_rows": Rule(_storable, _set_rows),
 }

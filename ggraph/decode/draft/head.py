@@ -14,6 +14,7 @@ no row is wanted (M = 0, and no input `wanted`) the rows are only read into the 
 from dataclasses import dataclass
 from typing import Protocol
 
+from ggraph.decode.model import StepShape
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
@@ -29,6 +30,14 @@ class DraftShape:
     cache_rows: int
     fed_back: bool
     cache_dtype: DType = F16
+    listed: int = 0  # entries of the lists of slots that rows see; 0: masks
+
+    @property
+    def step(self) -> StepShape:
+        """The same as a step of a model."""
+        return StepShape(
+            self.rows, self.context, self.wanted, self.cache_rows, (), self.cache_dtype, self.listed
+        )
 
 
 @dataclass(frozen=True, eq=False)

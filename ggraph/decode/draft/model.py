@@ -1,7 +1,9 @@
 """A smaller model as the drafter, which may itself be helped by a lookup drafter.
 
 Index alignment: the draft model's cache holds the text up to, not including, its last token. A
-draft is the model's own greedy continuation; its rows beyond the text are forgotten each time.
+draft is the model's own greedy continuation; its rows beyond the text are forgotten each time. A
+recurrent model reads its own guesses again for each further one, in one step: a step's rows are all
+that it can take back, and a row more costs little beside the weights.
 """
 
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.decode.draft.tree import Draft, Drafter
+from ggraph.decode.model import REPLAYED
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.errors import InputError
@@ -51,6 +54,8 @@ class ModelDrafter:
             self._waiting = self._waiting[-1:]
         past, tokens = self.runner.past, list(self._waiting)
         room = self.runner.context - past - 1
+        if self.runner.recurrent:
+            room = min(room, REPLAYED - 1)
         while len(tokens) - 1 < min(limit, room) and self._step(past, tokens, limit):
             pass
         return Draft.chain(tokens[1 : limit + 1])
@@ -59,11 +64,11 @@ class ModelDrafter:
         """One step of the draft model; appends what it says and tells whether to go on."""
         left = limit - (len(tokens) - 1)
         guess = self._guess(tokens, left)
-        start = past + len(tokens) - 1
-        slots = range(start, start + 1 + len(guess))
-        logits = self.runner.step(
-            Rows([tokens[-1], *guess], slots, slots), range(len(slots))
-        ).logits
+        first = 0 if self.runner.recurrent else len(tokens) - 1
+        rows = [*tokens[first:], *guess]
+        slots = range(past + first, past + first + len(rows))
+        wanted = range(len(rows) - 1 - len(guess), len(rows))
+        logits = self.runner.step(Rows(rows, slots, slots), wanted).logits
         for row, token in enumerate([*guess, -1]):
             best = int(np.argmax(logits[row]))
             if self.p_min > 0 and _chance(logits[row], best) < self.p_min:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ggraph.env import cache_dir, usable_cores
 from ggraph.errors import InputError
 from ggraph.record.plugin import fetch_sources
-from ggraph.record.real.mutants import NEW, Mutant
+from ggraph.record.real.mutants import MUTANTS, NEW, Mutant
 
 OPTIONS = (
     "CMAKE_BUILD_TYPE=Release LLAMA_CURL=OFF LLAMA_OPENSSL=OFF LLAMA_BUILD_TESTS=OFF "
@@ -22,9 +22,11 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Build:
-    """A build of one version: `sources` are a copy that may be changed, `folder` what comes out."""
+    """A build of one version: `whole` are its sources, `sources` a copy that may be changed,
+    `folder` what comes out."""
 
     version: str
+    whole: Path
     sources: Path
     folder: Path
 
@@ -39,15 +41,21 @@ class Build:
 
     @contextmanager
     def changed(self, mutant: Mutant, *targets: str) -> Iterator[None]:
-        """The build with a fault in it; afterwards the sources are whole again."""
-        file = self.sources / mutant.file
-        whole = file.read_text()
-        file.write_text(mutant.applied(whole, self.version))
+        """The build with a fault in it; afterwards the sources are whole again (not built)."""
+        text = (self.whole / mutant.file).read_text()
+        (self.sources / mutant.file).write_text(mutant.applied(text, self.version))
         try:
             self.make(*targets)
             yield
         finally:
-            file.write_text(whole)
+            self.mend()
+
+    def mend(self) -> None:
+        """Make the sources whole: a process that was killed leaves its fault behind."""
+        for name in {m.file for m in MUTANTS if self.version in m.which}:
+            text = (self.whole / name).read_bytes()
+            if (self.sources / name).read_bytes() != text:
+                (self.sources / name).write_bytes(text)
 
 
 def build(version: str, *targets: str) -> Build:
@@ -55,12 +63,13 @@ def build(version: str, *targets: str) -> Build:
     if shutil.which("cmake") is None:
         raise InputError("no cmake here: it is needed to build llama.cpp")
     home = cache_dir() / "record" / f"build-{version}"
-    made = Build(version, home / "source", home / "build")
+    made = Build(version, fetch_sources(version), home / "source", home / "build")
     if not made.sources.is_dir():
         partly = home / "partly"
         shutil.rmtree(partly, ignore_errors=True)
-        shutil.copytree(fetch_sources(version), partly)
+        shutil.copytree(made.whole, partly)
         partly.rename(made.sources)
+    made.mend()
     if not (made.folder / "CMakeCache.txt").is_file():
         options = [f"-D{o}" for o in OPTIONS.split()]
         _run(["cmake", "-S", str(made.sources), "-B", str(made.folder), *options])

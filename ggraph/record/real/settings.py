@@ -1,16 +1,17 @@
 """The configurations in which llama.cpp is recorded: what is split, how, and what is done with it.
 
-`{model}`, `{head}`, `{experts}`, `{adapter}`, `{folder}` in arguments are paths. Prompts are split
-into micro-batches of 16 tokens and graphs are not reused in `prompt-*`, so that a prompt of 125
-tokens is pipelined as one of 2,000 is by default.
+Names in braces in the arguments are paths of `Files`, the version, and a server's port. Prompts are
+split into micro-batches of 16 tokens and graphs are not reused in `prompt-*`, so that a prompt of
+125 tokens is pipelined as one of 2,000 is by default.
 """
 
 import json
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ggraph.record.real.mutants import NEW, OLD
 
@@ -49,10 +50,11 @@ def _post(port: int, path: str, body: object) -> str:
     return text
 
 
-def wait_for(port: int, seconds: float = 300.0) -> None:
-    """Until the server at `port` has loaded its model. TimeoutError after `seconds`."""
+def wait_for(port: int, server: subprocess.Popen[bytes], seconds: float = 300.0) -> None:
+    """Until the server at `port` has loaded its model. OSError if it ends before, or after
+    `seconds`."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and server.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
                 if answer.status == 200:
@@ -86,7 +88,7 @@ def _swap(port: int) -> None:
 
 
 QUIET = "--no-warmup -no-cnv --temp 0 -t 2"
-DRAFTS = "-md {head} --spec-type draft-eagle3 --spec-draft-ngl 99 --no-warmup -ngl 99 --temp 0 -t 2"
+DRAFTS = "--spec-draft-ngl 99 -ngl 99 --temp 0 -t 2 -n 12 --spec-type"
 REUSE_OFF = {"LLAMA_GRAPH_REUSE_DISABLE": "1"}
 PIPELINE = f"{QUIET} -ngl 99 -n 4 -ub 16 -b 256"
 SERVER = "--temp 0 -t 2 -ngl 99 --port {port} --no-warmup -np"
@@ -106,6 +108,21 @@ def _prompt(name: str, what: str, contract: str) -> Setting:
         environment=REUSE_OFF,
         prompt=LONG,
     )
+
+
+def _drafts(name: str, what: str, how: str, devices: int = 1) -> Setting:
+    return Setting(
+        name,
+        what,
+        f"{DRAFTS} {how}",
+        "llama-speculative-simple",
+        devices=devices,
+        versions=(NEW,),
+    )
+
+
+def _tensor(name: str, what: str, contract: str) -> Setting:
+    return replace(_decode(name, what, "-ngl 99 -sm tensor", 2, contract), versions=(NEW,))
 
 
 SETTINGS = (
@@ -134,14 +151,15 @@ SETTINGS = (
     Setting(
         "shift",
         "the context is full and shifts",
-        f"{QUIET} -ngl 99 -c 256 -n 80 --context-shift",
+        f"{QUIET} -ngl 99 -c 256 -n 80",
         devices=2,
+        environment={"LLAMA_ARG_CONTEXT_SHIFT": "1"},  # what 0.3.16 does by itself
         prompt=LONG * 2,
     ),
     Setting(
         "session",
         "a session is saved, and restored in a second run",
-        f"{QUIET} -ngl 99 -n 4 --prompt-cache {{folder}}/session.bin",
+        f"{QUIET} -ngl 99 -n 4 --prompt-cache {{folder}}/session-{{version}}.bin",
         repeat=2,
     ),
     Setting(
@@ -150,21 +168,12 @@ SETTINGS = (
         "-ngl 99 -t 2 --pooling last --no-warmup",
         "llama-embedding",
     ),
-    Setting(
-        "eagle3",
-        "EAGLE-3 drafts",
-        f"{DRAFTS} -n 12",
-        "llama-speculative-simple",
-        versions=(NEW,),
-    ),
-    Setting(
-        "eagle3-two",
-        "EAGLE-3 drafts on two devices",
-        f"{DRAFTS} -n 12",
-        "llama-speculative-simple",
-        devices=2,
-        versions=(NEW,),
-    ),
+    _drafts("eagle3", "EAGLE-3 drafts", "draft-eagle3 -md {head}"),
+    _drafts("eagle3-two", "the same on two devices", "draft-eagle3 -md {head}", 2),
+    _drafts("mtp", "drafts of a layer of a recurrent model itself (MTP)", "draft-mtp -m {mtp}"),
+    _drafts("mtp-two", "the same on two devices", "draft-mtp -m {mtp}", 2),
+    _drafts("dflash", "DFlash drafts, three tokens at once", "draft-dflash -md {dflash}"),
+    _drafts("dflash-two", "the same on two devices", "draft-dflash -md {dflash}", 2),
     Setting(
         "server-8",
         "a server with eight slots and eight requests at once",
@@ -182,14 +191,13 @@ SETTINGS = (
         versions=(NEW,),
         serve=_swap,
     ),
-    _decode("sm-row", "rows split over two devices", "-ngl 99 -sm row", 2),
-    Setting(
-        "sm-tensor",
-        "tensors split over two devices",
-        f"{QUIET} -n 6 -ngl 99 -sm tensor",
-        devices=2,
-        versions=(NEW,),
+    replace(
+        _decode("sm-row", "rows split over two devices", "-ngl 99 -sm row", 2),
+        unplayed="CUDA splits rows inside its own product, behind the interface that is played",
     ),
+    _tensor("sm-tensor", "tensors split over two devices", "cuda"),
+    _tensor("sm-tensor-vulkan", "the same under Vulkan's contract", "vulkan"),
+    _tensor("sm-tensor-metal", "the same under Metal's contract", "metal"),
 )
 
 

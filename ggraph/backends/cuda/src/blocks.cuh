@@ -30,10 +30,11 @@ DEV void eight_floats(const float* p, float* v) {
 
 struct f32 {
   static const int BLOCK = 1, BYTES = 4, SPAN = 0;
+  DEV void eight(const void* p, float* v) { eight_floats((const float*)p, v); }
   DEV void load(const u8* row, int c, i64 k, float* v) {
     const float* p = (const float*)row + 8 * c;
     if (is_whole(p, c, k)) {
-      eight_floats(p, v);
+      eight(p, v);
       return;
     }
 #pragma unroll
@@ -42,15 +43,18 @@ struct f32 {
 };
 struct f16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  DEV void eight(const void* p, float* v) {
+    const Quad a = *(const Quad*)p;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = half_to_float((u16)a.w[i]);
+      v[2 * i + 1] = half_to_float((u16)(a.w[i] >> 16));
+    }
+  }
   DEV void load(const u8* row, int c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {
-      const Quad a = *(const Quad*)p;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[2 * i] = half_to_float((u16)a.w[i]);
-        v[2 * i + 1] = half_to_float((u16)(a.w[i] >> 16));
-      }
+      eight(p, v);
       return;
     }
 #pragma unroll
@@ -59,15 +63,18 @@ struct f16 {
 };
 struct bf16 {
   static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  DEV void eight(const void* p, float* v) {
+    const Quad a = *(const Quad*)p;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[2 * i] = bits_to_float(a.w[i] << 16);
+      v[2 * i + 1] = bits_to_float(a.w[i] & 0xffff0000u);
+    }
+  }
   DEV void load(const u8* row, int c, i64 k, float* v) {
     const u16* p = (const u16*)row + 8 * c;
     if (is_whole(p, c, k)) {
-      const Quad a = *(const Quad*)p;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[2 * i] = bits_to_float(a.w[i] << 16);
-        v[2 * i + 1] = bits_to_float(a.w[i] & 0xffff0000u);
-      }
+      eight(p, v);
       return;
     }
 #pragma unroll

@@ -36,13 +36,21 @@ DEV unsigned bf16_pair(float first, float second) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
   return word;
 }
-// sum [16, 8] += a [16, 16] . b [16, 8], bf16, spread over the lanes of a warp as PTX says
-DEV void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+DEV unsigned f16_pair(float first, float second) {
+  unsigned word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
 }
+// sum [16, 8] += a [16, 16] . b [16, 8], spread over the lanes of a warp as PTX says
+#define MULTIPLY(name, type)                                                            \
+  DEV void name(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {           \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                  \
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"               \
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));            \
+  }
+MULTIPLY(multiply, "bf16")
+MULTIPLY(multiply_f16, "f16")
 #endif
 
 typedef unsigned char u8;
@@ -77,6 +85,9 @@ DEV u16 float_to_bf16(float value) {
 #ifdef GGRAPH_HOST
 DEV u32 bf16_pair(float first, float second) {
   return (u32)float_to_bf16(first) | (u32)float_to_bf16(second) << 16;
+}
+DEV u32 f16_pair(float first, float second) {
+  return (u32)float_to_half(first) | (u32)float_to_half(second) << 16;
 }
 #endif
 

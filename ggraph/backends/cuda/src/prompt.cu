@@ -31,8 +31,8 @@ DEV void queries_of(const float* q, i64 row, i64 rows, i64 q_row, i64 dim, float
         load_chunk<f32>((const u8*)(q + (row + 8 * half) * q_row), 4 * i + c, dim, v);
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] *= scale;
-      split(v, to.high[i][half], to.low[i][half]);
-      split(v + 4, to.high[i][half] + 2, to.low[i][half] + 2);
+      split<As_bf16>(v, to.high[i][half], to.low[i][half]);
+      split<As_bf16>(v + 4, to.high[i][half] + 2, to.low[i][half] + 2);
     }
 }
 
@@ -42,19 +42,19 @@ DEV void scores_of(const Queries& q, const u8* key, i64 dim, float* sum) {
 #pragma unroll
   for (int i = 0; i < CHUNKS; ++i) {
     if (32 * i >= dim) continue;
-    u32 high[4], low[4];
-    words_of<CACHE, false>(key, 4 * i + c, dim, high, low);
+    u32 words[2][4];
+    words_of<As_bf16, CACHE, false>(key, 4 * i + c, dim, words);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32 a[4] = {q.high[i][0][2 * h], q.high[i][1][2 * h], q.high[i][0][2 * h + 1],
                         q.high[i][1][2 * h + 1]};
       const u32 rest[4] = {q.low[i][0][2 * h], q.low[i][1][2 * h], q.low[i][0][2 * h + 1],
                            q.low[i][1][2 * h + 1]};
-      const u32 b[2] = {high[2 * h], high[2 * h + 1]};
+      const u32 b[2] = {words[0][2 * h], words[0][2 * h + 1]};
       multiply(sum, a, b);
       multiply(sum, rest, b);
-      if (!exact<CACHE>::VALUE) {
-        const u32 left_out[2] = {low[2 * h], low[2 * h + 1]};
+      if (!holds<As_bf16, CACHE>::VALUE) {
+        const u32 left_out[2] = {words[1][2 * h], words[1][2 * h + 1]};
         multiply(sum, a, left_out);
       }
     }
@@ -77,7 +77,7 @@ DEV void mix(const u32 (&high)[4], const u32 (&low)[4], const u8* const (&rows)[
       const u32 b[2] = {bf16_pair(v[0][i], v[1][i]), bf16_pair(v[2][i], v[3][i])};
       multiply(mixed[half][i], high, b);
       multiply(mixed[half][i], low, b);
-      if (!exact<CACHE>::VALUE) {
+      if (!holds<As_bf16, CACHE>::VALUE) {
         const u32 rest[2] = {bf16_pair(v[0][i] - bits_to_float(b[0] << 16),
                                        v[1][i] - bits_to_float(b[0] & 0xffff0000u)),
                              bf16_pair(v[2][i] - bits_to_float(b[1] << 16),
@@ -168,8 +168,8 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
         sum[i / 2] += weight[j][i];
       }
     u32 high[4], low[4];  // rows r and r + 8 of the first eight cache rows, then of the others
-    split(weight[0], high, low);
-    split(weight[1], high + 2, low + 2);
+    split<As_bf16>(weight[0], high, low);
+    split<As_bf16>(weight[1], high + 2, low + 2);
     const u8* four[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -25,9 +25,28 @@ DEV Pick warp_first(Pick p) {
   return p;
 }
 
+// The best of a block's picks, for all its threads; `part` is shared, one per warp.
+DEV Pick block_first(Pick best, Pick (&part)[32]) {
+  best = warp_first(best);
+  __syncthreads();  // readers of the last pick are done
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = best;
+  __syncthreads();
+  Pick first = part[0];
+  for (int w = 1; w < (int)blockDim.x / 32; ++w)
+    if (before(part[w], first)) first = part[w];
+  return first;
+}
+
+DEV Pick pick_at(const u8* row, i64 i, int type) {
+  Pick here;
+  here.value = load_plain(row + i * plain_size(type), type);
+  if (here.value != here.value) here.value = -INF;
+  here.index = (int)i;
+  return here;
+}
+
 KERNEL first_k(const u8* x, int* y, i64 n, i64 k, Axes shape, Axes strides, int type, int ascending) {
   SHARED Pick part[32];
-  const int size = plain_size(type), warps = blockDim.x / 32;
   const u8* row = x + place_of(blockIdx.x, shape, strides);
   Pick last;
   last.value = INF;
@@ -37,20 +56,37 @@ KERNEL first_k(const u8* x, int* y, i64 n, i64 k, Axes shape, Axes strides, int 
     best.value = -INF;
     best.index = -1;
     for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
-      Pick here;
-      here.value = load_plain(row + i * size, type);
-      if (here.value != here.value) here.value = -INF;
+      Pick here = pick_at(row, i, type);
       if (ascending) here.value = -here.value;
-      here.index = (int)i;
       if ((last.index < 0 || before(last, here)) && before(here, best)) best = here;
     }
-    best = warp_first(best);
-    __syncthreads();  // readers of the last pick are done
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = best;
-    __syncthreads();
-    last = part[0];
-    for (int w = 1; w < warps; ++w)
-      if (before(part[w], last)) last = part[w];
+    last = block_first(best, part);
     if (threadIdx.x == 0) y[blockIdx.x * k + pick] = last.index;
   }
+}
+
+// The best of each part of `each` values: picks [rows, parts]. Grid (parts, rows).
+KERNEL first_parts(const u8* x, Pick* picks, i64 n, i64 each, Axes shape, Axes strides, int type) {
+  SHARED Pick part[32];
+  const u8* row = x + place_of(blockIdx.y, shape, strides);
+  const i64 begin = blockIdx.x * each, end = begin + each < n ? begin + each : n;
+  Pick best = {-INF, -1};
+  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const Pick here = pick_at(row, i, type);
+    if (before(here, best)) best = here;
+  }
+  best = block_first(best, part);
+  if (threadIdx.x == 0) picks[blockIdx.y * gridDim.x + blockIdx.x] = best;
+}
+
+// y [rows]: the best of `picks`. Grid (rows).
+KERNEL first_of(const Pick* picks, int* y, i64 parts) {
+  SHARED Pick part[32];
+  Pick best = {-INF, -1};
+  for (i64 i = threadIdx.x; i < parts; i += blockDim.x) {
+    const Pick here = picks[blockIdx.x * parts + i];
+    if (before(here, best)) best = here;
+  }
+  best = block_first(best, part);
+  if (threadIdx.x == 0) y[blockIdx.x] = best.index;
 }

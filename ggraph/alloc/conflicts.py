@@ -1,0 +1,61 @@
+"""Which blocks may not share bytes: work that grows with the pairs in conflict, not with all pairs.
+
+Of one actor's commands those that precede all of block b's accesses come first, those that follow
+them all last; between them lies b's *window*. Two blocks are in conflict within a run just when a
+first access of one, on some actor, is in the other's window: if an access of a is in b's window on
+an actor whose first access of a is not, then that one precedes all of b, and the first accesses of
+b on the actors that the later one does not precede are in a's window. From one run to the next they
+are where the last access of one is not before all of the other's next ones.
+
+Legend: m = blocks asked about, A = actors, E = pairs found.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ggraph.alloc.arena_blocks import Blocks
+from ggraph.alloc.precedence import Ints, Precedence, Spans
+
+
+def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
+    """Conflicts among the chosen blocks as compressed rows (start [m + 1], neighbours).
+
+    Neighbours are positions in `of`, ascending. Pinned blocks are in conflict with all.
+    """
+    m = len(of)
+    spans = blocks.spans.of(np.asarray(of, dtype=np.int64))
+    pinned = np.flatnonzero([blocks.blocks[i].pinned for i in of])
+    found = [(np.repeat(pinned, m), np.tile(np.arange(m), len(pinned)))]
+    for actor in range(len(blocks.order.actors)):
+        found += _on(blocks.order, spans, actor)
+    a, b = (np.concatenate(side) for side in zip(*found, strict=True))
+    pairs = np.concatenate((a * m + b, b * m + a)).astype(np.min_scalar_type(m * m))
+    pairs.sort()
+    low, near = np.divmod(pairs, max(m, 1))
+    once = low != near
+    once[1:] &= pairs[1:] != pairs[:-1]
+    start = np.searchsorted(low[once], np.arange(m + 1))
+    return start, near[once].astype(np.int64)
+
+
+def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs (a, b) that this actor's commands tell of."""
+    rows = order.rows_of[actor]
+    used = np.flatnonzero(s.last[:, actor])
+    begin = np.searchsorted(rows, s.meet[:, actor])
+    end = order.count_before(actor, s.last).max(axis=1, initial=0)
+    yield _within(used, np.searchsorted(rows, s.first[used, actor] - 1), begin, end)
+    begin = np.searchsorted(rows, s.meet2[:, actor])
+    end = np.full(len(begin), len(rows))
+    yield _within(used, np.searchsorted(rows, s.last[used, actor] - 1), begin, end)
+
+
+def _within(who: Ints, place: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """[E] each: windows [begin, end), by number, and of `who` those whose `place` is inside."""
+    by = np.argsort(place, kind="stable")
+    low, high = (np.searchsorted(place[by], side) for side in (begin, end))
+    count = np.maximum(high - low, 0)
+    window = np.repeat(np.arange(len(count)), count)
+    inside = np.arange(len(window)) - np.repeat(np.cumsum(count) - count - low, count)
+    return window, who[by[inside]]

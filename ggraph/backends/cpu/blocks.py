@@ -1,0 +1,112 @@
+"""One block of a packed matrix, as kernels meet it: where its parts lie, and what they mean.
+
+Legend: lanes are rows of the tile, from row `first` on; j number of the block in its run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Val, vec
+from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, TILE, X_BLOCK, Layout, Scale
+
+SMALLEST = 0x00200000  # the bits of 2^-128 as float32, below its normal numbers
+
+
+@dataclass(frozen=True)
+class Block:
+    """Block `j` of the run of 16 rows at address `run`."""
+
+    k: Kernel
+    layout: Layout
+    run: Val
+    j: Val
+
+    def scale_at(self, sub: int) -> Val:
+        """Address of the scales of a part of the columns."""
+        a = self.layout
+        return self.run + (a.scales_at + sub * TILE * a.scale.nbytes) + self.j * a.scales_bytes
+
+    @property
+    def minimum_at(self) -> Val:
+        """Address of the minimums."""
+        return self.run + self.layout.minimums_at + self.j * self.layout.minimums_bytes
+
+    @property
+    def codes_at(self) -> Val:
+        """Address of the codes."""
+        return self.run + self.layout.codes_at + self.j * self.layout.codes_bytes
+
+    def scales(self, sub: int, first: Val | int, lanes: int) -> Val:
+        """Scales of a part of the columns, float32."""
+        return self._numbers(self.run, self.scale_at(sub), first, lanes)
+
+    def minimums(self, first: Val | int, lanes: int) -> Val:
+        """What is added to a weight, float32."""
+        return self._numbers(self.run + 2 * TILE, self.minimum_at, first, lanes)
+
+    def _numbers(self, supers: Val, address: Val, first: Val | int, lanes: int) -> Val:
+        k, kind = self.k, self.layout.scale
+        if kind is Scale.HALF:
+            return words.load_f16(k, address + self.k.same(first, address) * 2, lanes)
+        bytes_ = k.load(address + first, vec(I8, lanes))
+        if kind is Scale.EXPONENT:
+            e = k.cast("zext", bytes_, vec(I32, lanes))
+            tiny = k.const(SMALLEST, e.v.type) << (e & 1)
+            return k.cast("bitcast", k.select(e < 2, tiny, (e - 1) << 23), vec(F32, lanes))
+        whole = k.cast("sitofp", k.cast("sext", bytes_, vec(I32, lanes)), vec(F32, lanes))
+        return words.load_f16(k, supers + k.same(first, supers) * 2, lanes) * whole
+
+    @property
+    def lifted(self) -> bool:
+        """Whether products take codes and values as they are stored, `zero` added. Only VNNI takes
+        the largest so: other products want them signed."""
+        return self.layout.bits < 8 or self.k.isa.dot == "vnni"
+
+    def codes(self, group: int, part: int) -> Val:
+        """Codes or values of columns 4 * group .. + 3 of a part of the tile, one vector of bytes;
+        without `zero` where they are not lifted."""
+        k, a, width = self.k, self.layout, self.k.isa.lanes * GROUP
+        found, low, plane = None, 0, self.codes_at
+        for bits in a.planes:
+            at = plane + (group % bits * GROUP_BYTES + part * width)
+            own = words.field(k, k.load(at, vec(I8, width)), group // bits * bits, low, bits)
+            found = own if found is None else found | own
+            low, plane = low + bits, plane + bits * GROUP_BYTES
+        assert found is not None, f"layout {a.name} has no planes"
+        if a.values:
+            return words.look_up(k, a.values, 0 if self.lifted else a.zero, found)
+        return found if self.lifted else found ^ words.SIGN
+
+
+def ask(k: Kernel, address: Val, keep: int = 3) -> None:
+    """Ask for a cache line, to be read once (0) or to be kept (3)."""
+    at = k.pointer(address)
+    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
+
+
+def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
+    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept."""
+    lines = range(0, nbytes, 64)
+    if not k.isa.bypasses:
+        for line in lines:
+            ask(k, address + line)
+        return
+    with k.if_else(k.flag(STREAM)) as (once, again):
+        for branch, keep in ((once, 0), (again, 3)):
+            with branch:
+                for line in lines:
+                    ask(k, address + line, keep)
+
+
+def blocks_of(k: Kernel, layout: Layout, tile: Val, ahead: int) -> Iterator[tuple[Block, Val]]:
+    """A loop over the blocks of a tile, each with the offset of its block in a row of x; what lies
+    `ahead` bytes further is asked for."""
+    share = -(-layout.run_bytes // layout.blocks)  # of a run's bytes, for each of its blocks
+    for i in k.loop(0, k.arg("k") // (BLOCK * layout.blocks)):
+        run = tile + i * layout.run_bytes
+        for j in k.loop(0, layout.blocks):
+            prefetch(k, run + j * share + ahead, share)
+            yield Block(k, layout, run, j), (i * layout.blocks + j) * X_BLOCK

@@ -1,0 +1,94 @@
+"""Convolution with packed kernels: y[n, o, p] = sum over columns c of W[o, c] * x[place of p, c].
+
+As a product of matrices (`matmul.py`), but a row of x is not laid out: the place of an output in
+the image, and that of a column in the place, are found by strides. A thread takes tiles of outputs
+for a chunk of places; results are turned, since an output's places lie side by side.
+
+Legend: n outputs, k columns (i channels, h rows and w columns of a kernel), m places of an image,
+across of them in a row; strides in bytes: xn of an image, xr and xc of places, si, sh and sw of
+columns.
+"""
+
+from collections.abc import Iterator
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.lay import turned
+from ggraph.backends.cpu.matmul import FLOAT_ROWS, float_sums, next_rows
+from ggraph.backends.cpu.simd import F32X8, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.tiles import HALF, LAYOUTS, FloatLayout
+
+ARGS = "w x y n k images m across i h width xn xr xc si sh sw"
+CHUNK = 64  # places that a thread takes at a time
+
+
+def _columns(k: Kernel) -> Iterator[tuple[Val, Val]]:
+    """Every column, with its place in bytes."""
+    channels, h, w, si, sh, sw = k.words("i h width si sh sw")
+    for i in k.loop(0, channels):
+        for r in k.loop(0, h):
+            first, place = (i * h + r) * w, i * si + r * sh
+            for c in k.loop(0, w):
+                yield first + c, place + c * sw
+
+
+def _starts(k: Kernel, image: Val, first: Val, count: int) -> list[Val]:
+    """Where `count` places from `first` on begin."""
+    across, xr, xc = k.words("across xr xc")
+    row, column = first // across, first % across
+    starts = []
+    for _ in range(count):
+        starts.append(k.opaque(image + row * xr + column * xc))
+        over = column + 1 >= across
+        row, column = k.select(over, row + 1, row), k.select(over, k.same(0, row), column + 1)
+    return starts
+
+
+def _write(k: Kernel, layout: FloatLayout, home: Val, y: Val, left: Val, count: int) -> None:
+    """The sums of `count` places for the tile's outputs, `left` of which there are."""
+    step, places = k.arg("m") * 4, k.same(count, left)
+    for h in range(0, layout.tile, HALF):
+        with k.when(left > h):
+            held = [k.load(home + (r * layout.tile + h) * 4, F32X8) for r in range(count)]
+            for j, value in enumerate(turned(k, held + held[:1] * (HALF - count))):
+                with k.when(left > h + j):
+                    at = y + step * (h + j)
+                    if count == HALF:
+                        k.store(at, value)
+                    else:
+                        words.store_tail(k, at, value, places)
+
+
+def _chunk(k: Kernel, layout: FloatLayout, home: Val, image: Val, t: Val, chunk: Val) -> None:
+    """Tile `t` for a chunk of the places of an image."""
+    w, x, y, n, columns, m, xn = k.words("w x y n k m xn")
+    tile = w + t * (columns * (layout.tile * layout.element_bytes))
+    first, stop = k.var(chunk * CHUNK), k.minimum(chunk * CHUNK + CHUNK, m)
+    most = FLOAT_ROWS[k.isa.lanes]
+    with k.while_(lambda: first.value < stop):
+        rows = next_rows(k, most, stop - first.value)
+        for count in range(1, most + 1):
+            with k.when(rows.eq(count)):
+                starts = _starts(k, x + image * xn, first.value, count)
+                float_sums(k, layout, home, tile, starts, _columns(k))
+                output = image * n + t * layout.tile
+                to = y + (output * m + first.value) * 4
+                _write(k, layout, home, to, n - t * layout.tile, count)
+        first.value = first.value + rows
+
+
+def _build(k: Kernel, layout: FloatLayout) -> None:
+    n, images, m = k.words("n images m")
+    home = k.scratch(FLOAT_ROWS[k.isa.lanes] * layout.tile * 4)
+    tiles, chunks = (n + (layout.tile - 1)) // layout.tile, (m + (CHUNK - 1)) // CHUNK
+    for item in k.share(images * tiles * chunks):
+        rest = item // chunks
+        _chunk(k, layout, home, rest // tiles, rest % tiles, item % chunks)
+
+
+def _register(layout: FloatLayout) -> KernelSpec:
+    name = "convolve_" + layout.name
+    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, layout))
+    return KERNELS[name]
+
+
+CONVOLVE = {a.name: _register(a) for a in LAYOUTS.values() if isinstance(a, FloatLayout)}

@@ -1,0 +1,98 @@
+"""Matrices that are computed, laid out for products in every run: `lay_<type>`.
+
+The tiles are those of float32 matrices (`tiles.py`). Where a row's columns lie side by side, eight
+rows and eight columns at a time are turned in registers; else columns are copied as they lie.
+
+Legend: n rows, k columns; strides in bytes: sb of matrices, sn of rows, sk of columns; ob bytes of
+a matrix in tiles.
+"""
+
+from collections.abc import Sequence
+
+from ggraph.backends.cpu.cache import load8
+from ggraph.backends.cpu.nest import ELEMENT_BYTES, STORED
+from ggraph.backends.cpu.simd import F32, I32, I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.tiles import HALF, LAYOUTS
+from ggraph.dtype import F32 as FLOATS
+
+ARGS = "raw out n k count sb sn sk ob"
+KINDS = ("f32", "f16", "bf16")
+TILE = LAYOUTS[FLOATS].tile
+LINE = TILE * 4  # bytes of a tile's column
+
+
+def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Eight vectors of eight lanes as a matrix, rows and columns exchanged."""
+    found = list(rows)
+    for step in (4, 2, 1):
+        for i in range(8):
+            if not i & step:
+                a, b = found[i], found[i | step]
+                low = [8 + (j ^ step) if j & step else j for j in range(8)]
+                high = [8 + j if j & step else j | step for j in range(8)]
+                found[i], found[i | step] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+    return found
+
+
+def _number(k: Kernel, kind: str, at: Val) -> Val:
+    """One number as float32."""
+    raw = k.load(at, STORED[kind])
+    if kind == "bf16":
+        return k.cast("bitcast", k.cast("zext", raw, I32) << 16, F32)
+    return k.cast("fpext", raw, F32) if kind == "f16" else raw
+
+
+def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
+    """A tile of rows whose columns lie side by side; rows beyond the last repeat it."""
+    columns, sn = k.words("k sn")
+    size, whole = ELEMENT_BYTES[kind], k.arg("k") // HALF * HALF
+    for h in range(0, TILE, HALF):
+        lanes = [k.minimum(k.const(h + j, I64), left - 1) for j in range(HALF)]
+        rows = [k.opaque(source + lane * sn) for lane in lanes]
+        for c in k.loop(0, whole, HALF):
+            block = turned(k, [load8(k, kind, row + c * size, 0) for row in rows])
+            for j, value in enumerate(block):
+                k.store(tile + (c + j) * LINE + h * 4, value)
+        for c in k.loop(whole, columns):
+            for j, row in enumerate(rows):
+                k.store(tile + c * LINE + (h + j) * 4, _number(k, kind, row + c * size))
+
+
+def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
+    """A tile of rows that lie in any way: column by column."""
+    columns, sn, sk = k.words("k sn sk")
+    size = ELEMENT_BYTES[kind]
+    beside = k.select(sn.eq(size), left >= TILE, sn.eq(size))
+    for c in k.loop(0, columns):
+        at, to = source + c * sk, tile + c * LINE
+        with k.if_else(beside) as (vectors, numbers):
+            with vectors:
+                for h in range(0, TILE, HALF):
+                    k.store(to + h * 4, load8(k, kind, at + h * size, 0))
+            with numbers:
+                for lane in k.loop(0, k.minimum(left, TILE)):
+                    k.store(to + lane * 4, _number(k, kind, at + lane * sn))
+
+
+def _build(k: Kernel, kind: str) -> None:
+    raw, out, n, columns, count = k.words("raw out n k count")
+    sb, sn, sk, ob = k.words("sb sn sk ob")
+    tiles = (n + (TILE - 1)) // TILE
+    for item in k.share(count * tiles):
+        i, t = item // tiles, item % tiles
+        tile = out + i * ob + t * columns * LINE
+        source, left = raw + i * sb + t * TILE * sn, n - t * TILE
+        with k.if_else(sk.eq(ELEMENT_BYTES[kind])) as (rows, others):
+            with rows:
+                _rows(k, kind, tile, source, left)
+            with others:
+                _columns(k, kind, tile, source, left)
+
+
+def _register(kind: str) -> KernelSpec:
+    name = "lay_" + kind
+    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, kind))
+    return KERNELS[name]
+
+
+LAY = {kind: _register(kind) for kind in KINDS}

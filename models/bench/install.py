@@ -1,0 +1,135 @@
+"""Peers that are built for this very processor: fetched, compiled and kept under the cache folder.
+
+A wheel is compiled for all processors, and what it leaves out (512 bits, tiles of AMX) would
+flatter us. llama.cpp comes as the source distribution of its Python binding, ik_llama.cpp by git.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggraph import InputError, cache_dir
+from ggraph.record.plugin import COMPILERS, fetch_sources
+
+NATIVE = Path(__file__).parent / "native" / "peer.cpp"
+MENDED = NATIVE.with_name("ldtilecfg.h")  # what gcc 12 makes of AMX ends in a fault
+FLAGS = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=ON",
+         "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF",
+         "LLAMA_BUILD_TOOLS=OFF", "LLAMA_CURL=OFF")  # fmt: skip
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a peer's sources come from; `version` is of the source distribution, or a commit."""
+
+    version: str
+    git: str = ""
+    defines: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+ORIGINS = {
+    "llama.cpp": Origin("0.3.36", flags=(f"CMAKE_CXX_FLAGS=-include {MENDED}",)),
+    "ik_llama.cpp": Origin(
+        "8337e4cd", "https://github.com/ikawrakow/ik_llama.cpp.git", ("-DIK",)
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Built:
+    """A peer that can be loaded: its library, and what it was made of."""
+
+    library: Path
+    version: str
+
+
+def home_of(name: str) -> Path:
+    """Where a peer is kept."""
+    return cache_dir() / "bench" / "peers" / name
+
+
+def built(name: str) -> Built | None:
+    """The peer as it was installed, None where it was not."""
+    note = home_of(name) / "built.json"
+    library = home_of(name) / "peer.so"
+    if not note.is_file() or not library.is_file():
+        return None
+    return Built(library, str(json.loads(note.read_text())["version"]))
+
+
+def install(name: str, source: Path | None, build: Path | None, report: Report) -> Built:
+    """Fetch, compile and keep a peer. `source`: a checkout that is there already; `build`: its
+    folder for cmake. InputError for an unknown name, and with the last line of what failed."""
+    origin = ORIGINS.get(name)
+    if origin is None:
+        raise InputError(f"peer {name!r} is not built from source; known: {', '.join(ORIGINS)}")
+    home, version = home_of(name), origin.version
+    home.mkdir(parents=True, exist_ok=True)
+    if source is None:
+        report(f"fetching {name} {version}")
+        source = _fetched(origin, home / "source")
+    build = build or source / "build"
+    if not list(build.rglob("libllama.so")):
+        report(f"compiling {name} with {os.cpu_count()} processes: some minutes")
+        _run(
+            "cmake",
+            "-S",
+            str(source),
+            "-B",
+            str(build),
+            *(f"-D{f}" for f in (*FLAGS, *origin.flags)),
+        )
+        jobs = str(os.cpu_count() or 1)
+        _run("cmake", "--build", str(build), "--target", "llama", "-j", jobs)
+    _compile(origin, source, build, home / "peer.so")
+    made = {"version": f"{version}, native build", "source": str(source)}
+    (home / "built.json").write_text(json.dumps(made) + "\n")
+    found = built(name)
+    assert found is not None, f"{home} has no peer.so"
+    return found
+
+
+def _fetched(origin: Origin, home: Path) -> Path:
+    if not origin.git:
+        return fetch_sources(origin.version)
+    if not (home / "include" / "llama.h").is_file():
+        _run("git", "clone", origin.git, str(home))
+    _run("git", "-C", str(home), "checkout", "--quiet", origin.version)
+    return home
+
+
+def _compile(origin: Origin, source: Path, build: Path, target: Path) -> None:
+    """The four functions against the headers of this very version."""
+    compiler = next((c for c in COMPILERS if shutil.which(c)), None)
+    if compiler is None:
+        raise InputError(f"no C++ compiler here: one of {', '.join(COMPILERS)} is needed")
+    libraries = [next(iter(sorted(build.rglob(f"lib{n}.so"))), None) for n in ("llama", "ggml")]
+    given = [str(found) for found in libraries if found is not None]
+    paths = [f"-Wl,-rpath,{Path(found).parent}" for found in given]
+    includes = [f"-I{source / part}" for part in ("include", "ggml/include")]
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        flags = ["-O2", "-std=c++17", "-fPIC", "-shared", *origin.defines, *includes]
+        _run(compiler, *flags, str(NATIVE), "-o", str(made), *given, *paths)
+        made.rename(target)
+
+
+def _run(*command: str) -> None:
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InputError(f"{command[0]}: {error.strerror}") from None
+    if run.returncode:
+        raise InputError(f"{' '.join(command[:3])}: {_last(run.stderr.splitlines())}")
+
+
+def _last(lines: Sequence[str]) -> str:
+    told = [x for x in lines if "error" in x.lower()] or [x for x in lines if x.strip()]
+    return told[-1][:300] if told else "failed without a word"

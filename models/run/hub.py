@@ -1,0 +1,117 @@
+"""A model by its name on the Hugging Face hub, as llama.cpp's `-hf` takes it: USER/REPO[:TYPE].
+
+What is downloaded, where it is kept and who asks is huggingface_hub's affair, with its own switches
+(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Here a file is chosen, and whatever goes wrong
+becomes one line. Where the hub cannot be reached, what an earlier run fetched is used.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ggraph import InputError
+
+USUAL_TYPE = "Q4_K_M"  # what llama.cpp takes where no type is named
+FOLDER_FILES = (".json", ".jinja", ".safetensors")
+Tell = Callable[[str], None]
+
+
+def fetch_hub(name: str, tell: Tell) -> Path:
+    """Path of the model called `name`: of the GGUF file of that type (else Q4_K_M, else the first),
+    or of a folder where the repository has safetensors alone. `tell` hears what is downloaded.
+    InputError for a bad name, an unknown one, a hub that cannot be reached, a full disk."""
+    repo, kind = _parsed(name)
+    hub: Any = import_module("huggingface_hub")  # a fifth of a second, for those who ask alone
+    try:
+        revision, sizes = _listed(hub, repo)
+    except Exception as error:  # of whichever HTTP client huggingface_hub stands on today
+        kept = None if _refused(error) else _kept(hub, repo)
+        if kept is None:
+            raise InputError(f"-hf {name}: {_reason(error)}") from None
+        chosen = _chosen(name, (p.relative_to(kept).as_posix() for p in kept.rglob("*")), kind)
+        return kept / chosen if chosen is not None else kept
+    chosen = _chosen(name, sizes, kind)
+    wanted = [chosen] if chosen is not None else [f for f in sizes if _of_folder(f)]
+    try:
+        missing = [f for f in wanted if not _is_kept(hub, repo, f, revision)]
+        if missing:
+            tell(f"fetching {chosen or repo} ({sum(sizes[f] for f in missing) / 1e6:.0f} MB)")
+        paths = [Path(hub.hf_hub_download(repo, f, revision=revision)) for f in wanted]
+    except Exception as error:  # as above, and a full disk
+        raise InputError(f"-hf {name}: {_reason(error)}") from None
+    return paths[0] if chosen is not None else paths[0].parent
+
+
+def _parsed(name: str) -> tuple[str, str | None]:
+    """Repository and type. InputError where it is not of the form USER/REPO[:TYPE]."""
+    repo, colon, kind = name.partition(":")
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo) is None or (colon and not kind):
+        raise InputError(f"-hf {name}: expected USER/REPO or USER/REPO:TYPE, such as a/model:Q4_0")
+    return repo, kind or None
+
+
+def _listed(hub: Any, repo: str) -> tuple[str, dict[str, int]]:
+    """The newest revision and its files with their bytes."""
+    found = hub.HfApi().model_info(repo, files_metadata=True)
+    return found.sha, {f.rfilename: f.size or 0 for f in found.siblings}
+
+
+def _is_kept(hub: Any, repo: str, file: str, revision: str) -> bool:
+    """Whether a file of that revision was fetched before."""
+    return isinstance(hub.try_to_load_from_cache(repo, file, revision=revision), str)
+
+
+def _kept(hub: Any, repo: str) -> Path | None:
+    """The folder of what was fetched last of a repository."""
+    try:
+        place = import_module("huggingface_hub.constants").HF_HUB_CACHE
+        repos = hub.scan_cache_dir(place).repos
+    except hub.CacheNotFound:
+        return None
+    revisions = [r for x in repos if x.repo_id == repo for r in x.revisions]
+    newest = max(revisions, key=lambda r: r.last_modified, default=None)
+    return None if newest is None else Path(newest.snapshot_path)
+
+
+def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
+    """The GGUF file of type `kind`; None where the repository is a folder of safetensors.
+    InputError where it has no such file, or only parts of one."""
+    names = sorted(files)
+    ggufs = [f for f in names if f.endswith(".gguf") and "mmproj" not in f.lower()]
+    if not ggufs:
+        if "config.json" in names and kind is None:
+            return None
+        wanted = f"a GGUF file of type {kind}" if kind else "a GGUF file or a config.json"
+        raise InputError(f"-hf {name}: the repository has not {wanted}")
+    typed = [f for f in ggufs if re.search(rf"{re.escape(kind or USUAL_TYPE)}[.-]", f, re.I)]
+    if kind and not typed:
+        raise InputError(f"-hf {name}: no file of that type; there are {', '.join(ggufs)}")
+    chosen = (typed or ggufs)[0]
+    if re.search(r"-\d{5}-of-\d{5}\.gguf$", chosen):
+        raise InputError(f"-hf {name}: {chosen} is one part of several, which ggraph does not join")
+    return chosen
+
+
+def _of_folder(file: str) -> bool:
+    return "/" not in file and PurePosixPath(file).suffix in FOLDER_FILES
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the hub answered, and the answer was no."""
+    return 400 <= getattr(getattr(error, "response", None), "status_code", 0) < 500
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403, 404):
+        return (
+            f"the hub does not give it out (status {status}): no such repository, or one that "
+            "asks for an account (HF_TOKEN)"
+        )
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if status is not None or isinstance(error, (OSError, ValueError)):
+        return line
+    return f"the hub cannot be reached, and nothing is kept of this model: {line}"

@@ -1,0 +1,83 @@
+"""What `/v1/responses` keeps: conversations that a later response may go on with."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import Refused
+from .schema import CalledFunction, CallItem, Item, Message, MessageItem, ResultItem, ToolCall
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response with all that was said up to its end."""
+
+    response: dict[str, Any]
+    messages: tuple[Message, ...]
+
+    @property
+    def letters(self) -> int:
+        """Of the whole conversation: what it has in common with others is counted in each."""
+        calls = (c.function.arguments for m in self.messages for c in m.tool_calls or ())
+        return sum(len(m.text) for m in self.messages) + sum(map(len, calls))
+
+
+class Conversations:
+    """The latest responses: at most `most`, of at most `letters` together. Whoever knows the id of
+    one may have it; ids cannot be guessed."""
+
+    def __init__(self, most: int, letters: int) -> None:
+        self.most, self.letters = most, letters
+        self._held: OrderedDict[str, Kept] = OrderedDict()  # what was used longest ago first
+        self._count = 0  # letters of all of them
+
+    def keep(self, id: str, kept: Kept) -> None:
+        """Add a response; what was used longest ago goes for it, or the response itself where it
+        is too long. One of the same id, which was begun here and gone on with elsewhere, goes."""
+        if id in self._held:
+            self.drop(id)
+        self._held[id] = kept
+        self._count += kept.letters
+        while len(self._held) > self.most or self._count > self.letters:
+            self._count -= self._held.popitem(last=False)[1].letters
+
+    def find(self, id: str) -> Kept:
+        """A response that is still there. Refused where none is."""
+        kept = self._held.get(id)
+        if kept is None:
+            raise Refused(f"no response {id[:80]!r} is kept here (any more)", 404)
+        with suppress(KeyError):  # asked for in a thread of its own: it may have gone by now
+            self._held.move_to_end(id)
+        return kept
+
+    def drop(self, id: str) -> None:
+        """Forget a response. Refused where none is."""
+        self._count -= self.find(id).letters
+        del self._held[id]
+
+
+def messages_of(given: str | Sequence[Item]) -> list[Message]:
+    """The input of a response as messages; calls side by side are one message."""
+    if isinstance(given, str):
+        return [Message(role="user", content=given)]
+    found: list[Message] = []
+    for item in given:
+        if isinstance(item, MessageItem):
+            found.append(Message(role=item.role, content=item.content))
+        elif isinstance(item, CallItem):
+            called = CalledFunction(name=item.name, arguments=item.arguments)
+            _call(found, ToolCall(id=item.call_id, function=called))
+        elif isinstance(item, ResultItem):
+            found.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+    return found
+
+
+def _call(found: list[Message], call: ToolCall) -> None:
+    """Add a call to the message before, where that is made of calls."""
+    before = found[-1].tool_calls if found else None
+    if before is None:
+        found.append(Message(role="assistant", tool_calls=[call]))
+    else:
+        found[-1] = Message(role="assistant", tool_calls=[*before, call])

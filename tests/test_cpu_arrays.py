@@ -1,0 +1,137 @@
+"""Ops without a kernel: NumPy's arrays lie on bytes of the plan, and nowhere else."""
+
+import tracemalloc
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from program_kit import cases, executor
+
+from ggraph import Graph, input
+from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.arrays import Room, arrays_in, vast
+from ggraph.device import Need
+from ggraph.errors import BackendError, GraphError, InputError
+from ggraph.extend import register_op
+from ggraph.pipeline import make_plan
+from ggraph.plan import VerifiedPlan
+from ggraph.tensor import OPS, Arg, Array, Example, Kind
+
+OWN = 32_768  # bytes of objects, and of what casts take, in a run
+
+
+def test_a_room_gives_the_lowest_place_and_no_more_than_it_has() -> None:
+    room = vast()
+    with arrays_in(room):
+        a, b, c = (np.ones(100, np.float32) for _ in range(3))
+        places = [x.ctypes.data - room.at for x in (a, b, c)]
+        del b
+        d = np.zeros(90, np.float32)
+        e = np.zeros((100, 100), np.float32)
+        e.resize((200, 100), refcheck=False)
+        assert places == [64, 576, 1088] and d.ctypes.data - room.at == places[1]
+        assert not d.any() and not e.any() and (a == 1).all() and (c == 1).all()
+        del a, c, d, e
+    assert room.close()
+    few = Room(room.at, 4096, room.memory)
+    with arrays_in(few):
+        held = np.ones(900, np.float32)
+        with pytest.raises(MemoryError):
+            np.ones(900, np.float32)
+        del held
+        again = np.full(900, 2.0, np.float32)
+    outside = np.ones(10)
+    assert not few.close(), "an array is still there"
+    few.open()
+    assert again[0] == 2 and outside.sum() == 10
+    del again  # which must not give back what is new there
+    with arrays_in(few):
+        assert np.ones(900, np.float32).sum() == 900
+    assert few.close()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_takes_nothing_but_what_its_plan_has(exact: bool) -> None:
+    """NumPy tells tracemalloc of arrays that come from elsewhere."""
+    backend, count = open_cpu("cpu", threads=1, exact=exact), 0
+    for title, graph, given in cases([n for n in OPS if n != "copy"]):
+        if all(backend.spec.compiled(t) for t in graph.nodes):
+            continue
+        verified = make_plan(graph, [backend.spec])
+        held = executor(verified, backend, given)
+        feeds = {t.name: given[t.name] for t in graph.leaves(Kind.INPUT)}
+        held.run(feeds)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        result = held.run(feeds)
+        peak = tracemalloc.get_traced_memory()[1] - before
+        tracemalloc.stop()
+        assert peak < sum(r.nbytes for r in result.values()) + OWN, title
+        held.close()
+        count += 1
+    assert count > 20
+    backend.close()
+
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+EXAMPLES = (Example((Arg((3, 4)),)),)
+
+
+def plan_of(op: Any) -> VerifiedPlan:
+    """A plan of one op on the CPU."""
+    with closing(open_cpu("cpu", threads=1)) as backend:
+        return make_plan(Graph.of([op(input("x", (3, 4)), name="y")]), [backend.spec])
+
+
+def test_after_a_meaning_that_raises_the_next_run_has_all_its_bytes() -> None:
+    def meaning(x: Array) -> Array:
+        half = np.sort(x, axis=-1) / 2
+        if x.max() > 1000:
+            raise InputError(f"{half.max()} is too much")
+        return half
+
+    op = register_op("halved_if_small", meaning, examples=EXAMPLES)
+    backend, graph = open_cpu("cpu", threads=1), Graph.of([op(input("x", (3, 4)), name="y")])
+    held = executor(make_plan(graph, [backend.spec]), backend, {})
+    for _ in range(20):
+        assert np.array_equal(held.run({"x": X})["y"], np.sort(X, axis=-1) / 2)
+        with pytest.raises(InputError, match="is too much"):
+            held.run({"x": X * 1e6})
+    held.close()
+
+
+def test_a_plan_with_too_few_bytes_fails_and_says_so() -> None:
+    """By a backend that says something else of its needs."""
+    op = register_op("in_order", lambda x: np.sort(x, axis=-1), examples=EXAMPLES)
+    backend = open_cpu("cpu", threads=1)
+    object.__setattr__(backend.spec, "needs", lambda t: (Need("arrays", 4096),))
+    verified = make_plan(Graph.of([op(input("x", (50, 40)), name="y")]), [backend.spec])
+    held = executor(verified, backend, {})
+    for _ in range(2):
+        with pytest.raises(BackendError, match="NumPy takes more than the 4096 bytes"):
+            held.run({"x": np.ones((50, 40), np.float32)})
+    held.close()
+    backend.close()
+
+
+def test_a_meaning_that_keeps_arrays_is_refused() -> None:
+    kept: list[Array] = []
+
+    def hoards(x: Array) -> Array:
+        kept.append(np.sort(x, axis=-1))
+        return kept[-1] * 2
+
+    op = register_op("hoards", hoards, examples=EXAMPLES)
+    with pytest.raises(GraphError, match="keeps arrays of its own"):
+        plan_of(op)
+    assert all(np.isfinite(k).all() for k in kept), "what it kept can be read still"
+
+
+def test_a_meaning_that_refuses_its_examples_cannot_be_planned() -> None:
+    def refuses(x: Array) -> Array:
+        raise InputError(f"{np.sort(x).shape} again")
+
+    op = register_op("refuses", refuses, examples=EXAMPLES, shape=OPS["relu"].infer)
+    with pytest.raises(GraphError, match=r"what NumPy needs is not known: \(3, 4\) again"):
+        plan_of(op)

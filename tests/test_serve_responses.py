@@ -1,0 +1,156 @@
+"""`/v1/responses` as the `openai` client sees it: events, tools, and what goes on from what."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from serve_kit import Server, ended, started
+from small_model import learnable_model
+
+from ggraph import GgraphError
+from models.serve.conversations import Conversations, Kept, messages_of
+from models.serve.schema import Message, ResponsesRequest
+
+FLAG: dict[str, Any] = {
+    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOL: dict[str, Any] = {"type": "function", "name": "set", "parameters": FLAG, "strict": True}
+ASKED: dict[str, Any] = {"model": "m", "max_output_tokens": 12, "temperature": 0}
+CALLING: dict[str, Any] = {
+    "model": "m", "input": "Set it.", "tools": [TOOL], "tool_choice": "required",
+    "max_output_tokens": 100,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = learnable_model(tmp_path_factory.mktemp("responses"))
+    running = started(path, "-t", "1", "--parallel", "2")
+    yield running
+    assert ended(running) == 0
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [e.type.removeprefix("response.") for e in events]
+
+
+def test_they_come_whole_and_in_events(server: Server) -> None:
+    asked = {**ASKED, "input": "Hi", "instructions": "Be kind."}
+    whole = server.client.responses.create(**asked)
+    events = list(server.client.responses.create(**asked, stream=True))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text != ""
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert whole.status == "incomplete" and whole.usage.output_tokens == 12
+    found = [k for k in kinds(events) if k != "output_text.delta"]
+    assert found == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.done",
+        "content_part.done", "output_item.done", "incomplete",
+    ]  # fmt: skip
+
+
+def test_a_tool_is_called_whole_and_in_events(server: Server) -> None:
+    """The same call both ways, but for its id."""
+    call = server.client.responses.create(**CALLING, extra_body={"seed": 5}).output[0]
+    assert (call.type, call.name, call.status) == ("function_call", "set", "completed")
+    jsonschema.validate(json.loads(call.arguments), FLAG)
+    events = list(server.client.responses.create(**CALLING, stream=True, extra_body={"seed": 5}))
+    assert kinds(events) == [
+        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert events[3].delta == events[4].arguments == call.arguments
+    done = events[-1].response.output[0]
+    assert (done.name, done.arguments, done.call_id) == (
+        "set",
+        call.arguments,
+        events[5].item.call_id,
+    )
+
+
+def test_free_answers_with_tools_are_text_or_calls(server: Server) -> None:
+    free = {**CALLING, "tool_choice": "auto", "temperature": 1.0, "max_output_tokens": 40}
+    for seed in range(4):
+        more = {"seed": seed}
+        whole = server.client.responses.create(**free, extra_body=more)
+        events = list(server.client.responses.create(**free, stream=True, extra_body=more))
+        shown = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        assert shown == whole.output_text == events[-1].response.output_text
+        assert [i.type for i in whole.output] == [i.type for i in events[-1].response.output]
+
+
+def test_a_response_goes_on_from_an_earlier_one(server: Server) -> None:
+    """As if all had been sent again: words, and calls with their results."""
+    create = server.client.responses.create
+    first = create(**ASKED, input="Hi")
+    second = create(**ASKED, input="And then?", previous_response_id=first.id)
+    told: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And then?"},
+    ]
+    assert second.output_text == create(**ASKED, input=told).output_text
+    assert second.usage.input_tokens_details.cached_tokens > 0
+    call = create(**CALLING).output[0]
+    asked = create(**CALLING)
+    result = {"type": "function_call_output", "call_id": asked.output[0].call_id, "output": "done"}
+    went_on = create(**ASKED, input=[result], previous_response_id=asked.id)
+    again: list[Any] = [{"role": "user", "content": "Set it."}, call.to_dict(), result]
+    assert call.arguments == asked.output[0].arguments
+    assert went_on.output_text == create(**ASKED, input=again).output_text
+
+
+def test_kept_responses_are_had_again_until_they_are_deleted(server: Server) -> None:
+    client = server.client
+    first = client.responses.create(**ASKED, input="Hi")
+    events = list(client.responses.create(**ASKED, input="Hi", stream=True))
+    for reply in (first, events[-1].response):
+        assert client.responses.retrieve(reply.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    unkept = client.responses.create(**ASKED, input="Hi", store=False)
+    for gone in (first.id, unkept.id, "resp_nowhere"):
+        with pytest.raises(openai.NotFoundError, match="no response"):
+            client.responses.retrieve(gone)
+        with pytest.raises(openai.NotFoundError, match="no response"):
+            client.responses.create(**ASKED, input="Hi", previous_response_id=gone)
+
+
+def kept(text: str) -> Kept:
+    return Kept({"text": text}, (Message(role="user", content=text),))
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    store = Conversations(most=2, letters=10)
+    store.keep("a", kept("aaaa"))
+    store.keep("b", kept("bbbb"))
+    store.find("a")
+    store.keep("c", kept("cc"))
+    assert store.find("a").response == {"text": "aaaa"}
+    for gone in ("b", "nobody"):
+        with pytest.raises(GgraphError, match="no response"):
+            store.find(gone)
+    store.drop("c")
+    store.keep("d", kept("d" * 7))  # with "a" more than ten letters
+    assert store.find("d") and store.letters == 10
+    with pytest.raises(GgraphError, match="no response"):
+        store.find("a")
+    store.keep("e", kept("e" * 11))
+    with pytest.raises(GgraphError, match="no response"):
+        store.find("e")
+
+
+def test_items_become_messages() -> None:
+    calls = [
+        {"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in ("x", "y")
+    ]
+    results = [{"type": "function_call_output", "call_id": c, "output": c} for c in ("x", "y")]
+    given = [{"role": "user", "content": "a"}, {"type": "reasoning", "summary": []}, *calls]
+    body = ResponsesRequest.model_validate({"input": [*given, *results]})
+    found = messages_of(body.input)
+    assert [m.role for m in found] == ["user", "assistant", "tool", "tool"]
+    assert [c.id for c in found[1].tool_calls or ()] == ["x", "y"]
+    assert [m.tool_call_id for m in found[2:]] == ["x", "y"]

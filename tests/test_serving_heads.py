@@ -1,0 +1,156 @@
+"""A draft head in a batch says what it says alone, whoever else asks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from serving_kit import CONTEXT, World
+from small_model import TINY, learnable_model
+
+from ggraph import InputError
+from ggraph.decode.acceptance import Kept
+from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.speculation import Speculation
+from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.heads import HeadDrafter
+from ggraph.serving.text import Plain, Request, Text
+from models.run.load import load
+
+HEAD = TINY / "eagle3_for_llama_tied"
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7, 7, 7], [2, 7, 1, 8, 2, 8], list(range(40))]
+
+
+@dataclass
+class Noting:
+    """Always four tokens; keeps every draft with the number of the token behind which it came."""
+
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    chances: list[float] = field(default_factory=list)
+    at: int = 1
+
+    def ask(
+        self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
+    ) -> int:
+        return min(4, room)
+
+    def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
+        self.drafts[self.at] = draft.tokens
+        self.chances += draft.chances
+        return draft
+
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
+        self.at += len(kept.tokens)
+
+
+def always(chances: Sequence[float]) -> bool:
+    return True
+
+
+def best(logits: np.ndarray) -> int:
+    return int(np.argmax(logits))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.of(learnable_model(tmp_path_factory.mktemp("heads")), head=HEAD)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Noting]:
+    """What the head drafts for each prompt by itself, over a cache and a mask of its own."""
+    path = learnable_model(tmp_path_factory.mktemp("alone"))
+    found = []
+    m = load(path, ctx_size=CONTEXT, threads=1, head=HEAD)
+    assert m.head is not None
+    for prompt in PROMPTS:
+        noting = Noting()
+        drafter = EagleDrafter(DraftRunner(m.head, m.session, CONTEXT), name="head")
+        m.engine.reset()
+        drafts = Speculation([drafter], noting)
+        list(m.engine.generate(prompt, best, lambda _: None, limit=24, drafts=drafts))
+        found.append(noting)
+    m.close()
+    return found
+
+
+def asked(w: World, prompt: Sequence[int], noting: Noting, limit: int = 24) -> Request:
+    drafts = Speculation([HeadDrafter("head", always)], noting)
+    return Request(prompt, Plain(best, w.batch.tokenizer.eos_ids), limit, drafts=drafts)
+
+
+def finish(batch: Batch, wanted: int = 0) -> None:
+    while not batch.idle:
+        batch.step()
+        batch.memory.check(batch.running)
+
+
+def test_a_head_says_in_a_batch_what_it_says_alone(world: World, alone: list[Noting]) -> None:
+    """Guess by guess: the oracle has a cache in order, and a mask."""
+    batch = world.fresh(Limits())
+    notes = [Noting() for _ in PROMPTS]
+    for prompt, noting in zip(PROMPTS, notes, strict=True):
+        batch.submit(asked(world, prompt, noting))
+    finish(batch)
+    for noting, by_itself in zip(notes, alone, strict=True):
+        assert noting.drafts == by_itself.drafts and len(noting.drafts) > 5
+        assert np.allclose(noting.chances, by_itself.chances, rtol=1e-4)
+
+
+def test_a_head_alone_in_a_batch_says_the_same(world: World, alone: list[Noting]) -> None:
+    batch, noting = world.fresh(Limits(alone=16, beside=16, texts=2, rows=8)), Noting()
+    batch.submit(asked(world, PROMPTS[3], noting))
+    finish(batch)
+    assert noting.drafts == alone[3].drafts
+
+
+def test_who_begins_with_anothers_rows_has_the_heads_too(world: World, alone: list[Noting]) -> None:
+    """All but the last token were in the cache, and still the head has read them all."""
+    batch = world.fresh(Limits())
+    batch.submit(asked(world, PROMPTS[3], Noting()))
+    finish(batch)
+    noting = Noting()
+    text = batch.submit(asked(world, PROMPTS[3], noting))
+    finish(batch)
+    assert text.reused == len(PROMPTS[3]) - 1
+    first = next(iter(alone[3].drafts))
+    assert noting.drafts[first] == alone[3].drafts[first]
+
+
+def test_what_the_head_knew_of_a_slot_goes_with_its_token(
+    world: World, alone: list[Noting]
+) -> None:
+    """A cache so small that every slot has had other tokens, some of texts without a head."""
+    batch = world.fresh(Limits(), slots=CONTEXT)
+    r = np.random.default_rng(1)
+    for _ in range(4):
+        noise = r.integers(0, 200, 60).tolist()
+        batch.submit(asked(world, noise, Noting(), 30))
+        batch.submit(Request(noise[::-1], Plain(best), 30))
+        finish(batch)
+    assert batch.memory.evicted > CONTEXT
+    noting = Noting()
+    batch.submit(asked(world, PROMPTS[0], noting))
+    finish(batch)
+    assert noting.drafts == alone[0].drafts
+
+
+def test_a_cancelled_text_leaves_the_heads_rows_of_others(
+    world: World, alone: list[Noting]
+) -> None:
+    batch, noting = world.fresh(Limits()), Noting()
+    gone: list[Text] = [batch.submit(asked(world, PROMPTS[3], Noting())) for _ in range(2)]
+    batch.submit(asked(world, PROMPTS[3], noting))
+    for _ in range(3):
+        batch.step()
+    for text in gone:
+        batch.cancel(text)
+    finish(batch)
+    assert noting.drafts == alone[3].drafts
+
+
+def test_a_head_is_the_batchs_to_ask() -> None:
+    with pytest.raises(InputError, match="come from its head"):
+        HeadDrafter("head", always).propose(3)

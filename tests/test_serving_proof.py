@@ -1,0 +1,103 @@
+"""What a batch does to its slots, proved by the prover that judges plans."""
+
+from collections.abc import Callable
+
+import pytest
+from serving_kit import SLOTS, World, history, play
+from serving_proof import Recorder, as_plan
+from small_model import TINY, learnable_model
+
+from ggraph.serving.batch import Limits
+from ggraph.serving.prefix import Node, PrefixTree
+from ggraph.serving.text import Plain, Request
+from ggraph.verify import Rejected, verify
+
+SEEDS = range(6)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    path = learnable_model(tmp_path_factory.mktemp("proof"))
+    return World.of(path, head=TINY / "eagle3_for_llama_tied")
+
+
+def recorded(world: World, seed: int) -> Recorder:
+    recorder = Recorder()
+    play(world, history(seed), watch=recorder.watch)
+    return recorder
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_read_of_a_history_is_proved(world: World, seed: int) -> None:
+    """As the session runs it, which waits for each step; and with overlapping lanes where a slot
+    that changes hands is waited for."""
+    recorder = recorded(world, seed)
+    alone = verify(as_plan(recorder, SLOTS, 1, "nobody")).certificate
+    assert alone.reads_proved > 0
+    for waits in ("host", "slots"):
+        assert verify(as_plan(recorder, SLOTS, 2, waits)).certificate.pairs_checked > 0
+
+
+def together(world: World) -> Recorder:
+    """Two rounds of texts in few slots, of which some share a beginning."""
+    recorder, batch = Recorder(), world.fresh(Limits(texts=2), slots=96)
+    recorder.watch(batch)
+    for i in range(6):
+        prompt = [*range(30), i] if i % 3 == 0 else [i] * 20
+        batch.submit(Request(prompt, Plain(lambda logits: int(logits.argmax())), 12))
+    while not batch.idle:
+        batch.step()
+        batch.memory.check(batch.running)
+    assert batch.memory.evicted and batch.counters.reused
+    return recorder
+
+
+def test_lanes_that_wait_for_nobody_are_refused(world: World) -> None:
+    """The shape of vLLM #45357: slots that were given back are filled while a step in flight still
+    touches them."""
+    recorder = together(world)
+    verify(as_plan(recorder, SLOTS, 2, "slots"))
+    with pytest.raises(Rejected, match="race"):
+        verify(as_plan(recorder, SLOTS, 2, "nobody"))
+
+
+def evicts_what_is_held(tree: PrefixTree) -> None:
+    """A node is forgotten though running texts read it."""
+    offer = tree._offer
+
+    def careless(node: Node) -> None:
+        users, node.users = node.users, 0
+        offer(node)
+        node.users = users
+
+    tree._offer = careless  # type: ignore[method-assign]
+    tree.hold = lambda node: None  # type: ignore[method-assign]
+    tree.release = lambda node: None  # type: ignore[method-assign]
+
+
+def matches_too_much(tree: PrefixTree) -> None:
+    """Another text's rows are taken for one's own: the shape of llama.cpp #27148."""
+    match = tree.match
+
+    def generous(tokens: list[int]) -> tuple[Node, list[int]]:
+        node, slots = match(tokens)
+        more = next(iter(node.children.values()), None)
+        return node, [*slots, *(more.slots[: len(tokens) - len(slots)] if more else [])]
+
+    tree.match = generous  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("fault", [evicts_what_is_held, matches_too_much])
+def test_a_careless_tree_is_found_out(world: World, fault: Callable[[PrefixTree], None]) -> None:
+    """Even where every step waits for the one before."""
+    recorder, batch = Recorder(), world.fresh(Limits(texts=3), slots=96)
+    recorder.watch(batch)
+    fault(batch.memory.tree)
+    for i in range(6):
+        prompt = [*range(20 + i), 60 + i, 61, 62]
+        batch.submit(Request(prompt, Plain(lambda logits: int(logits.argmax())), 24))
+    with pytest.raises((Rejected, AssertionError), match=r"stale|never held|overwritten|value"):
+        for _ in range(400):
+            if not batch.idle:
+                batch.step()
+        verify(as_plan(recorder, SLOTS, 1, "host"))
