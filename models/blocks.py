@@ -81,7 +81,7 @@ class Step:
 
     def has_sinks(self, i: int) -> bool:
         """Whether the heads of layer i have a score that takes part in the sum alone."""
-        return f"blk.{i}.attn_sinks.weight" in self.catalogue
+        return self.has(f"blk.{i}.attn_sinks.weight")
 
 
 def embed(s: Step) -> Tensor:
@@ -310,8 +310,8 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
         final = wanted_rows(s, every)
     else:
         final = normed(s, wanted_rows(s, x), "output_norm")
-    tied = "output.weight" not in s.catalogue
-    table = s.w("token_embd.weight" if tied else "output.weight", c.vocab_size, c.hidden_size)
+    own = s.has("output.weight")
+    table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
     logits = scaled(ops.mul_mat(table, final), 1.0 / c.logits_scaling)  # [M, V]
     if c.final_logit_softcapping:
         cap = c.final_logit_softcapping

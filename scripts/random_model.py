@@ -1,17 +1,20 @@
 """A GGUF file of a model's true shape with random weights: speed does not depend on their values.
 
-    python scripts/random_model.py llama-3.2-1b q4_k_m llama.gguf
+    python scripts/random_model.py qwen3.5-0.8b q4_k_m qwen.gguf
+    python scripts/random_model.py config.json q4_k_m any.gguf
     python scripts/random_model.py --list
 
-Shapes are those of the published configurations; which tensors a Q4_K_M file keeps wider is
-llama.cpp's rule (`use_more_bits`). Tokens are SmolLM2's, and unused ones up to the model's count.
-A weight repeats a few thousand random rows: files are made at the speed of the disk.
+Shapes are the published config.json, and the tensors are those that the architecture's own graph
+asks for. Which of them a Q4_K_M file keeps wider is llama.cpp's rule. Tokens are SmolLM2's, and
+unused ones up to the model's count. A weight repeats some hundred random rows: files are made at
+the speed of the disk.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -20,101 +23,149 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need not be installed
 
-from ggraph import Array, dtypes
+from ggraph import Array, InputError, Tensor, dtypes, weight
+from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
+from models.architecture import Architecture
+from models.blocks import Step
 from models.cli.common import model_path
-from models.run.convert import tensor_type
+from models.config import DecoderConfig
+from models.heads.mtp import drafted
+from models.hf_config import from_hf
+from models.registry import ARCHITECTURES, completed
+from models.run.convert import tensor_type, told
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A decoder's sizes, as the GGUF keys name them; `experts` of which `used` read a row."""
-
-    architecture: str
-    layers: int
-    width: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    rope_base: float
-    tied: bool = True
-    experts: int = 0
-    used: int = 0
-    keys: tuple[tuple[str, Any], ...] = ()
-
-
-SHAPES = {
-    "llama-3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, 500000.0),
-    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 4864, 14, 2, 64, 151936, 1e6),
-    "qwen3-4b": Shape("qwen3", 36, 2560, 9728, 32, 8, 128, 151936, 1e6),
-    "gemma-3-1b": Shape(
-        "gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 1e6, keys=(("attention.sliding_window", 512),)
-    ),
-    # 3 GB as Q4_K_M: a quarter of Qwen3-30B-A3B's experts, half of what a row reads
-    "moe-3gb": Shape(
-        "qwen3moe", 24, 2048, 1024, 32, 4, 64, 49152, 1e6, tied=False, experts=32, used=4
-    ),
-}
-
-
-def tensors(s: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor, NumPy order."""
-    yield "token_embd.weight", (s.vocabulary, s.width)
-    yield "output_norm.weight", (s.width,)
-    if not s.tied:
-        yield "output.weight", (s.vocabulary, s.width)
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    for i in range(s.layers):
-        own = {
-            "attn_norm": (s.width,), "attn_q": (q, s.width), "attn_k": (kv, s.width),
-            "attn_v": (kv, s.width), "attn_output": (s.width, q), "ffn_norm": (s.width,),
-        }  # fmt: skip
-        if s.architecture in ("qwen3", "qwen3moe", "gemma3"):
-            own |= {"attn_q_norm": (s.head_dim,), "attn_k_norm": (s.head_dim,)}
-        if s.architecture == "gemma3":
-            own |= {"post_attention_norm": (s.width,), "post_ffw_norm": (s.width,)}
-        if s.experts:
-            into, out = (s.experts, s.ffn, s.width), (s.experts, s.width, s.ffn)
-            own |= {"ffn_gate_inp": (s.experts, s.width), "ffn_gate_exps": into}
-            own |= {"ffn_up_exps": into, "ffn_down_exps": out}
-        else:
-            own |= {"ffn_gate": (s.ffn, s.width), "ffn_up": (s.ffn, s.width)}
-            own |= {"ffn_down": (s.width, s.ffn)}
-        yield from ((f"blk.{i}.{name}.weight", shape) for name, shape in own.items())
-        if s.architecture == "qwen2":
-            sizes = (("attn_q", q), ("attn_k", kv), ("attn_v", kv))
-            yield from ((f"blk.{i}.{name}.bias", (n,)) for name, n in sizes)
+LLAMA = {"vocab_size": 128256, "rope_theta": 500000.0, "num_key_value_heads": 8, "head_dim": 64}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, **LLAMA,
+    },
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151936, "rope_theta": 1e6,
+    },
+    "qwen3-4b": {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151936, "rope_theta": 1e6,
+    },
+    "qwen3.5-0.8b": {
+        "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3584,
+        "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": 256, "vocab_size": 248320, "mtp_num_hidden_layers": 1,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    },
+    "gemma-3-1b": {
+        "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "intermediate_size": 6912,
+        "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 256, "vocab_size": 262144, "sliding_window": 512, "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"], "hidden_size": 2048, "block_ff_dim": 12288,
+        "block_auto_adjust_ff_dim": True, "block_multiple_of": 256,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 65536, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "rope_theta": 1e6,
+    },
+    # 3 GB as Q4_K_M: 7 of the 48 layers of Qwen3-30B-A3B, each of them whole
+    "qwen3-moe-3gb": {
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 7, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+TYPED = {"max_position_embeddings": 32768, "tie_word_embeddings": True}
+HELD = {"qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias")}  # what a graph takes where it is
 
 
-def more_bits(layer: int, layers: int) -> bool:
-    """Whether a Q4_K_M file has this layer's values and down projection in Q6_K."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+@dataclass
+class Listing(Step):
+    """A step that takes every weight it asks for, and writes down which; `held` are the optional
+    ones that there are."""
+
+    held: tuple[str, ...] = ()
+    asked: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def w(self, name: str, *shape: int) -> Tensor:
+        """A weight of any shape."""
+        self.asked[name] = shape
+        return weight(name, shape, dtypes.F32)
+
+    def has(self, name: str) -> bool:
+        """Whether it is among those that are held."""
+        return name.endswith(("token_embd.weight", *self.held))
 
 
-def type_of(name: str, shape: tuple[int, ...], type_name: str, layers: int) -> dtypes.DType:
-    """The type of a tensor in a file of `type_name`."""
-    if type_name == "iq4_xs":
-        plain = tensor_type(name, shape, "iq4_nl")
+def opened(values: Mapping[str, Any]) -> tuple[Architecture, DecoderConfig, dict[str, RawTensor]]:
+    """The family of a config.json, its config, and empty tensors as its GGUF file holds them."""
+    known = {n: a for a in ARCHITECTURES.values() for n in a.hf}
+    named = [n for n in values.get("architectures", ()) if n in known]
+    if not named:
+        raise InputError(f"architectures {values.get('architectures')}: none is known here")
+    a = known[named[0]]
+    c = a.complete(from_hf(a.translate({**TYPED, **values}), a.name))
+    held = HELD.get(a.name, ())
+    if not {**TYPED, **values}["tie_word_embeddings"]:
+        held += ("output.weight",)
+    s = Listing(c, {}, StepShape(1, 1, 1, 1, ()), held=held)
+    a.build(s)
+    if c.num_nextn_predict_layers:
+        s.held += ("nextn.shared_head_norm.weight",)
+        drafted(s, weight("feature", (1, c.hidden_size), dtypes.F32))
+    found = {n: RawTensor(n, dtypes.F32, d, empty(d)) for n, d in s.asked.items()}
+    return a, c, a.stored(completed(found, c), c)
+
+
+def empty(shape: tuple[int, ...]) -> Array:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros(1, np.float32), shape)
+
+
+class Kinds:
+    """The types of the tensors of a file, layer by layer."""
+
+    def __init__(self, type_name: str, c: DecoderConfig, names: Mapping[str, Any]) -> None:
+        self._type, self._tied = type_name, "output.weight" not in names
+        layers = range(c.num_hidden_layers + c.num_nextn_predict_layers)
+        wide = _wide(len(layers))
+        self._downs = {f"blk.{i}.ffn_down" for i in layers if wide[i]}
+        values = [f"blk.{i}.{v}.weight" for i in layers for v in ("attn_qkv", "attn_v")]
+        values = [n for n in values if n in names]
+        self._values = {n for n, w in zip(values, _wide(len(values)), strict=True) if w}
+
+    def of(self, name: str, shape: tuple[int, ...]) -> dtypes.DType:
+        """The type of one tensor; of Q4_K_M as llama.cpp's quantiser chooses it."""
         table = name in ("token_embd.weight", "output.weight")
-        if plain is dtypes.IQ4_NL and table:
-            return tensor_type(name, shape, "q6_k")
-        return dtypes.IQ4_XS if plain is dtypes.IQ4_NL and shape[-1] % 256 == 0 else plain
-    found = tensor_type(name, shape, type_name)
-    if type_name != "q4_k_m":
-        return found
-    kinds = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
-    if name.startswith("blk.") and name.endswith(kinds):
-        wide = more_bits(int(name.split(".")[1]), layers)
+        if self._type == "iq4_xs":
+            plain = tensor_type(name, shape, "iq4_nl")
+            if plain is dtypes.IQ4_NL and table:
+                return tensor_type(name, shape, "q6_k")
+            return dtypes.IQ4_XS if plain is dtypes.IQ4_NL and shape[-1] % 256 == 0 else plain
+        if self._type != "q4_k_m":
+            return tensor_type(name, shape, self._type)
+        down = name.removesuffix(".weight").removesuffix("_exps").removesuffix("_shexp")
+        read_out = table and (self._tied or name == "output.weight")
+        wide = read_out or name in self._values or down in self._downs
         return tensor_type(name, shape, "q6_k" if wide else "q4_k")
-    return found
+
+
+def _wide(count: int) -> list[bool]:
+    """Which of so many layers have their values and down projections in Q6_K."""
+    eighth = count // 8
+    return [i < eighth or i >= 7 * count // 8 or (i - eighth) % 3 == 2 for i in range(count)]
 
 
 def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Array:
@@ -143,58 +194,55 @@ def rows_of(dtype: dtypes.DType, n: int, k: int, rng: np.random.Generator) -> Ar
     return raw
 
 
-def tensor(name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> RawTensor:
-    """A weight whose rows repeat; norms are ones."""
-    if len(shape) == 1:
-        return RawTensor(name, dtypes.F32, shape, np.ones(shape, np.float32))
-    count = prod(shape[:-1])
-    rows = rows_of(dtype, gcd(count, DISTINCT), shape[-1], np.random.default_rng(0))
+def tensor(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
+    """A weight whose rows repeat; norms are ones, biases zeros, decays negative."""
+    if len(t.shape) == 1:
+        value = 0.0 if t.name.endswith(".bias") else -1.0 if t.name.endswith(".ssm_a") else 1.0
+        made = t.data if np.any(t.data) else np.full(t.shape, value, np.float32)
+        return RawTensor(t.name, dtypes.F32, t.shape, made)
+    count = prod(t.shape[:-1])
+    rows = rows_of(dtype, gcd(count, DISTINCT), t.shape[-1], np.random.default_rng(0))
     # a view: nothing is copied before it is written
-    return RawTensor(name, dtype, shape, np.broadcast_to(rows, (count // len(rows), *rows.shape)))
+    data = np.broadcast_to(rows, (count // len(rows), *rows.shape))
+    return replace(t, dtype=dtype, data=data)
 
 
-def metadata(s: Shape, name: str) -> dict[str, Any]:
-    """The keys of the architecture, and the tokenizer's."""
-    a = s.architecture
-    own: dict[str, Any] = {
-        "general.architecture": a, "general.name": f"{name} (random weights)",
-        "general.quantization_version": 2, f"{a}.block_count": s.layers,
-        f"{a}.context_length": 32768, f"{a}.embedding_length": s.width,
-        f"{a}.feed_forward_length": s.ffn, f"{a}.attention.head_count": s.heads,
-        f"{a}.attention.head_count_kv": s.kv_heads, f"{a}.attention.key_length": s.head_dim,
-        f"{a}.attention.value_length": s.head_dim,
-        f"{a}.attention.layer_norm_rms_epsilon": 1e-6, f"{a}.rope.freq_base": s.rope_base,
-        f"{a}.rope.dimension_count": s.head_dim, f"{a}.vocab_size": s.vocabulary,
-        **{f"{a}.{key}": value for key, value in s.keys},
-    }  # fmt: skip
-    if s.experts:
-        own |= {f"{a}.expert_count": s.experts, f"{a}.expert_used_count": s.used}
-        own[f"{a}.expert_feed_forward_length"] = s.ffn
+def tokenizer(count: int) -> dict[str, Any]:
+    """The shipped model's, with unused tokens up to `count`."""
     given = open_checkpoint(model_path(None)).metadata
-    own |= {k: v for k, v in given.items() if k.startswith("tokenizer.")}
+    own = {k: v for k, v in given.items() if k.startswith("tokenizer.")}
     tokens, kinds = (list(own[f"tokenizer.ggml.{k}"]) for k in ("tokens", "token_type"))
-    spare = s.vocabulary - len(tokens)
+    spare = count - len(tokens)
     own["tokenizer.ggml.tokens"] = tokens + [f"<|spare_{i}|>" for i in range(spare)]
     own["tokenizer.ggml.token_type"] = np.array(kinds + [5] * spare, np.int32)
     return own
 
 
+def write(values: Mapping[str, Any], type_name: str, out: Path, name: str) -> None:
+    """One file of the shape that a config.json tells."""
+    a, c, found = opened(values)
+    kinds = Kinds(type_name, c, found)
+    made = [tensor(replace(t, name=n), kinds.of(n, t.shape)) for n, t in found.items()]
+    said = {"general.name": f"{name} (random weights)", "general.quantization_version": 2}
+    write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size), made)
+
+
 def main() -> int:
     """Write one file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("shape", nargs="?", choices=list(SHAPES))
+    parser.add_argument("shape", nargs="?", help="a name of --list, or a config.json")
     parser.add_argument("type", nargs="?", help="such as q4_k_m, q4_0, q6_k, q8_0, iq4_xs, f16")
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--list", action="store_true", help="print the shapes")
     asked = parser.parse_args()
     if asked.list or asked.out is None:
-        for name, s in SHAPES.items():
-            count = sum(prod(shape) for _, shape in tensors(s))
-            print(f"{name:14} {s.architecture:10} {count / 1e9:.2f} billion weights")
+        for name, values in SHAPES.items():
+            a, _, found = opened(values)
+            count = sum(prod(t.shape) for t in found.values())
+            print(f"{name:14} {a.gguf:10} {count / 1e9:.2f} billion weights")
         return 0 if asked.list else 2
-    s = SHAPES[asked.shape]
-    made = [tensor(n, d, type_of(n, d, asked.type, s.layers)) for n, d in tensors(s)]
-    write_gguf(asked.out, metadata(s, asked.shape), made)
+    shape = SHAPES.get(asked.shape) or json.loads(Path(asked.shape).read_text())
+    write(shape, asked.type, asked.out, asked.shape)
     print(f"{asked.out}: {asked.out.stat().st_size / 1e9:.2f} GB")
     return 0
 

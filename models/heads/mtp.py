@@ -66,8 +66,7 @@ class NextHead:
         s = Step(self.model.config, everything, shape.step, self.PREFIX, frozenset(everything))
         feature = input("hidden" if shape.fed_back else "features", (shape.rows, self.width),
                         dtypes.F32)  # fmt: skip
-        out = _layer(s, feature)
-        return _outputs(s, out) if shape.wanted else _read(s, out)
+        return drafted(s, feature, bool(shape.wanted))
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight."""
@@ -86,6 +85,12 @@ def open_mtp(model: Model) -> NextHead:
         if name not in model.catalogue:
             raise ModelError(f"{model.name}: the draft layer has no tensor {name!r}")
     return NextHead(model, np.arange(model.vocab_size, dtype=np.int64))
+
+
+def drafted(s: Step, feature: Tensor, wanted: bool = True) -> Graph:
+    """One step of the draft layer over rows with the features [T, E]."""
+    out = _layer(s, feature)
+    return _outputs(s, out) if wanted else _read(s, out)
 
 
 def _layer(s: Step, feature: Tensor) -> Tensor:

@@ -45,14 +45,14 @@ def model_to_gguf(
 ) -> None:
     """Write a target model. ModelError for what GGUF cannot say, FormatError for the disk."""
     a, c = ARCHITECTURES[model.config.architecture], model.config
-    metadata = _told(a, c) | _general(model.name, model.checkpoint, type_name)
+    metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
     kept = {n: t for n, t in model.catalogue.items() if n != YARN}
     tensors = _normal_order(a.stored(kept, c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 
-def _told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
+def told(a: Architecture, c: DecoderConfig) -> dict[str, Any]:
     """What a GGUF file tells of a config."""
     own = {f"{a.gguf}.{key}": value for key, value in a.keys(c).items()}
     return {k: v for k, v in {**to_gguf(c, a.gguf), **own}.items() if v is not None}
@@ -64,7 +64,7 @@ def assistant_to_gguf(
     """Write an assistant of Gemma 4 with the keys and names that llama.cpp reads, and its target's
     tokenizer."""
     c = head.config
-    metadata = _told(ASSISTANT, c) | _general(head.name, None, type_name)
+    metadata = told(ASSISTANT, c) | _general(head.name, None, type_name)
     metadata[COUNT] = c.num_hidden_layers
     metadata[f"{ASSISTANT.name}.embedding_length_out"] = head.width
     metadata.update(tokenizer_keys(head.target))
