@@ -8,11 +8,12 @@ Legend: m rows, n channels or columns of values, L rows of the log, R most repla
 remembered inputs, K = P + 1; H heads of values, G of keys, D numbers per key, V per value.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32X8, I32, I64, Kernel, Val, Var, kernel
+from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
 MAX_KERNEL = 8  # inputs that a convolution sees
@@ -157,93 +158,155 @@ def ssm_conv_next(k: Kernel) -> None:
     _by_taps(k, _conv_next)
 
 
-def _load_tile(k: Kernel, tile: Val, h: Val, j: Val) -> None:
-    """Eight columns of head h's state, zeros where a text begins."""
-    state, d, v = k.words("state d v")
-    known = k.load(k.arg("past"), I32).ne(0)
-    for i in k.loop(0, d):
-        held = k.var(k.const(0.0, F32X8))
-        with k.when(known):
-            held.value = k.load(state + ((h * d + i) * v + j) * 4, F32X8)
-        k.store(tile + i * 32, held.value)
+@dataclass(frozen=True)
+class _Tile:
+    """Columns j and on of head h's state, in the cache of a core: `count` vectors of `lanes` of
+    each of its d rows. What happens to a column is the same whatever stands beside it."""
 
+    k: Kernel
+    at: Val
+    h: Val
+    j: Val
+    lanes: int
+    count: int
 
-def _advance(k: Kernel, tile: Val, row: Val, h: Val, j: Val, q: Val | None = None) -> Val:
-    """The tile after a row; what q finds in it, where q is given. Four sums, in a fixed order."""
-    d, v, heads, groups = k.words("d v heads groups")
-    key, values = row + (h % groups) * d * 4, row + groups * d * 4
-    gates = values + heads * v * 4
-    fade = k.splat(k.lane(words.exp(k, words.broadcast(k, gates + h * 4)), 0), 8)
-    beta = words.broadcast(k, gates + (heads + h) * 4)
-    whole = d // 4 * 4
+    def vectors(self, address: Val) -> list[Val]:
+        """The columns' numbers at an address."""
+        kind = vec(F32, self.lanes)
+        return [self.k.load(address + u * 4 * self.lanes, kind) for u in range(self.count)]
 
-    def walk(each: Callable[[Val, Val], Val]) -> Val:
-        """The sum over i of each(i, address in the tile)."""
-        sums = [k.var(k.const(0.0, F32X8)) for _ in range(4)]
+    def store(self, address: Val, values: Sequence[Val]) -> None:
+        """The other way."""
+        for u, value in enumerate(values):
+            self.k.store(address + u * 4 * self.lanes, value)
+
+    def row(self, i: Val) -> Val:
+        """Where row i stands."""
+        return self.at + i * (4 * self.lanes * self.count)
+
+    def given(self, whole: Val, i: Val) -> Val:
+        """Where row i stands in a whole state."""
+        d, v = self.k.words("d v")
+        return whole + ((self.h * d + i) * v + self.j) * 4
+
+    def load(self) -> None:
+        """The state's columns, zeros where a text begins."""
+        k, (state, d) = self.k, self.k.words("state d")
+        with k.if_else(k.load(k.arg("past"), I32).ne(0)) as (known, new):
+            with known:
+                for i in k.loop(0, d):
+                    self.store(self.row(i), self.vectors(self.given(state, i)))
+            with new:
+                for i in k.loop(0, d):
+                    zero = k.const(0.0, vec(F32, self.lanes))
+                    self.store(self.row(i), [zero] * self.count)
+
+    def _sums(self, each: Callable[[Val, list[Var]], None]) -> list[Val]:
+        """Each column's sum over the rows i, which `each(i, totals)` adds to; four totals in turn,
+        put together in a fixed order."""
+        k, d = self.k, self.k.arg("d")
+        zero = k.const(0.0, vec(F32, self.lanes))
+        turns = [[k.var(zero) for _ in range(self.count)] for _ in range(4)]
+        whole = d // 4 * 4
         for i in k.loop(0, whole, 4):
-            for u, total in enumerate(sums):
-                total.value = total.value + each(i + u, tile + (i + u) * 32)
+            for t, totals in enumerate(turns):
+                each(i + t, totals)
         for i in k.loop(whole, d):
-            sums[0].value = sums[0].value + each(i, tile + i * 32)
-        a, b, c, e = (s.value for s in sums)
-        return (a + b) + (c + e)
+            each(i, turns[0])
+        columns = zip(*turns, strict=True)
+        return [(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns]
 
-    def faded(i: Val, at: Val) -> Val:
-        held = k.load(at, F32X8) * fade
-        k.store(at, held)
-        return held * words.broadcast(k, key + i * 4)
+    def advance(self, row: Val, q: Val | None = None) -> list[Val]:
+        """The state after a row; what q finds in it, where q is given."""
+        k, (d, v, heads, groups) = self.k, self.k.words("d v heads groups")
+        key, values = row + (self.h % groups) * d * 4, row + groups * d * 4
+        gates = values + heads * v * 4
+        gate = words.exp(k, words.broadcast(k, gates + self.h * 4))
+        fade = k.splat(k.lane(gate, 0), self.lanes)
+        beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
 
-    known = walk(faded)
-    change = (k.load(values + (h * v + j) * 4, F32X8) - known) * beta
+        def seen(i: Val, totals: list[Var]) -> None:
+            share = words.broadcast(k, key + i * 4, self.lanes)
+            for total, held in zip(totals, self.vectors(self.row(i)), strict=True):
+                total.value = words.fma(k, held, share, total.value)
 
-    def corrected(i: Val, at: Val) -> Val:
-        held = words.fma(k, words.broadcast(k, key + i * 4), change, k.load(at, F32X8))
-        k.store(at, held)
-        return held * words.broadcast(k, q + i * 4) if q is not None else held
+        known = self._sums(seen)
+        told = self.vectors(values + (self.h * v + self.j) * 4)
+        change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
 
-    return walk(corrected)
+        def corrected(i: Val, totals: list[Var]) -> None:
+            share = words.broadcast(k, key + i * 4, self.lanes)
+            old = self.vectors(self.row(i))
+            held = [words.fma(k, share, c, o * fade) for c, o in zip(change, old, strict=True)]
+            self.store(self.row(i), held)
+            if q is not None:
+                asked = words.broadcast(k, q + i * 4, self.lanes)
+                for total, new in zip(totals, held, strict=True):
+                    total.value = words.fma(k, new, asked, total.value)
+
+        return self._sums(corrected)
+
+    def base(self) -> None:
+        """The state after the replayed rows."""
+        log, width = self.k.words("log width")
+        self.load()
+
+        def row(at: Val) -> None:
+            self.advance(log + at * width * 4)
+
+        _each_replayed(self.k, row)
 
 
-def _base(k: Kernel, tile: Val, h: Val, j: Val) -> None:
-    """The state after the replayed rows."""
-    log, width = k.words("log width")
-    _load_tile(k, tile, h, j)
+def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
+    """`body(tile)` for this thread's share: two of the widest vectors beside each other, so that
+    whole lines of memory are used up, or eight columns where values have no such width."""
+    heads, v = k.words("heads v")
+    room = k.scratch(MAX_KEY * 4 * 2 * k.isa.lanes)
 
-    def row(at: Val) -> None:
-        _advance(k, tile, log + at * width * 4, h, j)
+    def shared(lanes: int, count: int) -> None:
+        width = lanes * count
+        for item in k.share(heads * (v // width)):
+            h, j = item // (v // width), item % (v // width) * width
+            body(_Tile(k, room, h, j, lanes, count))
 
-    _each_replayed(k, row)
+    with k.if_else((v % (2 * k.isa.lanes)).eq(0)) as (wide, narrow):
+        with wide:
+            shared(k.isa.lanes, 2)
+        with narrow:
+            shared(8, 1)
 
 
 @kernel("state log rows q y parents replay past m heads groups d v width r limit")
 def delta_net(k: Kernel) -> None:
     """y[t, h] = what q finds in head h's state after row t."""
     rows, q, y, m, heads, groups, d, v, width = k.words("rows q y m heads groups d v width")
-    tile = k.scratch(MAX_KEY * 32)
-    for item in k.share(heads * (v // 8)):
-        h, j = item // (v // 8), item % (v // 8) * 8
+
+    def found(tile: _Tile) -> None:
         last = k.var(-2)
 
-        def follow(t: Val, h: Val = h, j: Val = j) -> None:
-            _advance(k, tile, rows + t * width * 4, h, j)
+        def follow(t: Val) -> None:
+            tile.advance(rows + t * width * 4)
 
         for t in k.loop(0, m):
-            _follow(k, t, last, lambda h=h, j=j: _base(k, tile, h, j), follow)  # type: ignore[misc]
-            asked = q + (t * groups + h % groups) * d * 4
-            found = _advance(k, tile, rows + t * width * 4, h, j, asked)
-            k.store(y + ((t * heads + h) * v + j) * 4, found)
+            _follow(k, t, last, tile.base, follow)
+            asked = q + (t * groups + tile.h % groups) * d * 4
+            given = tile.advance(rows + t * width * 4, asked)
+            tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
+
+    _tiles(k, found)
 
 
 @kernel("state log rows y replay past certain m heads groups d v width r limit")
 def delta_net_next(k: Kernel) -> None:
     """y, the state's own bytes = the state after the rows that are text."""
-    rows, y, m, heads, d, v, width = k.words("rows y m heads d v width")
-    tile = k.scratch(MAX_KEY * 32)
+    rows, y, m, d, width = k.words("rows y m d width")
     count = k.minimum(_entry(k, k.arg("certain"), k.const(0, I64)), m)
-    for item in k.share(heads * (v // 8)):
-        h, j = item // (v // 8), item % (v // 8) * 8
-        _base(k, tile, h, j)
+
+    def after(tile: _Tile) -> None:
+        tile.base()
         for t in k.loop(0, count):
-            _advance(k, tile, rows + t * width * 4, h, j)
+            tile.advance(rows + t * width * 4)
         for i in k.loop(0, d):
-            k.store(y + ((h * d + i) * v + j) * 4, k.load(tile + i * 32, F32X8))
+            tile.store(tile.given(y, i), tile.vectors(tile.row(i)))
+
+    _tiles(k, after)

@@ -17,14 +17,23 @@ double now() {
     return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// Leaves the first `count` tokens in the cache.
-void keep_first(size_t count) {
-    held.resize(count);
+bool forget_from(size_t count) {
 #ifdef IK
-    llama_kv_cache_seq_rm(context, 0, (llama_pos) count, -1);
+    return llama_kv_cache_seq_rm(context, 0, (llama_pos) count, -1);
 #else
-    llama_memory_seq_rm(llama_get_memory(context), 0, (llama_pos) count, -1);
+    return llama_memory_seq_rm(llama_get_memory(context), 0, (llama_pos) count, -1);
 #endif
+}
+
+// Leaves the first `count` tokens in the cache, or none: a recurrent state is kept whole or not.
+// How many are left.
+size_t keep_first(size_t count) {
+    const size_t left = count == held.size() || forget_from(count) ? count : 0;
+    if (left < count) {
+        forget_from(0);
+    }
+    held.resize(left);
+    return left;
 }
 
 // Reads tokens behind the cache, at most `most` at once; logits of the last one.
@@ -93,7 +102,7 @@ int peer_run(const int * ids, int count, int fresh, int keep, int * out, double 
     while (known < held.size() && known < most && held[known] == ids[known]) {
         ++known;
     }
-    keep_first(known);
+    known = keep_first(known);
     const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
     double begun = now();
     if (!read(ids + known, count - (int) known, 512)) {
