@@ -312,8 +312,11 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
         final = normed(s, wanted_rows(s, x), "output_norm")
     own = s.has("output.weight")
     table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
-    logits = scaled(ops.mul_mat(table, final), 1.0 / c.logits_scaling)  # [M, V]
-    if c.final_logit_softcapping:
-        cap = c.final_logit_softcapping
-        logits = ops.tanh(logits * (1.0 / cap)) * cap
+    logits = capped(s, ops.mul_mat(table, final))  # [M, V]
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
+
+
+def capped(s: Step, logits: Tensor) -> Tensor:
+    """Logits [M, V] divided and bent as the config says."""
+    logits, cap = scaled(logits, 1.0 / s.config.logits_scaling), s.config.final_logit_softcapping
+    return ops.tanh(logits * (1.0 / cap)) * cap if cap else logits

@@ -13,7 +13,7 @@ the speed of the disk.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from pathlib import Path

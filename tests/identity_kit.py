@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from test_models_eagle3 import Scripted
 from test_models_identity import GREEDY, SEEDED, adversaries
 
+from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
@@ -30,6 +31,7 @@ from ggraph.decode.sampler import Sampler
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from models.heads.assistant import AssistantHead
+from models.heads.dflash import BlockHead
 from models.heads.layouts import open_head
 from models.registry import open_model
 from models.run.load import open_session
@@ -121,9 +123,12 @@ class Target:
         model = open_model(folder).beside(prefix)
         return ModelDrafter(Runner(model, self.session, CONTEXT, cache_dtype=F32))
 
-    def heads(self, tree: TreeShape | None) -> EagleDrafter:
+    def heads(self, tree: TreeShape | None = None) -> Drafter:
         """The head that the target was opened with."""
         assert self.head is not None
+        if isinstance(self.head, BlockHead):
+            runner = BlockRunner(self.head, self.session, CONTEXT, cache_dtype=F32)
+            return BlockDrafter(runner, self.head.mask, self.head.block, causal=self.head.causal)
         if isinstance(self.head, AssistantHead):
             return EagleDrafter(SharedRunner(self.head, self.runner), tree=tree)
         return EagleDrafter(

@@ -14,9 +14,11 @@ from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
 from small_model import small_model
 
+from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.shared import SharedRunner
+from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
@@ -26,9 +28,10 @@ from ggraph.decode.speculation import Speculation
 from ggraph.tensor import Array
 from models.bench.peer import Peer
 from models.heads.assistant import AssistantHead
-from models.heads.layouts import open_head
+from models.heads.dflash import BlockHead
+from models.heads.layouts import AnyHead, open_head
 from models.registry import open_model
-from models.run.convert import assistant_to_gguf
+from models.run.convert import assistant_to_gguf, dflash_to_gguf
 from models.run.load import open_session
 
 pytest.importorskip("xllamacpp")
@@ -89,27 +92,38 @@ def watched(runner: DraftRunner) -> list[float]:
         rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
     ) -> tuple[Array, Array]:
         logits, hidden = step(rows, wanted, features, fed_back=fed_back)
-        second, best = np.sort(logits[0])[-2:]
-        gaps.append(float(best - second))
+        for row in logits:
+            second, best = np.sort(row)[-2:]
+            gaps.append(float(best - second))
         return logits, hidden
 
     runner.step = watching  # type: ignore[method-assign]
     return gaps
 
 
-def same_counts(path: Path, head_path: Path, texts: int) -> None:
+def runner_of(head: AnyHead, target: Runner) -> DraftRunner:
+    """Steps of a head of any kind."""
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, target.session, 128)
+    shares = isinstance(head, AssistantHead)
+    return SharedRunner(head, target) if shares else DraftRunner(head, target.session, 128)
+
+
+def same_counts(path: Path, head_path: Path, texts: int, known: Sequence[list[int]] = ()) -> None:
     """On the texts that both engines say: as many drafted tokens, and as many of them kept, unless
     two guesses were so near that rounding chose."""
     model = open_model(path)
     head, session = open_head(head_path, model), open_session(threads=1, exact=True)
     engine = Engine(Runner(model, session, 128, taps=head.taps), ends=())
     peer, same, kept = Peer(path, 1, 256, head=head_path, chain=3), 0, 0
-    for seed in range(texts):
-        ids = np.random.default_rng(seed).integers(3, 320, 12).tolist()
-        shares = isinstance(head, AssistantHead)
-        runner = SharedRunner(head, engine.runner) if shares else DraftRunner(head, session, 128)
+    drawn = [np.random.default_rng(seed).integers(3, 320, 12).tolist() for seed in range(texts)]
+    for ids in [*known, *drawn]:
+        runner = runner_of(head, engine.runner)
         gaps = watched(runner)
-        drafter = EagleDrafter(runner, name="mtp", reads_logits=True)
+        drafter: Drafter = EagleDrafter(runner, name="mtp", reads_logits=True)
+        if isinstance(head, BlockHead):
+            assert isinstance(runner, BlockRunner), head.name
+            drafter = BlockDrafter(runner, head.mask, head.block)
         drafts = Speculation([drafter], Fixed(3))
         sampler = Sampler(SamplerConfig(temp=0.0), model.vocab_size)
         engine.reset()
@@ -145,6 +159,22 @@ def test_an_assistant_drafts_as_often_and_as_well(tmp_path: Path) -> None:
     assert isinstance(head, AssistantHead)
     assistant_to_gguf(head, out, "f32")
     same_counts(path, out, 6)
+
+
+def test_blocks_are_drafted_as_often_and_as_well(tmp_path: Path) -> None:
+    """Without the sliding layer, which llama.cpp lets see the whole block."""
+    hf = tmp_path / "hf"
+    shutil.copytree(GOLDEN / "dflash", hf)
+    config = json.loads((hf / "config.json").read_text())
+    config.update(layer_types=["full_attention"] * 3, sliding_window=None)
+    (hf / "config.json").write_text(json.dumps(config))
+    path = small_model(tmp_path / "small.gguf", PLAIN, GOLDEN / "tiny" / "qwen3_qknorm", "f32")
+    target, out = open_model(path), tmp_path / "dflash.gguf"
+    head = open_head(hf, target)
+    assert isinstance(head, BlockHead)
+    dflash_to_gguf(head, target, out, "f32")
+    trained = np.load(GOLDEN / "dflash" / "expected.npz")
+    same_counts(path, out, 6, [trained[f"prompt.{i}"].tolist() for i in range(2)])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,14 +22,14 @@ except ImportError:  # the extra is not installed; the first line out says so
     xllamacpp = None
 
 
-_KINDS = ("MTP", "EAGLE3")
+_KINDS = {"gemma4-assistant": "MTP", "dflash": "DFLASH"}  # by architecture; else EAGLE-3
 
 
 def open_server(path: str, threads: int, context: int, head: str = "", chain: str = "4") -> Any:
     """llama.cpp on one GGUF file, with one slot.
 
-    `head` is an EAGLE-3 head that drafts chains of `chain` tokens, an assistant of Gemma 4, or the
-    same file, whose own layers then do.
+    `head` is an EAGLE-3 head that drafts chains of `chain` tokens, an assistant of Gemma 4, a
+    DFlash drafter, or the same file, whose own layers then do.
     """
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -39,9 +39,9 @@ def open_server(path: str, threads: int, context: int, head: str = "", chain: st
     if head:
         draft = params.speculative.draft
         kinds = xllamacpp.common_speculative_type
-        own, assists = head == path, _architecture(head) == "gemma4-assistant"
-        mtp, eagle3 = (getattr(kinds, f"COMMON_SPECULATIVE_TYPE_DRAFT_{n}") for n in _KINDS)
-        params.speculative.types = [mtp if own or assists else eagle3]
+        own = head == path
+        kind = "MTP" if own else _KINDS.get(_architecture(head), "EAGLE3")
+        params.speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_DRAFT_{kind}")]
         draft.mparams.path = "" if own else head
         draft.n_max, draft.p_min = int(chain), 0.0
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads

@@ -12,9 +12,16 @@ from ggraph import InputError
 
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead
+from ..heads.dflash import BlockHead
 from ..heads.layouts import open_head
 from ..registry import Model, open_model
-from ..run.convert import FILE_TYPES, assistant_to_gguf, head_to_gguf, model_to_gguf
+from ..run.convert import (
+    FILE_TYPES,
+    assistant_to_gguf,
+    dflash_to_gguf,
+    head_to_gguf,
+    model_to_gguf,
+)
 from ..run.convert import Progress as Report
 from .common import notes
 
@@ -44,6 +51,8 @@ def convert(
             head = open_head(source, aim)
             if isinstance(head, AssistantHead):
                 assistant_to_gguf(head, out, type_name, report)
+            elif isinstance(head, BlockHead):
+                dflash_to_gguf(head, aim, out, type_name, report)
             elif isinstance(head, Head):
                 head_to_gguf(head, aim, out, type_name, report)
             else:

@@ -29,6 +29,7 @@ from ..hf_config import rope_from_hf
 from ..latent import Latent
 from ..registry import Model
 from .assistant import AssistantHead, is_assistant, open_assistant
+from .dflash import BlockHead, is_block_drafter, open_dflash
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
 from .mtp import NextHead, open_mtp
 from .names import sanitize_head, target_ids, tensor_of
@@ -49,7 +50,7 @@ _SPARE = re.compile(r"blk\.[1-9]\d*\.attn_norm_2\.weight")  # made for each laye
 _MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
-AnyHead = Head | FirstHead | NextHead | AssistantHead
+AnyHead = Head | FirstHead | NextHead | AssistantHead | BlockHead
 
 
 def open_head(path: Path, target: Model) -> AnyHead:
@@ -64,6 +65,8 @@ def open_head(path: Path, target: Model) -> AnyHead:
     checkpoint = open_checkpoint(path)
     if is_assistant(checkpoint):
         return open_assistant(path, checkpoint, target)
+    if is_block_drafter(checkpoint):
+        return open_dflash(path, checkpoint, target)
     if checkpoint.format == "gguf":
         return _from_gguf(path, checkpoint, target)
     if is_first_generation(checkpoint.tensors):

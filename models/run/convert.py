@@ -23,6 +23,7 @@ from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
 from ..gguf_config import to_gguf
+from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
 from ..registry import ARCHITECTURES, Model
 
@@ -69,6 +70,23 @@ def assistant_to_gguf(
     metadata[f"{ASSISTANT.name}.embedding_length_out"] = head.width
     metadata.update(tokenizer_keys(head.target))
     tensors = _normal_order(ASSISTANT.stored(dict(head.catalogue), c), c, ASSISTANT.rope_mode)
+    write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
+
+
+def dflash_to_gguf(
+    head: dflash.BlockHead,
+    target: Model,
+    out: Path,
+    type_name: str,
+    progress: Progress | None = None,
+) -> None:
+    """Write a block drafter with the keys and names that llama.cpp reads, and its target's
+    tokenizer."""
+    a, c = dflash.ARCHITECTURE, head.config
+    metadata = told(a, c) | _general(head.name, None, type_name)
+    metadata.update(tokenizer_keys(target))
+    metadata.update(dflash.gguf_told(head))
+    tensors = _normal_order(a.stored(dict(head.catalogue), c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ggraph import InputError
+from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.model import ModelDrafter
@@ -22,6 +23,8 @@ from ggraph.formats import open_checkpoint
 
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead, is_assistant
+from ..heads.dflash import BlockHead
+from ..heads.eagle1 import FirstHead
 from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
 from ..registry import open_model
@@ -31,9 +34,9 @@ from .load import Loaded
 # prompt, which is read once.
 WINDOW, PROMPT_WINDOW = 64, 128
 LONGEST = 64  # tokens of a draft
-NAMES = ("eagle3", "mtp", "suffix", "lookup", "model")
+NAMES = ("eagle3", "mtp", "dflash", "suffix", "lookup", "model")
 GROUP = "ggraph.drafters"  # of entry points: each names a function of the target's Runner
-HEADS = ("eagle3", "mtp")  # drafters that read the target's features
+HEADS = ("eagle3", "mtp", "dflash")  # drafters that read the target's features
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,7 @@ def _make(
     if name == "lookup":
         return PromptLookup()
     if name in HEADS:
-        own = isinstance(m.head, NextHead) or (name == "mtp" and isinstance(m.head, AssistantHead))
-        if m.head is None or own != (name == "mtp"):
+        if m.head is None or not isinstance(m.head, _FITTING[name]):
             raise InputError(_MISSING[name])
         return _with_head(name, m, m.head, options, drawn, policy)
     if name not in NAMES:
@@ -139,9 +141,15 @@ def _brought(name: str, m: Loaded) -> Drafter:
     return drafter
 
 
+_FITTING: dict[str, tuple[type, ...]] = {  # "eagle3" is any head that was given
+    "eagle3": (Head, FirstHead, AssistantHead, BlockHead),
+    "mtp": (NextHead, AssistantHead),
+    "dflash": (BlockHead,),
+}
 _MISSING = {
     "eagle3": "the eagle3 drafter needs a head: give one with --head",
     "mtp": "the mtp drafter needs a model whose own layers draft, or its assistant as --head",
+    "dflash": "the dflash drafter needs a drafter of that kind: give one with --head",
 }
 
 
@@ -156,6 +164,14 @@ def _with_head(
     """In turn or as a tree, or in parallel where the head was made for that."""
     runner = _runner(m, head)
     masked = head.masked if isinstance(head, Head) else None
+    if options.tree is not None and (masked is not None or isinstance(head, BlockHead)):
+        raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
+    if isinstance(head, BlockHead):
+        assert isinstance(runner, BlockRunner), head.name
+        return BlockDrafter(
+            runner, head.mask, head.block, causal=head.causal, p_min=options.p_min,
+            random=drawn.random, temp=drawn.temp, name=name,
+        )  # fmt: skip
     if masked is None:
         return EagleDrafter(
             runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
@@ -163,8 +179,6 @@ def _with_head(
             prompt_window=None if options.fixed else PROMPT_WINDOW,
             goes_on=goes_on(policy, name) if policy is not None else None, name=name,
         )  # fmt: skip
-    if options.tree is not None:
-        raise InputError(f"{head.name} drafts all tokens in parallel, which makes no tree")
     return ParallelDrafter(
         runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
     )
@@ -173,6 +187,8 @@ def _with_head(
 def _runner(m: Loaded, head: AnyHead) -> DraftRunner:
     """Steps of the head over a cache of its own, or the target's. InputError where that is on
     other devices."""
+    if isinstance(head, BlockHead):
+        return BlockRunner(head, m.drafts, m.runner.context)
     if not isinstance(head, AssistantHead):
         return DraftRunner(head, m.drafts, m.runner.context)
     if m.draft_session is not None:

@@ -24,6 +24,7 @@ from ggraph.text.prompt import prompt_ids
 from ggraph.text.stream import TextStream
 
 from ..heads.assistant import AssistantHead
+from ..heads.dflash import BlockHead
 from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import Refused
@@ -100,6 +101,8 @@ class Service:
             return None
         if getattr(head, "masked", None) is not None:
             raise InputError(f"{head.name} drafts in parallel, which a server cannot use yet")
+        if isinstance(head, BlockHead):
+            raise InputError(f"{head.name} drafts in blocks, which a server cannot use yet")
         if isinstance(head, AssistantHead):
             raise InputError(
                 f"{head.name} drafts from the model's own cache, which a server cannot"

@@ -40,12 +40,13 @@ class ParallelDrafter:
         p_min: float = 0.0,
         random: np.random.Generator | None = None,
         temp: float = 1.0,
+        name: str = "eagle3",
     ) -> None:
         if not 0.0 <= p_min <= 1.0 or temp <= 0:
             raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
         self.runner, self.masked, self.p_min = runner, masked, p_min
         self.random, self.temp = random, temp
-        self.name, self.taps = "eagle3", runner.model.taps
+        self.name, self.taps = name, runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []
 
@@ -58,7 +59,7 @@ class ParallelDrafter:
         """Keep the new tokens and the features before them; they are run when a draft is due."""
         if features is None or len(features) != len(tokens):
             raise InputError(
-                f"eagle3: {len(tokens)} tokens, "
+                f"{self.name}: {len(tokens)} tokens, "
                 f"{'no' if features is None else len(features)} features"
             )
         self._tokens.extend(tokens)

@@ -92,14 +92,19 @@ class DraftRunner:
             "tokens": padded(rows.tokens, bucket, 0),
             "positions": padded([p + self.offset for p in rows.positions], bucket, 0),
             "slots": padded(rows.slots, bucket, self._rows, np.int64),
-            "mask": visibility(rows, bucket, context),
+            **self._masks(rows, bucket, context),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),
             "hidden" if fed_back else "features": wide,
         }
-        if self.model.sliding_window is not None:
-            given["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
         return self._fed(key, given)
+
+    def _masks(self, rows: Rows, bucket: int, context: int) -> dict[str, Array]:
+        """What each row sees."""
+        found = {"mask": visibility(rows, bucket, context)}
+        if self.model.sliding_window is not None:
+            found["window_mask"] = visibility(rows, bucket, context, self.model.sliding_window)
+        return found
 
     def _fed(self, key: Hashable, offered: Mapping[str, Array]) -> dict[str, Array]:
         """A run with what the graph takes of all that a step offers: heads differ in that."""
