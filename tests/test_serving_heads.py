@@ -156,6 +156,19 @@ def test_trees_of_many_texts_end_where_there_is_no_room_for_their_rows(world: Wo
     assert batch.counters.drafted > 0
 
 
+def test_many_texts_whose_prompts_wait_ask_the_head_at_once(
+    world: World, alone: list[Noting]
+) -> None:
+    """More true rows than a step has."""
+    batch, noting = world.fresh(Limits()), Noting()
+    r = np.random.default_rng(3)
+    for _ in range(3):
+        batch.submit(asked(world, r.integers(0, 200, 90).tolist(), Noting(), 6))
+    batch.submit(asked(world, PROMPTS[3], noting))
+    finish(batch)
+    assert noting.drafts == alone[3].drafts
+
+
 def test_who_begins_with_anothers_rows_has_the_heads_too(world: World, alone: list[Noting]) -> None:
     """All but the last token were in the cache, and still the head has read them all."""
     batch = world.fresh(Limits())

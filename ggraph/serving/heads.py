@@ -197,7 +197,7 @@ class ListHead:
             rows += found
             features += q.text.unread if found else []
             q.text.unread = []
-        wide, most, answered = np.concatenate(features), ROW_BUCKETS[-1], iter(asked)
+        wide, most, answered = np.concatenate(features), MIXED_ROWS[-1], iter(asked)
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
             out = self._run(part, wide[at : at + most], fed_back=False)
