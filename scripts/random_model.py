@@ -218,12 +218,13 @@ def tokenizer(count: int) -> dict[str, Any]:
     return own
 
 
-def write(values: Mapping[str, Any], type_name: str, out: Path, name: str) -> None:
-    """One file of the shape that a config.json tells."""
+def write(shape: str, type_name: str, out: Path) -> None:
+    """One file of a shape of `SHAPES`, or of that which a config.json tells."""
+    values = SHAPES.get(shape) or json.loads(Path(shape).read_text())
     a, c, found = opened(values)
     kinds = Kinds(type_name, c, found)
     made = [tensor(replace(t, name=n), kinds.of(n, t.shape)) for n, t in found.items()]
-    said = {"general.name": f"{name} (random weights)", "general.quantization_version": 2}
+    said = {"general.name": f"{shape} (random weights)", "general.quantization_version": 2}
     write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size), made)
 
 
@@ -241,8 +242,7 @@ def main() -> int:
             count = sum(prod(t.shape) for t in found.values())
             print(f"{name:14} {a.gguf:10} {count / 1e9:.2f} billion weights")
         return 0 if asked.list else 2
-    shape = SHAPES.get(asked.shape) or json.loads(Path(asked.shape).read_text())
-    write(shape, asked.type, asked.out, asked.shape)
+    write(asked.shape, asked.type, asked.out)
     print(f"{asked.out}: {asked.out.stat().st_size / 1e9:.2f} GB")
     return 0
 

@@ -1,0 +1,63 @@
+"""Files of random weights: as many weights as the published models, types as llama.cpp mixes them,
+and steps that stay finite."""
+
+import json
+import sys
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+
+import random_model
+
+from ggraph.decode.runner import Runner
+from ggraph.formats import open_checkpoint
+from models.heads.layouts import open_head
+from models.registry import open_model
+from models.run.load import open_session
+
+WEIGHTS = {  # billions, as their makers tell, with the draft layer of Qwen3.5
+    "llama-3.2-1b": 1.24, "qwen2.5-0.5b": 0.49, "qwen3-4b": 4.02, "qwen3.5-0.8b": 0.77,
+    "gemma-3-1b": 1.00, "lfm2-1.2b": 1.17,
+}  # fmt: skip
+CUT = {
+    "qwen3.5-0.8b": {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full"]},
+    "gemma-3-1b": {"num_hidden_layers": 6},
+    "lfm2-1.2b": {"num_hidden_layers": 3, "full_attn_idxs": [2]},
+    "qwen3-moe-3gb": {"num_hidden_layers": 1, "num_experts": 8},
+}
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTS))
+def test_as_many_weights_as_are_published(name: str) -> None:
+    _, _, found = random_model.opened(random_model.SHAPES[name])
+    count = sum(prod(t.shape) for t in found.values())
+    assert round(count / 1e9, 2) == WEIGHTS[name]
+
+
+@pytest.mark.parametrize(("name", "size"), [("gemma-3-1b", 806e6), ("lfm2-1.2b", 731e6)])
+def test_a_file_is_as_large_as_the_published_one(name: str, size: float) -> None:
+    _, c, found = random_model.opened(random_model.SHAPES[name])
+    kinds = random_model.Kinds("q4_k_m", c, found)
+    kept = [(kinds.of(n, t.shape), t.shape) for n, t in found.items()]
+    total = sum(prod(s[:-1]) * d.row_bytes(s[-1]) for d, s in kept)
+    assert abs(total / size - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", sorted(CUT))
+def test_a_step_of_a_cut_shape_is_finite(name: str, tmp_path: Path) -> None:
+    config, out = tmp_path / "config.json", tmp_path / "cut.gguf"
+    config.write_text(json.dumps({**random_model.SHAPES[name], **CUT[name], "vocab_size": 49152}))
+    random_model.write(str(config), "q4_k_m", out)
+    assert {t.dtype.name for t in open_checkpoint(out).tensors.values()} >= {"q6_k", "f32"}
+    session, model = open_session(threads=1), open_model(out)
+    runner = Runner(model, session, 64)
+    for _ in range(2):
+        assert np.isfinite(runner.text(range(3, 10)).logits).all()
+    assert (model.config.num_nextn_predict_layers == 1) == (name == "qwen3.5-0.8b")
+    if model.config.num_nextn_predict_layers:
+        assert open_head(out, model).taps == (4,)
+    session.close()
