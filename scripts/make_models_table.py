@@ -12,10 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    str(ROOT / "scripts"),
+]  # a clone need not be installed
 
 import numpy as np
 from identity_kit import Outcome, outcomes
+from model_speed import section
 from small_model import small_model
 from test_cuda_models import left_to_the_cpu, planned
 from test_models_golden import GOLDEN, NAMES, run_all, spread_error
@@ -155,7 +160,7 @@ def main() -> None:
             print(text, flush=True)
             lines.append(text)
     if wanted == NAMES:
-        page = [INTRO, *models, "", DRAFTED, *drafts, ""]
+        page = [INTRO, *models, "", DRAFTED, *drafts, "", section()]
         (ROOT / "docs" / "models.md").write_text("\n".join(page))
 
 
