@@ -64,8 +64,8 @@ def section() -> str:
     lines = [
         TITLE, "",
         "Random weights of true shapes as Q4_K_M (`scripts/random_model.py`; of Qwen3-30B-A3B 7",
-        f"whole layers), tokens/s, {kept['threads']} threads, medians of alternating rounds. The bar",
-        f"is {BAR}x the faster peer, the aim 1.6x. `python scripts/model_speed.py FOLDER` on",
+        f"whole layers), tokens/s, {kept['threads']} threads, medians of alternating rounds. The",
+        f"bar is {BAR}x the faster peer, the aim 1.6x. `python scripts/model_speed.py FOLDER` on",
         f"{kept['processor']}, {kept['date']}.", "",
         "| shape | row | ggraph | " + " | ".join(PEERS) + " | over the faster | least share |",
         "|---|---|---|---|---|---|---|",
