@@ -179,6 +179,13 @@ def metadata(s: Shape, name: str) -> dict[str, Any]:
     return own
 
 
+def write(name: str, type_name: str, out: Path) -> None:
+    """The file of a shape and a type."""
+    s = SHAPES[name]
+    made = [tensor(n, d, type_of(n, d, type_name, s.layers)) for n, d in tensors(s)]
+    write_gguf(out, metadata(s, name), made)
+
+
 def main() -> int:
     """Write one file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -192,9 +199,7 @@ def main() -> int:
             count = sum(prod(shape) for _, shape in tensors(s))
             print(f"{name:14} {s.architecture:10} {count / 1e9:.2f} billion weights")
         return 0 if asked.list else 2
-    s = SHAPES[asked.shape]
-    made = [tensor(n, d, type_of(n, d, asked.type, s.layers)) for n, d in tensors(s)]
-    write_gguf(asked.out, metadata(s, asked.shape), made)
+    write(asked.shape, asked.type, asked.out)
     print(f"{asked.out}: {asked.out.stat().st_size / 1e9:.2f} GB")
     return 0
 
