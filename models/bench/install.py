@@ -40,7 +40,7 @@ ORIGINS = {
         "8337e4cd3861406fc04e0854b1409cd1b027fbc9",
         "https://github.com/ikawrakow/ik_llama.cpp.git",
         ("-DIK",),
-        ("GGML_IQK_FA_ALL_QUANTS=OFF",),  # caches of F16 and Q8_0: the others compile for an hour
+        ("GGML_IQK_FA_ALL_QUANTS=OFF",),  # caches of F16 and Q8_0; ten others compile long
     ),
 }  # fmt: skip
 

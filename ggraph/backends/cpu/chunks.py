@@ -154,13 +154,14 @@ def biased(k: Kernel, job: Job, length: Val) -> list[Val]:
     """Capped scores with what the mask adds; returns the largest for each query."""
     with k.when(k.arg("softcap") > 0.0):
         _capped(k, job, length)
-    tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
-    for i in k.loop(0, length, 8):
-        shown = words.tail_mask(k, length - i)
-        bias = k.load(job.biases + i * 4, F32X8)
+    lanes = k.isa.lanes
+    tops = [k.var(k.const(LOWEST, vec(F32, lanes))) for _ in range(job.count)]
+    for i in k.loop(0, length, lanes):
+        shown = words.tail_mask(k, length - i, lanes)
+        bias = k.load(job.biases + i * 4, vec(F32, lanes))
         for g, top in enumerate(tops):
             at = job.scores + g * (CHUNK * 4) + i * 4
-            value = k.select(shown, k.load(at, F32X8) + bias, float("-inf"))
+            value = k.select(shown, k.load(at, vec(F32, lanes)) + bias, float("-inf"))
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
@@ -177,12 +178,13 @@ def _capped(k: Kernel, job: Job, length: Val) -> None:
 
 def exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
     """Replace query g's scores by exp(score - top); returns their sum."""
-    total = k.var(0.0, F32X8)
-    for i in k.loop(0, length, 8):
+    total, lanes = k.var(0.0, F32X8), k.isa.lanes
+    for i in k.loop(0, length, lanes):
         at = job.scores + g * (CHUNK * 4) + i * 4
-        value = words.exp_below(k, k.load(at, F32X8) - k.splat(top, 8))
+        value = words.exp_below(k, k.load(at, vec(F32, lanes)) - k.splat(top, lanes))
         k.store(at, value)
-        total.value = total.value + value
+        for half in range(0, lanes, 8):
+            total.value = total.value + k.shuffle(value, value, range(half, half + 8))
     return words.hsum(k, total.value)
 
 

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.cache import load8, load_pair, number_at
+from ggraph.backends.cpu.blocks import ask
+from ggraph.backends.cpu.cache import ONE, load8, load_pair, number_at
 from ggraph.backends.cpu.chunks import (
     CHUNK,
     HEAD,
+    LINE,
     Job,
     biased,
     chunk,
@@ -40,12 +42,14 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
-QUERIES = 48  # of a tile: turning keys is a tenth of the work then
+QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
 AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
-ROUND = 16  # keys of the widest vector
+SCORED = 3  # queries whose scores are made at once; divides those above
+VECTORS = {8: 1, 16: 2}  # of keys at once: two need fewer loads than multiply-adds
 STATE = state_bytes(MAX_HEAD)
 
 
@@ -64,7 +68,7 @@ class Tile:
     factors: Val  # by which its state and its part are multiplied
     scores: Val  # [QUERIES + AT_ONCE, CHUNK]
     states: Val
-    keys: Val  # [hd, W], or values [CHUNK, 4 W]
+    keys: Val  # [hd, keys at once], or values [CHUNK, 4 W]
     part: Val
 
     @property
@@ -81,7 +85,7 @@ def whole_rows(k: Kernel, kind: str) -> None:
     room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores, states = k.scratch(spare * CHUNK * 4), k.scratch(QUERIES * STATE)
-    keys = k.scratch(max(MAX_HEAD * lanes, CHUNK * FOUR * lanes) * 4)
+    keys = k.scratch(max(MAX_HEAD * VECTORS[lanes], CHUNK * FOUR) * lanes * 4)
     part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
     parts = [k.scratch(STATE) for _ in range(FOUR)]
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
@@ -172,12 +176,17 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
     slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
     address_table(k, room.keys, slots, keys + kh * place.kv, ks, place.length)
     address_table(k, room.values, slots, values + vh * place.kv, vs, place.length)
-    for p in k.loop(place.length, (place.length + (ROUND - 1)) // ROUND * ROUND):
+    wide = k.isa.lanes * VECTORS[k.isa.lanes]
+    for p in k.loop(place.length, (place.length + (wide - 1)) // wide * wide):
         k.store(room.keys + p * 8, k.load(room.keys, I64))  # some key, whose scores nobody reads
-    for block in k.loop(0, place.length, k.isa.lanes):
-        _turn(k, kind, room.keys + block * 8, tile.keys)
-        for first in k.loop(0, tile.count, AT_ONCE[k.isa.lanes]):
+    _ask_ahead(k, kind, room.values, place.length)
+    for block in k.loop(0, place.length, wide):
+        for v in range(VECTORS[k.isa.lanes]):
+            at = v * k.isa.lanes
+            _turn(k, kind, room.keys + (block + at) * 8, tile.keys + at * 4)
+        for first in k.loop(0, tile.count, SCORED):
             _scores(k, tile, first, block)
+    _next_keys(k, kind, room, place)
     for t in k.loop(0, tile.count):
         _soften(k, tile, place, t)
     for t in k.loop(tile.count, tile.count + AT_ONCE[k.isa.lanes]):
@@ -192,6 +201,26 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
             _weighted(k, tile, first, d, dims)
 
 
+def _ask_ahead(k: Kernel, kind: str, table: Val, count: Val) -> None:
+    """Ask for one head's part of the cache rows of a table of addresses."""
+    hd = k.arg("hd")
+    width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
+    for p in k.loop(0, count):
+        row = k.load(table + p * 8, I64)
+        for at in k.loop(0, width, LINE):
+            ask(k, row + at)
+
+
+def _next_keys(k: Kernel, kind: str, room: Room, place: Place) -> None:
+    """Ask for the keys of the chunk that follows in the list."""
+    keys, ks, kh = k.words("k ks kh")
+    begin = place.start + CHUNK
+    count = k.maximum(k.minimum(shown_count(k, place.row) - begin, CHUNK), 0)
+    slots = list_of(k, place.row) + (LIST_HEAD + begin * 4)
+    address_table(k, room.keys, slots, keys + kh * place.kv, ks, count)
+    _ask_ahead(k, kind, room.keys, count)
+
+
 def _widen(k: Kernel, kind: str, row: Val, d: Val, dims: Val, out: Val) -> None:
     """Numbers d .. d + dims - 1 of a row as float32."""
     step = 32 if kind == "q8_0" else 8
@@ -202,8 +231,9 @@ def _widen(k: Kernel, kind: str, row: Val, d: Val, dims: Val, out: Val) -> None:
 
 
 def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
-    """The keys of a table of addresses, as many as lanes, as [hd, lanes] float32."""
+    """The keys of a table of addresses, as many as lanes, as columns of [hd, keys at once]."""
     lanes, step = k.isa.lanes, 32 if kind == "q8_0" else 8
+    wide = lanes * VECTORS[lanes] * 4
     rows = [k.load(table + i * 8, I64) for i in range(lanes)]
     for d in k.loop(0, k.arg("hd"), step):
         at = [number_at(kind, row, d) for row in rows]
@@ -214,7 +244,7 @@ def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
                 pairs = zip(at[:8], at[8:], strict=True)
                 found = [load_pair(k, kind, a, b, i) for a, b in pairs]
             for j, column in enumerate(_turned(k, found)):
-                k.store(out + (d + (i + j)) * (lanes * 4), column)
+                k.store(out + (d + (i + j)) * wide, column)
             k.keep_order()
 
 
@@ -234,23 +264,26 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
     """Scores of a block of keys for some queries: ((0+1)+(2+3)) + ((4+5)+(6+7)) of the sums over
     every eighth number."""
     lanes, hd = k.isa.lanes, k.arg("hd")
-    together, t = AT_ONCE[lanes], vec(F32, lanes)
-    rows = [k.load(tile.queries + (first + q) * 8, I64) for q in range(together)]
-    out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in range(together)]
+    vectors, t = range(VECTORS[lanes]), vec(F32, lanes)
+    rows = [k.load(tile.queries + (first + q) * 8, I64) for q in range(SCORED)]
+    out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in range(SCORED)]
     scale = k.splat(k.arg("scale"), lanes)
     for half in (0, FOUR):
-        sums = [[k.var(0, t) for _ in range(FOUR)] for _ in rows]
+        sums = [[[k.var(0, t) for _ in range(FOUR)] for _ in vectors] for _ in rows]
         for d in k.loop(0, hd, 8):
             for j in range(FOUR):
-                key = k.load(tile.keys + (d + (half + j)) * (lanes * 4), t)
+                at = tile.keys + (d + (half + j)) * (lanes * len(vectors) * 4)
+                keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
                 for own, row in zip(sums, rows, strict=True):
                     query = words.broadcast(k, row + (d + (half + j)) * 4, lanes)
-                    own[j].value = words.fma(k, query, key, own[j].value)
+                    for total, key in zip(own, keys, strict=True):
+                        total[j].value = words.fma(k, query, key, total[j].value)
                 k.keep_order()
         for own, to in zip(sums, out, strict=True):
-            a, b, c, e = (s.value for s in own)
-            found = (a + b) + (c + e)
-            k.store(to, found if not half else (k.load(to, t) + found) * scale)
+            for v, total in enumerate(own):
+                a, b, c, e = (s.value for s in total)
+                found, place = (a + b) + (c + e), to + v * (lanes * 4)
+                k.store(place, found if not half else (k.load(place, t) + found) * scale)
 
 
 def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:

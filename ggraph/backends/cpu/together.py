@@ -7,6 +7,7 @@ does not give, for whatever reason, this process compiles.
 """
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from ggraph import env
+from ggraph import env, kept
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.simd import KERNELS
@@ -94,17 +95,20 @@ class _Helper(threading.Thread):
 
 
 def _answer(stream: IO[bytes]) -> bytes | None:
-    """An object; None where the process has ended amid it."""
+    """An object; None where the process has ended amid it, or what it says is none."""
     head = stream.read(WORD)
     size = int.from_bytes(head, "little")
+    if len(head) < WORD or size > kept.MOST:
+        return None
     code = stream.read(size)
-    return code if len(head) == WORD and len(code) == size else None
+    return code if len(code) == size else None
 
 
 def serve() -> None:
     """The helper's side."""
     import_module("ggraph.backends.cpu.lower")  # all kernels are there then
-    names, out = sys.stdin, sys.stdout.buffer
+    names, out = sys.stdin, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nobody else's words among the answers
     isa = Isa(**json.loads(names.readline()))
     out.write(b"!")
     out.flush()
