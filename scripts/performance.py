@@ -19,14 +19,15 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "scripts"), str(ROOT)]
 
 import kept
+import true_shapes
 from growth import write_plots
 from pages import table
 
@@ -34,10 +35,7 @@ RESULTS = ROOT / "bench" / "results" / "performance"
 PEERS = ROOT / "bench" / "results" / "peers"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
-SHORT = {  # rows of the README's table: file, cases
-    "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
-    "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
-}
+SHORT = ("decode at 64", "decode at 1024", "prompt of 512")  # rows of the README's table
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
     "prompt of 128", "prompt of 512")  # fmt: skip
@@ -120,7 +118,7 @@ def cpu_part(name: str) -> str:
     found = result(name)
     if found is None:
         return ""
-    what = {"files": ", other file types", "shape": ", true shapes"}.get(name[:5], "")
+    what = ", other file types" if name.startswith("files") else ""
     plural = "s" * (found["threads"] > 1)
     names = ", ".join(found["peers"])
     who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
@@ -170,8 +168,8 @@ def times(ours: Sequence[float], theirs: Sequence[float] | None) -> str:
     return f"**{statistics.mean(ours) / statistics.mean(theirs):.2f}x**"
 
 
-def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Speeds beside ik_llama.cpp and llama.cpp; all rows, or the chosen cases of some files."""
+def peers_table() -> str:
+    """Speeds beside ik_llama.cpp and llama.cpp."""
     rows = [
         (
             f"{file.removesuffix('.gguf')}, {r['case']}", spread(r["ggraph"]),
@@ -180,7 +178,6 @@ def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
         )
         for file, cases in peers()["tables"].items()
         for r in cases
-        if chosen is None or r["case"] in chosen.get(file, ())
     ]  # fmt: skip
     head = ("tokens/s", "ggraph", "ik_llama.cpp", "llama.cpp", "over ik", "over llama.cpp")
     return table(head, rows)
@@ -200,7 +197,10 @@ def peers_part() -> str:
 
 def readme_text() -> str:
     """README.md with its table of peers made anew."""
-    made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
+    found = true_shapes.read(true_shapes.result_file(2))
+    rows = [[f"{r[0]}, {r[1]}", *r[2:6]] for r in true_shapes.rows_of(2, SHORT)]
+    made = table(("tokens/s", *true_shapes.HEAD[2:6]), rows)
+    made = f"\n{made}\nMeasured on {kept.measured_on(found)}, two threads.\n"
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 
 
@@ -351,8 +351,8 @@ def machine_part() -> str:
 def page_text() -> str:
     """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), peers_part(),
-        *map(cpu_part, ("shapes1", "cpu2", "cpu1", "files2", "files1")), startup_part(),
+        INTRODUCTION, machine_part(), *map(true_shapes.part, (2, 1)), peers_part(),
+        *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "scripts")]
 
 import kept
 import random_model
+from pages import table
 
 from ggraph import cache_dir
 from models.bench.cpu import CASES, Case, file_of, fitting, measure, row
@@ -32,6 +33,9 @@ from models.bench.install import ORIGINS, built
 from models.bench.machine import machine
 from models.cli.common import model_path
 
+NAMED = {"verify": (3.0, 4.0), "prompt": (1.5, 2.0)}  # kind of a row: bar, aim
+NEAR, FAR, LEAST = (1.3, 1.6), (1.5, 2.0), 1.1  # decoding at 64 and behind; any row of other types
+HEADLINE = "q4_k_m"
 RESULTS = ROOT / "bench" / "results" / "performance"
 REAL = "smollm2-135m"
 TYPES = ("q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16")
@@ -85,6 +89,57 @@ def pieces(only: str) -> Iterator[tuple[str, str, list[Case]]]:
             for name in NAMES:
                 if only in f"{name}.{type_name}":
                     yield name, type_name, list(cases)
+
+
+def bar_of(file: str, case: Case) -> tuple[float, float | None]:
+    """The least ratio that a row must have, and what it aims at."""
+    if HEADLINE not in file.lower():
+        return LEAST, None
+    return NAMED.get(case.kind, NEAR if case.context < 1000 else FAR)
+
+
+def rows_of(threads: int, only: Sequence[str] | None = None) -> list[list[str]]:
+    """Rows of the table; all, or those of the headline's files with the named cases."""
+    cases, body = {c.name: c for c in CASES}, []
+    for file, rows in read(result_file(threads))["tables"].items():
+        if only is not None and HEADLINE not in file.lower():
+            continue
+        for r in rows:
+            if only is None or r["case"] in only:
+                bar, aim = bar_of(file, cases[r["case"]])
+                body.append([file.removesuffix(".gguf"), *_cells(r, bar, aim)])
+    return body
+
+
+def _cells(r: dict[str, Any], bar: float, aim: float | None) -> list[str]:
+    rates = [r["peers"][p]["rate"] if p in r["peers"] else None for p in ORIGINS]
+    told = ["-" if rate is None else f"{rate:.1f}" for rate in (r["ours"], *rates)]
+    least = min(r["our_share"], r["their_share"] or 1.0)
+    found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
+    what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
+    asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
+    return [r["case"], *told, *found, asked, f"{least:.2f}"]
+
+
+HEAD = ("file", "row", "ggraph", *ORIGINS, "over the fastest", "by processor time", "bar, aim",
+        "least share of cores")  # fmt: skip
+
+
+def part(threads: int) -> str:
+    """A chapter of docs/performance.md."""
+    found = read(result_file(threads))
+    if not found["tables"]:
+        return ""
+    plural = "s" * (threads > 1)
+    who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
+    return (
+        f"## Models of true shape, {threads} thread{plural}\n\n`{found['command']}`; {who}; "
+        f"{kept.measured_on(found)}. Files of random weights are made by "
+        "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
+        "beside the peers' decoding. By processor time: the same ratio for each second of "
+        f"processor that a side used, which other programs disturb less.\n\n"
+        f"{table(HEAD, rows_of(threads))}\n"
+    )
 
 
 def main() -> None:
