@@ -19,7 +19,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ RESULTS = ROOT / "bench" / "results" / "performance"
 PEERS = ROOT / "bench" / "results" / "peers"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
-SHORT = ("decode at 64", "decode at 1024", "prompt of 512")  # rows of the README's table
+SHORT = {  # rows of the README's table: file, cases
+    "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+    "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
+}
+CASES = ("decode at 64", "decode at 1024", "prompt of 512")  # the README's, of true shapes
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
     "prompt of 128", "prompt of 512")  # fmt: skip
@@ -168,8 +172,8 @@ def times(ours: Sequence[float], theirs: Sequence[float] | None) -> str:
     return f"**{statistics.mean(ours) / statistics.mean(theirs):.2f}x**"
 
 
-def peers_table() -> str:
-    """Speeds beside ik_llama.cpp and llama.cpp."""
+def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Speeds beside ik_llama.cpp and llama.cpp; all rows, or the chosen cases of some files."""
     rows = [
         (
             f"{file.removesuffix('.gguf')}, {r['case']}", spread(r["ggraph"]),
@@ -178,6 +182,7 @@ def peers_table() -> str:
         )
         for file, cases in peers()["tables"].items()
         for r in cases
+        if chosen is None or r["case"] in chosen.get(file, ())
     ]  # fmt: skip
     head = ("tokens/s", "ggraph", "ik_llama.cpp", "llama.cpp", "over ik", "over llama.cpp")
     return table(head, rows)
@@ -197,10 +202,11 @@ def peers_part() -> str:
 
 def readme_text() -> str:
     """README.md with its table of peers made anew."""
-    found = true_shapes.read(true_shapes.result_file(2))
-    rows = [[f"{r[0]}, {r[1]}", *r[2:6]] for r in true_shapes.rows_of(2, SHORT)]
-    made = table(("tokens/s", *true_shapes.HEAD[2:6]), rows)
-    made = f"\n{made}\nMeasured on {kept.measured_on(found)}, two threads.\n"
+    made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
+    if rows := [[f"{r[0]}, {r[1]}", *r[2:6]] for r in true_shapes.rows_of(2, CASES)]:
+        where = kept.measured_on(true_shapes.read(true_shapes.result_file(2)))
+        made += f"\n{table(('tokens/s', *true_shapes.HEAD[2:6]), rows)}\n"
+        made += f"Models of true shape on {where}, two threads.\n"
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 
 

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import IO
 
@@ -26,7 +25,11 @@ from ggraph.backends.cpu.simd import KERNELS
 EACH = 6  # kernels from which on a helper, which costs as much as three or four, saves time
 LARGE = ("matmul", "att")  # names of kernels that take twenty times as long as others
 WORD = 8
-HELP = "import sys; sys.path[:] = {}; from ggraph.backends.cpu.together import serve; serve()"
+HELP = """import sys
+sys.path[:] = {}
+import ggraph.backends.cpu.lower  # all kernels are there then
+from ggraph.backends.cpu.together import serve
+serve()"""
 
 
 def compiled(
@@ -106,7 +109,6 @@ def _answer(stream: IO[bytes]) -> bytes | None:
 
 def serve() -> None:
     """The helper's side."""
-    import_module("ggraph.backends.cpu.lower")  # all kernels are there then
     names, out = sys.stdin, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nobody else's words among the answers
     isa = Isa(**json.loads(names.readline()))
