@@ -95,12 +95,9 @@ def install(
         jobs = str(os.cpu_count() or 1)
         _run("cmake", "--build", str(build), "--target", *wanted, "-j", jobs)
     _compile(origin, source, build, home / "peer.so")
-<<<<<<< HEAD
-    made = {"version": f"{version[:8]}, native build", "source": str(source)}
-=======
-    made: dict[str, str | None] = {"version": f"{version}, native build", "source": str(source)}
+    told = f"{version[:8]}, native build"
+    made: dict[str, str | None] = {"version": told, "source": str(source)}
     made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
->>>>>>> main
     (home / "built.json").write_text(json.dumps(made) + "\n")
     found = built(name)
     assert found is not None, f"{home} has no peer.so"
