@@ -168,6 +168,8 @@ class GoingOn:
                         return
                     async for sent in _told(parts, telling):
                         trouble.over()
+                        if not sent:  # of a reply that is wanted whole
+                            continue
                         if not begun:
                             yield head
                         begun = True
@@ -253,10 +255,10 @@ async def _whole(parts: AsyncGenerator[Head | bytes, None]) -> tuple[Head, bytes
 
 
 async def _told(parts: Parts, telling: Telling) -> AsyncIterator[bytes]:
-    """What a client is to be sent. Failed where it breaks off."""
+    """What a client is to be sent of each event, which may be nothing. Failed where it breaks
+    off."""
     async for block in _blocks(parts):
-        if sent := telling.take(block):
-            yield sent
+        yield telling.take(block)
     if not telling.ended:
         raise Failed("the stream broke off")
 
