@@ -305,3 +305,31 @@ def test_a_long_answer_is_no_trouble(
             assert comparable(reply) == comparable(whole)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/embeddings"])
+def test_a_replica_that_has_failed_is_no_answer(loaded: list[Loaded], path: str) -> None:
+    """One without room may say so to the client after a while; a failed one may not."""
+
+    class Refusing(Mortal):
+        status = 503
+
+        async def ask(self, *asked: Any) -> AsyncGenerator[Head | bytes, None]:
+            if self.asked < 5:
+                self.asked += 1
+                yield Head(self.status, (), "failed")
+                yield b"{}"
+                return
+            assert asked[-1] == ["failed"] * 5
+            async for part in super().ask(*asked):
+                yield part
+
+    async def run() -> None:
+        async with servers(loaded) as found:
+            body = {"prompt": "abc", "max_tokens": 4} if path == TEXT else {"input": "a"}
+            assert (await heard(Refusing(found), path, body))[0] == 200
+            busy = Refusing(found)
+            busy.status = 429
+            assert (await heard(busy, TEXT, {"prompt": "abc"}))[0] == 429 and busy.asked == 3
+
+    asyncio.run(run())

@@ -73,7 +73,8 @@ batch.__doc__ = f"{batch.__doc__}\n\n{EXAMPLES}"
 
 async def _run(service: Any, lines: Any, results: Any, tell: Callable[[Any], None]) -> None:
     inside = serve_part("inside").Inside(serve_part("app").make_app(service))
-    replicas = serve_part("going_on").GoingOn(inside.ask)
+    going_on = serve_part("going_on")
+    replicas = going_on.GoingOn(inside.ask, going_on.ALONE)
     async with inside.life():
         await serve_part("job").run(lines, results, replicas, service.settings.parallel, tell)
 

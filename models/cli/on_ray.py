@@ -16,7 +16,7 @@ class RayFlags:
     """Whether replicas on Ray answer, how many, and what each is given."""
 
     ray: Annotated[
-        bool, typer.Option("--ray", help="Replicas on Ray (extra [ray], docs/scale.md).")
+        bool, typer.Option("--ray", help="Replicas on Ray: the extra named ray, docs/scale.md.")
     ] = False
     ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster to join; default: one that begins here.")

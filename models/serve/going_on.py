@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,7 +22,7 @@ from .replies import DONE, event
 from .told import END
 
 ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-BUSY = (429, 503)  # another replica may have room
+BUSY, UNABLE = 429, 503  # another replica may have room; this one has failed
 LOG = logging.getLogger("ggraph.serve")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts
 
@@ -54,6 +55,9 @@ class Patience:
     silence: float = 10.0
     trouble: float = 120.0
     busy: int = 3
+
+
+ALONE = Patience(silence=math.inf, trouble=0.0, busy=1)  # where there is no other replica
 
 
 @dataclass(eq=False)
@@ -142,6 +146,9 @@ class GoingOn:
             parts = self._alive(self.ask(method, path, headers, body, trouble.failed))
             try:
                 head, rest = await _whole(parts)
+                trouble.replica = head.replica
+                if head.status == UNABLE:
+                    raise Failed(f"status {head.status}: {rest[:300]!r}")
                 break
             except Failed as error:
                 if not await trouble.wait(error):
@@ -161,7 +168,8 @@ class GoingOn:
                     trouble.replica = head.replica
                     if head.status != 200:
                         rest = await _rest(parts)
-                        if begun or (head.status in BUSY and trouble.again()):
+                        busy = head.status == BUSY and trouble.again()
+                        if begun or busy or head.status == UNABLE:
                             raise Failed(f"status {head.status}: {rest[:300]!r}")
                         yield head
                         yield rest

@@ -31,7 +31,8 @@ class Front:
 
     async def __call__(self, request: Request) -> Response:
         """One request of a client."""
-        path = request.url.path
+        scope = request.scope  # whose path has the route in front where there is one
+        path = scope["path"].removeprefix(scope["root_path"])
         if (request.method, path) == ("GET", "/metrics"):
             return await self._metrics(request)
         if request.url.query:

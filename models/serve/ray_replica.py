@@ -26,6 +26,8 @@ KEPT = "/v1/responses/"  # what follows is the name of one that is kept
 LETTERS_PER_TOKEN = 4  # about; how much of a prompt a replica's cache holds
 SUSPECT_SECONDS = 30.0  # for which nobody is sent to a replica that failed
 DRAIN_SECONDS = 600.0  # for open answers of a replica that is to end
+# Not for those of one that is unhealthy: they have gone on elsewhere, and it keeps a device.
+CONTROLLER = {"runtime_env": {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}}
 
 
 class Options(BaseModel):

@@ -6,22 +6,25 @@ Serve on it as long as it has other applications.
 
 import hashlib
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from ggraph import InputError
 
 from .going_on import GoingOn
 from .ray_app import build
-from .ray_replica import Options, Replicas, bound
+from .ray_replica import CONTROLLER, Options, Replicas, bound
 from .server import listening
 
 APPLICATION = "ggraph"
@@ -45,7 +48,7 @@ def serve_on_ray(
     if address is None:
         with listening(host, port) as listener:  # Serve's proxy would try it again and again
             port = listener.getsockname()[1]
-    once, twice = threading.Event(), threading.Event()
+    once, twice, out = threading.Event(), threading.Event(), sys.stdout
 
     def stop(*_: Any) -> None:
         (twice if once.is_set() else once).set()
@@ -53,10 +56,12 @@ def serve_on_ray(
     with _ray(options, address):
         before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+            http = {"host": host, "port": port}
+            serve.start(proxy_location="HeadOnly", http_options=http, controller_options=CONTROLLER)
             with _running(application, APPLICATION, "/", once, twice):
                 if not once.is_set():
-                    ready(f"http://{host}:{port}")
+                    with redirect_stdout(out):
+                        ready(_url())
                 once.wait()
         finally:
             for s, handler in before.items():
@@ -69,13 +74,15 @@ def replicas_on_ray(
 ) -> Iterator[tuple[GoingOn, int]]:
     """Replicas that nobody else asks, and how many requests they compute together. On a cluster
     whoever was killed, and comes again for the same `purpose`, has the same replicas."""
+    if address is not None and address.startswith("ray://"):  # those streams do not go through it
+        raise InputError(f"{address}: a job needs HOST:PORT of Ray itself, on one of its machines")
     options = _options(given, address)
     application = _checked(lambda: bound(options))
     name = f"{APPLICATION}-{hashlib.sha256(str(purpose.absolute()).encode()).hexdigest()[:12]}"
     never = threading.Event()
     with _ray(options, address):
         if address is None:
-            serve.start(proxy_location="Disabled")
+            serve.start(proxy_location="Disabled", controller_options=CONTROLLER)
         with _running(application, name, None, never, never):
             replicas = Replicas(serve.get_app_handle(name), options)
             yield replicas.going_on, options.parallel * options.most
@@ -99,20 +106,34 @@ def _checked(made: Callable[[], T]) -> T:
         raise InputError(_line(error)) from None
 
 
+def _url() -> str:
+    """Where Serve listens, which is what was asked for unless it was there before."""
+    options = _get_global_client().http_config
+    return f"http://{options.host}:{options.port}"
+
+
 @contextmanager
 def _ray(options: Options, address: str | None) -> Iterator[None]:
-    """Ray, of this machine or at `address`. InputError where it cannot be had."""
+    """Ray, of this machine or at `address`. What it prints meanwhile goes to standard error.
+    InputError where it cannot be had."""
     cpus = max(1, ceil(options.cpus * options.most) + 1)  # one machine is not to refuse replicas
     own: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        ray.init(log_to_driver=False, **(own if address is None else {"address": address}))
+        ray.init(**quiet, **(own if address is None else {"address": address}))
     except Exception as error:  # Ray has no class of its own for this
-        where = address or "this machine"
-        raise InputError(f"cannot start or join Ray at {where}: {_line(error)}") from None
+        if address is None:
+            raise InputError(f"cannot start Ray here: {_line(error)}") from None
+        token = "" if "RAY_AUTH_MODE" in os.environ else "; set RAY_AUTH_MODE=token where it asks"
+        raise InputError(f"cannot join Ray at {address}{token}: {_line(error)}") from None
     try:
-        yield
-        if not serve.status().applications:
-            serve.shutdown()
+        with redirect_stdout(sys.stderr):
+            try:
+                yield
+            finally:
+                if not serve.status().applications:
+                    serve.shutdown()
     finally:
         ray.shutdown()
 
@@ -129,7 +150,10 @@ def _running(
     unless `hurry` is set. InputError where it cannot begin."""
     target = serve.RunTarget(application, name, route)
     serve.run_many(
-        [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        [target],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+        controller_options=CONTROLLER,
     )
     try:
         told = ""
