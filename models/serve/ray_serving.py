@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from .ray_replica import CONTROLLER, Options, Replicas, bound
 from .server import listening
 
 APPLICATION = "ggraph"
+CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.2  # from one look at an application's state to the next
 T = TypeVar("T")
 LOG = logging.getLogger("ggraph.serve")
@@ -120,6 +122,8 @@ def _ray(options: Options, address: str | None) -> Iterator[None]:
     own: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if address is not None:
+        _check_there(address)
     try:
         ray.init(**quiet, **(own if address is None else {"address": address}))
     except Exception as error:  # Ray has no class of its own for this
@@ -136,6 +140,16 @@ def _ray(options: Options, address: str | None) -> Iterator[None]:
                     serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def _check_there(address: str) -> None:
+    """InputError where nobody listens: Ray itself would try that for ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():  # not `auto`
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"cannot join Ray at {address}: {error}") from None
 
 
 @contextmanager
