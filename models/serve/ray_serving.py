@@ -6,7 +6,6 @@ Serve on it as long as it has other applications.
 
 import hashlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -129,8 +128,8 @@ def _ray(options: Options, address: str | None) -> Iterator[None]:
     except Exception as error:  # Ray has no class of its own for this
         if address is None:
             raise InputError(f"cannot start Ray here: {_line(error)}") from None
-        token = "" if "RAY_AUTH_MODE" in os.environ else "; set RAY_AUTH_MODE=token where it asks"
-        raise InputError(f"cannot join Ray at {address}{token}: {_line(error)}") from None
+        hint = "(where it asks for a token, set RAY_AUTH_MODE=token)"
+        raise InputError(f"cannot join Ray at {address} {hint}: {_line(error)}") from None
     try:
         with redirect_stdout(sys.stderr):
             try:
