@@ -294,12 +294,12 @@ def test_a_long_answer_is_no_trouble(
         async def ask(self, *asked: Any) -> AsyncGenerator[Head | bytes, None]:
             async for part in super().ask(*asked):
                 yield part
-                now[0] += 50.0
+                now[0] += 100.0
 
     async def run() -> None:
         async with servers(loaded) as found:
             whole = await heard(Mortal(found[:1]), path, body)
-            mortal = Slow(found, [4])
+            mortal = Slow(found, [1])
             reply = await heard(mortal, path, body, trouble=120.0)
             assert mortal.asked == 2 and now[0] > begun + 120.0
             assert comparable(reply) == comparable(whole)
