@@ -13,13 +13,25 @@ is kept of it; `repeat` spreads a source over the space. The reference runs the 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggraph.dtype import F16, F32
 from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, f32, plain_float, repeats_into, rule
-from ggraph.tensor import OPS, Arg, Array, Attr, Attrs, Example, Meta, OpSpec, Tensor, apply, register
+from ggraph.tensor import (
+    OPS,
+    Arg,
+    Array,
+    Attr,
+    Attrs,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    register,
+)
 
 MOST_SOURCES, MOST_STEPS = 8, 16
 _STEP = re.compile(r"(\w+)\(([^)]*)\)(?:\{([^}]*)\})?")
@@ -123,7 +135,9 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     expect(not idle, f"no step takes {', '.join(sorted(idle))}")
     whole, kept = _shapes(meta.shape, space)
     for i in range(len(steps)):
-        expect(space is None or known[str(i)].shape in (whole, kept), f"{steps[i]}: of another shape")
+        expect(
+            space is None or known[str(i)].shape in (whole, kept), f"{steps[i]}: of another shape"
+        )
     for s in sources:
         plain_float(s)
         repeats_into(s, Tensor("all", whole, F32, s.kind, (0,) * len(whole)))
@@ -150,9 +164,7 @@ def _reference(*arrays: Array, program: str) -> Array:
 SOFT_MAX = (
     "reduce(a){axes=[1] kind=max}; sub(a, 0); exp(1); reduce(2){axes=[1] kind=sum}; div(2, 3)"
 )
-SUMMED = (
-    "repeat(b){shape=[3,7,20]}; mul(0, a); mul(1, c); reduce(2){axes=[1] kind=mean}; sqr(3)"
-)
+SUMMED = "repeat(b){shape=[3,7,20]}; mul(0, a); mul(1, c); reduce(2){axes=[1] kind=mean}; sqr(3)"
 
 CHAIN = register(
     OpSpec(

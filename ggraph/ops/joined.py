@@ -3,7 +3,7 @@
 A region grows from its last op towards the sources. What joins it is of elements, or reduces the
 region's space along the region's axes. A kernel then computes all of it place by place, with one
 pass over what is reduced for each reduction, and stores nothing in between. What several passes
-need is computed in each of them, `DEAR` functions in two at most: more cost what memory costs
+need is computed in each of them; `DEAR` functions are not, they cost more than memory does
 (docs/log/2026-11-23-library.md).
 """
 
@@ -19,7 +19,6 @@ Shape = tuple[int, ...]
 
 DEAR = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "power"})
 REDUCTIONS = ("sum", "max", "min")  # as traces call them
-MOST_PASSES = 2  # that compute a dear function
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,7 @@ def _without_dear(root: Tensor, around: Around, space: Shape, axes: Shape | None
     while True:
         found = _region(root, around, space, axes, apart)
         passes = _passes(found, space) if axes is not None else {}
-        dear = [t for t in found[:-1] if len(passes.get(t.name, ())) > MOST_PASSES and _is_dear(t)]
+        dear = [t for t in found[:-1] if len(passes.get(t.name, ())) > 1 and _is_dear(t)]
         if not dear:
             return found
         apart |= {t.name for t in dear}

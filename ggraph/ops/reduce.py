@@ -87,7 +87,9 @@ def _by_row(
 
 SUM_ROWS = _by_row("sum_rows", _row_rule, _sum_rows, "the sum of each row")
 MEAN = _by_row("mean", _row_rule, _mean, "the mean of each row; NaN for rows of no element")
-CUMSUM = _by_row("cumsum", same_row, _cumsum, "the sum of each row up to and with each element", False)
+CUMSUM = _by_row(
+    "cumsum", same_row, _cumsum, "the sum of each row up to and with each element", False
+)
 
 
 KINDS = ("sum", "mean", "max", "min")
