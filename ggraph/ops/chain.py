@@ -66,7 +66,8 @@ def _read(text: str) -> Attr:
     """What `_shown` wrote. ShapeError for anything else."""
     try:
         if text.startswith("["):
-            return tuple(int(v) for v in text.strip("[]").split(",") if v)
+            expect(text.endswith("]"), f"no attribute: {text!r}")
+            return tuple(int(v) for v in text[1:-1].split(",") if v)
         return text if text.isalpha() and text not in ("inf", "nan") else float(text)
     except ValueError:
         raise ShapeError(f"no attribute: {text!r}") from None
