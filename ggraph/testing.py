@@ -12,7 +12,7 @@ from ggraph.backends import open_backend
 from ggraph.backends.protocol import Backend
 from ggraph.backends.sim import Machine, Random, SimBackend, sim_spec
 from ggraph.door import checked
-from ggraph.errors import GgraphError
+from ggraph.errors import GgraphError, InputError
 from ggraph.graph import Graph
 from ggraph.ops import examples
 from ggraph.ops.evaluate import evaluate, to_logical, to_storage
@@ -43,7 +43,10 @@ def check_op(name: str, devices: Sequence[str] = ("cpu", "sim0")) -> tuple[Check
 
     Raises Differs where a result has another shape, is further from the reference than the
     example's tolerance, or where the reference writes into a source that it does not overwrite.
+    InputError where no op of that name is registered.
     """
+    if name not in OPS:
+        raise InputError(f"check_op: no op is named {name!r}")
     spec, found = OPS[name], []
     for i, example in enumerate(spec.examples):
         _keeps_sources(spec, i, example)

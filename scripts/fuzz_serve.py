@@ -36,10 +36,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = learnable_model(Path(folder))
         command = [sys.executable, "-m", "models", "serve", "-m", str(path), "--port", "0"]
+        command += ["-t", "1"]  # the model is tiny
         process = subprocess.Popen([*command, "--json"], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        web = httpx.Client(timeout=120)
+        web = httpx.Client(timeout=600)
         truth = web.post(f"{url}/v1/completions", json=ASKED).json()["choices"]
 
         def one(seed: int) -> None:

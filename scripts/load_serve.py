@@ -95,6 +95,7 @@ def main() -> None:
         path = asked.model or learnable_model(Path(folder))
         command = [sys.executable, "-m", "models", "serve", "-m", str(path), "--port", "0"]
         command += ["--json", "--cache-tokens", "1024", "-c", "512", "--queue", "48"]
+        command += ["-t", "1"] if asked.model is None else []
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]

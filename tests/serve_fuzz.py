@@ -35,6 +35,7 @@ VALUES: list[Any] = [
     "{% for i in range(10**9) %}",
     [], [[]], [None], [1, 2], ["a", "b"], [["a"]], {}, {"a": 1}, {"type": "function"}, {"97": 1},
     {"99999": 1}, {"include_usage": True}, {"off": True}, {"most": 64}, {"drafters": ["suffix"]},
+    {"drafters": ["tree"]},
     {"type": "json_object"}, {"format": {"type": "json_object"}}, [{"role": "user"}],
     [{"role": "tool", "content": "x"}], [{"role": "system", "content": []}], TALK * 40,
     [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Adaptive, Fixed
@@ -25,6 +26,7 @@ from models.run.load import Loaded, load
 
 CONTEXT = 96  # tokens of a text
 SLOTS = 400  # of the cache
+DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree")
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
 
 
@@ -62,7 +64,7 @@ class Asked:
     limit: int
     temp: float
     seed: int
-    drafter: str  # "", "suffix", "chain", "tree", "head"
+    drafter: str  # "", "suffix", "chain", "tree", "head", "head's tree"
     gone_after: int  # steps; 0: stays
     priority: int
 
@@ -91,7 +93,7 @@ def history(seed: int) -> History:
                 int(r.integers(1, 48)),
                 float(r.choice([0.0, 0.7])),
                 i if r.random() < 0.5 else 0,
-                str(r.choice(["", "suffix", "chain", "tree", "head"])),
+                str(r.choice(DRAFTERS)),
                 int(r.integers(1, 14)) if r.random() < 0.25 else 0,
                 int(r.integers(0, 2)),
             )
@@ -135,6 +137,8 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
         drafts = Speculation([knows], Fixed(4))
     elif a.drafter == "head":
         drafts = Speculation([HeadDrafter("head", lambda _: True)], Fixed(3))
+    elif a.drafter == "head's tree":
+        drafts = Speculation([HeadDrafter("head", lambda _: True, TreeShape(8, 2, 3))], Fixed(7))
     else:
         drafts = Speculation([SuffixDrafter()], Adaptive(prices=SharedPrices(prices)))
     return Request(

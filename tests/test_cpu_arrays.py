@@ -11,6 +11,7 @@ from program_kit import cases, executor
 from ggraph import Graph, input
 from ggraph.backends.cpu import open as open_cpu
 from ggraph.backends.cpu.arrays import Room, arrays_in, vast
+from ggraph.backends.cpu.numpy_step import numpy_need
 from ggraph.device import Need
 from ggraph.errors import BackendError, GraphError, InputError
 from ggraph.extend import register_op
@@ -135,3 +136,19 @@ def test_a_meaning_that_refuses_its_examples_cannot_be_planned() -> None:
     op = register_op("refuses", refuses, examples=EXAMPLES, shape=OPS["relu"].infer)
     with pytest.raises(GraphError, match=r"what NumPy needs is not known: \(3, 4\) again"):
         plan_of(op)
+
+
+def test_refused_rehearsals_give_their_addresses_back() -> None:
+    """Each takes so many that a process has none left after some hundred."""
+
+    def refuses(x: Array) -> Array:
+        held = np.sort(x)
+        raise InputError(f"{held.shape} is refused")
+
+    op = register_op("never", refuses, examples=EXAMPLES, shape=OPS["relu"].infer)
+    most = vast().nbytes
+    for i in range(700):
+        t = op(input(f"x{i}", (3, 4)), name="y")
+        with pytest.raises(GraphError, match="is refused"):
+            numpy_need(t)
+    assert vast().nbytes == most

@@ -78,6 +78,31 @@ def test_the_command_prints_a_table_and_writes_json(model: Path, tmp_path: Path)
     assert [r["case"] for r in rows][-1] == "prompt of 512"
 
 
+def test_a_server_is_measured_beside_texts_without_one(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "serve.json"
+    status, said, err = ggraph(
+        "bench", "serve", "-m", model, "--clients", "1,2", "--prompt", "8", "--shared", "4",
+        "--new", "3", "--rounds", "1", "--threads", "1", "--json", out,
+    )  # fmt: skip
+    assert status == 0, err
+    rows = json.loads(out.read_text())["rows"]
+    found = [(r["side"], r["clients"]) for r in rows]
+    assert found == [("ggraph", 1), ("generate", 1), ("ggraph", 2)]
+    for line in rows:
+        assert 0 < line["first_token_p50"] <= line["first_token_p95"]
+        assert 0 < line["between_p50"] <= line["between_p95"]
+        seconds = line["clients"] * 2 * line["new_tokens"] / line["tokens_per_second"]
+        assert seconds >= line["first_token_p50"], "two answers of each client"
+    assert len(said.splitlines()) == len(rows)
+
+
+def test_a_server_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    asked = ("bench", "serve", "-m", model, "--peer", "llama-server")
+    status, _, err = ggraph(*asked, GGRAPH_CACHE=str(tmp_path), PATH=str(tmp_path))
+    assert status == 2
+    assert "ggraph bench install llama.cpp --server" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

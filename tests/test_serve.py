@@ -1,9 +1,11 @@
 """The server as a process of its own, asked by the `openai` client and by plain HTTP."""
 
 import json
+import random
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +20,11 @@ import serve_fuzz
 from serve_kit import Server, ended, started
 from small_model import learnable_model
 
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.sampler import SamplerConfig
 from models.run.generation import Generation
 from models.run.load import Loaded, load
+from models.serve.grammar import Grammars
 
 WIDE: dict[str, Any] = {"temperature": 2, "top_p": 1, "extra_body": {"top_k": 0, "min_p": 0}}
 WEB = httpx.Client(timeout=60)
@@ -88,10 +92,15 @@ def test_a_head_drafts_for_many_and_changes_no_text(model: Path, alone: Loaded) 
     """And where there is no head, one cannot be asked for."""
     running = started(model, "-t", "1", "--parallel", "4", "--head", str(TINY_HEAD))
     try:
-        wish = {"extra_body": {"speculative": {"drafters": ["head"], "most": 4}}}
         prompts = [f"to be or not to be {i}" for i in range(6)]
+        names = ["head", "tree"] * 3
+
+        def ask(prompt: str, name: str) -> str:
+            wish = {"drafters": [name], "most": 4}
+            return said(running, prompt, 40, extra_body={"speculative": wish})
+
         with ThreadPoolExecutor(6) as pool:
-            found = list(pool.map(lambda p: said(running, p, 40, **wish), prompts))
+            found = list(pool.map(ask, prompts, names))
         assert found == [text_alone(alone, p, 40) for p in prompts]
         told = WEB.get(f"{running.url}/metrics").text
         assert float(re.findall(r"^ggraph_drafted_total (.*)$", told, re.M)[0]) > 0
@@ -197,6 +206,31 @@ def test_an_answer_follows_a_schema_with_drafts_and_without(
         texts.append(reply.choices[0].message.content)
         jsonschema.validate(json.loads(texts[-1]), SCHEMA)
     assert texts == FORMED.setdefault("texts", texts)
+
+
+def test_of_a_tree_stays_what_the_grammar_permits(alone: Loaded) -> None:
+    """Random trees, most of whose tokens may come next; the oracle follows each way by its mask."""
+    vocabulary, r = alone.model.vocab_size, random.Random(1)
+    grammars, seen = Grammars(alone.tokenizer, vocabulary), Counter[str]()
+    for _ in range(30):
+        draft, sound = Draft(), set[int]()
+        for node in range(8):
+            parent = r.choice([-1, *range(node)])
+            token = r.randrange(vocabulary)
+            if parent < 0 or parent in sound:
+                form = grammars.json_schema(FLAG)
+                for above in draft.path(parent):
+                    form.accept(draft.tokens[above])
+                may = np.isfinite(form.allow(np.zeros(vocabulary, np.float32)))
+                token = int(r.choice(np.flatnonzero(may))) if r.random() < 0.8 else token
+                sound |= {node} if may[token] else set()
+            draft = Draft((*draft.tokens, token), (*draft.parents, parent))
+        permitted = grammars.json_schema(FLAG).permitted(draft)
+        assert permitted == draft.pruned(sound), (draft, sound)
+        seen["cut"] += len(draft) - len(sound)
+        seen["kept"] += len(sound)
+        seen["branched"] += not permitted.is_chain
+    assert min(seen.values()) > 10, seen
 
 
 FLAG = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}

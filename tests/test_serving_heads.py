@@ -10,7 +10,7 @@ from small_model import TINY, learnable_model
 
 from ggraph import InputError
 from ggraph.decode.acceptance import Kept
-from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.speculation import Speculation
@@ -20,24 +20,26 @@ from ggraph.serving.text import Plain, Request, Text
 from models.run.load import load
 
 HEAD = TINY / "eagle3_for_llama_tied"
+TREE = TreeShape(9, 3, 3)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7, 7, 7], [2, 7, 1, 8, 2, 8], list(range(40))]
 
 
 @dataclass
 class Noting:
-    """Always four tokens; keeps every draft with the number of the token behind which it came."""
+    """Always `most` tokens; keeps every draft with the number of the token behind which it came."""
 
-    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    most: int = 4
+    drafts: dict[int, Draft] = field(default_factory=dict)
     chances: list[float] = field(default_factory=list)
     at: int = 1
 
     def ask(
         self, drafter: str, room: int, best: Draft = NOTHING, chances: Sequence[float] = ()
     ) -> int:
-        return min(4, room)
+        return min(self.most, room)
 
     def weigh(self, drafter: str, draft: Draft, best: Draft, seconds: float) -> Draft:
-        self.drafts[self.at] = draft.tokens
+        self.drafts[self.at] = draft
         self.chances += draft.chances
         return draft
 
@@ -59,25 +61,43 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Noting]:
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[TreeShape | None, list[Noting]]:
     """What the head drafts for each prompt by itself, over a cache and a mask of its own."""
     path = learnable_model(tmp_path_factory.mktemp("alone"))
-    found = []
     m = load(path, ctx_size=CONTEXT, threads=1, head=HEAD)
     assert m.head is not None
-    for prompt in PROMPTS:
-        noting = Noting()
-        drafter = EagleDrafter(DraftRunner(m.head, m.session, CONTEXT), name="head")
-        m.engine.reset()
-        drafts = Speculation([drafter], noting)
-        list(m.engine.generate(prompt, best, lambda _: None, limit=24, drafts=drafts))
-        found.append(noting)
+    found: dict[TreeShape | None, list[Noting]] = {}
+    for tree in (None, TREE):
+        found[tree] = []
+        for prompt in PROMPTS:
+            noting = noting_of(tree)
+            drafter = EagleDrafter(DraftRunner(m.head, m.session, CONTEXT), name="head", tree=tree)
+            m.engine.reset()
+            drafts = Speculation([drafter], noting)
+            list(m.engine.generate(prompt, best, lambda _: None, limit=24, drafts=drafts))
+            found[tree].append(noting)
     m.close()
     return found
 
 
-def asked(w: World, prompt: Sequence[int], noting: Noting, limit: int = 24) -> Request:
-    drafts = Speculation([HeadDrafter("head", always)], noting)
+@pytest.fixture(scope="module")
+def alone(oracles: dict[TreeShape | None, list[Noting]]) -> list[Noting]:
+    """Of chains."""
+    return oracles[None]
+
+
+def noting_of(tree: TreeShape | None) -> Noting:
+    return Noting() if tree is None else Noting(tree.total_tokens - 1)
+
+
+def asked(
+    w: World,
+    prompt: Sequence[int],
+    noting: Noting,
+    limit: int = 24,
+    tree: TreeShape | None = None,
+) -> Request:
+    drafts = Speculation([HeadDrafter("head", always, tree)], noting)
     return Request(prompt, Plain(best, w.batch.tokenizer.eos_ids), limit, drafts=drafts)
 
 
@@ -101,6 +121,49 @@ def test_a_head_says_in_a_batch_what_it_says_alone(world: World, alone: list[Not
 
 def test_a_head_alone_in_a_batch_says_the_same(world: World, alone: list[Noting]) -> None:
     batch, noting = world.fresh(Limits(alone=16, beside=16, texts=2, rows=8)), Noting()
+    batch.submit(asked(world, PROMPTS[3], noting))
+    finish(batch)
+    assert noting.drafts == alone[3].drafts
+
+
+def test_trees_and_chains_of_a_head_grow_beside_each_other(
+    world: World, oracles: dict[TreeShape | None, list[Noting]]
+) -> None:
+    """Node by node: the oracle has a mask, under which a node sees its forerunners."""
+    batch, asking = world.fresh(Limits()), (TREE, None, TREE, TREE)
+    notes = [noting_of(tree) for tree in asking]
+    for prompt, noting, tree in zip(PROMPTS, notes, asking, strict=True):
+        batch.submit(asked(world, prompt, noting, tree=tree))
+    finish(batch)
+    for i, (noting, tree) in enumerate(zip(notes, asking, strict=True)):
+        assert noting.drafts == oracles[tree][i].drafts and len(noting.drafts) > 5
+        branched = [d for d in noting.drafts.values() if not d.is_chain]
+        assert bool(branched) == (tree is not None)
+
+
+def test_trees_of_many_texts_end_where_there_is_no_room_for_their_rows(world: World) -> None:
+    """Sixteen trees ask for more rows of guesses than there are: what is there is drafted."""
+    batch, wide = world.fresh(Limits()), TreeShape(40, 8, 6)
+    plain = World.fresh(world, Limits())
+    texts = []
+    for i in range(16):
+        texts.append(batch.submit(asked(world, [i, 5, 9], Noting(12), 12, wide)))
+        plain.submit(Request([i, 5, 9], Plain(best, world.batch.tokenizer.eos_ids), 12))
+    others = list(plain.waiting)
+    finish(batch)
+    finish(plain)
+    assert [t.tokens for t in texts] == [t.tokens for t in others]
+    assert batch.counters.drafted > 0
+
+
+def test_many_texts_whose_prompts_wait_ask_the_head_at_once(
+    world: World, alone: list[Noting]
+) -> None:
+    """More true rows than a step has."""
+    batch, noting = world.fresh(Limits()), Noting()
+    r = np.random.default_rng(3)
+    for _ in range(3):
+        batch.submit(asked(world, r.integers(0, 200, 90).tolist(), Noting(), 6))
     batch.submit(asked(world, PROMPTS[3], noting))
     finish(batch)
     assert noting.drafts == alone[3].drafts

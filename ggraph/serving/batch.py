@@ -251,9 +251,9 @@ class Batch:
         if waiting and self.heads is not None:
             start = self.now()
             self.heads.draft([question for _, _, question in waiting])
-            share = (self.now() - start) / sum(len(q.tokens) for _, _, q in waiting)
-            for part, asking, q in waiting:
-                draft = Draft.chain(q.tokens, q.chances)
+            made = [q.draft.draft() for _, _, q in waiting]
+            share = (self.now() - start) / sum(map(len, made))
+            for (part, asking, _), draft in zip(waiting, made, strict=True):
                 self._advance(part, asking, (draft, share * len(draft)))
 
     def _advance(
@@ -268,8 +268,9 @@ class Batch:
                 drafter, wanted = next(asking) if answer is None else asking.send(answer)
                 if not isinstance(drafter, HeadDrafter):
                     answer = drafts.proposed(drafter, wanted, self._clock)
-                elif text.unread:
-                    return Question(text, part.slots[0], wanted, drafter.goes_on)
+                elif text.unread and self.heads is not None:
+                    ids = self.heads.head.target_ids
+                    return Question(text, part.slots[0], drafter.growth(wanted, ids))
                 else:
                     answer = NOTHING, 0.0
         except StopIteration as end:

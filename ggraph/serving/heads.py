@@ -16,10 +16,11 @@ the slots that have; no text depends on which.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.draft.eagle import guess_of
+from ggraph.decode.draft.eagle import Expansion, TreeShape, guess_of
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.draft.tree import Draft
@@ -35,16 +36,61 @@ SPARE = 256  # rows of guesses in one round
 GoesOn = Callable[[Sequence[float]], bool]
 
 
+class Growth(Protocol):
+    """A draft as it grows, level by level."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Guesses that are to be read next."""
+        ...
+
+    def grow(self, logits: Array) -> Array:
+        """Go on by the logits [B, W] of the guesses that were read: the row below which each of the
+        next ones lies; none where no more are wanted."""
+        ...
+
+    def draft(self) -> Draft:
+        """What there is so far."""
+        ...
+
+
+class Chain:
+    """Guess by guess, up to `limit`, as long as `goes_on`."""
+
+    def __init__(self, limit: int, goes_on: GoesOn, ids: Array) -> None:
+        self.limit, self.goes_on, self._ids = limit, goes_on, ids
+        self._said: list[int] = []
+        self._chances: list[float] = []
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The last guess."""
+        return self._said[-1:]
+
+    def grow(self, logits: Array) -> Array:
+        """Add the best guess."""
+        best, chance = guess_of(logits[0])
+        self._said.append(int(self._ids[best]))
+        self._chances.append(chance)
+        more = len(self._said) < self.limit and self.goes_on(self._chances)
+        return np.zeros(int(more), np.intp)
+
+    def draft(self) -> Draft:
+        """What there is so far."""
+        return Draft.chain(self._said, self._chances)
+
+
 class HeadDrafter:
     """Stands for the head among a text's drafters. The batch asks the head, for all texts at once.
 
-    `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
+    `goes_on`, told how sure the head is of each guess so far, says whether another is wanted; with
+    a `tree` the draft is that.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, name: str, goes_on: GoesOn) -> None:
-        self.name, self.goes_on = name, goes_on
+    def __init__(self, name: str, goes_on: GoesOn, tree: TreeShape | None = None) -> None:
+        self.name, self.goes_on, self.tree = name, goes_on, tree
 
     def begin(self, first: int) -> None:
         """Nothing: what the head knows of a text is in the cache."""
@@ -56,6 +102,13 @@ class HeadDrafter:
         """InputError: a text alone has no head."""
         raise InputError(f"{self.name}: drafts of a batch come from its head")
 
+    def growth(self, limit: int, ids: Array) -> Growth:
+        """A draft of at most `limit` nodes that has not begun. `ids` i64 [W] are the target's
+        tokens."""
+        if self.tree is None:
+            return Chain(limit, self.goes_on, ids)
+        return Expansion(self.tree, limit, ids)
+
 
 def drafts_by_head(request: Request) -> bool:
     """Whether a text asks the head, so that its features are kept."""
@@ -65,20 +118,27 @@ def drafts_by_head(request: Request) -> bool:
 
 @dataclass(eq=False)
 class Question:
-    """A text whose last token will be written to `slot`: at most `limit` guesses are wanted."""
+    """A text whose last token will be written to `slot`, and its draft."""
 
     text: Text
     slot: int
-    limit: int
-    goes_on: GoesOn
-    seen: Array = field(init=False)  # i32: slots that the latest row sees
-    tokens: list[int] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+    draft: Growth
+    seen: list[Array] = field(default_factory=list)  # i32: what those see that are to be read next
+    hidden: Array = field(init=False)  # f32 [B, E]: of the rows that they lie below
+    depth: int = 0
 
-    @property
-    def wants_more(self) -> bool:
-        """Whether a further guess is worth it."""
-        return len(self.tokens) < self.limit and self.goes_on(self.chances)
+    def take(self, logits: Array, hidden: Array) -> None:
+        """The rows of a level were read: logits [B, W], hidden [B, E]."""
+        below = self.draft.grow(logits)
+        self.seen, self.hidden = [self.seen[i] for i in below], hidden[below]
+        self.depth += 1
+
+    def rows(self, spare: int) -> list[Row]:
+        """The rows that are to be read next, in slots from `spare` on."""
+        at, tokens = self.text.computed + self.depth - 1, self.draft.tokens
+        self.seen = [np.append(s, np.int32(slot)) for slot, s in enumerate(self.seen, spare)]
+        found = zip(tokens, self.seen, strict=True)
+        return [Row(token, int(seen[-1]), at, seen, True) for token, seen in found]
 
 
 class ListHead:
@@ -108,21 +168,18 @@ class ListHead:
             waiting -= len(text.unread.pop(0))
 
     def draft(self, asked: Sequence[Question]) -> None:
-        """Guess how texts go on, each until it wants no more."""
+        """Guess how texts go on, each as far as it wants."""
         spare = self.slots
-        hidden = self._read(asked)  # [M, E]
-        live = [(q, i) for i, q in enumerate(asked) if q.tokens and q.wants_more]
-        while live and spare + len(live) <= self.slots + SPARE:
-            rows = []
-            for q, _ in live:
-                q.seen = np.append(q.seen, np.int32(spare))
-                at = q.text.computed + len(q.tokens) - 1
-                rows.append(Row(q.tokens[-1], spare, at, q.seen, True))
-                spare += 1
-            out = self._run(rows, hidden[[i for _, i in live]], fed_back=True)
-            hidden = out["feedback"]
-            self._guess([q for q, _ in live], out["logits"])
-            live = [(q, i) for i, (q, _) in enumerate(live) if q.wants_more]
+        self._read(asked)
+        while live := [q for q in asked if q.seen]:
+            rows: list[Row] = []
+            for q in live:
+                rows += q.rows(spare + len(rows))
+            spare += len(rows)
+            if spare > self.slots + SPARE:
+                return
+            out = self._run(rows, np.concatenate([q.hidden for q in live]), fed_back=True)
+            _share(live, out)
 
     def plans(self, most: int) -> list[Callable[[], object]]:
         """Makes the plans that up to `most` short texts need, one by one."""
@@ -131,8 +188,8 @@ class ListHead:
         shapes += [self._shape(b, 1, 1, False) for b in MIXED_ROWS if b <= WINDOW]
         return [partial(self._prepare, s) for s in shapes]
 
-    def _read(self, asked: Sequence[Question]) -> Array:
-        """Read the true rows that wait, and make the first guesses: hidden f32 [M, E]."""
+    def _read(self, asked: Sequence[Question]) -> None:
+        """Read the true rows that wait, and make the first guesses."""
         rows: list[Row] = []
         features: list[Array] = []
         for q in asked:
@@ -140,15 +197,11 @@ class ListHead:
             rows += found
             features += q.text.unread if found else []
             q.text.unread = []
-        hidden: list[Array] = []
-        wide, most, answered = np.concatenate(features), ROW_BUCKETS[-1], iter(asked)
+        wide, most, answered = np.concatenate(features), MIXED_ROWS[-1], iter(asked)
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
             out = self._run(part, wide[at : at + most], fed_back=False)
-            count = sum(r.wanted for r in part)
-            self._guess([next(answered) for _ in range(count)], out["logits"])
-            hidden.append(out["feedback"][:count])
-        return np.concatenate(hidden)
+            _share([next(answered) for row in part if row.wanted], out)
 
     def _true_rows(self, q: Question) -> list[Row]:
         """The rows of a text that wait: those of its latest tokens."""
@@ -158,18 +211,12 @@ class ListHead:
         first = last - count  # in the line
         self._known[line[first:]] = True
         known = self._known[line]
-        q.seen, ends = line[known], np.cumsum(known)
+        seen, ends = line[known], np.cumsum(known)
+        q.seen = [seen]
         return [
-            Row(text.tokens[p + 1], int(line[p]), p, q.seen[: ends[p]], p == last - 1)
+            Row(text.tokens[p + 1], int(line[p]), p, seen[: ends[p]], p == last - 1)
             for p in range(first, last)
         ]
-
-    def _guess(self, asked: Sequence[Question], logits: Array) -> None:
-        """Add the best guess of each row of logits [M, W]."""
-        for q, row in zip(asked, logits, strict=False):
-            best, chance = guess_of(row)
-            q.tokens.append(int(self.head.target_ids[best]))
-            q.chances.append(chance)
 
     def _shape(self, rows: int, wanted: int, reach: int, fed_back: bool) -> DraftShape:
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)
@@ -194,3 +241,12 @@ class ListHead:
         key = (self.head.name, shape)
         taken = self.session.inputs(key)
         return self.session.run(key, {n: a for n, a in given.items() if n in taken})
+
+
+def _share(asked: Sequence[Question], out: dict[str, Array]) -> None:
+    """Give each question its rows of a step."""
+    at = 0
+    for q in asked:
+        mine = slice(at, at + len(q.seen))
+        q.take(out["logits"][mine], out["feedback"][mine])
+        at = mine.stop

@@ -19,8 +19,9 @@ from ggraph.record.plugin import COMPILERS, fetch_sources
 NATIVE = Path(__file__).parent / "native" / "peer.cpp"
 MENDED = NATIVE.with_name("ldtilecfg.h")  # what gcc 12 makes of AMX ends in a fault
 FLAGS = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=ON",
-         "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF",
-         "LLAMA_BUILD_TOOLS=OFF", "LLAMA_CURL=OFF")  # fmt: skip
+         "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_CURL=OFF")  # fmt: skip
+PARTS = ("LLAMA_BUILD_SERVER", "LLAMA_BUILD_TOOLS")  # that the server is one of
+SERVER = "llama-server"
 Report = Callable[[str], None]
 
 
@@ -44,10 +45,12 @@ ORIGINS = {
 
 @dataclass(frozen=True)
 class Built:
-    """A peer that can be loaded: its library, and what it was made of."""
+    """A peer that can be loaded: its library, what it was made of, its server where that was
+    asked for."""
 
     library: Path
     version: str
+    server: str | None = None
 
 
 def home_of(name: str) -> Path:
@@ -61,12 +64,16 @@ def built(name: str) -> Built | None:
     library = home_of(name) / "peer.so"
     if not note.is_file() or not library.is_file():
         return None
-    return Built(library, str(json.loads(note.read_text())["version"]))
+    said = json.loads(note.read_text())
+    return Built(library, str(said["version"]), said.get("server"))
 
 
-def install(name: str, source: Path | None, build: Path | None, report: Report) -> Built:
+def install(
+    name: str, source: Path | None, build: Path | None, report: Report, *, server: bool = False
+) -> Built:
     """Fetch, compile and keep a peer. `source`: a checkout that is there already; `build`: its
-    folder for cmake. InputError for an unknown name, and with the last line of what failed."""
+    folder for cmake; `server`: its server, too. InputError for an unknown name, and with the last
+    line of what failed."""
     origin = ORIGINS.get(name)
     if origin is None:
         raise InputError(f"peer {name!r} is not built from source; known: {', '.join(ORIGINS)}")
@@ -76,20 +83,17 @@ def install(name: str, source: Path | None, build: Path | None, report: Report) 
         report(f"fetching {name} {version}")
         source = _fetched(origin, home / "source")
     build = build or source / "build"
-    if not list(build.rglob("libllama.so")):
+    wanted = ("llama", SERVER) if server else ("llama",)
+    if not list(build.rglob("libllama.so")) or (server and not list(build.rglob(SERVER))):
         report(f"compiling {name} with {os.cpu_count()} processes: some minutes")
-        _run(
-            "cmake",
-            "-S",
-            str(source),
-            "-B",
-            str(build),
-            *(f"-D{f}" for f in (*FLAGS, *origin.flags)),
-        )
+        flags = [*FLAGS, *(f"{part}={'ON' if server else 'OFF'}" for part in PARTS)]
+        given = [f"-D{f}" for f in (*flags, *origin.flags)]
+        _run("cmake", "-S", str(source), "-B", str(build), *given)
         jobs = str(os.cpu_count() or 1)
-        _run("cmake", "--build", str(build), "--target", "llama", "-j", jobs)
+        _run("cmake", "--build", str(build), "--target", *wanted, "-j", jobs)
     _compile(origin, source, build, home / "peer.so")
-    made = {"version": f"{version}, native build", "source": str(source)}
+    made: dict[str, str | None] = {"version": f"{version}, native build", "source": str(source)}
+    made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
     (home / "built.json").write_text(json.dumps(made) + "\n")
     found = built(name)
     assert found is not None, f"{home} has no peer.so"

@@ -1,6 +1,7 @@
 """Speed of a server under many clients: ours, or any that speaks OpenAI's API.
 
-Legend: every client asks again as soon as it was answered; the first round of all is not counted.
+Every client asks again as soon as it was answered; the first round of all is not counted. One text
+that is generated without a server is measured by the same figures.
 """
 
 import asyncio
@@ -20,6 +21,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ggraph import InputError
+from ggraph.decode.engine import Engine
+from ggraph.decode.sampler import Sampler, SamplerConfig
+
+from ..run.load import Loaded
 
 START_SECONDS = 120
 
@@ -59,6 +64,25 @@ def measure(
     """Tokens per second of all clients together, and what each waited for."""
     prompts = load.prompts(vocabulary, seed)
     begun, heard = asyncio.run(_all(url, load, prompts, bias))
+    return _figures(load, begun, heard)
+
+
+def generated(m: Loaded, load: Load, seed: int) -> dict[str, Any]:
+    """What one client would hear of texts that are generated in this very process."""
+    sampler = Sampler(SamplerConfig(temp=0), m.model.vocab_size)
+    engine, begun, heard = Engine(m.runner, ()), 0.0, list[Heard]()
+    for number, prompt in enumerate(load.prompts(m.model.vocab_size, seed)[0]):
+        engine.reset()
+        said = Heard(time.perf_counter())
+        tokens = engine.generate(prompt, sampler.sample, sampler.accept, limit=load.new)
+        said.times += [time.perf_counter() for _ in tokens]
+        begun = said.asked if number == 1 else begun
+        heard += [said] if number else []
+    return _figures(load, begun, heard)
+
+
+def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]:
+    """Of answers, none of which was asked for before `begun`."""
     last = max(h.times[-1] for h in heard)
     firsts = [h.times[0] - h.asked for h in heard]
     between = [b - a for h in heard for a, b in pairwise(h.times)]

@@ -135,6 +135,9 @@ def install_peer(
     build: Annotated[
         Path | None, typer.Option(help="Its folder for cmake; default: build in the checkout.")
     ] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Its server too, for `ggraph bench serve`.")
+    ] = False,
 ) -> None:
     """Build another engine for this very processor, to measure beside it.
 
@@ -145,9 +148,11 @@ def install_peer(
 
       ggraph bench install llama.cpp
 
+      ggraph bench install llama.cpp --server
+
       ggraph bench install ik_llama.cpp --source ../ik_llama.cpp
     """
-    made = install(name, source, build, _say)
+    made = install(name, source, build, _say, server=server)
     print(f"{name} {made.version}: {made.library}")
 
 

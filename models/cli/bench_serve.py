@@ -3,7 +3,9 @@
 import json
 import shutil
 import statistics
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +14,15 @@ import typer
 from ggraph import InputError
 from ggraph.env import thread_count
 
+from ..bench.install import built
 from ..bench.machine import machine
-from ..bench.serve import Load, measure, our_server, peer_server
+from ..bench.serve import Load, generated, measure, our_server, peer_server
 from ..run.load import load
 from .common import ModelPath, Threads, model_path, notes, write_text
 
 PEER_CONTEXT = 256  # slots of llama.cpp's cache for each client, at least
+SERVER, BUILD = "llama-server", "ggraph bench install llama.cpp --server"
+Side = Callable[[Load, int], dict[str, Any]]  # what is measured for a load and a seed
 
 
 def bench_serve(
@@ -38,34 +43,44 @@ def bench_serve(
 ) -> None:
     """Tokens per second of all clients together, the time to the first token and between tokens.
 
-    Both servers run at once and are asked in turn, with the same prompts.
+    Both servers run at once and are asked in turn, with the same prompts; `generate` is one text
+    at a time without a server.
 
     Example: ggraph bench serve --peer llama-server --clients 1,8,64
     """
     path, count = model_path(model), thread_count() if threads is None else threads
-    numbers = _numbers(clients)
-    with closing(load(path, threads=1)) as m:
-        ends = {str(t): -100.0 for t in m.tokenizer.eos_ids}
-        vocabulary = m.model.vocab_size
-    most = max(numbers)
+    numbers, binary = _numbers(clients), None if peer is None else _binary(peer)
+    most, room = max(numbers), max(PEER_CONTEXT, prompt + new)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        urls = {"ggraph": stack.enter_context(our_server(path, count, min(64, most), draft_max))}
-        if peer is not None:
-            urls["llama.cpp"] = stack.enter_context(_peer(peer, path, count, most, prompt + new))
+        m = stack.enter_context(closing(load(path, threads=count)))
+        ends = {str(t): -100.0 for t in m.tokenizer.eos_ids}
+        own = stack.enter_context(our_server(path, count, min(64, most), draft_max))
+        sides: dict[str, Side] = {"ggraph": partial(_asked, own, m.model.vocab_size, ends)}
+        if binary is not None:
+            other = stack.enter_context(peer_server(binary, path, count, most, room))
+            sides["llama.cpp"] = partial(_asked, other, m.model.vocab_size, {})
         for number in numbers:
             wanted = Load(number, prompt, new, shared)
-            found: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
+            asked = dict(sides)
+            if number == 1:
+                asked["generate"] = partial(generated, m)
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
             for seed in range(rounds):
-                for name, url in urls.items():
-                    bias = ends if name == "ggraph" else {}
-                    found[name].append(measure(url, wanted, bias, vocabulary, seed))
-            rows += [{"server": name, **_median(f)} for name, f in found.items()]
-            for row in rows[-len(urls) :]:
+                for name, side in asked.items():
+                    found[name].append(side(wanted, seed))
+            rows += [{"side": name, **_median(f)} for name, f in found.items()]
+            for row in rows[-len(asked) :]:
                 print(_line(row), flush=True)
     if out is not None:
         write_text(out, json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
         notes().print(f"[dim]wrote {out}[/dim]")
+
+
+def _asked(
+    url: str, vocabulary: int, bias: dict[str, float], load: Load, seed: int
+) -> dict[str, Any]:
+    return measure(url, load, bias, vocabulary, seed)
 
 
 def _numbers(text: str) -> list[int]:
@@ -75,13 +90,13 @@ def _numbers(text: str) -> list[int]:
     return [int(p) for p in parts]
 
 
-def _peer(
-    name: str, path: Path, threads: int, clients: int, tokens: int
-) -> AbstractContextManager[str]:
-    binary = shutil.which(name)
-    if binary is None:
-        raise InputError(f"--peer {name}: no such program (llama.cpp builds it as llama-server)")
-    return peer_server(binary, path, threads, clients, max(PEER_CONTEXT, tokens))
+def _binary(name: str) -> str:
+    """A program on the path, or the server that was built here."""
+    own = built("llama.cpp") if name == SERVER else None
+    found = shutil.which(name) or (None if own is None else own.server)
+    if found is None:
+        raise InputError(f"--peer {name}: no such program (`{BUILD}` builds {SERVER})")
+    return found
 
 
 def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -90,7 +105,7 @@ def _median(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _line(r: dict[str, Any]) -> str:
     return (
-        f"{r['server']:10} {r['clients']:4.0f} clients {r['tokens_per_second']:8.1f} tokens/s   "
+        f"{r['side']:10} {r['clients']:4.0f} clients {r['tokens_per_second']:8.1f} tokens/s   "
         f"first token {1e3 * r['first_token_p50']:7.0f} ms (p95 {1e3 * r['first_token_p95']:7.0f})"
         f"   between {1e3 * r['between_p50']:6.1f} ms (p95 {1e3 * r['between_p95']:6.1f})"
     )

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ggraph import InputError
+from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.policy import Adaptive
@@ -35,6 +36,7 @@ from .voice import AnswerVoice, Form
 from .worker import Heard, Ticket, Worker
 
 FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
+LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
@@ -245,7 +247,7 @@ class Service:
             return None
         policy = Adaptive(most=options.most, prices=SharedPrices(self.worker.batch.prices))
         names = options.drafters or self.default_drafters
-        drafters = [self._drafter(name, policy) for name in dict.fromkeys(names)]
+        drafters = [self._drafter(name, policy, options.most) for name in dict.fromkeys(names)]
         return Speculation(drafters, policy)
 
     @property
@@ -253,12 +255,22 @@ class Service:
         """Repetitions of the text and, where there is one, the head."""
         return ["suffix"] if self.m.head is None else ["suffix", "head"]
 
-    def _drafter(self, name: str, policy: Adaptive) -> Drafter:
-        if name != "head":
+    def _drafter(self, name: str, policy: Adaptive, most: int) -> Drafter:
+        if name in WITHOUT_HEAD:
             return WITHOUT_HEAD[name]()
-        if self.m.head is None:
-            raise Refused("speculative.drafters: this server has no head", param="speculative")
-        return HeadDrafter(name, goes_on(policy, name))
+        head = self.m.head
+        if head is None:
+            raise Refused(f"speculative.drafters: this server has no {name}", param="speculative")
+        if name == "head":
+            return HeadDrafter(name, goes_on(policy, name))
+        branches = min(BRANCHES, len(head.target_ids))
+        return HeadDrafter(name, goes_on(policy, name), grown_to(most, branches))
+
+
+def grown_to(nodes: int, branches: int) -> TreeShape:
+    """A head's tree of so many nodes."""
+    most = branches + LEVELS * branches**2
+    return TreeShape(1 + min(nodes, most), LEVELS, branches)
 
 
 def _mute(_: object) -> int:

@@ -12,7 +12,6 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.text.tokenizer import Tokenizer
 
 from .errors import Refused
-from .voice import chain_only
 
 MOST_SCHEMA = 1 << 16  # bytes of a schema
 ANY_OBJECT = {"type": "object"}
@@ -97,8 +96,14 @@ class GrammarForm:
         return not self.matcher.consume_token(token) or self.matcher.is_stopped()
 
     def permitted(self, draft: Draft) -> Draft:
-        """The draft up to its first token that the grammar forbids."""
-        return chain_only(draft, self.matcher.validate_tokens(list(draft.tokens)))
+        """The draft without what the grammar forbids: of each way down, all up to there."""
+        if draft.is_chain:
+            return draft.first(self.matcher.validate_tokens(list(draft.tokens)))
+        kept, inner = set[int](), set(draft.parents)
+        for leaf in (n for n in range(len(draft)) if n not in inner):
+            path = draft.path(leaf)
+            kept.update(path[: self.matcher.validate_tokens([draft.tokens[n] for n in path])])
+        return draft.pruned(kept)
 
 
 def dumped(schema: dict[str, Any]) -> str:

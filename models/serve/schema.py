@@ -17,12 +17,13 @@ class Body(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
+DrafterName = Literal["suffix", "lookup", "head", "tree"]
+
+
 class Speculative(Body):
     """How this request drafts. The text is the same with any of it."""
 
-    drafters: Annotated[list[Literal["suffix", "lookup", "head"]], Field(max_length=3)] | None = (
-        None
-    )
+    drafters: Annotated[list[DrafterName], Field(max_length=4)] | None = None
     most: Annotated[int, Field(ge=0, le=64)] = 8
     off: bool = False
 

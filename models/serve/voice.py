@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ggraph import Array
-from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.draft.tree import Draft
 from ggraph.decode.sampler import Sampler
 from ggraph.text.stream import TextStream
 
@@ -114,8 +114,3 @@ def chances(logits: Array, token: int, top: int) -> tuple[Chance, tuple[Chance, 
     best = np.argpartition(-logs, top)[:top] if 0 < top < len(logs) else np.arange(len(logs))[:top]
     ordered = sorted((int(i) for i in best), key=lambda i: (-logs[i], i))
     return Chance(token, float(logs[token])), tuple(Chance(i, float(logs[i])) for i in ordered)
-
-
-def chain_only(draft: Draft, count: int) -> Draft:
-    """The first `count` tokens of a chain; nothing of a tree."""
-    return draft.first(count) if draft.is_chain else NOTHING

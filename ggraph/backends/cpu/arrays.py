@@ -146,12 +146,14 @@ class Room:
         self._words[OPEN // 8] = 0
         if not self._words[LIVE // 8]:
             return True
-        _KEPT.append((self._words, self._handler, self._capsule, self.memory))
+        _OUTLIVED[:] = [kept for kept in _OUTLIVED if kept[0][LIVE // 8]]
+        _OUTLIVED.append((self._words, self._handler, self._capsule, self.memory))
         self._renew()
         return False
 
 
-_KEPT: list[object] = []  # of rooms with arrays that outlived them
+# Words, and what must stay, of rooms whose arrays outlived them: an error's frames hold some.
+_OUTLIVED: list[tuple["ctypes.Array[ctypes.c_int64]", object, object, object]] = []
 
 
 @contextmanager

@@ -225,34 +225,17 @@ class EagleDrafter:
         return self.goes_on is None or self.random is not None or self.goes_on(chances)
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
-        """Expand level by level, then keep the best nodes of all that were scored."""
-        count = min(shape.total_tokens - 1, limit)
-        depth = max(0, min(shape.depth, limit - 1))
-        scored = self._expand(TreeShape(shape.total_tokens, shape.depth, shape.top_k), depth)
-        return scored.best(min(count, len(scored.tokens)))
-
-    def _expand(self, shape: TreeShape, depth: int) -> "Scored":
-        """Score the root's top_k children, then those of the best top_k nodes, `depth` times."""
-        k, past, ids = shape.top_k, self.runner.past, self.runner.model.target_ids
-        scored = Scored()
-        best, score = top(log_softmax(self._last.logits), k)  # [1, B]
-        level = scored.add(ids[best[0]], score[0], [ROOT] * k)
-        level_score, hidden = score[0], np.repeat(self._last.hidden, k, axis=0)  # [B, E]
-        seen = np.eye(k, dtype=bool)  # [B, S]: draft slots that each row may see
-        for i in range(depth):
-            slots = range(past + i * k, past + (i + 1) * k)
-            tokens = [scored.tokens[n] for n in level]
-            rows = Rows(tokens, [past + i] * k, slots, past, seen)
-            logits, out = self.runner.step(rows, range(k), hidden, fed_back=True)
-            best, score = top(log_softmax(logits), k)  # [B, B]
-            total = (score + level_score[:, None]).reshape(-1)
-            parents = np.repeat(level, k)
-            nodes = scored.add(ids[best].reshape(-1), total, parents)
-            (chosen,), (level_score,) = top(total[None], k)
-            level = [nodes[c] for c in chosen]
-            hidden = out[chosen // k]
-            seen = np.concatenate([seen[chosen // k], np.eye(k, dtype=bool)], axis=1)
-        return scored
+        runner, k = self.runner, shape.top_k
+        at, grown = runner.past, Expansion(shape, limit, runner.model.target_ids)
+        below, out = grown.grow(self._last.logits), self._last.hidden
+        base, seen = at, np.zeros((1, 0), bool)  # [B, S]: draft slots that each row may see
+        while len(below):
+            seen = np.concatenate([seen[below], np.eye(k, dtype=bool)], axis=1)
+            slots = range(base + seen.shape[1] - k, base + seen.shape[1])
+            rows = Rows(grown.tokens, [at] * k, slots, base, seen)
+            logits, out = runner.step(rows, range(k), out[below], fed_back=True)
+            below, at = grown.grow(logits), at + 1
+        return grown.draft()
 
 
 NOTHING = np.zeros((1, 0), np.float32)
@@ -267,6 +250,41 @@ class Said:
     logits: Array
     best: int = 0
     chance: float = 0.0
+
+
+class Expansion:
+    """EAGLE-2's tree of at most `limit` nodes as it grows, whoever reads its rows: level by level,
+    the best of all nodes that were scored. `ids` i64 [W] are the target's tokens."""
+
+    def __init__(self, shape: TreeShape, limit: int, ids: Array) -> None:
+        self._k, self._ids = shape.top_k, ids
+        self._count = min(shape.total_tokens - 1, limit)
+        self._left = max(0, min(shape.depth, limit - 1))  # levels to be read
+        self._scored, self._level = Scored(), [ROOT]
+        self._score = np.zeros(1, np.float32)  # [B]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The nodes of the level that is to be read."""
+        return [self._scored.tokens[n] for n in self._level]
+
+    def grow(self, logits: Array) -> Array:
+        """Score the best children of the last level's nodes by their logits [B, W]; the best of
+        these are the next level. The row that each lies below; none where nothing is to be read."""
+        k = self._k
+        best, score = top(log_softmax(logits), k)  # [B, k]
+        total = (score + self._score[:, None]).reshape(-1)
+        parents = np.repeat(self._level, k)
+        nodes = self._scored.add(self._ids[best].reshape(-1), total, parents)
+        (chosen,), (self._score,) = top(total[None], k)
+        self._level = [nodes[c] for c in chosen]
+        self._left -= 1
+        below: Array = chosen // k
+        return below if self._left >= 0 else below[:0]
+
+    def draft(self) -> Draft:
+        """The best nodes so far."""
+        return self._scored.best(min(self._count, len(self._scored.tokens)))
 
 
 class Scored:

@@ -10,7 +10,7 @@ Index alignment, for text x0 x1 .. xn whose last token xn is not in the target's
 A chain is a tree in which parents[i] = i - 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +60,15 @@ class Draft:
             return NOTHING
         laws = {p: law for p, law in self.laws.items() if p < count}
         return Draft(self.tokens[:count], self.parents[:count], laws, self.chances[:count])
+
+    def pruned(self, kept: Collection[int]) -> "Draft":
+        """The draft's nodes `kept`; their parents are among them."""
+        nodes = sorted(kept)
+        place = {ROOT: ROOT, **{node: i for i, node in enumerate(nodes)}}
+        laws = {place[p]: law for p, law in self.laws.items() if p in place}
+        chances = tuple(self.chances[n] for n in nodes) if self.chances else ()
+        parents = tuple(place[self.parents[n]] for n in nodes)
+        return Draft(tuple(self.tokens[n] for n in nodes), parents, laws, chances)
 
     @property
     def is_chain(self) -> bool:
