@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from ggraph.device import DeviceSpec
 from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
-from ggraph.ops.joined import Around, joined
+from ggraph.ops.joined import Around, chains
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 
 @dataclass(frozen=True)
 class Known:
-    """What rules may look at: fused ops that every device knows, where tensors are wanted, and
-    whether every device has a kernel for an op."""
+    """Fused ops that every device knows, where tensors are wanted, what has kernels everywhere."""
 
     fused: frozenset[str]
     homes: Mapping[str, str]
@@ -216,13 +215,7 @@ def fuse_chains(graph: Graph, known: Known) -> Graph:
     if "chain" not in known.fused:
         return graph
     order = {t.name: i for i, t in enumerate(graph.tensors)}
-    around = Around(_hidden(graph), order, known.runs)
-    made, gone = dict[str, Tensor](), set[str]()
-    for t in reversed(graph.nodes):
-        found = None if t.name in gone else joined(t, around)
-        if found is not None:
-            made[t.name], members = found
-            gone |= {m.name for m in members}
+    made = chains(graph.nodes, Around(_hidden(graph), order, known.runs))
     return graph.replace(made) if made else graph
 
 

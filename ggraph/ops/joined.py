@@ -31,7 +31,18 @@ class Around:
     runs: Callable[[Tensor], bool]
 
 
-def joined(root: Tensor, around: Around) -> tuple[Tensor, list[Tensor]] | None:
+def chains(nodes: Sequence[Tensor], around: Around) -> dict[str, Tensor]:
+    """The chains that nodes of a graph, in its order, become, by the names of their last ops."""
+    made, gone = dict[str, Tensor](), set[str]()
+    for t in reversed(nodes):
+        found = None if t.name in gone else _joined(t, around)
+        if found is not None:
+            made[t.name], members = found
+            gone |= {m.name for m in members}
+    return made
+
+
+def _joined(root: Tensor, around: Around) -> tuple[Tensor, list[Tensor]] | None:
     """`root` with what only it reads as one chain, and the members of that chain; None where there
     is nothing to join."""
     for space, axes in _spaces(root, around):
