@@ -7,6 +7,7 @@ meaning is one of elements, reductions or views, the CPU's kernel is made from i
 
 import ctypes
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from ggraph.door import checked
@@ -69,8 +70,6 @@ def register_op(
 def load_installed() -> tuple[str, ...]:
     """Names of the ops that installed packages brought, registered now. A package lists under the
     entry-point group `ggraph.ops` a module that registers when imported, or a function to call."""
-    from importlib.metadata import entry_points  # 2 MB with what it imports
-
     before = set(OPS)
     for point in entry_points(group=GROUP):
         found = point.load()

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from ggraph.device import DeviceSpec
 from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
-from ggraph.ops.chain import joined
+from ggraph.ops.joined import Around, chains
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 
 @dataclass(frozen=True)
 class Known:
-    """What rules may look at: fused ops that every device knows, and where tensors are wanted."""
+    """Fused ops that every device knows, where tensors are wanted, what has kernels everywhere."""
 
     fused: frozenset[str]
     homes: Mapping[str, str]
+    runs: Callable[[Tensor], bool]
 
 
 @dataclass(frozen=True)
@@ -101,21 +102,23 @@ def _is_computed(t: Tensor) -> bool:
     return root.kind is Kind.COMPUTED and root.overwritten is None
 
 
-def _lonely(graph: Graph) -> dict[str, Tensor]:
-    """Computed tensors with exactly one reader, by name, that nobody else may want, and whose
-    sources that reader may read in their place."""
+def _hidden(graph: Graph) -> dict[str, list[Tensor]]:
+    """The readers of each computed tensor that nobody else may want, by its name, where they may
+    read its sources in its place."""
     users, changing = graph.users(), _changing(graph)
     return {
-        t.name: users[t.name][0]
+        t.name: users[t.name]
         for t in graph.nodes
-        if len(users[t.name]) == 1
-        and not t.is_output
-        and t.overwritten is None
-        and changing.isdisjoint(_roots(t))
+        if not t.is_output and t.overwritten is None and changing.isdisjoint(_roots(t))
     }
 
 
-def _fused_norm(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+def _lonely(graph: Graph) -> frozenset[str]:
+    """Names of those with exactly one reader."""
+    return frozenset(n for n, users in _hidden(graph).items() if len(users) == 1)
+
+
+def _fused_norm(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
     """`mul(rms_norm(x), w)` -> `rms_norm_mul(x, w)`."""
     if t.op != "mul":
         return None
@@ -126,7 +129,7 @@ def _fused_norm(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
     return apply("rms_norm_mul", x.sources[0], w, name=t.name, **x.attrs)
 
 
-def _fused_product(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+def _fused_product(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
     """`add(a, mul_mat(w, x))`, in either order -> `mul_mat_add(w, x, a)`."""
     if t.op != "add" or t.sources[0].shape != t.sources[1].shape:
         return None
@@ -136,7 +139,7 @@ def _fused_product(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
     return None
 
 
-def _fused_rope(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
+def _fused_rope(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
     """`set_rows(cache, rope(x), index)` -> `rope_set_rows(cache, x, positions, index)`."""
     if t.op != "set_rows" or t.sources[1].op != "rope" or t.sources[1].name not in lonely:
         return None
@@ -147,7 +150,7 @@ def _fused_rope(t: Tensor, lonely: Mapping[str, Tensor]) -> Tensor | None:
     return apply("rope_set_rows", cache, x, positions, index, *factors, name=t.name, **turned.attrs)
 
 
-FUSIONS: dict[str, Callable[[Tensor, Mapping[str, Tensor]], Tensor | None]] = {
+FUSIONS: dict[str, Callable[[Tensor, frozenset[str]], Tensor | None]] = {
     "rms_norm_mul": _fused_norm,
     "mul_mat_add": _fused_product,
     "rope_set_rows": _fused_rope,
@@ -207,15 +210,12 @@ def _takes_8_bits(t: Tensor) -> bool:
     return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0
 
 
-def fuse_chains(graph: Graph, known: frozenset[str]) -> Graph:
-    """Ops of elements that follow one another, each read by the next alone, become one."""
-    if "chain" not in known:
+def fuse_chains(graph: Graph, known: Known) -> Graph:
+    """Ops of elements and reductions become one with those that alone read them."""
+    if "chain" not in known.fused:
         return graph
-    lonely, made = _lonely(graph), dict[str, Tensor]()
-    for t in graph.nodes:
-        chained = joined(t, lonely, made)
-        if chained is not None:
-            made[t.name] = chained
+    order = {t.name: i for i, t in enumerate(graph.tensors)}
+    made = chains(graph.nodes, Around(_hidden(graph), order, known.runs))
     return graph.replace(made) if made else graph
 
 
@@ -228,7 +228,7 @@ RULES: tuple[Rule, ...] = (
         lambda graph, known: quantise_activations(graph, known.fused),
         keeps_bits=False,
     ),
-    Rule("fuse_chains", lambda graph, known: fuse_chains(graph, known.fused)),
+    Rule("fuse_chains", fuse_chains),
 )
 
 
@@ -242,7 +242,7 @@ def rewrite(
     """Apply every rule in order, with the fused ops that all `devices` know; `exact` leaves out the
     rules that approximate. `homes` are devices on which tensors are wanted, by name."""
     fused = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
-    known = Known(fused, homes or {})
+    known = Known(fused, homes or {}, lambda t: all(d.compiled(t) for d in devices))
     for rule in RULES:
         if rule.keeps_bits or not exact:
             graph = rule.change(graph, known)

@@ -100,11 +100,12 @@ class OpSpec:
     sources whose bytes the result may replace, provided that no other source shows a byte of them:
     a promise about every kernel, and tested. Where the op is `elementwise` (element i of the result
     needs element i of the sources alone, those that repeat apart) another source may show them if
-    it is the very same view. With `picks` (i, j) source i is read only at those slices along its
-    first axis that source j, a tensor of indices, names. `rounds` says in words what the op gives
-    up on purpose; where a rewrite makes such an op, the plan approximates the graph. `limits` gives
-    for each source of indices the number below which all of them must be; one beyond is an
-    InputError when the op runs.
+    it is the very same view. `reduces(shape, attrs)`, where there is one, gives the axes of source
+    0 along which alone an element of the result needs several. With `picks` (i, j) source i is
+    read only at those slices along its first axis that source j, a tensor of indices, names.
+    `rounds` says in words what the op gives up on purpose; where a rewrite makes such an op, the
+    plan approximates the graph. `limits` gives for each source of indices the number below which
+    all of them must be; one beyond is an InputError when the op runs.
     """
 
     name: str
@@ -116,6 +117,7 @@ class OpSpec:
     overwrites: int | None = None
     inplace_ok: tuple[int, ...] = ()
     elementwise: bool = False
+    reduces: Callable[[tuple[int, ...], Attrs], tuple[int, ...]] | None = None
     picks: tuple[int, int] | None = None
     rounds: str = ""
     limits: Callable[["Tensor"], Mapping[int, int]] | None = None

@@ -10,6 +10,7 @@ from ggraph.explain import Explanation
 from ggraph.graph import Graph
 from ggraph.plan import Certificate, Plan, Schedule, VerifiedPlan
 from ggraph.show import graph_dot, graph_text, plan_summary, plan_text, schedule_text
+from ggraph.show_html import plan_html
 from ggraph.tensor import Tensor, line
 
 FORMS = ("text", "html", "dot", "json")
@@ -48,15 +49,9 @@ def _tensor_data(t: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _page(p: Plan, facts: dict[str, Any]) -> str:
-    from ggraph.show_html import plan_html  # 2 MB with what it imports
-
-    return plan_html(p, facts)
-
-
 def _html(v: VerifiedPlan) -> str:
     facts = {k: x for k, x in vars(v.certificate).items() if k != "approximations"}
-    return _page(v.plan, facts)
+    return plan_html(v.plan, facts)
 
 
 def _fields(noun: object) -> str:
@@ -76,7 +71,7 @@ _SHOWN: dict[type, Forms] = {
     },
     Plan: {
         "text": lambda p: schedule_text(p.schedule),
-        "html": lambda p: _page(p, {"commands": len(p.schedule.commands)}),
+        "html": lambda p: plan_html(p, {"commands": len(p.schedule.commands)}),
         "dot": lambda p: graph_dot(p.graph),
         "json": lambda p: _json({"commands": list(map(str, p.schedule)), "log": list(p.log)}),
     },

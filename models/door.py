@@ -6,6 +6,7 @@ An architecture is one record (`architecture.Architecture`): names, keys, and a 
 
 import importlib.util
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from ggraph import ModelError
@@ -54,8 +55,6 @@ def _registered(own: object, where: str) -> list[Architecture]:
 
 def load_installed() -> None:
     """Register what installed packages bring in the group `ggraph.architectures`, once each."""
-    from importlib.metadata import entry_points  # 2 MB with what it imports
-
     for point in entry_points(group=GROUP):
         if point.name not in FOUND:
             _registered(point.load(), f"package {point.dist.name if point.dist else point.value}")

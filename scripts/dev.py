@@ -28,7 +28,10 @@ VERBS = ("run", "test", "check")
 def requirements(extra: str | None) -> list[str]:
     """The project's dependencies, and those of one extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else [])]
+    own, listed = f"{project['name']}[", project["optional-dependencies"][extra] if extra else []
+    others = [x for r in listed if r.startswith(own) for x in requirements(r[len(own) : -1])]
+    found = [*project["dependencies"], *others, *(r for r in listed if not r.startswith(own))]
+    return list(dict.fromkeys(found))
 
 
 def environment(folder: Path, extra: str | None) -> Path:
@@ -86,8 +89,10 @@ def steps(what: str, rest: Sequence[str], bin_folder: Path) -> list[list[str]]:
 def extra(what: str, rest: Sequence[str]) -> str | None:
     """The extra whose packages a verb needs beside the project's own."""
     if what != "run":
-        return "dev"
-    return "serve" if rest[:1] == ["serve"] else None
+        return "ray-dev" if any("test_serve_ray" in a for a in rest) else "dev"
+    if rest[:1] not in (["serve"], ["batch"]):
+        return None
+    return "ray" if "--ray" in rest else "serve"
 
 
 def workers(rest: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ import httpx
 import ray
 from going_kit import ASKED, bare, words
 from ray import serve
-from ray_kit import start_ray
+from ray_kit import descendants, start_ray, start_serve
 from small_model import learnable_model
 
 from models.run.load import load
@@ -41,7 +41,8 @@ from models.serve.app import make_app
 from models.serve.engine import Service
 from models.serve.going_on import GoingOn, Head
 from models.serve.inside import Inside
-from models.serve.ray_app import Options, build
+from models.serve.ray_app import build
+from models.serve.ray_replica import Options
 from models.serve.settings import Settings
 
 PORT = 18099
@@ -71,27 +72,6 @@ async def references(model: Path, asked: list[tuple[str, dict[str, Any]]]) -> li
             assert isinstance(head, Head) and head.status == 200, (body, head, rest)
             found.append(words(b"".join(p for p in rest if isinstance(p, bytes))))
     m.close()
-    return found
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Processes below `root`, by what they are called."""
-    parents, names = dict[int, int](), dict[int, str]()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                stat = (entry / "stat").read_text()
-                names[int(entry.name)] = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {}
-    for pid in parents:
-        at = pid
-        while at in parents and at != root:
-            at = parents[at]
-        if at == root:
-            found[pid] = names[pid]
     return found
 
 
@@ -172,7 +152,7 @@ def main() -> None:
             "silence": a.silence, "health_period": 2.0,
         }  # fmt: skip
         start_ray()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
+        start_serve(PORT)
         serve.run(build(Options(**given)))
         killer = Killer(a.every, a.seed)
         begun, until = time.monotonic(), time.monotonic() + a.seconds

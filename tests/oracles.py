@@ -813,18 +813,22 @@ def swiglu_quantise(gate: Array, up: Array) -> Array:
 
 @oracle("chain")
 def chain(*sources: Array, program: str) -> Array:
-    """Element by element: the steps by the oracles of their ops, on arrays of one element."""
-    y = zeros(*sources[0].shape)
-    for at in places(y.shape):
-        known = {chr(ord("a") + i): np.array([spread(s, at)]) for i, s in enumerate(sources)}
-        for i, step in enumerate(program.split("; ")):
-            op, rest = step.split("(", 1)
-            args, _, numbers = rest.partition(")")
-            pairs = (p.split("=") for p in numbers.strip("{}").split())
-            attrs = {k: float(v) for k, v in pairs}
-            known[str(i)] = ORACLES[op](*(known[a] for a in args.split(", ")), **attrs)
-        y[at] = known[str(i)][0]
-    return y
+    """The steps by the oracles of their ops, one after the other."""
+    known = {chr(ord("a") + i): s for i, s in enumerate(sources)}
+    for i, step in enumerate(program.split("; ")):
+        op, rest = step.split("(", 1)
+        args, _, numbers = rest.partition(")")
+        pairs = (p.split("=") for p in numbers.strip("{}").split())
+        attrs = {k: _attribute(v) for k, v in pairs}
+        known[str(i)] = ORACLES[op](*(known[a] for a in args.split(", ")), **attrs)
+    return known[str(i)]
+
+
+def _attribute(text: str) -> float | str | tuple[int, ...]:
+    """A number, a word, or whole numbers in brackets."""
+    if text[0] == "[":
+        return tuple(int(v) for v in text[1:-1].split(",") if v)
+    return text if text in ("sum", "mean", "max", "min") else float(text)
 
 
 # --- states --------------------------------------------------------------------------------------

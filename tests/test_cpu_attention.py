@@ -138,6 +138,49 @@ def test_chunks_are_shared_whole_among_threads(m: int, threads: int) -> None:
         assert np.abs(a["y"] - oracle(a)).max() < 5e-6
 
 
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_that_share_keys_get_the_bits_of_rows_alone(
+    kind: str, variant: str, tmp_path: Path
+) -> None:
+    """Texts, texts behind others, windows, and rows of which some see something else: by tiles of
+    queries, and by chunks of a row, whatever the tile's shape."""
+    jit = Jit(variants()[variant], tmp_path)
+    for heads, kv, hd, m, past in (
+        (3, 3, 32, 40, 0), (8, 2, 64, 37, 100), (7, 1, 32, 9, 120), (4, 4, 96, 130, 64),
+        (100, 1, 32, 9, 250),
+    ):  # fmt: skip
+        n = past + m
+        a = arguments(kind, m, heads, kv, hd, n, 1)
+        last = past + np.arange(m)[:, None]
+        text = np.arange(n) <= last
+        window = text & (np.arange(n) > last - 50)
+        odd = text & (np.arange(n) != 30) | (np.arange(m)[:, None] % 5 != 0) & text
+        for shown in (text, window, odd):
+            a["mask"] = np.where(shown, 0, -np.inf).astype(np.float32)
+            a |= listed(a["mask"])
+            values = {k: v for k, v in a.items() if k != "mask"}
+            got, want = np.zeros_like(a["y"]), np.zeros_like(a["y"])
+            call_with(jit, "attention_" + kind, **dict(values, y=got))
+            attend("attend_chunks_" + kind, 2, dict(a, y=want))
+            attend("merge_chunks", 2, dict(a, y=want))
+            assert np.array_equal(got, want), (heads, kv, hd, m)
+            assert np.abs(got - oracle(a)).max() < 5e-6
+
+
+def test_what_a_row_does_not_see_may_be_no_number() -> None:
+    """Keys and values of later rows of the same tile: infinite, or not a number."""
+    a = arguments("f16", 30, 4, 2, 64, 150, 3)
+    a["mask"] = np.where(np.arange(150) <= 120 + np.arange(30)[:, None], 0, -np.inf).astype("f4")
+    a |= listed(a["mask"])
+    attend("attention_f16", 2, a)
+    spoilt = dict(a, k=a["k"].copy(), v=a["v"].copy(), y=np.zeros_like(a["y"]))
+    spoilt["k"][135:], spoilt["v"][135:] = np.nan, np.inf
+    attend("attention_f16", 2, spoilt)
+    assert np.array_equal(spoilt["y"][:15], a["y"][:15])
+    assert np.isnan(spoilt["y"][15:]).all()
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @given(n=st.sampled_from([16, 129, 300, 640]), seed=st.integers(0, 99))
 def test_bits_depend_on_what_is_seen_not_on_where_it_lies(kind: str, n: int, seed: int) -> None:

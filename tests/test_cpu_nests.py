@@ -327,34 +327,3 @@ def test_a_trace_is_what_the_reference_says() -> None:
     assert planned is not None and len(planned.result) == 1
     nest = planned.result[0].nest
     assert (nest.kept, nest.reduced, nest.along, nest.whole) == (1, 1, "reduced", True)
-
-
-def test_chains_give_the_bits_of_their_parts() -> None:
-    a, b = input("a", (7, 50)), input("b", (50,))
-    graph = Graph.of({"y": ops.silu(a * b + 2.0) - ops.tanh(a)})
-    feeds = {"a": normal(7, 50), "b": normal(50)}
-    backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
-    plain = Session(backends, Options(rewrites=False))
-    plain.prepare("k", graph)
-    fused = Session(backends)
-    nodes = [t.op for t in fused.prepare("k", graph).plan.graph.nodes]
-    assert nodes == ["chain"]
-    assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
-    fused.close()
-
-
-def test_a_users_chain_joins_what_only_it_reads() -> None:
-    a, b = input("a", (7, 50)), input("b", (50,))
-    written = ops.chain(ops.tanh(a), b, program="mul(a, b); silu(0); add(1, a)")
-    graph = Graph.of({"y": ops.scale(written, 0.5)})
-    feeds = {"a": normal(7, 50), "b": normal(50)}
-    backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
-    plain = Session(backends, Options(rewrites=False))
-    plain.prepare("k", graph)
-    fused = Session(backends)
-    (node,) = fused.prepare("k", graph).plan.graph.nodes
-    assert node.attrs["program"] == (
-        "tanh(a); mul(0, b); silu(1); add(2, 0); scale(3){scale=0.5 bias=0.0}"
-    )
-    assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
-    fused.close()

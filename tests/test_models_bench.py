@@ -7,13 +7,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_model import small_model
 
 from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
-from models.bench.cpu import Case, Ours, file_of, measure, row
-from models.bench.install import ORIGINS, built, install
+from models.bench.cpu import CASES, Case, Ours, file_of, fitting, measure, row
+from models.bench.install import ORIGINS, Origin, built, fetched, install
 from models.bench.peer import MISSING, Peer
 from models.cli.common import model_path
 
@@ -41,8 +42,10 @@ def ggraph(*arguments: str | Path, **extra: str) -> tuple[int, str, str]:
 
 
 def test_every_case_is_measured_in_every_round(model: Path) -> None:
-    found = measure(model, 1, 3, 2, (), SMALL)
-    for case, samples in found.items():
+    found = list(measure(model, 1, 3, 2, (), SMALL))
+    assert [case for case, _, _ in found] == list(SMALL)
+    for case, samples, versions in found:
+        assert versions == {}
         assert len(samples.ours) == 3
         assert min(samples.ours) > 0
         line = row(case, samples)
@@ -52,15 +55,29 @@ def test_every_case_is_measured_in_every_round(model: Path) -> None:
 
 
 def test_measuring_leaves_the_cache_where_the_case_put_it(model: Path) -> None:
-    ours = Ours(model, 1, tokens=3)
+    ours = Ours(model, 1, tokens=3, context=64)
     for case, past in zip(SMALL, (8 + 3, 8, 9), strict=True):
         ours.rate(case)
         assert ours.m.runner.past == past, case
     made = ours.m.session.plans_made
+    again = Case("decode", "decode", 1, 7)  # what the prompt left in the cache is its text
+    ours.rate(again)
+    with closing(Ours(model, 1, tokens=3, context=64).m) as fresh:
+        fresh.runner.text(ours.ids[:7])
+        fresh.runner.past = 6
+        wanted = fresh.runner.text(ours.ids[6:7]).logits
+    ours.m.runner.past = 6
+    assert np.array_equal(ours.m.runner.text(ours.ids[6:7]).logits, wanted)
     for case in SMALL:
         ours.rate(case)
     assert ours.m.session.plans_made == made, "a second measurement plans nothing"
     ours.m.close()
+
+
+def test_cases_that_the_context_cannot_hold_are_left_out(model: Path) -> None:
+    assert "decode at 4096" not in {c.name for c in fitting(model, CASES, 32)}
+    assert [c.name for c in fitting(model, CASES, 32)][-1] == "prompt of 2048"
+    assert fitting(model, SMALL, 4096) == [SMALL[2]]
 
 
 def test_the_command_prints_a_table_and_writes_json(model: Path, tmp_path: Path) -> None:
@@ -75,7 +92,8 @@ def test_the_command_prints_a_table_and_writes_json(model: Path, tmp_path: Path)
     assert facts["threads"] == 1
     assert {"processor", "date", "numpy", "ggraph"} <= set(facts)
     rows = facts["tables"][model.name]
-    assert [r["case"] for r in rows][-1] == "prompt of 512"
+    assert [r["case"] for r in rows][-1] == "prompt of 2048"
+    assert "its context is too short for decode at 4096" in err
 
 
 def test_a_server_is_measured_beside_texts_without_one(model: Path, tmp_path: Path) -> None:
@@ -160,7 +178,7 @@ def test_a_peer_built_here_decodes_the_same_file(name: str) -> None:
     if built(name) is None:
         pytest.skip(f"{name} is not installed")
     path = model_path(None)
-    with closing(Ours(path, 1, 4).m) as m:
+    with closing(Ours(path, 1, 4, 64).m) as m:
         ids = m.tokenizer.encode("The capital of France is", bos=None)
         with closing(Peer(path, 1, 512, name=name)) as peer:
             reply = peer.ask(ids, 4)
@@ -170,6 +188,26 @@ def test_a_peer_built_here_decodes_the_same_file(name: str) -> None:
     assert (reply.prompt_tokens, reply.new_tokens) == (len(ids), 4)
     assert again.prompt_tokens == 1, "the cache of the request before was used"
     assert reply.raw["ids"] == again.raw["ids"] == ours
+
+
+def test_sources_are_those_of_the_commit(tmp_path: Path) -> None:
+    """From a repository that has gone on since; a second call brings a checkout back to it."""
+    theirs, home = tmp_path / "theirs", tmp_path / "home"
+    git = ["git", "-C", str(theirs), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "--quiet", str(theirs)], check=True)
+    for text in ("first", "second"):
+        (theirs / "llama.h").write_text(text)
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", text], check=True)
+    first = subprocess.run(
+        [*git, "rev-parse", "HEAD~1"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    origin = Origin(first, theirs.as_uri())
+    for _ in range(2):
+        assert (fetched(origin, home) / "llama.h").read_text() == "first"
+        (home / "llama.h").write_text("changed")
+    with pytest.raises(InputError, match="git"):
+        fetched(Origin("0" * 40, theirs.as_uri()), tmp_path / "other")
 
 
 def test_what_cannot_be_installed(tmp_path: Path) -> None:

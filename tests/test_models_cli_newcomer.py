@@ -219,7 +219,12 @@ def test_dev_runs_in_the_folder_of_the_user(tmp_path: Path) -> None:
 
 
 def test_dev_installs_what_a_command_needs() -> None:
-    assert dev.extra("run", ["serve", "--port", "0"]) == "serve"
+    assert dev.extra("run", ["serve", "--port", "0"]) == "serve" == dev.extra("run", ["batch"])
+    assert dev.extra("run", ["serve", "--ray"]) == "ray"
+    assert dev.extra("test", ["-q", "tests/test_serve_ray.py"]) == "ray-dev"
+    with_ray = set(dev.requirements("ray-dev"))
+    assert with_ray > {*dev.requirements("dev"), *dev.requirements("serve")}
+    assert {r.partition("[")[0] for r in with_ray if "ggraph" in r or "ray" in r} == {"ray"}
     assert dev.extra("run", ["generate", "serve"]) is None
     assert dev.extra("run", []) is None and dev.extra("test", []) == "dev"
     assert set(dev.requirements("serve")) > set(dev.requirements(None))

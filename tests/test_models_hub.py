@@ -209,6 +209,11 @@ def test_a_command_answers_from_the_hub(hub: Hub, repos: dict[str, Path], tmp_pa
     own = ggraph(*asked, "-m", repos["a/types"] / "sub" / "m-Q8_0.gguf")
     assert json.loads(out)["text"] == json.loads(own[1])["text"]
     offline = {**env, "HF_HUB_OFFLINE": "1"}
+    body = {"prompt": "Hello", "max_tokens": 4}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in").write_text(json.dumps(line))
+    job = ("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--json")
+    assert json.loads(ggraph(*job, "-hf", "a/types:Q8_0", env=offline)[1])["now"] == 1
     assert json.loads(ggraph(*asked, "-hf", "a/types:Q8_0", env=offline)[1]) is not None
     status, out, err = ggraph(*asked, "-hf", "a/alone", env=offline)
     assert status == 2 and not out and len(err.splitlines()) == 1, err

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,5 +274,62 @@ def test_a_request_that_nobody_can_serve_fails_in_the_end(loaded: list[Loaded]) 
             late = Mortal(found, [5] + [-1] * 999)
             reply = await heard(late, path, {**body, "stream": True}, trouble=0.2)
             assert b"no replica can go on" in reply[-1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_answer_is_no_trouble(
+    loaded: list[Loaded], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is the time without progress, not how long an answer has taken."""
+    path, body = ASKED["seeded"]
+    body, begun = {**body, "stream": stream}, time.monotonic()
+    now = [begun]
+    monkeypatch.setattr(
+        going_on, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1e9)
+    )
+
+    class Slow(Mortal):
+        async def ask(self, *asked: Any) -> AsyncGenerator[Head | bytes, None]:
+            async for part in super().ask(*asked):
+                yield part
+                now[0] += 100.0
+
+    async def run() -> None:
+        async with servers(loaded) as found:
+            whole = await heard(Mortal(found[:1]), path, body)
+            mortal = Slow(found, [1])
+            reply = await heard(mortal, path, body, trouble=120.0)
+            assert mortal.asked == 2 and now[0] > begun + 120.0
+            assert comparable(reply) == comparable(whole)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/embeddings"])
+def test_a_replica_that_has_failed_is_no_answer(loaded: list[Loaded], path: str) -> None:
+    """One without room may say so to the client after a while; a failed one may not."""
+
+    class Refusing(Mortal):
+        status = 503
+
+        async def ask(self, *asked: Any) -> AsyncGenerator[Head | bytes, None]:
+            if self.asked < 5:
+                self.asked += 1
+                yield Head(self.status, (), "failed")
+                yield b"{}"
+                return
+            assert asked[-1] == ["failed"] * 5
+            async for part in super().ask(*asked):
+                yield part
+
+    async def run() -> None:
+        async with servers(loaded) as found:
+            body = {"prompt": "abc", "max_tokens": 4} if path == TEXT else {"input": "a"}
+            assert (await heard(Refusing(found), path, body))[0] == 200
+            busy = Refusing(found)
+            busy.status = 429
+            assert (await heard(busy, TEXT, {"prompt": "abc"}))[0] == 429 and busy.asked == 3
 
     asyncio.run(run())

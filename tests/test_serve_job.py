@@ -17,7 +17,7 @@ from ggraph import InputError
 from models.run.load import Loaded, load
 from models.serve.app import make_app
 from models.serve.engine import Service
-from models.serve.going_on import GoingOn
+from models.serve.going_on import ALONE, GoingOn
 from models.serve.inside import Inside
 from models.serve.job import Line, Results, read_requests, run
 from models.serve.settings import Settings
@@ -62,15 +62,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return learnable_model(tmp_path_factory.mktemp("job"))
 
 
-def answer(m: Loaded, lines: Sequence[Line], out: Path, enough: int = 1 << 30) -> None:
+def answer(
+    m: Loaded,
+    lines: Sequence[Line],
+    out: Path,
+    enough: int = 1 << 30,
+    at_once: int = 4,
+    service: Service | None = None,
+) -> None:
     """Answer a job; stop in the middle of things after `enough` answers."""
 
     async def all_of_it() -> None:
-        inside = Inside(make_app(Service(m, Settings(parallel=4), 2048)))
+        inside = Inside(make_app(service or Service(m, Settings(parallel=4), 2048)))
         async with inside.life():
             with Results.opened(out, lines) as results:
                 whole = asyncio.ensure_future(
-                    run(lines, results, GoingOn(inside.ask), 4, lambda _: None)
+                    run(lines, results, GoingOn(inside.ask, ALONE), at_once, lambda _: None)
                 )
                 while not whole.done() and len(results.done) < enough:
                     await asyncio.sleep(0)
@@ -95,6 +102,24 @@ def test_a_job_goes_on_from_any_byte_of_its_answers(model: Path, tmp_path: Path)
         answer(m, lines, out, enough=r.randrange(16))
         answer(m, lines, out)
         assert answers(out) == whole, cut
+    m.close()
+
+
+def test_an_engine_without_room_is_asked_again_and_one_that_fails_ends_a_job(
+    model: Path, tmp_path: Path
+) -> None:
+    lines, out = read_requests(requests(tmp_path / "in", 10)), tmp_path / "out"
+    m = load(model, threads=1)
+    answer(m, lines, out, at_once=8, service=Service(m, Settings(parallel=1, queued=0), 2048))
+    assert len(answers(out)) == 10 and {s for s, _ in answers(out).values()} == {200, 400}
+    service = Service(m, Settings(parallel=4), 2048)
+
+    def step() -> None:
+        raise RuntimeError("the device is gone")
+
+    service.worker.batch.step = step  # type: ignore[assignment, method-assign]
+    with pytest.raises(InputError, match="the device is gone"):
+        answer(m, lines, tmp_path / "none", service=service)
     m.close()
 
 
@@ -176,3 +201,14 @@ def test_answers_of_another_job_and_of_two_at_once_are_refused(tmp_path: Path) -
     twice = pytest.raises(InputError, match="another process")
     with Results.opened(out, asked), twice, Results.opened(out, asked):
         pass
+
+
+@pytest.mark.parametrize("command", ["serve", "batch"])
+def test_options_of_replicas_without_ray_are_refused(tmp_path: Path, command: str) -> None:
+    files = [str(tmp_path / "in"), str(tmp_path / "out")] if command == "batch" else []
+    for name, value in (("replicas", "2"), ("ray-address", "a:1"), ("replica-gpus", "1")):
+        done = subprocess.run(
+            [sys.executable, "-m", "models", command, *files, f"--{name}", value],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and f"--{name} is for --ray" in done.stderr, done

@@ -1,20 +1,37 @@
-"""Several ops of elements as one: what lies between them needs no memory.
+"""Several ops as one: what lies between them needs no memory.
 
-`ggraph.rewrite` makes chains where every device knows them. A chain's program is text, one step
-after the other, whose names are those of the ops:
+`ggraph.rewrite` makes chains where every device knows them, of the regions that
+`ggraph.ops.joined` finds. A chain's program is text, one step after the other, whose names are
+those of the ops:
 
     swiglu(a, b); scale(0){scale=0.5 bias=0.0}; add(1, c)
+    reduce(a){axes=[1] kind=max}; sub(a, 0); exp(1); reduce(2){axes=[1] kind=sum}; div(2, 3)
 
-a, b, .. are the sources, numbers the results of earlier steps. The reference runs the steps.
+a, b, .. are the sources, numbers the results of earlier steps. Steps are ops of elements, and ops
+that reduce one space along the same axes: every value then has the shape of that space, or of what
+is kept of it; `repeat` spreads a source over the space. The reference runs the steps.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggraph.dtype import F16, F32
+from ggraph.errors import ShapeError
 from ggraph.ops.rules import expect, f32, plain_float, repeats_into, rule
-from ggraph.tensor import OPS, Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
+from ggraph.tensor import (
+    OPS,
+    Arg,
+    Array,
+    Attr,
+    Attrs,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    register,
+)
 
 MOST_SOURCES, MOST_STEPS = 8, 16
 _STEP = re.compile(r"(\w+)\(([^)]*)\)(?:\{([^}]*)\})?")
@@ -22,15 +39,38 @@ _STEP = re.compile(r"(\w+)\(([^)]*)\)(?:\{([^}]*)\})?")
 
 @dataclass(frozen=True)
 class Link:
-    """One step: an op, its arguments by name, its numbers."""
+    """One step: an op, its arguments by name, its attributes."""
 
     op: str
     args: tuple[str, ...]
-    attrs: Mapping[str, float]
+    attrs: Attrs
+
+    @property
+    def of_elements(self) -> bool:
+        """Whether each element of the result needs one of each argument."""
+        return OPS[self.op].elementwise
 
     def __str__(self) -> str:
-        numbers = " ".join(f"{k}={v!r}" for k, v in self.attrs.items())
-        return f"{self.op}({', '.join(self.args)})" + (f"{{{numbers}}}" if numbers else "")
+        pairs = " ".join(f"{k}={_shown(v)}" for k, v in self.attrs.items())
+        return f"{self.op}({', '.join(self.args)})" + (f"{{{pairs}}}" if pairs else "")
+
+
+def _shown(value: Attr) -> str:
+    """An attribute as text: a number, a word, or whole numbers in brackets."""
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(str, value))}]"
+    return value if isinstance(value, str) else repr(float(value or 0))
+
+
+def _read(text: str) -> Attr:
+    """What `_shown` wrote. ShapeError for anything else."""
+    try:
+        if text.startswith("["):
+            expect(text.endswith("]"), f"no attribute: {text!r}")
+            return tuple(int(v) for v in text[1:-1].split(",") if v)
+        return text if text.isalpha() and text not in ("inf", "nan") else float(text)
+    except ValueError:
+        raise ShapeError(f"no attribute: {text!r}") from None
 
 
 def links(program: str) -> tuple[Link, ...]:
@@ -38,15 +78,38 @@ def links(program: str) -> tuple[Link, ...]:
     found = []
     for text in program.split("; "):
         m = _STEP.fullmatch(text)
-        expect(m is not None and m[1] in OPS and OPS[m[1]].elementwise, f"no step: {text!r}")
+        expect(m is not None and _joins(m[1]), f"no step: {text!r}")
         assert m is not None
-        pairs = (p.split("=") for p in (m[3] or "").split())
-        found.append(Link(m[1], tuple(m[2].split(", ")), {k: float(v) for k, v in pairs}))
+        pairs = [p.partition("=") for p in (m[3] or "").split()]
+        found.append(Link(m[1], tuple(m[2].split(", ")), {k: _read(v) for k, _, v in pairs}))
     return tuple(found)
 
 
-def _letter(i: int) -> str:
+def _joins(op: str) -> bool:
+    """Whether an op can be a step."""
+    spec = OPS.get(op)
+    return spec is not None and (spec.elementwise or spec.reduces is not None or op == "repeat")
+
+
+def letter(i: int) -> str:
+    """What source i is called."""
     return chr(ord("a") + i)
+
+
+def reduced_axes(op: str, sources: Sequence[Tensor], attrs: Attrs) -> tuple[int, ...] | None:
+    """The axes of source 0 along which an op reduces; None for one that does not."""
+    spec = OPS.get(op)
+    return None if spec is None or spec.reduces is None else spec.reduces(sources[0].shape, attrs)
+
+
+def spreads(op: str, sources: Sequence[Tensor], attrs: Attrs) -> bool:
+    """Whether this is a `repeat` that repeats what has one place, as broadcasting does."""
+    if op != "repeat":
+        return False
+    shape = attrs["shape"]
+    assert isinstance(shape, tuple), shape
+    own = (1,) * (len(shape) - len(sources[0].shape)) + sources[0].shape
+    return all(a in (1, b) for a, b in zip(own, shape, strict=True))
 
 
 def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -54,23 +117,44 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
         0 < len(sources) <= MOST_SOURCES, f"{len(sources)} sources, expected 1 to {MOST_SOURCES}"
     )
     steps = links(str(attrs.get("program")))
-    known = {_letter(i): s for i, s in enumerate(sources)}
+    known = {letter(i): s for i, s in enumerate(sources)}
+    space: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     for i, step in enumerate(steps):
         expect(set(step.args) <= set(known), f"{step}: known are {', '.join(known)}")
-        meta = OPS[step.op].infer([known[a] for a in step.args], step.attrs)
+        given = [known[a] for a in step.args]
+        meta = OPS[step.op].infer(given, step.attrs)
+        axes = reduced_axes(step.op, given, step.attrs)
+        if axes is not None:
+            space = space or (given[0].shape, axes)
+            expect((given[0].shape, axes) == space, f"{step} reduces another space than {space}")
+        spread = spreads(step.op, given, step.attrs) and not step.args[0].isdigit()
+        expect(step.op != "repeat" or spread, f"{step}: only a source's axes of 1 repeat")
         known[str(i)] = Tensor(
             str(i), meta.shape, meta.dtype, sources[0].kind, (0,) * len(meta.shape)
         )
-    idle = set(map(_letter, range(len(sources)))) - {a for step in steps for a in step.args}
+    idle = set(map(letter, range(len(sources)))) - {a for step in steps for a in step.args}
     expect(not idle, f"no step takes {', '.join(sorted(idle))}")
+    whole, kept = _shapes(meta.shape, space)
+    for i in range(len(steps)):
+        expect(
+            space is None or known[str(i)].shape in (whole, kept), f"{steps[i]}: of another shape"
+        )
     for s in sources:
         plain_float(s)
-        repeats_into(s, known[str(len(steps) - 1)])
+        repeats_into(s, Tensor("all", whole, F32, s.kind, (0,) * len(whole)))
     return Meta(meta.shape, meta.dtype)
 
 
+def _shapes(
+    result: tuple[int, ...], space: tuple[tuple[int, ...], tuple[int, ...]] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the space and of what is kept of it."""
+    whole, axes = space or (result, ())
+    return whole, tuple(1 if i in axes else n for i, n in enumerate(whole))
+
+
 def _reference(*arrays: Array, program: str) -> Array:
-    known = {_letter(i): a for i, a in enumerate(arrays)}
+    known = {letter(i): a for i, a in enumerate(arrays)}
     steps = links(program)
     for i, step in enumerate(steps):
         values = [known[a] for a in step.args]
@@ -78,13 +162,17 @@ def _reference(*arrays: Array, program: str) -> Array:
     return known[str(len(steps) - 1)]
 
 
+SOFT_MAX = (
+    "reduce(a){axes=[1] kind=max}; sub(a, 0); exp(1); reduce(2){axes=[1] kind=sum}; div(2, 3)"
+)
+SUMMED = "repeat(b){shape=[3,7,20]}; mul(0, a); mul(1, c); reduce(2){axes=[1] kind=mean}; sqr(3)"
+
 CHAIN = register(
     OpSpec(
         "chain",
         infer=rule("chain", "source+", _rule),
         reference=_reference,
         inplace_ok=tuple(range(MOST_SOURCES)),
-        elementwise=True,
         examples=(
             Example((Arg((3, 5)), Arg((5,))), {"program": "mul(a, b); silu(0); add(1, a)"}),
             Example(
@@ -94,69 +182,21 @@ CHAIN = register(
             Example((Arg((1, 1)),), {"program": "tanh(a); exp(0)"}),
             Example((Arg((0, 4)),), {"program": "tanh(a); exp(0)"}),
             Example((Arg((3, 5), F16),), {"program": "tanh(a); exp(0)"}, tolerance=2e-3),
+            Example((Arg((3, 7, 20)),), {"program": SOFT_MAX}),
+            Example((Arg((3, 1, 20)), Arg((3, 7, 1)), Arg((3, 1, 1))), {"program": SUMMED}),
+            Example((Arg((4, 67)), Arg((67,))), {"program": "norm(a){eps=1e-05}; mul(0, b)"}),
+            Example((Arg((0, 3, 4)),), {"program": SOFT_MAX}),
         ),
-        doc="chain(sources, program): ops of elements, one after the other.",
+        doc="chain(sources, program): ops of elements and reductions, one after the other.",
     )
 )
 
 
-def joined(t: Tensor, lonely: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Tensor | None:
-    """`t` with the ops of elements that only it reads, as one chain; None where there are none.
-
-    `made` holds the chains of those ops by their names.
-    """
-    if not _fits(t):
-        return None
-    sources: list[Tensor] = []
-    steps: list[Link] = []
-    own: list[str] = []
-    for s in t.sources:
-        inner = made.get(s.name, s)
-        inside = lonely.get(s.name) is t and _fits(s) and s.shape == t.shape
-        own.append(_inline(inner, sources, steps) if inside else _source(s, sources))
-    if not steps:
-        return None
-    _append(t, own, steps)
-    if len(steps) > MOST_STEPS or len(sources) > MOST_SOURCES:
-        return None
-    return apply("chain", *sources, name=t.name, program="; ".join(map(str, steps)))
-
-
-def _fits(t: Tensor) -> bool:
-    """Whether a float32 op of elements, whose other attributes are numbers."""
-    good = t.spec is not None and t.spec.elementwise
-    numbers = all(isinstance(v, int | float) for v in t.attrs.values())
-    return good and t.dtype is F32 and (numbers or t.op == "chain")
-
-
-def _source(s: Tensor, sources: list[Tensor]) -> str:
-    if all(s is not old for old in sources):
-        sources.append(s)
-    return _letter(next(i for i, old in enumerate(sources) if old is s))
-
-
-def _inline(t: Tensor, sources: list[Tensor], steps: list[Link]) -> str:
-    """Put the steps of `t` behind those there are; names its result."""
-    _append(t, [_source(s, sources) for s in t.sources], steps)
-    return str(len(steps) - 1)
-
-
-def _append(t: Tensor, names: Sequence[str], steps: list[Link]) -> None:
-    """The steps of `t`, a chain or a single op, whose sources have these names."""
-    if t.op != "chain":
-        attrs = {k: float(v) for k, v in t.attrs.items() if isinstance(v, int | float)}
-        steps.append(Link(t.op, tuple(names), attrs))
-        return
-    first = len(steps)
-    known = {_letter(i): name for i, name in enumerate(names)}
-    for link in links(str(t.attrs["program"])):
-        args = tuple(known[a] if a in known else str(int(a) + first) for a in link.args)
-        steps.append(Link(link.op, args, link.attrs))
-
-
 def chain(*sources: Tensor, program: str, name: str = "") -> Tensor:
-    """Ops of elements one after the other, as `program` says; all plain float. No ggml peer.
+    """Ops of elements and reductions along the same axes, one after the other, as `program` says;
+    all plain float. No ggml peer.
 
-    Sources repeat into the result's shape. Errors: ShapeError for a program that is none.
+    Sources repeat into the space that is reduced, or without one into the result's shape. Errors:
+    ShapeError for a program that is none.
     """
     return apply("chain", *sources, name=name, program=program)

@@ -8,7 +8,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ggraph.dtype import F16
-from ggraph.ops.rules import expect, f32, f64, integer, rank, real, rule, same_row, same_shape
+from ggraph.ops.rules import (
+    expect,
+    f32,
+    f64,
+    integer,
+    last_axis,
+    rank,
+    real,
+    rule,
+    same_row,
+    same_shape,
+)
 from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
 
 
@@ -47,6 +58,7 @@ def _row_norm(name: str, reference: Callable[..., Array], eps: float, meaning: s
             ggml=name.upper(),
             cost=_cost,
             inplace_ok=(0,),
+            reduces=last_axis,
             examples=(
                 Example((Arg((3, 8)),), {"eps": eps}),
                 Example((Arg((2, 3, 67)),), {"eps": eps}),

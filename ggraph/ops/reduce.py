@@ -14,6 +14,7 @@ from ggraph.ops.rules import (
     f32,
     f64,
     integers,
+    last_axis,
     plain_float,
     rank,
     rule,
@@ -68,10 +69,13 @@ SUM = register(
 )
 
 
-def _by_row(name: str, body: Rule, reference: Callable[[Array], Array], meaning: str) -> OpSpec:
+def _by_row(
+    name: str, body: Rule, reference: Callable[[Array], Array], meaning: str, reduces: bool = True
+) -> OpSpec:
     return register(
         OpSpec(
             name,
+            reduces=last_axis if reduces else None,
             infer=rule(name, "x", body),
             reference=reference,
             ggml=name.upper(),
@@ -83,7 +87,9 @@ def _by_row(name: str, body: Rule, reference: Callable[[Array], Array], meaning:
 
 SUM_ROWS = _by_row("sum_rows", _row_rule, _sum_rows, "the sum of each row")
 MEAN = _by_row("mean", _row_rule, _mean, "the mean of each row; NaN for rows of no element")
-CUMSUM = _by_row("cumsum", same_row, _cumsum, "the sum of each row up to and with each element")
+CUMSUM = _by_row(
+    "cumsum", same_row, _cumsum, "the sum of each row up to and with each element", False
+)
 
 
 KINDS = ("sum", "mean", "max", "min")
@@ -111,6 +117,7 @@ def _reduce(x: Array, *, kind: str, axes: tuple[int, ...]) -> Array:
 REDUCE = register(
     OpSpec(
         "reduce",
+        reduces=lambda shape, attrs: integers(attrs, "axes"),
         infer=rule("reduce", "x", _reduce_rule),
         reference=_reduce,
         examples=(

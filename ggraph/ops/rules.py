@@ -147,6 +147,11 @@ def repeats_into(b: Tensor, a: Tensor) -> None:
     expect(fits, lambda: f"cannot broadcast {list(b.shape)} of %{b.name} into {list(a.shape)}")
 
 
+def last_axis(shape: Sequence[int], attrs: Attrs) -> tuple[int, ...]:
+    """The axes along which an op of rows reduces."""
+    return (len(shape) - 1,)
+
+
 def present(rest: Sequence[Array], *flags: bool) -> list[Array | None]:
     """The optional arrays in their fixed order, None for those that are absent."""
     given = iter(rest)

@@ -333,8 +333,11 @@ def _roll(x: Symbol, shift: Sequence[int], axis: Sequence[int]) -> Boxes:
 
 
 def _tile(x: Symbol, times: Sequence[int]) -> Symbol:
-    """Every axis as a pair (repetition, place), then one again."""
+    """Every axis as a pair (repetition, place), then one again; axes of one place broadcast."""
     x = x[(*(None for _ in range(len(times) - x.ndim)), ...)]
+    if all(1 in pair for pair in zip(times, x.shape, strict=True)):
+        whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
+        return x._looked_at(lambda a: np.broadcast_to(a, whole))
     pairs = [size for t, n in zip(times, x.shape, strict=True) for size in (t, n)]
     keys = tuple(k for _ in x.shape for k in (None, slice(None)))
     wide = x[keys]._looked_at(lambda a: np.broadcast_to(a, tuple(pairs)))

@@ -7,8 +7,8 @@ feeds, masks and the choice of a token are in them. Medians of the rounds.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from ..run.load import Loaded, load
 from .machine import QUIET, Others
 from .peer import Peer, Reply
 
-CONTEXT = 2048  # cache rows of both engines
 SAID = (
     "The quick survey of the coast began at dawn, when the tide was low and the light was clear. "
     "Three people walked north with a map, a rope and a notebook; two of them counted birds. "
@@ -48,14 +47,20 @@ class Case:
         """What our rate counts."""
         return "rows/s" if self.kind == "verify" else "tokens/s"
 
+    def cache(self, tokens: int) -> int:
+        """Rows of the cache that the sides need, with `tokens` decoded a round."""
+        return self.rows if self.kind == "prompt" else self.context + max(self.rows, tokens + 1)
 
-CASES = (
+
+CASES = (  # a text that one leaves behind is the next one's, as far as it goes
     Case("decode at 64", "decode", 1, 64),
-    Case("decode at 1024", "decode", 1, 1024),
     Case("5 rows at 64", "verify", 5, 64),
-    Case("5 rows at 1024", "verify", 5, 1024),
     Case("prompt of 128", "prompt", 128, 0),
     Case("prompt of 512", "prompt", 512, 0),
+    Case("decode at 1024", "decode", 1, 1024),
+    Case("5 rows at 1024", "verify", 5, 1024),
+    Case("prompt of 2048", "prompt", 2048, 0),
+    Case("decode at 4096", "decode", 1, 4096),
 )
 
 
@@ -71,13 +76,14 @@ class Samples:
 
 
 class Ours:
-    """ggraph on one file: each method returns a rate, after a warm-up of its plans."""
+    """ggraph on one file: `rate` measures a case, after a warm-up of its plans."""
 
-    def __init__(self, path: Path, threads: int, tokens: int) -> None:
-        self.m: Loaded = load(path, threads=threads, ctx_size=CONTEXT)
+    def __init__(self, path: Path, threads: int, tokens: int, context: int) -> None:
+        self.m: Loaded = load(path, threads=threads, ctx_size=context)
         self.threads, self.tokens = threads, tokens
-        self.ids = prompt_ids(self.m)
+        self.ids = prompt_ids(self.m, context)
         self._warm: set[Case] = set()
+        self._held = 0  # how many of `ids` stand in the cache
 
     def rate(self, case: Case) -> tuple[float, float]:
         """(rows or tokens per second, share of the cores)."""
@@ -87,11 +93,20 @@ class Ours:
             self._warm.add(case)
         return action(case)
 
+    def _read(self, count: int) -> None:
+        """The first tokens of the text in the cache, what stands there already as it is."""
+        runner = self.m.runner
+        runner.past = 0 if runner.recurrent else min(self._held, count)
+        if runner.past < count:
+            runner.text(self.ids[runner.past : count])
+        self._held = count
+
     def _decode(self, case: Case) -> tuple[float, float]:
         engine, s = self.m.engine, Sampler(SamplerConfig(temp=0), self.m.model.vocab_size)
-        engine.reset()
-        engine.ends = frozenset()  # as llama.cpp is told to
-        text = engine.generate(self.ids[: case.context], s.sample, s.accept, limit=self.tokens + 1)
+        self._read(case.context - 1)
+        engine.ends = frozenset()  # as the peers are told to
+        last = self.ids[case.context - 1 : case.context]
+        text = engine.generate(last, s.sample, s.accept, limit=self.tokens + 1)
         next(text)
         clock = Clock(self.threads)
         for _ in text:
@@ -101,8 +116,7 @@ class Ours:
     def _verify(self, case: Case) -> tuple[float, float]:
         """Rows as speculation checks them: written behind the text, forgotten again."""
         runner, at = self.m.runner, case.context
-        runner.past = 0
-        runner.text(self.ids[:at])
+        self._read(at)
         runner.ready(case.rows, at + case.rows)
         slots = range(at, at + case.rows)
         rows = Rows(list(self.ids[at : at + case.rows]), slots, slots, at)
@@ -121,6 +135,7 @@ class Ours:
         runner.prepare(case.rows)
         clock = Clock(self.threads)
         int(np.argmax(runner.text(self.ids[: case.rows]).logits[-1]))
+        self._held = case.rows
         return clock.rate(case.rows)
 
 
@@ -146,24 +161,39 @@ def their_rate(peer: Peer, case: Case, ids: Sequence[int], tokens: int) -> tuple
     return reply.decode_per_second, reply
 
 
+def fitting(path: Path, cases: Sequence[Case], tokens: int) -> list[Case]:
+    """The cases whose cache the model's context holds."""
+    context = open_model(path).context_length
+    return [c for c in cases if c.cache(tokens) <= context]
+
+
 def measure(
     path: Path,
     threads: int,
     rounds: int,
     tokens: int,
-    peers: Sequence[Peer],
+    peers: Sequence[str],
     cases: Sequence[Case],
-) -> dict[Case, Samples]:
-    """Alternating rounds over all cases; the side that begins changes from round to round."""
-    ours = Ours(path, threads, tokens)
-    found = {c: Samples() for c in cases}
-    with closing(ours.m):
+) -> Iterator[tuple[Case, Samples, dict[str, str]]]:
+    """Case by case what alternating rounds gave, and the peers' versions; the side that begins
+    changes from round to round. InputError for a peer that is absent or refuses the file."""
+    context = max(c.cache(tokens) for c in cases)
+    with ExitStack() as open_sides:
+        opened = [
+            open_sides.enter_context(closing(Peer(path, threads, context, name=n))) for n in peers
+        ]
+        ours = Ours(path, threads, tokens, context)
+        open_sides.enter_context(closing(ours.m))
+        for peer in opened:
+            peer.ask(ours.ids[:32], 2)  # its pages
         for case in cases:
-            for peer in peers:
-                their_rate(peer, case, ours.ids, tokens)  # its plans, pages and cache
+            for peer in opened:
+                if case.kind != "prompt":  # its text in the cache
+                    their_rate(peer, case, ours.ids, 1)
+            samples = Samples()
             for i in range(rounds):
-                _round(found[case], case, ours, peers, i)
-    return found
+                _round(samples, case, ours, opened, i)
+            yield case, samples, {p.name: p.version for p in opened}
 
 
 def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int) -> None:
@@ -190,13 +220,12 @@ def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int
         s.others.append(busy)
 
 
-def prompt_ids(m: Loaded) -> list[int]:
-    """Token ids of plain English, enough for every case. InputError for an odd tokenizer."""
-    ids = m.tokenizer.encode(SAID * 40, bos=None)
-    longest = max(c.context + c.rows for c in CASES)
-    if len(ids) < longest:
-        raise InputError(f"{m.model.name}: {len(ids)} tokens of text, expected {longest}")
-    return ids
+def prompt_ids(m: Loaded, count: int) -> list[int]:
+    """Token ids of plain English, that many. InputError for an odd tokenizer."""
+    ids = m.tokenizer.encode(SAID, bos=None)
+    if not ids:
+        raise InputError(f"{m.model.name}: no tokens for plain English")
+    return (ids * -(-count // len(ids)))[:count]
 
 
 def row(case: Case, s: Samples) -> dict[str, Any]:

@@ -38,7 +38,10 @@ class Origin:
 ORIGINS = {
     "llama.cpp": Origin("0.3.36", flags=(f"CMAKE_CXX_FLAGS=-include {MENDED}",)),
     "ik_llama.cpp": Origin(
-        "8337e4cd", "https://github.com/ikawrakow/ik_llama.cpp.git", ("-DIK",)
+        "8337e4cd3861406fc04e0854b1409cd1b027fbc9",
+        "https://github.com/ikawrakow/ik_llama.cpp.git",
+        ("-DIK",),
+        ("GGML_IQK_FA_ALL_QUANTS=OFF",),  # caches of F16 and Q8_0; ten others compile long
     ),
 }  # fmt: skip
 
@@ -80,8 +83,8 @@ def install(
     home, version = home_of(name), origin.version
     home.mkdir(parents=True, exist_ok=True)
     if source is None:
-        report(f"fetching {name} {version}")
-        source = _fetched(origin, home / "source")
+        report(f"fetching {name} {version[:8]}")
+        source = fetched(origin, home / "source")
     build = build or source / "build"
     wanted = ("llama", SERVER) if server else ("llama",)
     if not list(build.rglob("libllama.so")) or (server and not list(build.rglob(SERVER))):
@@ -92,7 +95,8 @@ def install(
         jobs = str(os.cpu_count() or 1)
         _run("cmake", "--build", str(build), "--target", *wanted, "-j", jobs)
     _compile(origin, source, build, home / "peer.so")
-    made: dict[str, str | None] = {"version": f"{version}, native build", "source": str(source)}
+    told = f"{version[:8]}, native build"
+    made: dict[str, str | None] = {"version": told, "source": str(source)}
     made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
     (home / "built.json").write_text(json.dumps(made) + "\n")
     found = built(name)
@@ -100,12 +104,14 @@ def install(
     return found
 
 
-def _fetched(origin: Origin, home: Path) -> Path:
+def fetched(origin: Origin, home: Path) -> Path:
+    """The sources; those of a commit in a checkout at `home`, without their history."""
     if not origin.git:
         return fetch_sources(origin.version)
-    if not (home / "include" / "llama.h").is_file():
-        _run("git", "clone", origin.git, str(home))
-    _run("git", "-C", str(home), "checkout", "--quiet", origin.version)
+    git = ("git", "-C", str(home))
+    _run("git", "init", "--quiet", str(home))
+    _run(*git, "fetch", "--quiet", "--depth", "1", origin.git, origin.version)
+    _run(*git, "checkout", "--quiet", "--force", "FETCH_HEAD")
     return home
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from ggraph import InputError
 from ggraph.env import thread_count
 
-from ..bench.cpu import CASES, Case, file_of, measure, row
+from ..bench.cpu import CASES, file_of, fitting, measure, row
 from ..bench.install import ORIGINS, built, install
 from ..bench.machine import machine, peer_version
 from ..bench.peer import MISSING, NOT_BUILT, Peer
@@ -88,29 +88,21 @@ def cpu(
     }  # fmt: skip
     for name in names:
         path = source if name is None else file_of(name, source, _say)
-        with ExitStack() as open_peers:
-            peers = [
-                open_peers.enter_context(closing(Peer(path, threads, name=n))) for n in with_peers
-            ]
-            result["peers"] |= {p.name: p.version for p in peers}
-            result["tables"][path.name] = _table(path, threads, rounds, tokens, peers, cases)
-        if out is not None:
-            write_text(out, json.dumps(result, indent=1) + "\n")
-
-
-def _table(
-    path: Path, threads: int, rounds: int, tokens: int, peers: list[Peer], cases: list[Case]
-) -> list[dict[str, Any]]:
-    """Measure and print the table of one file."""
-    plural = "" if threads == 1 else "s"
-    print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
-    found = measure(path, threads, rounds, tokens, peers, cases)
-    rows = [row(c, s) for c, s in found.items()]
-    names = "".join(f" {p.name:>13}" for p in peers)
-    print(f"{'':16} {'ggraph':>9}{names}  {'':8} {'over fastest':>12} by cpu  share   others")
-    for r in rows:
-        print(_line(r), flush=True)
-    return rows
+        held = fitting(path, cases, tokens)
+        if left := [c.name for c in cases if c not in held]:
+            _say(f"{path.name}: its context is too short for {', '.join(left)}")
+        plural = "" if threads == 1 else "s"
+        print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
+        heads = "".join(f" {n:>13}" for n in with_peers)
+        print(f"{'':16} {'ggraph':>9}{heads}  {'':8} {'over fastest':>12} by cpu  share   others")
+        rows: list[dict[str, Any]] = []
+        result["tables"][path.name] = rows
+        for case, samples, versions in measure(path, threads, rounds, tokens, with_peers, held):
+            rows.append(row(case, samples))
+            print(_line(rows[-1]), flush=True)
+            result["peers"] |= versions
+            if out is not None:
+                write_text(out, json.dumps(result, indent=1) + "\n")
 
 
 def _line(r: dict[str, Any]) -> str:

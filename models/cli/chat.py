@@ -118,7 +118,7 @@ def chat(
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True)
     console = Console(highlight=False, soft_wrap=True)
-    with closing(on.load(path, head, drafts.device_draft)) as m:
+    with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         talk = Talk(m, sampler, drafting, n_predict, system, console)
         if sys.stdin is not None and sys.stdin.isatty():
             notes().print(f"[dim]{m.model.name} · {HELP}[/dim]", soft_wrap=True)

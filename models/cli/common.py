@@ -20,7 +20,7 @@ from ggraph.errors import CacheWarning
 
 from ..run.fetch import fetch_default
 from ..run.hub import fetch_hub
-from ..run.load import Loaded, load
+from ..run.load import Loaded, device_names, load
 from ..run.outputs import write_whole
 from ..run.text import argument, utf8
 
@@ -81,7 +81,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ServedModel:
     """Which model runs where, and how exactly."""
 
     model: ModelPath = None
@@ -95,7 +95,6 @@ class ModelOptions:
     threads: Threads = None
     device: Devices = "cpu"
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False
-    profile: WithProfile = False
 
     def __post_init__(self) -> None:
         kinds = [(t or self.cache_type).lower() for t in (self.cache_type_k, self.cache_type_v)]
@@ -111,19 +110,29 @@ class ModelOptions:
         """Where the model lies, once it is fetched."""
         return model_path(self.model, self.hf_repo)
 
-    def load(self, path: Path, head: Path | None, device_draft: str | None) -> Loaded:
-        """The model at `path`, with a head and a device of its own for drafts where given."""
-        return load(
-            path,
-            ctx_size=self.ctx_size,
-            threads=self.threads,
-            devices=device_names(self.device),
-            device_draft=device_draft,
-            head=head,
-            exact=self.exact,
-            profile=self.profile,
-            cache_type=(self.cache_type_k or self.cache_type).lower(),
-        )
+    @property
+    def how(self) -> dict[str, Any]:
+        """How it is loaded, by the names that `load` has, and a replica's options."""
+        kind = (self.cache_type_k or self.cache_type).lower()
+        return {
+            "ctx_size": self.ctx_size, "threads": self.threads, "exact": self.exact,
+            "cache_type": kind,
+        }  # fmt: skip
+
+    def load(self, path: Path, head: Path | None = None, **more: Any) -> Loaded:
+        """The model at `path`, with a head where given; `more` as `load` has it."""
+        return load(path, devices=device_names(self.device), head=head, **self.how, **more)
+
+
+@dataclass(frozen=True)
+class ModelOptions(ServedModel):
+    """The same, of a model that answers here and now."""
+
+    profile: WithProfile = False
+
+    def load(self, path: Path, head: Path | None = None, **more: Any) -> Loaded:
+        """As `ServedModel.load`, able to time every op where that is asked."""
+        return super().load(path, head, profile=self.profile, **more)
 
 
 def notes() -> Console:
@@ -239,14 +248,6 @@ def timed(tokens: int, per_second: float) -> str:
     """Tokens and their speed; the first one's is the prompt's, so that one alone has none."""
     count = f"{tokens} token{'' if tokens == 1 else 's'}"
     return f"{count} at {per_second:.1f}/s" if per_second else count
-
-
-def device_names(text: str) -> list[str]:
-    """Names from a comma-separated list. InputError when it is empty."""
-    names = [n.strip() for n in text.split(",") if n.strip()]
-    if not names:
-        raise InputError(f"--device {text!r} names no device")
-    return names
 
 
 def print_json(value: Any) -> None:

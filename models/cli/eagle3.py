@@ -39,7 +39,7 @@ def eagle3(
     drafting = drafts.drafting(head, True, path)
     if drafts.draft is None and drafting.options.names == ("suffix",):
         notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
-    with closing(on.load(path, head, drafts.device_draft)) as m:
+    with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())
         print_comparison(m, run, drafting, as_json, on.profile)

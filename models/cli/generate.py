@@ -83,7 +83,7 @@ def generate(
     path = on.path
     head = drafts.head_of(path) if wanted else None
     drafting = drafts.drafting(head, wanted, path)
-    with closing(on.load(path, head, drafts.device_draft)) as m:
+    with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat, system=system)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:

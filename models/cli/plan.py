@@ -23,14 +23,13 @@ from ggraph.trade import Trade, trade_table
 from ggraph.verify import CounterExample, Rejected
 
 from ..registry import Model, open_model
-from ..run.load import open_session
+from ..run.load import device_names, open_session
 from ..sharded import ShardedModel
 from .common import (
     COMPILING,
     AsJson,
     Devices,
     Threads,
-    device_names,
     model_path,
     print_json,
     write_text,

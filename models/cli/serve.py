@@ -12,22 +12,12 @@ import typer
 from ggraph import InputError
 from ggraph.serving.disk import Disk
 
-from ..run.load import Loaded, load
+from ..run.load import Loaded
 from ..run.shipped import head_for
-from .common import (
-    COMPILING,
-    AsJson,
-    Context,
-    Devices,
-    HfRepo,
-    ModelPath,
-    Threads,
-    device_names,
-    model_path,
-    notes,
-    print_json,
-)
+from .common import COMPILING, AsJson, ServedModel, notes, print_json
 from .draft import Head
+from .flat import flat
+from .on_ray import RayFlags
 
 EXAMPLES = """Examples:
 
@@ -56,14 +46,13 @@ KeyFile = Annotated[
 ]
 
 
+@flat
 def serve(
-    model: ModelPath = None,
-    hf_repo: HfRepo = None,
+    on: ServedModel,
+    where: RayFlags,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8080,
-    ctx_size: Context = None,
     cache_tokens: CacheTokens = None,
-    cache_type: Annotated[str, typer.Option(help="Keys and values as f32, f16 or q8_0.")] = "f16",
     disk_cache: DiskCache = None,
     disk_cache_mb: Annotated[int, typer.Option(help="MB that the folder may hold.")] = 4096,
     parallel: Parallel = 16,
@@ -71,9 +60,6 @@ def serve(
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
     head: Head = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
-    threads: Threads = None,
-    device: Devices = "cpu",
-    exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
     api_key_file: KeyFile = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")
@@ -83,16 +69,6 @@ def serve(
         bool, typer.Option("--log-prompts", help="Log what is asked, too.")
     ] = False,
     as_json: AsJson = False,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Replicas on Ray Serve (extra [ray], docs/scale.md).")
-    ] = False,
-    ray_address: Annotated[
-        str | None, typer.Option(help="A Ray cluster to join; default: one that begins here.")
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas, with --ray.")] = 1,
-    most_replicas: Annotated[
-        int | None, typer.Option(min=1, help="Let their number grow with open answers.")
-    ] = None,
 ) -> None:
     """Serve a model over HTTP, in the dialect of OpenAI's API. Ends after SIGTERM or Ctrl-C, when
     open answers have ended; a second signal ends those."""
@@ -100,17 +76,18 @@ def serve(
         "parallel": parallel, "queued": queue, "draft": draft_max, "keys": _keys(api_key_file),
         "origins": tuple(cors_origin or ()), "log_prompts": log_prompts,
     }  # fmt: skip
-    given: dict[str, Any] = {"ctx_size": ctx_size, "threads": threads, "exact": exact}
-    given["cache_type"], path = cache_type.lower(), model_path(model, hf_repo)
-    given["head"] = None if no_head or not draft_max else head or head_for(path)
-    if ray:
-        many = {"replicas": replicas, "most_replicas": most_replicas, "cache_tokens": cache_tokens}
-        options = {**bounds, **given, **many, "model": path, "device": device}
+    if where.ray and (disk_cache is not None or log):
+        raise InputError("--disk-cache and --log are for one server, not for --ray")
+    path = on.path
+    head = None if no_head or not draft_max else head or head_for(path)
+    if where.ray:
+        options = where.options(on, path, head=head, cache_tokens=cache_tokens, **bounds)
         ready = _ready(path.stem, as_json)
-        serve_part("ray_serving", "ray").serve_on_ray(options, host, port, ray_address, ready)
+        part = serve_part("ray_serving", "ray")
+        part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
     settings = serve_part("settings").Settings(**bounds)
-    with closing(load(path, devices=device_names(device), **given)) as m:
+    with closing(on.load(path, head)) as m:
         disk = _disk(m, disk_cache, disk_cache_mb)
         service = serve_part("engine").Service(m, settings, cache_tokens, disk)
         ready = _ready(m.model.name, as_json)

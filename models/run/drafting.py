@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
 from ..registry import open_model
 from .load import Loaded
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
 # prompt, which is read once.
@@ -76,10 +73,8 @@ class DraftOptions:
         return self.most if self.tree is None else self.tree.total_tokens - 1
 
 
-def installed() -> dict[str, "EntryPoint"]:
+def installed() -> dict[str, EntryPoint]:
     """Drafters that installed packages bring in the group `ggraph.drafters`, by name."""
-    from importlib.metadata import entry_points  # 2 MB with what it imports
-
     return {p.name: p for p in entry_points(group=GROUP) if p.name not in NAMES}
 
 

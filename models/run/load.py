@@ -67,6 +67,14 @@ def _alone(session: Session) -> bool:
     return isinstance(backend, CpuBackend) and backend.pool.alone
 
 
+def device_names(text: str) -> list[str]:
+    """Names from a comma-separated list. InputError when it is empty."""
+    names = [n.strip() for n in text.split(",") if n.strip()]
+    if not names:
+        raise InputError(f"--device {text!r} names no device")
+    return names
+
+
 def open_session(
     devices: Sequence[str] = ("cpu",),
     options: Options | None = None,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,7 +22,7 @@ from .replies import DONE, event
 from .told import END
 
 ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-BUSY = (429, 503)  # another replica may have room
+BUSY, UNABLE = 429, 503  # another replica may have room; this one has failed
 LOG = logging.getLogger("ggraph.serve")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts
 
@@ -54,6 +55,9 @@ class Patience:
     silence: float = 10.0
     trouble: float = 120.0
     busy: int = 3
+
+
+ALONE = Patience(silence=math.inf, trouble=0.0, busy=1)  # where there is no other replica
 
 
 @dataclass(eq=False)
@@ -142,6 +146,9 @@ class GoingOn:
             parts = self._alive(self.ask(method, path, headers, body, trouble.failed))
             try:
                 head, rest = await _whole(parts)
+                trouble.replica = head.replica
+                if head.status == UNABLE:
+                    raise Failed(f"status {head.status}: {rest[:300]!r}")
                 break
             except Failed as error:
                 if not await trouble.wait(error):
@@ -161,13 +168,16 @@ class GoingOn:
                     trouble.replica = head.replica
                     if head.status != 200:
                         rest = await _rest(parts)
-                        if begun or (head.status in BUSY and trouble.again()):
+                        busy = head.status == BUSY and trouble.again()
+                        if begun or busy or head.status == UNABLE:
                             raise Failed(f"status {head.status}: {rest[:300]!r}")
                         yield head
                         yield rest
                         return
                     async for sent in _told(parts, telling):
                         trouble.over()
+                        if not sent:  # of a reply that is wanted whole
+                            continue
                         if not begun:
                             yield head
                         begun = True
@@ -253,10 +263,10 @@ async def _whole(parts: AsyncGenerator[Head | bytes, None]) -> tuple[Head, bytes
 
 
 async def _told(parts: Parts, telling: Telling) -> AsyncIterator[bytes]:
-    """What a client is to be sent. Failed where it breaks off."""
+    """What a client is to be sent of each event, which may be nothing. Failed where it breaks
+    off."""
     async for block in _blocks(parts):
-        if sent := telling.take(block):
-            yield sent
+        yield telling.take(block)
     if not telling.ended:
         raise Failed("the stream broke off")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ggraph import InputError
 
-from .going_on import ANSWERS, GoingOn, Head
+from .going_on import ANSWERS, Failed, GoingOn, Head
 
 URLS = (*ANSWERS, "/v1/embeddings")
 FIRST_WAIT, LONGEST_WAIT = (
@@ -145,7 +145,10 @@ async def run(
 
     async def work() -> None:
         for line in todo:
-            status, body = await _reply(replicas, line)
+            try:
+                status, body = await _reply(replicas, line)
+            except Failed as error:
+                raise InputError(f"{line.custom_id}: no replica can answer: {error}") from None
             if status >= 500:
                 raise InputError(f"{line.custom_id}: status {status}: {body.decode()[:300]}")
             number = len(results.done)

@@ -1,8 +1,9 @@
 """What /metrics tells: requests, tokens, waiting, the cache, drafts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -67,19 +68,26 @@ class Metrics:
         )  # fmt: skip
 
 
-def joined(pages: dict[str, str]) -> str:
-    """Metrics of several servers on one page: each line names its `replica`."""
-    told, lines = dict[str, list[str]](), dict[str, list[str]]()
-    for replica, page in pages.items():
-        for family in text_string_to_metric_families(page):
-            name = family.name
-            told[name] = [f"# HELP {name} {family.documentation}", f"# TYPE {name} {family.type}"]
-            for s in family.samples:
-                labels = {"replica": replica, **s.labels}
-                inside = ",".join(f'{k}="{_escaped(v)}"' for k, v in labels.items())
-                lines.setdefault(name, []).append(f"{s.name}{{{inside}}} {s.value}")
-    return "".join(f"{line}\n" for name in told for line in (*told[name], *lines.get(name, ())))
+@dataclass(frozen=True, eq=False)
+class Joined(Collector):
+    """Pages of several servers: each sample names its `replica`."""
+
+    pages: Mapping[str, str]
+
+    def collect(self) -> Iterable[Metric]:
+        """The families that any of them has."""
+        found: dict[str, Metric] = {}
+        for replica, page in self.pages.items():
+            for family in text_string_to_metric_families(page):
+                kept = Metric(family.name, family.documentation, family.type)
+                kept = found.setdefault(family.name, kept)
+                for s in family.samples:
+                    kept.add_sample(s.name, {"replica": replica, **s.labels}, s.value)
+        return found.values()
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+def joined(pages: Mapping[str, str]) -> bytes:
+    """Metrics of several servers on one page."""
+    registry = CollectorRegistry()
+    registry.register(Joined(pages))
+    return generate_latest(registry)

@@ -35,7 +35,7 @@ def serve(
 ) -> None:
     """Serve until a signal. `ready` is told the address; port 0 takes a free one. InputError where
     the address cannot be had."""
-    listener = _listening(host, port)
+    listener = listening(host, port)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     config = uvicorn.Config(
@@ -69,7 +69,8 @@ def serve(
         signal.signal(signal.SIGINT, before[1])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. InputError where that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

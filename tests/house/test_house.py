@@ -197,7 +197,7 @@ TORCH_PARTS = ("net", "loop", "parts", "online", "round", "start", "steps", "tar
         ("llvmlite", ("ggraph/backends/cpu/",)),
         ("cupy", ("ggraph/backends/cuda/",)),
         ("torch", tuple(f"models/train/{x}.py" for x in TORCH_PARTS)),
-        ("ray", tuple(f"models/serve/ray_{x}.py" for x in ("app", "router", "serving"))),
+        ("ray", tuple(f"models/serve/ray_{x}.py" for x in ("app", "replica", "router", "serving"))),
         ("gguf", ()),
         ("typer", ("models/",)),
         ("starlette", ("models/serve/",)),

@@ -5,88 +5,39 @@ cache, in chunks of `CHUNK` entries. A chunk gives, for each head, the largest s
 exponentials and the weighted sum of values; chunks are merged in order. What a row sees thus
 decides its bits: neither the number of rows, the bucket or the threads, nor in which slots lies
 what it sees, so that a node of a draft tree gets the bits that it has as text. `attention_*` does
-whole rows; where rows are few, `attend_chunks_*` shares out single chunks, those of all rows one
-after the other while the cache has what they read, and `merge_chunks` puts them together with the
-same arithmetic.
+whole rows, many at once (`sweeps.py`); where rows are few, `attend_chunks_*` shares out single
+chunks, those of all rows one after the other while the cache has what they read, and `merge_chunks`
+puts them together with the same arithmetic.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
 vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
 state is [largest, sum, 0 .., out[vd]] in float32.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from ggraph.backends.cpu.cache import ONE
 from ggraph.backends.cpu.chunks import (
     CHUNK,
     HEAD,
     LINE,
-    MAX_QUERIES,
     Ahead,
-    Job,
     chunk,
     clear,
     finish,
     merge,
     state_bytes,
 )
+from ggraph.backends.cpu.jobs import Aheads, Place, head_of, in_groups, job_of, queries_of, room_of
 from ggraph.backends.cpu.simd import I32, I64, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.slots import LIST_HEAD, list_of, shown_count
+from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
-MAX_HEAD = 512  # numbers per head
 START = 16  # what a chunk costs besides its positions, in positions
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",
         "kh", "vs", "vh", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
-
-
-Aheads = tuple[Sequence[Ahead], Sequence[Ahead]]  # beside keys and beside values
-NOTHING: Aheads = ((), ())
-
-
-@dataclass(frozen=True)
-class Room:
-    """A thread's working memory: scores, and the tables of addresses of a job."""
-
-    scores: Val
-    keys: Val
-    values: Val
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a job is: a row, a key head, the first entry of a chunk, its length."""
-
-    row: Val
-    kv: Val
-    start: Val
-    length: Val
-
-
-def _groups(k: Kernel, each: Callable[[Val, int], None]) -> None:
-    """`each(first query, count)` over the queries of one key head, at most MAX_QUERIES at once."""
-    queries = k.arg("heads") // k.arg("kv_heads")
-    whole = queries // MAX_QUERIES * MAX_QUERIES
-    for g in k.loop(0, whole, MAX_QUERIES):
-        each(g, MAX_QUERIES)
-    for count in range(1, MAX_QUERIES):
-        with k.when((queries - whole).eq(count)):
-            each(whole, count)
-
-
-def _job(
-    k: Kernel, kind: str, room: Room, at: Place, first: Val, count: int, aheads: Aheads
-) -> Job:
-    """The job of queries first .. first + count - 1 at a place; fills the room's tables."""
-    q, keys, values, hd, n, qs, ks, kh, vs, vh = k.words("q k v hd n qs ks kh vs vh")
-    query = q + qs * at.row + _head(k, at.kv, first) * hd * 4
-    slots = list_of(k, at.row) + (LIST_HEAD + at.start * 4)
-    biases = slots + (n + SPARE) * 4
-    address_table(k, room.keys, slots, keys + kh * at.kv, ks, at.length)
-    address_table(k, room.values, slots, values + vh * at.kv, vs, at.length)
-    return Job(kind, count, query, room.keys, room.values, biases, room.scores, aheads)
 
 
 def _slot(k: Kernel, at: Place, entry: Val) -> Val:
@@ -139,40 +90,6 @@ def _aheads(k: Kernel, kind: str, at: Place, fresh: Val, first: Val) -> Aheads:
     )
 
 
-def _head(k: Kernel, kv: Val, first: Val) -> Val:
-    return kv * (k.arg("heads") // k.arg("kv_heads")) + first
-
-
-def _room(k: Kernel) -> Room:
-    return Room(k.scratch(MAX_QUERIES * CHUNK * 4), *(k.scratch(CHUNK * 8) for _ in range(2)))
-
-
-def _whole_rows(k: Kernel, kind: str) -> None:
-    y, m, kv_heads, vd, ys = k.words("y m kv_heads vd ys")
-    room, size = _room(k), state_bytes(MAX_HEAD)
-    states = [k.scratch(size) for _ in range(MAX_QUERIES)]
-    parts = [k.scratch(size) for _ in range(MAX_QUERIES)]
-    for item in k.share(m * kv_heads):
-        row, kv = item // kv_heads, item % kv_heads
-
-        def queries(first: Val, count: int, row: Val = row, kv: Val = kv) -> None:
-            for state in states[:count]:
-                clear(k, state)
-            shown = shown_count(k, row)
-            for start in k.loop(0, shown, CHUNK):
-                length = k.minimum(shown - start, CHUNK)
-                at = Place(row, kv, start, length)
-                job = _job(k, kind, room, at, first, count, NOTHING)
-                chunk(k, job, length, parts[:count])
-                for state, part in zip(states[:count], parts[:count], strict=True):
-                    merge(k, state, part)
-            for g, state in enumerate(states[:count]):
-                own = _head(k, kv, first) + g
-                finish(k, state, y + ys * row + own * vd * 4, own)
-
-        _groups(k, queries)
-
-
 def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
     """Address of the state of (row, head, chunk) in the scratch."""
     part, heads, vd, n = k.words("part heads vd n")
@@ -209,7 +126,7 @@ def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val]]:
 
 
 def _single_chunks(k: Kernel, kind: str) -> None:
-    room = _room(k)
+    room = room_of(k)
     last, begun = k.var(-1), k.var(-1)  # chunk and key head of the item before; the first chunk
     for c, kv, row in _share_chunks(k):
         here = c * k.arg("kv_heads") + kv
@@ -223,11 +140,11 @@ def _single_chunks(k: Kernel, kind: str) -> None:
         def queries(
             first: Val, count: int, c: Val = c, at: Place = at, aheads: Aheads = aheads
         ) -> None:
-            states = [_part(k, at.row, _head(k, at.kv, first) + g, c) for g in range(count)]
-            chunk(k, _job(k, kind, room, at, first, count, aheads), at.length, states)
+            states = [_part(k, at.row, head_of(k, at.kv, first) + g, c) for g in range(count)]
+            chunk(k, job_of(k, kind, room, at, first, count, aheads), at.length, states)
 
         with k.when(length > 0):
-            _groups(k, queries)
+            in_groups(k, 0, queries_of(k), queries)
 
 
 def _merge_chunks(k: Kernel) -> None:
@@ -256,8 +173,10 @@ def _of_kind(build: Callable[[Kernel, str], None], kind: str) -> Callable[[Kerne
     return lambda k: build(k, kind)
 
 
-WHOLE = {kind: _register("attention_" + kind, _of_kind(_whole_rows, kind)) for kind in KINDS}
+WHOLE = {kind: _register("attention_" + kind, _of_kind(whole_rows, kind)) for kind in KINDS}
 CHUNKS = {
     kind: _register("attend_chunks_" + kind, _of_kind(_single_chunks, kind)) for kind in KINDS
 }
 MERGE = _register("merge_chunks", _merge_chunks)
+# Who attends with whole rows, reading a prompt, will next do so with few, and should not wait again
+NEXT = {WHOLE[kind].name: (CHUNKS[kind].name, MERGE.name) for kind in KINDS}

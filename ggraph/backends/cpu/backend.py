@@ -17,6 +17,7 @@ from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
 from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
+from ggraph.backends.cpu.rehearsal import kernels
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
@@ -77,6 +78,9 @@ class CpuBackend(HostMemory, Backend):
 
     def lower(self, launches: Sequence[Launch]) -> CpuProgram:
         """Flat programs with NumPy steps between them, for what has work to do."""
+        self.pool.jit.prepare(
+            name for x in launches for name in kernels(x.result.tensor, exact=self.exact)
+        )
         steps: list[Callable[[], None]] = []
         pieces: list[Piece] = []
         spans: list[Span] = []

@@ -147,15 +147,21 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
         together, done = together // 2, whole
     for position in k.loop(done, length):
         _all_dots(k, job, position, 1)
+    return biased(k, job, length)
+
+
+def biased(k: Kernel, job: Job, length: Val) -> list[Val]:
+    """Capped scores with what the mask adds; returns the largest for each query."""
     with k.when(k.arg("softcap") > 0.0):
         _capped(k, job, length)
-    tops = [k.var(k.const(LOWEST, F32X8)) for _ in range(job.count)]
-    for i in k.loop(0, length, 8):
-        shown = words.tail_mask(k, length - i)
-        bias = k.load(job.biases + i * 4, F32X8)
+    lanes = k.isa.lanes
+    tops = [k.var(k.const(LOWEST, vec(F32, lanes))) for _ in range(job.count)]
+    for i in k.loop(0, length, lanes):
+        shown = words.tail_mask(k, length - i, lanes)
+        bias = k.load(job.biases + i * 4, vec(F32, lanes))
         for g, top in enumerate(tops):
             at = job.scores + g * (CHUNK * 4) + i * 4
-            value = k.select(shown, k.load(at, F32X8) + bias, float("-inf"))
+            value = k.select(shown, k.load(at, vec(F32, lanes)) + bias, float("-inf"))
             k.store(at, value)
             top.value = k.maximum(value, top.value)
     return [words.hmax(k, top.value) for top in tops]
@@ -170,14 +176,15 @@ def _capped(k: Kernel, job: Job, length: Val) -> None:
             k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
 
 
-def _exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
+def exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
     """Replace query g's scores by exp(score - top); returns their sum."""
-    total = k.var(0.0, F32X8)
-    for i in k.loop(0, length, 8):
+    total, lanes = k.var(0.0, F32X8), k.isa.lanes
+    for i in k.loop(0, length, lanes):
         at = job.scores + g * (CHUNK * 4) + i * 4
-        value = words.exp_below(k, k.load(at, F32X8) - k.splat(top, 8))
+        value = words.exp_below(k, k.load(at, vec(F32, lanes)) - k.splat(top, lanes))
         k.store(at, value)
-        total.value = total.value + value
+        for half in range(0, lanes, 8):
+            total.value = total.value + k.shuffle(value, value, range(half, half + 8))
     return words.hsum(k, total.value)
 
 
@@ -226,7 +233,7 @@ def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
     tops = _scores(k, job, length)
     for g, (top, state) in enumerate(zip(tops, states, strict=True)):
         k.store(state, top)
-        k.store(state + 4, _exponentials(k, job, g, length, top))
+        k.store(state + 4, exponentials(k, job, g, length, top))
     if job.kind not in ONE:
         width = Q8_BLOCK // k.isa.lanes
     elif k.isa.lanes > 8:
@@ -236,19 +243,31 @@ def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
     _weighted(k, job, length, [s + HEAD for s in states], width)
 
 
+def merge_heads(k: Kernel, state: Val, top: Val, total: Val) -> tuple[Val, Val]:
+    """The largest score and the sum of a state and of a part together; what the weighted sums of
+    both are to be multiplied by."""
+    old = k.load(state, F32)
+    both = k.maximum(old, top)
+    gaps = k.shuffle(k.splat(old - both, 8), k.splat(top - both, 8), (0, 8, 0, 0, 0, 0, 0, 0))
+    factors = words.exp_below(k, gaps)
+    keep, add = k.lane(factors, 0), k.lane(factors, 1)
+    k.store(state, both)
+    k.store(state + 4, k.load(state + 4, F32) * keep + total * add)
+    return keep, add
+
+
+def merge_sums(k: Kernel, state: Val, part: Val, factors: tuple[Val, Val], count: Val) -> None:
+    """`count` weighted sums at `state` become those of it and of a part together."""
+    keep, add = (k.splat(f, 8) for f in factors)
+    for d in k.loop(0, count * 4, 32):
+        scaled = k.load(part + d, F32X8) * add
+        k.store(state + d, words.fma(k, k.load(state + d, F32X8), keep, scaled))
+
+
 def merge(k: Kernel, state: Val, part: Val) -> None:
     """state = state and part together, each scaled to the larger of the two largest scores."""
-    old, new = k.load(state, F32), k.load(part, F32)
-    top = k.maximum(old, new)
-    both = k.shuffle(k.splat(old - top, 8), k.splat(new - top, 8), (0, 8, 0, 0, 0, 0, 0, 0))
-    factors = words.exp_below(k, both)
-    keep, add = k.lane(factors, 0), k.lane(factors, 1)
-    k.store(state, top)
-    k.store(state + 4, k.load(state + 4, F32) * keep + k.load(part + 4, F32) * add)
-    for d in k.loop(0, k.arg("vd"), 8):
-        at = d * 4 + HEAD
-        scaled = k.load(part + at, F32X8) * k.splat(add, 8)
-        k.store(state + at, words.fma(k, k.load(state + at, F32X8), k.splat(keep, 8), scaled))
+    factors = merge_heads(k, state, k.load(part, F32), k.load(part + 4, F32))
+    merge_sums(k, state + HEAD, part + HEAD, factors, k.arg("vd"))
 
 
 def clear(k: Kernel, state: Val) -> None:

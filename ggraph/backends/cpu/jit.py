@@ -7,7 +7,7 @@ file (.o), which LLVM loads. Whose files may be run, and how damage is found, is
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from ggraph.backends.cpu.compiler import Linker, compile_object
 from ggraph.backends.cpu.image import Mapped, Unlinkable, link, map_image
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS
+from ggraph.backends.cpu.together import compiled
 from ggraph.errors import BackendError
 
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
@@ -49,6 +50,20 @@ class Jit:
             self._loaded[name] = self._image(name) or self._object(name)
         return self._loaded[name]
 
+    def prepare(self, names: Iterable[str]) -> None:
+        """Have those of these kernels that are nowhere compiled at the same time."""
+        missing = []
+        for name in dict.fromkeys(names):
+            if name not in self._loaded:
+                address = self._image(name)
+                if address:
+                    self._loaded[name] = address
+                else:
+                    missing.append(name)
+        missing = [n for n in missing if self._read(n, "o") is None]
+        for name, code in compiled(missing, self.isa, self._tell):
+            self._loaded[name] = self._linked(name, code, kept=False)
+
     def _image(self, name: str) -> int:
         """The kernel's address from its image on disk; 0 where there is none to run."""
         image = self._read(name, "image")
@@ -60,12 +75,15 @@ class Jit:
     def _object(self, name: str) -> int:
         """The kernel's address after compiling it, or from an object that LLVM must load."""
         found = self._read(name, "o")
-        code = found or self._compile(name)
+        return self._linked(name, found or self._compile(name), kept=found is not None)
+
+    def _linked(self, name: str, code: bytes, *, kept: bool) -> int:
+        """The address of an object, which is kept from now on."""
         try:
             image = link(code, name)
             address = self._map(image)
         except Unlinkable:
-            if found is None:
+            if not kept:
                 self._keep(name, "o", code)
             return self._linker.load(name, code)
         self._keep(name, "image", image)
@@ -77,10 +95,13 @@ class Jit:
         return mapped.address
 
     def _compile(self, name: str) -> bytes:
+        self._tell(name)
+        return compile_object(KERNELS[name], self.isa)
+
+    def _tell(self, name: str) -> None:
         for watcher in WATCHERS:
             watcher(name)
         self.compiled.append(name)
-        return compile_object(KERNELS[name], self.isa)
 
     @cached_property
     def _linker(self) -> Linker:

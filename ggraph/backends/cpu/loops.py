@@ -250,9 +250,12 @@ def _direction(axes: Sequence[Axis], kinds: Sequence[str], whole: bool) -> str:
     if not kept or kept[-1].extent < NARROW:
         return "reduced"
 
+    both = [i for i in range(0 if whole else 1, len(kinds))
+            if kept[-1].strides[i] and reduced[-1].strides[i]]  # fmt: skip
+    counted = both or range(0 if whole else 1, len(kinds))  # what is read once for many counts less
+
     def beside(axis: Axis) -> int:
-        pairs = zip(axis.strides[0 if whole else 1 :], kinds[0 if whole else 1 :], strict=True)
-        return sum(s == ELEMENT_BYTES[kind] for s, kind in pairs)
+        return sum(axis.strides[i] == ELEMENT_BYTES[kinds[i]] for i in counted)
 
     return "kept" if beside(kept[-1]) > beside(reduced[-1]) else "reduced"
 

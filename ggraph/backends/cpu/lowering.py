@@ -147,9 +147,14 @@ class Lowering:
         asm = Assembler(self.pool.jit)
         for e in range(count):
             rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]
-            asm.add(f"pack_{dtype.name}", raw=rows, out=tiles, n=n, k=k, row_bytes=raw.strides[0])
+            asm.add(packing(dtype), raw=rows, out=tiles, n=n, k=k, row_bytes=raw.strides[0])
         self.pool.run(asm.freeze())
         return Packed(dtype, out)
+
+
+def packing(dtype: DType) -> str:
+    """The kernel that packs weights of a type."""
+    return f"pack_{dtype.name}"
 
 
 def _range(ref: Ref) -> Range:

@@ -11,6 +11,7 @@ from math import prod
 from ggraph.backends.cpu import attention, cache
 from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
+from ggraph.backends.cpu.sweeps import MAX_HEAD
 from ggraph.backends.cpu.tiles import (
     LAYOUTS,
     FloatLayout,
@@ -160,7 +161,7 @@ def attends(t: Tensor) -> bool:
     dims = q.shape[2], v.shape[2]
     whole = all(s.strides[-1] == s.dtype.block_bytes for s in (k, v))
     whole = whole and all(s.is_contiguous for s in rest[bool(attrs["has_mask"]) :])
-    return whole and all(d % 8 == 0 and d <= attention.MAX_HEAD for d in dims)
+    return whole and all(d % 8 == 0 and d <= MAX_HEAD for d in dims)
 
 
 def attends_plainly(t: Tensor) -> bool:

@@ -35,6 +35,7 @@ from ggraph.backends.cpu.simd import (
 
 LANES = 8
 PIECE = 512  # columns that one thread takes at a time
+BESIDE = 4  # vectors of columns that are reduced together
 SUMS = 4  # partial sums of a reduction along vectors
 ELEMENT_BYTES = {
     "f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
@@ -153,8 +154,7 @@ class _Emitter:
             at = self._begun(item % total)  # rows run fastest: they may share cache lines
             start = item // total * PIECE
             stop = self.k.minimum(start + PIECE, n)
-            for c, left in self._vectors(start, stop):
-                self._columns(_Place(self._along(at, c), left, {}))
+            self._columns(at, start, stop)
 
     def _begun(self, item: Val) -> list[Val]:
         """Addresses at a place of the outer axes."""
@@ -191,16 +191,40 @@ class _Emitter:
         for i in self.k.loop(0, self.extent[axes[0]]):
             yield from self._inside(self._along(at, i, axes[0]), axes[1:])
 
-    def _columns(self, place: _Place) -> None:
-        """A vector of places of the kept axes: reduced axes are plain loops."""
+    def _columns(self, at: list[Val], start: Val, stop: Val) -> None:
+        """Places of the kept axes along vectors; where there are reductions, several vectors side
+        by side: what they read together lies together."""
+        if self.reductions:
+            wide = self.lanes * BESIDE
+            whole = start + (stop - start) // wide * wide
+            for c in self.k.loop(start, whole, wide):
+                places = [self._along(at, c + self.lanes * i) for i in range(BESIDE)]
+                self._beside([_Place(p, None, {}) for p in places])
+            start = whole
+        for c, left in self._vectors(start, stop):
+            self._beside([_Place(self._along(at, c), left, {})])
+
+    def _beside(self, places: Sequence[_Place]) -> None:
+        """Vectors of places of the kept axes: reduced axes are plain loops."""
         for step in self.reductions:
-            total = self.k.var(self._first(step))
-            for at in self._inside(place.at, self.reduced):
-                inner = place.moved(at, place.left)
-                self._gather(step, total, self.value(self._argument(step), inner))
-            place.known[step] = total.value
-        for at in self._inside(place.at, self.reduced if self.nest.whole else ()):
-            self._store(place.moved(at, place.left))
+            totals = [self.k.var(self._first(step)) for _ in places]
+            for inner in self._at_each(places, self.reduced):
+                for total, place in zip(totals, inner, strict=True):
+                    self._gather(step, total, self.value(self._argument(step), place))
+            for total, place in zip(totals, places, strict=True):
+                place.known[step] = total.value
+        for inner in self._at_each(places, self.reduced if self.nest.whole else ()):
+            for place in inner:
+                self._store(place)
+
+    def _at_each(self, places: Sequence[_Place], axes: Sequence[str]) -> Iterator[Sequence[_Place]]:
+        """Loops over further axes, all places moving together."""
+        if not axes:
+            yield [p.moved(p.at, p.left) for p in places]
+            return
+        for i in self.k.loop(0, self.extent[axes[0]]):
+            moved = [p.moved(self._along(p.at, i, axes[0]), p.left) for p in places]
+            yield from self._at_each(moved, axes[1:])
 
     def _row(self, at: list[Val]) -> None:
         """One place of the kept axes, vectors along the last reduced one."""

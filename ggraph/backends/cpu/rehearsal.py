@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cpu.attention import NEXT
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed
+from ggraph.backends.cpu.lowering import Lowering, Packed, packing
 from ggraph.backends.cpu.needs import bounded, is_weight, kept_as
 from ggraph.backends.cpu.needs import needs as kernel_needs
 from ggraph.backends.cpu.numpy_step import numpy_need
@@ -26,10 +27,10 @@ NOWHERE = Memory(Buffer("", "cpu", 0, 1), np.zeros(0, np.uint8))
 
 
 class Rehearsal(Lowering):
-    """A lowering that emits nothing and counts the bytes of its constants."""
+    """A lowering that emits nothing, counts the bytes of its constants and notes its kernels."""
 
     def __init__(self, exact: bool) -> None:
-        self.exact, self.nbytes = exact, 0
+        self.exact, self.nbytes, self.kernels = exact, 0, dict[str, None]()
 
     def begin(self, launch: Launch) -> None:
         """Nothing: no access is judged."""
@@ -43,7 +44,8 @@ class Rehearsal(Lowering):
         result: bool = False,
         **values: Any,
     ) -> None:
-        """Nothing."""
+        """Note the kernel."""
+        self.kernels[name] = None
 
     def constant(self, values: Array) -> Array:
         """Count them."""
@@ -55,18 +57,21 @@ class Rehearsal(Lowering):
         return 0
 
     def weight(self, ref: Ref) -> Packed:
-        """A packed form without bytes."""
-        return Packed(kept_as(ref.tensor.dtype, self.exact), NOWHERE.handle)
+        """A packed form without bytes, and the kernel that makes one."""
+        dtype = kept_as(ref.tensor.dtype, self.exact)
+        self.kernels[packing(dtype)] = None
+        return Packed(dtype, NOWHERE.handle)
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Whether a launch has a kernel, the bytes of constants that its instructions bring along, and
-    what it needs beside its operands."""
+    """Whether a launch has a kernel, the bytes of constants that its instructions bring along, what
+    it needs beside its operands, and the kernels of its program."""
 
     compiled: bool
     constants: int
     needs: tuple[Need, ...]
+    kernels: tuple[str, ...] = ()
 
 
 _SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool, Any], Rehearsed] = {}
@@ -92,13 +97,22 @@ def _lowered(t: Tensor, exact: bool) -> Rehearsed:
     sources = tuple(Ref(s, NOWHERE, s.offset) for s in t.sources)
     low = Rehearsal(exact)
     done = lower(low, Launch(command, Ref(t, NOWHERE, t.offset), sources, beside))
-    return Rehearsed(done, low.nbytes, found if done else numpy_need(t))
+    if not done:
+        return Rehearsed(False, low.nbytes, numpy_need(t))
+    return Rehearsed(True, low.nbytes, found, tuple(low.kernels))
 
 
 def needs(t: Tensor, *, exact: bool) -> tuple[Need, ...]:
     """What a launch of `t` touches beside its operands: what its kernel does, or what NumPy takes
     where it has none."""
     return _rehearsed(t, exact).needs
+
+
+def kernels(t: Tensor, *, exact: bool) -> tuple[str, ...]:
+    """Names of the kernels that a program of `t` may call, those that pack its weights too, and of
+    those that the program after it will."""
+    own = _rehearsed(t, exact).kernels
+    return (*own, *(later for name in own for later in NEXT.get(name, ())))
 
 
 def compiled(t: Tensor, *, exact: bool) -> bool:

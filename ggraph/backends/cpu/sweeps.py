@@ -1,0 +1,339 @@
+"""Attention of many rows: tiles of queries meet a chunk of keys and values together.
+
+A tile is all queries of one key head in some rows. Where its rows see the same slots, those of a
+text do, as far as each sees, a chunk's keys are turned for all of them so that lanes are keys, and
+its values become float32 once; memory is linear in the tile. A score is the sum of the eight sums
+that `chunks.py` has in lanes, in its order, so that the bits are the same. Rows that see other
+slots are done one by one.
+
+Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import ask
+from ggraph.backends.cpu.cache import ONE, load8, load_pair, number_at
+from ggraph.backends.cpu.chunks import (
+    CHUNK,
+    HEAD,
+    LINE,
+    Job,
+    biased,
+    chunk,
+    clear,
+    exponentials,
+    finish,
+    merge,
+    merge_heads,
+    merge_sums,
+    state_bytes,
+)
+from ggraph.backends.cpu.jobs import (
+    NOTHING,
+    Place,
+    Room,
+    head_of,
+    in_groups,
+    job_of,
+    queries_of,
+    room_of,
+)
+from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
+from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
+
+MAX_HEAD = 512  # numbers per head
+QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
+AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
+FOUR = 4  # sums of a query at once, and vectors of a value's numbers
+SCORED = 3  # queries whose scores are made at once; divides those above
+VECTORS = {8: 1, 16: 2}  # of keys at once: two need fewer loads than multiply-adds
+STATE = state_bytes(MAX_HEAD)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries `first` .. `first + each - 1` of a key head in `rows` rows from `row` on, and where a
+    thread keeps what belongs to it."""
+
+    kv: Val
+    first: Val
+    each: Val
+    row: Val
+    rows: Val
+    queries: Val  # addresses of the queries, the last ones repeated
+    lengths: Val  # of the chunk at hand, for each query
+    factors: Val  # by which its state and its part are multiplied
+    scores: Val  # [QUERIES + AT_ONCE, CHUNK]
+    states: Val
+    keys: Val  # [hd, keys at once], or values [CHUNK, 4 W]
+    part: Val
+
+    @property
+    def count(self) -> Val:
+        """Queries."""
+        return self.rows * self.each
+
+
+def whole_rows(k: Kernel, kind: str) -> None:
+    """Attention of rows, tile by tile; tiles are dealt out to threads in turn, since later rows of
+    a text see more."""
+    m, kv_heads = k.words("m kv_heads")
+    queries, lanes = queries_of(k), k.isa.lanes
+    room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
+    addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
+    scores, states = k.scratch(spare * CHUNK * 4), k.scratch(QUERIES * STATE)
+    keys = k.scratch(max(MAX_HEAD * VECTORS[lanes], CHUNK * FOUR) * lanes * 4)
+    part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
+    parts = [k.scratch(STATE) for _ in range(FOUR)]
+    fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
+    rows = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
+    items = (m + rows - 1) // rows * kv_heads
+    for turn in k.loop(0, (items + k.threads - 1 - k.thread) // k.threads):
+        item = turn * k.threads + k.thread
+        row, kv = item // kv_heads * rows, item % kv_heads
+        for first in k.loop(0, queries, QUERIES):
+            each = k.minimum(queries - first, QUERIES)
+            own = k.minimum(m - row, rows)
+            tile = Tile(
+                kv, first, each, row, own, addresses, lengths, factors, scores, states, keys, part
+            )
+            _tile(k, kind, room, tile, parts)
+
+
+def _state(k: Kernel, tile: Tile, t: Val) -> Val:
+    return tile.states + t * (k.arg("vd") * 4 + HEAD)
+
+
+def _tile(k: Kernel, kind: str, room: Room, tile: Tile, parts: Sequence[Val]) -> None:
+    y, q, hd, vd, qs, ys = k.words("y q hd vd qs ys")
+    most, seer = k.var(0), k.var(tile.row)  # who sees most
+    for t in k.loop(0, tile.count + AT_ONCE[k.isa.lanes]):
+        at = k.minimum(t, tile.count - 1)
+        row, head = tile.row + at // tile.each, head_of(k, tile.kv, tile.first + at % tile.each)
+        k.store(tile.queries + t * 8, q + qs * row + head * hd * 4)
+        with k.when(t < tile.count):
+            clear(k, _state(k, tile, t))
+        shown = shown_count(k, row)
+        seer.value = k.select(shown > most.value, row, seer.value)
+        most.value = k.maximum(shown, most.value)
+    for start in k.loop(0, most.value, CHUNK):
+        length = k.minimum(most.value - start, CHUNK)
+        place = Place(seer.value, tile.kv, start, length)
+        with k.if_else(_agree(k, tile, place)) as (together, apart):
+            with together:
+                _together(k, kind, room, tile, place)
+            with apart:
+                _apart(k, kind, room, tile, start, parts)
+    for t in k.loop(0, tile.count):
+        row, head = tile.row + t // tile.each, head_of(k, tile.kv, tile.first + t % tile.each)
+        finish(k, _state(k, tile, t), y + ys * row + head * vd * 4, head)
+
+
+def _own_length(k: Kernel, row: Val, start: Val) -> Val:
+    """Entries of a row's list in the chunk from `start` on."""
+    return k.maximum(k.minimum(shown_count(k, row) - start, CHUNK), 0)
+
+
+def _agree(k: Kernel, tile: Tile, place: Place) -> Val:
+    """Whether each row's chunk begins as the longest one does, as far as it goes."""
+    differ = k.var(0, I32X8)
+    slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
+    for r in k.loop(tile.row, tile.row + tile.rows):
+        own, length = list_of(k, r) + (LIST_HEAD + place.start * 4), _own_length(k, r, place.start)
+        for i in k.loop(0, length, 8):
+            here = words.tail_mask(k, length - i)
+            odd = k.load(slots + i * 4, I32X8) ^ k.load(own + i * 4, I32X8)
+            differ.value = differ.value | k.select(here, odd, 0)
+    quads = k.cast("bitcast", differ.value, vec(I64, 4))
+    found = k.lane(quads, 0) | k.lane(quads, 1) | k.lane(quads, 2) | k.lane(quads, 3)
+    return found.eq(0)
+
+
+def _apart(k: Kernel, kind: str, room: Room, tile: Tile, start: Val, parts: Sequence[Val]) -> None:
+    """A chunk of each row alone."""
+    for r in k.loop(0, tile.rows):
+        row = tile.row + r
+        length = _own_length(k, row, start)
+
+        def queries(
+            first: Val, count: int, r: Val = r, row: Val = row, length: Val = length
+        ) -> None:
+            job = job_of(k, kind, room, Place(row, tile.kv, start, length), first, count, NOTHING)
+            chunk(k, job, length, list(parts[:count]))
+            for g in range(count):
+                merge(k, _state(k, tile, r * tile.each + (first - tile.first) + g), parts[g])
+
+        with k.when(length > 0):
+            in_groups(k, tile.first, tile.each, queries)
+
+
+def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
+    """A chunk of all rows: scores, exponentials, weighted values."""
+    keys, values, ks, kh, vs, vh = k.words("k v ks kh vs vh")
+    slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
+    address_table(k, room.keys, slots, keys + kh * place.kv, ks, place.length)
+    address_table(k, room.values, slots, values + vh * place.kv, vs, place.length)
+    wide = k.isa.lanes * VECTORS[k.isa.lanes]
+    for p in k.loop(place.length, (place.length + (wide - 1)) // wide * wide):
+        k.store(room.keys + p * 8, k.load(room.keys, I64))  # some key, whose scores nobody reads
+    _ask_ahead(k, kind, room.values, place.length)
+    for block in k.loop(0, place.length, wide):
+        for v in range(VECTORS[k.isa.lanes]):
+            at = v * k.isa.lanes
+            _turn(k, kind, room.keys + (block + at) * 8, tile.keys + at * 4)
+        for first in k.loop(0, tile.count, SCORED):
+            _scores(k, tile, first, block)
+    _next_keys(k, kind, room, place)
+    for t in k.loop(0, tile.count):
+        _soften(k, tile, place, t)
+    for t in k.loop(tile.count, tile.count + AT_ONCE[k.isa.lanes]):
+        k.store(tile.lengths + t * 8, k.load(tile.lengths + (tile.count - 1) * 8, I64))
+    width = FOUR * k.isa.lanes
+    for d in k.loop(0, k.arg("vd"), width):
+        dims = k.minimum(k.arg("vd") - d, width)
+        for p in k.loop(0, place.length):
+            value, out = k.load(room.values + p * 8, I64), tile.keys + p * (width * 4)
+            _widen(k, kind, value, d, dims, out)
+        for first in k.loop(0, tile.count, AT_ONCE[k.isa.lanes]):
+            _weighted(k, tile, first, d, dims)
+
+
+def _ask_ahead(k: Kernel, kind: str, table: Val, count: Val) -> None:
+    """Ask for one head's part of the cache rows of a table of addresses."""
+    hd = k.arg("hd")
+    width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
+    for p in k.loop(0, count):
+        row = k.load(table + p * 8, I64)
+        for at in k.loop(0, width, LINE):
+            ask(k, row + at)
+
+
+def _next_keys(k: Kernel, kind: str, room: Room, place: Place) -> None:
+    """Ask for the keys of the chunk that follows in the list."""
+    keys, ks, kh = k.words("k ks kh")
+    begin = place.start + CHUNK
+    count = k.maximum(k.minimum(shown_count(k, place.row) - begin, CHUNK), 0)
+    slots = list_of(k, place.row) + (LIST_HEAD + begin * 4)
+    address_table(k, room.keys, slots, keys + kh * place.kv, ks, count)
+    _ask_ahead(k, kind, room.keys, count)
+
+
+def _widen(k: Kernel, kind: str, row: Val, d: Val, dims: Val, out: Val) -> None:
+    """Numbers d .. d + dims - 1 of a row as float32."""
+    step = 32 if kind == "q8_0" else 8
+    for i in k.loop(0, dims, step):
+        at = number_at(kind, row, d + i)
+        for j in range(0, step, 8):
+            k.store(out + (i + j) * 4, load8(k, kind, at, j))
+
+
+def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
+    """The keys of a table of addresses, as many as lanes, as columns of [hd, keys at once]."""
+    lanes, step = k.isa.lanes, 32 if kind == "q8_0" else 8
+    wide = lanes * VECTORS[lanes] * 4
+    rows = [k.load(table + i * 8, I64) for i in range(lanes)]
+    for d in k.loop(0, k.arg("hd"), step):
+        at = [number_at(kind, row, d) for row in rows]
+        for i in range(0, step, 8):
+            if lanes == 8:
+                found = [load8(k, kind, a, i) for a in at]
+            else:
+                pairs = zip(at[:8], at[8:], strict=True)
+                found = [load_pair(k, kind, a, b, i) for a, b in pairs]
+            for j, column in enumerate(_turned(k, found)):
+                k.store(out + (d + (i + j)) * wide, column)
+            k.keep_order()
+
+
+def _turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Eight vectors with rows and columns exchanged, in each eight lanes."""
+    found, lanes = list(rows), rows[0].v.type.count
+    for gap in (1, 2, 4):
+        for i in (i for i in range(8) if not i & gap):
+            a, b = found[i], found[i + gap]
+            low = [x if not x & gap else lanes + x - gap for x in range(lanes)]
+            high = [x + gap if not x & gap else lanes + x for x in range(lanes)]
+            found[i], found[i + gap] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+    return found
+
+
+def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
+    """Scores of a block of keys for some queries: ((0+1)+(2+3)) + ((4+5)+(6+7)) of the sums over
+    every eighth number."""
+    lanes, hd = k.isa.lanes, k.arg("hd")
+    vectors, t = range(VECTORS[lanes]), vec(F32, lanes)
+    rows = [k.load(tile.queries + (first + q) * 8, I64) for q in range(SCORED)]
+    out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in range(SCORED)]
+    scale = k.splat(k.arg("scale"), lanes)
+    for half in (0, FOUR):
+        sums = [[[k.var(0, t) for _ in range(FOUR)] for _ in vectors] for _ in rows]
+        for d in k.loop(0, hd, 8):
+            for j in range(FOUR):
+                at = tile.keys + (d + (half + j)) * (lanes * len(vectors) * 4)
+                keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
+                for own, row in zip(sums, rows, strict=True):
+                    query = words.broadcast(k, row + (d + (half + j)) * 4, lanes)
+                    for total, key in zip(own, keys, strict=True):
+                        total[j].value = words.fma(k, query, key, total[j].value)
+                k.keep_order()
+        for own, to in zip(sums, out, strict=True):
+            for v, total in enumerate(own):
+                a, b, c, e = (s.value for s in total)
+                found, place = (a + b) + (c + e), to + v * (lanes * 4)
+                k.store(place, found if not half else (k.load(place, t) + found) * scale)
+
+
+def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
+    """Exponentials of a query's scores, and what becomes of its state."""
+    row = tile.row + t // tile.each
+    length = _own_length(k, row, place.start)
+    k.store(tile.lengths + t * 8, length)
+    biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
+    scores = tile.scores + t * (CHUNK * 4)
+    zero = k.const(0, I64)
+    job = Job("f32", 1, zero, zero, zero, biases, scores, NOTHING)
+    (top,) = biased(k, job, length)
+    total = exponentials(k, job, 0, length, top)
+    with k.when(length > 0):
+        keep, add = merge_heads(k, _state(k, tile, t), top, total)
+        k.store(tile.factors + t * 8, keep)
+        k.store(tile.factors + t * 8 + 4, add)
+
+
+def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
+    """Weighted values of some queries added to their states: together as far as all of them see,
+    then each its own rest."""
+    lanes = k.isa.lanes
+    together, t, width = AT_ONCE[lanes], vec(F32, lanes), FOUR * lanes * 4
+    lengths = [k.load(tile.lengths + (first + q) * 8, I64) for q in range(together)]
+    common = lengths[0]
+    for length in lengths[1:]:
+        common = k.minimum(common, length)
+    scores = tile.scores + first * (CHUNK * 4)
+    sums = [[k.var(0, t) for _ in range(FOUR)] for _ in range(together)]
+    for p in k.loop(0, common):
+        values = [k.load(tile.keys + p * width + i * (lanes * 4), t) for i in range(FOUR)]
+        for q, own in enumerate(sums):
+            weight = words.broadcast(k, scores + q * (CHUNK * 4) + p * 4, lanes)
+            for total, value in zip(own, values, strict=True):
+                total.value = words.fma(k, weight, value, total.value)
+    for q, own in enumerate(sums):
+        for v, total in enumerate(own):
+            k.store(tile.part + q * width + v * (lanes * 4), total.value)
+    for one in k.loop(0, k.minimum(tile.count - first, together)):
+        length, part = k.load(tile.lengths + (first + one) * 8, I64), tile.part + one * width
+        for i in k.loop(0, dims * 4, 32):
+            rest = k.var(k.load(part + i, F32X8))
+            for p in k.loop(common, length):
+                weight = words.broadcast(k, scores + one * (CHUNK * 4) + p * 4)
+                value = k.load(tile.keys + p * width + i, F32X8)
+                rest.value = words.fma(k, weight, value, rest.value)
+            k.store(part + i, rest.value)
+        with k.when(length > 0):
+            at = tile.factors + (first + one) * 8
+            factors = k.load(at, F32), k.load(at + 4, F32)
+            state = _state(k, tile, first + one) + HEAD + d * 4
+            merge_sums(k, state, part, factors, dims)

@@ -1,0 +1,188 @@
+"""Speed beside other engines on models of true shape, piece by piece: it goes on where it ended.
+
+    python scripts/true_shapes.py files --only q4_k_m
+    python scripts/true_shapes.py measure --threads 2 --seconds 480
+    python scripts/true_shapes.py measure --threads 2 --only llama-3.2-1b.q4_k_m --again
+    python scripts/performance.py page
+
+A piece is a row of one file: all sides read that file and take turns. Each is kept in
+bench/results/performance/shapesN.json (N threads) as soon as it is there, and is not measured
+again unless asked to; `--seconds` starts no further one after so long. The headline's files come
+first. Files of random weights (scripts/random_model.py) are made where they are missing, in the
+cache's folder bench/shapes; SmolLM2 is the real one.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "scripts")]
+
+import kept
+import random_model
+from pages import table
+
+from ggraph import cache_dir
+from models.bench.cpu import CASES, Case, file_of, fitting, measure, row
+from models.bench.install import ORIGINS, built
+from models.bench.machine import machine
+from models.cli.common import model_path
+
+NAMED = {"verify": (3.0, 4.0), "prompt": (1.5, 2.0)}  # kind of a row: bar, aim
+NEAR, FAR, LEAST = (1.3, 1.6), (1.5, 2.0), 1.1  # decoding at 64, or of experts; behind; other types
+HEADLINE = "q4_k_m"
+RESULTS = ROOT / "bench" / "results" / "performance"
+REAL = "smollm2-135m"
+TYPES = ("q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16")
+NAMES = (REAL, *random_model.SHAPES)
+SHORT = [c for c in CASES if c.context + c.rows < 2048]  # whose text is soon in the cache
+LONG = [c for c in CASES if c not in SHORT]
+
+
+def file_for(name: str, type_name: str) -> Path:
+    """The file of a shape and a type, made where it is missing."""
+    if name == REAL:
+        return file_of(type_name, model_path(None), print)
+    out = cache_dir() / "bench" / "shapes" / f"{name}.{type_name}.gguf"
+    if not out.is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = out.with_suffix(".new")
+        random_model.write(name, type_name, new)
+        new.rename(out)
+    return out
+
+
+def result_file(threads: int) -> Path:
+    """Where the rows with so many threads are kept."""
+    return RESULTS / f"shapes{threads}.json"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What is kept there."""
+    return kept.read(path) if path.is_file() else {"tables": {}, "peers": {}}
+
+
+def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[str, str]) -> None:
+    """Put a row in its place; the head names the latest run, and the commits of all rows."""
+    found = read(path)
+    here = machine()
+    new |= {"commit": here["commit"], "date": here["date"]}
+    rows = [r for r in found["tables"].get(file, []) if r["case"] != new["case"]] + [new]
+    order = [c.name for c in CASES]
+    found["tables"][file] = sorted(rows, key=lambda r: order.index(r["case"]))
+    found["peers"] |= peers
+    every = sorted({r["commit"] for rows in found["tables"].values() for r in rows})
+    command = f"python scripts/true_shapes.py measure --threads {threads}"
+    head = {**here, "commit": " and ".join(every), "threads": threads, "command": command}
+    kept.write(path, {**head, "peers": found["peers"], "tables": found["tables"]})
+
+
+def pieces(only: str) -> Iterator[tuple[str, str, list[Case]]]:
+    """Shapes, types and cases in the order of what matters most."""
+    for type_name in TYPES:
+        for cases in (SHORT, LONG):
+            for name in NAMES:
+                if only in f"{name}.{type_name}":
+                    yield name, type_name, list(cases)
+
+
+def bar_of(file: str, case: Case) -> tuple[float, float | None]:
+    """The least ratio that a row must have, and what it aims at."""
+    if HEADLINE not in file.lower():
+        return LEAST, None
+    near = case.context < 1000 or "moe" in file
+    return NAMED.get(case.kind, NEAR if near else FAR)
+
+
+def rows_of(threads: int, only: Sequence[str] | None = None) -> list[list[str]]:
+    """Rows of the table; all, or those of the headline's files with the named cases."""
+    cases, body = {c.name: c for c in CASES}, []
+    for file, rows in read(result_file(threads))["tables"].items():
+        if only is not None and HEADLINE not in file.lower():
+            continue
+        for r in rows:
+            if only is None or r["case"] in only:
+                bar, aim = bar_of(file, cases[r["case"]])
+                body.append([file.removesuffix(".gguf"), *_cells(r, bar, aim)])
+    return body
+
+
+def _cells(r: dict[str, Any], bar: float, aim: float | None) -> list[str]:
+    rates = [r["peers"][p]["rate"] if p in r["peers"] else None for p in ORIGINS]
+    told = ["-" if rate is None else f"{rate:.1f}" for rate in (r["ours"], *rates)]
+    least = min(r["our_share"], r["their_share"] or 1.0)
+    found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
+    what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
+    asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
+    return [r["case"], *told, *found, asked, f"{least:.2f}"]
+
+
+HEAD = ("file", "row", "ggraph", *ORIGINS, "over the fastest", "by processor time", "bar, aim",
+        "least share of cores")  # fmt: skip
+
+
+def part(threads: int) -> str:
+    """A chapter of docs/performance.md."""
+    found = read(result_file(threads))
+    if not found["tables"]:
+        return ""
+    plural = "s" * (threads > 1)
+    who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
+    return (
+        f"## Models of true shape, {threads} thread{plural}\n\n`{found['command']}`; {who}; "
+        f"{kept.measured_on(found)}. Files of random weights are made by "
+        "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
+        "beside the peers' decoding. By processor time: the same ratio for each second of "
+        f"processor that a side used, which other programs disturb less.\n\n"
+        f"{table(HEAD, rows_of(threads))}\n"
+    )
+
+
+def main() -> None:
+    """Make the files, or measure what is not measured yet."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("what", choices=("files", "measure"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--only", default="", help="part of SHAPE.TYPE, such as moe-3gb.q4_k_m")
+    parser.add_argument("--case", default="", help="part of a row's name, such as 'decode at'")
+    parser.add_argument("--again", action="store_true", help="measure what is there already, too")
+    given = parser.parse_args()
+    begun = time.monotonic()
+    out = result_file(given.threads)
+    peers = [p for p in ORIGINS if built(p) is not None]
+    for name, type_name, cases in pieces(given.only):
+        path = file_for(name, type_name)
+        if given.what == "files":
+            print(f"{path.stat().st_size / 1e9:.2f} GB {path}", flush=True)
+            continue
+        done = [] if given.again else [r["case"] for r in read(out)["tables"].get(path.name, [])]
+        asked = [c for c in cases if c.name not in done and given.case in c.name]
+        asked = fitting(path, asked, given.tokens) if asked else []
+        if not asked:
+            continue
+        if time.monotonic() - begun > given.seconds:
+            break
+        for case, samples, versions in measure(
+            path, given.threads, given.rounds, given.tokens, peers, asked
+        ):
+            new = row(case, samples)
+            keep(out, given.threads, path.name, new, versions)
+            sides = {"ggraph": new["ours"], **{p: r["rate"] for p, r in new["peers"].items()}}
+            told = {k: round(v, 1) for k, v in sides.items()}
+            over = f"{new['ratio'] or 0:.2f}x, by processor time {new['busy_ratio'] or 0:.2f}x"
+            shares = f"{new['our_share']:.2f} {new['their_share'] or 0:.2f}"
+            print(f"{path.name} {case.name}: {json.dumps(told)} {over} {shares}", flush=True)
+            if time.monotonic() - begun > given.seconds:
+                break
+
+
+if __name__ == "__main__":
+    main()

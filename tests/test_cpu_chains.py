@@ -1,0 +1,128 @@
+"""Chains: ops of elements and reductions that became one, on the CPU."""
+
+import numpy as np
+import pytest
+
+from ggraph import Graph, Options, Session, input, open_backend, ops
+from ggraph.backends.cpu import cpu_spec
+from ggraph.backends.cpu.loops import plan_nests
+from ggraph.errors import ShapeError
+from ggraph.ops.evaluate import evaluate
+from ggraph.pipeline import make_plan
+from ggraph.tensor import Array
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_chains_give_the_bits_of_their_parts() -> None:
+    a, b = input("a", (7, 50)), input("b", (50,))
+    graph = Graph.of({"y": ops.silu(a * b + 2.0) - ops.tanh(a)})
+    feeds = {"a": normal(7, 50), "b": normal(50)}
+    backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
+    plain = Session(backends, Options(rewrites=False))
+    plain.prepare("k", graph)
+    fused = Session(backends)
+    nodes = [t.op for t in fused.prepare("k", graph).plan.graph.nodes]
+    assert nodes == ["chain"]
+    assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
+    fused.close()
+
+
+def test_a_users_chain_joins_what_only_it_reads() -> None:
+    a, b = input("a", (7, 50)), input("b", (50,))
+    written = ops.chain(ops.tanh(a), b, program="mul(a, b); silu(0); add(1, a)")
+    graph = Graph.of({"y": ops.scale(written, 0.5)})
+    feeds = {"a": normal(7, 50), "b": normal(50)}
+    backends = {"cpu": open_backend("cpu", threads=1, exact=True)}
+    plain = Session(backends, Options(rewrites=False))
+    plain.prepare("k", graph)
+    fused = Session(backends)
+    (node,) = fused.prepare("k", graph).plan.graph.nodes
+    assert node.attrs["program"] == (
+        "tanh(a); mul(0, b); silu(1); add(2, 0); scale(3){scale=0.5 bias=0.0}"
+    )
+    assert np.array_equal(plain.run("k", feeds)["y"], fused.run("k", feeds)["y"])
+    fused.close()
+
+
+def delta_step() -> tuple[Graph, dict[str, Array]]:
+    """Two reductions along one axis, the second over what the first changed."""
+    s, k, v = input("s", (3, 24, 80)), input("k", (3, 24, 1)), input("v", (3, 1, 80))
+    q, b = input("q", (3, 24, 1)), input("b", (3, 1, 1))
+    new = s + k * ((v - (s * k).sum(1, keepdims=True)) * b)
+    feeds = {t.name: normal(*t.shape) for t in (s, k, v, q, b)}
+    return Graph.of({"y": (new * q).sum(1, keepdims=True)}), feeds
+
+
+def soft_max_over(axis: int, *shape: int) -> tuple[Graph, dict[str, Array]]:
+    x = input("x", shape)
+    e = ops.exp(x - x.max(axis, keepdims=True))
+    return Graph.of({"y": e / e.sum(axis, keepdims=True)}), {"x": normal(*shape) * 3}
+
+
+def ran(graph: Graph, feeds: dict[str, Array], threads: int) -> tuple[list[str], Array]:
+    """The programs of a plan's chains, and what it gives."""
+    session = Session({"cpu": open_backend("cpu", threads=threads)}, Options(strict=True))
+    nodes = session.prepare("k", graph).plan.graph.nodes
+    found = session.run("k", feeds)["y"]
+    session.close()
+    return [str(t.attrs.get("program", t.op)) for t in nodes], found
+
+
+def test_reductions_join_the_ops_around_them() -> None:
+    graph, feeds = delta_step()
+    (program,), found = ran(graph, feeds, 1)
+    assert program.count("reduce(") == 2 and program.count("repeat(") == 1
+    want = evaluate(graph, feeds)["y"]
+    assert np.abs(found - want).max() < 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("shape", [(5, 40, 130), (2, 7, 3), (9, 64), (1, 33, 512)])
+def test_a_dear_function_is_computed_once_and_bits_do_not_depend_on_threads(
+    shape: tuple[int, ...],
+) -> None:
+    for axis in range(len(shape)):
+        graph, feeds = soft_max_over(axis, *shape)
+        programs, found = ran(graph, feeds, 1)
+        assert [p.count("exp(") for p in programs] == [1, 0]
+        assert [p.count("reduce(") for p in programs] == [1, 1]
+        assert np.array_equal(found, ran(graph, feeds, 3)[1])
+        want = evaluate(graph, feeds)["y"]
+        assert np.abs(found - want).max() < 1e-6
+
+
+def test_reductions_of_other_axes_or_spaces_stay_apart() -> None:
+    x, w = input("x", (6, 16, 32)), input("w", (6, 16, 32))
+    inner = (x * w).sum(2, keepdims=True)
+    both = Graph.of({"y": (x - inner).sum(1, keepdims=True)})
+    programs, _ = ran(both, {"x": normal(6, 16, 32), "w": normal(6, 16, 32)}, 1)
+    assert [p.count("reduce(") for p in programs] == [1, 1]
+    read_twice = x.max(1, keepdims=True)
+    graph = Graph.of({"y": x - read_twice, "m": read_twice})
+    nodes = make_plan(graph, [cpu_spec("cpu")]).plan.graph.nodes
+    assert [t.op for t in nodes] == ["reduce", "sub"]
+
+
+def test_how_wide_a_chain_is_read_does_not_depend_on_what_repeats() -> None:
+    """Rows of a row: two operands that lie along the rows must not turn the vectors."""
+    x, a, b = input("x", (64, 128)), input("a", (64, 1)), input("b", (64, 1))
+    planned = plan_nests(
+        ops.chain(x, a, b, program="mul(a, b); mul(0, c); reduce(1){kind=sum axes=[1]}")
+    )
+    assert planned is not None and planned.result[0].nest.along == "reduced"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "reduce(a){kind=sum axes=[0]}; reduce(a){kind=sum axes=[1]}; mul(0, 1)",
+        "reduce(a){kind=sum axes=[1]}; repeat(0){shape=[4,8]}; add(a, 1)",
+        "reduce(a){kind=sum axes=[1}",
+        "soft_max(a)",
+    ],
+)
+def test_chains_of_several_spaces_are_refused(program: str) -> None:
+    with pytest.raises(ShapeError, match=r"^chain\("):
+        ops.chain(input("a", (4, 8)), program=program)

@@ -1,0 +1,99 @@
+"""Kernels that several processes compile: the same objects, whatever becomes of a helper."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ggraph.backends.cpu import lower, together  # noqa: F401  (all kernels)
+from ggraph.backends.cpu.compiler import compile_object
+from ggraph.backends.cpu.isa import host
+from ggraph.backends.cpu.jit import WATCHERS, Jit
+from ggraph.backends.cpu.nest import Nest, Operand, register
+from ggraph.backends.cpu.simd import KERNELS
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["quantise", "copy", "rms_norm", "gather_f32", "gather_f16", "gather_q8_0", "set_rows_f32",
+         "set_rows_f16", "rope_f32", "rope_f16", "shown_slots", "listed_slots"]  # fmt: skip
+
+
+def own_kernel() -> str:
+    """One that a helper cannot know."""
+    flat = tuple(Operand("f32", "v") for _ in "yab")
+    steps = (("load", (1,)), ("load", (2,)), ("add", (0, 1)))
+    return register(Nest(2, 0, "kept", flat, steps, "f32", False)).name
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together.env, "usable_cores", lambda: 2)
+
+
+def test_helpers_give_what_one_process_does(two_cores: None) -> None:
+    names, told = [*SMALL, own_kernel()], list[str]()
+    found = dict(together.compiled(names, host(), told.append))
+    assert sorted(found) == sorted(names)
+    assert set(told) == set(names)
+    for name, code in found.items():
+        assert code == compile_object(KERNELS[name], host()), name
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["raise SystemExit(3)", "print('!', end='', flush=True); input(); input()",
+     "import sys; sys.stdout.write('!' + 'x' * 9); sys.stdout.flush(); sys.stdin.read()"],
+)  # fmt: skip
+def test_a_helper_that_ends_costs_nothing_but_its_help(
+    two_cores: None, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(together, "HELP", program.replace("{", "{{"))
+    found = dict(together.compiled(SMALL, host(), lambda name: None))
+    assert sorted(found) == sorted(SMALL)
+    assert all(found.values())
+
+
+def test_what_is_prepared_is_neither_compiled_again_nor_left_out(
+    two_cores: None, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    WATCHERS.append(told.append)
+    try:
+        jit = Jit(folder=tmp_path)
+        jit.prepare([*SMALL, *SMALL])
+        assert sorted(jit.compiled) == sorted(SMALL)
+        again = Jit(folder=tmp_path)
+        again.prepare(SMALL)
+        assert again.compiled == []
+        assert all(again.address(name) for name in SMALL)
+    finally:
+        WATCHERS.remove(told.append)
+    assert sorted(told) == sorted(SMALL)
+
+
+def test_a_program_finds_its_kernels_compiled(tmp_path: Path) -> None:
+    """None is compiled while the program is made: all were at once, before."""
+    program = """
+from ggraph.backends.cpu.jit import Jit
+seen, compile = [], Jit._compile
+Jit._compile = lambda self, name: seen.append(name) or compile(self, name)
+import numpy as np
+from ggraph import Graph, Session, dtypes, input, open_backend, ops, weight
+x, w = input("x", (4, 64)), weight("w", (32, 64), dtypes.F32)
+graph = Graph.of({"y": ops.soft_max(ops.mul_mat(w, ops.silu(x)))})
+backend = open_backend("cpu", threads=1)
+session = Session({"cpu": backend})
+session.prepare("step", graph, {"w": np.ones((32, 64), np.float32)})
+session.run("step", {"x": np.ones((4, 64), np.float32)})
+print(*seen, "|", *backend.pool.jit.compiled)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "GGRAPH_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alone, every = (half.split() for half in done.stdout.split("|"))
+    assert alone == ["pool_run"], "the pool's own is compiled when it opens"
+    assert len(every) > 3
+    assert len(set(every)) == len(every)
