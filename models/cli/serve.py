@@ -12,6 +12,7 @@ import typer
 from ggraph import InputError
 from ggraph.serving.disk import Disk
 
+from ..run.drafting import smaller_model
 from ..run.load import Loaded, load
 from ..run.shipped import head_for
 from .common import (
@@ -70,6 +71,9 @@ def serve(
     queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
     head: Head = None,
+    model_draft: Annotated[
+        Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
+    ] = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     threads: Threads = None,
     device: Devices = "cpu",
@@ -102,8 +106,11 @@ def serve(
     }  # fmt: skip
     given: dict[str, Any] = {"ctx_size": ctx_size, "threads": threads, "exact": exact}
     given["cache_type"], path = cache_type.lower(), model_path(model, hf_repo)
-    given["head"] = None if no_head or not draft_max else head or head_for(path)
+    own = None if model_draft is not None else head_for(path)
+    given["head"] = None if no_head or not draft_max else head or own
     if ray:
+        if model_draft is not None:
+            raise InputError("--model-draft: replicas on Ray draft without a smaller model")
         many = {"replicas": replicas, "most_replicas": most_replicas, "cache_tokens": cache_tokens}
         options = {**bounds, **given, **many, "model": path, "device": device}
         ready = _ready(path.stem, as_json)
@@ -112,7 +119,8 @@ def serve(
     settings = serve_part("settings").Settings(**bounds)
     with closing(load(path, devices=device_names(device), **given)) as m:
         disk = _disk(m, disk_cache, disk_cache_mb)
-        service = serve_part("engine").Service(m, settings, cache_tokens, disk)
+        smaller = None if model_draft is None else smaller_model(m, model_draft)
+        service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(m.model.name, as_json)
         serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
 
