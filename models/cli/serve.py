@@ -52,6 +52,11 @@ CacheTokens = Annotated[
 DiskCache = Annotated[
     Path | None, typer.Option(help="A folder for what the cache forgets; default: none.")
 ]
+Origins = Annotated[list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what is asked, too.")]
+ModelDraft = Annotated[
+    Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
+]
 KeyFile = Annotated[
     Path | None, typer.Option(help="A file with one API key a line; default: none is asked.")
 ]
@@ -71,21 +76,15 @@ def serve(
     queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
     head: Head = None,
-    model_draft: Annotated[
-        Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
-    ] = None,
+    model_draft: ModelDraft = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     threads: Threads = None,
     device: Devices = "cpu",
     exact: Annotated[bool, typer.Option("--exact", help="float32 activations (slower).")] = False,
     api_key_file: KeyFile = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")
-    ] = None,
+    cors_origin: Origins = None,
     log: Annotated[bool, typer.Option("--log", help="A line for each request.")] = False,
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Log what is asked, too.")
-    ] = False,
+    log_prompts: LogPrompts = False,
     as_json: AsJson = False,
     ray: Annotated[
         bool, typer.Option("--ray", help="Replicas on Ray Serve (extra [ray], docs/scale.md).")
@@ -106,11 +105,10 @@ def serve(
     }  # fmt: skip
     given: dict[str, Any] = {"ctx_size": ctx_size, "threads": threads, "exact": exact}
     given["cache_type"], path = cache_type.lower(), model_path(model, hf_repo)
-    own = None if model_draft is not None else head_for(path)
-    given["head"] = None if no_head or not draft_max else head or own
+    own = head or (None if model_draft else head_for(path))
+    given["head"] = None if no_head or not draft_max else own
     if ray:
-        if model_draft is not None:
-            raise InputError("--model-draft: replicas on Ray draft without a smaller model")
+        _without(model_draft)
         many = {"replicas": replicas, "most_replicas": most_replicas, "cache_tokens": cache_tokens}
         options = {**bounds, **given, **many, "model": path, "device": device}
         ready = _ready(path.stem, as_json)
@@ -119,7 +117,7 @@ def serve(
     settings = serve_part("settings").Settings(**bounds)
     with closing(load(path, devices=device_names(device), **given)) as m:
         disk = _disk(m, disk_cache, disk_cache_mb)
-        smaller = None if model_draft is None else smaller_model(m, model_draft)
+        smaller = model_draft and smaller_model(m, model_draft)
         service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(m.model.name, as_json)
         serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
@@ -159,6 +157,12 @@ def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:
     if folder is None:
         return None
     return Disk(folder, serve_part("identity").of(m), most_mb * 1_000_000)
+
+
+def _without(model_draft: Path | None) -> None:
+    """InputError where a draft model was given."""
+    if model_draft is not None:
+        raise InputError("--model-draft: replicas on Ray draft without a smaller model")
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:
