@@ -4,7 +4,8 @@
     python scripts/check_serving.py --model SmolLM2-135M-Instruct.Q4_1.gguf --histories 100
 
 Arrivals, prompts with shared beginnings, cancellations, priorities, drafts (chains, trees, those
-of a head), and caches so small that texts are sent back: whatever differs is told with its history.
+of a head and of a smaller model), and caches so small that texts are sent back: whatever differs is
+told with its history.
 """
 
 import argparse
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from serving_kit import World, differences, history
-from small_model import TINY, learnable_model
+from small_model import TINY, learnable_model, small_model
 
 from models.run.shipped import head_for
 
@@ -36,7 +37,9 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = asked.model or learnable_model(Path(folder))
-        world = World.of(path, asked.threads, head_for(path) if asked.model else HEAD)
+        head = head_for(path) if asked.model else HEAD
+        smaller = path if asked.model else small_model(Path(folder) / "other.gguf")
+        world = World.of(path, asked.threads, head, smaller)
     seen: Counter[str] = Counter()
     begun, wrong, done = time.perf_counter(), 0, 0
     for seed in range(asked.first, asked.first + asked.histories):

@@ -75,10 +75,10 @@ def main() -> None:
     lines = (ROOT / "models" / "data" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [m.prompt_ids(json.loads(line)["turns"][0]) for line in lines]
     runner = ListRunner(m.model, m.session, 4 * m.runner.context, m.runner.context)
-    heads = None
+    guessers = []
     if m.head is not None:
-        heads = ListHead(m.head, m.drafts, runner.slots, runner.context)
-    batch = Batch(runner, Limits(texts=16), m.prices, heads)
+        guessers = [ListHead(m.head, m.drafts, runner.slots, runner.context)]
+    batch = Batch(runner, Limits(texts=16), m.prices, guessers)
     for make in batch.plans():
         make()
     for count in map(int, asked.texts.split(",")):

@@ -51,7 +51,10 @@ class Client:
         """As a thread does."""
         with httpx.Client(timeout=600) as web:
             while time.monotonic() < self.until:
-                self.seen[self._once(web)] += 1
+                try:
+                    self.seen[self._once(web)] += 1
+                except httpx.TransportError as error:
+                    self.seen[f"wrong: {error}"] += 1
 
     def _once(self, web: httpx.Client) -> str:
         kind, mood = self.random.randrange(KINDS), self.random.random()

@@ -19,14 +19,17 @@ from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
 from ggraph.serving.prices import SharedPrices
+from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.tensor import Array
+from models.registry import Model
+from models.run.drafting import smaller_model
 from models.run.load import Loaded, load
 
 CONTEXT = 96  # tokens of a text
 SLOTS = 400  # of the cache
-DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree")
+DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree", "model", "head and model")
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
 
 
@@ -55,6 +58,9 @@ class Knowing:
         return Draft((then[0] ^ 1, then[0], then[1] ^ 1, then[1]), (-1, -1, 1, 1))
 
 
+MODEL = HeadDrafter("model", lambda _: True, asks="model")  # has no state
+
+
 @dataclass(frozen=True)
 class Asked:
     """One request of a history: when it comes, what it says, when it is cancelled."""
@@ -64,7 +70,7 @@ class Asked:
     limit: int
     temp: float
     seed: int
-    drafter: str  # "", "suffix", "chain", "tree", "head", "head's tree"
+    drafter: str  # "", "suffix", "chain", "tree", "head", ..: one of DRAFTERS
     gone_after: int  # steps; 0: stays
     priority: int
 
@@ -111,19 +117,26 @@ class World:
 
     batch: Loaded
     plain: Loaded
+    smaller: Model | None = None
 
     @staticmethod
-    def of(path: Path, threads: int = 1, head: Path | None = None) -> "World":
-        """Opened from a file, with a draft head for the batch."""
-        sides = (load(path, ctx_size=CONTEXT, threads=threads, head=h) for h in (head, None))
-        return World(*sides)
+    def of(
+        path: Path, threads: int = 1, head: Path | None = None, smaller: Path | None = None
+    ) -> "World":
+        """Opened from a file, with a draft head and a draft model for the batch."""
+        batch, plain = (load(path, ctx_size=CONTEXT, threads=threads, head=h) for h in (head, None))
+        return World(batch, plain, None if smaller is None else smaller_model(batch, smaller))
 
     def fresh(self, limits: Limits, slots: int = SLOTS) -> Batch:
         """A batch that has done nothing yet, and may use so many slots."""
         m = self.batch
         runner = ListRunner(m.model, m.session, SLOTS, CONTEXT)
-        heads = None if m.head is None else ListHead(m.head, m.session, SLOTS, CONTEXT)
-        batch = Batch(runner, limits, heads=heads)
+        guessers: list[ListHead] = []
+        if m.head is not None:
+            guessers.append(ListHead(m.head, m.session, SLOTS, CONTEXT))
+        if self.smaller is not None:
+            guessers.append(ListModel(self.smaller, m.session, SLOTS, CONTEXT))
+        batch = Batch(runner, limits, guessers=guessers)
         batch.memory = Memory(slots)
         return batch
 
@@ -137,6 +150,11 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
         drafts = Speculation([knows], Fixed(4))
     elif a.drafter == "head":
         drafts = Speculation([HeadDrafter("head", lambda _: True)], Fixed(3))
+    elif a.drafter == "model":
+        drafts = Speculation([MODEL], Fixed(3))
+    elif a.drafter == "head and model":
+        both = [HeadDrafter("head", lambda chances: len(chances) < 2), MODEL]
+        drafts = Speculation(both, Adaptive(prices=SharedPrices(prices)))
     elif a.drafter == "head's tree":
         drafts = Speculation([HeadDrafter("head", lambda _: True, TreeShape(8, 2, 3))], Fixed(7))
     else:

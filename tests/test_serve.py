@@ -18,7 +18,7 @@ import openai
 import pytest
 import serve_fuzz
 from serve_kit import Server, ended, started
-from small_model import learnable_model
+from small_model import learnable_model, small_model
 
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.sampler import SamplerConfig
@@ -88,12 +88,15 @@ def test_drafts_change_nothing_but_the_usage(server: Server) -> None:
     assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.prompt_tokens - 1
 
 
-def test_a_head_drafts_for_many_and_changes_no_text(model: Path, alone: Loaded) -> None:
-    """And where there is no head, one cannot be asked for."""
-    running = started(model, "-t", "1", "--parallel", "4", "--head", str(TINY_HEAD))
+def test_a_head_drafts_for_many_and_changes_no_text(
+    model: Path, alone: Loaded, tmp_path: Path
+) -> None:
+    """Nor does a smaller model. And where there is no head, one cannot be asked for."""
+    more = ("--head", str(TINY_HEAD), "--model-draft", str(small_model(tmp_path / "other.gguf")))
+    running = started(model, "-t", "1", "--parallel", "4", *more)
     try:
         prompts = [f"to be or not to be {i}" for i in range(6)]
-        names = ["head", "tree"] * 3
+        names = ["head", "tree", "model"] * 2
 
         def ask(prompt: str, name: str) -> str:
             wish = {"drafters": [name], "most": 4}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from serving_kit import CONTEXT, SLOTS, Knowing, World, differences, history
-from small_model import TINY, learnable_model
+from small_model import TINY, learnable_model, small_model
 
 from ggraph import InputError
 from ggraph.decode.draft.tree import Draft
@@ -27,7 +27,8 @@ HISTORIES = 24  # as many more as wanted: python scripts/check_serving.py --hist
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World.of(learnable_model(tmp_path_factory.mktemp("serving")), head=HEAD)
+    folder = tmp_path_factory.mktemp("serving")
+    return World.of(learnable_model(folder), head=HEAD, smaller=small_model(folder / "other.gguf"))
 
 
 def best(logits: np.ndarray) -> int:

@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from serving_kit import CONTEXT, World
-from small_model import TINY, learnable_model
+from small_model import TINY, learnable_model, small_model
 
 from ggraph import InputError
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.model import ModelDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.runner import Runner
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.heads import HeadDrafter
 from ggraph.serving.text import Plain, Request, Text
+from models.registry import open_model
 from models.run.load import load
 
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -57,7 +60,8 @@ def best(logits: np.ndarray) -> int:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World.of(learnable_model(tmp_path_factory.mktemp("heads")), head=HEAD)
+    folder = tmp_path_factory.mktemp("heads")
+    return World.of(learnable_model(folder), head=HEAD, smaller=small_model(folder / "other.gguf"))
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +100,9 @@ def asked(
     noting: Noting,
     limit: int = 24,
     tree: TreeShape | None = None,
+    asks: str = "head",
 ) -> Request:
-    drafts = Speculation([HeadDrafter("head", always, tree)], noting)
+    drafts = Speculation([HeadDrafter(asks, always, tree, asks=asks)], noting)
     return Request(prompt, Plain(best, w.batch.tokenizer.eos_ids), limit, drafts=drafts)
 
 
@@ -212,6 +217,56 @@ def test_a_cancelled_text_leaves_the_heads_rows_of_others(
         batch.cancel(text)
     finish(batch)
     assert noting.drafts == alone[3].drafts
+
+
+@pytest.fixture(scope="module")
+def model_alone(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Noting]:
+    """What the smaller model drafts for each prompt by itself."""
+    m, found = load(learnable_model(tmp_path_factory.mktemp("small")), ctx_size=CONTEXT), []
+    other = open_model(small_model(tmp_path_factory.mktemp("other") / "other.gguf"))
+    for prompt in PROMPTS:
+        noting = Noting()
+        drafter = ModelDrafter(Runner(other.beside("small."), m.session, CONTEXT))
+        m.engine.reset()
+        drafts = Speculation([drafter], noting)
+        list(m.engine.generate(prompt, best, lambda _: None, limit=24, drafts=drafts))
+        found.append(noting)
+    m.close()
+    return found
+
+
+def test_a_smaller_model_says_in_a_batch_what_it_says_alone(
+    world: World, model_alone: list[Noting], alone: list[Noting]
+) -> None:
+    """Beside others that ask the head, and behind one whose rows it has read already."""
+    batch, notes = world.fresh(Limits()), [Noting() for _ in PROMPTS]
+    beside = Noting()
+    for prompt, noting in zip(PROMPTS, notes, strict=True):
+        batch.submit(asked(world, prompt, noting, asks="model"))
+    batch.submit(asked(world, PROMPTS[0], beside))
+    finish(batch)
+    for noting, by_itself in zip(notes, model_alone, strict=True):
+        assert noting.drafts == by_itself.drafts and len(noting.drafts) > 5
+    assert beside.drafts == alone[0].drafts
+    again = Noting()
+    text = batch.submit(asked(world, PROMPTS[3], again, asks="model"))
+    finish(batch)
+    assert text.reused == len(PROMPTS[3]) - 1
+    assert again.drafts == model_alone[3].drafts
+
+
+def test_a_smaller_model_reads_what_it_missed_piece_by_piece(
+    world: World, monkeypatch: pytest.MonkeyPatch, model_alone: list[Noting]
+) -> None:
+    """It drafts as soon as it has read all; none of the text depends on it."""
+    monkeypatch.setattr("ggraph.serving.smaller.WINDOW", 7)
+    batch, noting = world.fresh(Limits()), Noting()
+    batch.submit(asked(world, PROMPTS[3], noting, asks="model"))
+    finish(batch)
+    said = {at: d for at, d in noting.drafts.items() if d}
+    assert 0 < len(said) < len(noting.drafts)
+    same = [at for at in said if at in model_alone[3].drafts]
+    assert same and all(said[at] == model_alone[3].drafts[at] for at in same)
 
 
 def test_a_head_is_the_batchs_to_ask() -> None:

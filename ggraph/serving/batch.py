@@ -79,6 +79,9 @@ class _Part:
     logits: int = 0  # its first row of the step's logits
 
 
+_Asked = tuple[ListHead, _Part, Asking, Question]  # whom a text asks, and what
+
+
 @dataclass(eq=False)
 class Batch:
     """Runs texts on one runner. One thread at a time may call it."""
@@ -86,7 +89,7 @@ class Batch:
     runner: ListRunner
     limits: Limits = field(default_factory=Limits)
     prices: Prices = field(default_factory=Prices)
-    heads: ListHead | None = None  # who drafts for texts that ask a head
+    guessers: Sequence[ListHead] = ()  # who draft for all texts that ask, one of each kind
     disk: Spill | None = None  # for rows that the cache forgets
     now: Callable[[], float] = time.perf_counter
     waiting: list[Text] = field(default_factory=list)
@@ -103,7 +106,7 @@ class Batch:
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers whose inputs a step gives, for the head's sake."""
-        return () if self.heads is None else self.heads.taps
+        return tuple(t for g in self.guessers for t in g.taps)
 
     @property
     def idle(self) -> bool:
@@ -115,7 +118,7 @@ class Batch:
         runner, most = self.runner, self.limits.texts
         shapes = first_shapes(runner, most, self.taps)
         steps: list[Callable[[], object]] = [partial(runner.prepare, s) for s in shapes]
-        return steps if self.heads is None else [*steps, *self.heads.plans(most)]
+        return [*steps, *(plan for g in self.guessers for plan in g.plans(most))]
 
     def submit(self, request: Request) -> Text:
         """A text to run. InputError where its prompt is empty, or does not fit."""
@@ -230,14 +233,14 @@ class Batch:
         """The next of a text's spare slots, which it will write to."""
         slots = text.spare[:count]
         del text.spare[:count]
-        if self.heads is not None:
-            self.heads.forget(slots)
+        for g in self.guessers:
+            g.forget(slots)
         return slots
 
     def _draft(self) -> None:
         """Let texts draft, as far as rows are worth it and slots are free; those that ask the
         head ask it together."""
-        waiting: list[tuple[_Part, Asking, Question]] = []
+        waiting: list[_Asked] = []
         self._rows = len(self._parts)
         for text, part in self._parts.items():
             drafts = text.request.drafts
@@ -245,22 +248,23 @@ class Batch:
                 continue
             if isinstance(prices := getattr(drafts.policy, "prices", None), SharedPrices):
                 prices.others = self._rows - 1
-            asking = drafts.asking(room)
-            if (question := self._advance(part, asking, None)) is not None:
-                waiting.append((part, asking, question))
-        if waiting and self.heads is not None:
+            waiting += self._advance(part, drafts.asking(room), None)
+        while waiting:
+            guesser = waiting[0][0]
+            group = [w for w in waiting if w[0] is guesser]
+            waiting = [w for w in waiting if w[0] is not guesser]
             start = self.now()
-            self.heads.draft([question for _, _, question in waiting])
-            made = [q.draft.draft() for _, _, q in waiting]
-            share = (self.now() - start) / sum(map(len, made))
-            for (part, asking, _), draft in zip(waiting, made, strict=True):
-                self._advance(part, asking, (draft, share * len(draft)))
+            guesser.draft([question for _, _, _, question in group])
+            made = [q.draft.draft() for _, _, _, q in group]
+            share = (self.now() - start) / sum(max(1, len(d)) for d in made)
+            for (_, part, asking, _), draft in zip(group, made, strict=True):
+                waiting += self._advance(part, asking, (draft, share * max(1, len(draft))))
 
     def _advance(
         self, part: _Part, asking: Asking, answer: tuple[Draft, float] | None
-    ) -> Question | None:
-        """Go on with a text's drafters until the head is to be asked, or the draft is there, which
-        the part then has."""
+    ) -> "list[_Asked]":
+        """Go on with a text's drafters until another is to be asked together with others' (that
+        question), or until the draft is there, which the part then has."""
         text, drafts = part.text, part.text.request.drafts
         assert drafts is not None, f"text {text.arrived} has no drafters"
         try:
@@ -268,18 +272,19 @@ class Batch:
                 drafter, wanted = next(asking) if answer is None else asking.send(answer)
                 if not isinstance(drafter, HeadDrafter):
                     answer = drafts.proposed(drafter, wanted, self._clock)
-                elif text.unread and self.heads is not None:
-                    ids = self.heads.head.target_ids
-                    return Question(text, part.slots[0], drafter.growth(wanted, ids))
-                else:
-                    answer = NOTHING, 0.0
+                    continue
+                for g in self.guessers:
+                    if g.kind == drafter.asks and g.knows(text):
+                        growth = drafter.growth(wanted, g.head.target_ids)
+                        return [(g, part, asking, Question(text, part.slots[0], growth))]
+                answer = NOTHING, 0.0
         except StopIteration as end:
             draft = text.request.voice.permitted(end.value.first(self._room(text)))
         if draft and self.memory.reserve(text, len(draft)):
             part.draft, self._rows = draft, self._rows + len(draft)
             part.tokens += draft.tokens
             part.slots += self._slots(text, len(draft))
-        return None
+        return []
 
     def _room(self, text: Text) -> int:
         """How many tokens a text may draft in this step."""
@@ -315,8 +320,9 @@ class Batch:
             at = [part.first + r for r in path]
             taps = [result.taps[i][at] for i in self.runner.taps]
             text.features.append(np.concatenate(taps, axis=1))
-        elif self.heads is not None and drafts_by_head(text.request):
-            self.heads.note(text, result.taps, [part.first + r for r in path])
+        elif self.taps and drafts_by_head(text.request):
+            for g in self.guessers:
+                g.note(text, result.taps, [part.first + r for r in path])
         if first:
             text.read += certain
             self.counters.prompt_rows += certain

@@ -84,13 +84,15 @@ class HeadDrafter:
     """Stands for the head among a text's drafters. The batch asks the head, for all texts at once.
 
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted; with
-    a `tree` the draft is that.
+    a `tree` the draft is that. `asks` is the kind of the one that is asked: a draft model is, too.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, name: str, goes_on: GoesOn, tree: TreeShape | None = None) -> None:
-        self.name, self.goes_on, self.tree = name, goes_on, tree
+    def __init__(
+        self, name: str, goes_on: GoesOn, tree: TreeShape | None = None, *, asks: str = "head"
+    ) -> None:
+        self.name, self.goes_on, self.tree, self.asks = name, goes_on, tree, asks
 
     def begin(self, first: int) -> None:
         """Nothing: what the head knows of a text is in the cache."""
@@ -113,7 +115,8 @@ class HeadDrafter:
 def drafts_by_head(request: Request) -> bool:
     """Whether a text asks the head, so that its features are kept."""
     drafts = request.drafts
-    return drafts is not None and any(isinstance(d, HeadDrafter) for d in drafts.drafters)
+    asking = () if drafts is None else drafts.drafters
+    return any(isinstance(d, HeadDrafter) and d.asks == ListHead.kind for d in asking)
 
 
 @dataclass(eq=False)
@@ -133,9 +136,10 @@ class Question:
         self.seen, self.hidden = [self.seen[i] for i in below], hidden[below]
         self.depth += 1
 
-    def rows(self, spare: int) -> list[Row]:
-        """The rows that are to be read next, in slots from `spare` on."""
-        at, tokens = self.text.computed + self.depth - 1, self.draft.tokens
+    def rows(self, spare: int, shift: int) -> list[Row]:
+        """The rows that are to be read next, in slots from `spare` on, so many positions before
+        those of their tokens."""
+        at, tokens = self.text.computed + self.depth - shift, self.draft.tokens
         self.seen = [np.append(s, np.int32(slot)) for slot, s in enumerate(self.seen, spare)]
         found = zip(tokens, self.seen, strict=True)
         return [Row(token, int(seen[-1]), at, seen, True) for token, seen in found]
@@ -143,6 +147,8 @@ class Question:
 
 class ListHead:
     """Runs a head for texts in a cache of `slots` slots, of which none has more than `context`."""
+
+    kind, shift = "head", 1  # row p is that of the token behind
 
     def __init__(
         self, head: DraftHead, session: DraftSession, slots: int, context: int,
@@ -167,6 +173,10 @@ class ListHead:
         while waiting - len(text.unread[0]) >= WINDOW:
             waiting -= len(text.unread.pop(0))
 
+    def knows(self, text: Text) -> bool:
+        """Whether there is anything to be asked about a text."""
+        return bool(text.unread)
+
     def draft(self, asked: Sequence[Question]) -> None:
         """Guess how texts go on, each as far as it wants."""
         spare = self.slots
@@ -174,7 +184,7 @@ class ListHead:
         while live := [q for q in asked if q.seen]:
             rows: list[Row] = []
             for q in live:
-                rows += q.rows(spare + len(rows))
+                rows += q.rows(spare + len(rows), self.shift)
             spare += len(rows)
             if spare > self.slots + SPARE:
                 return
@@ -195,9 +205,9 @@ class ListHead:
         for q in asked:
             found = self._true_rows(q)
             rows += found
-            features += q.text.unread if found else []
-            q.text.unread = []
-        wide, most, answered = np.concatenate(features), MIXED_ROWS[-1], iter(asked)
+            features += self._features(q.text, found)
+        wide, most = np.concatenate(features), MIXED_ROWS[-1]
+        answered = iter([q for q in asked if q.seen])
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
             out = self._run(part, wide[at : at + most], fed_back=False)
@@ -217,6 +227,11 @@ class ListHead:
             Row(text.tokens[p + 1], int(line[p]), p, seen[: ends[p]], p == last - 1)
             for p in range(first, last)
         ]
+
+    def _features(self, text: Text, rows: Sequence[Row]) -> list[Array]:
+        """f32 [.., A*G] of a text's true rows, which wait no more."""
+        waiting, text.unread = text.unread, []
+        return waiting if rows else []
 
     def _shape(self, rows: int, wanted: int, reach: int, fed_back: bool) -> DraftShape:
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)

@@ -12,6 +12,7 @@ import typer
 from ggraph import InputError
 from ggraph.serving.disk import Disk
 
+from ..run.drafting import smaller_model
 from ..run.load import Loaded
 from ..run.shipped import head_for
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
@@ -41,6 +42,11 @@ CacheTokens = Annotated[
 DiskCache = Annotated[
     Path | None, typer.Option(help="A folder for what the cache forgets; default: none.")
 ]
+Origins = Annotated[list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what is asked, too.")]
+ModelDraft = Annotated[
+    Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
+]
 KeyFile = Annotated[
     Path | None, typer.Option(help="A file with one API key a line; default: none is asked.")
 ]
@@ -59,15 +65,12 @@ def serve(
     queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
     head: Head = None,
+    model_draft: ModelDraft = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     api_key_file: KeyFile = None,
-    cors_origin: Annotated[
-        list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")
-    ] = None,
+    cors_origin: Origins = None,
     log: Annotated[bool, typer.Option("--log", help="A line for each request.")] = False,
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Log what is asked, too.")
-    ] = False,
+    log_prompts: LogPrompts = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over HTTP, in the dialect of OpenAI's API. Ends after SIGTERM or Ctrl-C, when
@@ -79,8 +82,10 @@ def serve(
     if where.ray and (disk_cache is not None or log):
         raise InputError("--disk-cache and --log are for one server, not for --ray")
     path = on.path
-    head = None if no_head or not draft_max else head or head_for(path)
+    own = head or (None if model_draft else head_for(path))
+    head = None if no_head or not draft_max else own
     if where.ray:
+        _without(model_draft)
         options = where.options(on, path, head=head, cache_tokens=cache_tokens, **bounds)
         ready = _ready(path.stem, as_json)
         part = serve_part("ray_serving", "ray")
@@ -89,7 +94,8 @@ def serve(
     settings = serve_part("settings").Settings(**bounds)
     with closing(on.load(path, head)) as m:
         disk = _disk(m, disk_cache, disk_cache_mb)
-        service = serve_part("engine").Service(m, settings, cache_tokens, disk)
+        smaller = model_draft and smaller_model(m, model_draft)
+        service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(m.model.name, as_json)
         serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
 
@@ -128,6 +134,12 @@ def _disk(m: Loaded, folder: Path | None, most_mb: int) -> Any:
     if folder is None:
         return None
     return Disk(folder, serve_part("identity").of(m), most_mb * 1_000_000)
+
+
+def _without(model_draft: Path | None) -> None:
+    """InputError where a draft model was given."""
+    if model_draft is not None:
+        raise InputError("--model-draft: replicas on Ray draft without a smaller model")
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

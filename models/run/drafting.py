@@ -27,7 +27,7 @@ from ..heads.dflash import BlockHead
 from ..heads.eagle1 import FirstHead
 from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
-from ..registry import open_model
+from ..registry import Model, open_model
 from .load import Loaded
 
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
@@ -202,6 +202,11 @@ def goes_on(policy: Policy, name: str) -> Callable[[Sequence[float]], bool]:
 
 
 def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
+    runner = Runner(smaller_model(m, path), m.drafts, m.runner.context)
+    return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())
+
+
+def smaller_model(m: Loaded, path: Path) -> Model:
     """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
     if is_assistant(open_checkpoint(path)):
         raise InputError(f"{path} drafts from the model's own keys and values: --head {path}")
@@ -215,5 +220,4 @@ def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
     other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
     if mine is not None and other is not None and list(mine) != list(other):
         raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
-    runner = Runner(model.beside("small."), m.drafts, m.runner.context)
-    return ModelDrafter(runner, p_min=options.p_min, inner=PromptLookup())
+    return model.beside("small.")

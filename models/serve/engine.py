@@ -19,6 +19,7 @@ from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.prices import SharedPrices
+from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.text.prompt import prompt_ids
@@ -26,6 +27,7 @@ from ggraph.text.stream import TextStream
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
+from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import Refused
@@ -76,6 +78,7 @@ class Service:
     settings: Settings
     cache_tokens: InitVar[int | None] = None
     disk: Disk | None = None  # for what the cache forgets
+    smaller: Model | None = None  # that drafts
     slots: int = field(init=False)  # of the cache
     worker: Worker = field(init=False)
 
@@ -87,7 +90,7 @@ class Service:
             cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,),
         )  # fmt: skip
         spill = None if self.disk is None else Spill(self.disk, runner)
-        batch = Batch(runner, Limits(texts=parallel), m.prices, self._heads(), spill)
+        batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
         self.worker = Worker(batch, parallel + self.settings.queued)
 
     def stop(self) -> None:
@@ -96,12 +99,10 @@ class Service:
         if self.disk is not None:
             self.disk.close()
 
-    def _heads(self) -> ListHead | None:
-        """Who drafts with the model's features. InputError for a head that is of no use here."""
-        head = self.m.head
-        if head is None:
-            return None
-        if getattr(head, "masked", None) is not None:
+    def _guessers(self) -> list[ListHead]:
+        """Who drafts for all texts together. InputError for a head that is of no use here."""
+        m, head, found = self.m, self.m.head, list[ListHead]()
+        if head is not None and getattr(head, "masked", None) is not None:
             raise InputError(f"{head.name} drafts in parallel, which a server cannot use yet")
         if isinstance(head, BlockHead):
             raise InputError(f"{head.name} drafts in blocks, which a server cannot use yet")
@@ -109,7 +110,11 @@ class Service:
             raise InputError(
                 f"{head.name} drafts from the model's own cache, which a server cannot"
             )
-        return ListHead(head, self.m.drafts, self.slots, self.m.runner.context)
+        if head is not None:
+            found.append(ListHead(head, m.drafts, self.slots, m.runner.context))
+        if self.smaller is not None:
+            found.append(ListModel(self.smaller, m.drafts, self.slots, m.runner.context))
+        return found
 
     @property
     def context(self) -> int:
@@ -255,19 +260,19 @@ class Service:
 
     @property
     def default_drafters(self) -> list[str]:
-        """Repetitions of the text and, where there is one, the head."""
-        return ["suffix"] if self.m.head is None else ["suffix", "head"]
+        """Repetitions of the text and, where there are such, the head and the smaller model."""
+        return ["suffix", *(g.kind for g in self.worker.batch.guessers)]
 
     def _drafter(self, name: str, policy: Adaptive, most: int) -> Drafter:
         if name in WITHOUT_HEAD:
             return WITHOUT_HEAD[name]()
-        head = self.m.head
-        if head is None:
-            raise Refused(f"speculative.drafters: this server has no {name}", param="speculative")
-        if name == "head":
-            return HeadDrafter(name, goes_on(policy, name))
-        branches = min(BRANCHES, len(head.target_ids))
-        return HeadDrafter(name, goes_on(policy, name), grown_to(most, branches))
+        kind = "head" if name == "tree" else name
+        found = [g for g in self.worker.batch.guessers if g.kind == kind]
+        if not found:
+            raise Refused(f"speculative.drafters: this server has no {kind}", param="speculative")
+        branches = min(BRANCHES, len(found[0].head.target_ids))
+        tree = grown_to(most, branches) if name == "tree" else None
+        return HeadDrafter(name, goes_on(policy, name), tree, asks=kind)
 
 
 def grown_to(nodes: int, branches: int) -> TreeShape:

@@ -17,13 +17,13 @@ class Body(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
-DrafterName = Literal["suffix", "lookup", "head", "tree"]
+DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
 
 
 class Speculative(Body):
     """How this request drafts. The text is the same with any of it."""
 
-    drafters: Annotated[list[DrafterName], Field(max_length=4)] | None = None
+    drafters: Annotated[list[DrafterName], Field(max_length=5)] | None = None
     most: Annotated[int, Field(ge=0, le=64)] = 8
     off: bool = False
 
