@@ -279,6 +279,7 @@ def test_the_small_addresses(server: Server) -> None:
         (lambda p, b: WEB.post(server.url + p, json=b)),
     )
     assert server.client.models.list().data[0].id == "small"
+    said(server, "a", 1)  # so that there is something to be counted
     assert get("/health").json()["status"] == "ok"
     assert 'ggraph_requests_total{path="/v1/completions",status="200"}' in get("/metrics").text
     assert "<title>ggraph</title>" in get("/").text
