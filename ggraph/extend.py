@@ -7,17 +7,22 @@ meaning is one of elements, reductions or views, the CPU's kernel is made from i
 
 import ctypes
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ggraph.door import checked
 from ggraph.errors import GraphError
+from ggraph.lazy import lazy
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
 from ggraph.ops.rules import same_shape
 from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = lazy("importlib.metadata")
 
 GROUP = "ggraph.ops"  # of entry points: each names a module or function that registers
 
@@ -98,7 +103,7 @@ def load_installed() -> tuple[str, ...]:
     """Names of the ops that installed packages brought, registered now. A package lists under the
     entry-point group `ggraph.ops` a module that registers when imported, or a function to call."""
     before = set(OPS)
-    for point in entry_points(group=GROUP):
+    for point in metadata.entry_points(group=GROUP):
         found = point.load()
         if callable(found):
             found()

@@ -3,15 +3,20 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import InputError
 from ggraph.explain import Explanation
 from ggraph.graph import Graph
+from ggraph.lazy import lazy
 from ggraph.plan import Certificate, Plan, Schedule, VerifiedPlan
 from ggraph.show import graph_dot, graph_text, plan_summary, plan_text, schedule_text
-from ggraph.show_html import plan_html
 from ggraph.tensor import Tensor, line
+
+if TYPE_CHECKING:
+    from ggraph import show_html
+else:
+    show_html = lazy("ggraph.show_html")
 
 FORMS = ("text", "html", "dot", "json")
 
@@ -51,7 +56,7 @@ def _tensor_data(t: Tensor) -> dict[str, Any]:
 
 def _html(v: VerifiedPlan) -> str:
     facts = {k: x for k, x in vars(v.certificate).items() if k != "approximations"}
-    return plan_html(v.plan, facts)
+    return show_html.plan_html(v.plan, facts)
 
 
 def _fields(noun: object) -> str:
@@ -71,7 +76,7 @@ _SHOWN: dict[type, Forms] = {
     },
     Plan: {
         "text": lambda p: schedule_text(p.schedule),
-        "html": lambda p: plan_html(p, {"commands": len(p.schedule.commands)}),
+        "html": lambda p: show_html.plan_html(p, {"commands": len(p.schedule.commands)}),
         "dot": lambda p: graph_dot(p.graph),
         "json": lambda p: _json({"commands": list(map(str, p.schedule)), "log": list(p.log)}),
     },

@@ -6,12 +6,18 @@ An architecture is one record (`architecture.Architecture`): names, keys, and a 
 
 import importlib.util
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ggraph import ModelError
+from ggraph.lazy import lazy
 
 from .architecture import Architecture
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = lazy("importlib.metadata")
 
 GROUP = "ggraph.architectures"  # of entry points: each names a record, or a sequence of them
 FOUND: dict[str, Architecture] = {}
@@ -55,7 +61,7 @@ def _registered(own: object, where: str) -> list[Architecture]:
 
 def load_installed() -> None:
     """Register what installed packages bring in the group `ggraph.architectures`, once each."""
-    for point in entry_points(group=GROUP):
+    for point in metadata.entry_points(group=GROUP):
         if point.name not in FOUND:
             _registered(point.load(), f"package {point.dist.name if point.dist else point.value}")
 

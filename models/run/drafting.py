@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ggraph.decode.policy import Adaptive, Fixed, Policy
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
 from ggraph.formats import open_checkpoint
+from ggraph.lazy import lazy
 
 from ..eagle3 import Head
 from ..heads.assistant import AssistantHead, is_assistant
@@ -29,6 +30,11 @@ from ..heads.layouts import AnyHead
 from ..heads.mtp import NextHead
 from ..registry import Model, open_model
 from .load import Loaded
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = lazy("importlib.metadata")
 
 # True rows that a head reads at once where drafts must pay for themselves: behind a pause, and of a
 # prompt, which is read once.
@@ -73,9 +79,9 @@ class DraftOptions:
         return self.most if self.tree is None else self.tree.total_tokens - 1
 
 
-def installed() -> dict[str, EntryPoint]:
+def installed() -> dict[str, "metadata.EntryPoint"]:
     """Drafters that installed packages bring in the group `ggraph.drafters`, by name."""
-    return {p.name: p for p in entry_points(group=GROUP) if p.name not in NAMES}
+    return {p.name: p for p in metadata.entry_points(group=GROUP) if p.name not in NAMES}
 
 
 def tree_shape(text: str | None) -> TreeShape | None:
