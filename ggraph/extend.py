@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+import numpy as np
+
 from ggraph.door import checked
 from ggraph.errors import GraphError
+from ggraph.ops.examples import build as build_example
+from ggraph.ops.examples import feeds
 from ggraph.ops.rules import same_shape
 from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
 
@@ -41,7 +45,7 @@ def register_op(
     ctypes function or a `numba.cfunc`; operands are pairs of address and bytes, the result first,
     without gaps; every thread calls it and takes its share. An op with attributes has none.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
-    there is no example, or an op with a C function may work in place.
+    there is no example, the meaning fails on one, or an op with a C function may work in place.
     """
     if not examples:
         raise GraphError(f"op {name!r}: expected at least one example")
@@ -59,12 +63,35 @@ def register_op(
         native=None if kernel is None else kernel,
     )
     register(spec)
+    try:
+        _try(spec)
+    except Exception:
+        del OPS[name]
+        raise
 
     def build(*sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
         return apply(spec.name, *sources, name=name, **attrs)
 
     build.__name__, build.__doc__ = name, spec.doc
     return build
+
+
+def _try(spec: OpSpec) -> None:
+    """GraphError where the meaning gives no array, or fails, on one of its examples."""
+    for i, example in enumerate(spec.examples):
+        y = build_example(spec, example)
+        fed = [a.copy() for a in feeds(spec, example).values()]
+        try:
+            found: object = spec.reference(*fed, **example.attrs)
+        except Exception as error:
+            raise GraphError(
+                f"op {spec.name!r}: the meaning fails on example {i}: {error!r:.200}"
+            ) from error
+        if not isinstance(found, np.ndarray | np.generic):
+            raise GraphError(
+                f"op {spec.name!r}: the meaning gives {found!r:.40} on example {i}, expected an "
+                f"array {list(y.shape)}"
+            )
 
 
 def load_installed() -> tuple[str, ...]:

@@ -26,11 +26,12 @@ NAMES = ("qwen3.5-0.8b", "gemma-3-1b", "lfm2-1.2b", "qwen3-moe-3gb")
 PEERS = ("ik_llama.cpp", "llama.cpp")
 RESULT, PAGE = ROOT / "bench" / "results" / "models_speed.json", ROOT / "docs" / "models.md"
 TITLE, BAR = "## Speed", 1.2
+CONTEXT = 256  # rows of the cache
 
 
 def measured(path: Path, threads: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Of each case and side the rates of the rounds, and the least share of its cores."""
-    ours, peers = Ours(path, threads, tokens), []
+    ours, peers = Ours(path, threads, tokens, CONTEXT), []
     for name in PEERS:
         try:
             peers.append(Peer(path, threads, name=name))

@@ -78,6 +78,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 65536, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "rope_theta": 1e6,
     },
+    # 3 GB as Q4_K_M: a quarter of Qwen3-30B-A3B's experts, half of what a row reads
+    "moe-3gb": {
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 1024,
+        "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 64, "vocab_size": 49152, "num_experts": 32, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1024, "norm_topk_prob": True, "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
     # 3 GB as Q4_K_M: 7 of the 48 layers of Qwen3-30B-A3B, each of them whole
     "qwen3-moe-3gb": {
         "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144,
@@ -117,7 +125,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Architecture, DecoderConfig, dict
         raise InputError(f"architectures {values.get('architectures')}: none is known here")
     a = known[named[0]]
     c = a.complete(from_hf(a.translate({**TYPED, **values}), a.name))
-    held = HELD.get(a.name, ())
+    held: tuple[str, ...] = HELD.get(a.name, ())
     if not {**TYPED, **values}["tie_word_embeddings"]:
         held += ("output.weight",)
     s = Listing(c, {}, StepShape(1, 1, 1, 1, ()), held=held)

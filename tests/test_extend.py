@@ -3,7 +3,7 @@
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +117,10 @@ def test_packages_bring_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_installed() == ("tripled",)
     assert check_op("tripled", ("cpu",))[0].compiled
+
+
+@pytest.mark.parametrize("meaning", [int, lambda a: a + np.ones(7), lambda a: 3, lambda: 0])
+def test_a_meaning_that_fails_on_its_examples_is_refused(meaning: Callable[..., Array]) -> None:
+    with pytest.raises(GraphError, match=r"op 'fails': the meaning .* example 0"):
+        register_op("fails", meaning, examples=[Example((Arg((3, 5)),))])
+    assert "fails" not in OPS

@@ -160,7 +160,7 @@ def test_a_plan_prints_and_every_noun_is_shown() -> None:
     with pytest.raises(InputError, match="cannot show 3"):
         show(3)
     table = session.profile("k", {"a": A}, runs=2)
-    assert table.splitlines()[0].startswith("'k': ") and "reduce" in table
+    assert table.splitlines()[0].startswith("'k': ") and "chain" in table
     session.close()
     plain = Session({"cpu": open_backend("cpu", threads=1)})
     plain.prepare("k", graph)

@@ -249,7 +249,7 @@ def test_dev_hands_on_what_follows_the_verb() -> None:
         (["--fixed", "Hi"], "--fixed without drafts"),
         (["--draft-max", "3", "--accept", "reject", "Hi"], "--draft-max, --accept without drafts"),
         (["--draft", "suffix", "--tree", "8,2,3", "Hi"], "--tree is for the eagle3 or mtp drafter"),
-        (["--draft", "suffix", "--head", HEAD, "Hi"], "--head is for the eagle3 or mtp drafter"),
+        (["--draft", "suffix", "--head", HEAD, "Hi"], "--head is for the eagle3 or mtp or dflash"),
         (["--draft", "suffix", "-md", "MODEL", "Hi"], "--model-draft is for the model drafter"),
         (["--compare", "--tree", "8,-1,0", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
         (["--compare", "--tree", "8,1,0", "Hi"], "expected at least depth 0, top_k 1"),

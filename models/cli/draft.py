@@ -82,7 +82,7 @@ class DraftFlags:
         idle = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if idle and not wanted:
             raise InputError(f"{_flags(idle)} without drafts: add --draft, --head or --model-draft")
-        needs = {"head": HEADS, "tree": HEADS, "model_draft": ("model",)}
+        needs = {"head": HEADS, "tree": ("eagle3", "mtp"), "model_draft": ("model",)}
         for name, drafters in needs.items():
             if name in idle and not set(drafters) & set(names):
                 raise InputError(

@@ -6,6 +6,7 @@ Serve on it as long as it has other applications.
 
 import hashlib
 import logging
+import re
 import signal
 import socket
 import sys
@@ -30,6 +31,7 @@ from .server import listening
 APPLICATION = "ggraph"
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.2  # from one look at an application's state to the next
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 T = TypeVar("T")
 LOG = logging.getLogger("ggraph.serve")
 
@@ -171,9 +173,9 @@ def _running(
     try:
         told = ""
         while (now := serve.status().applications[name]).status != "RUNNING":
-            if now.status == "DEPLOY_FAILED":
-                raise InputError(f"Ray cannot serve this: {_line(now.message)}")
             notes = [d.message for d in now.deployments.values() if d.message]
+            if now.status == "DEPLOY_FAILED":
+                raise InputError(f"Ray cannot serve this: {_line(' '.join(notes) or now.message)}")
             if notes and notes[0] != told:
                 told = notes[0]
                 LOG.warning("%s", _line(told))
@@ -200,4 +202,6 @@ def _delete(name: str, hurry: threading.Event) -> None:
 
 
 def _line(error: object) -> str:
-    return " ".join(str(error).split())[:500]
+    """On one line; of a long one the end, where a traceback has its cause."""
+    line = " ".join(COLOURS.sub("", str(error)).split())
+    return line if len(line) <= 500 else f"{line[:100]} .. {line[-400:]}"
