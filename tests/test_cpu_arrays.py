@@ -79,10 +79,10 @@ X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 EXAMPLES = (Example((Arg((3, 4)),)),)
 
 
-def plan_of(op: Any) -> VerifiedPlan:
+def plan_of(op: Any, rows: int = 3) -> VerifiedPlan:
     """A plan of one op on the CPU."""
     with closing(open_cpu("cpu", threads=1)) as backend:
-        return make_plan(Graph.of([op(input("x", (3, 4)), name="y")]), [backend.spec])
+        return make_plan(Graph.of([op(input("x", (rows, 4)), name="y")]), [backend.spec])
 
 
 def test_after_a_meaning_that_raises_the_next_run_has_all_its_bytes() -> None:
@@ -129,26 +129,28 @@ def test_a_meaning_that_keeps_arrays_is_refused() -> None:
     assert all(np.isfinite(k).all() for k in kept), "what it kept can be read still"
 
 
-def test_a_meaning_that_refuses_its_examples_cannot_be_planned() -> None:
-    def refuses(x: Array) -> Array:
-        raise InputError(f"{np.sort(x).shape} again")
+def _three_rows_only(x: Array) -> Array:
+    """A meaning that takes its examples and refuses other shapes."""
+    held = np.sort(x)
+    if len(held) != 3:
+        raise InputError(f"{held.shape} is refused")
+    return held
 
-    op = register_op("refuses", refuses, examples=EXAMPLES, shape=OPS["relu"].infer)
-    with pytest.raises(GraphError, match=r"what NumPy needs is not known: \(3, 4\) again"):
-        plan_of(op)
+
+def test_a_meaning_that_refuses_a_shape_cannot_be_planned_for_it() -> None:
+    op = register_op("three", _three_rows_only, examples=EXAMPLES, shape=OPS["relu"].infer)
+    plan_of(op)
+    with pytest.raises(GraphError, match=r"what NumPy needs is not known: \(5, 4\) is refused"):
+        plan_of(op, rows=5)
 
 
 def test_refused_rehearsals_give_their_addresses_back() -> None:
     """Each takes so many that a process has none left after some hundred."""
 
-    def refuses(x: Array) -> Array:
-        held = np.sort(x)
-        raise InputError(f"{held.shape} is refused")
-
-    op = register_op("never", refuses, examples=EXAMPLES, shape=OPS["relu"].infer)
+    op = register_op("three", _three_rows_only, examples=EXAMPLES, shape=OPS["relu"].infer)
     most = vast().nbytes
     for i in range(700):
-        t = op(input(f"x{i}", (3, 4)), name="y")
+        t = op(input(f"x{i}", (5, 4)), name="y")
         with pytest.raises(GraphError, match="is refused"):
             numpy_need(t)
     assert vast().nbytes == most
