@@ -11,13 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggraph.door import checked
-from ggraph.errors import GraphError
+from ggraph.door import checked, fit
+from ggraph.errors import GraphError, ShapeError
 from ggraph.lazy import lazy
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
 from ggraph.ops.rules import same_shape
-from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
+from ggraph.tensor import (
+    OPS,
+    Array,
+    Attr,
+    Attrs,
+    Example,
+    Meta,
+    OpSpec,
+    Rule,
+    Tensor,
+    apply,
+    register,
+)
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -58,7 +70,7 @@ def register_op(
         raise GraphError(f"op {name!r}: a C function may not work in place")
     spec = OpSpec(
         name,
-        infer=shape or same_shape,
+        infer=_held_to(name, shape or same_shape),
         reference=meaning,
         inplace_ok=tuple(inplace),
         elementwise=elementwise,
@@ -79,6 +91,23 @@ def register_op(
 
     build.__name__, build.__doc__ = name, spec.doc
     return build
+
+
+def _held_to(name: str, rule: Rule) -> Rule:
+    """A rule from outside: what it gives is a Meta of the kinds that its fields name."""
+
+    def infer(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+        try:
+            found: object = rule(sources, attrs)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            shown = ", ".join(map(repr, sources))
+            raise ShapeError(f"{name}: the rule for shapes fails on {shown}: {error!r}") from error
+        if not isinstance(found, Meta):
+            raise ShapeError(f"{name}: the rule for shapes gives {found!r:.60}, expected a Meta")
+        fit(found, ShapeError)
+        return found
+
+    return infer
 
 
 def _try(spec: OpSpec) -> None:
