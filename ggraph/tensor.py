@@ -137,6 +137,7 @@ class OpSpec:
     rounds: str = ""
     limits: Callable[["Tensor"], Mapping[int, int]] | None = None
     native: Any = None  # a C function, see `ggraph.extend.register_op`
+    cuda: str = ""  # CUDA source, see there
     examples: tuple[Example, ...] = ()
     doc: str = ""
 
