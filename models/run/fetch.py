@@ -13,7 +13,6 @@ import shutil
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
     import subprocess
+    import zipfile
 else:
-    subprocess = lazy("subprocess")
+    subprocess, zipfile = lazy("subprocess"), lazy("zipfile")
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 CHUNK = 1 << 20
