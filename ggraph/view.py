@@ -11,7 +11,15 @@ from ggraph.errors import InputError
 from ggraph.explain import Explanation
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
-from ggraph.plan import Certificate, Plan, Schedule, VerifiedPlan
+from ggraph.plan import (
+    Certificate,
+    MemoryMap,
+    Placement,
+    Plan,
+    Schedule,
+    Splits,
+    VerifiedPlan,
+)
 from ggraph.show import graph_dot, graph_text, plan_summary, plan_text, schedule_text
 from ggraph.tensor import Tensor, line
 from ggraph.verify import CounterExample, examine
@@ -35,8 +43,8 @@ class Page(str):
 
 
 def show(noun: object, form: str = "text") -> str:
-    """A graph, schedule, plan, verified plan, certificate, counter-example, explanation or tensor
-    as text.
+    """Any noun as text: a tensor, graph, placement, splits, schedule, memory map, plan, verified
+    plan, certificate, counter-example or explanation.
 
     `form`: "text" for all of them; "json" for all (one object); "dot", for Graphviz, and "html", a
     page of its own, for plans; "dot" for graphs too. A plan that is not proved yet is asked for its
@@ -83,6 +91,36 @@ def _fields(noun: object) -> str:
     return "\n".join(f"{name:<20} {value}" for name, value in asdict(noun).items())
 
 
+def _placed(placement: Placement) -> str:
+    return "\n".join(f"{n:<32} {w.device:<8} {w.cause}" for n, w in placement.of.items())
+
+
+def _split(splits: Splits) -> str:
+    return "\n".join(
+        f"{s.index} on {s.device}: {', '.join(s.nodes) or 'nothing'}"
+        + (f"; copies in {', '.join(s.copies_in)}" if s.copies_in else "")
+        for s in splits.splits
+    )
+
+
+def _mapped(memory: MemoryMap) -> str:
+    rows = [f"buffer {b.name}: {b.nbytes} bytes on {b.device}" for b in memory.buffers.values()]
+    for value, r in memory.regions.items():
+        cause = memory.causes.get(value, "")
+        ends = ", ".join(f"[{o}, {o + r.nbytes})" for o in r.offsets)
+        rows.append(f"{value:<32} {r.buffer} {ends} {cause}".rstrip())
+    return "\n".join(rows)
+
+
+def _memory_data(memory: MemoryMap) -> dict[str, Any]:
+    return {
+        "mode": memory.mode,
+        "buffers": {n: asdict(b) for n, b in memory.buffers.items()},
+        "regions": {n: asdict(r) for n, r in memory.regions.items()},
+        "causes": dict(memory.causes),
+    }
+
+
 Forms = dict[str, Callable[[Any], str]]
 _SHOWN: dict[type, Forms] = {
     Tensor: {"text": line, "json": lambda t: _json(_tensor_data(t))},
@@ -103,6 +141,9 @@ _SHOWN: dict[type, Forms] = {
         "text": schedule_text,
         "json": lambda s: _json({"commands": list(map(str, s))}),
     },
+    Placement: {"text": _placed, "json": lambda p: _json({n: asdict(w) for n, w in p.of.items()})},
+    Splits: {"text": _split, "json": lambda s: _json([asdict(x) for x in s.splits])},
+    MemoryMap: {"text": _mapped, "json": lambda m: _json(_memory_data(m))},
     Certificate: {"text": _fields, "json": lambda c: _json(asdict(c))},
     CounterExample: {"text": str, "json": lambda c: _json(c.to_json())},
     Explanation: {"text": str, "json": lambda e: _json(asdict(e))},

@@ -39,7 +39,7 @@ MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
 FAMILIES = (
     "elementwise", "chain", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort",
     "rows", "shape", "join", "copies", "create", "conv", "images", "solve", "moe", "recurrent",
-    "draw", "fused", "activations",
+    "scan", "draw", "fused", "activations",
 )  # fmt: skip
 NOUNS = (
     ggraph.Tensor, ggraph.face.Face, ggraph.Graph, ggraph.Session, ggraph.Options,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,10 +20,13 @@ from ggraph import (
     ops,
     scope,
     show,
+    state,
     weight,
 )
 from ggraph.errors import ShapeError
 from ggraph.ops.evaluate import evaluate
+from ggraph.plan import Plan
+from ggraph.verify import examine
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((3, 4, 5)).astype(np.float32)
@@ -59,6 +63,13 @@ CASES: dict[str, tuple[Tensor, Array]] = {
     "where": (ops.where(a > 0, a, b), np.where(A > 0, A, B)),
     "maximum": (ops.maximum(a, b), np.maximum(A, B)),
     "minimum": (ops.minimum(a, b), np.minimum(A, B)),
+    "where, numbers": (ops.where(a > 0, 1, 0.5), np.where(A > 0, 1, 0.5)),
+    "where, all ways": (ops.where(b > 0, b, a), np.where(B > 0, B, A)),
+    "where over columns": (ops.where(a[:, :1] > 0, a, b), np.where(A[:, :1] > 0, A, B)),
+    "maximum of a number": (ops.maximum(0.5, a), np.maximum(0.5, A)),
+    "minimum both ways": (ops.minimum(b, a[..., :1]), np.minimum(B, A[..., :1])),
+    "pow of a number": (ops.pow(2, a), np.float32(2) ** A),
+    "pow both ways": (ops.pow(p[0, 0], a), P[0, 0] ** A),
     "soft_max over 0": (over(a), np.exp(A) / np.exp(A).sum(0)),
 }  # fmt: skip
 
@@ -155,6 +166,13 @@ def test_a_plan_prints_and_every_noun_is_shown() -> None:
     assert show(graph, "dot").startswith("digraph") and "<html" in show(verified, "html")
     assert show(explain(verified, "y")).startswith("y\n")
     assert "reads_proved" in show(verified.certificate)
+    schedule, memory = verified.plan.schedule, verified.plan.memory
+    for noun in (schedule.splits.placement, schedule.splits, memory):
+        assert "cpu" in show(noun) and json.loads(show(noun, "json"))
+    lost = Plan(replace(schedule, commands=schedule.commands[:1]), memory)
+    assert "verify refuses this plan" in show(lost, "html")
+    assert json.loads(show(examine(lost), "json"))["kind"] in show(examine(lost))  # type: ignore[arg-type]
+    assert show(verified, "html")._repr_html_().startswith("<iframe")  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="a Graph has no html; it has text, dot, json"):
         show(graph, "html")
     with pytest.raises(InputError, match="cannot show 3"):
@@ -167,3 +185,50 @@ def test_a_plan_prints_and_every_noun_is_shown() -> None:
     with pytest.raises(InputError, match="profile=True"):
         plain.profile("k", {"a": A})
     plain.close()
+
+
+def test_a_selective_scan_is_mambas_recurrence_in_one_graph_and_row_by_row() -> None:
+    rows, heads, width, size, groups = 7, 4, 3, 5, 2
+    shapes = {
+        "state": (heads, width, size), "x": (rows, heads, width), "dt": (rows, heads),
+        "a": (heads, size), "b": (rows, groups, size), "c": (rows, groups, size),
+    }  # fmt: skip
+    rng = np.random.default_rng(7)
+    fed = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    fed["a"] = -np.abs(fed["a"])
+    held, wanted = fed["state"].astype(np.float64), np.empty(shapes["x"])
+    for t in range(rows):
+        for h in range(heads):
+            step, g = np.log1p(np.exp(fed["dt"][t, h])), h // (heads // groups)
+            taken = step * np.outer(fed["x"][t, h], fed["b"][t, g])
+            held[h] = held[h] * np.exp(fed["a"][h] * step) + taken
+            wanted[t, h] = held[h] @ fed["c"][t, g]
+    session = Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True))
+    y, after = ops.ssm_scan(*(input(n, s) for n, s in shapes.items()))
+    session.prepare("whole", Graph.of({"y": y, "after": after}))
+    found = session.run("whole", fed)
+    assert np.allclose(found["y"], wanted, atol=1e-5)
+    assert np.allclose(found["after"], held, atol=1e-5)
+    one = {n: (1, *s[1:]) if n in ("x", "dt", "b", "c") else s for n, s in shapes.items()}
+    kept = state("kept", shapes["state"])
+    y, after = ops.ssm_scan(kept, *(input(n, s) for n, s in one.items() if n != "state"))
+    session.prepare("row", Graph.of({"y": y}, also=[ops.cpy(after, kept)]))
+    session.write_state("kept", fed["state"])
+    steps = {n: v[:, None] if n != "a" else v for n, v in fed.items() if n != "state"}
+    assert np.allclose(session.scan("row", steps)["y"][:, 0], wanted, atol=1e-5)
+    session.close()
+    with pytest.raises(ShapeError, match=r"ssm_scan\(state .*expected f32 x \[T, H, D\]"):
+        ops.ssm_scan(*(input(n, (*s[:-1], 2)) for n, s in shapes.items()))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: ops.where(1, 2, 3), "where: condition=1: expected a tensor"),  # type: ignore[arg-type]
+        (lambda: ops.maximum(1, 2), "maximum: .*: expected a tensor among them"),
+        (lambda: ops.minimum(a, a[:, :3]), r"minimum: cannot broadcast \[3, 4, 5\] of %a and"),
+    ],
+)
+def test_what_does_not_broadcast_is_told(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(ShapeError, match=said):
+        wrong()

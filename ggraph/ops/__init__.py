@@ -120,6 +120,7 @@ from ggraph.ops.rows import (
     get_rows,
     set_rows,
 )
+from ggraph.ops.scan import ssm_scan
 from ggraph.ops.shape import (
     columns,
     narrow,
@@ -264,6 +265,7 @@ __all__ = [
     "sqrt",
     "ssm_conv",
     "ssm_conv_next",
+    "ssm_scan",
     "step",
     "sub",
     "sum",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.dtype import BF16, F16
+from ggraph.errors import ShapeError
 from ggraph.ops.rules import (
     expect,
     f32,
@@ -210,27 +211,59 @@ def div(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
     return apply("div", a, b, name=name)
 
 
-def maximum(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
-    """The greater of a and b, NaN where either is; shapes as in `add`. No ggml peer. ShapeError."""
+def maximum(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
+    """The greater of a and b, NaN where either is; broadcast both ways, one may be a number.
+
+    No ggml peer. Errors: ShapeError.
+    """
+    a, b = _alike("maximum", a, b)
     return apply("maximum", a, b, name=name)
 
 
-def minimum(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
-    """The lesser of a and b, NaN where either is; shapes as in `add`. No ggml peer. ShapeError."""
+def minimum(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
+    """The lesser of a and b, NaN where either is; broadcast both ways, one may be a number.
+
+    No ggml peer. Errors: ShapeError.
+    """
+    a, b = _alike("minimum", a, b)
     return apply("minimum", a, b, name=name)
 
 
-def pow(a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
-    """a to the b, NaN for a < 0 unless b is whole; shapes as in `add`. No ggml peer. ShapeError."""
+def pow(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
+    """a to the b, NaN for a < 0 unless b is whole; broadcast both ways, one may be a number.
+
+    No ggml peer. Errors: ShapeError.
+    """
+    a, b = _alike("pow", a, b)
     return apply("pow", a, b, name=name)
 
 
-def where(condition: Tensor, a: Tensor, b: Tensor, *, name: str = "") -> Tensor:
-    """a where the condition is not 0, else b: condition and a [...], b [.., n] repeats into a.
+def where(condition: Tensor, a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
+    """a where the condition is not 0, else b; broadcast all ways, a and b may be numbers.
 
-    All plain float; the result has a's type. No ggml peer. Errors: ShapeError.
+    All plain float; the result has the type of the first of a, b and condition that is a tensor.
+    No ggml peer. Errors: ShapeError.
     """
+    a, b, condition = _alike("where", a, b, condition)
     return apply("where", condition, a, b, name=name)
+
+
+def _alike(op: str, *given: Tensor | float) -> tuple[Tensor, ...]:
+    """Numbers as tensors of the first tensor's type, and all but the second repeated into the
+    common shape; the second repeats by itself. ShapeError where no shape is common."""
+    tensors = [t for t in given if isinstance(t, Tensor)]
+    if not tensors:
+        raise ShapeError(f"{op}: {given}: expected a tensor among them")
+    try:
+        shape = np.broadcast_shapes(*(t.shape for t in tensors))
+    except ValueError:
+        shapes = " and ".join(f"{list(t.shape)} of %{t.name}" for t in tensors)
+        raise ShapeError(f"{op}: cannot broadcast {shapes}") from None
+    made = [t if isinstance(t, Tensor) else tensors[0]._tensor(t) for t in given]
+    return tuple(
+        t if i == 1 or t.shape == shape else apply("repeat", t, shape=shape)
+        for i, t in enumerate(made)
+    )
 
 
 def scale(a: Tensor, factor: float, bias: float = 0.0, *, name: str = "") -> Tensor:
