@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggraph import ModelError
+from ggraph.door import checked
 from ggraph.lazy import lazy
 
 from .architecture import Architecture
@@ -20,10 +21,12 @@ else:
     difflib = lazy("difflib")
     metadata = lazy("importlib.metadata")
 
+__all__ = ["load_installed", "open_arch_file", "register_architecture"]
 GROUP = "ggraph.architectures"  # of entry points: each names a record, or a sequence of them
 FOUND: dict[str, Architecture] = {}
 
 
+@checked
 def register_architecture(a: Architecture) -> Architecture:
     """Make a family known by its GGUF name and its class names. ModelError for a name taken."""
     for known in FOUND.values():
@@ -34,11 +37,13 @@ def register_architecture(a: Architecture) -> Architecture:
     return a
 
 
-def open_arch_file(path: Path) -> list[Architecture]:
+@checked
+def open_arch_file(path: str | Path) -> list[Architecture]:
     """Register what a file calls `ARCHITECTURE` (a record) or `ARCHITECTURES` (several).
 
     ModelError when there is no such file, when it fails, or when it holds neither.
     """
+    path = Path(path)
     if not path.is_file():
         raise ModelError(f"no architecture file at {path}")
     spec = importlib.util.spec_from_file_location(f"architecture_{path.stem}", path)

@@ -49,7 +49,7 @@ ROOMS = (
     "ggraph.tensor", "ggraph.extend", "ggraph.testing", "ggraph.verify", "ggraph.show",
     "ggraph.plan_json", "ggraph.formats",
     "ggraph.backends.protocol", "ggraph.backends.sim", "ggraph.decode.model",
-    "ggraph.decode.runner", "ggraph.decode.engine", "ggraph.decode.sampler",
+    "ggraph.decode.runner", "ggraph.decode.engine", "ggraph.decode.sampler", "ggraph_models.door",
 )  # fmt: skip
 
 

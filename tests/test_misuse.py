@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ggraph_models.door import open_arch_file, register_architecture
+from ggraph_models.llama import LLAMA
 
 from ggraph import (
     DeviceSpec,
@@ -45,9 +47,7 @@ from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner, move_graph, picking
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.extend import address_of
-from ggraph.formats import open_checkpoint
-from ggraph.formats.quantise import quantize
-from ggraph.formats.quants import dequantize
+from ggraph.formats import dequantize, open_checkpoint, quantize
 from ggraph.ops.evaluate import evaluate
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.tensor import OPS, Arg, Example, Kind, Meta, Tensor, register
@@ -165,6 +165,8 @@ def planning() -> Calls:
         "check_plan": (check_plan, {"graph": GRAPH, "feeds": ZEROS, "orders": 1}),
         "quantize": (quantize, {"values": np.zeros((2, 32)), "dtype": dtypes.Q8_0}),
         "dequantize": (dequantize, {"raw": np.zeros((2, 34), np.uint8), "dtype": dtypes.Q8_0}),
+        "register_architecture": (register_architecture, {"a": LLAMA}),
+        "open_arch_file": (open_arch_file, {"path": "nowhere"}),
         "open_checkpoint": (open_checkpoint, {"path": "nowhere"}),
     }
 
@@ -254,8 +256,8 @@ def decoding() -> Calls:
 
 CALLS = {**making(), **planning(), **running(), **decoding()}
 NOTHING_TO_GIVE = {  # functions without an argument
-    "cache_dir", "load_installed", "Session.close", "Engine.reset", "Sampler.clone",
-    "Sampler.uniform", "CounterExample.to_json",
+    "cache_dir", "load_installed", "RawTensor.float32", "RawTensor.widened", "Session.close",
+    "Engine.reset", "Sampler.clone", "Sampler.uniform", "CounterExample.to_json",
 }  # fmt: skip
 OURS = {  # what a session, an executor, an order or an engine calls, never a user
     "Memory", "Ref", "Scratch", "Launch", "Program", "Store", "Backend", "Machine", "SimBackend",

@@ -4,11 +4,13 @@ from pathlib import Path
 
 from ggraph.door import checked
 from ggraph.errors import FormatError
-from ggraph.formats.checkpoint import Checkpoint
+from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.gguf import read_gguf
 from ggraph.formats.hf import read_folder
+from ggraph.formats.quantise import quantize
+from ggraph.formats.quants import dequantize
 
-__all__ = ["open_checkpoint"]
+__all__ = ["Checkpoint", "RawTensor", "dequantize", "open_checkpoint", "quantize"]
 
 
 @checked
