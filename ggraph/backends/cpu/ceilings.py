@@ -4,7 +4,6 @@ Three kernels that do nothing else, run by the same threads as everything: the c
 profile is held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +81,7 @@ def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
 def launch_seconds(pool: Pool) -> float:
     """What one run of a program costs beside its instructions."""
     empty = Assembler(pool.jit).freeze()
-    return statistics.median(_once(pool, empty) for _ in range(200))
+    return float(np.median([_once(pool, empty) for _ in range(200)]))
 
 
 def _program(pool: Pool, name: str, **values: Any) -> Flat:
