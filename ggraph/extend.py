@@ -102,6 +102,7 @@ def register_op(
 
 def _register(spec: OpSpec) -> None:
     """Register what holds on its examples, and nothing else."""
+    fit(spec, GraphError)
     register(spec)
     try:
         _try(spec)

@@ -62,14 +62,14 @@ def _registered(own: object, where: str) -> list[Architecture]:
     records = [a for a in listed if isinstance(a, Architecture)]
     if not records or len(records) < len(listed):
         raise ModelError(f"{where}: expected ARCHITECTURE, a record of architecture.Architecture")
-    return [register_architecture(a) for a in records]
+    return [a if FOUND.get(a.name) is a else register_architecture(a) for a in records]
 
 
 def load_installed() -> None:
-    """Register what installed packages bring in the group `ggraph.architectures`, once each."""
+    """Register what installed packages bring in the group `ggraph.architectures`, once each: an
+    entry names a record, or a sequence of them."""
     for point in metadata.entry_points(group=GROUP):
-        if point.name not in FOUND:
-            _registered(point.load(), f"package {point.dist.name if point.dist else point.value}")
+        _registered(point.load(), f"package {point.dist.name if point.dist else point.value}")
 
 
 def unknown(where: object, asked: str, names: list[str]) -> ModelError:

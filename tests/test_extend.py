@@ -14,6 +14,7 @@ from ggraph.errors import GraphError
 from ggraph.extend import load_installed
 from ggraph.tensor import OPS, Arg, Example
 from ggraph.testing import Differs, check_op, check_plan
+from models import door
 
 SMALL = (Example((Arg((3, 5)),)), Example((Arg((0, 4)),)), Example((Arg((2, 3, 37)),)))
 
@@ -100,6 +101,26 @@ def test_a_record_that_does_not_hold_is_told() -> None:
         check_op("wide")
     with pytest.raises(GraphError, match="at least one example"):
         register_op("bare", mish, examples=())
+
+
+def test_packages_bring_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one entry, whatever it is called; loaded again, they are there already."""
+    known = dict(door.FOUND)
+    (tmp_path / "someones_models.py").write_text(
+        "from dataclasses import replace\n"
+        "from models.llama import LLAMA\n"
+        "BOTH = [replace(LLAMA, name=n, hf=(f'{n}ForCausalLM',)) for n in ('owl', 'elk')]\n"
+    )
+    info = tmp_path / "someones_models-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-models\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ggraph.architectures]\nzoo = someones_models:BOTH\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):
+        door.load_installed()
+        assert door.FOUND.keys() - known.keys() == {"owl", "elk"}
+    door.FOUND.clear()
+    door.FOUND.update(known)
 
 
 def test_packages_bring_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

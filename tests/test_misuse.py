@@ -50,7 +50,7 @@ from ggraph.extend import address_of
 from ggraph.formats import dequantize, open_checkpoint, quantize
 from ggraph.ops.evaluate import evaluate
 from ggraph.plan_json import plan_from_json, plan_to_json
-from ggraph.tensor import OPS, Arg, Example, Kind, Meta, Tensor, register
+from ggraph.tensor import Arg, Example, Kind, Meta, Tensor
 from ggraph.testing import check_op, check_plan
 from ggraph.verify import approximations, examine, races
 from models.registry import open_model
@@ -125,7 +125,6 @@ def making() -> Calls:
         "Graph.to_networkx": (GRAPH.to_networkx, {}),
         "Graph.__getitem__": (GRAPH.__getitem__, {"name": "y"}),
         "register_op": (register_op, odd),
-        "register": (register, {"spec": OPS["relu"]}),
         "address_of": (address_of, {"kernel": 1}),
         "Arg": (lambda **k: new_op(examples=[Example((Arg(**k),))]), fields_of(Arg((2, 2)))),
         "Example": (
