@@ -104,17 +104,24 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: int, count:
                 for g, query in enumerate(queries):
                     sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
-    scale = k.splat(k.arg("scale"), FOUR)
     for g in range(count):
         to = job.scores + (position + (first + g) * CHUNK) * 4
         found = [s.value for s in sums[g]]
-        if pairs:
-            found = [k.shuffle(s, s, range(h, h + 8)) for s in found for h in (0, 8)]
         if positions == 1:
-            k.store(to, k.lane(words.folded4(k, found * FOUR, add) * scale, 0))
+            k.store(to, k.lane(words.folded4(k, found * FOUR, add), 0) * k.arg("scale"))
             continue
-        for p in range(0, positions, FOUR):
-            k.store(to + p * 4, words.folded4(k, found[p : p + FOUR], add) * scale)
+        for p in range(0, positions, FOUR * (1 + pairs)):
+            four = found[p // (1 + pairs) :][:FOUR]
+            whole = _of_pairs(k, four) if pairs else words.folded4(k, four, add)
+            k.store(to + p * 4, whole * k.splat(k.arg("scale"), whole.v.type.count))
+
+
+def _of_pairs(k: Kernel, x: Sequence[Val]) -> Val:
+    """The sums of two or four pairs of eight lanes, as `folded4` makes them of each eight."""
+    quarters = words.quartered(k, (*x, *x)[:FOUR], add)
+    each = range(len(x))
+    parts = ([half + 8 * odd + i for i in each for odd in (0, 1)] for half in (0, FOUR))
+    return add(*(k.shuffle(quarters, quarters, part) for part in parts))
 
 
 def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:

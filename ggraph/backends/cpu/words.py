@@ -67,16 +67,22 @@ def hsum(k: Kernel, x: Val) -> Val:
     return k.lane(two, 0) + k.lane(two, 1)
 
 
-def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
-    """Of each of four vectors all lanes folded into one, as one x4 vector; of 8 lanes always as
-    ((0+1)+(2+3)) + ((4+5)+(6+7))."""
+def quartered(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+    """Of each of four vectors every four lanes folded into one, as (0+1)+(2+3): of the first four
+    lanes of all, then of the next, in a vector as wide as they."""
 
     def pairs(a: Val, b: Val) -> Val:
         lanes = a.v.type.count
         even = [i + j for i in range(0, lanes, FOUR) for j in (0, 2, lanes, lanes + 2)]
         return fold(k.shuffle(a, b, even), k.shuffle(a, b, [i + 1 for i in even]))
 
-    both = pairs(pairs(x[0], x[1]), pairs(x[2], x[3]))
+    return pairs(pairs(x[0], x[1]), pairs(x[2], x[3]))
+
+
+def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+    """Of each of four vectors all lanes folded into one, as one x4 vector; of 8 lanes always as
+    ((0+1)+(2+3)) + ((4+5)+(6+7))."""
+    both = quartered(k, x, fold)
     while (lanes := both.v.type.count) > FOUR:
         low, high = range(lanes // 2), range(lanes // 2, lanes)
         both = fold(k.shuffle(both, both, low), k.shuffle(both, both, high))
