@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ggraph.backends.cpu.copying import SHARED, Copier
 from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
-from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
+from ggraph.backends.cpu.pages import Shelf, drop_map, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.cpu.rehearsal import kernels
@@ -54,6 +55,30 @@ class CpuBackend(HostMemory, Backend):
     _decoded: dict[PackedKey, Array] = field(default_factory=dict)  # as float32
     _closed: bool = False
 
+    def __post_init__(self) -> None:
+        self._copied = Copier(self.pool)
+
+    @property
+    def copies_from(self) -> int:
+        """Bytes from which all threads copy together."""
+        return SHARED if self.pool.threads > 1 else super().copies_from
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        """Put `data`'s bytes at `offset`, by all threads where they are many."""
+        if data.nbytes < self.copies_from or not data.flags.c_contiguous:
+            super().write(memory, offset, data)
+            return
+        held = memory.handle[offset : offset + data.nbytes]
+        self._copied(held.ctypes.data, data.ctypes.data, held.nbytes)
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """A copy of `nbytes` bytes from `offset`, by all threads where they are many."""
+        if nbytes < self.copies_from:
+            return super().read(memory, offset, nbytes)
+        held, found = memory.handle[offset : offset + nbytes], np.empty(nbytes, np.uint8)
+        self._copied(found.ctypes.data, held.ctypes.data, held.nbytes)
+        return found
+
     def allocate(self, buffer: Buffer) -> Memory:
         """Zeroed host memory. BackendError when closed or when the host has no more."""
         if self._closed:
@@ -90,11 +115,8 @@ class CpuBackend(HostMemory, Backend):
         low = Lowering(self.pool, self.exact, self._packed, stream, self._shelf)
         before = len(self._packed)
         for x in launches:
-            known, first = len(self._packed), len(low.asm.rows)
-            done = not x.result.tensor.size or lower(low, x)
-            if len(self._packed) > known:
-                self._release(x)
-            if done:
+            first = len(low.asm.rows)
+            if not x.result.tensor.size or lower(low, x):
                 spans.append((x, first, len(low.asm.rows)))
                 continue
             self._flush(low, steps, pieces, spans)
@@ -108,13 +130,6 @@ class CpuBackend(HostMemory, Backend):
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
-
-    def _release(self, x: Launch) -> None:
-        """Pages of a weight that was packed just now are not needed any more."""
-        packed = {key[0] for key in self._packed}
-        for ref in x.sources:
-            if ref.memory in packed:
-                drop_pages(ref.memory.handle)
 
     def _flush(
         self,

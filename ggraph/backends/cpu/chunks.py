@@ -121,7 +121,8 @@ def _of_pairs(k: Kernel, x: Sequence[Val]) -> Val:
     quarters = words.quartered(k, (*x, *x)[:FOUR], add)
     each = range(len(x))
     parts = ([half + 8 * odd + i for i in each for odd in (0, 1)] for half in (0, FOUR))
-    return add(*(k.shuffle(quarters, quarters, part) for part in parts))
+    first, second = (k.shuffle(quarters, quarters, part) for part in parts)
+    return first + second
 
 
 def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
