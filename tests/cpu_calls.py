@@ -63,6 +63,8 @@ def variants() -> dict[str, Isa]:
         found["vnni of 256 bits"] = narrow
     if here.tiles:
         found["vnni of 512 bits"] = without_tiles(here)
+    if here.moves_bits:
+        found["no moving of bits"] = replace(here, features=here.features.replace("+gfni", "-gfni"))
     if here.dot == "vnni":
         found["avx2"] = replace(narrow, dot="avx2")
     return found

@@ -88,6 +88,26 @@ def test_every_variant_quantises_to_the_same_bits(variant: str, tmp_path: Path) 
         assert mine.any() and np.array_equal(mine, theirs), name
 
 
+@pytest.mark.parametrize("count", range(1, 10))
+def test_blocks_have_their_bits_whatever_stands_beside_them(count: int) -> None:
+    """Four blocks are quantised at once; what is no number spoils its own block alone."""
+    x = normal(count, count, 32)
+    for i, odd in enumerate((np.nan, np.inf, -np.inf, 1e38, 0.0)):
+        x[i % count, (7 * i) % 32] = odd
+    x[count // 2] = 0
+    beside, alone = np.zeros((2, count, X_BLOCK), np.uint8)
+    n = 32 * count
+    call("quantise", x=x, out=beside, m=1, k=n, xs=4 * n, os=beside.nbytes)
+    call("quantise", x=x, out=alone, m=count, k=32, xs=32 * 4, os=X_BLOCK)
+    assert np.array_equal(beside, alone)
+    scales = alone[:, 32:36].copy().view(np.float32)[:, 0]
+    assert np.array_equal(np.isnan(scales), np.isnan(x).any(-1))
+    whole = np.isfinite(x).all(-1)
+    assert np.array_equal(scales[whole], np.abs(x[whole]).max(-1) * np.float32(1 / 127))
+    codes = alone[:, :32].view(np.int8)
+    assert (np.abs(codes[whole] * scales[whole, None] - x[whole]) <= scales[whole, None]).all()
+
+
 @given(n=SIZES, seed=st.integers(0, 50))
 def test_soft_max(n: int, seed: int) -> None:
     x, y = normal(seed, 4, n) * 5, np.zeros((4, n), np.float32)

@@ -134,7 +134,11 @@ def test_vnni_is_chosen_and_selected() -> None:
         text = assembly(name, Isa(here.triple, "icelake-server", wide, "vnni"))
         assert "zmm" in text and ("vpdpbusd" in text) == (name != "matmul_f16")
         assert "tdpbssd" not in text
-    rapids = Isa(here.triple, "sapphirerapids", wide + ",+amx-tile,+amx-int8", "vnni")
+        assert "prefetcht1" in text and "vgf2p8affineqb" not in text
+    rapids = Isa(here.triple, "sapphirerapids", wide + ",+gfni,+amx-tile,+amx-int8", "vnni")
+    assert "vgf2p8affineqb" in assembly("matmul_n4m", rapids)
+    zen = assembly("matmul_n4m", Isa(here.triple, "znver5", wide, "vnni"))
+    assert "prefetchnta" in zen and "prefetcht1" not in zen
     for name in ("matmul_n4k", "matmul_n6k", "matmul_b8"):
         text = assembly(name, rapids)
         assert text.count("tilerelease") == 1 and "tdpbssd" in text

@@ -89,7 +89,7 @@ class Generation:
         drafts = None if drafting is None else self._speculation(drafting, sampler)
         plain = self.config.greedy and not self.config.penalises
         by_logits = not plain or (drafts is not None and drafts.law is not None)
-        self.m.runner.picks = self.m.session.replays and not by_logits
+        self.m.runner.picks = not by_logits
         return engine.generate(
             self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
         )

@@ -81,21 +81,25 @@ class Block:
         return found if self.lifted else found ^ words.SIGN
 
 
-def ask(k: Kernel, address: Val, keep: int = 3) -> None:
-    """Ask for a cache line, to be read once (0) or to be kept (3)."""
+ONCE, SECOND, NEAREST = 0, 2, 3  # for how long a line is kept: read once, or in which cache
+
+
+def ask(k: Kernel, address: Val, keep: int = NEAREST) -> None:
+    """Ask for a cache line."""
     at = k.pointer(address)
     k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
 
 
 def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
-    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept."""
+    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept; for
+    the second cache where the nearest has few lines on their way at once."""
     lines = range(0, nbytes, 64)
     if not k.isa.bypasses:
         for line in lines:
-            ask(k, address + line)
+            ask(k, address + line, SECOND)
         return
     with k.if_else(k.flag(STREAM)) as (once, again):
-        for branch, keep in ((once, 0), (again, 3)):
+        for branch, keep in ((once, ONCE), (again, NEAREST)):
             with branch:
                 for line in lines:
                     ask(k, address + line, keep)

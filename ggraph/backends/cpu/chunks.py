@@ -9,6 +9,7 @@ float32.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 from llvmlite import ir
 
@@ -73,17 +74,6 @@ def _ask(k: Kernel, ahead: Ahead, pieces: int) -> None:
             ahead.cursor.value = first + ahead.stride
 
 
-def _sums4(k: Kernel, a: Sequence[Val]) -> Val:
-    """Sums of the lanes of four x8 vectors, as one x4 vector: ((0+1)+(2+3)) + ((4+5)+(6+7))."""
-
-    def pairs(x: Val, y: Val) -> Val:
-        even, odd = (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15)
-        return k.shuffle(x, y, even) + k.shuffle(x, y, odd)
-
-    both = pairs(pairs(a[0], a[1]), pairs(a[2], a[3]))
-    return k.shuffle(both, both, range(4)) + k.shuffle(both, both, range(4, 8))
-
-
 def _entry(k: Kernel, table: Val, position: Val) -> Val:
     return k.load(table + position * 8, I64)
 
@@ -114,17 +104,25 @@ def _dots(k: Kernel, job: Job, position: Val, positions: int, first: int, count:
                 for g, query in enumerate(queries):
                     sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
-    scale = k.splat(k.arg("scale"), FOUR)
     for g in range(count):
         to = job.scores + (position + (first + g) * CHUNK) * 4
         found = [s.value for s in sums[g]]
-        if pairs:
-            found = [k.shuffle(s, s, range(h, h + 8)) for s in found for h in (0, 8)]
         if positions == 1:
-            k.store(to, k.lane(_sums4(k, found * FOUR) * scale, 0))
+            k.store(to, k.lane(words.folded4(k, found * FOUR, add), 0) * k.arg("scale"))
             continue
-        for p in range(0, positions, FOUR):
-            k.store(to + p * 4, _sums4(k, found[p : p + FOUR]) * scale)
+        for p in range(0, positions, FOUR * (1 + pairs)):
+            four = found[p // (1 + pairs) :][:FOUR]
+            whole = _of_pairs(k, four) if pairs else words.folded4(k, four, add)
+            k.store(to + p * 4, whole * k.splat(k.arg("scale"), whole.v.type.count))
+
+
+def _of_pairs(k: Kernel, x: Sequence[Val]) -> Val:
+    """The sums of two or four pairs of eight lanes, as `folded4` makes them of each eight."""
+    quarters = words.quartered(k, (*x, *x)[:FOUR], add)
+    each = range(len(x))
+    parts = ([half + 8 * odd + i for i in each for odd in (0, 1)] for half in (0, FOUR))
+    first, second = (k.shuffle(quarters, quarters, part) for part in parts)
+    return first + second
 
 
 def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:

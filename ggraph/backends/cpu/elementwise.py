@@ -9,19 +9,19 @@ Legend: m rows, n columns, xs / ys row strides in bytes.
 from collections.abc import Callable
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.quantise import load_block, quantise_block
+from ggraph.backends.cpu.quantise import in_fours, load_block
 from ggraph.backends.cpu.simd import (
     F32,
     F32X8,
     I32,
-    I32X8,
     KERNELS,
     Kernel,
     KernelSpec,
     Val,
     kernel,
+    vec,
 )  # fmt: skip
-from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK
+from ggraph.backends.cpu.tiles import BLOCK
 
 PIECE = 512  # columns that one thread takes at a time
 Emit2 = Callable[[Kernel, Val, Val], Val]
@@ -139,10 +139,13 @@ def rms_norm_quantise(k: Kernel) -> None:
     for r in k.loop(*rows):
         row = x + xs * r
         factor = k.splat(_rms_factor(k, row, n, eps), lanes)  # of the whole row, by every thread
-        for b in k.loop(*blocks):
+
+        def normed(b: Val, row: Val = row, factor: Val = factor) -> list[Val]:
             at = b * (BLOCK * 4)
             pairs = zip(load_block(k, row + at, lanes), load_block(k, w + at, lanes), strict=True)
-            quantise_block(k, [v * factor * u for v, u in pairs], out + os * r + b * X_BLOCK)
+            return [v * factor * u for v, u in pairs]
+
+        in_fours(k, blocks, normed, out + os * r)
 
 
 @kernel("a b out m n as bs os")
@@ -151,11 +154,13 @@ def silu_mul_quantise(k: Kernel) -> None:
     a, b, out, m, n, a_step, bs, os = k.words("a b out m n as bs os")
     rows, blocks = k.grid(m, n // BLOCK)
     for r in k.loop(*rows):
-        for i in k.loop(*blocks):
+
+        def gated(i: Val, r: Val = r) -> list[Val]:
             gates = load_block(k, a + a_step * r + i * (BLOCK * 4), k.isa.lanes)
             ups = load_block(k, b + bs * r + i * (BLOCK * 4), k.isa.lanes)
-            values = [_silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
-            quantise_block(k, values, out + os * r + i * X_BLOCK)
+            return [_silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+
+        in_fours(k, blocks, gated, out + os * r)
 
 
 @kernel("x mask y m n xs ms ys scale:f")
@@ -197,27 +202,36 @@ def soft_max(k: Kernel) -> None:
         _map(k, k.same(0, n), n, scaled)
 
 
+SCANS = 4  # of a row at once: each step of one waits for the step before
+
+
 @kernel("x y m n xs")
 def argmax(k: Kernel) -> None:
     """y[m] int32: the first column with the row's largest value (0 where nothing compares)."""
     x, y, m, n, xs = k.words("x y m n xs")
+    lanes = k.isa.lanes
+    kind, step = vec(F32, lanes), lanes * SCANS
     for r in k.share(m):
-        row = x + xs * r
-        best = k.var(k.const(float("-inf"), F32X8))
-        at = k.var(k.const(0, I32X8))
-        whole = n // 8 * 8
-        for c in k.loop(0, whole, 8):
-            value = k.load(row + c * 4, F32X8)
-            better = value > best.value
-            lanes = k.splat(k.cast("trunc", c, I32), 8) + k.consts(range(8), I32)
-            at.value = k.select(better, lanes, at.value)
-            best.value = k.select(better, value, best.value)
+        row, whole = x + xs * r, n // step * step
+        scans = [
+            (k.var(k.const(float("-inf"), kind)), k.var(k.const(0, vec(I32, lanes))))
+            for _ in range(SCANS)
+        ]
+        for c in k.loop(0, whole, step):
+            first = k.splat(k.cast("trunc", c, I32), lanes)
+            for i, (best, at) in enumerate(scans):
+                value = k.load(row + c * 4 + i * (lanes * 4), kind)
+                better = value > best.value
+                here = first + k.consts(range(i * lanes, (i + 1) * lanes), I32)
+                at.value = k.select(better, here, at.value)
+                best.value = k.select(better, value, best.value)
         top, where = k.var(k.const(float("-inf"), F32)), k.var(k.const(0, I32))
-        for i in range(8):
-            value, lane = k.lane(best.value, i), k.lane(at.value, i)
-            first = value.eq(top.value)
-            with k.when(k.select(first, lane < where.value, value > top.value)):
-                top.value, where.value = value, lane
+        for best, at in scans:
+            for i in range(lanes):
+                value, lane = k.lane(best.value, i), k.lane(at.value, i)
+                first = value.eq(top.value)
+                with k.when(k.select(first, lane < where.value, value > top.value)):
+                    top.value, where.value = value, lane
         for c in k.loop(whole, n):
             with k.when(k.load(row + c * 4, F32) > top.value):
                 top.value, where.value = k.load(row + c * 4, F32), k.cast("trunc", c, I32)

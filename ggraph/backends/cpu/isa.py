@@ -54,6 +54,11 @@ class Isa:
         return {"+amx-tile", "+amx-int8"} <= set(self.features.split(",")) and self.lanes == 16
 
     @property
+    def moves_bits(self) -> bool:
+        """Whether one instruction moves bits within bytes (GFNI), in vectors of any width here."""
+        return self.is_x86 and {"+gfni", "+avx2"} <= set(self.features.split(","))
+
+    @property
     def bypasses(self) -> bool:
         """Whether what is asked for past the caches comes as fast as what is kept: on AMD's.
         Intel's then have 16 lines on their way instead of 48, and half the bytes a second."""

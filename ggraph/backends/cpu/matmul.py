@@ -47,11 +47,11 @@ from ggraph.backends.cpu.tiles import (
 ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
 FLOAT_ROWS = {8: 3, 16: 8}
 REST = 8  # rows of a pass beside tiles: with 12, kernels took twice as long to compile
-AHEAD = 2048  # bytes between use and prefetch; from 8192 on, some lines have left the nearest cache
-FLOAT_AHEAD = 1024  # the same for float weights, whose lines are used up faster
-# The same where several rows multiply 512 bits: arithmetic and memory take about as long then, and
-# what comes late adds to both.
-FAR_AHEAD, FAR_ROWS = 8192, 3
+# Bytes between use and prefetch where what is read once passes the caches by: from 8192 on, some
+# lines have left the nearest cache; float weights' lines are used up faster; where several rows
+# multiply 512 bits, arithmetic and memory take about as long, and what comes late adds to both.
+AHEAD, FLOAT_AHEAD, FAR_ROWS = 2048, 1024, 3
+FAR_AHEAD = 8192  # in that last case, and always where the second cache is asked for
 ARGS = "w x y n k m xs ys add adds"
 EACH_ARGS = ARGS + " count ws group xb"
 Pass = Callable[[Val, list[Val]], None]
@@ -69,7 +69,8 @@ def floats(k: Kernel) -> ir.VectorType:
 
 def _ahead(k: Kernel, count: int, few: int) -> int:
     """Bytes between use and prefetch in a pass of `count` rows; `few` in one of few."""
-    return FAR_AHEAD if k.isa.lanes > HALF and count >= FAR_ROWS else few
+    far = not k.isa.bypasses or (k.isa.lanes > HALF and count >= FAR_ROWS)
+    return FAR_AHEAD if far else few
 
 
 def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:

@@ -7,33 +7,62 @@ weights by is taken off with it). scale = max |x| / 127, as ggml's Q8 types, but
 Legend: m rows, k columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
+from operator import add
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I8, I16, I32, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.simd import F32, I8, I32, Kernel, Val, kernel, vec
 from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM, X_SUMS
 
+FOUR = words.FOUR
 
-def quantise_block(k: Kernel, x: Sequence[Val], out: Val) -> None:
-    """Store 32 numbers, in vectors of one width, as one block at `out`."""
-    lanes = x[0].v.type.count
-    largest = largest_size(k, x)
-    scale = largest * (1.0 / 127.0)
-    inverse = k.select(largest > 0.0, k.const(127.0, F32) / largest, 0.0)
-    factor = k.splat(inverse, lanes)
-    ints = [k.cast("fptosi", words.round_even(k, v * factor), vec(I32, lanes)) for v in x]
-    half = len(ints) // 2
-    sums = [
-        k.intrinsic(f"llvm.vector.reduce.add.v{lanes}i32", I32, reduce(lambda a, b: a + b, part))
-        for part in (ints[:half], ints[half:])
+
+def quantise_blocks(k: Kernel, blocks: Sequence[Sequence[Val]], out: Val) -> None:
+    """Store up to four times 32 numbers, in vectors of one width, as blocks that begin at `out`.
+    What is found across a block's lanes is found for four blocks at once."""
+    given, lanes, half = (
+        (list(blocks) * FOUR)[:FOUR],
+        blocks[0][0].v.type.count,
+        len(blocks[0]) // 2,
+    )
+    sizes = [reduce(k.maximum, [_size(k, v) for v in x]) for x in given]
+    largest = k.cast("bitcast", words.folded4(k, sizes, k.maximum), vec(F32, FOUR))
+    scales = largest * (1.0 / 127.0)
+    inverses = k.select(largest > 0.0, k.const(127.0, largest.v.type) / largest, 0.0)
+    whole = [
+        [words.rounded(k, v * k.splat(k.lane(inverses, i), lanes)) for v in x]
+        for i, x in enumerate(given)
     ]
-    for i, v in enumerate(ints):
-        k.store(out + lanes * i, k.cast("trunc", v, vec(I8, lanes)))
-    k.store(out + X_SCALE, scale)
-    k.store(out + X_SUM, scale * k.cast("sitofp", sums[0] + sums[1], F32))
-    for i, v in enumerate(sums):
-        k.store(out + X_SUMS + 2 * i, k.cast("trunc", v, I16))
+    sums = [
+        words.folded4(k, [reduce(add, x[at : at + half]) for x in whole], add) for at in (0, half)
+    ]
+    products = scales * k.cast("sitofp", sums[0] + sums[1], scales.v.type)
+    both = (sums[0] & 0xFFFF) | (sums[1] << 16)
+    for i, ints in enumerate(whole[: len(blocks)]):
+        at = out + i * X_BLOCK
+        for j, v in enumerate(ints):
+            k.store(at + lanes * j, k.cast("trunc", v, vec(I8, lanes)))
+        for place, found in ((X_SCALE, scales), (X_SUM, products), (X_SUMS, both)):
+            k.store(at + place, k.lane(found, i))
+
+
+def _size(k: Kernel, x: Val) -> Val:
+    """|x| of float32, as the bits, which have the order of the numbers, and of which what is no
+    number has the greatest."""
+    return k.cast("bitcast", x, vec(I32, x.v.type.count)) & 0x7FFFFFFF
+
+
+def in_fours(
+    k: Kernel, part: tuple[Val, Val], numbers: Callable[[Val], Sequence[Val]], out: Val
+) -> None:
+    """Quantise a part of a row's blocks, first and end, to the row at `out`."""
+    first, end = part
+    whole = first + (end - first) // FOUR * FOUR
+    for b in k.loop(first, whole, FOUR):
+        quantise_blocks(k, [numbers(b + i) for i in range(FOUR)], out + b * X_BLOCK)
+    for b in k.loop(whole, end):
+        quantise_blocks(k, [numbers(b)], out + b * X_BLOCK)
 
 
 def largest_size(k: Kernel, x: Sequence[Val]) -> Val:
@@ -52,9 +81,12 @@ def quantise(k: Kernel) -> None:
     x, out, m, columns, xs, os = k.words("x out m k xs os")
     rows, blocks = k.grid(m, columns // BLOCK)
     for r in k.loop(*rows):
-        for b in k.loop(*blocks):
-            block = load_block(k, x + xs * r + b * (BLOCK * 4), k.isa.lanes)
-            quantise_block(k, block, out + os * r + b * X_BLOCK)
+        row = x + xs * r
+
+        def numbers(b: Val, row: Val = row) -> list[Val]:
+            return load_block(k, row + b * (BLOCK * 4), k.isa.lanes)
+
+        in_fours(k, blocks, numbers, out + os * r)
 
 
-__all__ = ["largest_size", "load_block", "quantise", "quantise_block"]
+__all__ = ["in_fours", "largest_size", "load_block", "quantise"]

@@ -4,7 +4,7 @@ Every word has one meaning on every processor; `Dot` alone has variants, whose i
 equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -23,6 +23,7 @@ from ggraph.backends.cpu.simd import (
     vec,
 )  # fmt: skip
 
+FOUR = 4  # vectors whose lanes are folded at once
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), first one exact
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
@@ -66,6 +67,28 @@ def hsum(k: Kernel, x: Val) -> Val:
     return k.lane(two, 0) + k.lane(two, 1)
 
 
+def quartered(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+    """Of each of four vectors every four lanes folded into one, as (0+1)+(2+3): of the first four
+    lanes of all, then of the next, in a vector as wide as they."""
+
+    def pairs(a: Val, b: Val) -> Val:
+        lanes = a.v.type.count
+        even = [i + j for i in range(0, lanes, FOUR) for j in (0, 2, lanes, lanes + 2)]
+        return fold(k.shuffle(a, b, even), k.shuffle(a, b, [i + 1 for i in even]))
+
+    return pairs(pairs(x[0], x[1]), pairs(x[2], x[3]))
+
+
+def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+    """Of each of four vectors all lanes folded into one, as one x4 vector; of 8 lanes always as
+    ((0+1)+(2+3)) + ((4+5)+(6+7))."""
+    both = quartered(k, x, fold)
+    while (lanes := both.v.type.count) > FOUR:
+        low, high = range(lanes // 2), range(lanes // 2, lanes)
+        both = fold(k.shuffle(both, both, low), k.shuffle(both, both, high))
+    return both
+
+
 def hmax(k: Kernel, x: Val) -> Val:
     """Largest of 8 or 16 lanes."""
     if x.v.type.count > 8:
@@ -86,6 +109,12 @@ def round_even(k: Kernel, x: Val) -> Val:
     t = x.v.type
     name = f"llvm.rint.v{t.count}f32" if isinstance(t, ir.VectorType) else "llvm.rint.f32"
     return k.intrinsic(name, t, x)
+
+
+def rounded(k: Kernel, x: Val) -> Val:
+    """Nearest int32 of float32, ties to even."""
+    count = x.v.type.count
+    return k.intrinsic(f"llvm.lrint.v{count}i32.v{count}f32", vec(I32, count), x)
 
 
 def _exp_parts(k: Kernel, inside: Val) -> tuple[Val, Val]:
@@ -288,10 +317,24 @@ def field(k: Kernel, stored: Val, start: int, to: int, bits: int) -> Val:
     has no shift of bytes: what is carried from one byte into the next never reaches them."""
     if bits == 8:
         return stored
+    if to != start and k.isa.moves_bits:
+        return _moved(k, stored, start, to, bits)
     wide = k.cast("bitcast", stored, vec(I16, stored.v.type.count // 2))
     moved = wide << (to - start) if to > start else wide >> (start - to)
     kept = stored if to == start else k.cast("bitcast", moved, stored.v.type)
     return kept & (((1 << bits) - 1) << to)
+
+
+def _moved(k: Kernel, stored: Val, start: int, to: int, bits: int) -> Val:
+    """The same in one instruction: each byte times an 8 x 8 matrix of bits, whose row 7 - i chooses
+    what becomes bit i."""
+    matrix = [0] * 8
+    for i in range(bits):
+        matrix[7 - (to + i)] = 1 << (start + i)
+    signed = [b - 256 * (b > 127) for b in matrix]
+    kind, count = stored.v.type, stored.v.type.count
+    name = f"llvm.x86.vgf2p8affineqb.{8 * count}"
+    return k.intrinsic(name, kind, stored, k.consts(signed * (count // 8), I8), I8(0))
 
 
 def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
