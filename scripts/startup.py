@@ -1,8 +1,10 @@
 """From process start to the first token, and resident memory against the file's size.
 
     python scripts/startup.py [MODEL] [--rounds 5] [--threads 2] [--peer none] [--json OUT]
+    python scripts/startup.py qwen3-4b.gguf --peer llama.cpp,ik_llama.cpp --cold
 
-Caches are warm (one run before is not counted). Medians; `cpu` is processor time up to the first
+Kernels are in the cache (one run before is not counted), and the file is in memory, or on disk
+alone with `--cold`. Medians; `cpu` is processor time up to the first
 token, which other processes disturb less than the clock. Resident memory is read at the last piece
 of a short answer: all of it, the part that is not backed by a file, and the peak since the start,
 which is what the bar is held against. Linux only.
@@ -81,14 +83,21 @@ def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
     return {"seconds": wall, "cpu": cpu, **memory}
 
 
-def run_theirs(path: Path, threads: int, ids: list[int]) -> dict[str, float]:
-    """The same of llama.cpp in a Python process."""
+def run_theirs(path: Path, threads: int, ids: list[int], name: str) -> dict[str, float]:
+    """The same of a peer in a Python process."""
     begun = time.perf_counter()
-    with closing(Peer(path, threads)) as peer:
+    with closing(Peer(path, threads, name=name)) as peer:
         peer.ask(ids, 1)
         wall, cpu = time.perf_counter() - begun, processor_seconds(peer.pid)
         peer.ask(ids, NEW)
         return {"seconds": wall, "cpu": cpu, **resident(peer.pid)}
+
+
+def forget(path: Path) -> None:
+    """Take the file out of the system's cache, so that the next reader waits for the disk."""
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -99,7 +108,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 def show(name: str, found: dict[str, float], nbytes: int) -> None:
     """One line."""
     print(
-        f"{name:10} first token {found['seconds']:.2f} s (cpu {found['cpu']:.2f} s) · resident "
+        f"{name:12} first token {found['seconds']:.2f} s (cpu {found['cpu']:.2f} s) · resident "
         f"{found['resident'] / 1e6:.0f} MB = {found['resident'] / nbytes:.2f}x the file "
         f"(anonymous {found['anonymous'] / 1e6:.0f}, mapped {found['file'] / 1e6:.0f}), peak "
         f"{found['peak'] / 1e6:.0f} MB = {found['peak'] / nbytes:.2f}x",
@@ -113,28 +122,31 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--peer", choices=("llama.cpp", "none"), default="llama.cpp")
+    parser.add_argument("--peer", default="llama.cpp", help="names with commas between, or none")
+    parser.add_argument("--cold", action="store_true", help="the file is on disk alone")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     path = (given.model or fetch_default()).resolve()
     with closing(load(path, threads=1)) as m:
         ids = m.prompt_ids(PROMPT)
-    ours, theirs = [], []
+    peers = [] if given.peer == "none" else given.peer.split(",")
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("ggraph", *peers)}
     folder = tempfile.mkdtemp()
     for _ in range(given.rounds + 1):
-        ours.append(run_ours(path, given.threads, folder))
-        if given.peer == "llama.cpp":
-            theirs.append(run_theirs(path, given.threads, ids))
+        for name, found in runs.items():
+            if given.cold:
+                forget(path)
+            ours = name == "ggraph"
+            found.append(
+                run_ours(path, given.threads, folder)
+                if ours
+                else run_theirs(path, given.threads, ids, name)
+            )
     nbytes = path.stat().st_size
-    result: dict[str, Any] = {
-        "file_bytes": nbytes,
-        "threads": given.threads,
-        "ggraph": medians(ours),
-    }
-    show("ggraph", result["ggraph"], nbytes)
-    if theirs:
-        result["llama.cpp"] = medians(theirs)
-        show("llama.cpp", result["llama.cpp"], nbytes)
+    result: dict[str, Any] = {"file_bytes": nbytes, "threads": given.threads}
+    for name, found in runs.items():
+        result[name] = medians(found)
+        show(name, result[name], nbytes)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     mine = result["ggraph"]
