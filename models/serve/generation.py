@@ -15,7 +15,7 @@ from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
 from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
 from .voice import Form, Said
-from .worker import NOTHING_YET, Ended, Heard
+from .worker import NOTHING_YET, Ended, Heard, together
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Silence:
 
     def _look(self) -> None:
         if self.loop.time() - self.since >= self.seconds:
-            self.said.put_nowait(NOTHING_YET)
+            self.said.put(NOTHING_YET)
         self.timer = self.loop.call_later(self.seconds, self._look)
 
 
@@ -104,7 +104,11 @@ class Generation:
             a = found[index]
             a.add(what)
             if isinstance(what, Said):
-                if (what.text or what.chance) and not may_be_call(asked, a):
+                if not (what.text or what.chance) or may_be_call(asked, a):
+                    continue
+                if what.chance is None:
+                    yield d.told(index, a.untold())
+                else:
                     yield _chunk(d, d.piece(index, a.untold(), what))
             elif a.error is not None:
                 yield event(body(a.error, "server_error"))
@@ -119,20 +123,22 @@ class Generation:
         yield DONE
 
     async def heard(self, answers: Answers) -> AsyncIterator[Heard]:
-        """What the answers say, in order; None where nothing was said for a while. Whoever stops
-        listening ends them."""
+        """What the answers say, in order; None where nothing was said for a while. What has come at
+        once is said at once, but where a journal counts tokens. Whoever stops listening ends them.
+        """
         left, begun, journal = len(answers.tickets), dict[int, float](), answers.journal
         seconds = self.service.settings.ping_seconds if journal is None else PING_SECONDS
         silence = _Silence(answers, seconds)
         try:
             while left:
-                item = await answers.said.get()
+                items = await answers.said.take()
                 silence.since = silence.loop.time()
-                self._measure(answers, item, begun, silence.since)
-                left -= isinstance(item[1], Ended)
-                if journal is not None:
-                    journal.note(*item)
-                yield item
+                for item in together(items) if journal is None else items:
+                    self._measure(answers, item, begun, silence.since)
+                    left -= isinstance(item[1], Ended)
+                    if journal is not None:
+                        journal.note(*item)
+                    yield item
             if journal is not None:
                 journal.close()
         finally:

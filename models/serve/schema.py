@@ -85,6 +85,7 @@ class Sampling(Body):
     ) = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
+    ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = 0

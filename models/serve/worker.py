@@ -4,9 +4,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ggraph import GgraphError
 from ggraph.serving.batch import Batch
@@ -26,6 +26,47 @@ class Ended:
 
 Heard = tuple[int, Said | Ended | None]
 NOTHING_YET: Heard = (0, None)  # what is heard where nothing was said for a while
+GAP = 0.005  # seconds that what is said may wait for more
+
+
+class Inbox:
+    """What the answers to one request say, for one listener. Of the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._heard: list[Heard] = []
+        self._news: asyncio.Future[None] | None = None
+
+    def put(self, heard: Heard) -> None:
+        """Something is said."""
+        self._heard.append(heard)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def take(self) -> list[Heard]:
+        """All that was said since, at least one thing."""
+        while not self._heard:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        heard, self._heard = self._heard, []
+        return heard
+
+
+def together(heard: Sequence[Heard]) -> list[Heard]:
+    """The same with all that an answer says in a row as one, but for what is told with chances."""
+    found, last = list[Heard](), dict[int, int]()  # where each answer's latest text is
+    for index, what in heard:
+        at = last.get(index)
+        if not isinstance(what, Said) or what.chance is not None:
+            last.pop(index, None)
+        elif at is None:
+            last[index] = len(found)
+        else:
+            before = found[at][1]
+            assert isinstance(before, Said), f"answer {index}: {before} is no text"
+            found[at] = index, replace(what, text=before.text + what.text)
+            continue
+        found.append((index, what))
+    return found
 
 
 @dataclass(eq=False)
@@ -33,7 +74,8 @@ class Ticket:
     """One answer on its way: what it says arrives in `said` with its index, `Ended` last."""
 
     index: int
-    said: "asyncio.Queue[Heard]"
+    said: Inbox
+    heard: bool = False  # whether it has said anything, in the batch's thread
     text: Text | None = None
     begun: float = field(default_factory=time.perf_counter)
 
@@ -58,6 +100,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cold = batch.plans()
         self._seconds = 1.0  # of an answer, lately
+        self._told = 0.0  # when something was handed over
+        self._urgent = False  # whether somebody waits for what is to be handed over
 
     @property
     def cold(self) -> int:
@@ -99,12 +143,14 @@ class Worker:
     def hear(self, ticket: Ticket, said: Said) -> None:
         """What an answer says, in the batch's thread."""
         self._outbox.append((ticket, said))
+        if not ticket.heard:
+            ticket.heard = self._urgent = True
 
     def _submit(self, ticket: Ticket, request: Request) -> None:
         try:
             ticket.text = self.batch.submit(request)
         except GgraphError as error:
-            self._outbox.append((ticket, Ended(None, str(error))))
+            self._end_with(ticket, Ended(None, str(error)))
             return
         self._tickets[ticket.text] = ticket
 
@@ -118,18 +164,26 @@ class Worker:
         if isinstance(voice, AnswerVoice) and text.ended != "stop":
             voice.rest()
         error = None if text.error is None else str(text.error)
-        self._outbox.append((ticket, Ended(text, error)))
+        self._end_with(ticket, Ended(text, error))
+
+    def _end_with(self, ticket: Ticket, ended: Ended) -> None:
+        self._outbox.append((ticket, ended))
+        self._urgent = True
 
     def _run(self) -> None:
         try:
             while self._obey():
+                begun = time.perf_counter()
                 for text in self.batch.step():
                     self._end(text)
-                self._flush()
+                now = time.perf_counter()
+                if self._urgent or 2 * now - begun - self._told > GAP:
+                    self._flush()
+                    self._told = now
         except Exception as error:  # the thread's end must not go unnoticed
             self.failure = f"{type(error).__name__}: {error}"
         for text in list(self._tickets):
-            self._outbox.append((self._tickets.pop(text), Ended(text, self.failure or "stopping")))
+            self._end_with(self._tickets.pop(text), Ended(text, self.failure or "stopping"))
         self._flush()
 
     def _obey(self) -> bool:
@@ -146,10 +200,14 @@ class Worker:
             if command is None:
                 return False
             command()
-            self._flush()
+            if self._urgent:
+                self._flush()
 
     def _flush(self) -> None:
-        """Hand over what was said, all at once."""
+        """Hand over what was said, all at once. Each time costs the event loop, the client and
+        the system's ways between them 0.2 ms of a processor on which a step would run; so where
+        steps are short, what they say waits for the next one, if that will end within `GAP`."""
+        self._urgent = False
         if self._outbox and self._loop is not None:
             said, self._outbox = self._outbox, []
             with suppress(RuntimeError):  # the loop is closed: nobody listens
@@ -157,7 +215,7 @@ class Worker:
 
     def _deliver(self, said: list[tuple[Ticket, Said | Ended]]) -> None:
         for ticket, what in said:
-            ticket.said.put_nowait((ticket.index, what))
+            ticket.said.put((ticket.index, what))
             if isinstance(what, Ended):
                 self.open -= 1
                 self._seconds += 0.1 * (ticket.age() - self._seconds)
