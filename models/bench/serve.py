@@ -103,22 +103,23 @@ async def _all(
     url: str, load: Load, prompts: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[float, list[Heard]]:
     """When counting began, and every answer from then on."""
-    first = await asyncio.gather(*(_ask(url, p[0], 4) for p in prompts))
-    assert all(h.times for h in first), "a server says nothing"
+    requests = [[_request(url, p, load.new) for p in own[1:]] for own in prompts]
+    first = await asyncio.gather(*(_ask(url, _request(url, p[0], 4)) for p in prompts))
+    assert all(a.heard().times for a in first), "a server says nothing"
     begun = time.perf_counter()
 
-    async def client(own: Sequence[Sequence[int]]) -> list[Heard]:
-        return [await _ask(url, p, load.new) for p in own[1:]]
+    async def client(own: Sequence[bytes]) -> list[_Answer]:
+        return [await _ask(url, r) for r in own]
 
-    found = await asyncio.gather(*map(client, prompts))
-    return begun, [h for answers in found for h in answers]
+    found = await asyncio.gather(*map(client, requests))
+    return begun, [a.heard() for answers in found for a in answers]
 
 
-class _Listener(asyncio.Protocol):
+class _Answer(asyncio.Protocol):
     """Sends a request, and notes what comes back and when, up to the end of the connection."""
 
     def __init__(self, request: bytes) -> None:
-        self._request = request
+        self._request, self.asked = request, time.perf_counter()
         self.came: list[tuple[float, bytes]] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -133,8 +134,19 @@ class _Listener(asyncio.Protocol):
         if not self.over.done():
             self.over.set_result(None)
 
-    def events(self) -> Iterator[tuple[float, dict[str, Any]]]:
-        """When each event was whole, and what it says. InputError where the request is refused."""
+    def heard(self) -> Heard:
+        """When text came. InputError where the request was refused, or the answer ended early."""
+        heard, finish = Heard(self.asked), None
+        for when, said in self._events():
+            choices = said["choices"]
+            finish = choices[0]["finish_reason"] if choices else finish
+            heard.times += [] if finish else [when]
+        if finish != "length":
+            raise InputError(f"{self._request[:60]!r}: ended by {finish!r}, expected all tokens")
+        return heard
+
+    def _events(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """When each event was whole, and what it says. InputError where there is none."""
         whole = b"".join(data for _, data in self.came)
         status, _, _ = whole.partition(b"\r\n")
         if b" 200 " not in status:
@@ -148,30 +160,23 @@ class _Listener(asyncio.Protocol):
             at = whole.find(MARK, end)
 
 
-async def _ask(url: str, prompt: Sequence[int], new: int) -> Heard:
-    """One request, streamed. InputError where it is refused, or ends early."""
+def _request(url: str, prompt: Sequence[int], new: int) -> bytes:
+    """The bytes that ask for an answer, streamed."""
     body = {
         "prompt": list(prompt), "max_tokens": new, "temperature": 0, "stream": True,
         "ignore_eos": True,
     }  # fmt: skip
-    raw, parts = json.dumps(body).encode(), urlsplit(url)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
-    request = f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw
-    heard = Heard(time.perf_counter())
-    loop = asyncio.get_running_loop()
-    transport, listener = await loop.create_connection(
-        lambda: _Listener(request), parts.hostname or "", parts.port or 80
-    )
-    await listener.over
-    transport.close()
-    finish = None
-    for when, said in listener.events():
-        choices = said["choices"]
-        finish = choices[0]["finish_reason"] if choices else finish
-        heard.times += [] if finish else [when]
-    if finish != "length":
-        raise InputError(f"{url} ended an answer by {finish!r}: expected all {new} tokens")
-    return heard
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
+    return f"{head}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+async def _ask(url: str, request: bytes) -> _Answer:
+    """An answer, once all of it is there."""
+    parts, loop, answer = urlsplit(url), asyncio.get_running_loop(), _Answer(request)
+    await loop.create_connection(lambda: answer, parts.hostname or "", parts.port or 80)
+    await answer.over
+    return answer
 
 
 @contextmanager

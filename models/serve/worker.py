@@ -51,8 +51,11 @@ class Inbox:
         return heard
 
 
-def together(heard: Sequence[Heard]) -> list[Heard]:
-    """The same with all that an answer says in a row as one, but for what is told with chances."""
+def together(heard: Sequence[Heard], *, one_by_one: bool) -> list[list[Heard]]:
+    """What was heard, in one part: all that an answer says in a row is one text there, but for what
+    is told with chances. Or as it is, `one_by_one`."""
+    if one_by_one:
+        return [[h] for h in heard]
     found, last = list[Heard](), dict[int, int]()  # where each answer's latest text is
     for index, what in heard:
         at = last.get(index)
@@ -66,7 +69,7 @@ def together(heard: Sequence[Heard]) -> list[Heard]:
             found[at] = index, replace(what, text=before.text + what.text)
             continue
         found.append((index, what))
-    return found
+    return [found]
 
 
 @dataclass(eq=False)
