@@ -6,13 +6,19 @@ the chain of commands that orders the last use of one tenant before the first us
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from ggraph.alloc import tenants
 from ggraph.door import checked
 from ggraph.errors import InputError
+from ggraph.lazy import lazy
 from ggraph.plan import Plan, Split, VerifiedPlan
 from ggraph.tensor import Tensor, line
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = lazy("difflib")
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
 
 
 def _near(tensor: str, p: Plan, tensors: dict[str, Tensor]) -> str:
-    close = get_close_matches(tensor, [*tensors, *p.schedule.values], n=3)
+    close = difflib.get_close_matches(tensor, [*tensors, *p.schedule.values], n=3)
     return f"; is it {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
 
 
