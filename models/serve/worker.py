@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from ggraph import GgraphError
 from ggraph.serving.batch import Batch
 from ggraph.serving.text import Request, Text
 
+from .bell import Bell
 from .errors import Refused
 from .voice import AnswerVoice, Said
 
@@ -99,8 +101,10 @@ class Worker:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: list[tuple[Ticket, Said | Ended]] = []
         self._tickets: dict[Text, Ticket] = {}
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handed: deque[list[tuple[Ticket, Said | Ended]]] = deque()
+        self._bell: Bell | None = None  # where somebody listens
         self._cold = batch.plans()
         self._seconds = 1.0  # of an answer, lately
         self._told = 0.0  # when something was handed over
@@ -113,13 +117,16 @@ class Worker:
 
     def start(self) -> None:
         """Begin; the running loop gets the answers."""
-        self._loop = asyncio.get_running_loop()
+        self._bell, self._loop = Bell(self._deliver), asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and every answer that is still open."""
+        """End the thread, and every answer that is still open; from any thread but the loop's."""
         self._commands.put(None)
         self._thread.join()
+        if self._bell is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens
+                self._loop.call_soon_threadsafe(self._bell.close)
 
     def check_room(self, count: int) -> None:
         """Refused, with a time to come again, where `count` more answers are too many."""
@@ -211,14 +218,16 @@ class Worker:
         the system's ways between them 0.2 ms of a processor on which a step would run; so where
         steps are short, what they say waits for the next one, if that will end within `GAP`."""
         self._urgent = False
-        if self._outbox and self._loop is not None:
-            said, self._outbox = self._outbox, []
+        if self._outbox and self._bell is not None:
+            self._handed.append(self._outbox)
+            self._outbox = []
             with suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._loop.call_soon_threadsafe(self._deliver, said)
+                self._bell.ring()
 
-    def _deliver(self, said: list[tuple[Ticket, Said | Ended]]) -> None:
-        for ticket, what in said:
-            ticket.said.put((ticket.index, what))
-            if isinstance(what, Ended):
-                self.open -= 1
-                self._seconds += 0.1 * (ticket.age() - self._seconds)
+    def _deliver(self) -> None:
+        while self._handed:
+            for ticket, what in self._handed.popleft():
+                ticket.said.put((ticket.index, what))
+                if isinstance(what, Ended):
+                    self.open -= 1
+                    self._seconds += 0.1 * (ticket.age() - self._seconds)
