@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.arrays import Weights, state_storage, weight_source, weight_storage
-from ggraph.backends.host import HostMemory
+from ggraph.backends.host import PAGE, HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError
@@ -183,6 +183,16 @@ class Session:
             if not is_window:
                 memory, _ = self._state(name)
                 self.backends[memory.buffer.device].write(memory, 0, held.reshape(-1))
+
+    def touch(self, name: str) -> None:
+        """Have the memory of a state, as it is: the system finds pages when they are written to for
+        the first time, for which a run would wait. A device's own memory is there already."""
+        with self._lock:
+            memory, t = self._state(name)
+            self._settle()
+            held = self.backends[memory.buffer.device].window(memory, 0, t.nbytes)
+            if held is not None:
+                held[::PAGE] |= 0
 
     def _rows_of(self, name: str) -> tuple[Array, bool]:
         """A state as uint8 [rows, bytes of a row], and whether that is the state itself."""

@@ -182,6 +182,19 @@ def test_bias_and_penalties_reach_the_sampler(server: Server, alone: Loaded) -> 
     assert said(server, "aaaa", 12, frequency_penalty=1.5, presence_penalty=0.5) == penal
 
 
+def test_a_text_goes_on_behind_an_end_token_where_that_is_asked_for(
+    server: Server, alone: Loaded
+) -> None:
+    bias = {str(next(iter(alone.tokenizer.eos_ids))): 100}
+    for ignored, finish, count in ((False, "stop", 1), (True, "length", 5)):
+        reply = server.client.completions.create(
+            model="any", prompt="abc", max_tokens=5, temperature=0, logit_bias=bias,
+            extra_body={"ignore_eos": ignored},
+        )  # fmt: skip
+        assert reply.choices[0].finish_reason == finish
+        assert reply.usage is not None and reply.usage.completion_tokens == count
+
+
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -93,6 +93,7 @@ def test_rows_of_a_state_are_read_and_written(device: str) -> None:
     rows = np.arange(4, dtype=np.float32).reshape(2, 2)
     session.write_rows("memory", [3, 1], rows.view(np.uint8))
     assert np.array_equal(session.read_rows("memory", [1, 3]), rows[::-1].copy().view(np.uint8))
+    session.touch("memory")  # changes nothing
     feeds = {"rows": np.full((1, 2), 9, np.float32), "index": np.array([0], np.int32)}
     after = np.array([[9, 9], [2, 3], [0, 0], [0, 1]], np.float32)
     assert np.array_equal(session.run("count", feeds)["sum"], after + 0.5)

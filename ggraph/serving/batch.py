@@ -20,6 +20,7 @@ import numpy as np
 from ggraph.decode.acceptance import Kept, match
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.prices import Prices
+from ggraph.decode.rows import row_bucket
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
@@ -28,7 +29,7 @@ from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
 from ggraph.serving.prices import SharedPrices
-from ggraph.serving.steps import MIXED_ROWS, ListRunner, Row, first_shapes
+from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
@@ -114,11 +115,12 @@ class Batch:
         return not self.waiting and not self.running
 
     def plans(self) -> list[Callable[[], object]]:
-        """Makes the plans that short texts need, one by one, the commonest first."""
+        """Makes the plans that short texts need, one by one, the commonest first, and room for the
+        cache."""
         runner, most = self.runner, self.limits.texts
-        shapes = first_shapes(runner, most, self.taps)
-        steps: list[Callable[[], object]] = [partial(runner.prepare, s) for s in shapes]
-        return [*steps, *(plan for g in self.guessers for plan in g.plans(most))]
+        first, *others = (partial(runner.prepare, s) for s in first_shapes(runner, most, self.taps))
+        touches = [partial(runner.touch, part) for part in range(PARTS)]
+        return [first, *touches, *others, *(p for g in self.guessers for p in g.plans(most))]
 
     def submit(self, request: Request) -> Text:
         """A text to run. InputError where its prompt is empty, or does not fit."""
@@ -305,7 +307,7 @@ class Batch:
         self.counters.steps += 1
         self.counters.seconds += took
         if logits == len(rows) and taps == self.taps:
-            self.prices.note_step(self.runner.shape(logits, logits, 1).rows, took)
+            self.prices.note_step(row_bucket(logits), took)
         for part in parts:
             self._take(part, result, took)
 

@@ -6,7 +6,7 @@ The cost of a step follows from what its rows see, and not from how large the ca
 are planned: steps whose rows all want logits in each bucket of rows, and others in coarse ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from ggraph.tensor import Array, Kind
 
 MIXED_ROWS = (16, 32, 48, 64, 96, 128, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
+PARTS = 16  # in which the cache is touched
 WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many times as long
 
 
@@ -51,10 +52,7 @@ class Lists:
         else:
             bucket = next(b for b in MIXED_ROWS if b >= rows)
             seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
-        width = WIDTH
-        while width < reach:
-            width *= WIDER
-        return bucket, seen, min(width, self.context)
+        return bucket, seen, min(width_bucket(reach), self.context)
 
     def feeds(
         self, rows: Sequence[Row], count: int, wanted: int, width: int, spare: int
@@ -64,7 +62,7 @@ class Lists:
         feeds = {
             "tokens": padded([r.token for r in rows], count, 0),
             "positions": padded([r.position for r in rows], count, 0),
-            "slots": padded([r.slot for r in rows], count, spare),
+            "slots": padded([r.slot for r in rows], count, spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
             "length": np.array([spare + 1], np.int32),
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
@@ -87,6 +85,17 @@ class Lists:
             line[len(seen) : len(seen) + 1] = -1
         lists[len(rows) :, 0] = -1
         return lists
+
+
+def width_bucket(reach: int) -> int:
+    """Entries of lists of which the longest has `reach`."""
+    width = WIDTH
+    while width < reach:
+        width *= WIDER
+    return width
+
+
+_Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs
 
 
 class ListRunner:
@@ -116,6 +125,8 @@ class ListRunner:
         self.slots, self.context = slots, context
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
         self._lists = Lists(context, model.sliding_window)
+        self._ready: dict[tuple[object, ...], _Ready] = {}
+        self._caches: dict[str, int] = {}
 
     def shape(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...] = ()) -> StepShape:
         """The bucket of a step of `rows` rows, `wanted` of them with logits, the longest list of
@@ -129,27 +140,41 @@ class ListRunner:
         key = (self.model.name, shape)
         if key in self.session:
             return False
-        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        plan = self.session.prepare(key, lambda: self.model.build(shape), self.model.weight).plan
+        self._caches = {t.name: t.nbytes // t.shape[0] for t in plan.graph.leaves(Kind.STATE)}
         return True
 
     def caches(self) -> dict[str, int]:
         """Names of the states that hold the texts' rows, with the bytes of a row."""
-        shape = self.shape(1, 1, 1)
-        self.prepare(shape)
-        states = self.session.plan((self.model.name, shape)).plan.graph.leaves(Kind.STATE)
-        return {t.name: t.nbytes // t.shape[0] for t in states}
+        if not self._caches:
+            self.prepare(self.shape(1, 1, 1))
+        return self._caches
+
+    def touch(self, part: int) -> None:
+        """Have memory for one of `PARTS` parts of the cache before texts write there: the first
+        prompts would wait for it, by as much as a third of their time."""
+        for name in list(self.caches())[part::PARTS]:
+            self.session.touch(name)
 
     def step(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Result:
         """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E]."""
-        wanted = sum(r.wanted for r in rows)
-        shape = self.shape(len(rows), max(1, wanted), max(len(r.seen) for r in rows), taps)
-        self.prepare(shape)
-        key = (self.model.name, shape)
+        count, wanted = len(rows), sum([r.wanted for r in rows])
+        shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
-        taken = self.session.inputs(key)
-        out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
-        found = {i: out[f"layer_input.{i}"][: len(rows)] for i in shape.taps}
+        out = self.session.run(key, {n: offered[n] for n in taken})
+        found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
         return Result(out["logits"][:wanted], found)
+
+    def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Ready:
+        """The bucket of a step whose plan is there; looked up, since every token asks."""
+        asked = rows, wanted, width_bucket(reach), taps
+        found = self._ready.get(asked)
+        if found is None:
+            shape = self.shape(rows, max(1, wanted), reach, taps)
+            self.prepare(shape)
+            key = (self.model.name, shape)
+            found = self._ready[asked] = shape, key, tuple(self.session.inputs(key))
+        return found
 
 
 def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:

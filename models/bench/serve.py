@@ -1,7 +1,8 @@
 """Speed of a server under many clients: ours, or any that speaks OpenAI's API.
 
 Every client asks again as soon as it was answered; the first round of all is not counted. One text
-that is generated without a server is measured by the same figures.
+that is generated without a server is measured by the same figures. Clients run on the processors
+that they measure, so they only note when bytes came, and read them when the answer is over.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ..run.load import Loaded
 
 START_SECONDS = 120
+MARK = b"data: {"
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,16 @@ class Load:
 
 @dataclass
 class Heard:
-    """When an answer's request left and its tokens came, in seconds of one clock."""
+    """When an answer's request left and its events with text came, in seconds of one clock."""
 
     asked: float
     times: list[float] = field(default_factory=list)
 
 
-def measure(
-    url: str, load: Load, bias: dict[str, float], vocabulary: int, seed: int
-) -> dict[str, Any]:
+def measure(url: str, load: Load, vocabulary: int, seed: int) -> dict[str, Any]:
     """Tokens per second of all clients together, and what each waited for."""
     prompts = load.prompts(vocabulary, seed)
-    begun, heard = asyncio.run(_all(url, load, prompts, bias))
+    begun, heard = asyncio.run(_all(url, load, prompts))
     return _figures(load, begun, heard)
 
 
@@ -100,44 +100,83 @@ def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]
 
 
 async def _all(
-    url: str, load: Load, prompts: Sequence[Sequence[Sequence[int]]], bias: dict[str, float]
+    url: str, load: Load, prompts: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[float, list[Heard]]:
     """When counting began, and every answer from then on."""
-    first = await asyncio.gather(*(_ask(url, p[0], 4, bias) for p in prompts))
-    assert all(h.times for h in first), "a server says nothing"
+    requests = [[_request(url, p, load.new) for p in own[1:]] for own in prompts]
+    first = await asyncio.gather(*(_ask(url, _request(url, p[0], 4)) for p in prompts))
+    assert all(a.heard().times for a in first), "a server says nothing"
     begun = time.perf_counter()
 
-    async def client(own: Sequence[Sequence[int]]) -> list[Heard]:
-        return [await _ask(url, p, load.new, bias) for p in own[1:]]
+    async def client(own: Sequence[bytes]) -> list[_Answer]:
+        return [await _ask(url, r) for r in own]
 
-    found = await asyncio.gather(*map(client, prompts))
-    return begun, [h for answers in found for h in answers]
+    found = await asyncio.gather(*map(client, requests))
+    return begun, [a.heard() for answers in found for a in answers]
 
 
-async def _ask(url: str, prompt: Sequence[int], new: int, bias: dict[str, float]) -> Heard:
-    """One request, streamed. InputError where it is refused, or ends early."""
+class _Answer(asyncio.Protocol):
+    """Sends a request, and notes what comes back and when, up to the end of the connection."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request, self.asked = request, time.perf_counter()
+        self.came: list[tuple[float, bytes]] = []
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport), f"{transport} cannot be written to"
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.came.append((time.perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def heard(self) -> Heard:
+        """When text came. InputError where the request was refused, or the answer ended early."""
+        heard, finish = Heard(self.asked), None
+        for when, said in self._events():
+            choices = said["choices"]
+            finish = choices[0]["finish_reason"] if choices else finish
+            heard.times += [] if finish else [when]
+        if finish != "length":
+            raise InputError(f"{self._request[:60]!r}: ended by {finish!r}, expected all tokens")
+        return heard
+
+    def _events(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """When each event was whole, and what it says. InputError where there is none."""
+        whole = b"".join(data for _, data in self.came)
+        status, _, _ = whole.partition(b"\r\n")
+        if b" 200 " not in status:
+            raise InputError(f"{self._request[:60]!r}: {status.decode(errors='replace')}")
+        ends = np.cumsum([len(data) for _, data in self.came])
+        at = whole.find(MARK)
+        while at >= 0:
+            end = whole.index(b"\n", at)
+            when = self.came[int(np.searchsorted(ends, end, "right"))][0]
+            yield when, json.loads(whole[at + len(MARK) - 1 : end])
+            at = whole.find(MARK, end)
+
+
+def _request(url: str, prompt: Sequence[int], new: int) -> bytes:
+    """The bytes that ask for an answer, streamed."""
     body = {
         "prompt": list(prompt), "max_tokens": new, "temperature": 0, "stream": True,
-        "logit_bias": bias, "ignore_eos": True,
+        "ignore_eos": True,
     }  # fmt: skip
-    raw, parts = json.dumps(body).encode(), urlsplit(url)
-    heard = Heard(time.perf_counter())
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\n"
-    writer.write(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
-    status = await reader.readline()
-    if b" 200 " not in status:
-        raise InputError(f"{url} answers {status.decode(errors='replace').strip()}")
-    finish = None
-    while line := await reader.readline():
-        if line.startswith(b"data: {"):
-            choices = json.loads(line[6:])["choices"]
-            finish = choices[0]["finish_reason"] if choices else finish
-            heard.times += [] if finish else [time.perf_counter()]
-    writer.close()
-    if finish != "length":
-        raise InputError(f"{url} ended an answer by {finish!r}: expected all {new} tokens")
-    return heard
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
+    return f"{head}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+async def _ask(url: str, request: bytes) -> _Answer:
+    """An answer, once all of it is there."""
+    parts, loop, answer = urlsplit(url), asyncio.get_running_loop(), _Answer(request)
+    await loop.create_connection(lambda: answer, parts.hostname or "", parts.port or 80)
+    await answer.over
+    return answer
 
 
 @contextmanager

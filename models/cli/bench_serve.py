@@ -54,12 +54,11 @@ def bench_serve(
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         m = stack.enter_context(closing(load(path, threads=count)))
-        ends = {str(t): -100.0 for t in m.tokenizer.eos_ids}
         own = stack.enter_context(our_server(path, count, min(64, most), draft_max))
-        sides: dict[str, Side] = {"ggraph": partial(_asked, own, m.model.vocab_size, ends)}
+        sides: dict[str, Side] = {"ggraph": partial(_asked, own, m.model.vocab_size)}
         if binary is not None:
             other = stack.enter_context(peer_server(binary, path, count, most, room))
-            sides["llama.cpp"] = partial(_asked, other, m.model.vocab_size, {})
+            sides["llama.cpp"] = partial(_asked, other, m.model.vocab_size)
         for number in numbers:
             wanted = Load(number, prompt, new, shared)
             asked = dict(sides)
@@ -77,10 +76,8 @@ def bench_serve(
         notes().print(f"[dim]wrote {out}[/dim]")
 
 
-def _asked(
-    url: str, vocabulary: int, bias: dict[str, float], load: Load, seed: int
-) -> dict[str, Any]:
-    return measure(url, load, bias, vocabulary, seed)
+def _asked(url: str, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
+    return measure(url, load, vocabulary, seed)
 
 
 def _numbers(text: str) -> list[int]:

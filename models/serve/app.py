@@ -66,7 +66,10 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         asked = await self._read(request, schema.CompletionRequest)
-        begin = await run_in_threadpool(self.generation.completion, asked)
+        if asked.is_short:  # a thread's beginning would take longer
+            begin = self.generation.completion(asked)
+        else:
+            begin = await run_in_threadpool(self.generation.completion, asked)
         return await self._generated(request, begin(), asked.stream)
 
     async def responses(self, request: Request) -> Response:

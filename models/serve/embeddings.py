@@ -29,11 +29,12 @@ async def embeddings(
     """The reply: one vector of length 1 for each text."""
     answers = generation.service.read(prompts)
     found: dict[int, Text] = {}
-    async for index, what in generation.heard(answers):
-        if isinstance(what, Ended):
-            if what.error is not None or what.text is None:
-                raise Refused(what.error or "the text was not read")
-            found[index] = what.text
+    async for heard in generation.heard(answers):
+        for index, what in heard:
+            if isinstance(what, Ended):
+                if what.error is not None or what.text is None:
+                    raise Refused(what.error or "the text was not read")
+                found[index] = what.text
     data = [
         {"object": "embedding", "index": i, "embedding": _coded(_pooled(found[i], asked), asked)}
         for i in range(len(prompts))

@@ -1,6 +1,5 @@
 """A loaded model as a server uses it: prompts to requests, requests to tickets."""
 
-import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
 from .told import Journal, Retold, journal_of
 from .voice import AnswerVoice, Form
-from .worker import Heard, Ticket, Worker
+from .worker import Inbox, Ticket, Worker
 
 FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
@@ -56,7 +55,7 @@ class Answers:
     """The answers to one request: what they say comes through `said`, with the index of each."""
 
     tickets: list[Ticket]
-    said: "asyncio.Queue[Heard]"
+    said: Inbox
     prompt_tokens: int
     journal: Journal | None = None
 
@@ -177,7 +176,7 @@ class Service:
                 param="n",
             )
         self.worker.check_room(len(prompts) * count)
-        said: asyncio.Queue[Heard] = asyncio.Queue()
+        said = Inbox()
         journal = journal_of(body.going_on, self.m.model.vocab_size)
         config, tickets = self._config(body), list[Ticket]()
         requests = []
@@ -194,7 +193,7 @@ class Service:
     def read(self, prompts: Sequence[list[int]]) -> Answers:
         """Have prompts read for their features."""
         self.worker.check_room(len(prompts))
-        said: asyncio.Queue[Heard] = asyncio.Queue()
+        said = Inbox()
         tickets = [Ticket(i, said) for i in range(len(prompts))]
         for ticket, ids in zip(tickets, prompts, strict=True):
             self.worker.submit(ticket, Request(ids, Plain(_mute), 0, features=True))
@@ -228,7 +227,7 @@ class Service:
         voice = AnswerVoice(
             sampler,
             TextStream(m.tokenizer, body.stops),
-            m.tokenizer.eos_ids,
+            frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
             lambda said: self.worker.hear(ticket, said),
             self._bias(body),
             wanted.form() if wanted.form is not None else None,

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
 from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
 from .voice import Form, Said
-from .worker import NOTHING_YET, Ended, Heard
+from .worker import NOTHING_YET, Ended, Heard, together
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class _Silence:
 
     def _look(self) -> None:
         if self.loop.time() - self.since >= self.seconds:
-            self.said.put_nowait(NOTHING_YET)
+            self.said.put(NOTHING_YET)
         self.timer = self.loop.call_later(self.seconds, self._look)
 
 
@@ -77,9 +77,10 @@ class Generation:
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """All answers, once they are there."""
         found = [Whole() for _ in asked.answers.tickets]
-        async for index, what in self.heard(asked.answers):
-            if what is not None:
-                found[index].add(what)
+        async for heard in self.heard(asked.answers):
+            for index, what in heard:
+                if what is not None:
+                    found[index].add(what)
         for a in found:
             if a.error is not None:
                 raise Refused(a.error)
@@ -97,20 +98,10 @@ class Generation:
             for i in range(len(found)):
                 opening = {"role": "assistant", "content": ""}
                 yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
-        async for index, what in self.heard(asked.answers):
-            if what is None:
-                yield PING
-                continue
-            a = found[index]
-            a.add(what)
-            if isinstance(what, Said):
-                if (what.text or what.chance) and not may_be_call(asked, a):
-                    yield _chunk(d, d.piece(index, a.untold(), what))
-            elif a.error is not None:
-                yield event(body(a.error, "server_error"))
-            else:
-                for choice in self._endings(asked, index, a):
-                    yield _chunk(d, choice)
+        async for heard in self.heard(asked.answers):
+            told = [e for index, what in heard for e in self._told(asked, found, index, what)]
+            if told:
+                yield b"".join(told)
         options = asked.body.stream_options
         if options is not None and options.include_usage:
             yield event(
@@ -118,21 +109,44 @@ class Generation:
             )
         yield DONE
 
-    async def heard(self, answers: Answers) -> AsyncIterator[Heard]:
-        """What the answers say, in order; None where nothing was said for a while. Whoever stops
-        listening ends them."""
+    def _told(
+        self, asked: Asked, found: Sequence[Whole], index: int, what: Said | Ended | None
+    ) -> Iterator[bytes]:
+        """The events of what an answer says."""
+        if what is None:
+            yield PING
+            return
+        d, a = asked.dialect, found[index]
+        a.add(what)
+        if isinstance(what, Said):
+            if what.chance is not None and not may_be_call(asked, a):
+                yield _chunk(d, d.piece(index, a.untold(), what))
+            elif what.text and not may_be_call(asked, a):
+                yield d.told(index, a.untold())
+        elif a.error is not None:
+            yield event(body(a.error, "server_error"))
+        else:
+            for choice in self._endings(asked, index, a):
+                yield _chunk(d, choice)
+
+    async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
+        """What the answers say, in order; None where nothing was said for a while. What has come
+        comes at once, but one by one where a journal counts tokens. Whoever stops listening ends
+        the answers."""
         left, begun, journal = len(answers.tickets), dict[int, float](), answers.journal
         seconds = self.service.settings.ping_seconds if journal is None else PING_SECONDS
         silence = _Silence(answers, seconds)
         try:
             while left:
-                item = await answers.said.get()
+                heard = together(await answers.said.take(), one_by_one=journal is not None)
                 silence.since = silence.loop.time()
-                self._measure(answers, item, begun, silence.since)
-                left -= isinstance(item[1], Ended)
-                if journal is not None:
-                    journal.note(*item)
-                yield item
+                for items in heard:
+                    for item in items:
+                        self._measure(answers, item, begun, silence.since)
+                        left -= isinstance(item[1], Ended)
+                    if journal is not None:
+                        journal.note(*items[0])
+                    yield items
             if journal is not None:
                 journal.close()
         finally:

@@ -3,12 +3,15 @@
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
 
 from .voice import Chance, Said
 from .worker import Ended
+
+JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(eq=False)
@@ -35,7 +38,6 @@ class Whole:
         if isinstance(what, Said):
             self.text += what.text
             self.said.append(what)
-            self.tokens += what.token is not None
             return
         self.error, t = what.error, what.text
         if t is not None:
@@ -93,6 +95,21 @@ class Dialect:
             found["finish_reason"] = "tool_calls"
         return {**found, "message": message}
 
+    def told(self, index: int, text: str) -> bytes:
+        """The event of a piece without chances. There is one for every token, of which only the
+        text changes."""
+        around = self._around.get(index)
+        if around is None:
+            chunk = event(self.envelope([self.piece(index, "", None)], chunk=True))
+            before, _, behind = chunk.rpartition(b'""')  # the text is the last that a chunk holds
+            around = self._around[index] = before, behind
+        return b"".join((around[0], JSON.encode(text).encode(), around[1]))
+
+    @cached_property
+    def _around(self) -> dict[int, tuple[bytes, bytes]]:
+        """By the choice's index, what is before and behind the text."""
+        return {}
+
     def piece(self, index: int, text: str, said: Said | None) -> dict[str, Any]:
         """The next words of an answer, with the chances of what was said last."""
         logprobs = None if said is None else self.logprobs([said])
@@ -139,7 +156,7 @@ class Dialect:
 def event(data: dict[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    return f"{head}data: {JSON.encode(data)}\n\n".encode()
 
 
 PING = b": still here\n\n"

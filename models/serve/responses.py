@@ -58,9 +58,10 @@ class Responses:
     async def whole(self, turn: Turn) -> dict[str, Any]:
         """The reply, once all of it is there."""
         a = Whole()
-        async for _, what in self.generation.heard(turn.asked.answers):
-            if what is not None:
-                a.add(what)
+        async for heard in self.generation.heard(turn.asked.answers):
+            for _, what in heard:
+                if what is not None:
+                    a.add(what)
         if a.error is not None:
             raise Refused(a.error)
         return self._finished(turn, a, output_of(turn, a))
@@ -70,14 +71,15 @@ class Responses:
         a, told = Whole(), _Teller()
         for kind in ("response.created", "response.in_progress"):
             yield told(kind, response=_response(turn, a, []))
-        async for _, what in self.generation.heard(turn.asked.answers):
-            if what is None:
-                yield PING
-                continue
-            a.add(what)
-            open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
-            if open_text and (more := told.more(turn, a)):
-                yield more
+        async for heard in self.generation.heard(turn.asked.answers):
+            for _, what in heard:
+                if what is None:
+                    yield PING
+                    continue
+                a.add(what)
+                open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
+                if open_text and (more := told.more(turn, a)):
+                    yield more
         if a.error is not None:
             yield told("error", message=a.error, code=None, param=None)
             return

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 MOST_TEXT = 1 << 22  # letters of one string
 MOST_LIST = 4096
+SHORT = 512  # letters or tokens of a prompt for which no thread begins
 LongText = Annotated[str, Field(max_length=MOST_TEXT)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)]
@@ -85,6 +86,7 @@ class Sampling(Body):
     ) = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
+    ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
@@ -190,6 +192,14 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is one prompt, without a form, that can be read within a millisecond."""
+        one = isinstance(self.prompt, str) or not any(
+            isinstance(p, list | str) for p in self.prompt
+        )
+        return one and len(self.prompt) <= SHORT and self.response_format is None
 
 
 class EmbeddingsRequest(Body):
