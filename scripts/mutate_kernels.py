@@ -1,25 +1,28 @@
 """Mutation testing of the CUDA kernels on the stand-in: is every mistake in them seen?
 
-    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--count 60]
-                                          [--part 2/8] [--list]
+    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--journal FILE]
+                                          [--list] [--write]
 
 Changes one thing in one kernel source at a time, in memory: drops a barrier, shifts an index,
 narrows a mask or a shift, turns a bound, skips lanes of a reduction; and runs the tests of that
-source until one fails, each mutant in a fork of this process. Prints each survivor with its line
-before and after; EXPLAINED below says why some of them are no mistakes. Status 1 where one is left
-that is not. A mutant takes two to ten seconds; `--part 2/8` is the second eighth of all places.
+source until one fails, each mutant in a fork of this process; inside a block type those of that
+type. Prints each survivor with its line before and after; EXPLAINED below says why some of them
+are no mistakes. Status 1 where one is left that is not. What the journal knows of is not run
+again, so a run may be cut off; `--write` counts what it knows of the sources as they are now into
+tests/golden/kernel_mutants.json.
 """
 
 import argparse
+import json
 import os
-import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ import cuda_host
 
 from ggraph.backends.cuda import kernels
 
+TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
 # Tests of each source: files and a `-k` expression.
@@ -120,9 +124,20 @@ def apply(mutant: Mutant) -> None:
     cuda_host.BUILT = Path(tempfile.mkdtemp(prefix="mutant-"))
 
 
+def tests_of(mutant: Mutant) -> tuple[str, str]:
+    """Files and a `-k` expression; inside a block type's struct the tests of that type alone."""
+    files, chosen = TESTS[mutant.file]
+    if mutant.file == "blocks.cuh":
+        above = kernels.text(mutant.file).split("\n")[: mutant.line + 1]
+        heads = [line for line in above if re.match(r"(struct \w+ |DEV |template)", line)]
+        if found := re.match(r"struct (\w+)", heads[-1]):
+            return files, f"({chosen}) and {found[1]}"
+    return files, chosen
+
+
 def fate(mutant: Mutant) -> str:
     """What became of the mutant, in a fork: "caught" by a test that fails, "endless" where the
-    tests did not end in LIMIT, or "survives"."""
+    tests did not end in LIMIT, or "survives". "untested" where no test was chosen."""
     child = os.fork()
     if not child:
         try:
@@ -130,9 +145,9 @@ def fate(mutant: Mutant) -> str:
             os.dup2(null, 1)
             os.dup2(null, 2)
             apply(mutant)
-            files, chosen = TESTS[mutant.file]
+            files, chosen = tests_of(mutant)
             status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", files, "-k", chosen])
-            os.system(f"rm -rf {cuda_host.BUILT}")
+            shutil.rmtree(cuda_host.BUILT)
             os._exit(int(status))
         finally:
             os._exit(1)
@@ -142,7 +157,10 @@ def fate(mutant: Mutant) -> str:
     signal.alarm(0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return "endless"
-    return "caught" if status else "survives"
+    ended = os.waitstatus_to_exitcode(status)
+    if ended == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return "untested"
+    return "caught" if ended else "survives"
 
 
 def explanation(mutant: Mutant) -> str:
@@ -152,38 +170,69 @@ def explanation(mutant: Mutant) -> str:
     )
 
 
+def known(journal: Path | None) -> dict[Mutant, str]:
+    """Fates that a journal has, one JSON object a line."""
+    if journal is None or not journal.is_file():
+        return {}
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    return {Mutant(**line["mutant"]): line["fate"] for line in lines}
+
+
+def tell(m: Mutant, found: str) -> bool:
+    """Print a mutant that no test caught; whether nobody has said why."""
+    why = explanation(m) if found == "survives" else ""
+    print(f"{m.file}:{m.line + 1} {m.kind} {found}{': ' + why if why else ''}\n"
+          f"  - {m.before.strip()}\n  + {m.after.strip()}", flush=True)  # fmt: skip
+    return found in ("survives", "untested") and not why
+
+
+def write(places: list[Mutant], fates: dict[Mutant, str]) -> None:
+    """The committed table: of each source its places, and what became of them."""
+    rows = {}
+    for file in TESTS:
+        own = [m for m in places if m.file == file]
+        counts = Counter(fates.get(m, "not run") for m in own)
+        explained = sum(fates.get(m) == "survives" and bool(explanation(m)) for m in own)
+        counts["survives"] -= explained
+        rows[file] = {"places": len(own), **dict(sorted(counts.items())), "explained": explained}
+        rows[file] = {k: n for k, n in rows[file].items() if n}
+    lines = ",\n".join(f"  {json.dumps(f)}: {json.dumps(row)}" for f, row in rows.items())
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
+
+
 def main() -> int:
-    """Draw, run, print."""
+    """Run what the journal does not know, print, count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", default="", help="sources, by comma")
     parser.add_argument("--kind", default="", help="barrier, index, mask, ..")
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", default="1/1", help="of the places, in order")
+    parser.add_argument("--journal", type=Path, help="of what is known; added to")
     parser.add_argument("--list", action="store_true", help="count the places and end")
+    parser.add_argument("--write", action="store_true", help="the journal into the table, and end")
     asked = parser.parse_args()
     os.chdir(ROOT)
     files = asked.only.split(",") if asked.only else list(TESTS)
     places = [m for f in files for m in mutants(f) if asked.kind in ("", m.kind)]
-    if asked.list:
-        print(f"{len(places)} places in {len(files)} sources")
+    fates = known(asked.journal)
+    if asked.write:
+        write(places, fates)
         return 0
-    part, parts = (int(n) for n in asked.part.split("/"))
-    places = places[part - 1 :: parts]
-    drawn = random.Random(asked.seed).sample(places, min(asked.count, len(places)))
-    fates: Counter[str] = Counter()
-    left = 0
-    for m in drawn:
-        fates[found := fate(m)] += 1
-        if found == "caught":
-            continue
-        why = explanation(m) if found == "survives" else found
-        left += not why
-        print(f"{m.file}:{m.line + 1} {m.kind} {found}{': ' + why if why else ''}\n"
-              f"  - {m.before.strip()}\n  + {m.after.strip()}", flush=True)  # fmt: skip
-    counts = ", ".join(f"{n} {what}" for what, n in sorted(fates.items()))
-    print(f"{len(drawn)} of {asked.only or 'all'} {asked.part}: {counts}; {left} not explained")
-    return 1 if left else 0
+    if asked.list:
+        left = sum(m not in fates for m in places)
+        print(f"{len(places)} places in {len(files)} sources, {left} not run")
+        return 0
+    unexplained = 0
+    for m in places:
+        if m not in fates:
+            fates[m] = fate(m)
+            if asked.journal:
+                with asked.journal.open("a") as file:
+                    file.write(json.dumps({"mutant": asdict(m), "fate": fates[m]}) + "\n")
+        if fates[m] != "caught":
+            unexplained += tell(m, fates[m])
+    counts = Counter(fates[m] for m in places)
+    text = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+    print(f"{len(places)} of {asked.only or 'all'}: {text}; {unexplained} not explained")
+    return 1 if unexplained else 0
 
 
 if __name__ == "__main__":
