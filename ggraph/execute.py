@@ -285,7 +285,8 @@ def _feed(owner: Store, memory: Memory, offset: int, tensor: Tensor) -> Step:
 def _window(owner: Store, memory: Memory, offset: int, tensor: Tensor) -> Array | None:
     """A tensor's own bytes in its type and storage shape, where the host can reach them: fewer
     calls than a write or a read, which every token makes a dozen times."""
-    held = owner.window(memory, offset, tensor.nbytes) if tensor.is_contiguous else None
+    small = tensor.is_contiguous and tensor.nbytes < owner.copies_from
+    held = owner.window(memory, offset, tensor.nbytes) if small else None
     if held is None:
         return None
     return held.view(tensor.dtype.np).reshape(storage_shape(tensor.shape, tensor.dtype))

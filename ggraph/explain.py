@@ -6,13 +6,19 @@ the chain of commands that orders the last use of one tenant before the first us
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from ggraph.alloc import tenants
 from ggraph.door import checked
 from ggraph.errors import InputError
+from ggraph.lazy import lazy
 from ggraph.plan import Plan, Split, VerifiedPlan
 from ggraph.tensor import Tensor, line
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = lazy("difflib")
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     value = tensor if t is None or tensor in p.schedule.values else t.root.name
     if value not in p.schedule.values:
         raise InputError(f"no tensor {tensor!r} in this plan{_near(tensor, p, tensors)}")
-    region = p.memory.regions[value]
+    region = p.memory.regions.get(value)
+    if region is None or region.buffer not in p.memory.buffers:
+        raise InputError(f"%{value} has no bytes in any buffer of this plan")
     makers = _makers(p, value)
     return Explanation(
         tensor=tensor,
@@ -70,7 +78,7 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
 
 
 def _near(tensor: str, p: Plan, tensors: dict[str, Tensor]) -> str:
-    close = get_close_matches(tensor, [*tensors, *p.schedule.values], n=3)
+    close = difflib.get_close_matches(tensor, [*tensors, *p.schedule.values], n=3)
     return f"; is it {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
 
 
@@ -89,10 +97,10 @@ def _split(p: Plan, value: str) -> Split | None:
 def _passes(p: Plan, t: Tensor | None, value: str, makers: list[int]) -> Iterator[tuple[str, str]]:
     if t is not None:
         yield "graph", line(t) + (f", a view of %{value}" if t.name != value else "")
-        placed = p.schedule.splits.placement.of[t.name]
-        yield "place", f"{placed.device}: {placed.cause}"
-        if not p.schedule.splits.placement.device_called(placed.device).compiled(t):
-            yield "kernel", f"none on {placed.device}: NumPy computes it"
+        device = p.schedule.splits.placement.device(t.name)
+        yield "place", f"{device.name}: {p.schedule.splits.placement.of[t.name].cause}"
+        if not device.compiled(t):
+            yield "kernel", f"none on {device.name}: NumPy computes it"
     else:
         yield "graph", f"%{value} is a buffer of the plan's own, no tensor"
     if (s := _split(p, value)) is not None:

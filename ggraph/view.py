@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.explain import Explanation
 from ggraph.graph import Graph
@@ -27,10 +28,12 @@ def show(noun: object, form: str = "text") -> str:
     `form`: "text" for all of them; "json" for all (one object); "dot", for Graphviz, and "html", a
     page of its own, for plans; "dot" for graphs too. InputError for anything else.
     """
-    if form not in FORMS:
+    if not isinstance(form, str) or form not in FORMS:
         raise InputError(f"form={form!r}: expected one of {', '.join(FORMS)}")
     for kind, forms in _SHOWN.items():
         if isinstance(noun, kind):
+            if is_dataclass(noun):
+                fit(noun)
             if form in forms:
                 return forms[form](noun)
             raise InputError(f"a {kind.__name__} has no {form}; it has {', '.join(forms)}")

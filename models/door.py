@@ -5,7 +5,6 @@ An architecture is one record (`architecture.Architecture`): names, keys, and a 
 """
 
 import importlib.util
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,10 @@ from ggraph.lazy import lazy
 from .architecture import Architecture
 
 if TYPE_CHECKING:
+    import difflib
     from importlib import metadata
 else:
+    difflib = lazy("difflib")
     metadata = lazy("importlib.metadata")
 
 GROUP = "ggraph.architectures"  # of entry points: each names a record, or a sequence of them
@@ -68,7 +69,7 @@ def load_installed() -> None:
 
 def unknown(where: object, asked: str, names: list[str]) -> ModelError:
     """What to say of an architecture that nobody registered: the nearest name, and the door."""
-    near = get_close_matches(asked, names, 1, 0.4)
+    near = difflib.get_close_matches(asked, names, 1, 0.4)
     hint = f"; the nearest known is {near[0]!r}" if near else ""
     return ModelError(
         f"{where}: architecture {asked!r} is not known{hint}; known: {', '.join(names)}; "

@@ -39,6 +39,7 @@ except ImportError:
 KEPT = ROOT / "bench" / "results" / "performance" / "graphs.json"
 PAGE = ROOT / "docs" / "performance" / "graphs.md"
 ROUNDS_MIN, ROUND_SECONDS = 15, 0.02
+REST = 0.02  # seconds before a side's turn: the other's threads spin so long after their work
 CLOCKS = {
     "wall": (time.perf_counter, "seconds by the clock"),
     "processor": (time.process_time, "seconds of the processor, which do not count what others do"),
@@ -81,7 +82,8 @@ def theirs(case: Case, values: Mapping[str, Array], compiled: bool) -> Callable[
 def timed(
     sides: Mapping[str, Callable[[], Array]], rounds: int, now: Callable[[], float]
 ) -> dict[str, float]:
-    """Median seconds of a call of each side; the sides take turns."""
+    """Median seconds of a call of each side; the sides take turns, each with its threads awake and
+    the others' asleep."""
     counts, times = {}, {n: list[float]() for n in sides}
     for name, call in sides.items():
         call()
@@ -90,6 +92,8 @@ def timed(
         counts[name] = max(1, int(ROUND_SECONDS / (now() - begun + 1e-9)))
     for _ in range(rounds):
         for name, call in sides.items():
+            time.sleep(REST)
+            call()
             begun = now()
             for _ in range(counts[name]):
                 call()

@@ -122,8 +122,8 @@ def loop(lines: list[str]) -> list[str]:
 
 
 def figures(code: bytes) -> dict[str, dict[str, int]]:
-    """Of each kernel: registers, frame (bytes of local memory), local accesses, and of its inner loop
-    instructions, products of fragments, 16-byte and narrower loads."""
+    """Of each kernel: registers, frame (bytes of local memory), local accesses, and of its inner
+    loop instructions, products of fragments, 16-byte and narrower loads."""
     found = resources(code)
     for kernel, lines in instructions(code).items():
         inner = loop(lines)

@@ -37,6 +37,7 @@ from ggraph.backends.cuda import kernels
 TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
+EDGES = "tests/test_cuda_edges.py"
 # Tests of each source: files and a `-k` expression.
 TESTS: dict[str, tuple[str, str]] = {
     "tiles.cu": (
@@ -44,23 +45,31 @@ TESTS: dict[str, tuple[str, str]] = {
         "(against or pair or experts) and (q4_k or q6_k or bf16 or q4_0 or f16)",
     ),
     "pieces.cuh": (PRODUCTS, "against and (f16 or bf16)"),
+    "parts.cuh": (PRODUCTS, "against and bf16"),
+    "parts.cu": (PRODUCTS, "(against or begin) and bf16"),
     "lanes.cu": (PRODUCTS, "against and f32"),
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
-    "matmul.cu": (PRODUCTS, "decoded or not_exist or library"),
+    "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
     "blocks.cuh": (PRODUCTS, "decoded or against"),
-    "experts.cu": (PRODUCTS, "pair or experts"),
-    "attention.cu": (OPS, "attention and not many or flash or any_size or neighbour or far_below"),
-    "prompt.cu": (OPS, "attention_of_many"),
-    "mixtures.cu": (OPS, "moe or add_id or swiglu or do_not_exist"),
+    "experts.cu": (f"{PRODUCTS} {EDGES}", "pair or experts"),
+    "attention.cu": (
+        f"{OPS} {EDGES}",
+        "attention and not many or flash or any_size or neighbour or far_below or list",
+    ),
+    "prompt.cu": (f"{OPS} {EDGES}", "attention_of_many or far_below or sink_of_zero"),
+    "mixtures.cu": (f"{OPS} {EDGES}", "moe or add_id or swiglu or do_not_exist or just_behind"),
     "recurrent.cu": (OPS, "conv or delta or rule"),
-    "norm.cu": (OPS, "norm or sum or mean"),
+    "norm.cu": (f"{OPS} {EDGES}", "norm or sum or mean or many_warps"),
     "products.cu": (OPS, "mul_mat"),
     "rope.cu": (OPS, "rope or outside_the_cache"),
     "rows.cu": (OPS, "rows or do_not_exist"),
-    "softmax.cu": (OPS, "soft_max or far_below"),
-    "sort.cu": (OPS, "top_k or arg or ordered or no_number"),
+    "softmax.cu": (f"{OPS} {EDGES}", "soft_max or far_below"),
+    "sort.cu": (f"{OPS} {EDGES}", "top_k or arg or ordered or no_number"),
     "elementwise.cu": (OPS, "agree or strided or digits"),
-    "common.cuh": (OPS, "norm or sum or cast or rows or soft_max"),
+    "common.cuh": (
+        f"{OPS} {EDGES}",
+        "norm or sum or cast or rows or soft_max or many_warps or are_none",
+    ),
 }
 # What is dropped or turned, by pattern; the pattern's first group is replaced.
 CHANGES: tuple[tuple[str, str, str], ...] = (
@@ -87,6 +96,15 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("sort.cu", "begin + each < n ? begin + each : n", "equal where they are equal"),
     ("sort.cu", "best.value = -INF;", "of no pick nobody looks at the value"),
     ("attention.cu", "at < count && at < seen_from", "of rows that take no part"),
+    ("prompt.cu", "if (first >= rows) return;", "rows behind the end are passed over one by one"),
+    ("prompt.cu", "begin < seen; begin += ROWS", "a step of which all is hidden"),
+    ("recurrent.cu", "certain[0] < m ? certain[0] : m", "equal where they are equal"),
+    ("recurrent.cu", "t < certain[0] && t < m", "a step has no more certain rows than rows"),
+    ("elementwise.cu", "if (i >= count) return;", "place_of: the first element once more"),
+    ("lanes.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
+    ("matmul.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
+    ("lanes.cuh", "chunks = (k + 7) / 8", "chunks behind the end are zeros"),
+    ("matmul.cu", "8 * c + i < k) store_plain", "k of block types is a multiple of eight"),
     ("rope.cu", "first + HEADS < heads ? first + HEADS : heads", "equal where they are equal"),
 )
 
@@ -146,7 +164,9 @@ def fate(mutant: Mutant) -> str:
             os.dup2(null, 2)
             apply(mutant)
             files, chosen = tests_of(mutant)
-            status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", files, "-k", chosen])
+            status = pytest.main(
+                ["-x", "-q", "-p", "no:cacheprovider", *files.split(), "-k", chosen]
+            )
             shutil.rmtree(cuda_host.BUILT)
             os._exit(int(status))
         finally:

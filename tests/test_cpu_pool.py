@@ -105,7 +105,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(BackendError, match="expected arguments"):
         call("copy", a=1)
     with pytest.raises(BackendError, match="is an integer, got"):
-        encode("copy", {"x": 1.5, "y": 0, "m": 0, "n": 0, "xs": 0, "ys": 0})
+        encode("copy", {"to": 1.5, "at": 0, "nbytes": 0})
     with pytest.raises(BackendError, match="is a number"):
         encode("rms_norm", {n: np.zeros(1) for n in ["x", "w", "y", "m", "n", "xs", "ys", "eps"]})
 
@@ -116,7 +116,7 @@ def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, 
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
     accesses = [Touched(((a, a + b % 4),), ((c, c + d % 3),)) for a, b, c, d in drawn]
     for access in accesses:
-        asm.add("copy", access=access, x=x, y=x, m=1, n=8, xs=32, ys=32)
+        asm.add("copy", access=access, to=x, at=x, nbytes=32)
     meets = [bool(word & BARRIER) for word in asm.freeze().code[:, 1]]
 
     def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -139,7 +139,7 @@ def test_threads_meet_between_conflicts_and_nowhere_else(drawn: list[tuple[int, 
 
 def test_an_instruction_that_does_not_say_what_it_accesses_waits_for_all() -> None:
     asm, x = Assembler(host_jit()), np.zeros((1, 8), np.float32)
-    values = {"x": x, "y": x, "m": 1, "n": 8, "xs": 32, "ys": 32}
+    values = {"to": x, "at": x, "nbytes": 32}
     far = [Touched((), ((100 * i, 100 * i + 8),)) for i in range(2)]
     asm.add("copy", access=far[0], **values)
     asm.add("copy", access=far[1], **values)

@@ -14,6 +14,7 @@ does nothing. `synchronise` blocks the host; nothing else does, except `read` an
 are host accesses and complete when they return. They order nothing: the plan must have done so.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,6 +103,12 @@ class Store(Protocol):
         """The bytes themselves, uint8, which then serve in place of `read` and `write` for as long
         as the memory is not freed (optional; default: None, the host cannot reach them)."""
         return None
+
+    @property
+    def copies_from(self) -> int:
+        """Bytes from which `write` and `read` are faster than what `window` shows (optional;
+        default: never)."""
+        return sys.maxsize
 
 
 class Backend(Store, Protocol):

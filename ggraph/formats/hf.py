@@ -1,12 +1,17 @@
 """Hugging Face folders: config.json, safetensors (one file or sharded) or torch files."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import FormatError
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
 from ggraph.formats.safetensors import json_object, read_safetensors
-from ggraph.formats.torch_bin import read_torch
+from ggraph.lazy import lazy
+
+if TYPE_CHECKING:
+    from ggraph.formats import torch_bin
+else:
+    torch_bin = lazy("ggraph.formats.torch_bin")
 
 MAX_JSON = 64 << 20
 
@@ -36,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_weights(folder: Path) -> dict[str, RawTensor]:
     """All tensors of the folder, from safetensors if there are any, else from torch files."""
-    for pattern, read in (("*.safetensors", read_safetensors), ("*.bin", read_torch)):
+    for pattern, read in (("*.safetensors", read_safetensors), ("*.bin", torch_bin.read_torch)):
         files = _listed(folder, pattern)
         if files:
             found: dict[str, RawTensor] = {}

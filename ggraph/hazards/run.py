@@ -92,7 +92,7 @@ def data_of(hazard: Hazard, seed: int) -> Data:
     return Data(weights, feeds, tuple(expected))
 
 
-def _feed(graph: Graph, rng: np.random.Generator, ids: int) -> dict[str, Array]:
+def _feed(graph: Graph, rng: "np.random.Generator", ids: int) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for t in graph.leaves(Kind.INPUT):
         if t.dtype.is_float:

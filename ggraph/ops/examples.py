@@ -30,7 +30,7 @@ def build(spec: OpSpec, example: Example) -> Tensor:
     return apply(spec.name, *leaves(spec, example), name="y", **example.attrs)
 
 
-def values(arg: Arg, rng: np.random.Generator) -> Array:
+def values(arg: Arg, rng: "np.random.Generator") -> Array:
     """Logical values for one source, as its `fill` asks.
 
     "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"

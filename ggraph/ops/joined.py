@@ -3,8 +3,8 @@
 A region grows from its last op towards the sources. What joins it is of elements, or reduces the
 region's space along the region's axes. A kernel then computes all of it place by place, with one
 pass over what is reduced for each reduction, and stores nothing in between. What several passes
-need is computed in each of them; `DEAR` functions are not, they cost more than memory does
-(docs/log/2026-11-23-library.md).
+need is computed in each of them; functions that cost more than memory does are not: the result's
+memory holds one, or they end a region (`passes.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 from ggraph.dtype import F32
 from ggraph.ops.chain import MOST_SOURCES, MOST_STEPS, Link, letter, links, reduced_axes, spreads
+from ggraph.ops.passes import DEAR, REDUCTIONS, held
 from ggraph.ops.trace import trace
 from ggraph.tensor import Tensor, apply
 
 Shape = tuple[int, ...]
-
-DEAR = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "power"})
-REDUCTIONS = ("sum", "max", "min")  # as traces call them
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,7 @@ def _without_dear(root: Tensor, around: Around, space: Shape, axes: Shape | None
         found = _region(root, around, space, axes, apart)
         passes = _passes(found, space) if axes is not None else {}
         dear = [t for t in found[:-1] if len(passes.get(t.name, ())) > 1 and _is_dear(t)]
-        if not dear:
+        if not dear or _holds(found):
             return found
         apart |= {t.name for t in dear}
 
@@ -153,7 +151,13 @@ def _passes(members: Sequence[Tensor], space: Shape) -> dict[str, set[str]]:
     return found
 
 
-def _count(t: Tensor, words: Sequence[str] | frozenset[str]) -> int:
+def _holds(members: Sequence[Tensor]) -> bool:
+    """Whether the memory of the last member holds what would be computed too often."""
+    found = trace(_chain(members))
+    return held(found, found.boxes[0].step) is not None
+
+
+def _count(t: Tensor, words: frozenset[str]) -> int:
     """How many steps of the traced meaning of `t` are among the words."""
     return sum(step.op in words for step in trace(t).steps)
 

@@ -8,15 +8,20 @@ files; they run in a process of their own (renderer.py), which is ended when it 
 import atexit
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import FormatError, InputError
+from ggraph.lazy import lazy
 from ggraph.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import subprocess
+else:
+    subprocess = lazy("subprocess")
 
 CHATML = (
     "{% for message in messages %}"
@@ -74,7 +79,7 @@ class Renderer:
         """In a forked copy of this program: the process answers to the other one."""
         self._lock, self._process = threading.Lock(), None
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _START, str(_PROGRAM), *filter(None, sys.path)],

@@ -107,7 +107,7 @@ class Drawn:
     """Random drafts: a head's chains are drawn at `temp`, which stochastic rejection keeps more of
     than of the head's best guesses."""
 
-    random: np.random.Generator | None = None
+    random: "np.random.Generator | None" = None
     temp: float = 1.0
 
 

@@ -10,17 +10,23 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ggraph import InputError, cache_dir, kept
+from ggraph.lazy import lazy
+
+if TYPE_CHECKING:
+    import subprocess
+    import zipfile
+else:
+    subprocess, zipfile = lazy("subprocess"), lazy("zipfile")
 
 Progress = Callable[[str, int, int], None]  # what, bytes so far, bytes in all
 CHUNK = 1 << 20

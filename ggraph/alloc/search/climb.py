@@ -90,7 +90,7 @@ class Tree:
         area, bulk = life * p.size, width * p.size
         self.traits = {"load": load, "life": life, "area": area, "width": width, "bulk": bulk}
 
-    def key(self, climb: int, rng: np.random.Generator) -> Floats:
+    def key(self, climb: int, rng: "np.random.Generator") -> Floats:
         """The score with which a climb begins: largest first by three traits, later with noise."""
         columns = [self.traits[name].copy() for name in KEYS[climb % len(KEYS)].split()]
         if climb >= LAP:
@@ -101,7 +101,7 @@ class Tree:
         score[np.lexsort([-c for c in reversed(columns)])] = np.linspace(0.0, 1.0, len(self.p))
         return score
 
-    def shaken(self, score: Floats, blame: Floats, rng: np.random.Generator) -> Floats:
+    def shaken(self, score: Floats, blame: Floats, rng: "np.random.Generator") -> Floats:
         """A score in which a few blocks at or beside dead ends have other places."""
         p, new = self.p, score.copy()
         chance = np.cumsum(blame + 1e-3)
@@ -130,7 +130,7 @@ class Tree:
         return Trial(state.at if done else None, used, placed, state.blame)
 
 
-def climb_once(tree: Tree, goal: Goal, climb: int, rng: np.random.Generator) -> None:
+def climb_once(tree: Tree, goal: Goal, climb: int, rng: "np.random.Generator") -> None:
     """One climb: until `goal` is reached, its work is spent, or nothing gets further."""
     patience, nodes = PATIENCE << climb // LAP, max(NODES, len(tree.p))
     aim, idle, factor = AIMS[climb % len(AIMS)], 0, FIRST

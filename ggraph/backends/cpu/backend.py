@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ggraph.backends.cpu.copying import SHARED, Copier
 from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
@@ -53,6 +54,30 @@ class CpuBackend(HostMemory, Backend):
     _shelf: Shelf = field(default_factory=Shelf)  # of packed weights
     _decoded: dict[PackedKey, Array] = field(default_factory=dict)  # as float32
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._copied = Copier(self.pool)
+
+    @property
+    def copies_from(self) -> int:
+        """Bytes from which all threads copy together."""
+        return SHARED if self.pool.threads > 1 else super().copies_from
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        """Put `data`'s bytes at `offset`, by all threads where they are many."""
+        if data.nbytes < self.copies_from or not data.flags.c_contiguous:
+            super().write(memory, offset, data)
+            return
+        held = memory.handle[offset : offset + data.nbytes]
+        self._copied(held.ctypes.data, data.ctypes.data, held.nbytes)
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        """A copy of `nbytes` bytes from `offset`, by all threads where they are many."""
+        if nbytes < self.copies_from:
+            return super().read(memory, offset, nbytes)
+        held, found = memory.handle[offset : offset + nbytes], np.empty(nbytes, np.uint8)
+        self._copied(found.ctypes.data, held.ctypes.data, held.nbytes)
+        return found
 
     def allocate(self, buffer: Buffer) -> Memory:
         """Zeroed host memory. BackendError when closed or when the host has no more."""

@@ -4,14 +4,13 @@ Three kernels that do nothing else, run by the same threads as everything: the c
 profile is held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import elementwise  # noqa: F401  (registers "copy")
+from ggraph.backends.cpu import copying  # noqa: F401  (registers "copy")
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import F32X8, I32X8, Kernel, Val, kernel
@@ -68,14 +67,13 @@ def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
     """The best of a few rounds, about a quarter of a second."""
     source, target = np.ones(LARGE, np.uint8), np.ones(LARGE, np.uint8)
     sink = np.zeros((pool.threads, LINE), np.uint8)
-    rows, n = LARGE >> 16, 1 << 14
     reading = _program(pool, "stream_read", x=source, chunks=LARGE // CHUNK, sink=sink)
-    copying = _program(pool, "copy", x=source, y=target, m=rows, n=n, xs=4 * n, ys=4 * n)
+    moving = _program(pool, "copy", to=target, at=source, nbytes=LARGE)
     adding = _program(pool, "peak_fma", turns=TURNS, sink=sink)
     operations = TURNS * STREAMS * 8 * 2 * pool.threads
     return Ceilings(
         LARGE / _best(pool, reading, rounds),
-        2 * LARGE / _best(pool, copying, rounds),
+        2 * LARGE / _best(pool, moving, rounds),
         operations / _best(pool, adding, rounds),
     )
 
@@ -83,7 +81,7 @@ def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
 def launch_seconds(pool: Pool) -> float:
     """What one run of a program costs beside its instructions."""
     empty = Assembler(pool.jit).freeze()
-    return statistics.median(_once(pool, empty) for _ in range(200))
+    return float(np.median([_once(pool, empty) for _ in range(200)]))
 
 
 def _program(pool: Pool, name: str, **values: Any) -> Flat:

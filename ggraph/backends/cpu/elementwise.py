@@ -78,20 +78,6 @@ def _silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
     return gate * words.sigmoid(k, gate) * up
 
 
-def _copy(k: Kernel) -> None:
-    """y = x, which measures what memory can do."""
-    x, y, xs, ys = k.words("x y xs ys")
-
-    def piece(r: Val, start: Val, stop: Val) -> None:
-        def eight(c: Val, left: Val | None) -> None:
-            _put(k, y + ys * r + c * 4, _get(k, x + xs * r + c * 4, left), left)
-
-        _map(k, start, stop, eight)
-
-    _pieces(k, piece)
-
-
-COPY = KERNELS.setdefault("copy", KernelSpec("copy", ("x", "y", "m", "n", "xs", "ys"), _copy))
 SILU_MUL = _binary("silu_mul", _silu_mul)
 
 

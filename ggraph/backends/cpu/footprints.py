@@ -10,7 +10,8 @@ bytes of n numbers.
 from collections.abc import Iterator
 
 from ggraph.backends.cpu import attention
-from ggraph.backends.cpu.nest import ELEMENT_BYTES, names
+from ggraph.backends.cpu.elements import ELEMENT_BYTES
+from ggraph.backends.cpu.nest import names
 from ggraph.backends.cpu.patches import Args, Patch, Rule
 from ggraph.backends.cpu.patches import reads as _reads
 from ggraph.backends.cpu.patches import writes as _writes

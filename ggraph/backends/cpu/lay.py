@@ -10,7 +10,7 @@ a matrix in tiles.
 from collections.abc import Sequence
 
 from ggraph.backends.cpu.cache import load8
-from ggraph.backends.cpu.nest import ELEMENT_BYTES, STORED
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, STORED
 from ggraph.backends.cpu.simd import F32, I32, I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
 from ggraph.dtype import F32 as FLOATS

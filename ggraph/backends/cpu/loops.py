@@ -10,12 +10,14 @@ from math import prod
 
 import numpy as np
 
+from ggraph.backends.cpu.elements import ELEMENT_BYTES
 from ggraph.backends.cpu.interpreter import WORDS
-from ggraph.backends.cpu.nest import ELEMENT_BYTES, FIRST, Nest, Operand
+from ggraph.backends.cpu.nest import FIRST, Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
 from ggraph.device import Need
 from ggraph.dtype import F32, DType
 from ggraph.ops.evaluate import encode
+from ggraph.ops.passes import held
 from ggraph.ops.rules import identity
 from ggraph.ops.trace import ROOM, Box, Shape, Step, Trace, Untraceable, trace
 from ggraph.tensor import Array, Attr, Tensor, contiguous
@@ -282,9 +284,11 @@ def _steps(
     operands = tuple(Operand(k, lies) for k, lies in zip(kinds, lying, strict=True))
     reduced = sum(a.reduced for a in axes)
     whole = bool(reduced) and found.steps[box.step].op not in FIRST and _spans(found, box)
+    kept = held(found, box.step) if whole and kinds[0] == "f32" else None
     nest = Nest(
-        len(axes) - reduced, reduced, along, operands, tuple(steps), _computes(kinds), whole
-    )
+        len(axes) - reduced, reduced, along, operands, tuple(steps), _computes(kinds), whole,
+        None if kept is None else place[kept],
+    )  # fmt: skip
     return nest, tuple(numbers)
 
 

@@ -48,12 +48,6 @@ def _with_sign(k: Kernel, size: Val, x: Val) -> Val:
     return _float(k, _bits(k, size) | (_bits(k, x) & -0x80000000))
 
 
-def exp(k: Kernel, x: Val) -> Val:
-    """e to the x; NaN stays."""
-    value = k.select(x > words.EXP_HIGH + 0.5, k.const(INF, x.v.type), words.exp(k, x))
-    return k.select(x.is_nan(), x, value)
-
-
 def log(k: Kernel, x: Val) -> Val:
     """Natural logarithm; -inf at 0, NaN below."""
     small = x < LEAST_NORMAL
@@ -85,14 +79,14 @@ def log1p(k: Kernel, x: Val) -> Val:
 def expm1(k: Kernel, x: Val) -> Val:
     """e to the x, minus 1, exact near 0."""
     near = words.fma(k, _polynomial(k, x, EXPM1_TERMS) * x, x, x)
-    return k.select(words.absolute(k, x) < EXPM1_SMALL, near, exp(k, x) - 1.0)
+    return k.select(words.absolute(k, x) < EXPM1_SMALL, near, words.exp(k, x) - 1.0)
 
 
 def tanh(k: Kernel, x: Val) -> Val:
     """Hyperbolic tangent."""
     size, square = words.absolute(k, x), x * x
     near = words.fma(k, _polynomial(k, square, TANH_TERMS) * square, x, x)
-    far = 1.0 - k.const(2.0, x.v.type) / (exp(k, size + size) + 1.0)
+    far = 1.0 - k.const(2.0, x.v.type) / (words.exp(k, size + size) + 1.0)
     return k.select(size < TANH_SMALL, near, _with_sign(k, far, x))
 
 
@@ -130,7 +124,7 @@ def sign(k: Kernel, x: Val) -> Val:
 def power(k: Kernel, a: Val, b: Val) -> Val:
     """a to the b: exp(b log |a|); for a < 0 only whole b have a value, but for 0 and infinity."""
     base = words.absolute(k, a)
-    size = exp(k, b * log(k, base))
+    size = words.exp(k, b * log(k, base))
     size = k.select(b.eq(0.0), k.const(1.0, a.v.type), size)
     whole, half = _named(k, "floor", b).eq(b), _named(k, "floor", b * 0.5) * 2.0
     odd = k.select(half.eq(b), size, -size)
@@ -169,6 +163,6 @@ WORDS: Mapping[str, Callable[..., Val]] = {
     "floor": _plain("floor"), "ceil": _plain("ceil"), "trunc": _plain("trunc"),
     "rint": _plain("rint"), "sqrt": _plain("sqrt"),
     "sin": _turned(0), "cos": _turned(1),
-    "exp": exp, "log": log, "log1p": log1p, "expm1": expm1, "tanh": tanh, "erf": erf,
+    "exp": words.exp, "log": log, "log1p": log1p, "expm1": expm1, "tanh": tanh, "erf": erf,
     "maximum": maximum, "minimum": minimum, "sign": sign, "power": power, "where": where,
 }  # fmt: skip

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import maths, words
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, STORED, as_computed, as_stored
 from ggraph.backends.cpu.simd import (
-    F16,
     F32,
     I1,
-    I8,
-    I16,
     I32,
     I64,
     KERNELS,
@@ -31,20 +29,13 @@ from ggraph.backends.cpu.simd import (
     Val,
     element,
     vec,
-)  # fmt: skip
+)
 
 LANES = 8
-PIECE = 512  # columns that one thread takes at a time
+PIECE = 512  # columns that one thread takes at a time, at most
+SHARES = 4  # pieces for each thread where columns are many enough
 BESIDE = 4  # vectors of columns that are reduced together
 SUMS = 4  # partial sums of a reduction along vectors
-ELEMENT_BYTES = {
-    "f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
-    "b1": 1, "b2": 2, "b8": 8,
-}  # fmt: skip  # b: bytes that are only moved
-STORED: dict[str, ir.Type] = {
-    "f32": F32, "f16": F16, "bf16": I16, "i8": I8, "i16": I16, "i32": I32, "i64": I64,
-    "b1": I8, "b2": I16, "b8": I64,
-}  # fmt: skip
 FIRST = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -62,7 +53,8 @@ class Nest:
     """What a kernel computes. `steps` are (op, arguments): earlier steps, or for "load" and
     "number" which operand or number. `computes` is the type between loads and stores: "f32", "i64"
     or a type that is only moved. `along` is "kept" or "reduced": which innermost axis is vectors'.
-    `whole`: the result has the reduced axes too."""
+    `whole`: the result has the reduced axes too; a step of it that is `held` is computed in one
+    pass, which leaves it where the result will be, and read there by later ones."""
 
     kept: int
     reduced: int
@@ -71,6 +63,7 @@ class Nest:
     steps: tuple[tuple[str, tuple[int, ...]], ...]
     computes: str
     whole: bool
+    held: int | None = None
 
     @property
     def name(self) -> str:
@@ -138,6 +131,7 @@ class _Emitter:
         self.vector = kept[-1] if nest.along == "kept" else self.reduced[-1]
         self.outer = kept[:-1] if nest.along == "kept" else kept
         self.reductions = [i for i, (op, _) in enumerate(nest.steps) if op in FIRST]
+        self.is_held = False  # what the code at hand follows: whether the result's memory has it
 
     def emit(self) -> None:
         """The whole body."""
@@ -149,12 +143,19 @@ class _Emitter:
                 self._row(self._begun(item))
             return
         n = self.extent[self.vector]
-        pieces = (n + (PIECE - 1)) // PIECE
+        piece = self._piece(total * n) if self.reductions else self.k.const(PIECE, I64)
+        pieces = (n + piece - 1) // piece
         for item in self.k.share(total * pieces):
             at = self._begun(item % total)  # rows run fastest: they may share cache lines
-            start = item // total * PIECE
-            stop = self.k.minimum(start + PIECE, n)
+            start = item // total * piece
+            stop = self.k.minimum(start + piece, n)
             self._columns(at, start, stop)
+
+    def _piece(self, places: Val) -> Val:
+        """Columns of a piece: fewer where whole pieces would leave threads without work."""
+        wide = self.lanes * BESIDE
+        shared = places // (self.k.threads * SHARES) // wide * wide
+        return self.k.maximum(self.k.minimum(shared, PIECE), wide)
 
     def _begun(self, item: Val) -> list[Val]:
         """Addresses at a place of the outer axes."""
@@ -206,11 +207,15 @@ class _Emitter:
 
     def _beside(self, places: Sequence[_Place]) -> None:
         """Vectors of places of the kept axes: reduced axes are plain loops."""
+        self.is_held = False
         for step in self.reductions:
             totals = [self.k.var(self._first(step)) for _ in places]
+            holds = False
             for inner in self._at_each(places, self.reduced):
                 for total, place in zip(totals, inner, strict=True):
                     self._gather(step, total, self.value(self._argument(step), place))
+                    holds = self._hold(place)
+            self.is_held |= holds
             for total, place in zip(totals, places, strict=True):
                 place.known[step] = total.value
         for inner in self._at_each(places, self.reduced if self.nest.whole else ()):
@@ -229,11 +234,15 @@ class _Emitter:
     def _row(self, at: list[Val]) -> None:
         """One place of the kept axes, vectors along the last reduced one."""
         n, place = self.extent[self.vector], _Place(at, None, {})
+        self.is_held = False
         for step in self.reductions:
             place.known[step] = self._reduced(step, place, n)
         if not self.nest.whole:
             value = self.k.lane(self._number(self.value(len(self.nest.steps) - 1, place)), 0)
-            self._put_one(place.at[0], self._as_stored(value))
+            self._put_one(
+                place.at[0],
+                as_stored(self.k, value, self.nest.operands[0].kind, self.nest.computes),
+            )
             return
         for rest in self._inside(at, self.reduced[:-1]):
             for c, left in self._vectors(self.k.const(0, I64), n):
@@ -241,7 +250,7 @@ class _Emitter:
 
     def _reduced(self, step: int, place: _Place, n: Val) -> Val:
         """A reduction over all reduced axes, in every lane."""
-        k, argument = self.k, self._argument(step)
+        k, argument, holds = self.k, self._argument(step), False
         sums = [k.var(self._first(step)) for _ in range(SUMS)]
         for rest in self._inside(place.at, self.reduced[:-1]):
             whole = n // (self.lanes * SUMS) * (self.lanes * SUMS)
@@ -249,13 +258,17 @@ class _Emitter:
                 for i, s in enumerate(sums):
                     inner = place.moved(self._along(rest, c + self.lanes * i))
                     self._gather(step, s, self.value(argument, inner))
+                    holds = self._hold(inner)
             for c, left in self._vectors(whole, n):
-                value = self._number(self.value(argument, place.moved(self._along(rest, c), left)))
+                inner = place.moved(self._along(rest, c), left)
+                value = self._number(self.value(argument, inner))
+                self._hold(inner)
                 if left is not None:
                     value = k.select(
                         words.tail_mask(k, left, self.lanes), value, FIRST[self._op(step)]
                     )
                 self._gather(step, sums[0], value)
+        self.is_held |= holds
         a, b, c, d = (s.value for s in sums)
         join = self._joining(step)
         return k.splat(self._across(join(join(a, b), join(c, d)), join), self.lanes)
@@ -288,7 +301,9 @@ class _Emitter:
         """The value of a step at a place, in all lanes."""
         if step not in place.known:
             op, args = self.nest.steps[step]
-            if op == "load":
+            if step == self.nest.held and self.is_held:
+                place.known[step] = self._load(0, place)
+            elif op == "load":
                 place.known[step] = self._load(args[0], place)
             elif op == "number":
                 place.known[step] = self.numbers[args[0]]
@@ -318,7 +333,7 @@ class _Emitter:
             raw = words.load_tail(k, at, place.left, self.lanes)
         else:
             raw = self._picked(o, at, self.stride[operand][self.vector], place.left)
-        return self._as_computed(raw, o.kind)
+        return as_computed(k, raw, o.kind, self.nest.computes)
 
     def _picked(self, o: Operand, at: Val, stride: Val, left: Val | None) -> Val:
         """Lanes one by one; those beyond the last repeat it."""
@@ -331,50 +346,19 @@ class _Emitter:
             found = Val(k, k.b.insert_element(found.v, one.v, I32(lane)))
         return found
 
-    def _as_computed(self, raw: Val, kind: str) -> Val:
-        """What was loaded in the type of the computation."""
-        k, wide = self.k, self.nest.computes
-        if wide == kind:
-            return raw
-        if wide == "i64":
-            return k.cast("sext", raw, vec(I64, self.lanes))
-        if kind == "f16":
-            return k.cast("fpext", raw, self.floats)
-        if kind == "bf16":
-            return k.cast("bitcast", k.cast("zext", raw, vec(I32, self.lanes)) << 16, self.floats)
-        return k.cast("sitofp", raw, self.floats)
+    def _hold(self, place: _Place) -> bool:
+        """Leave the held step, if it was computed just now, where the result will be."""
+        fresh = not self.is_held and self.nest.held in place.known
+        if fresh:
+            self._store(place, self.nest.held)
+        return fresh
 
-    def _as_stored(self, value: Val) -> Val:
-        """A computed value, one or a vector, in y's type."""
-        k, kind, wide = self.k, self.nest.operands[0].kind, self.nest.computes
-        if wide == kind:
-            return value
-
-        def like(t: ir.Type) -> ir.Type:
-            return vec(t, self.lanes) if isinstance(value.v.type, ir.VectorType) else t
-
-        if wide == "i64":
-            return k.cast("trunc", value, like(STORED[kind]))
-        if kind == "f16":
-            return k.cast("fptrunc", value, like(F16))
-        if kind == "bf16":
-            return self._to_bf16(value, like)
-        through = I64 if kind == "i64" else I32
-        whole = k.cast("fptosi", value, like(through))
-        return whole if kind in ("i32", "i64") else k.cast("trunc", whole, like(STORED[kind]))
-
-    def _to_bf16(self, value: Val, like: Callable[[ir.Type], ir.Type]) -> Val:
-        """The upper half of the bits, rounded to nearest even; NaN stays one."""
-        k = self.k
-        bits = k.cast("bitcast", value, like(I32))
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        quiet = (bits >> 16) | 0x40
-        return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), like(I16))
-
-    def _store(self, place: _Place) -> None:
+    def _store(self, place: _Place, step: int | None = None) -> None:
+        """The value of a step, of the last one by default, into the result."""
         k, o, at = self.k, self.nest.operands[0], place.at[0]
-        value = self.value(len(self.nest.steps) - 1, place)
-        value = self._as_stored(self._number(value) if self.nest.computes == "f32" else value)
+        value = self.value(len(self.nest.steps) - 1 if step is None else step, place)
+        value = self._number(value) if self.nest.computes == "f32" else value
+        value = as_stored(k, value, o.kind, self.nest.computes)
         if o.lies == "v" and place.left is None:
             k.store(at, value)
         elif o.lies == "v" and o.kind == "f32" and place.left is not None:

@@ -6,11 +6,12 @@ except that a matrix counts with the bytes of its packed form. Attention declare
 bucket, although it skips what the mask hides.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+import numpy as np
 
 from ggraph.backends.cpu.ceilings import Ceilings, launch_seconds, measure_ceilings
 from ggraph.backends.cpu.pool import Pool
@@ -43,7 +44,7 @@ class OpTime:
     @property
     def seconds(self) -> float:
         """All calls together, each taken as the median one: another process may steal the core."""
-        return statistics.median(self.times) * len(self.times)
+        return float(np.median(self.times)) * len(self.times)
 
 
 @dataclass(eq=False)

@@ -8,19 +8,24 @@ does not give, for whatever reason, this process compiles.
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ggraph import env, kept
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.simd import KERNELS
+from ggraph.lazy import lazy
+
+if TYPE_CHECKING:
+    import subprocess
+else:
+    subprocess = lazy("subprocess")
 
 EACH = 6  # kernels from which on a helper, which costs as much as three or four, saves time
 LARGE = ("matmul", "att")  # names of kernels that take twenty times as long as others

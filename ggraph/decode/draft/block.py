@@ -51,7 +51,7 @@ class BlockDrafter(ParallelDrafter):
         *,
         causal: bool = False,
         p_min: float = 0.0,
-        random: np.random.Generator | None = None,
+        random: "np.random.Generator | None" = None,
         temp: float = 1.0,
         name: str = "dflash",
     ) -> None:

@@ -80,7 +80,7 @@ class EagleDrafter:
         *,
         tree: TreeShape | None = None,
         p_min: float = 0.0,
-        random: np.random.Generator | None = None,
+        random: "np.random.Generator | None" = None,
         temp: float = 1.0,
         window: int | None = None,
         prompt_window: int | None = None,
@@ -316,7 +316,7 @@ class Scored:
 
 
 def drawn(
-    model: DraftHead, logits: Array, temp: float, random: np.random.Generator
+    model: DraftHead, logits: Array, temp: float, random: "np.random.Generator"
 ) -> tuple[int, Array]:
     """A draft token drawn from logits [W], and that law f64 [V] over the target's vocabulary."""
     own = np.exp(log_softmax(logits.astype(np.float64) / temp))  # [W]

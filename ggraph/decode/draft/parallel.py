@@ -38,7 +38,7 @@ class ParallelDrafter:
         masked: Masked,
         *,
         p_min: float = 0.0,
-        random: np.random.Generator | None = None,
+        random: "np.random.Generator | None" = None,
         temp: float = 1.0,
         name: str = "eagle3",
     ) -> None:

@@ -1,0 +1,59 @@
+"""Elements as nests keep and compute them: their types, sizes, and the ways from one to another."""
+
+from llvmlite import ir
+
+from ggraph.backends.cpu.simd import F16, F32, I8, I16, I32, I64, Kernel, Val, vec
+
+ELEMENT_BYTES = {
+    "f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
+    "b1": 1, "b2": 2, "b8": 8,
+}  # fmt: skip  # b: bytes that are only moved
+STORED: dict[str, ir.Type] = {
+    "f32": F32, "f16": F16, "bf16": I16, "i8": I8, "i16": I16, "i32": I32, "i64": I64,
+    "b1": I8, "b2": I16, "b8": I64,
+}  # fmt: skip
+
+
+def as_computed(k: Kernel, raw: Val, kind: str, computes: str) -> Val:
+    """A vector of what was loaded in the type of the computation."""
+    lanes = raw.v.type.count
+    if computes == kind:
+        return raw
+    if computes == "i64":
+        return k.cast("sext", raw, vec(I64, lanes))
+    if kind == "f16":
+        return k.cast("fpext", raw, vec(F32, lanes))
+    if kind == "bf16":
+        return k.cast("bitcast", k.cast("zext", raw, vec(I32, lanes)) << 16, vec(F32, lanes))
+    return k.cast("sitofp", raw, vec(F32, lanes))
+
+
+def as_stored(k: Kernel, value: Val, kind: str, computes: str) -> Val:
+    """A computed value, one or a vector, in the type that is stored."""
+    if computes == kind:
+        return value
+    if computes == "i64":
+        return k.cast("trunc", value, _like(value, STORED[kind]))
+    if kind == "f16":
+        return k.cast("fptrunc", value, _like(value, F16))
+    if kind == "bf16":
+        return _to_bf16(k, value)
+    through = I64 if kind == "i64" else I32
+    whole = k.cast("fptosi", value, _like(value, through))
+    return whole if kind in ("i32", "i64") else k.cast("trunc", whole, _like(value, STORED[kind]))
+
+
+def _like(value: Val, t: ir.Type) -> ir.Type:
+    """One or as many of a type."""
+    return vec(t, value.v.type.count) if isinstance(value.v.type, ir.VectorType) else t
+
+
+def _to_bf16(k: Kernel, value: Val) -> Val:
+    """The upper half of the bits, rounded to nearest even; NaN stays one."""
+    bits = k.cast("bitcast", value, _like(value, I32))
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    quiet = (bits >> 16) | 0x40
+    return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), _like(value, I16))
+
+
+__all__ = ["ELEMENT_BYTES", "STORED", "as_computed", "as_stored"]
