@@ -131,7 +131,7 @@ def figures(code: bytes) -> dict[str, dict[str, int]]:
         wide = sum(".128" in line for line in loads)
         found[kernel] |= {
             "local": sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in lines),
-            "loop": len(inner), "mma": sum("MMA" in line for line in lines), "wide": wide,
+            "loop": len(inner), "mma": sum("MMA" in line for line in inner), "wide": wide,
             "narrow": len(loads) - wide,
         }  # fmt: skip
     return found
