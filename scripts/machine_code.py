@@ -30,8 +30,8 @@ from ggraph.backends.cuda.kernels import Unit
 TABLE = ROOT / "tests" / "golden" / "machine_code.json"
 ARCHES = ("sm_80", "sm_90", "sm_100")
 GATED = [Unit(s, t) for s, t in (
-    ("tiles", "bf16"), ("tiles", "q4_k"), ("tiles", "q8_0"), ("attention", "f16"),
-    ("prompt", "f16"),
+    ("tiles", "bf16"), ("tiles", "q4_k"), ("tiles", "q6_k"), ("tiles", "q8_0"),
+    ("attention", "f16"), ("prompt", "f16"),
 )]  # fmt: skip
 REGISTERS, FRAME = 0x2F, 0x11  # attributes of .nv.info
 SYMBOL_BYTES = 24
@@ -108,7 +108,8 @@ def instructions(code: bytes) -> dict[str, list[str]]:
 
 
 def loop(lines: list[str]) -> list[str]:
-    """The longest innermost loop: from a label to the branch back to it."""
+    """The innermost loop with the most products of fragments, of equals the longest: from a label
+    to the branch back to it."""
     at = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
     spans = []
     for i, line in enumerate(lines):
@@ -116,13 +117,13 @@ def loop(lines: list[str]) -> list[str]:
         if target and at.get(target[1], i) < i:
             spans.append((at[target[1]], i + 1))
     inner = [s for s in spans if not any(s != o and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    longest = max(inner, key=lambda s: s[1] - s[0], default=(0, 0))
-    return [line for line in lines[longest[0] : longest[1]] if not line.endswith(":")]
+    bodies = [[line for line in lines[a:b] if not line.endswith(":")] for a, b in inner]
+    return max(bodies, key=lambda body: (sum("MMA" in x for x in body), len(body)), default=[])
 
 
 def figures(code: bytes) -> dict[str, dict[str, int]]:
-    """Of each kernel: registers, frame (bytes of local memory), local accesses, its longest inner
-    loop in instructions, products of fragments in it, and its 16-byte and narrower loads."""
+    """Of each kernel: registers, frame (bytes of local memory), local accesses, and of its inner
+    loop instructions, products of fragments, 16-byte and narrower loads."""
     found = resources(code)
     for kernel, lines in instructions(code).items():
         inner = loop(lines)

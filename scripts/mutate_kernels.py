@@ -1,25 +1,28 @@
 """Mutation testing of the CUDA kernels on the stand-in: is every mistake in them seen?
 
-    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--count 60]
-                                          [--part 2/8] [--list]
+    nice python scripts/mutate_kernels.py [--only tiles.cu] [--kind barrier] [--journal FILE]
+                                          [--list] [--write]
 
 Changes one thing in one kernel source at a time, in memory: drops a barrier, shifts an index,
 narrows a mask or a shift, turns a bound, skips lanes of a reduction; and runs the tests of that
-source until one fails, each mutant in a fork of this process. Prints each survivor with its line
-before and after; EXPLAINED below says why some of them are no mistakes. Status 1 where one is left
-that is not. A mutant takes two to ten seconds; `--part 2/8` is the second eighth of all places.
+source until one fails, each mutant in a fork of this process; inside a block type those of that
+type. Prints each survivor with its line before and after; EXPLAINED below says why some of them
+are no mistakes. Status 1 where one is left that is not. What the journal knows of is not run
+again, so a run may be cut off; `--write` counts what it knows of the sources as they are now into
+tests/golden/kernel_mutants.json.
 """
 
 import argparse
+import json
 import os
-import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -31,8 +34,10 @@ import cuda_host
 
 from ggraph.backends.cuda import kernels
 
+TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
+EDGES = "tests/test_cuda_edges.py"
 # Tests of each source: files and a `-k` expression.
 TESTS: dict[str, tuple[str, str]] = {
     "tiles.cu": (
@@ -40,23 +45,31 @@ TESTS: dict[str, tuple[str, str]] = {
         "(against or pair or experts) and (q4_k or q6_k or bf16 or q4_0 or f16)",
     ),
     "pieces.cuh": (PRODUCTS, "against and (f16 or bf16)"),
+    "parts.cuh": (PRODUCTS, "against and bf16"),
+    "parts.cu": (PRODUCTS, "(against or begin) and bf16"),
     "lanes.cu": (PRODUCTS, "against and f32"),
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
-    "matmul.cu": (PRODUCTS, "decoded or not_exist or library"),
+    "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
     "blocks.cuh": (PRODUCTS, "decoded or against"),
-    "experts.cu": (PRODUCTS, "pair or experts"),
-    "attention.cu": (OPS, "attention and not many or flash or any_size or neighbour or far_below"),
-    "prompt.cu": (OPS, "attention_of_many"),
-    "mixtures.cu": (OPS, "moe or add_id or swiglu or do_not_exist"),
+    "experts.cu": (f"{PRODUCTS} {EDGES}", "pair or experts"),
+    "attention.cu": (
+        f"{OPS} {EDGES}",
+        "attention and not many or flash or any_size or neighbour or far_below or list",
+    ),
+    "prompt.cu": (f"{OPS} {EDGES}", "attention_of_many or far_below or sink_of_zero"),
+    "mixtures.cu": (f"{OPS} {EDGES}", "moe or add_id or swiglu or do_not_exist or just_behind"),
     "recurrent.cu": (OPS, "conv or delta or rule"),
-    "norm.cu": (OPS, "norm or sum or mean"),
+    "norm.cu": (f"{OPS} {EDGES}", "norm or sum or mean or many_warps"),
     "products.cu": (OPS, "mul_mat"),
     "rope.cu": (OPS, "rope or outside_the_cache"),
     "rows.cu": (OPS, "rows or do_not_exist"),
-    "softmax.cu": (OPS, "soft_max or far_below"),
-    "sort.cu": (OPS, "top_k or arg or ordered or no_number"),
+    "softmax.cu": (f"{OPS} {EDGES}", "soft_max or far_below"),
+    "sort.cu": (f"{OPS} {EDGES}", "top_k or arg or ordered or no_number"),
     "elementwise.cu": (OPS, "agree or strided or digits"),
-    "common.cuh": (OPS, "norm or sum or cast or rows or soft_max"),
+    "common.cuh": (
+        f"{OPS} {EDGES}",
+        "norm or sum or cast or rows or soft_max or many_warps or are_none",
+    ),
 }
 # What is dropped or turned, by pattern; the pattern's first group is replaced.
 CHANGES: tuple[tuple[str, str, str], ...] = (
@@ -83,6 +96,15 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("sort.cu", "begin + each < n ? begin + each : n", "equal where they are equal"),
     ("sort.cu", "best.value = -INF;", "of no pick nobody looks at the value"),
     ("attention.cu", "at < count && at < seen_from", "of rows that take no part"),
+    ("prompt.cu", "if (first >= rows) return;", "rows behind the end are passed over one by one"),
+    ("prompt.cu", "begin < seen; begin += ROWS", "a step of which all is hidden"),
+    ("recurrent.cu", "certain[0] < m ? certain[0] : m", "equal where they are equal"),
+    ("recurrent.cu", "t < certain[0] && t < m", "a step has no more certain rows than rows"),
+    ("elementwise.cu", "if (i >= count) return;", "place_of: the first element once more"),
+    ("lanes.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
+    ("matmul.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
+    ("lanes.cuh", "chunks = (k + 7) / 8", "chunks behind the end are zeros"),
+    ("matmul.cu", "8 * c + i < k) store_plain", "k of block types is a multiple of eight"),
     ("rope.cu", "first + HEADS < heads ? first + HEADS : heads", "equal where they are equal"),
 )
 
@@ -120,9 +142,20 @@ def apply(mutant: Mutant) -> None:
     cuda_host.BUILT = Path(tempfile.mkdtemp(prefix="mutant-"))
 
 
+def tests_of(mutant: Mutant) -> tuple[str, str]:
+    """Files and a `-k` expression; inside a block type's struct the tests of that type alone."""
+    files, chosen = TESTS[mutant.file]
+    if mutant.file == "blocks.cuh":
+        above = kernels.text(mutant.file).split("\n")[: mutant.line + 1]
+        heads = [line for line in above if re.match(r"(struct \w+ |DEV |template)", line)]
+        if found := re.match(r"struct (\w+)", heads[-1]):
+            return files, f"({chosen}) and {found[1]}"
+    return files, chosen
+
+
 def fate(mutant: Mutant) -> str:
     """What became of the mutant, in a fork: "caught" by a test that fails, "endless" where the
-    tests did not end in LIMIT, or "survives"."""
+    tests did not end in LIMIT, or "survives". "untested" where no test was chosen."""
     child = os.fork()
     if not child:
         try:
@@ -130,9 +163,11 @@ def fate(mutant: Mutant) -> str:
             os.dup2(null, 1)
             os.dup2(null, 2)
             apply(mutant)
-            files, chosen = TESTS[mutant.file]
-            status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", files, "-k", chosen])
-            os.system(f"rm -rf {cuda_host.BUILT}")
+            files, chosen = tests_of(mutant)
+            status = pytest.main(
+                ["-x", "-q", "-p", "no:cacheprovider", *files.split(), "-k", chosen]
+            )
+            shutil.rmtree(cuda_host.BUILT)
             os._exit(int(status))
         finally:
             os._exit(1)
@@ -142,7 +177,10 @@ def fate(mutant: Mutant) -> str:
     signal.alarm(0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return "endless"
-    return "caught" if status else "survives"
+    ended = os.waitstatus_to_exitcode(status)
+    if ended == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return "untested"
+    return "caught" if ended else "survives"
 
 
 def explanation(mutant: Mutant) -> str:
@@ -152,38 +190,69 @@ def explanation(mutant: Mutant) -> str:
     )
 
 
+def known(journal: Path | None) -> dict[Mutant, str]:
+    """Fates that a journal has, one JSON object a line."""
+    if journal is None or not journal.is_file():
+        return {}
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    return {Mutant(**line["mutant"]): line["fate"] for line in lines}
+
+
+def tell(m: Mutant, found: str) -> bool:
+    """Print a mutant that no test caught; whether nobody has said why."""
+    why = explanation(m) if found == "survives" else ""
+    print(f"{m.file}:{m.line + 1} {m.kind} {found}{': ' + why if why else ''}\n"
+          f"  - {m.before.strip()}\n  + {m.after.strip()}", flush=True)  # fmt: skip
+    return found in ("survives", "untested") and not why
+
+
+def write(places: list[Mutant], fates: dict[Mutant, str]) -> None:
+    """The committed table: of each source its places, and what became of them."""
+    rows = {}
+    for file in TESTS:
+        own = [m for m in places if m.file == file]
+        counts = Counter(fates.get(m, "not run") for m in own)
+        explained = sum(fates.get(m) == "survives" and bool(explanation(m)) for m in own)
+        counts["survives"] -= explained
+        rows[file] = {"places": len(own), **dict(sorted(counts.items())), "explained": explained}
+        rows[file] = {k: n for k, n in rows[file].items() if n}
+    lines = ",\n".join(f"  {json.dumps(f)}: {json.dumps(row)}" for f, row in rows.items())
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
+
+
 def main() -> int:
-    """Draw, run, print."""
+    """Run what the journal does not know, print, count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", default="", help="sources, by comma")
     parser.add_argument("--kind", default="", help="barrier, index, mask, ..")
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", default="1/1", help="of the places, in order")
+    parser.add_argument("--journal", type=Path, help="of what is known; added to")
     parser.add_argument("--list", action="store_true", help="count the places and end")
+    parser.add_argument("--write", action="store_true", help="the journal into the table, and end")
     asked = parser.parse_args()
     os.chdir(ROOT)
     files = asked.only.split(",") if asked.only else list(TESTS)
     places = [m for f in files for m in mutants(f) if asked.kind in ("", m.kind)]
-    if asked.list:
-        print(f"{len(places)} places in {len(files)} sources")
+    fates = known(asked.journal)
+    if asked.write:
+        write(places, fates)
         return 0
-    part, parts = (int(n) for n in asked.part.split("/"))
-    places = places[part - 1 :: parts]
-    drawn = random.Random(asked.seed).sample(places, min(asked.count, len(places)))
-    fates: Counter[str] = Counter()
-    left = 0
-    for m in drawn:
-        fates[found := fate(m)] += 1
-        if found == "caught":
-            continue
-        why = explanation(m) if found == "survives" else found
-        left += not why
-        print(f"{m.file}:{m.line + 1} {m.kind} {found}{': ' + why if why else ''}\n"
-              f"  - {m.before.strip()}\n  + {m.after.strip()}", flush=True)  # fmt: skip
-    counts = ", ".join(f"{n} {what}" for what, n in sorted(fates.items()))
-    print(f"{len(drawn)} of {asked.only or 'all'} {asked.part}: {counts}; {left} not explained")
-    return 1 if left else 0
+    if asked.list:
+        left = sum(m not in fates for m in places)
+        print(f"{len(places)} places in {len(files)} sources, {left} not run")
+        return 0
+    unexplained = 0
+    for m in places:
+        if m not in fates:
+            fates[m] = fate(m)
+            if asked.journal:
+                with asked.journal.open("a") as file:
+                    file.write(json.dumps({"mutant": asdict(m), "fate": fates[m]}) + "\n")
+        if fates[m] != "caught":
+            unexplained += tell(m, fates[m])
+    counts = Counter(fates[m] for m in places)
+    text = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
+    print(f"{len(places)} of {asked.only or 'all'}: {text}; {unexplained} not explained")
+    return 1 if unexplained else 0
 
 
 if __name__ == "__main__":

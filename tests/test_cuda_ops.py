@@ -25,7 +25,7 @@ CASES = [c for c in examples.every() if c[0].name in RULES]
 NAMES = [f"{spec.name}-{i}" for spec, i, _ in CASES]
 LEFT = {
     ("cast", 4), ("cast", 7), ("cpy", 2), ("mul_mat", 3), ("set", 1), ("set_rows", 4),
-    ("soft_max", 3), ("flash_attn", 7), ("flash_attn", 8),  # these by lists of slots
+    ("soft_max", 3),
 }  # fmt: skip
 
 

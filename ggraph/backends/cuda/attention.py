@@ -97,8 +97,8 @@ def _attended(t: Tensor) -> bool:
         return False
     if t.attrs["has_mask"]:
         mask = rest.pop(0)
-        by_lists = not mask.dtype.is_float  # for which there is no kernel yet
-        if by_lists or not is_plain(mask) or mask.strides[1] != mask.dtype.block_bytes:
+        rows = is_plain(mask) and mask.strides[1] == mask.dtype.block_bytes
+        if not rows and not is_flat(mask, dtype=I32):
             return False
     inner = all(s.strides[2] == s.dtype.block_bytes for s in (k, v))
     return inner and all(is_flat(r, dtype=r.dtype) for r in rest)  # a length, sinks
@@ -141,13 +141,26 @@ def _given(low: Lowering, x: Launch) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _listed(t: Tensor) -> bool:
+    """Whether rows list the cache rows that they see."""
+    return bool(t.attrs["has_mask"]) and t.sources[3].dtype is I32
+
+
+def _width(t: Tensor) -> int:
+    """The most cache rows that a row sees."""
+    return t.sources[3].shape[1] if _listed(t) else t.sources[1].shape[0]
+
+
 def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     """Slices of query rows, so that partial results stay small; bits do not depend on slices."""
     q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
     (rows, heads, dim), v_dim = q.shape, given["v_dim"]
-    splits = max(1, -(-given["context"] // SPLIT))
+    width = _width(x.result.tensor)
+    splits = max(1, -(-width // SPLIT))
     slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("parts"))
-    given = {**given, "lists": _lists(low, x, given), "heads": heads}
+    given = {**given, "lists": _lists(low, x, given), "heads": heads, "width": width}
+    if _listed(x.result.tensor):
+        given.update(mask=0, mask_row=0, mask_type=0)
     sinks = given.pop("sinks")
     del given["length"]
     kernel = "attend" if _is_aligned(x) else "attend_odd"
@@ -158,14 +171,14 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
         here = {
             **given, "q": given["q"] + t * heads * dim * 4,
             "mask": given["mask"] + t * given["mask_row"],
-            "lists": given["lists"] + t * 4 * (1 + given["context"]),
+            "lists": given["lists"] + t * 4 * (1 + width),
         }  # fmt: skip
         grid = (splits, kv_heads * -(-group // TILE), -(-count // tile_rows))
         low.call(kernel, grid, 128, type=kind, parts=parts, rows=count, **here)
         low.call(
             "merge", (heads, count, 1), 128, type=kind, parts=parts, lists=here["lists"],
             sinks=sinks, y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
-            context=given["context"],
+            width=width,
         )  # fmt: skip
 
 
@@ -180,7 +193,13 @@ def _is_aligned(x: Launch) -> bool:
 def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:
     """Address of the lists of what each row sees: made once for all layers that share a mask."""
     room, rows = x.room("lists"), x.sources[0].tensor.shape[0]
-    if not room.ready:
+    if not room.ready and _listed(x.result.tensor):
+        low.call(
+            "listed", (rows, 1, 1), 128, type=x.sources[2].tensor.dtype.name, given=given["mask"],
+            length=given["length"], lists=low.at(room), context=given["context"],
+            width=_width(x.result.tensor),
+        )  # fmt: skip
+    elif not room.ready:
         names = ("mask", "length", "context", "mask_row", "mask_type")
         low.call(
             "shown", (rows, 1, 1), 128, type=x.sources[2].tensor.dtype.name, lists=low.at(room),
@@ -193,13 +212,13 @@ def _is_tiled(t: Tensor) -> bool:
     """Whether the tensor cores take all rows of this attention."""
     q, _, v = t.sources[:3]
     known = all(d % 32 == 0 and 0 < d <= MAX_TILED for d in (q.shape[2], v.shape[2]))
-    return q.shape[0] > FEW_ROWS and known
+    return q.shape[0] > FEW_ROWS and known and not _listed(t)
 
 
 def _slice(t: Tensor) -> tuple[int, int]:
     """Query rows whose partial results are made at a time, and the bytes of those."""
     rows, heads, v_dim = t.shape
-    row_bytes = heads * max(1, -(-t.sources[1].shape[0] // SPLIT)) * (2 + v_dim) * 4
+    row_bytes = heads * max(1, -(-_width(t) // SPLIT)) * (2 + v_dim) * 4
     count = max(1, min(rows, PART_BYTES // max(row_bytes, 1), 65535))
     return count, count * row_bytes
 
@@ -208,10 +227,9 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     """ "parts": results by splits of the cache; "lists": what each row sees, by mask and length."""
     if _is_tiled(t):
         return ()
-    rows, context = t.shape[0], t.sources[1].shape[0]
     end = len(t.sources) - bool(t.attrs["has_sinks"])
     deciding = tuple(range(3, end)) if t.attrs["has_mask"] else ()
-    lists = Need("lists", rows * 4 * (1 + context), deciding)
+    lists = Need("lists", t.shape[0] * 4 * (1 + _width(t)), deciding)
     return Need("parts", _slice(t)[1]), lists
 
 

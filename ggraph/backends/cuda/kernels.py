@@ -26,10 +26,10 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
-    "delay", "elementwise", "experts", "mixtures", "norm", "products", "recurrent", "rope", "rows",
-    "softmax", "sort",
+    "delay", "elementwise", "experts", "mixtures", "norm", "parts", "products", "recurrent", "rope",
+    "rows", "softmax", "sort",
 )  # fmt: skip
-HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh")
+HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
 
 
@@ -94,7 +94,7 @@ def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
 def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
     """The same of a text."""
     plain = re.sub(r"//[^\n]*", "", source_text)
-    found = re.findall(r"KERNEL\s+(\w+)\s*\(([^)]*)\)", plain)
+    found = re.findall(r"KERNEL(?:_IF\(\w+\))?\s+(\w+)\s*\(([^)]*)\)", plain)
     return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
 
 

@@ -23,6 +23,7 @@ WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
 TWIN_OUTPUTS = 4096  # from here on blocks of two tiles are as many as a large GPU's multiprocessors
+SINGLE = ("q6_k",)  # of which two tiles do not fit the registers as they are best read
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
@@ -63,30 +64,23 @@ def _is_tiled(w: Tensor) -> bool:
     return w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDE == 0
 
 
-def _is_wide(x: Tensor) -> bool:
-    """Whether wide loads may read x where it is: values begin at multiples of more."""
-    return x.offset % WIDE == 0
-
-
-def _aligned(low: Lowering, launch: Launch) -> int:
-    """Rows of source 1 where wide loads may read them: there, or copied."""
-    x = launch.sources[1]
-    if _is_wide(x.tensor):
-        return low.at(x)
-    space = low.at(launch.room("rows"))
-    low.copy(space, low.at(x), x.tensor.nbytes)
-    return space
+def _parts(low: Lowering, launch: Launch) -> int:
+    """Source 1 in the parts that src/tiles.cu takes: made once for all products that read it."""
+    x, room = launch.sources[1], launch.room("parts")
+    if not room.ready:
+        low.per_element("split_rows", x.tensor.size // 4, x=low.at(x), parts=low.at(room))
+    return low.at(room)
 
 
 def _product_needs(t: Tensor) -> tuple[Need, ...]:
-    """Few rows: "rows", a copy at a wider alignment. Many: "work", cuBLAS's, and "decoded", rows in
-    its type and slices of w."""
+    """Few rows: "parts" of them. Many: "work", cuBLAS's, and "decoded", rows in its type and slices
+    of w."""
     w, x = t.sources[:2]
     m, k = prod(x.shape[:-1]), w.shape[-1]
     if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
         return ()
     if m <= FEW_ROWS or not k:
-        return (Need("rows", x.nbytes),) if _is_tiled(w) and not _is_wide(x) else ()
+        return (Need("parts", x.nbytes, (1,)),) if _is_tiled(w) else ()
     space = sum(_decoded_bytes(w, m))
     work = Need("work", WORK_SPACE)
     return (work, Need("decoded", space)) if space else (work,)
@@ -115,25 +109,25 @@ def _slice_rows(n: int, k: int, kind: DType) -> int:
 
 
 def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
-    w, x = launch.sources[0], low.at(launch.sources[1])
+    w = launch.sources[0]
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
-        x = _aligned(low, launch)
         kernel, rows, outputs = "mul_mat_tiles", WIDE_ROWS, TILE
         if m <= PASS_ROWS:
-            twin = n >= TWIN_OUTPUTS
+            twin = n >= TWIN_OUTPUTS and w.tensor.dtype.name not in SINGLE
             kernel, rows = "mul_mat_twin" if twin else "mul_mat_tile", PASS_ROWS
             outputs = 2 * TILE if twin else TILE
         low.call(
             kernel, (-(-n // outputs), -(-m // rows), 1), TILE_WARPS * 32,
-            type=w.tensor.dtype.name, w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
+            type=w.tensor.dtype.name, w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k,
+            m=m,
         )  # fmt: skip
         return
     rows = min(m, PASS_ROWS)
     grid = (-(-n // (WARPS * OUTPUTS)), -(-m // PASS_ROWS) if m else 0, 1)
     low.call(
         f"mul_mat_{max(rows, 1)}", grid, WARPS * 32, type=w.tensor.dtype.name,
-        w=low.at(w), x=x, y=y, rest=add, n=n, k=k, m=m,
+        w=low.at(w), x=low.at(launch.sources[1]), y=y, rest=add, n=n, k=k, m=m,
     )  # fmt: skip
 
 
@@ -220,12 +214,11 @@ def _list_bytes(w: Tensor, ids: Tensor) -> int:
 
 
 def _id_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "pairs": the lists of each expert's pairs; "rows": a copy at a wider alignment."""
+    """ "pairs": the lists of each expert's pairs; "parts" of the rows."""
     w, x, ids = t.sources
     if not _is_grouped(w):
         return ()
-    lists = Need("pairs", _list_bytes(w, ids))
-    return (lists,) if _is_wide(x) else (lists, Need("rows", x.nbytes))
+    return Need("pairs", _list_bytes(w, ids)), Need("parts", x.nbytes, (1,))
 
 
 def _grouped(low: Lowering, x: Launch) -> None:
@@ -233,7 +226,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     pairs, used = ids.tensor.size, ids.tensor.shape[1]
-    rows, order = _aligned(low, x), low.at(x.room("pairs"))
+    rows, order = _parts(low, x), low.at(x.room("pairs"))
     starts = order + 4 * pairs
     active = starts + 4 * (experts + 2)
     low.call(

@@ -85,6 +85,28 @@ KERNEL shown(const u8* mask, const int* length, int* lists, i64 context, i64 mas
   if (threadIdx.x == THREADS - 1) list[0] = at - 1;
 }
 
+// The same of rows that say themselves what they see: given [T, S], up to a number below 0, in their
+// order; of what lies behind the length nothing is seen. lists [T, 1 + S].
+KERNEL listed(const int* given, const int* length, int* lists, i64 context, i64 width) {
+  SHARED int counts[THREADS];
+  const i64 t = blockIdx.x, each = (width + THREADS - 1) / THREADS, begin = threadIdx.x * each;
+  const int* own = given + t * width;
+  i64 seen = length ? length[0] : context, end = 0;
+  seen = seen < 0 ? 0 : seen > context ? context : seen;
+  while (end < width && own[end] >= 0) ++end;
+  end = begin + each > end ? end : begin + each;
+  int count = 0;
+  for (i64 i = begin; i < end; ++i) count += own[i] < seen;
+  counts[threadIdx.x] = count;
+  __syncthreads();
+  int* list = lists + t * (1 + width);
+  int at = 1;
+  for (int i = 0; i < (int)threadIdx.x; ++i) at += counts[i];
+  for (i64 i = begin; i < end; ++i)
+    if (own[i] < seen) list[at++] = own[i];
+  if (threadIdx.x == THREADS - 1) list[0] = at - 1;
+}
+
 // What a block shares. Rows are padded, so that lanes that read or write at once meet different banks.
 union Room {
   Quad queries[GIVEN][TILE][DIMS / 8 + 4];  // scaled, by pieces; then:
@@ -110,8 +132,8 @@ struct Cache {
 
 // Lists of a plan that lacks an edge may hold anything: a value is corrupted then, not the device
 // lost. How many of a split's cache rows a list has, which begins with the number of all.
-DEV int seen_from(const int* list, int begin, i64 context) {
-  const int seen = (list[0] < context ? list[0] : (int)context) - begin;
+DEV int seen_from(const int* list, int begin, i64 width) {
+  const int seen = (list[0] < width ? list[0] : (int)width) - begin;
   return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
 }
 
@@ -360,7 +382,7 @@ DEV void pass_of(const int* list, int count, const Cache& cache, float scale, fl
 template <bool ALIGNED>
 DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
                      float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim,
-                     i64 context, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
+                     i64 context, i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
                      float scale, float softcap, int mask_type, Shared& shared) {
   const i64 group = heads / kv_heads, most_heads = group < TILE ? group : TILE;
   const i64 tiles = (group + TILE - 1) / TILE, kv_head = blockIdx.y / tiles;
@@ -370,17 +392,17 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
   const int* list = lists;  // of the row that sees most of the split
   int count = 0;
   for (int r = 0; r < here; ++r) {
-    const int* own = lists + (first_row + r) * (1 + context);
-    const int seen = seen_from(own, begin, context);
+    const int* own = lists + (first_row + r) * (1 + width);
+    const int seen = seen_from(own, begin, width);
     if (seen > count) count = seen, list = own + 1 + begin;
   }
   if (count == 0) return;  // the whole block
   if (threadIdx.x == 0) shared.differs = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < here * SPLIT; i += THREADS) {
-    const int* own = lists + (first_row + i / SPLIT) * (1 + context);
+    const int* own = lists + (first_row + i / SPLIT) * (1 + width);
     const int at = i % SPLIT;
-    if (at < seen_from(own, begin, context) && own[1 + begin + at] != list[at]) shared.differs = 1;
+    if (at < seen_from(own, begin, width) && own[1 + begin + at] != list[at]) shared.differs = 1;
   }
   const Cache cache = {k + kv_head * k_head, v + kv_head * v_head, k_row, v_row,
                        (int)dim, (int)v_dim, (int)context};
@@ -388,8 +410,8 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
   const int passes = shared.differs ? (int)here : 1;
   for (int p = 0; p < passes; ++p) {
     if (shared.differs) {
-      const int* own = lists + (first_row + p) * (1 + context);
-      count = seen_from(own, begin, context);
+      const int* own = lists + (first_row + p) * (1 + width);
+      count = seen_from(own, begin, width);
       list = own + 1 + begin;
       if (count == 0) continue;  // the whole block
     }
@@ -405,7 +427,7 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
     for (int i = threadIdx.x; i < here * SPLIT; i += THREADS) {
       const i64 t = first_row + i / SPLIT;
       const int at = i % SPLIT;
-      const bool sees = at < count && at < seen_from(lists + t * (1 + context), begin, context);
+      const bool sees = at < count && at < seen_from(lists + t * (1 + width), begin, width);
       const u8* own = mask ? mask + t * mask_row : 0;
       shared.mask[i / SPLIT][at] =
           sees ? shown_at(own, row_at(list, at, count - 1, cache), mask_type) : -INF;
@@ -419,30 +441,30 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
 // of 8.
 KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
               float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim, i64 context,
-              i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
+              i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
               float softcap, int mask_type) {
   SHARED Shared shared;
-  attend_tile<true>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context, k_row,
-                    k_head, v_row, v_head, mask_row, scale, softcap, mask_type, shared);
+  attend_tile<true>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context, width,
+                    k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, shared);
 }
 
 // The same wherever they begin.
 KERNEL attend_odd(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
                   float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim, i64 context,
-                  i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
+                  i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
                   float softcap, int mask_type) {
   SHARED Shared shared;
-  attend_tile<false>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context,
+  attend_tile<false>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context, width,
                      k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, shared);
 }
 
 // y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum.
 // Grid (H, T); `splits` are those that there is room for.
 KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y, i64 splits,
-             i64 v_dim, i64 context) {
+             i64 v_dim, i64 width) {
   const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
   const float* part = parts + at * splits * (2 + v_dim);
-  const i64 all = (lists[blockIdx.y * (1 + context)] + SPLIT - 1) / SPLIT;
+  const i64 all = (lists[blockIdx.y * (1 + width)] + SPLIT - 1) / SPLIT;
   const i64 used = all < splits ? all : splits;
   const float sink = sinks ? sinks[blockIdx.x] : -INF;
   float top = sink;

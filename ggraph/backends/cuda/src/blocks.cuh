@@ -29,7 +29,7 @@ DEV void eight_floats(const float* p, float* v) {
 }
 
 struct f32 {
-  static const int BLOCK = 1, BYTES = 4, SPAN = 0;
+  static const int BLOCK = 1, BYTES = 4, SPAN = 0, TOGETHER = 1;
   DEV void eight(const void* p, float* v) { eight_floats((const float*)p, v); }
   DEV void load(const u8* row, int c, i64 k, float* v) {
     const float* p = (const float*)row + 8 * c;
@@ -42,7 +42,7 @@ struct f32 {
   }
 };
 struct f16 {
-  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0, TOGETHER = 1;
   DEV void eight(const void* p, float* v) {
     const Quad a = *(const Quad*)p;
 #pragma unroll
@@ -62,7 +62,7 @@ struct f16 {
   }
 };
 struct bf16 {
-  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0, TOGETHER = 1;
   DEV void eight(const void* p, float* v) {
     const Quad a = *(const Quad*)p;
 #pragma unroll
@@ -82,171 +82,107 @@ struct bf16 {
   }
 };
 
-// Eight bytes of a block whose size is BYTES, by the widest loads that its alignment allows.
+// Four bytes of a block whose size is BYTES, by the widest loads that its alignment allows.
 template <int BYTES>
-DEV void eight_bytes(const u8* p, u8* out) {
-  if (BYTES % 4 == 0) {
-    const u32 first = word_at(p), second = word_at(p + 4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      out[i] = (u8)(first >> 8 * i);
-      out[i + 4] = (u8)(second >> 8 * i);
-    }
-  } else if (BYTES % 2 == 0) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u16 two = half_word_at(p + 2 * i);
-      out[2 * i] = (u8)two;
-      out[2 * i + 1] = (u8)(two >> 8);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = p[i];
-  }
+DEV u32 four_bytes(const u8* p) {
+  if (BYTES % 4 == 0) return word_at(p);
+  if (BYTES % 2 == 0) return half_word_at(p) | (u32)half_word_at(p + 2) << 16;
+  return p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24;
 }
 
-// Types of 32 values: chunk c % 4 is in the low (0, 1) or high nibbles (2, 3) of 16 bytes.
+// Four bits as the lowest bits of four bytes.
+DEV u32 bits_to_bytes(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
+
+// Block types. `four` gives four stored codes from value e of a row on, one a byte, e a multiple of
+// four. Codes of BITS bits mean their number less RAISED; without BITS, `value` says what one means.
+// Types with TOGETHER have a `Held` besides: what a lane needs of so many groups of 32 columns, which
+// share bytes.
+struct Block {
+  static const int BITS = 0, RAISED = 0, TOGETHER = 1;
+};
+
+// Types of 32 values: value e % 32 is in the low or high nibble of one of 16 bytes.
 template <int BYTES>
-DEV void nibbles(const u8* quants, int c, int* q) {
-  u8 raw[8];
-  eight_bytes<BYTES>(quants + 8 * (c % 2), raw);
-  const int shift = c % 4 / 2 * 4;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) q[i] = raw[i] >> shift & 15;
+DEV u32 nibbles(const u8* quants, int e) {
+  return four_bytes<BYTES>(quants + e % 16) >> e % 32 / 16 * 4 & 0x0f0f0f0fu;
 }
 
-// Four codes of a word of eight as two words of two bf16 numbers, each 128 plus a code: 0 and 2, 1
-// and 3. From 128 on, bf16 counts in ones, so a code is put in place by its bits alone.
-DEV void nibble_pairs(u32 word, int shift, u32* out) {
-  out[0] = (word >> shift & 0x000f000fu) | 0x43004300u;
-  out[1] = (word >> (shift + 8) & 0x000f000fu) | 0x43004300u;
-}
-
-// A chunk of eight codes in that form.
-template <int BYTES>
-DEV void chunk_pairs(const u8* p, int shift, u32* out) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const u8* q = p + 4 * i;
-    const u32 word = BYTES % 4 == 0 ? word_at(q) : half_word_at(q) | (u32)half_word_at(q + 2) << 16;
-    nibble_pairs(word, shift, out + 2 * i);
-  }
-}
-
-struct q4_0 {
-  static const int BLOCK = 32, BYTES = 18, SPAN = 32;
+struct q4_0 : Block {
+  static const int BLOCK = 32, BYTES = 18, SPAN = 32, BITS = 4, RAISED = 8;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 4 * BYTES;
-    *step = half_at(b);
+    *step = half_at(row + c / 4 * BYTES);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    nibbles<BYTES>(b + 2, c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] -= 8;
-  }
-  static const int BIAS = 136;  // of `pairs` over `codes`
-  DEV void pairs(const u8* row, int c, u32* out) {
-    chunk_pairs<BYTES>(row + c / 4 * BYTES + 2 + 8 * (c % 2), c % 4 / 2 * 4, out);
-  }
+  DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 2, e); }
 };
-struct q4_1 {
-  static const int BLOCK = 32, BYTES = 20, SPAN = 32;
+struct q4_1 : Block {
+  static const int BLOCK = 32, BYTES = 20, SPAN = 32, BITS = 4;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
     *floor = -half_at(b + 2);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    nibbles<BYTES>(b + 4, c, q);
-  }
-  static const int BIAS = 128;
-  DEV void pairs(const u8* row, int c, u32* out) {
-    chunk_pairs<BYTES>(row + c / 4 * BYTES + 4 + 8 * (c % 2), c % 4 / 2 * 4, out);
-  }
+  DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 4, e); }
 };
-struct q5_0 {
-  static const int BLOCK = 32, BYTES = 22, SPAN = 32;
+struct q5_0 : Block {
+  static const int BLOCK = 32, BYTES = 22, SPAN = 32, BITS = 5, RAISED = 16;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 4 * BYTES;
-    *step = half_at(b);
+    *step = half_at(row + c / 4 * BYTES);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    const u32 high = b[2 + c % 4];  // bit 8j + i of the 32-bit word
-    nibbles<BYTES>(b + 6, c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = (q[i] | (int)(high >> i & 1) << 4) - 16;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 32 * BYTES;  // bit e % 32 of the word behind the scale
+    return nibbles<BYTES>(b + 6, e) | bits_to_bytes((u32)b[2 + e % 32 / 8] >> e % 8) << 4;
   }
 };
-struct q5_1 {
-  static const int BLOCK = 32, BYTES = 24, SPAN = 32;
+struct q5_1 : Block {
+  static const int BLOCK = 32, BYTES = 24, SPAN = 32, BITS = 5;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 4 * BYTES;
     *step = half_at(b);
     *floor = -half_at(b + 2);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    const u32 high = b[4 + c % 4];  // bit 8j + i of the 32-bit word
-    nibbles<BYTES>(b + 8, c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] |= (int)(high >> i & 1) << 4;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 32 * BYTES;
+    return nibbles<BYTES>(b + 8, e) | bits_to_bytes((u32)b[4 + e % 32 / 8] >> e % 8) << 4;
   }
 };
-struct q8_0 {
+struct q8_0 : Block {
   static const int BLOCK = 32, BYTES = 34, SPAN = 32;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 4 * BYTES;
-    *step = half_at(b);
+    *step = half_at(row + c / 4 * BYTES);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    u8 raw[8];
-    eight_bytes<BYTES>(b + 2 + 8 * (c % 4), raw);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = (i8)raw[i];
+  DEV u32 four(const u8* row, int e) {
+    return four_bytes<BYTES>(row + e / 32 * BYTES + 2 + e % 32);
   }
+  DEV int value(u32 code) { return (i8)code; }
 };
-struct iq4_nl {
+struct iq4_nl : Block {
   static const int BLOCK = 32, BYTES = 18, SPAN = 32;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 4 * BYTES;
-    *step = half_at(b);
+    *step = half_at(row + c / 4 * BYTES);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    nibbles<BYTES>(b + 2, c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[q[i]];
-  }
+  DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 2, e); }
+  DEV int value(u32 code) { return NL_LEVELS[code]; }
 };
-struct mxfp4 {
+struct mxfp4 : Block {
   static const int BLOCK = 32, BYTES = 17, SPAN = 32;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 4 * BYTES;
-    const u32 e = b[0];  // half of 2^(e - 127); the two least are subnormal
+    const u32 e = row[c / 4 * BYTES];  // half of 2^(e - 127); the two least are subnormal
     *step = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 4 * BYTES;
-    nibbles<BYTES>(b + 1, c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = FP4_LEVELS[q[i]];
-  }
+  DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 1, e); }
+  DEV int value(u32 code) { return FP4_LEVELS[code]; }
 };
 
-// Types of 256 values: e is the index of a chunk's first value within its block.
-struct q2_k {
-  static const int BLOCK = 256, BYTES = 84, SPAN = 16;
+// Types of 256 values.
+struct q2_k : Block {
+  static const int BLOCK = 256, BYTES = 84, SPAN = 16, BITS = 2;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
@@ -254,17 +190,14 @@ struct q2_k {
     *step = half_at(b + 80) * (float)(packed & 15);
     *floor = half_at(b + 82) * (float)(packed >> 4);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    u8 raw[8];
-    eight_bytes<BYTES>(b + 16 + e / 128 * 32 + e % 32, raw);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = raw[i] >> (e % 128 / 32 * 2) & 3;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    return word_at(b + 16 + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2 & 0x03030303u;
   }
 };
-struct q3_k {
-  static const int BLOCK = 256, BYTES = 110, SPAN = 16;
+struct q3_k : Block {
+  static const int BLOCK = 256, BYTES = 110, SPAN = 16, BITS = 3, RAISED = 4;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
@@ -274,17 +207,12 @@ struct q3_k {
     const int high = packed[8 + s % 4] >> (s / 4 * 2) & 3;
     *step = half_at(b + 108) * (float)((low | high << 4) - 32);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    u8 p[8], mask[8];
-    eight_bytes<BYTES>(b + 32 + e / 128 * 32 + e % 32, p);
-    eight_bytes<BYTES>(b + e % 32, mask);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int third = (mask[i] >> (e / 32) & 1) ^ 1;
-      q[i] = (p[i] >> (e % 128 / 32 * 2) & 3) - (third << 2);
-    }
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    const u32 low = four_bytes<BYTES>(b + 32 + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2;
+    const u32 third = four_bytes<BYTES>(b + e % 32) >> e / 32;
+    return (low & 0x03030303u) | (third & 0x01010101u) << 2;
   }
 };
 // Scale and minimum number s (0..7), six bits each, of the 12 bytes that Q4_K and Q5_K share.
@@ -301,75 +229,109 @@ DEV void scaled(const Quad& head, int s, float* step, float* floor) {
   *step = half_to_float((u16)head.w[0]) * (float)scale;
   *floor = half_to_float((u16)(head.w[0] >> 16)) * (float)least;
 }
-struct q4_k {
-  static const int BLOCK = 256, BYTES = 144, SPAN = 32;
+struct q4_k : Block {
+  static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4, TOGETHER = 2;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    u8 p[8];
-    eight_bytes<BYTES>(b + 16 + e / 64 * 32 + e % 32, p);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = p[i] >> (e % 64 / 32 * 4) & 15;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    return word_at(b + 16 + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4 & 0x0f0f0f0fu;
   }
-  static const int BIAS = 128;
-  // What a lane needs of 64 columns of a block: codes of chunks t and t + 4 are in the same bytes.
+  // The groups of 64 columns have the same bytes.
   struct Held {
     Quad head;
-    u32 low, high;
+    u32 low[2];
+    int first;  // number of the scale of the first group
   };
-  DEV Held hold(const u8* row, int pair, int t) {
-    const u8* b = row + pair / 4 * BYTES;
-    const u8* p = b + 16 + pair % 4 * 32 + 8 * t;
-    const Held held = {*(const Quad*)b, word_at(p), word_at(p + 4)};
+  DEV Held hold(const u8* row, int part, int t) {
+    const u8* b = row + part / 4 * BYTES;
+    const u8* p = b + 16 + part % 4 * 32 + 8 * t;
+    const Held held = {*(const Quad*)b, {word_at(p), word_at(p + 4)}, part % 4 * 2};
     return held;
   }
-  DEV void scale(const Held& held, int s, float* step, float* floor) {
-    scaled(held.head, s, step, floor);
-  }
-  DEV void pairs(const Held& held, int half, u32* out) {
-    nibble_pairs(held.low, 4 * half, out);
-    nibble_pairs(held.high, 4 * half, out + 2);
+  DEV u32 four(const Held& held, int g, int h) { return held.low[h] >> 4 * g & 0x0f0f0f0fu; }
+  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
+    scaled(held.head, held.first + g, step, floor);
   }
 };
-struct q5_k {
-  static const int BLOCK = 256, BYTES = 176, SPAN = 32;
+struct q5_k : Block {
+  static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5, TOGETHER = 2;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    u8 p[8], high[8];
-    eight_bytes<BYTES>(b + 48 + e / 64 * 32 + e % 32, p);
-    eight_bytes<BYTES>(b + 16 + e % 32, high);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 64 / 32 * 4) & 15) | (high[i] >> (e / 32) & 1) << 4;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    const u32 low = word_at(b + 48 + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4;
+    return (low & 0x0f0f0f0fu) | (word_at(b + 16 + e % 32) >> e / 32 & 0x01010101u) << 4;
+  }
+  struct Held {
+    Quad head;
+    u32 low[2], high[2];
+    int first;
+  };
+  DEV Held hold(const u8* row, int part, int t) {
+    const u8* b = row + part / 4 * BYTES;
+    const u8 *p = b + 48 + part % 4 * 32 + 8 * t, *q = b + 16 + 8 * t;
+    const Held held = {*(const Quad*)b, {word_at(p), word_at(p + 4)}, {word_at(q), word_at(q + 4)},
+                       part % 4 * 2};
+    return held;
+  }
+  DEV u32 four(const Held& held, int g, int h) {
+    const u32 high = held.high[h] >> (held.first + g) & 0x01010101u;
+    return (held.low[h] >> 4 * g & 0x0f0f0f0fu) | high << 4;
+  }
+  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
+    scaled(held.head, held.first + g, step, floor);
   }
 };
-struct q6_k {
-  static const int BLOCK = 256, BYTES = 210, SPAN = 16;
+struct q6_k : Block {
+  static const int BLOCK = 256, BYTES = 210, SPAN = 16, BITS = 6, RAISED = 32, TOGETHER = 4;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     *step = half_at(b + 208) * (float)((const i8*)b)[192 + c % 32 / 2];
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    const int r = e % 128;
-    u8 low[8], high[8];
-    eight_bytes<BYTES>(b + e / 128 * 64 + r % 64, low);
-    eight_bytes<BYTES>(b + 128 + e / 128 * 32 + e % 32, high);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = ((low[i] >> (r / 64 * 4) & 15) | (high[i] >> (r / 32 * 2) & 3) << 4) - 32;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    const u32 low = four_bytes<BYTES>(b + e / 128 * 64 + e % 64) >> e % 128 / 64 * 4;
+    const u32 high = four_bytes<BYTES>(b + 128 + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2;
+    return (low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4;
+  }
+  // The groups of 128 columns have the same bytes of high bits.
+  struct Held {
+    u32 low[4], high[2], scales[2];
+    float unit;
+  };
+  DEV Held hold(const u8* row, int part, int t) {
+    const u8* b = row + part / 2 * BYTES;
+    const u8 *p = b + part % 2 * 64 + 4 * t, *q = b + 128 + part % 2 * 32 + 4 * t;
+    const u8* s = b + 192 + part % 2 * 8;
+    Held held;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) held.low[i] = four_bytes<BYTES>(p + 16 * i);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      held.high[i] = four_bytes<BYTES>(q + 16 * i);
+      held.scales[i] = four_bytes<BYTES>(s + 4 * i);
+    }
+    held.unit = half_at(b + 208);
+    return held;
+  }
+  DEV u32 four(const Held& held, int g, int h) {
+    const u32 low = held.low[g % 2 * 2 + h] >> g / 2 * 4;
+    return (low & 0x0f0f0f0fu) | (held.high[h] >> 2 * g & 0x03030303u) << 4;
+  }
+  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
+    *step = held.unit * (float)(i8)(held.scales[g / 2] >> (8 * (g % 2 * 2 + s)));
   }
 };
-struct iq4_xs {
+struct iq4_xs : Block {
   static const int BLOCK = 256, BYTES = 136, SPAN = 32;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
@@ -379,50 +341,53 @@ struct iq4_xs {
     const int high = half_word_at(b + 2) >> 2 * s & 3;
     *step = half_at(b) * (float)((low | high << 4) - 32);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    nibbles<BYTES>(b + 8 + 16 * (c % 32 / 4), c, q);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = NL_LEVELS[q[i]];
+  DEV u32 four(const u8* row, int e) {
+    return nibbles<BYTES>(row + e / 256 * BYTES + 8 + 16 * (e % 256 / 32), e);
   }
+  DEV int value(u32 code) { return NL_LEVELS[code]; }
 };
 
 // Trits: 0, 1 or 2 for -d, 0 and d. TQ1_0 has five to a byte, as a fraction of 256 in base 3.
-struct tq1_0 {
-  static const int BLOCK = 256, BYTES = 54, SPAN = 32;
+struct tq1_0 : Block {
+  static const int BLOCK = 256, BYTES = 54, SPAN = 32, BITS = 2, RAISED = 1;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 32 * BYTES;
-    *step = half_at(b + 52);
+    *step = half_at(row + c / 32 * BYTES + 52);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;  // four values have the same digit of four bytes
+    const int digit = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
+    const u8* p = b + (e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48);
+    u32 codes = 0;
     #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int e = 8 * (c % 32) + i;
-      const int digit = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
-      u32 t = b[e < 160 ? e % 32 : e < 240 ? 32 + e % 16 : 48 + e % 4];
+    for (int i = 0; i < 4; ++i) {
+      u32 t = p[i];
       for (int j = 0; j < digit; ++j) t = t * 3 & 255;  // what is carried out is gone
-      q[i] = (int)(t * 3 >> 8) - 1;
+      codes |= (t * 3 >> 8) << 8 * i;
     }
+    return codes;
   }
 };
-struct tq2_0 {
-  static const int BLOCK = 256, BYTES = 66, SPAN = 32;
+struct tq2_0 : Block {
+  static const int BLOCK = 256, BYTES = 66, SPAN = 32, BITS = 2, RAISED = 1;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    const u8* b = row + c / 32 * BYTES;
-    *step = half_at(b + 64);
+    *step = half_at(row + c / 32 * BYTES + 64);
   }
-  DEV void codes(const u8* row, int c, int* q) {
-    const u8* b = row + c / 32 * BYTES;
-    const int e = 8 * (c % 32);
-    u8 p[8];
-    eight_bytes<BYTES>(b + e / 128 * 32 + e % 32, p);
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) q[i] = (p[i] >> (e % 128 / 32 * 2) & 3) - 1;
+  DEV u32 four(const u8* row, int e) {
+    const u8* b = row + e / 256 * BYTES;
+    e %= 256;
+    return four_bytes<BYTES>(b + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2 & 0x03030303u;
   }
 };
+
+// What a stored code means.
+template <class T>
+DEV int code_of(u32 stored) {
+  if constexpr (T::BITS > 0) return (int)stored - T::RAISED;
+  else return T::value(stored);
+}
 
 // Chunk c of a row of k values of any type.
 template <class T>
@@ -431,13 +396,16 @@ DEV void load_chunk(const u8* row, int c, i64 k, float* v) {
     T::load(row, c, k, v);
   } else {
     float step, floor;
-    int q[8];
     T::scale(row, c, &step, &floor);
-    T::codes(row, c, q);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      v[i] = step * (float)q[i];
-      if (T::FLOOR) v[i] = v[i] - floor;
+    for (int h = 0; h < 2; ++h) {
+      const u32 codes = T::four(row, 8 * c + 4 * h);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& value = v[4 * h + i];
+        value = step * (float)code_of<T>(codes >> 8 * i & 255);
+        if (T::FLOOR) value = value - floor;
+      }
     }
   }
 }

@@ -14,6 +14,9 @@
 #else
 #define DEV static __device__ __forceinline__
 #define KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+// One that, where `alone`, need not share a multiprocessor with a second block: registers would be
+// spilt for that.
+#define KERNEL_IF(alone) extern "C" __global__ void __launch_bounds__(MOST_THREADS, (alone) ? 1 : 0)
 #define SHARED __shared__
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu
@@ -39,6 +42,12 @@ DEV unsigned bf16_pair(float first, float second) {
 DEV unsigned f16_pair(float first, float second) {
   unsigned word;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+// Four of the eight bytes of `low` and `high`, by the digits of `chosen`, the lowest first.
+DEV unsigned permute(unsigned low, unsigned high, unsigned chosen) {
+  unsigned word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(chosen));
   return word;
 }
 // sum [16, 8] += a [16, 16] . b [16, 8], spread over the lanes of a warp as PTX says
@@ -83,6 +92,12 @@ DEV u16 float_to_bf16(float value) {
 }
 
 #ifdef GGRAPH_HOST
+DEV u32 permute(u32 low, u32 high, u32 chosen) {
+  const unsigned long long both = (unsigned long long)high << 32 | low;
+  u32 word = 0;
+  for (int i = 0; i < 4; ++i) word |= (u32)(both >> 8 * (chosen >> 4 * i & 7) & 255) << 8 * i;
+  return word;
+}
 DEV u32 bf16_pair(float first, float second) {
   return (u32)float_to_bf16(first) | (u32)float_to_bf16(second) << 16;
 }

@@ -74,18 +74,6 @@ DEV void split(const float* v, u32* high, u32* low) {
   }
 }
 
-// A chunk of one row, as fragments of two products.
-struct Given {
-  u32 high[2][2], low[2][2];
-};
-
-DEV Given given_of(const float* v) {
-  Given x8;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) split<As_bf16>(v + 4 * h, x8.high[h], x8.low[h]);
-  return x8;
-}
-
 // Chunk c of a stored row of k values as N rows of C, of which the first is all where C holds T.
 // ALIGNED: rows of plain types begin at multiples of 16 bytes, and k is a multiple of 8.
 template <class C, class T, bool ALIGNED, int N>

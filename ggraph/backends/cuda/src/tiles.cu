@@ -1,88 +1,75 @@
 // Products of a stored matrix of type WEIGHT and few rows, on the tensor cores.
 //
 // A block computes 16 outputs for eight rows, or for four times eight, which then share what it reads
-// and decodes of w; or twice 16 for eight rows, which share what it reads and splits of x. Rows that
-// are not given are zeros, so a row's bits do not depend on how many there are. Its warps take the
-// groups of 32 columns in turn, and their sums are added in the order of the warps. x is split into
-// two bf16 numbers (16 bits of precision);
-// block types multiply by their codes, which are exact (some with 128 on top, taken off with the
-// floor), and scale each span's sum in float32. x and w begin at multiples of 16 bytes.
+// and decodes of w; or twice 16 for eight rows, which share what it reads of x. Rows that are not
+// given are zeros, so a row's bits do not depend on how many there are. Its warps take the groups of
+// 32 columns in turn, and their sums are added in the order of the warps. x comes in parts
+// (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which are exact (most
+// raised by a power of two, taken off with the floor), and scale each span's sum in float32. Parts
+// and w begin at multiples of 16 bytes.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
 #define MOST_THREADS 512
-#include "pieces.cuh"
+#include "parts.cuh"
 
 #define TILE 16
 #define ROWS 8
 #define WARPS 16
+#define LARGE (WEIGHT::TOGETHER > 2)  // what a lane holds
 #define ONES 0x3f803f80u  // two bf16 ones
 
-// sum += codes (rows g and g + 8) . x, both halves of x
-DEV void add_products(float* sum, const u32 (&a)[2][4], const Given& x) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    multiply(sum, a[h], x.high[h]);
-    multiply(sum, a[h], x.low[h]);
-  }
-}
-
-template <class A, class B>
-struct same {
-  static const bool VALUE = false;
-};
-template <class A>
-struct same<A, A> {
-  static const bool VALUE = true;
+// What a lane multiplies of a row of x in a group of 32 columns: fragments of two products.
+struct Given {
+  Quad half[2];
 };
 
-// Types whose codes come as pairs of bf16 numbers with a bias (see `nibble_pairs`).
-template <class T>
-struct paired {
-  static const bool VALUE = same<T, q4_0>::VALUE || same<T, q4_1>::VALUE || same<T, q4_k>::VALUE;
-};
-
-// A lane's chunk of x in the order of its weights' codes.
-template <class T>
-DEV Given given_to(const float* v) {
-  if (!paired<T>::VALUE) return given_of(v);
-  const float turned[8] = {v[0], v[2], v[1], v[3], v[4], v[6], v[5], v[7]};
-  return given_of(turned);
+// sum += codes (rows g and g + 8) . x, both parts of x
+DEV void add_products(float* sum, const u32 (&a)[4], const Quad& x) {
+  const u32 high[2] = {x.w[0], x.w[1]}, low[2] = {x.w[2], x.w[3]};
+  multiply(sum, a, high);
+  multiply(sum, a, low);
 }
 
-// Words of two rows as the fragments of two products.
-DEV void fragments(const u32 (&upper)[4], const u32 (&lower)[4], u32 (&a)[2][4]) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const u32 made[4] = {upper[2 * h], lower[2 * h], upper[2 * h + 1], lower[2 * h + 1]};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[h][i] = made[i];
-  }
+// Words of two rows as the fragment of a product.
+DEV void fragment(const u32* upper, const u32* lower, u32 (&a)[4]) {
+  a[0] = upper[0], a[1] = lower[0], a[2] = upper[1], a[3] = lower[1];
 }
 
-// The codes of a lane's chunk of two rows as fragments.
+// Where in a group of 32 columns half h of lane t's eight values begins: in a span of its own.
 template <class T>
-DEV void codes_of(const u8* upper, const u8* lower, int chunk, u32 (&a)[2][4]) {
-  const u8* rows[2] = {upper, lower};
-  u32 words[2][4];
+DEV int begin_of(int h, int t) {
+  return T::SPAN == 16 ? 16 * h + 4 * t : 8 * t + 4 * h;
+}
+
+// What is added to codes of BITS bits, so that their bits alone make a bf16 number: from 2^BITS on,
+// bf16 counts in steps that are no larger than one.
+template <class T>
+DEV float raised() {
+  return (float)((T::BITS ? 1 << T::BITS : 0) + T::RAISED);
+}
+
+// Four codes as two words of bf16 numbers.
+template <class T>
+DEV void words_of_codes(u32 codes, u32* words) {
+  if constexpr (T::BITS > 0) {
+    const u32 power = 127 + T::BITS, odd = power % 2 ? 0x80808080u : 0u;
+    const u32 bytes = codes << (7 - T::BITS) | odd, high = power / 2 * 0x01010101u;
+    words[0] = permute(bytes, high, 0x4140u);
+    words[1] = permute(bytes, high, 0x4342u);
+  } else {
+    float v[4];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if constexpr (paired<T>::VALUE) {
-      T::pairs(rows[r], chunk, words[r]);
-    } else {
-      int q[8];
-      T::codes(rows[r], chunk, q);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[r][i] = bf16_pair((float)q[2 * i], (float)q[2 * i + 1]);
-    }
+    for (int i = 0; i < 4; ++i) v[i] = (float)code_of<T>(codes >> 8 * i & 255);
+    words[0] = bf16_pair(v[0], v[1]);
+    words[1] = bf16_pair(v[2], v[3]);
   }
-  fragments(words[0], words[1], a);
 }
 
 // What a lane holds of a group of 32 columns of two rows of w, for any number of rows of x.
 template <class T>
 struct Held {
   static const int SPANS = T::SPAN == 16 ? 2 : 1;
-  u32 a[2][4];                         // fragments of two products
-  u32 rest[2][4];                      // plain types: what they leave out
+  u32 a[2][4];                            // fragments of two products
+  u32 rest[2][4];                         // plain types: what they leave out
   float step[SPANS][2], floor[SPANS][2];  // block types: of each span and row
 };
 
@@ -92,56 +79,71 @@ DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held<T>&
   u32 words[2][2][4];
 #pragma unroll
   for (int r = 0; r < 2; ++r) words_of<As_bf16, T, true>(rows[r], chunk, k, words[r]);
-  const bool whole = holds<As_bf16, T>::VALUE;
-  fragments(words[0][0], words[1][0], held.a);
-  if (!whole) fragments(words[0][1], words[1][1], held.rest);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    fragment(words[0][0] + 2 * h, words[1][0] + 2 * h, held.a[h]);
+    if (!holds<As_bf16, T>::VALUE) fragment(words[0][1] + 2 * h, words[1][1] + 2 * h, held.rest[h]);
+  }
+}
+
+// Fragments of the codes, and the steps and floors that `scale` gives of span s and row r.
+template <class T, class Codes, class Scale>
+DEV void hold_codes(Codes codes, Scale scale, Held<T>& held) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    u32 words[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) words_of_codes<T>(codes(r, h), words[r]);
+    fragment(words[0], words[1], held.a[h]);
+  }
+#pragma unroll
+  for (int s = 0; s < Held<T>::SPANS; ++s)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float floor = 0.0f;
+      scale(r, s, &held.step[s][r], &floor);
+      held.floor[s][r] = fmaf(raised<T>(), held.step[s][r], floor);
+    }
 }
 
 template <class T>
 DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
-  codes_of<T>(upper, lower, 4 * group + threadIdx.x % 4, held.a);
-#pragma unroll
-  for (int s = 0; s < Held<T>::SPANS; ++s) {
-    held.floor[s][0] = held.floor[s][1] = 0.0f;
-    T::scale(upper, 4 * group + 2 * s, &held.step[s][0], &held.floor[s][0]);
-    T::scale(lower, 4 * group + 2 * s, &held.step[s][1], &held.floor[s][1]);
-  }
+  const u8* rows[2] = {upper, lower};
+  const int t = threadIdx.x % 4;
+  hold_codes<T>([&](int r, int h) { return T::four(rows[r], 32 * group + begin_of<T>(h, t)); },
+                [&](int r, int s, float* step, float* floor) {
+                  T::scale(rows[r], 4 * group + 2 * s, step, floor);
+                },
+                held);
 }
 
-// Q4_K: a half of 64 columns, for what two groups share.
-DEV void hold_half(const q4_k::Held (&both)[2], int pair, int half, Held<q4_k>& held) {
-  u32 words[2][4];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    q4_k::pairs(both[r], half, words[r]);
-    q4_k::scale(both[r], pair % 4 * 2 + half, &held.step[0][r], &held.floor[0][r]);
-  }
-  fragments(words[0], words[1], held.a);
-}
-
-// Sums of x over a span in each lane's place, which floors are multiplied by.
+// The same of types whose groups share bytes: number `group` of a part.
 template <class T>
-DEV void totals_of(const Given& x, u32 ones, float (&totals)[4]) {
-  const u32 all[2][4] = {{ones, ones, ones, ones}, {ones, ones, ones, ones}};
-  if (T::FLOOR || paired<T>::VALUE) add_products(totals, all, x);
+DEV void hold_shared(const typename T::Held (&both)[2], int group, Held<T>& held) {
+  hold_codes<T>([&](int r, int h) { return T::four(both[r], group, h); },
+                [&](int r, int s, float* step, float* floor) {
+                  T::scale(both[r], group, s, step, floor);
+                },
+                held);
 }
 
-// One span of block types: sum += step * (codes . x) - floor * totals per row. The first one of a
-// block's makes the totals.
+// Sum number s of block types: sum += step * (codes . x) - floor * totals per row, where totals are
+// sums of x over the span, which the first of a block's tiles makes.
 template <class T>
-DEV void span(const float (&step)[2], const float (&floor)[2], const u32 (&a)[2][4], const Given& x,
-              u32 ones, bool first, float (&totals)[4], float* sum) {
+DEV void span(const Held<T>& held, int s, const Given& x, bool first, float (&totals)[4],
+              float* sum) {
+  const u32 ones[4] = {ONES, ONES, ONES, ONES};
   float products[4] = {};
-  add_products(products, a, x);
-  if (first) totals_of<T>(x, ones, totals);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (T::SPAN == 16 && h != s) continue;
+    add_products(products, held.a[h], x.half[h]);
+    if ((T::FLOOR || T::BITS > 0) && first) add_products(totals, ones, x.half[h]);
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    sum[i] = fmaf(step[i / 2], products[i], sum[i]);
-    if (T::FLOOR || paired<T>::VALUE) {
-      float least = floor[i / 2];
-      if constexpr (paired<T>::VALUE) least = fmaf((float)T::BIAS, step[i / 2], least);
-      sum[i] = fmaf(-least, totals[i], sum[i]);
-    }
+    sum[i] = fmaf(held.step[s][i / 2], products[i], sum[i]);
+    if (T::FLOOR || T::BITS > 0) sum[i] = fmaf(-held.floor[s][i / 2], totals[i], sum[i]);
   }
 }
 
@@ -153,45 +155,46 @@ DEV void add_group(const Held<T> (&held)[OUT], const Given& x, float (&sum)[OUT]
     for (int o = 0; o < OUT; ++o)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        multiply(sum[o], held[o].a[h], x.high[h]);
-        multiply(sum[o], held[o].a[h], x.low[h]);
-        if (!holds<As_bf16, T>::VALUE) multiply(sum[o], held[o].rest[h], x.high[h]);
+        add_products(sum[o], held[o].a[h], x.half[h]);
+        const u32 high[2] = {x.half[h].w[0], x.half[h].w[1]};
+        if (!holds<As_bf16, T>::VALUE) multiply(sum[o], held[o].rest[h], high);
       }
   } else {
 #pragma unroll
-    for (int s = 0; s < Held<T>::SPANS; ++s) {  // of 16: lanes 0, 1 hold the first, 2 and 3 the second
-      const u32 mine = T::SPAN == 32 || threadIdx.x % 4 / 2 == s ? 0xffffffffu : 0u;
+    for (int s = 0; s < Held<T>::SPANS; ++s) {
       float totals[4] = {};
 #pragma unroll
-      for (int o = 0; o < OUT; ++o) {
-        u32 part[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) part[h][i] = held[o].a[h][i] & mine;
-        span<T>(held[o].step[s], held[o].floor[s], part, x, ONES & mine, o == 0, totals,
-                sum[o]);
-      }
+      for (int o = 0; o < OUT; ++o) span<T>(held[o], s, x, o == 0, totals, sum[o]);
     }
   }
 }
 
-// The held groups against all rows of the pass, of which this lane reads x from `column` on.
+// Rows g, 8 + g, .. of x in parts, of which there are `count`; `apart` from one another in Quads.
+struct Rows {
+  const Quad* first;
+  int apart, count;
+};
+
+// The held group against all rows of the pass, of which this lane reads parts of x.
 template <class T, int OUT, int TIMES>
-DEV void add_rows(const Held<T> (&held)[OUT], const float* const (&rows)[TIMES], i64 column,
+DEV void add_rows(const Held<T> (&held)[OUT], const Rows& rows, int group,
                   float (&sum)[TIMES][OUT][4]) {
+  const int t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < TIMES; ++j) {
-    float v[8] = {};
-    if (rows[j]) eight_floats(rows[j] + column, v);
-    add_group<T, OUT>(held, given_to<T>(v), sum[j]);
+    Given x = {};
+    if (j < rows.count)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        x.half[h] = rows.first[j * rows.apart + 8 * group + begin_of<T>(h, t) / 4];
+    add_group<T, OUT>(held, x, sum[j]);
   }
 }
 
-// One pass of a block: OUT * 16 outputs from n0 on of w [n, k], and TIMES * 8 rows; rows[j] is row
-// 8j + g of x or none. Every warp's sums go to `part`.
+// One pass of a block: OUT tiles of w [n, k], the first from output n0 on, and TIMES * 8 rows. Every
+// warp's sums go to `part`.
 template <class T, int OUT, int TIMES>
-DEV void tile_of(const u8* w, const float* const (&rows)[TIMES], i64 n0, i64 n, i64 k,
+DEV void tile_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k,
                  float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const i64 bytes = row_bytes<T>(k);
@@ -205,30 +208,32 @@ DEV void tile_of(const u8* w, const float* const (&rows)[TIMES], i64 n0, i64 n, 
   const int groups = (int)(k / 32);
   float sum[TIMES][OUT][4] = {};
   Held<T> held[OUT];
-  if constexpr (same<T, q4_k>::VALUE) {
-    for (int pair = warp; pair < groups / 2; pair += WARPS) {
-      q4_k::Held both[OUT][2];
+  if constexpr (T::TOGETHER > 1 && T::TOGETHER * OUT * TIMES < 8) {  // else registers are too few
+    for (int at = warp; at < groups / T::TOGETHER; at += WARPS) {
+      typename T::Held both[OUT][2];
 #pragma unroll
       for (int o = 0; o < OUT; ++o) {
-        both[o][0] = q4_k::hold(upper[o], pair, t);
-        both[o][1] = q4_k::hold(lower[o], pair, t);
+        both[o][0] = T::hold(upper[o], at, t);
+        both[o][1] = T::hold(lower[o], at, t);
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < T::TOGETHER; ++i) {
 #pragma unroll
-        for (int o = 0; o < OUT; ++o) hold_half(both[o], pair, half, held[o]);
-        add_rows<T, OUT, TIMES>(held, rows, 64 * pair + 32 * half + 8 * t, sum);
+        for (int o = 0; o < OUT; ++o) hold_shared<T>(both[o], i, held[o]);
+        add_rows<T, OUT, TIMES>(held, rows, T::TOGETHER * at + i, sum);
       }
     }
   } else {
-    constexpr int AT_ONCE = T::SPAN == 0 || OUT == 1 ? 2 : 1;  // more would not fit the registers
+    constexpr int AT_ONCE = T::SPAN == 0 || OUT * TIMES == 1 ? 2 : 1;
+    constexpr int NEXT = T::TOGETHER * (WARPS - 1) + 1;  // the order of sums is that of above
 #pragma unroll AT_ONCE
-    for (int group = warp; group < groups; group += WARPS) {
+    for (int group = T::TOGETHER * warp; group < groups;
+         group += group % T::TOGETHER == T::TOGETHER - 1 ? NEXT : 1) {
 #pragma unroll
       for (int o = 0; o < OUT; ++o)
         if constexpr (T::SPAN == 0) hold_plain<T>(upper[o], lower[o], 4 * group + t, k, held[o]);
         else hold_blocks<T>(upper[o], lower[o], group, held[o]);
-      add_rows<T, OUT, TIMES>(held, rows, 32 * group + 8 * t, sum);
+      add_rows<T, OUT, TIMES>(held, rows, group, sum);
     }
   }
 #pragma unroll
@@ -250,15 +255,11 @@ DEV float total_of(const float (&part)[WARPS][OUTPUTS][COUNT], int i) {
 }
 
 template <int OUT, int TIMES>
-DEV void few_rows(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m,
+DEV void few_rows(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m,
                   float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
-  const i64 n0 = (i64)blockIdx.x * (OUT * TILE), m0 = (i64)blockIdx.y * (TIMES * ROWS);
-  const float* rows[TIMES];
-#pragma unroll
-  for (int j = 0; j < TIMES; ++j) {
-    const i64 mine = m0 + ROWS * j + threadIdx.x % 32 / 4;
-    rows[j] = mine < m ? x + mine * k : 0;
-  }
+  const i64 n0 = (i64)blockIdx.x * (OUT * TILE);
+  const int m0 = blockIdx.y * (TIMES * ROWS), mine = m0 + threadIdx.x % 32 / 4, quads = (int)k / 4;
+  const Rows rows = {x + (i64)mine * quads, ROWS * quads, ((int)m - mine + ROWS - 1) / ROWS};
   tile_of<WEIGHT, OUT, TIMES>(w, rows, n0, n, k, part);
   for (int i = threadIdx.x; i < OUT * TILE * TIMES * ROWS; i += blockDim.x) {
     const i64 row = m0 + i / (OUT * TILE), col = n0 + i % (OUT * TILE);
@@ -268,19 +269,21 @@ DEV void few_rows(const u8* w, const float* x, float* y, const float* rest, i64 
 }
 
 // y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
-KERNEL mul_mat_tile(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
+KERNEL_IF(LARGE) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
+                              i64 m) {
   SHARED float part[WARPS][TILE][ROWS];
   few_rows<1, 1>(w, x, y, rest, n, k, m, part);
 }
 
 // The same by 32 outputs, with the same bits: grid (n / 32, m / 8).
-KERNEL mul_mat_twin(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
+KERNEL_IF(LARGE) mul_mat_twin(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
+                              i64 m) {
   SHARED float part[WARPS][2 * TILE][ROWS];
   few_rows<2, 1>(w, x, y, rest, n, k, m, part);
 }
 
 // The same by 32 rows: grid (n / 16, m / 32).
-KERNEL mul_mat_tiles(const u8* w, const float* x, float* y, const float* rest, i64 n, i64 k,
+KERNEL_IF(true) mul_mat_tiles(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                      i64 m) {
   SHARED float part[WARPS][TILE][4 * ROWS];
   few_rows<1, 4>(w, x, y, rest, n, k, m, part);
@@ -289,7 +292,7 @@ KERNEL mul_mat_tiles(const u8* w, const float* x, float* y, const float* rest, i
 // y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair
 // of token p / used takes x row p (each = 1) or p / used (each = 0). Group `experts` gives NaN. A
 // pair's bits do not depend on its group. Grid (n / 16, groups).
-KERNEL mul_mat_id_tile(const u8* w, const float* x, float* y, const int* order, const int* starts,
+KERNEL_IF(LARGE) mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
                        const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
   SHARED float part[WARPS][TILE][ROWS];
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
@@ -298,8 +301,8 @@ KERNEL mul_mat_id_tile(const u8* w, const float* x, float* y, const int* order, 
   const u8* matrix = w + expert * n * row_bytes<WEIGHT>(k);
   for (int first = starts[expert]; first < end; first += ROWS) {
     const int mine = first + threadIdx.x % 32 / 4;
-    const i64 pair = mine < end ? order[mine] : 0;
-    const float* const rows[1] = {mine < end ? x + (each ? pair : pair / used) * k : 0};
+    const int pair = mine < end ? order[mine] : 0;
+    const Rows rows = {x + (i64)(each ? pair : pair / (int)used) * (k / 4), 0, mine < end};
     if (expert < experts) tile_of<WEIGHT, 1, 1>(matrix, rows, n0, n, k, part);
     for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
       const int at = first + i / TILE;

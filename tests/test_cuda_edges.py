@@ -1,0 +1,175 @@
+"""What a mutation run over the CUDA kernels asked for: rows of several warps, lists of slots, many
+experts, numbers at the edge (scripts/mutate_kernels.py)."""
+
+import numpy as np
+import pytest
+from cuda_kit import assert_near, bytes_of, meaning, need_driver, run
+
+from ggraph import ops
+from ggraph.backends.cuda import attention
+from ggraph.backends.cuda.lower import accepts
+from ggraph.dtype import BF16, F16, I32, DType
+from ggraph.tensor import Array, Tensor, input, weight
+
+pytestmark = need_driver
+LONG = {
+    "rms_norm": lambda x: ops.rms_norm(x, 1e-5),
+    "norm": lambda x: ops.norm(x, 1e-5),
+    "l2_norm": lambda x: ops.l2_norm(x, 1e-5),
+    "sum_rows": ops.sum_rows,
+    "cumsum": ops.cumsum,
+    "soft_max": ops.soft_max,
+    "top_k": lambda x: ops.top_k(x, 5),
+}
+
+
+@pytest.mark.parametrize("n", [129, 1031, 4100])
+@pytest.mark.parametrize("name", LONG)
+def test_rows_of_many_warps(name: str, n: int) -> None:
+    """Sums and greatest values go from warp to warp through shared memory."""
+    x = input("x", (3, n))
+    values = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32) + 1
+    stored = {"x": bytes_of(x, values)}
+    y = LONG[name](x).named("y")
+    assert accepts(y)
+    assert_near(run(y, stored), meaning(y, stored), 1e-5, f"{name} of {n}")
+
+
+def test_numbers_that_are_none_stay_so_in_bf16() -> None:
+    """Also where all that says so is in the bits that bf16 has not."""
+    x = input("x", (4,))
+    bits = np.array([0x7F800001, 0xFF800001, 0x7F800000, 0x3F800001], np.uint32)
+    got = run(ops.cast(x, BF16, name="y"), {"x": bits.view(np.uint8)})
+    assert np.isnan(got[:2]).all() and np.isinf(got[2]) and got[3] == 1.0
+
+
+def test_as_many_experts_as_there_may_be() -> None:
+    experts, n, k = 1024, 3, 32
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((experts, n, k)).astype(np.float16)
+    x = rng.standard_normal((3, 1, k)).astype(np.float32)
+    ids = np.array([[1023, 255], [511, 0], [256, 1023]], np.int32)
+    stored = {"w": w.reshape(-1).view(np.uint8), "x": x.reshape(-1).view(np.uint8),
+              "i": ids.reshape(-1).view(np.uint8)}  # fmt: skip
+    y = ops.mul_mat_id(weight("w", w.shape, F16), input("x", x.shape), input("i", ids.shape, I32),
+                       name="y")  # fmt: skip
+    wanted = np.einsum("tk,tunk->tun", x[:, 0], w[ids].astype(np.float32))
+    assert_near(run(y, stored), wanted, 1e-4, "1024 experts")
+
+
+def test_many_outputs_of_experts_without_tensor_cores() -> None:
+    """Columns that are no multiple of 32, and more outputs than one block has."""
+    rng = np.random.default_rng(1)
+    w = rng.standard_normal((2, 21, 40)).astype(np.float32)
+    x = rng.standard_normal((2, 1, 40)).astype(np.float32)
+    ids = np.array([[1], [0]], np.int32)
+    stored = {"w": w.reshape(-1).view(np.uint8), "x": x.reshape(-1).view(np.uint8),
+              "i": ids.reshape(-1).view(np.uint8)}  # fmt: skip
+    y = ops.mul_mat_id(weight("w", w.shape), input("x", x.shape), input("i", ids.shape, I32),
+                       name="y")  # fmt: skip
+    wanted = np.einsum("tk,tunk->tun", x[:, 0], w[ids])
+    assert_near(run(y, stored), wanted, 1e-5, "21 outputs")
+
+
+def test_a_bias_of_an_expert_that_is_just_behind_the_end() -> None:
+    """Its rows would lie behind the buffer's end."""
+    experts, n = 4, 8
+    x = np.ones((1, 2, n), np.float32)
+    rows = np.ones((experts, n), np.float32)
+    ids = np.array([[experts, 1]], np.int32)
+    stored = {"x": x.reshape(-1).view(np.uint8), "r": rows.reshape(-1).view(np.uint8),
+              "i": ids.reshape(-1).view(np.uint8)}  # fmt: skip
+    z = ops.add_id(input("x", x.shape), input("r", rows.shape), input("i", ids.shape, I32),
+                   name="z")  # fmt: skip
+    assert run(z, stored)[0].tolist() == [[1.0] * n, [2.0] * n]
+
+
+def attended(
+    rows: int, mask: Array, kind: DType = F16, length: int | None = None, seed: int = 0
+) -> tuple[Tensor, dict[str, Array]]:
+    """Attention of 4 heads of 64 over 200 cache rows of 2; the mask may be lists."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (
+        input("q", (rows, 4, 64)),
+        input("k", (200, 2, 64), kind),
+        input("v", (200, 2, 64), kind),
+    )
+    stored = {t.name: bytes_of(t, rng.standard_normal(t.shape).astype(np.float32))
+              for t in (q, k, v)}  # fmt: skip
+    m = input("m", mask.shape, I32) if mask.dtype == np.int32 else input("m", mask.shape)
+    stored["m"] = mask.reshape(-1).view(np.uint8).copy()
+    given = []
+    if length is not None:
+        given = [input("n", (1,), I32)]
+        stored["n"] = np.array([length], np.int32).view(np.uint8)
+    return ops.flash_attn(q, k, v, m, *given, scale=0.125, name="y"), stored
+
+
+@pytest.mark.parametrize("rows", [1, 9, 70])
+@pytest.mark.parametrize("length", [None, 150])
+def test_lists_of_slots_are_what_a_mask_shows(rows: int, length: int | None) -> None:
+    """The same bits as by a mask that shows the same, for few rows and for more than a tree has;
+    entries behind a list's end, and slots behind the length, are not looked at."""
+    rng = np.random.default_rng(rows)
+    lists = np.full((rows, 190), -1, np.int32)
+    mask = np.full((rows, 200), -np.inf, np.float32)
+    for own, shown in zip(lists, mask, strict=True):
+        slots = np.sort(rng.choice(200, rng.integers(1, 180), replace=False))
+        own[: len(slots)] = slots
+        own[len(slots) + 1 :] = 3  # behind the end
+        shown[slots] = 0
+    y, stored = attended(rows, lists, length=length)
+    assert accepts(y)
+    got = run(y, stored)
+    assert_near(got, meaning(y, stored), 2e-3, "lists")
+    if rows <= attention.FEW_ROWS:
+        z, other = attended(rows, mask, length=length)
+        assert got.tobytes() == run(z, other).tobytes()
+
+
+def test_lists_may_name_a_slot_twice_and_be_longer_than_the_cache() -> None:
+    lists = np.full((2, 300), -1, np.int32)
+    lists[0, :260] = np.arange(260) % 200
+    lists[1, :3] = 7, 199, 7
+    y, stored = attended(2, lists)
+    assert_near(run(y, stored), meaning(y, stored), 2e-3, "twice")
+
+
+def test_the_order_of_a_list_and_not_the_slots_decide_the_bits() -> None:
+    """What a text of a batch sees may lie anywhere in the cache."""
+    lists = np.arange(150, dtype=np.int32)[None]
+    y, stored = attended(1, lists)
+    place = np.random.default_rng(5).permutation(200)
+    other = dict(stored, m=place[:150].astype(np.int32).view(np.uint8))
+    for name in ("k", "v"):
+        moved = np.empty((200, len(stored[name]) // 200), np.uint8)
+        moved[place] = stored[name].reshape(200, -1)
+        other[name] = moved.reshape(-1)
+    assert run(y, stored).tobytes() == run(y, other).tobytes()
+
+
+def test_many_rows_whose_scores_are_far_below_zero() -> None:
+    """In two blocks; a maximum that began at zero would lose all weights."""
+    rows, context = 70, 40
+    q, k, v = (input(n, (rows if n == "q" else context, 2, 32)) for n in "qkv")
+    m = input("m", (rows, context))
+    rng = np.random.default_rng(0)
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (k, v)}
+    values["q"] = np.ones((rows, 2, 32), np.float32)
+    values["k"] = values["k"] * 0.01 - 10
+    values["m"] = np.zeros((rows, context), np.float32)
+    y = ops.flash_attn(q, k, v, m, scale=1.0, name="y")
+    stored = {t.name: bytes_of(t, values[t.name]) for t in (q, k, v, m)}
+    assert_near(run(y, stored), meaning(y, stored), 1e-2, "far below zero")
+
+
+def test_a_sink_of_zero_takes_part() -> None:
+    rows, context = 70, 33
+    q, k, v = (input(n, (rows if n == "q" else context, 2, 32)) for n in "qkv")
+    m, s = input("m", (rows, context)), input("s", (2,))
+    rng = np.random.default_rng(0)
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) * 0.1 for t in (q, k, v)}
+    values |= {"m": np.zeros((rows, context), np.float32), "s": np.array([0, -np.inf], np.float32)}
+    y = ops.flash_attn(q, k, v, m, None, s, scale=0.2, name="y")
+    stored = {t.name: bytes_of(t, values[t.name]) for t in (q, k, v, m, s)}
+    assert_near(run(y, stored), meaning(y, stored), 1e-3, "sinks")
