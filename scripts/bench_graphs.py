@@ -136,7 +136,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def kept_rows(rows: Sequence[dict[str, Any]], threads: int, clock: str) -> list[dict[str, Any]]:
-    """The rows with those that were kept, each with its machine, by threads in the graphs' order."""
+    """The rows with those that were kept, each with its machine, by threads, then by graphs."""
     about = machine() | {"threads": threads, "clock": clock, "torch": torch.__version__}
     old = kept.read(KEPT)["rows"] if KEPT.is_file() else []
     held = {(r["on"]["threads"], r["graph"]): r for r in old}
@@ -181,8 +181,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "# Small graphs beside PyTorch on the CPU\n\n"
         "Made by `python scripts/bench_graphs.py --compile --keep`: each graph of\n"
         "`bench/graphs.py` here, in PyTorch eager and in `torch.compile`, which take turns, each\n"
-        f"after a rest of {REST * 1e3:.0f} ms in which the others' threads fall asleep; medians of\n"
-        "a call. Difference: the greatest, over the greatest element; PyTorch's weights are\n"
+        f"after a rest of {REST * 1e3:.0f} ms in which the others' threads fall asleep;\n"
+        "medians of a call. Difference: the greatest, over the greatest element; PyTorch's weights are\n"
         "float32 throughout. Others: cores that other programs used meanwhile.\n\n"
         + "\n".join(tables)
     )
