@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ggraph.door import fit
 from ggraph.errors import PlaceError
 from ggraph.tensor import Tensor
 
@@ -84,6 +85,7 @@ class DeviceSpec:
     constant_bytes: Callable[[Tensor], int] = field(default=_none, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        fit(self, PlaceError)
         if self.alignment < 1 or self.alignment & (self.alignment - 1):
             raise PlaceError(f"{self.name}: alignment {self.alignment} is not a power of two")
         if self.name == HOST or not self.name:
@@ -95,6 +97,8 @@ class DeviceSpec:
 
     def supports(self, t: Tensor) -> bool:
         """Whether this device can compute `t` (leaves and views: always)."""
+        if not isinstance(t, Tensor):
+            raise PlaceError(f"{self.name}: expected a tensor, got {t!r:.60}")
         if t.is_leaf or t.is_view:
             return True
         if self.ops is not None and t.op not in self.ops:

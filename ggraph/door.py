@@ -2,15 +2,17 @@
 
 A function behind this door gets nothing but the kinds of values that it is annotated with: all
 else is one error that names the function, the parameter and the value. NumPy's numbers become
-Python's, lists of them tuples; of mappings and functions only that they are such is asked.
+Python's, lists of them tuples; of mappings and functions only that they are such is asked. Records
+(dataclasses) are asked all through, by the annotations of their fields: `unfit`.
 """
 
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from ggraph.errors import GgraphError, InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any], Any]  # the value as Python's own, or TypeError
+Walk = Callable[[Any, set[int]], "Unfit | None"]
+Unfit = tuple[str, object, str]  # the way to what does not fit, what stands there, what should
 
 
 def _is_bool(value: object) -> bool:
@@ -62,6 +66,15 @@ def _of_type(*kinds: type) -> Check:
     return check
 
 
+def _with_members(names: Sequence[str]) -> Check:
+    def check(value: Any) -> Any:
+        if isinstance(value, type) or not all(hasattr(value, name) for name in names):
+            raise TypeError
+        return value
+
+    return check
+
+
 def _each(check: Check, count: int | None) -> Check:
     def several(value: Any) -> tuple[Any, ...]:
         whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -99,6 +112,8 @@ def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     """What a parameter of this annotation takes, in words, and the check of a value."""
     if annotation in PLAIN:
         return PLAIN[annotation]
+    if annotation is inspect.Parameter.empty:  # self
+        return PLAIN[object]
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is UnionType:
         told, checks = zip(*(_check(a, words) for a in inner), strict=True)
@@ -110,13 +125,137 @@ def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     if origin in (tuple, Sequence):
         one, check = _check(inner[0], words)
         count = len(inner) if origin is tuple and inner[-1] is not Ellipsis else None
-        plural = one.split(" (")[0].removeprefix("a ") + "s"
+        plural = one.split(" (")[0].removeprefix("a ").removeprefix("an ")
+        plural += "es" if plural.endswith("s") else "s"
         return (f"{count} {plural}" if count else f"several {plural}"), _each(check, count)
     kind = origin or annotation
     if kind is Callable:
         return "a function", _of_type(Callable)
-    named = words.get(kind, f"a {kind.__name__}")
+    named = words.get(kind, f"{_article(kind.__name__)} {kind.__name__}")
+    if getattr(kind, "_is_protocol", False):
+        members = [n for n in {**get_type_hints(kind), **vars(kind)} if n[0] != "_"]
+        return named, _with_members(members)
     return named, _of_type(kind)
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "AEIO" else "a"
+
+
+class _Record:
+    """The fields of a class of records: what each takes, and how to walk what lies in it."""
+
+    def __init__(self, kind: type) -> None:
+        hints = get_type_hints(kind)
+        self.names = tuple(f.name for f in fields(kind))
+        self.get = operator.attrgetter(*self.names, "__class__")  # a tuple, of one field too
+        self.checks = tuple(_check(hints[name], {}) for name in self.names)
+        walks = tuple(_walk(hints[name], kind) for name in self.names)
+        self.inner = tuple((i, walk) for i, walk in enumerate(walks) if walk is not None)
+        self.known: set[tuple[type, ...]] = set()  # types of fields that were found to fit
+
+    def unfit(self, value: Any, seen: set[int]) -> Unfit | None:
+        """The first field that does not fit, if any. A record is walked once."""
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
+        held = self.get(value)
+        if (kinds := tuple(map(type, held))) not in self.known:
+            for name, field, (expected, check) in zip(self.names, held, self.checks, strict=False):
+                if not _passes(check, field):
+                    return f".{name}", field, expected
+            self.known.add(kinds)
+        for i, walk in self.inner:
+            if found := walk(held[i], seen):
+                return f".{self.names[i]}{found[0]}", found[1], found[2]
+        return None
+
+
+_record = cache(_Record)
+
+
+def unfit(value: Any) -> Unfit | None:
+    """What in a record, or in a record that it holds, is not of the kind that its class says."""
+    return _record(value.__class__).unfit(value, set())
+
+
+def fit(value: Any, error: type[GgraphError] = InputError) -> None:
+    """`error` unless all of a record is of the kind that its class says: for `__post_init__`."""
+    if found := unfit(value):
+        where, got, expected = found
+        raise error(f"{type(value).__name__}{where}: expected {expected}, got {got!r:.60}")
+
+
+def _passes(check: Check, value: object) -> bool:
+    try:
+        check(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _walk(annotation: Any, within: type) -> Walk | None:
+    """How to walk what such a field holds; None where its type says all. A record `within` one of
+    its own class, such as a tensor's source, is not walked: it is listed elsewhere as well. Nor is
+    one of a class with a `__post_init__`, which asked for itself."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is UnionType:
+        parts = [(_check(a, {})[1], _walk(a, within)) for a in inner]
+        return _one_of(parts, _check(annotation, {})[0]) if any(walk for _, walk in parts) else None
+    if origin in (tuple, Sequence, list, frozenset):
+        return _items(_entry(inner[0], within))
+    if origin in (Mapping, dict):
+        return _table(_entry(inner[0], within), _entry(inner[1], within))
+    if origin is np.ndarray:
+        return lambda held, seen: None if _passes(_numbers, held) else ("", held, "numbers")
+    if is_dataclass(annotation) and annotation is not within:
+        own = not hasattr(annotation, "__post_init__")
+        return (lambda held, seen: _record(held.__class__).unfit(held, seen)) if own else None
+    return None
+
+
+def _entry(annotation: Any, within: type) -> Walk:
+    (expected, check), walk = _check(annotation, {}), _walk(annotation, within)
+    known: set[type] = set()
+
+    def one(value: Any, seen: set[int]) -> Unfit | None:
+        if type(value) not in known:
+            if not _passes(check, value):
+                return "", value, expected
+            known.add(type(value))
+        return walk(value, seen) if walk is not None else None
+
+    return one
+
+
+def _items(entry: Walk) -> Walk:
+    def all_of(held: Any, seen: set[int]) -> Unfit | None:
+        for i, value in enumerate(held):
+            if found := entry(value, seen):
+                return f"[{i}]{found[0]}", found[1], found[2]
+        return None
+
+    return all_of
+
+
+def _table(key: Walk, value: Walk) -> Walk:
+    def all_of(held: Any, seen: set[int]) -> Unfit | None:
+        for k, v in held.items():
+            if found := key(k, seen) or value(v, seen):
+                return f"[{k!r:.40}]{found[0]}", found[1], found[2]
+        return None
+
+    return all_of
+
+
+def _one_of(parts: Sequence[tuple[Check, Walk | None]], expected: str) -> Walk:
+    def first(held: Any, seen: set[int]) -> Unfit | None:
+        for check, walk in parts:
+            if _passes(check, held):
+                return walk(held, seen) if walk is not None else None
+        return "", held, expected
+
+    return first
 
 
 def checked(
@@ -129,15 +268,21 @@ def checked(
         name: (p.kind, *_check(p.annotation, words or {})) for name, p in given.parameters.items()
     }
 
+    called = build.__qualname__.removesuffix(".__init__").rstrip("_")
+
     def admit(name: str, value: Any) -> Any:
         kind, expected, check = known[name]
         try:
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 return tuple(map(check, value))
-            return value if kind is inspect.Parameter.VAR_KEYWORD else check(value)
+            value = value if kind is inspect.Parameter.VAR_KEYWORD else check(value)
         except (TypeError, ValueError, OverflowError):
-            called = build.__name__.rstrip("_")
             raise error(f"{called}: {name}={value!r:.60}: expected {expected}") from None
+        for record in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(record) and (found := unfit(record)):
+                where, got, wanted = found
+                raise error(f"{called}: {name}{where}={got!r:.60}: expected {wanted}")
+        return value
 
     @wraps(build)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -96,7 +96,7 @@ BY_NUMPY: dict[str, DType] = {t.numpy: t for t in ALL if t.numpy is not None and
 
 def dtype(name: str) -> DType:
     """The type called `name` (any case). Raises ShapeError for an unknown name."""
-    found = BY_NAME.get(name.lower())
+    found = BY_NAME.get(name.lower()) if isinstance(name, str) else None
     if found is None:
         raise ShapeError(f"unknown dtype {name!r}; known: {', '.join(BY_NAME)}")
     return found

@@ -59,7 +59,9 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     value = tensor if t is None or tensor in p.schedule.values else t.root.name
     if value not in p.schedule.values:
         raise InputError(f"no tensor {tensor!r} in this plan{_near(tensor, p, tensors)}")
-    region = p.memory.regions[value]
+    region = p.memory.regions.get(value)
+    if region is None or region.buffer not in p.memory.buffers:
+        raise InputError(f"%{value} has no bytes in any buffer of this plan")
     makers = _makers(p, value)
     return Explanation(
         tensor=tensor,
@@ -95,10 +97,10 @@ def _split(p: Plan, value: str) -> Split | None:
 def _passes(p: Plan, t: Tensor | None, value: str, makers: list[int]) -> Iterator[tuple[str, str]]:
     if t is not None:
         yield "graph", line(t) + (f", a view of %{value}" if t.name != value else "")
-        placed = p.schedule.splits.placement.of[t.name]
-        yield "place", f"{placed.device}: {placed.cause}"
-        if not p.schedule.splits.placement.device_called(placed.device).compiled(t):
-            yield "kernel", f"none on {placed.device}: NumPy computes it"
+        device = p.schedule.splits.placement.device(t.name)
+        yield "place", f"{device.name}: {p.schedule.splits.placement.of[t.name].cause}"
+        if not device.compiled(t):
+            yield "kernel", f"none on {device.name}: NumPy computes it"
     else:
         yield "graph", f"%{value} is a buffer of the plan's own, no tensor"
     if (s := _split(p, value)) is not None:

@@ -6,18 +6,31 @@ meaning is one of elements, reductions or views, the CPU's kernel is made from i
 """
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggraph.door import checked
-from ggraph.errors import GraphError
+from ggraph.door import checked, fit
+from ggraph.errors import GraphError, ShapeError
 from ggraph.lazy import lazy
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
 from ggraph.ops.rules import same_shape
-from ggraph.tensor import OPS, Array, Attr, Example, OpSpec, Rule, Tensor, apply, register
+from ggraph.tensor import (
+    OPS,
+    Array,
+    Attr,
+    Attrs,
+    Example,
+    Meta,
+    OpSpec,
+    Rule,
+    Tensor,
+    apply,
+    register,
+)
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -39,6 +52,7 @@ def register_op(
     inplace: Sequence[int] = (),
     overwrites: int | None = None,
     kernel: Any = None,
+    cuda: str = "",
 ) -> Callable[..., Tensor]:
     """A new op, as a function of tensors that builds its result: `op(a, b, name="", **attrs)`.
 
@@ -49,36 +63,68 @@ def register_op(
     `kernel`: a C function `void f(const int64_t *operands, int64_t thread, int64_t threads)` as a
     ctypes function or a `numba.cfunc`; operands are pairs of address and bytes, the result first,
     without gaps; every thread calls it and takes its share. An op with attributes has none.
+    `cuda`: CUDA C++ that declares `KERNEL name(float *y, const float *a, .., i64 count)`, NAME
+    being the op's: pointers to the result and to each source, without gaps, and then by name what
+    it asks for of `count` (elements of the result, one thread for each), shapes (`Axes a_shape`,
+    four sizes `.v[i]`, absent ones 1 in front) and the op's attributes (`int`, `i64`, `float`).
+    Pointers are to `float`, `u16` (f16 and bf16), `i8`, `short`, `int` or `i64`; for operands of
+    other types, or with gaps, the op goes to another device.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
-    there is no example, the meaning fails on one, or an op with a C function may work in place.
+    there is no example, the meaning fails on one, the source declares no such kernel, or an op with
+    a kernel of its own may work in place.
     """
     if not examples:
         raise GraphError(f"op {name!r}: expected at least one example")
-    if kernel is not None and (inplace or overwrites is not None):
-        raise GraphError(f"op {name!r}: a C function may not work in place")
+    if (kernel is not None or cuda) and (inplace or overwrites is not None):
+        raise GraphError(f"op {name!r}: a kernel of its own may not work in place")
+    if cuda and not re.search(rf"\bKERNEL\s+{re.escape(name)}\s*\(", cuda):
+        raise GraphError(f"op {name!r}: its CUDA source declares no `KERNEL {name}(..)`")
     spec = OpSpec(
         name,
-        infer=shape or same_shape,
+        infer=_held_to(name, shape or same_shape),
         reference=meaning,
         inplace_ok=tuple(inplace),
         elementwise=elementwise,
         overwrites=overwrites,
         examples=tuple(examples),
         doc=doc or f"{name}(..)",
-        native=None if kernel is None else kernel,
+        native=kernel,
+        cuda=cuda,
     )
-    register(spec)
-    try:
-        _try(spec)
-    except Exception:
-        del OPS[name]
-        raise
+    _register(spec)
 
     def build(*sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
         return apply(spec.name, *sources, name=name, **attrs)
 
     build.__name__, build.__doc__ = name, spec.doc
     return build
+
+
+def _register(spec: OpSpec) -> None:
+    """Register what holds on its examples, and nothing else."""
+    register(spec)
+    try:
+        _try(spec)
+    except Exception:
+        del OPS[spec.name]
+        raise
+
+
+def _held_to(name: str, rule: Rule) -> Rule:
+    """A rule from outside: what it gives is a Meta of the kinds that its fields name."""
+
+    def infer(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+        try:
+            found: object = rule(sources, attrs)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            shown = ", ".join(map(repr, sources))
+            raise ShapeError(f"{name}: the rule for shapes fails on {shown}: {error!r}") from error
+        if not isinstance(found, Meta):
+            raise ShapeError(f"{name}: the rule for shapes gives {found!r:.60}, expected a Meta")
+        fit(found, ShapeError)
+        return found
+
+    return infer
 
 
 def _try(spec: OpSpec) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from ggraph.errors import ShapeError
+from ggraph.errors import GraphError, ShapeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,8 @@ def scope(name: str) -> "Iterator[None]":
 
     Scopes nest; those of threads and tasks are their own.
     """
+    if not isinstance(name, str) or not name:
+        raise GraphError(f"scope: expected a name, got {name!r:.60}")
     token = _SCOPE.set(f"{_SCOPE.get()}{name}.")
     try:
         yield
@@ -209,6 +211,8 @@ class Face:
         return self._op("slice", self, starts=starts, sizes=sizes)
 
     def _reduced(self, kind: str, axis: "int | Sequence[int] | None", keepdims: bool) -> "Tensor":
+        if not isinstance(keepdims, bool | np.bool_):
+            raise ShapeError(f"{self!r}: keepdims={keepdims!r:.40}: expected True or False")
         n = len(self.shape)
         given = range(n) if axis is None else _wholes((axis,), "axis", self)
         axes = tuple(sorted({a + n if a < 0 else a for a in given}))
@@ -285,7 +289,10 @@ def _wholes(given: Sequence[object], what: str, t: Face) -> tuple[int, ...]:
 
 def _axis(axis: object, t: Face) -> int:
     """An axis of `t`, counted from the front. ShapeError for none of its own."""
-    (at,), n = _wholes((axis,), "axis", t), len(t.shape)
+    found, n = _wholes((axis,), "axis", t), len(t.shape)
+    if len(found) != 1:
+        raise ShapeError(f"{t!r}: {axis!r:.40}: expected one axis")
+    (at,) = found
     if not -n <= at < n:
         raise ShapeError(f"{t!r}: {at} is none of its {n} axes")
     return at % n

@@ -61,13 +61,15 @@ class Graph:
         return len(self.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        for t in self.tensors:
+        for t in self.tensors if isinstance(name, str) else ():
             if t.name == name:
                 return t
         raise GraphError(f"graph {self.name!r} has no tensor {name!r}")
 
     def leaves(self, kind: Kind) -> tuple[Tensor, ...]:
         """All inputs, weights or states, in graph order."""
+        if not isinstance(kind, Kind):
+            raise GraphError(f"leaves: expected a Kind, got {kind!r:.60}")
         return tuple(t for t in self.tensors if t.is_leaf and t.kind is kind)
 
     @cached_property
@@ -81,6 +83,9 @@ class Graph:
         An heir may be a tensor of this graph or a new one over tensors of this graph. What nothing
         needs any more is gone. Outputs and states keep their names.
         """
+        if not isinstance(heirs, Mapping) or not {*heirs} <= {t.name for t in self.tensors}:
+            raise GraphError(f"replace: {heirs!r:.60}: expected heirs by names of this graph")
+        _tensors(heirs.values(), "heirs")
         done: dict[str, Tensor] = {}
         fresh: dict[int, Tensor] = {}
         for t in self.tensors:
@@ -167,6 +172,8 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> list[Tensor]:
     reached = _walk(roots)
     for t in reached:
         alike = first.setdefault((t.kind, t.name, t.shape, t.dtype), t) if t.is_leaf else t
+        if t.view_src is not None and id(t.view_src) not in new:
+            raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
         sources = tuple(new[id(s)] for s in t.sources)
         view_src = new[id(t.view_src)] if t.view_src is not None else None
         same = all(a is b for a, b in zip(sources, t.sources, strict=True))

@@ -293,6 +293,10 @@ def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) 
     """
     if not devices:
         raise PlaceError("a plan needs at least one device, got none")
+    held = {id(t) for t in graph}
+    for s in (*graph.outputs, *graph.updates.values(), *(s for t in graph for s in t.sources)):
+        if id(s) not in held:
+            raise GraphError(f"%{s.name} is not in graph {graph.name!r}: make it by Graph.of")
     for t in graph:
         if not OURS.isdisjoint(t.name):
             raise GraphError(f"{line(t)}: names with @ or # are the plan's own; choose another")

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from ggraph.device import HOST, DeviceSpec, Need
-from ggraph.errors import printable
+from ggraph.errors import PlaceError, printable
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
 from ggraph.tensor import Tensor
@@ -43,7 +43,9 @@ class Placement:
     of: Mapping[str, Placed]
 
     def device(self, name: str) -> DeviceSpec:
-        """The spec of the device that holds tensor `name`."""
+        """The spec of the device that holds tensor `name`. PlaceError where none does."""
+        if name not in self.of:
+            raise PlaceError(f"%{name} is placed nowhere")
         return self.device_called(self.of[name].device)
 
     def without_kernel(self) -> tuple[Tensor, ...]:
@@ -52,8 +54,11 @@ class Placement:
         return tuple(t for t in self.graph.nodes if not specs[self.of[t.name].device].compiled(t))
 
     def device_called(self, name: str) -> DeviceSpec:
-        """The spec of the device called `name`."""
-        return next(d for d in self.devices if d.name == name)
+        """The spec of the device called `name`. PlaceError where there is none."""
+        for d in self.devices:
+            if d.name == name:
+                return d
+        raise PlaceError(f"no device of this plan is called {name!r}")
 
 
 @dataclass(frozen=True)

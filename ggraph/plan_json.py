@@ -15,7 +15,8 @@ from sys import intern
 from typing import Any, NoReturn, TypeVar
 
 from ggraph.device import HOST, DeviceSpec
-from ggraph.errors import FormatError, PlaceError, printable
+from ggraph.door import checked
+from ggraph.errors import FormatError, PlaceError, PlanError, printable
 from ggraph.graph import Graph
 from ggraph.json_parts import Parts
 from ggraph.plan import (
@@ -45,9 +46,15 @@ Json = Any
 T = TypeVar("T")
 
 
+@checked
 def plan_to_json(plan: Plan) -> dict[str, Json]:
-    """The plan as a dict of lists, numbers and texts; fields at their defaults are left out."""
+    """The plan as a dict of lists, numbers and texts; fields at their defaults are left out.
+
+    Raises PlanError for a value without a region, which the format has no words for.
+    """
     schedule, memory = plan.schedule, plan.memory
+    for name in (v.name for v in schedule.values.values() if v.name not in memory.regions):
+        raise PlanError(f"value {name!r} has no region")
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -61,6 +68,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
     }
 
 
+@checked
 def plan_from_json(text: str | bytes) -> Plan:
     """The plan that `text` describes; its graph is empty. Raises FormatError and nothing else."""
     found = _members(text)

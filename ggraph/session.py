@@ -40,6 +40,8 @@ class Session:
 
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
         _check_backends(backends)
+        if not isinstance(options, Options | None):
+            raise InputError(f"a session takes Options, got {options!r:.60}")
         self.backends = dict(backends)
         self.options = options or Options()
         self.plans_made = 0
@@ -61,7 +63,7 @@ class Session:
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a plan was prepared under `key`: where it was, `run` may be called at once."""
-        return key in self._executors
+        return isinstance(key, Hashable) and key in self._executors
 
     def prepare(
         self, key: Hashable, build: Graph | Callable[[], Graph], weights: Weights | None = None
@@ -163,18 +165,21 @@ class Session:
         """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
         with self._lock:
             held, _ = self._rows_of(name)
-            return held[list(rows)]
+            return held[_places(name, rows, len(held))]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
         with self._lock:
             held, is_window = self._rows_of(name)
-            if data.shape != (len(rows), held.shape[1]) or data.dtype != np.uint8:
+            at = _places(name, rows, len(held))
+            if not isinstance(data, np.ndarray):
+                raise InputError(f"{name}: expected an array of bytes, got {data!r:.60}")
+            if data.shape != (len(at), held.shape[1]) or data.dtype != np.uint8:
                 raise InputError(
-                    f"{name}: expected uint8 {[len(rows), held.shape[1]]} for {len(rows)} rows, "
+                    f"{name}: expected uint8 {[len(at), held.shape[1]]} for {len(at)} rows, "
                     f"got {data.dtype} {list(data.shape)}"
                 )
-            held[list(rows)] = data
+            held[at] = data
             if not is_window:
                 memory, _ = self._state(name)
                 self.backends[memory.buffer.device].write(memory, 0, held.reshape(-1))
@@ -194,6 +199,8 @@ class Session:
         The CPU alone can tell, and must have been opened for it: open_backend("cpu", profile=True);
         else InputError. The runs are real ones: states move on.
         """
+        if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+            raise InputError(f"profile: runs={runs!r:.40}: expected a whole number from 1")
         held: list[Any] = [getattr(b, "profile", None) for b in self.backends.values()]
         timed = [p for p in held if p is not None]
         if not timed:
@@ -305,6 +312,17 @@ class Session:
         if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
             backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
         return memory
+
+
+def _places(name: str, rows: object, count: int) -> list[int]:
+    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
+    several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
+    found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
+    for row in found:
+        whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
+        if not whole or not -count <= row < count:
+            raise InputError(f"{name}: rows={rows!r:.60}: expected several numbers below {count}")
+    return [int(row) for row in found]
 
 
 def _steps(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:

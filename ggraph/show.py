@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ggraph.account import accounts
+from ggraph.door import checked
 from ggraph.graph import Graph
 from ggraph.order import critical_path, estimate, speedup
 from ggraph.plan import Plan, Schedule, VerifiedPlan
@@ -20,11 +21,13 @@ _COLOURS = {
 }
 
 
+@checked
 def graph_text(graph: Graph) -> str:
     """Every tensor on a line of its own."""
     return "\n".join([f"graph {graph.name}: {len(graph)} tensors", *map(line, graph)])
 
 
+@checked
 def graph_dot(graph: Graph) -> str:
     """The graph for Graphviz: boxes are tensors, dashed boxes views, thick edges overwrites."""
     rows = [f'digraph "{_quoted(graph.name)}" {{', "  node [shape=box style=filled];"]
@@ -49,16 +52,19 @@ def _quoted(text: str) -> str:
     return text.replace('"', '\\"')
 
 
+@checked
 def schedule_text(schedule: Schedule) -> str:
     """Every command on a line of its own, numbered in enqueue order."""
     return "\n".join(f"{i:>5} {c}" for i, c in enumerate(schedule))
 
 
+@checked
 def plan_brief(verified: VerifiedPlan) -> str:
     """The verdict, then the plan in a screenful: splits, streams, buffers, how it came about."""
     return "\n".join([*_summary(verified), *("log  " + entry for entry in verified.plan.log)])
 
 
+@checked
 def plan_text(verified: VerifiedPlan) -> str:
     """The whole plan: the verdict, splits, streams, buffers, placement and regions with causes."""
     plan = verified.plan
@@ -136,6 +142,7 @@ def _certificate(verified: VerifiedPlan) -> Iterator[str]:
     yield from (f"  approximates: {a}" for a in c.approximations)
 
 
+@checked
 def plan_summary(verified: VerifiedPlan) -> dict[str, Any]:
     """The plan as plain data: what `ggraph plan --json` prints."""
     plan = verified.plan

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.door import fit
 from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError
 from ggraph.face import Face, scoped
@@ -23,6 +24,20 @@ from ggraph.face import Face, scoped
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
 Attrs = Mapping[str, Attr]
 Array = np.ndarray[Any, Any]
+__all__ = [
+    "Arg",
+    "Array",
+    "Cost",
+    "Example",
+    "Kind",
+    "Meta",
+    "OpSpec",
+    "Tensor",
+    "input",
+    "register",
+    "state",
+    "weight",
+]
 DTypeLike = DType | str | type[np.generic]
 
 MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
@@ -122,6 +137,7 @@ class OpSpec:
     rounds: str = ""
     limits: Callable[["Tensor"], Mapping[int, int]] | None = None
     native: Any = None  # a C function, see `ggraph.extend.register_op`
+    cuda: str = ""  # CUDA source, see there
     examples: tuple[Example, ...] = ()
     doc: str = ""
 
@@ -131,6 +147,9 @@ OPS: dict[str, OpSpec] = {}
 
 def register(spec: OpSpec) -> OpSpec:
     """Add an op to the registry; a second one of the same name is refused."""
+    if not isinstance(spec, OpSpec):
+        raise GraphError(f"register: expected an OpSpec, got {spec!r:.60}")
+    fit(spec, GraphError)
     if spec.name in OPS:
         raise GraphError(f"op {spec.name!r} is registered twice")
     OPS[spec.name] = spec
@@ -218,6 +237,8 @@ class Tensor(Face):
 
         Where a strided view has more than `limit` separate runs, one covering range is returned.
         """
+        if not isinstance(limit, int):
+            raise ShapeError(f"{self!r}: limit={limit!r:.40}: expected a whole number")
         if self.size == 0:
             return ()
         runs = None if self.is_contiguous else _runs(self, limit)
@@ -225,6 +246,8 @@ class Tensor(Face):
 
     def named(self, name: str) -> "Tensor":
         """The same tensor under another name; go on with the result, not with the original."""
+        if not isinstance(name, str) or not name:
+            raise GraphError(f"{self!r}: expected a name, got {name!r:.60}")
         return replace(self, name=scoped(name))
 
     def _op(self, op: str, *sources: "Tensor", **attrs: Any) -> "Tensor":

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ggraph.door import fit
 from ggraph.errors import InputError
 from ggraph.explain import Explanation
 from ggraph.graph import Graph
@@ -12,6 +14,7 @@ from ggraph.lazy import lazy
 from ggraph.plan import Certificate, Plan, Schedule, VerifiedPlan
 from ggraph.show import graph_dot, graph_text, plan_summary, plan_text, schedule_text
 from ggraph.tensor import Tensor, line
+from ggraph.verify import CounterExample, examine
 
 if TYPE_CHECKING:
     from ggraph import show_html
@@ -21,16 +24,30 @@ else:
 FORMS = ("text", "html", "dot", "json")
 
 
+class Page(str):
+    """An HTML page of its own, which a notebook shows in a frame."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        style = "width:100%;height:640px;border:0"
+        return f'<iframe style="{style}" srcdoc="{escape(self)}"></iframe>'
+
+
 def show(noun: object, form: str = "text") -> str:
-    """A graph, schedule, plan, verified plan, certificate, explanation or tensor as text.
+    """A graph, schedule, plan, verified plan, certificate, counter-example, explanation or tensor
+    as text.
 
     `form`: "text" for all of them; "json" for all (one object); "dot", for Graphviz, and "html", a
-    page of its own, for plans; "dot" for graphs too. InputError for anything else.
+    page of its own, for plans; "dot" for graphs too. A plan that is not proved yet is asked for its
+    verdict, and its page has the race in red. InputError for anything else.
     """
-    if form not in FORMS:
+    if not isinstance(form, str) or form not in FORMS:
         raise InputError(f"form={form!r}: expected one of {', '.join(FORMS)}")
     for kind, forms in _SHOWN.items():
         if isinstance(noun, kind):
+            if is_dataclass(noun):
+                fit(noun)
             if form in forms:
                 return forms[form](noun)
             raise InputError(f"a {kind.__name__} has no {form}; it has {', '.join(forms)}")
@@ -54,9 +71,11 @@ def _tensor_data(t: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _html(v: VerifiedPlan) -> str:
-    facts = {k: x for k, x in vars(v.certificate).items() if k != "approximations"}
-    return show_html.plan_html(v.plan, facts)
+def _html(plan: Plan, verdict: Certificate | CounterExample) -> Page:
+    if isinstance(verdict, CounterExample):
+        return Page(show_html.plan_html(plan, {}, verdict))
+    facts = {k: x for k, x in vars(verdict).items() if k != "approximations"}
+    return Page(show_html.plan_html(plan, facts))
 
 
 def _fields(noun: object) -> str:
@@ -70,13 +89,13 @@ _SHOWN: dict[type, Forms] = {
     Graph: {"text": graph_text, "dot": graph_dot, "json": lambda g: _json(_graph_data(g))},
     VerifiedPlan: {
         "text": plan_text,
-        "html": _html,
+        "html": lambda v: _html(v.plan, v.certificate),
         "dot": lambda v: graph_dot(v.plan.graph),
         "json": lambda v: _json(plan_summary(v)),
     },
     Plan: {
         "text": lambda p: schedule_text(p.schedule),
-        "html": lambda p: show_html.plan_html(p, {"commands": len(p.schedule.commands)}),
+        "html": lambda p: _html(p, examine(p)),
         "dot": lambda p: graph_dot(p.graph),
         "json": lambda p: _json({"commands": list(map(str, p.schedule)), "log": list(p.log)}),
     },
@@ -85,5 +104,6 @@ _SHOWN: dict[type, Forms] = {
         "json": lambda s: _json({"commands": list(map(str, s))}),
     },
     Certificate: {"text": _fields, "json": lambda c: _json(asdict(c))},
+    CounterExample: {"text": str, "json": lambda c: _json(c.to_json())},
     Explanation: {"text": str, "json": lambda e: _json(asdict(e))},
 }

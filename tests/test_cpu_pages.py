@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggraph import weight
+from ggraph.backends.cpu import lowering
+from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.pages import (
     HUGE,
     LINE,
@@ -18,6 +21,10 @@ from ggraph.backends.cpu.pages import (
     drop_pages,
     mapping_of,
 )
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Flat
+from ggraph.backends.protocol import Memory, Ref
+from ggraph.plan import Buffer
 
 
 @pytest.fixture
@@ -92,3 +99,41 @@ def test_what_a_huge_page_holds_beyond_the_last_array_is_given_back() -> None:
     assert not later.any() and (held == 7).all()
     later[:] = 8
     assert (held == 7).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="nobody tells what is resident")
+def test_packing_keeps_little_of_the_file_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix is packed piece by piece: the file's pages of the whole would come atop of all else
+    where the largest comes last. The pieces make the bytes that one does."""
+    n, k, row = 1000, 16384, 16384 // 32 * 34  # 17 MB of Q8_0; the last piece has an odd end
+    path = tmp_path / "w"
+    path.write_bytes(np.random.default_rng(1).bytes(n * row))
+    with path.open("rb") as f:
+        held = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    file = np.frombuffer(held, np.uint8)
+    ref = Ref(weight("w", (n, k), "q8_0"), Memory(Buffer("w", "cpu", 0, n * row), file), 0)
+    pool, seen, run = Pool(2), list[int](), Pool.run
+    pool.jit.prepare(["pack_q8_0"])  # LLVM is no part of this
+
+    def watched(self: Pool, program: Flat) -> None:
+        run(self, program)
+        seen.append(mapped_bytes())
+
+    before = mapped_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "run", watched)
+        pieces = Lowering(pool, False, {}).weight(ref).data.copy()
+    assert len(seen) > 3
+    assert max(seen) - before < 2 * lowering.SLICE, (before, seen)
+    assert mapped_bytes() - before < 1 << 20
+    monkeypatch.setattr(lowering, "SLICE", 2 * n * row)
+    assert (pieces == Lowering(pool, False, {}).weight(ref).data).all()
+    pool.close()
+
+
+def mapped_bytes() -> int:
+    """What is in memory of all files that this process maps."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("RssFile:")) << 10

@@ -8,12 +8,15 @@ that a caller cannot tell the two apart except by the clock.
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+import numpy as np
+
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, only, reject
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result, Runner
 from ggraph.decode.speculation import Law, Speculation
 from ggraph.decode.statistics import Clock, Statistics
+from ggraph.door import checked
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -27,6 +30,7 @@ class Engine:
     longer, and not amid the text.
     """
 
+    @checked
     def __init__(
         self,
         runner: Runner,
@@ -35,7 +39,7 @@ class Engine:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.runner = runner
-        self.ends = frozenset(ends)
+        self.ends = frozenset(_token_ids(ends))
         self.now = now
         self.statistics = Statistics()
         self.remembers = self.early = False
@@ -45,6 +49,7 @@ class Engine:
         """Forget the text in the cache; plans and weights stay."""
         self.runner.past = 0
 
+    @checked
     def generate(
         self,
         prompt: Sequence[int],
@@ -86,6 +91,7 @@ class Engine:
         elif limit == room:
             stats.stopped_by = "context"
 
+    @checked
     def room(self, prompt: Sequence[int]) -> int:
         """How many new tokens fit after this prompt. InputError when not even one does."""
         if not prompt:
@@ -161,6 +167,15 @@ class Engine:
             return match(draft, logits, pick, accept, self.ends, left)
         chances = law.probabilities
         return reject(draft, lambda r: chances(logits[r]), accept, law.uniform, self.ends, left)
+
+
+def _token_ids(given: Iterable[int]) -> list[int]:
+    """Token ids as Python's numbers. InputError for what is none."""
+    found = list(given)
+    for token in found:
+        if isinstance(token, bool) or not isinstance(token, int | np.integer):
+            raise InputError(f"expected token ids, got {token!r:.60}")
+    return list(map(int, found))
 
 
 def verification_rows(token: int, draft: Draft, past: int) -> Rows:

@@ -20,6 +20,7 @@ those of the last step that became text.
 from dataclasses import dataclass
 from typing import Protocol
 
+from ggraph.door import fit
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
@@ -39,6 +40,10 @@ class StepShape:
     taps: tuple[int, ...] = ()
     cache_dtype: DType = F16
     listed: int = 0  # S; 0: masks
+
+    def __post_init__(self) -> None:
+        fit(self)
+        object.__setattr__(self, "taps", tuple(self.taps))  # a key must have a hash
 
 
 class CausalModel(Protocol):

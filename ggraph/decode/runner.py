@@ -23,6 +23,7 @@ from ggraph.decode.rows import (
     row_bucket,
     visibility,
 )
+from ggraph.door import checked
 from ggraph.dtype import F16, I32, I64, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
@@ -45,6 +46,7 @@ class Runner:
     """Runs a model's steps in a session. `past` is the number of cache slots that hold text. One
     that `picks` brings back each wanted row's best token, and leaves the logits on the device."""
 
+    @checked
     def __init__(
         self,
         model: CausalModel,
@@ -57,6 +59,8 @@ class Runner:
     ) -> None:
         if not 1 <= context <= 1 << 24:
             raise InputError(f"context size {context}: expected 1 to {1 << 24}")
+        if batch < 1:
+            raise InputError(f"batch {batch}: expected 1 or more")
         self.model, self.session = model, session
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
@@ -85,6 +89,7 @@ class Runner:
             self._replay = ()
         self._past = count
 
+    @checked
     def shape(self, rows: int, wanted: int, reach: int) -> StepShape:
         """The bucket for `rows` token rows of which `wanted` get logits, seeing `reach` slots."""
         bucket = row_bucket(rows)
@@ -92,6 +97,7 @@ class Runner:
         context = context_bucket(reach, self._full)
         return StepShape(bucket, context, seen, self._full + 1, self.taps, self.cache_dtype)
 
+    @checked
     def plan(self, shape: StepShape) -> VerifiedPlan:
         """The verified plan of a bucket, made on first use."""
         key = self._key(shape)
@@ -107,16 +113,19 @@ class Runner:
     def _key(self, shape: StepShape) -> tuple[Hashable, ...]:
         return (self.model.name, shape, "picks") if self.picks else (self.model.name, shape)
 
+    @checked
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
         self._planned(rows, rows, reach)
 
+    @checked
     def prepare(self, count: int) -> None:
         """Make the plans that appending `count` tokens will need."""
         for start in range(0, count, self.batch):
             rows = min(self.batch, count - start)
             self.plan(self.shape(rows, 1, self.past + start + rows))
 
+    @checked
     def text(self, tokens: Sequence[int], *, every: bool = False) -> Result:
         """Append text to the cache. Logits of the last row, or of `every` row.
 
@@ -234,6 +243,7 @@ class Runner:
         return feeds
 
 
+@checked
 def picking(step: Graph) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, and
     `greatest` f32 [M, 1, 1], that logit (NaN counts as the least), in place of the logits."""
@@ -247,6 +257,7 @@ def picking(step: Graph) -> Graph:
     return Graph.of(outputs, also=also, name=f"best of {step.name}")
 
 
+@checked
 def move_graph(step: Graph, count: int, slots: int) -> Graph:
     """The graph that copies `count` rows of every cache of `step` with as many `slots`: rows `from`
     to rows `to`. States of recurrent layers are no caches."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggraph.door import checked
 from ggraph.errors import InputError
 
 Logits = npt.NDArray[np.float32]
@@ -69,6 +70,7 @@ class SamplerConfig:
 class Sampler:
     """Samples tokens for one text. `accept` every token that is kept, the prompt's included."""
 
+    @checked
     def __init__(self, config: SamplerConfig, vocab_size: int) -> None:
         if vocab_size < 1:
             raise InputError(f"sampler: vocabulary of {vocab_size} tokens")
@@ -105,8 +107,9 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Note that `token` stands in the text now. InputError when it is out of range."""
-        if not 0 <= token < self.vocab_size:
-            raise InputError(f"sampler: token {token}, expected 0 to {self.vocab_size - 1}")
+        whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+        if not whole or not 0 <= token < self.vocab_size:
+            raise InputError(f"sampler: token {token!r:.60}, expected 0 to {self.vocab_size - 1}")
         if not self.config.penalises:
             return
         if len(self._window) == self._window.maxlen:
@@ -119,6 +122,8 @@ class Sampler:
 
     def accept_all(self, tokens: Iterable[int]) -> None:
         """`accept` each of `tokens` in order."""
+        if not isinstance(tokens, Iterable):
+            raise InputError(f"sampler: expected several tokens, got {tokens!r:.60}")
         for token in tokens:
             self.accept(token)
 
@@ -135,6 +140,8 @@ class Sampler:
         return float(self._random.random())
 
     def _checked(self, logits: Logits) -> Logits:
+        if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
+            raise InputError(f"logits: expected an array of floats, got {logits!r:.60}")
         if logits.shape != (self.vocab_size,):
             raise InputError(f"logits: expected shape ({self.vocab_size},), got {logits.shape}")
         return logits

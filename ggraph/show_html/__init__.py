@@ -9,11 +9,14 @@ before it has ended.
 
 from collections.abc import Iterator, Mapping
 from html import escape
+from itertools import cycle
+from math import isfinite
 
+from ggraph.errors import PlanError
 from ggraph.order import estimate
 from ggraph.plan import Plan
 from ggraph.show_html.chart import Axis
-from ggraph.show_html.memory import COLOURS, memories
+from ggraph.show_html.memory import memories
 from ggraph.show_html.page import (
     CONTROLS,
     LEGEND,
@@ -57,7 +60,11 @@ def plan_html(
     title: str = "",
 ) -> str:
     """The page. `facts` are shown at the top, a counter-example with the race in red. The title is
-    the graph's name unless given."""
+    the graph's name unless given. PlanError for times and sizes that no chart can show."""
+    for c in (c for c in plan.schedule if not isfinite(c.seconds) or c.seconds < 0):
+        raise PlanError(f"{c.label!r} takes {c.seconds} seconds: no chart shows that")
+    for b in (b for b in plan.memory.buffers.values() if b.nbytes < 0):
+        raise PlanError(f"{b.name!r} has {b.nbytes} bytes: no chart shows that")
     title = title or plan.graph.name
     devices = ", ".join(d.name for d in plan.schedule.splits.placement.devices)
     mode = f"memory laid out by mode {plan.memory.mode}"
@@ -134,9 +141,11 @@ def _placed(plan: Plan) -> Iterator[str]:
 
 def _strip(plan: Plan) -> str:
     """The splits side by side, as wide as they have nodes."""
-    names = [d.name for d in plan.schedule.splits.placement.devices]
+    splits = plan.schedule.splits
+    known = [*(d.name for d in splits.placement.devices), *(s.device for s in splits.splits)]
+    tints = dict(zip(dict.fromkeys(known), cycle(_TINTS), strict=False))
     parts = (
-        f'<div style="flex:{len(s.nodes)};background:{_TINTS[names.index(s.device) % COLOURS]}" '
+        f'<div style="flex:{len(s.nodes)};background:{tints[s.device]}" '
         f'title="{escape(f"{s.device}: {len(s.nodes)} nodes", quote=True)}">'
         f"{escape(s.device)} {len(s.nodes)}</div>"
         for s in plan.schedule.splits.splits

@@ -16,7 +16,7 @@ commands declare. docs/verify.md has the argument and how to read an answer.
 
 from dataclasses import replace
 
-from ggraph.errors import InputError
+from ggraph.door import checked
 from ggraph.plan import _SEAL, Certificate, Do, Plan, VerifiedPlan
 from ggraph.verify.clocks import clocks
 from ggraph.verify.derived import carried_faults, value_faults
@@ -45,13 +45,12 @@ __all__ = [
 ]
 
 
+@checked
 def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
     """Prove a plan sound. Raises Rejected, a PlanError that carries the counter-example.
 
     `iterations` can ask for more runs to be unrolled than the proof needs, never for fewer.
     """
-    if not isinstance(plan, Plan):
-        raise InputError(f"verify: expected a Plan, got {plan!r:.60}")
     held = frozen(plan)
     verdict = examine(held, iterations=iterations)
     if isinstance(verdict, CounterExample):
@@ -59,6 +58,7 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
     return VerifiedPlan(held, verdict, seal=_SEAL)
 
 
+@checked
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
     for faults in (static_faults, value_faults, step_faults, wiring_faults, room_faults):

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from ggraph.door import checked
 from ggraph.errors import printable
 from ggraph.plan import Access, Plan
 from ggraph.verify.clocks import Clocks, clocks
-from ggraph.verify.report import Site
-from ggraph.verify.static import period
+from ggraph.verify.report import Rejected, Site
+from ggraph.verify.static import period, static_faults
 
 Use = tuple[int, int, int, bool, str]  # first byte, past the last, command, writes, value
 
@@ -41,15 +42,20 @@ class Race:
         return f"{where}: {self.first} ({one}) and {self.second} ({two})"
 
 
+@checked
 def races(plan: Plan) -> tuple[Race, ...]:
     """Every race in steady state, each pair of accesses once, in enqueue order.
 
-    The plan must pass the checks that need no order (`examine` says so first); otherwise KeyError.
+    Raises Rejected, as `examine` would say, for a plan that names what it does not have.
     """
     commands, runs = plan.schedule.commands, 2 * period(plan)
     found: dict[tuple[int, int, str, str], tuple[Use, Use, str]] = {}
     order = clocks(commands, runs)
-    for buffer, uses in _uses(plan, runs).items():
+    try:
+        by_buffer = _uses(plan, runs)
+    except (KeyError, IndexError):
+        raise Rejected(next(static_faults(plan))) from None
+    for buffer, uses in by_buffer.items():
         for one, two in _meeting(sorted(uses), order):
             first, second = (one, two) if one[2] < two[2] else (two, one)
             key = (first[2] % len(commands), second[2] % len(commands), first[4], second[4])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ggraph.device import DeviceSpec
+from ggraph.door import checked
 from ggraph.errors import printable
 from ggraph.plan import Do, Plan
 from ggraph.tensor import Tensor
@@ -13,12 +14,13 @@ NAMED = 3  # tensors that a line names
 
 def launches(plan: Plan) -> Iterator[tuple[Tensor, DeviceSpec]]:
     """Each tensor of the graph that some launch computes, and where."""
-    specs = {d.name: d for d in plan.schedule.splits.placement.devices}
+    placement = plan.schedule.splits.placement
+    specs = {d.name: d for d in placement.devices}
     tensors = {t.name: t for t in plan.graph}
     for c in plan.schedule:
         t = tensors.get(c.node or "") if c.do is Do.LAUNCH else None
         if t is not None and t.spec is not None and t.size:
-            yield t, specs[c.actor.device]
+            yield t, specs.get(c.actor.device) or placement.device_called(c.actor.device)
 
 
 def named(op: str, device: str, what: str, tensors: tuple[str, ...]) -> str:
@@ -41,6 +43,7 @@ class Approximation:
         return named(self.op, self.device, self.rounds, self.tensors)
 
 
+@checked
 def approximations(plan: Plan) -> tuple[Approximation, ...]:
     """Everything in the plan that rounds beyond NumPy's meaning of the graph as it was written."""
     found: dict[tuple[str, str, str], list[str]] = {}

@@ -20,6 +20,7 @@ MOST_CLOCKS = 1 << 28  # commands of the unrolled plan times actors: a gigabyte 
 def static_faults(plan: Plan) -> Iterator[CounterExample]:
     """Every fault that needs no happens-before, checks that others rely on first."""
     devices = {d.name: d for d in plan.schedule.splits.placement.devices}
+    yield from _shapes(plan)
     yield from _names(plan)
     yield from _capacity(plan, devices)
     yield from _regions(plan)
@@ -40,6 +41,14 @@ def _size(plan: Plan) -> Iterator[CounterExample]:
 def period(plan: Plan) -> int:
     """Runs after which all rotating slots stand as at the start; at least 1."""
     return lcm(*{len(r.offsets) for r in plan.memory.regions.values()})
+
+
+def _shapes(plan: Plan) -> Iterator[CounterExample]:
+    """Tensors have a stride for each axis, and no axis of fewer than no places."""
+    for t in plan.graph:
+        if len(t.shape) != len(t.strides) or any(n < 0 for n in t.shape):
+            shown = f"{t.name!r} has shape {t.shape} and strides {t.strides}"
+            yield CounterExample("declaration", shown, values=(t.name,))
 
 
 def _names(plan: Plan) -> Iterator[CounterExample]:

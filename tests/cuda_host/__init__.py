@@ -44,7 +44,7 @@ POISON = 0xFF  # NaN in every float type, -1 in integers
 @cache
 def library(unit: Unit) -> ctypes.CDLL:
     """A unit compiled for the host."""
-    return compiled(str(unit.source), kernels.text(f"{unit.source}.cu"), unit.defines)
+    return compiled(str(unit.source), unit.text, unit.defines)
 
 
 def compiled(name: str, text: str, defines: str = "") -> ctypes.CDLL:

@@ -1,9 +1,11 @@
 """Documents that run: every Python block of a page, in order, in one namespace; what a ```text
-block right behind one shows is exactly what it prints. Tables are what the code gives."""
+block right behind one shows is exactly what it prints. A notebook's saved outputs are what its
+cells give. Tables are what the code gives."""
 
 import contextlib
 import importlib
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ PAGES = [p for p in sorted(ROOT.glob("docs/*.md")) if "```python\n" in p.read_te
 sys.path.insert(0, str(ROOT / "scripts"))
 library: Any = importlib.import_module("make_library_docs")
 pictures: Any = importlib.import_module("make_pictures")
+notebooks: Any = importlib.import_module("make_notebooks")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,30 @@ def test_a_page_runs_and_prints_what_it_shows(
             exec(code, names)
         if block.shown is not None:
             assert printed.getvalue() == block.shown, f"{page.name}:{block.line}"
+
+
+@pytest.mark.parametrize("page", notebooks.PAGES, ids=lambda p: p.stem)
+def test_a_notebook_holds_what_its_cells_give(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = json.loads(page.read_text())
+    found = notebooks.executed(held, page.stem)
+    for i, (old, new) in enumerate(zip(held["cells"], found["cells"], strict=True)):
+        assert old == new, f"cell {i} of {page.name}: run python scripts/make_notebooks.py"
+    assert notebooks.written(found) == page.read_text()
+
+
+def test_the_notebook_of_races_shows_what_it_breaks_and_repairs() -> None:
+    (page,) = [p for p in notebooks.PAGES if p.stem == "races"]
+    cells = json.loads(page.read_text())["cells"]
+    outputs = [o for c in cells for o in c.get("outputs", ())]
+    drawn = ["".join(o["data"]["text/html"]) for o in outputs if "data" in o]
+    refused = ["verify refuses this plan: race" in html for html in drawn]
+    assert refused == [False, True, True, False]
+    said = "".join(line for o in outputs for line in o.get("text", ()))
+    assert "10 legal orders, 4 of them wrong" in said
+    assert said.count("legal orders, 0 of them wrong") == 3
 
 
 def test_there_are_pages_that_run() -> None:

@@ -15,7 +15,7 @@ from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
-from ggraph.backends.cpu.pages import Shelf, drop_map, drop_pages, mapping_of
+from ggraph.backends.cpu.pages import Shelf, drop_map, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.cpu.rehearsal import kernels
@@ -115,11 +115,8 @@ class CpuBackend(HostMemory, Backend):
         low = Lowering(self.pool, self.exact, self._packed, stream, self._shelf)
         before = len(self._packed)
         for x in launches:
-            known, first = len(self._packed), len(low.asm.rows)
-            done = not x.result.tensor.size or lower(low, x)
-            if len(self._packed) > known:
-                self._release(x)
-            if done:
+            first = len(low.asm.rows)
+            if not x.result.tensor.size or lower(low, x):
                 spans.append((x, first, len(low.asm.rows)))
                 continue
             self._flush(low, steps, pieces, spans)
@@ -133,13 +130,6 @@ class CpuBackend(HostMemory, Backend):
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
-
-    def _release(self, x: Launch) -> None:
-        """Pages of a weight that was packed just now are not needed any more."""
-        packed = {key[0] for key in self._packed}
-        for ref in x.sources:
-            if ref.memory in packed:
-                drop_pages(ref.memory.handle)
 
     def _flush(
         self,

@@ -38,8 +38,8 @@ def build_ir(spec: KernelSpec, isa: Isa) -> ir.Module:
     return module
 
 
-PASSES = ("sroa", "simplify_cfg", "new_gvn", "instruction_combine", "simplify_cfg",
-          "loop_rotate", "new_gvn", "instruction_combine")  # fmt: skip
+PASSES = ("sroa", "simplify_cfg", "instruction_combine", "loop_rotate", "new_gvn",
+          "instruction_combine")  # fmt: skip
 
 
 def optimise(module: ir.Module, isa: Isa) -> "llvm.ModuleRef":

@@ -10,7 +10,7 @@ import ctypes
 import json
 import platform
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class Isa:
         """Text that tells compiled code of one target from another's."""
         return f"{self.triple}|{self.cpu}|{self.features}|{self.dot}"
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Numbers of 32 bits in a vector of integer products: 16 where 512 bits are at hand."""
         wide = {"+avx512vnni", "+avx512bw"} <= set(self.features.split(","))

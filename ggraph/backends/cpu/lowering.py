@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ggraph.backends.cpu.judge import Ground
 from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots, matrices
-from ggraph.backends.cpu.pages import Shelf
+from ggraph.backends.cpu.pages import Shelf, drop_pages
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Range, Touched
-from ggraph.backends.cpu.tiles import activation_bytes, packed_bytes
+from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, packed_bytes
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.dtype import DType
 from ggraph.formats.quants import dequantize
@@ -26,6 +27,8 @@ class Packed:
     dtype: DType
     data: Array
 
+
+SLICE = 1 << 22  # bytes of a weight that are packed at once; then the file's pages are dropped
 
 # What a packed form depends on: the memory, where in it, and the matrix that is read there.
 PackedKey = tuple[Memory, int, str, tuple[int, ...], tuple[int, ...]]
@@ -102,6 +105,7 @@ class Lowering:
             raw = np.ascontiguousarray(raw).reshape(count * n, -1).view(np.uint8)
             raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
             self.packed[key] = self._pack(raw, dtype, count, n, k)
+            drop_pages(ref.memory.handle)
         return self.packed[key]
 
     def _key(self, ref: Ref) -> PackedKey:
@@ -144,11 +148,16 @@ class Lowering:
     def _pack(self, raw: Array, dtype: DType, count: int, n: int, k: int) -> Packed:
         size = packed_bytes(dtype, n, k)
         out = self.shelf.take(size * count)
-        asm = Assembler(self.pool.jit)
-        for e in range(count):
-            rows, tiles = raw[e * n : (e + 1) * n], out[e * size :]
-            asm.add(packing(dtype), raw=rows, out=tiles, n=n, k=k, row_bytes=raw.strides[0])
-        self.pool.run(asm.freeze())
+        whole = FloatLayout.tile  # rows of the tallest tile
+        step = max(SLICE // raw.strides[0] // whole, 1) * whole
+        for e, first in product(range(count), range(0, n, step)):
+            rows = raw[e * n + first : e * n + min(first + step, n)]
+            asm, at = Assembler(self.pool.jit), e * size + packed_bytes(dtype, first, k)
+            asm.add(
+                packing(dtype), raw=rows, out=out[at:], n=len(rows), k=k, row_bytes=raw.strides[0]
+            )
+            self.pool.run(asm.freeze())
+            drop_pages(rows)
         return Packed(dtype, out)
 
 

@@ -46,6 +46,7 @@ from ggraph.backends.cpu.tiles import (
 
 ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
 FLOAT_ROWS = {8: 3, 16: 8}
+REST = 8  # rows of a pass beside tiles: with 12, kernels took twice as long to compile
 AHEAD = 2048  # bytes between use and prefetch; from 8192 on, some lines have left the nearest cache
 FLOAT_AHEAD = 1024  # the same for float weights, whose lines are used up faster
 # The same where several rows multiply 512 bits: arithmetic and memory take about as long then, and
@@ -313,6 +314,7 @@ def _build(
     rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
     rows = min(rows, most or rows)
     tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
+    rows = min(rows, REST) if tiled else rows
     home = k.scratch((amx.MOST if tiled else rows) * layout.tile * 4)
     if isinstance(layout, FloatLayout):
         size = columns * (layout.tile * layout.element_bytes)

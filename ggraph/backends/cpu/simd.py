@@ -12,9 +12,11 @@ Legend: addresses are plain i64 numbers, so address arithmetic is byte arithmeti
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from llvmlite import ir
 
+from ggraph.backends.cpu.constants import constant
 from ggraph.backends.cpu.isa import Isa
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -23,6 +25,7 @@ PTR = ir.PointerType()
 FLOATS = (F16, F32, F64)
 
 
+@cache
 def vec(element: ir.Type, lanes: int) -> ir.VectorType:
     """The vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
@@ -218,14 +221,11 @@ class Kernel:
 
     def const(self, value: float, t: ir.Type) -> Val:
         """A constant of type `t` (the same in every lane)."""
-        one = float(value) if element(t) in FLOATS else int(value)
-        if isinstance(t, ir.VectorType):
-            return Val(self, ir.Constant(t, [one] * t.count))
-        return Val(self, ir.Constant(t, one))
+        return Val(self, constant(t, float(value) if element(t) in FLOATS else int(value)))
 
     def consts(self, values: Sequence[float], e: ir.Type) -> Val:
         """A constant vector."""
-        return Val(self, ir.Constant(vec(e, len(values)), list(values)))
+        return Val(self, constant(vec(e, len(values)), list(values)))
 
     def same(self, value: Num, like: Val) -> Val:
         """`value` as a `Val`: a Python number takes `like`'s type, a scalar fills its lanes."""
@@ -266,13 +266,13 @@ class Kernel:
     def splat(self, value: Val, lanes: int) -> Val:
         """A vector with `value` in every lane."""
         t = vec(value.v.type, lanes)
-        one = self.b.insert_element(ir.Constant(t, ir.Undefined), value.v, I32(0))
-        zeros = ir.Constant(vec(I32, lanes), [0] * lanes)
-        return Val(self, self.b.shuffle_vector(one, ir.Constant(t, ir.Undefined), zeros))
+        none, zeros = constant(t, ir.Undefined), constant(vec(I32, lanes), 0)
+        one = self.b.insert_element(none, value.v, constant(I32, 0))
+        return Val(self, self.b.shuffle_vector(one, none, zeros))
 
     def shuffle(self, a: Val, b: Val, lanes: Sequence[int]) -> Val:
         """Lanes picked from a (0 ..) and b (a's count ..)."""
-        mask = ir.Constant(vec(I32, len(lanes)), list(lanes))
+        mask = constant(vec(I32, len(lanes)), list(lanes))
         return Val(self, self.b.shuffle_vector(a.v, b.v, mask))
 
     def joined(self, a: Val, b: Val) -> Val:
@@ -365,7 +365,6 @@ class Kernel:
         """This thread's rows and units of each, first and end: all units of a part of the rows
         where rows are many; else of every row the part whose columns it made in a product."""
         many = rows >= self.threads * MANY
-
         few = rows < self.threads * MANY
 
         def part(count: Val, shared: Val) -> tuple[Val, Val]:

@@ -168,7 +168,7 @@ class CupyDriver:
     def _module(self, unit: Unit) -> Any:
         if unit not in self._modules:
             file = f"{unit.source}.cu"
-            code = nvrtc.build(file, kernels.text(file), kernels.headers(), self.arch, unit.defines)
+            code = nvrtc.build(file, unit.text, kernels.headers(), self.arch, unit.defines)
             module = Module()
             module.load(code)
             self._modules[unit] = module

@@ -35,10 +35,17 @@ FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
 
 @dataclass(frozen=True)
 class Unit:
-    """One thing to compile; `type` is the template's type, "" where there is none."""
+    """One thing to compile; `type` is the template's type, "" where there is none. A source from
+    outside brings its text as its `own`."""
 
     source: str
     type: str = ""
+    own: str = ""
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return self.own or text(f"{self.source}.cu")
 
     @property
     def defines(self) -> str:
@@ -51,10 +58,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a kernel; `format` is its `struct` code, "P" for pointers."""
+    """One argument of a kernel; `format` is its `struct` code, "P" for pointers; `kind` its type,
+    or what it points to."""
 
     name: str
     format: str
+    kind: str
 
 
 def units() -> tuple[Unit, ...]:
@@ -81,17 +90,21 @@ def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
     return declared(text(f"{source}.cu"))
 
 
+@cache
 def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
     """The same of a text."""
     plain = re.sub(r"//[^\n]*", "", source_text)
-    found = re.findall(r"KERNEL\s+(\w+)\(([^)]*)\)", plain)
+    found = re.findall(r"KERNEL\s+(\w+)\s*\(([^)]*)\)", plain)
     return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
 
 
 def _parameter(declared: str) -> Parameter:
     kind, _, name = declared.strip().rpartition(" ")
-    pointer = "*" in declared
-    return Parameter(name.lstrip("*").strip(), "P" if pointer else FORMATS[kind.strip()])
+    pointer, kind = "*" in declared, re.sub(r"const|\*", "", kind).strip()
+    code = "P" if pointer else FORMATS.get(kind, "")
+    if not code:
+        raise BackendError(f"kernel parameter {declared.strip()!r}: expected {', '.join(FORMATS)}")
+    return Parameter(name.lstrip("*").strip(), code, kind)
 
 
 @cache
@@ -101,12 +114,12 @@ def homes() -> dict[str, str]:
     return {kernel: s for s in sources for kernel in signatures(s)}
 
 
-def packed(kernel: str, given: dict[str, Any]) -> tuple[bytes, ...]:
+def packed(kernel: str, given: dict[str, Any], unit: Unit | None = None) -> tuple[bytes, ...]:
     """The arguments of a kernel as bytes, in its order.
 
     Raises BackendError when an argument is missing or unknown, which is a fault of the lowering.
     """
-    wanted = signatures(homes()[kernel])[kernel]
+    wanted = declared((unit or Unit(homes()[kernel])).text)[kernel]
     names = {p.name for p in wanted}
     if names != set(given):
         odd = ", ".join(sorted(names ^ set(given)))

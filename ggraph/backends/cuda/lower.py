@@ -4,7 +4,7 @@
 take, goes to another device by an ordinary split.
 """
 
-from ggraph.backends.cuda import attention, elementwise, matmul, mixtures, recurrent, rowwise
+from ggraph.backends.cuda import attention, elementwise, matmul, mixtures, own, recurrent, rowwise
 from ggraph.backends.cuda.lowering import Lowering, Rule
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
@@ -21,15 +21,21 @@ RULES: dict[str, Rule] = {
 }
 
 
+def _rule(t: Tensor) -> Rule | None:
+    """How the op runs; None where nobody wrote a kernel."""
+    return own.RULE if t.spec is not None and t.spec.cuda else RULES.get(t.op)
+
+
 def accepts(t: Tensor) -> bool:
     """Whether there is a kernel for this op, with these shapes and types."""
-    rule = RULES.get(t.op)
+    rule = _rule(t)
     return rule is not None and t.is_contiguous and (t.size == 0 or rule.accepts(t))
 
 
 def needs(t: Tensor) -> tuple[Need, ...]:
     """What a launch of `t` touches beside its operands."""
-    return RULES[t.op].needs(t) if t.size and accepts(t) else ()
+    rule = _rule(t)
+    return rule.needs(t) if rule is not None and t.size and accepts(t) else ()
 
 
 def emit(low: Lowering, launch: Launch) -> None:
@@ -37,5 +43,5 @@ def emit(low: Lowering, launch: Launch) -> None:
     t = launch.result.tensor
     if not accepts(t):
         raise BackendError(f"no CUDA kernel for {line(t)}; plan with the device's own spec")
-    if t.size:
-        RULES[t.op].emit(low, launch)
+    if t.size and (rule := _rule(t)) is not None:
+        rule.emit(low, launch)

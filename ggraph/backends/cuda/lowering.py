@@ -57,16 +57,26 @@ class Lowering:
         """Address of a tensor's first element, or of bytes beside the operands."""
         return self.keeper.address(ref.memory, ref.offset)
 
-    def call(self, kernel: str, grid: Grid, block: int, *, type: str = "", **args: Any) -> None:
-        """Append a launch of `kernel`; `type` names the template's type where there is one.
+    def call(
+        self,
+        kernel: str,
+        grid: Grid,
+        block: int,
+        *,
+        type: str = "",
+        unit: Unit | None = None,
+        **args: Any,
+    ) -> None:
+        """Append a launch of `kernel`; `type` names the template's type where there is one, `unit`
+        where the kernel stands if it is none of this package.
 
         An argument whose name is Python's own is given with a trailing underscore.
         """
         if 0 in grid:
             return
-        driver, unit = self.keeper.driver, Unit(homes()[kernel], type)
+        driver, unit = self.keeper.driver, unit or Unit(homes()[kernel], type)
         function = driver.function(unit, kernel)
-        arguments = packed(kernel, {k.rstrip("_"): v for k, v in args.items()})
+        arguments = packed(kernel, {k.rstrip("_"): v for k, v in args.items()}, unit)
         self.steps.append(lambda s: driver.launch(function, grid, block, arguments, s))
 
     def per_element(self, kernel: str, count: int, **args: Any) -> None:

@@ -20,6 +20,7 @@ from ggraph.backends.sim.orders import (
 )
 from ggraph.backends.sim.replay import Fault, Simulated, Simulator
 from ggraph.device import DeviceSpec
+from ggraph.door import checked
 
 __all__ = [
     "Adversarial",
@@ -43,6 +44,7 @@ __all__ = [
 _DEFAULT = Machine()
 
 
+@checked
 def sim_spec(name: str, **fields: Any) -> DeviceSpec:
     """A simulated GPU: four compute streams, two copy streams, peer copies; `fields` replace."""
     given: dict[str, Any] = {
@@ -59,6 +61,7 @@ def sim_spec(name: str, **fields: Any) -> DeviceSpec:
     return DeviceSpec(name, "sim", **{**given, **fields})
 
 
+@checked
 def open(name: str, *, machine: Machine | None = None, **fields: Any) -> SimBackend:
     """The simulated device `name` on `machine` (None: the process's default machine, in order).
 

@@ -16,7 +16,7 @@ from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scra
 from ggraph.backends.sim.machine import Machine
 from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
-from ggraph.errors import BackendError
+from ggraph.errors import BackendError, InputError
 from ggraph.ops.copies import slice_runs
 from ggraph.ops.evaluate import read
 from ggraph.plan import Actor, Buffer
@@ -77,6 +77,13 @@ class _Room:
         )
 
 
+def _check_parts(spec: object, machine: object) -> None:
+    if not isinstance(spec, DeviceSpec):
+        raise InputError(f"spec={spec!r:.60}: expected a DeviceSpec")
+    if not isinstance(machine, Machine):
+        raise InputError(f"machine={machine!r:.60}: expected a Machine")
+
+
 @dataclass(eq=False)
 class SimHost(Store):
     """Host memory that takes part in the simulation; give it as backend "host"."""
@@ -88,6 +95,7 @@ class SimHost(Store):
     _room: _Room = field(init=False)
 
     def __post_init__(self) -> None:
+        _check_parts(self.spec, self.machine)
         owner = HOST if self.spec.name == "simhost" else self.spec.name
         self._room = _Room(owner, self.spec.memory_bytes, self.machine.valid)
 

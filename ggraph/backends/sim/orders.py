@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from ggraph.door import checked
+from ggraph.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -62,6 +65,7 @@ class Timed(InOrder):
 class Random(InOrder):
     """A seeded random legal order."""
 
+    @checked
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
@@ -124,6 +128,10 @@ class Scripted(InOrder):
 def every_order(run: Callable[[Order], T], limit: int = 100_000) -> Iterator[T]:
     """The results of `run` under every legal order, at most `limit` of them, each order once."""
     script: list[int] = []
+    if not callable(run) or isinstance(limit, bool) or not isinstance(limit, int):
+        raise InputError(
+            f"every_order: expected a function and a number, got {run!r:.60}, {limit!r}"
+        )
     for _ in range(limit):
         order = Scripted(script)
         yield run(order)

@@ -17,7 +17,8 @@ from ggraph.backends.sim.backend import Ranges, picked_runs
 from ggraph.backends.sim.machine import Machine, Span
 from ggraph.backends.sim.orders import InOrder, Order
 from ggraph.backends.sim.pieces import run_launch
-from ggraph.errors import GgraphError, InputError
+from ggraph.door import checked
+from ggraph.errors import GgraphError, InputError, PlanError
 from ggraph.ops.copies import slice_runs
 from ggraph.plan import HOST_STEPS, Access, Command, Do, Plan
 from ggraph.tensor import Array, Tensor
@@ -92,22 +93,53 @@ class _Tags:
         return f"%{value} of run {run}" if run >= 0 else f"%{value} as it was loaded"
 
 
+def _fed(c: Command, a: Access, given: Mapping[str, Array]) -> Array:
+    """The bytes that a host step writes. InputError without its feed, or for another size."""
+    if (name := c.node or "") not in given:
+        raise InputError(f"{c.label!r}: no feed {name!r}; given: {', '.join(given) or 'none'}")
+    data = np.ascontiguousarray(given[name]).reshape(-1).view(np.uint8)
+    if not 0 <= a.start <= a.stop or data.size != a.stop - a.start:
+        raise InputError(f"{c.label!r} writes {a}, but is fed {data.size} bytes")
+    return data
+
+
+def _check_names(plan: Plan) -> None:
+    """PlanError where the simulator would not know which bytes are meant."""
+    values, memory = plan.schedule.values, plan.memory
+    named = (a.value for c in plan.schedule for a in (*c.reads, *c.writes))
+    for name in (*named, *values, *plan.schedule.carried):
+        region = memory.regions.get(name)
+        buffer = memory.buffers.get(region.buffer) if region is not None else None
+        if name not in values or region is None or buffer is None or not region.offsets:
+            raise PlanError(f"{name!r} is no value that lies in a buffer of this plan")
+        if buffer.name != region.buffer:
+            raise PlanError(f"buffer {region.buffer!r} calls itself {buffer.name!r}")
+        last = max(region.offsets) + values[name].nbytes
+        if min(region.offsets) < 0 or last > buffer.nbytes or values[name].nbytes < 0:
+            raise PlanError(f"{name!r} leaves {buffer.name!r} of {buffer.nbytes} bytes")
+
+
 class Simulator:
     """A plan bound to simulated memory; every call of `run` begins afresh unless told otherwise.
 
     `initial` gives the raw storage of weights and states by name; a state that is not given begins
-    as zeros. Raises InputError for a weight that is missing or has another size.
+    as zeros. Raises InputError for a weight that is missing or has another size, PlanError for a
+    plan whose values have no bytes of their own.
     """
 
+    @checked
     def __init__(self, plan: Plan, initial: Mapping[str, Array]) -> None:
+        _check_names(plan)
         self.plan = plan
         self._tensors = {t.name: t for t in plan.graph}
         self._initial = initial
         self._tags = _Tags(plan)
-        self._memory = {
-            b.name: Memory(b, np.zeros(b.nbytes, np.uint8)) for b in plan.memory.buffers.values()
-        }
-        self._tag = {name: np.zeros(m.buffer.nbytes, np.int64) for name, m in self._memory.items()}
+        try:
+            bytes_of = {b: np.zeros(b.nbytes, np.uint8) for b in plan.memory.buffers.values()}
+            self._tag = {b.name: np.zeros(b.nbytes, np.int64) for b in bytes_of}
+        except (ValueError, MemoryError) as error:
+            raise PlanError(f"this machine cannot simulate such memory: {error}") from error
+        self._memory = {b.name: Memory(b, held) for b, held in bytes_of.items()}
         self._phases = lcm(*(len(r.offsets) for r in plan.memory.regions.values()))
         self._launches: dict[tuple[int, int], Launch] = {}
         self._faults: list[Fault] = []
@@ -115,6 +147,7 @@ class Simulator:
         self._begun = False
         self._looked_at: dict[str, Array] = {}  # what the host has read, by node
 
+    @checked
     def run(
         self,
         feeds: Sequence[Mapping[str, Array]],
@@ -142,12 +175,18 @@ class Simulator:
         faults, timeline = tuple(self._faults), tuple(machine.timeline)
         return Simulated(tuple(outputs), states, faults, timeline, self._copied)
 
+    @checked
     def write_state(self, name: str, data: Array) -> None:
         """Replace a state's bytes before the next run that is not a fresh one."""
         if not self._begun:
             self._reset()
+        if name not in self.plan.schedule.carried:
+            raise InputError(f"no state {name!r} in this plan")
         memory, begin = self._at(name, 0)
-        memory.handle[begin : begin + data.size] = data
+        stored = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        if stored.size != self.plan.schedule.values[name].nbytes:
+            raise InputError(f"state {name!r}: {stored.size} bytes do not fit")
+        memory.handle[begin : begin + stored.size] = stored
 
     def _reset(self) -> None:
         self._faults = []
@@ -211,7 +250,7 @@ class Simulator:
     ) -> Callable[[], None]:
         def write() -> None:
             for a in c.writes:
-                data = np.ascontiguousarray(given[c.node or ""]).reshape(-1).view(np.uint8)
+                data = _fed(c, a, given)
                 memory, begin = self._at(a.value, run)
                 memory.handle[begin + a.start : begin + a.stop] = data
             self._note(c, run)
@@ -238,7 +277,9 @@ class Simulator:
     def _kernel(self, index: int, c: Command, run: int) -> Callable[[], None]:
         key = (index, run % self._phases)
         if key not in self._launches:
-            t = self._tensors[c.node or c.label]
+            t = self._tensors.get(c.node or c.label)
+            if t is None:
+                raise PlanError(f"{c.label!r}: no tensor of the graph says what it computes")
             sources = tuple(self._ref(s, run) for s in t.sources)
             self._launches[key] = Launch(c, self._ref(t, run), sources)
 
