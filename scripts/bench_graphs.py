@@ -169,7 +169,8 @@ def _section(threads: int, rows: Sequence[dict[str, Any]]) -> str:
         f"## {threads} thread{'s' * (threads > 1)}\n\n{'; '.join(told)}.\n\n"
         f"{pages.table(head, body)}\n"
         f"Geometric means: eager takes {means['eager']:.2f}x our time, `torch.compile` "
-        f"{means['compile']:.2f}x;\nwithout the graph that gains most {others:.2f}x of eager. Least: {slowest['graph']}, where eager takes "
+        f"{means['compile']:.2f}x;\nwithout the graph that gains most {others:.2f}x of eager. "
+        f"Least: {slowest['graph']}, where eager\ntakes "
         f"{slowest['eager'] / slowest['ggraph']:.2f}x.\n"
     )
 
