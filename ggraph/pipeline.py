@@ -7,10 +7,8 @@ Only this file may try again: when memory does not fit, `REMEDIES` lists what is
 and each attempt leaves a line in the plan's log with its price in bytes, waits and time.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -24,6 +22,7 @@ from ggraph.alloc import (
 )
 from ggraph.device import DeviceSpec
 from ggraph.door import checked
+from ggraph.env import uncollected
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
 from ggraph.face import unscoped
 from ggraph.graph import Graph
@@ -261,7 +260,7 @@ def make_plan(
     Raises PlaceError, AllocError (after the remedies have failed too; it states the bytes that no
     plan can do without) or PlanError with the verifier's counter-example.
     """
-    with _uncollected():
+    with uncollected():
         planning = run_passes(begin(graph, devices, options))
         for remedy in REMEDIES:
             if planning.error is None:
@@ -270,19 +269,6 @@ def make_plan(
     if planning.error is not None:
         raise _unplanned(planning, planning.error)
     return _made(planning.verify)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's search for cycles, a fifth of the time of a large plan: a pass leaves none,
-    and each search walks through all commands again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Planning:
