@@ -22,6 +22,7 @@ from ggraph.alloc import (
 )
 from ggraph.device import DeviceSpec
 from ggraph.door import checked
+from ggraph.env import uncollected
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
 from ggraph.face import unscoped
 from ggraph.graph import Graph
@@ -259,11 +260,12 @@ def make_plan(
     Raises PlaceError, AllocError (after the remedies have failed too; it states the bytes that no
     plan can do without) or PlanError with the verifier's counter-example.
     """
-    planning = run_passes(begin(graph, devices, options))
-    for remedy in REMEDIES:
-        if planning.error is None:
-            break
-        planning = _again(planning, remedy)
+    with uncollected():
+        planning = run_passes(begin(graph, devices, options))
+        for remedy in REMEDIES:
+            if planning.error is None:
+                break
+            planning = _again(planning, remedy)
     if planning.error is not None:
         raise _unplanned(planning, planning.error)
     return _made(planning.verify)

@@ -3,6 +3,7 @@
 All passes are run, `verify` included, and what they do is counted, not timed.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -72,3 +73,20 @@ def test_four_times_the_graph_takes_about_four_times_the_work(name: str) -> None
     small, large = (work(plan)[1] for plan in plans)
     assert large.lines < 4 * 1.1 * small.lines
     assert not large.steeper(small, 4 * 1.5)
+
+
+def test_planning_leaves_no_cycles_and_does_not_look_for_them() -> None:
+    """The search for cycles rests while a plan is made, so that none may be left behind."""
+    build, devices, options = next(iter(CASES.values()))
+    graph, was = Graph.of(build(30)), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        make_plan(graph, devices, options)
+        assert not gc.isenabled(), "who had put it to rest finds it so"
+        assert gc.collect() == 0
+        gc.enable()
+        make_plan(graph, devices, options)
+        assert gc.isenabled()
+    finally:
+        (gc.enable if was else gc.disable)()

@@ -30,13 +30,13 @@ def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
     for actor in range(len(blocks.order.actors)):
         found += _on(blocks.order, spans, actor)
     a, b = (np.concatenate(side) for side in zip(*found, strict=True))
-    pairs = np.concatenate((a * m + b, b * m + a)).astype(np.min_scalar_type(m * m))
+    kind = np.min_scalar_type(m * m)
+    pairs = np.concatenate(((a * m + b).astype(kind), (b * m + a).astype(kind)))[np.tile(a != b, 2)]
     pairs.sort()
-    low, near = np.divmod(pairs, max(m, 1))
-    once = low != near
-    once[1:] &= pairs[1:] != pairs[:-1]
-    start = np.searchsorted(low[once], np.arange(m + 1))
-    return start, near[once].astype(np.int64)
+    pairs = pairs[np.diff(pairs, prepend=kind.type(m * m)) != 0]  # each once
+    row = np.arange(m + 1) * m
+    start = np.searchsorted(pairs, row.astype(kind))
+    return start, pairs.astype(np.int64) - np.repeat(row[:-1], np.diff(start))
 
 
 def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.lay import turned
-from ggraph.backends.cpu.matmul import FLOAT_ROWS, float_sums, next_rows
-from ggraph.backends.cpu.simd import F32X8, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.tiles import HALF, LAYOUTS, FloatLayout
+from ggraph.backends.cpu.matmul import FLOAT_ROWS, float_sums, floats, next_rows
+from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout
 
 ARGS = "w x y n k images m across i h width xn xr xc si sh sw"
 CHUNK = 64  # places that a thread takes at a time
@@ -43,42 +43,47 @@ def _starts(k: Kernel, image: Val, first: Val, count: int) -> list[Val]:
     return starts
 
 
-def _write(k: Kernel, layout: FloatLayout, home: Val, y: Val, left: Val, count: int) -> None:
-    """The sums of `count` places for the tile's outputs, `left` of which there are."""
-    step, places = k.arg("m") * 4, k.same(count, left)
-    for h in range(0, layout.tile, HALF):
-        with k.when(left > h):
-            held = [k.load(home + (r * layout.tile + h) * 4, F32X8) for r in range(count)]
-            for j, value in enumerate(turned(k, held + held[:1] * (HALF - count))):
-                with k.when(left > h + j):
-                    at = y + step * (h + j)
-                    if count == HALF:
-                        k.store(at, value)
-                    else:
-                        words.store_tail(k, at, value, places)
+def _write(k: Kernel, layout: FloatLayout, home: Val, y: Val, left: Val, places: Val) -> None:
+    """The sums of the places of a chunk for the tile's outputs, `left` of which there are: each
+    output's places lie side by side, a page or more from the next one's."""
+    lanes, step, width = k.isa.lanes, k.arg("m") * 4, layout.tile * 4
+    for h in k.loop(0, k.minimum(left, layout.tile), lanes):
+        for p in k.loop(0, places, lanes):
+            rows = [k.load(home + (p + r) * width + h * 4, floats(k)) for r in range(lanes)]
+            at, outputs, rest = y + step * h + p * 4, left - h, places - p
+            whole = k.select(rest >= lanes, outputs, k.same(0, outputs)) >= lanes
+            with k.if_else(whole) as (all_of_it, part):
+                with all_of_it:
+                    for j, value in enumerate(turned(k, rows)):
+                        k.store(at + step * j, value)
+                with part:
+                    for j, value in enumerate(turned(k, rows)):
+                        with k.when(outputs > j):
+                            words.store_tail(k, at + step * j, value, rest)
 
 
 def _chunk(k: Kernel, layout: FloatLayout, home: Val, image: Val, t: Val, chunk: Val) -> None:
     """Tile `t` for a chunk of the places of an image."""
     w, x, y, n, columns, m, xn = k.words("w x y n k m xn")
     tile = w + t * (columns * (layout.tile * layout.element_bytes))
-    first, stop = k.var(chunk * CHUNK), k.minimum(chunk * CHUNK + CHUNK, m)
+    begin = chunk * CHUNK
+    first, places = k.var(0), k.minimum(m - begin, CHUNK)
     most = FLOAT_ROWS[k.isa.lanes]
-    with k.while_(lambda: first.value < stop):
-        rows = next_rows(k, most, stop - first.value)
+    with k.while_(lambda: first.value < places):
+        rows = next_rows(k, most, places - first.value)
         for count in range(1, most + 1):
             with k.when(rows.eq(count)):
-                starts = _starts(k, x + image * xn, first.value, count)
-                float_sums(k, layout, home, tile, starts, _columns(k))
-                output = image * n + t * layout.tile
-                to = y + (output * m + first.value) * 4
-                _write(k, layout, home, to, n - t * layout.tile, count)
+                starts = _starts(k, x + image * xn, begin + first.value, count)
+                own = home + first.value * (layout.tile * 4)
+                float_sums(k, layout, own, tile, starts, _columns(k))
         first.value = first.value + rows
+    output = image * n + t * layout.tile
+    _write(k, layout, home, y + (output * m + begin) * 4, n - t * layout.tile, places)
 
 
 def _build(k: Kernel, layout: FloatLayout) -> None:
     n, images, m = k.words("n images m")
-    home = k.scratch(FLOAT_ROWS[k.isa.lanes] * layout.tile * 4)
+    home = k.scratch(CHUNK * layout.tile * 4)
     tiles, chunks = (n + (layout.tile - 1)) // layout.tile, (m + (CHUNK - 1)) // CHUNK
     for item in k.share(images * tiles * chunks):
         rest = item // chunks

@@ -22,15 +22,17 @@ LINE = TILE * 4  # bytes of a tile's column
 
 
 def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
-    """Eight vectors of eight lanes as a matrix, rows and columns exchanged."""
-    found = list(rows)
-    for step in (4, 2, 1):
-        for i in range(8):
+    """As many vectors as they have lanes as a matrix, rows and columns exchanged."""
+    found, n = list(rows), len(rows)
+    step = n // 2
+    while step:
+        for i in range(n):
             if not i & step:
                 a, b = found[i], found[i | step]
-                low = [8 + (j ^ step) if j & step else j for j in range(8)]
-                high = [8 + j if j & step else j | step for j in range(8)]
+                low = [n + (j ^ step) if j & step else j for j in range(n)]
+                high = [n + j if j & step else j | step for j in range(n)]
                 found[i], found[i | step] = k.shuffle(a, b, low), k.shuffle(a, b, high)
+        step //= 2
     return found
 
 
