@@ -3,7 +3,8 @@
 A function behind this door gets nothing but the kinds of values that it is annotated with: all
 else is one error that names the function, the parameter and the value. NumPy's numbers become
 Python's, lists of them tuples; of mappings and functions only that they are such is asked. Records
-(dataclasses) are asked all through, by the annotations of their fields: `unfit`.
+(dataclasses) are asked all through, by the annotations of their fields: `unfit`. What is taken by a
+protocol is asked for its members alone.
 """
 
 import inspect
@@ -132,10 +133,17 @@ def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     if kind is Callable:
         return "a function", _of_type(Callable)
     named = words.get(kind, f"{_article(kind.__name__)} {kind.__name__}")
-    if getattr(kind, "_is_protocol", False):
+    if _is_protocol(kind):
         members = [n for n in {**get_type_hints(kind), **vars(kind)} if n[0] != "_"]
         return named, _with_members(members)
     return named, _of_type(kind)
+
+
+def _is_protocol(annotation: Any) -> bool:
+    """Whether a protocol, or a sequence or a choice with one."""
+    return getattr(annotation, "_is_protocol", False) or any(
+        _is_protocol(inner) for inner in get_args(annotation)
+    )
 
 
 def _article(name: str) -> str:
@@ -265,13 +273,14 @@ def checked(
     expected where a type's name would not do."""
     given = inspect.signature(build)
     known = {
-        name: (p.kind, *_check(p.annotation, words or {})) for name, p in given.parameters.items()
+        name: (p.kind, *_check(p.annotation, words or {}), not _is_protocol(p.annotation))
+        for name, p in given.parameters.items()
     }
 
     called = build.__qualname__.removesuffix(".__init__").rstrip("_")
 
     def admit(name: str, value: Any) -> Any:
-        kind, expected, check = known[name]
+        kind, expected, check, is_walked = known[name]
         try:
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 return tuple(map(check, value))
@@ -279,7 +288,7 @@ def checked(
         except (TypeError, ValueError, OverflowError):
             raise error(f"{called}: {name}={value!r:.60}: expected {expected}") from None
         for record in value if isinstance(value, tuple) else (value,):
-            if is_dataclass(record) and (found := unfit(record)):
+            if is_walked and is_dataclass(record) and (found := unfit(record)):
                 where, got, wanted = found
                 raise error(f"{called}: {name}{where}={got!r:.60}: expected {wanted}")
         return value

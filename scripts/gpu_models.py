@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a clone need 
 
 from ggraph import dtypes
 from ggraph.dtype import DType
-from ggraph.formats.checkpoint import storage_shape
+from ggraph.formats.checkpoint import Checkpoint, storage_shape
 from models.config import DecoderConfig, Rope
 from models.eagle3 import Head, HeadConfig
 from models.registry import Model
@@ -101,7 +101,9 @@ def model(name: str, config: DecoderConfig, dtype: DType) -> Model:
         }.items()}  # fmt: skip
         if c.architecture == "qwen3":
             shapes |= {f"blk.{i}.attn_{n}_norm.weight": (d,) for n in "qk"}
-    return Model(f"{name} {dtype}", config, catalogue(shapes, dtype), None)  # type: ignore[arg-type]
+    tensors = catalogue(shapes, dtype)
+    held = Checkpoint("", "gguf", c.architecture, {}, tensors)
+    return Model(f"{name} {dtype}", config, tensors, held)
 
 
 def catalogue(shapes: Mapping[str, tuple[int, ...]], dtype: DType) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_a_server_is_measured_beside_texts_without_one(model: Path, tmp_path: Pa
     out = tmp_path / "serve.json"
     status, said, err = ggraph(
         "bench", "serve", "-m", model, "--clients", "1,2", "--prompt", "8", "--shared", "4",
-        "--new", "3", "--rounds", "1", "--threads", "1", "--json", out,
+        "--new", "60", "--rounds", "1", "--threads", "1", "--json", out,
     )  # fmt: skip
     assert status == 0, err
     rows = json.loads(out.read_text())["rows"]

@@ -85,7 +85,7 @@ def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]
     """Of answers, none of which was asked for before `begun`."""
     last = max(h.times[-1] for h in heard)
     firsts = [h.times[0] - h.asked for h in heard]
-    between = [b - a for h in heard for a, b in pairwise(h.times)]
+    between = [b - a for h in heard for a, b in pairwise(h.times)] or [0.0]  # all said at once
     return {
         "clients": load.clients,
         "prompt_tokens": load.prompt,
