@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from ggraph.door import checked
+from ggraph.door import checked, fit
 from ggraph.errors import InputError
 
 T = TypeVar("T")
@@ -88,6 +88,9 @@ class Adversarial:
     succeeded: bool = False
     _waiting: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        fit(self)
+
     def choose(self, ready: Sequence[Runnable], may_stop: bool) -> Runnable | None:
         """Anything but `first`, as long as there is a choice."""
         free = [e for e in ready if self.succeeded or e.label != self.first]
@@ -113,6 +116,9 @@ class Scripted(InOrder):
 
     script: Sequence[int] = ()
     trail: list[tuple[int, int]] = field(default_factory=list)  # (choice, number of options)
+
+    def __post_init__(self) -> None:
+        fit(self)
 
     def choose(self, ready: Sequence[Runnable], may_stop: bool) -> Runnable | None:
         """The option that the script names; letting the host go on is the last option."""
