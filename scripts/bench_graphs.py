@@ -138,7 +138,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def kept_rows(rows: Sequence[dict[str, Any]], threads: int, clock: str) -> list[dict[str, Any]]:
     """The rows with those that were kept, each with its machine, by threads, then by graphs."""
     about = machine() | {"threads": threads, "clock": clock, "torch": torch.__version__}
-    old = kept.read(KEPT)["rows"] if KEPT.is_file() else []
+    found = kept.read(KEPT) if KEPT.is_file() else {"rows": [], "runs": []}
+    old = [r | {"on": found["runs"][r["on"]]} for r in found["rows"]]
     held = {(r["on"]["threads"], r["graph"]): r for r in old}
     held |= {(threads, r["graph"]): r | {"on": about} for r in rows}
     counts = sorted({n for n, _ in held}, reverse=True)
@@ -214,7 +215,9 @@ def main() -> None:
     if args.keep:
         rows = kept_rows(rows, args.threads, args.clock)
         newest = max((r["on"] for r in rows), key=lambda on: str(on["date"]))
-        kept.write(KEPT, {**newest, "rows": rows})
+        runs = list({str(r["on"]): r["on"] for r in rows}.values())
+        told = [r | {"on": runs.index(r["on"])} for r in rows]
+        kept.write(KEPT, {**newest, "runs": runs, "rows": told})
         PAGE.write_text(page(rows))
         print(f"wrote {PAGE.relative_to(ROOT)}")
 

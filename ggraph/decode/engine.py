@@ -13,8 +13,8 @@ import numpy as np
 from ggraph.decode.acceptance import Accept, Kept, Pick, match, only, reject
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import Rows
-from ggraph.decode.runner import Result, Runner
-from ggraph.decode.speculation import Law, Speculation
+from ggraph.decode.runner import Result
+from ggraph.decode.speculation import Law, Speculation, Steps
 from ggraph.decode.statistics import Clock, Statistics
 from ggraph.door import checked
 from ggraph.errors import InputError
@@ -33,7 +33,7 @@ class Engine:
     @checked
     def __init__(
         self,
-        runner: Runner,
+        runner: Steps,
         ends: Iterable[int],
         *,
         now: Callable[[], float] = time.perf_counter,

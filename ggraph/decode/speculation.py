@@ -9,7 +9,8 @@ from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.tree import NOTHING, Draft, Drafter
 from ggraph.decode.model import CausalModel
 from ggraph.decode.policy import Fixed, Policy
-from ggraph.decode.runner import Runner
+from ggraph.decode.rows import Rows
+from ggraph.decode.runner import Result
 from ggraph.decode.statistics import Clock
 from ggraph.errors import InputError
 from ggraph.tensor import Array
@@ -44,6 +45,32 @@ class Tapped(Protocol):
     def taps(self) -> tuple[int, ...]:
         """Layers whose inputs its steps give."""
         ...
+
+
+class Steps(Tapped, Protocol):
+    """What an engine drives: a `Runner`, or what plays one."""
+
+    context: int
+    past: int
+    picks: bool
+    recurrent: bool
+
+    def prepare(self, count: int) -> None:
+        """Make the plans that `count` more tokens need."""
+
+    def ready(self, rows: int, reach: int) -> None:
+        """Make the plan of a step of `rows` rows that see `reach` slots."""
+
+    def text(self, tokens: Sequence[int]) -> Result:
+        """Append text."""
+        ...
+
+    def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
+        """Compute rows behind the text."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Make rows of the last step part of the text."""
 
 
 @runtime_checkable
@@ -91,7 +118,7 @@ class Speculation:
             )
         self._vocabulary = runner.model.vocab_size
 
-    def warm(self, runner: Runner, past: int) -> None:
+    def warm(self, runner: Steps, past: int) -> None:
         """Make the plans that rounds behind `past` tokens will need, so that none waits."""
         for rows in range(1, self.longest + 2):
             runner.ready(rows, past + rows)

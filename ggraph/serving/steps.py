@@ -140,14 +140,16 @@ class ListRunner:
         key = (self.model.name, shape)
         if key in self.session:
             return False
-        plan = self.session.prepare(key, lambda: self.model.build(shape), self.model.weight).plan
-        self._caches = {t.name: t.nbytes // t.shape[0] for t in plan.graph.leaves(Kind.STATE)}
+        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
         return True
 
     def caches(self) -> dict[str, int]:
         """Names of the states that hold the texts' rows, with the bytes of a row."""
         if not self._caches:
-            self.prepare(self.shape(1, 1, 1))
+            shape = self.shape(1, 1, 1)
+            self.prepare(shape)
+            states = self.session.plan((self.model.name, shape)).plan.graph.leaves(Kind.STATE)
+            self._caches = {t.name: t.nbytes // t.shape[0] for t in states}
         return self._caches
 
     def touch(self, part: int) -> None:

@@ -78,6 +78,8 @@ class Target:
     past: int = 0
     taps: tuple[int, ...] = ()
     context: int = 1 << 20
+    picks: bool = True
+    recurrent: bool = False
     model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCABULARY))
 
     def prepare(self, count: int) -> None:
@@ -175,7 +177,7 @@ def play(
     """Decode a recorded text with drafters and a policy; `others` are asked after those named."""
     time = Time()
     target = Target([*recorded.prompt, *recorded.answer], machine, time)
-    engine = Engine(target, (), now=time)  # type: ignore[arg-type]
+    engine = Engine(target, (), now=time)
     goes_on = partial(_goes_on, policy)
     made: dict[str, Callable[[], Drafter]] = {
         "suffix": lambda: Lookup(machine=machine, time=time),
