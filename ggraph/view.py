@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ggraph.door import fit
@@ -25,9 +24,11 @@ from ggraph.tensor import Tensor, line
 from ggraph.verify import CounterExample, examine
 
 if TYPE_CHECKING:
+    import html
+
     from ggraph import show_html
 else:
-    show_html = lazy("ggraph.show_html")
+    html, show_html = lazy("html"), lazy("ggraph.show_html")
 
 FORMS = ("text", "html", "dot", "json")
 
@@ -39,7 +40,7 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         style = "width:100%;height:640px;border:0"
-        return f'<iframe style="{style}" srcdoc="{escape(self)}"></iframe>'
+        return f'<iframe style="{style}" srcdoc="{html.escape(self)}"></iframe>'
 
 
 def show(noun: object, form: str = "text") -> str:
