@@ -5,14 +5,13 @@ which `plans_made` lets a test prove. Weights are loaded once and shared by all 
 KV cache) live as long as the session. What one name means is fixed by the first plan that has it.
 """
 
-import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +22,17 @@ from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError
 from ggraph.execute import Executor
 from ggraph.graph import Graph
+from ggraph.lazy import lazy
 from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
 
-LOG = logging.getLogger("ggraph")
+if TYPE_CHECKING:
+    import logging
+else:
+    logging = lazy("logging")
+
+LOG = "ggraph"  # the name of the log
 
 
 class Session:
@@ -288,7 +293,8 @@ class Session:
         placed = verified.plan.schedule.splits.placement
         if new := {t.op for t in placed.without_kernel()} - self._told:
             self._told |= new
-            LOG.warning("%s; Options(strict=True) refuses such plans", in_numpy(placed))
+            told = "%s; Options(strict=True) refuses such plans"
+            logging.getLogger(LOG).warning(told, in_numpy(placed))
 
     def _where_leaves_lie(self, graph: Graph) -> Options:
         """The options, with what an earlier plan has brought in pinned to where it is."""
