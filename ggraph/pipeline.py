@@ -34,7 +34,8 @@ from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPl
 from ggraph.rewrite import rewrite
 from ggraph.split import split
 from ggraph.tensor import line
-from ggraph.verify import approximations, verify
+from ggraph.verify import verify
+from ggraph.verify.rounding import roundings
 
 OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
 
@@ -218,7 +219,7 @@ def _verify(p: Planning) -> Planning:
     if not (p.options.overlap or verified.certificate.ends_complete):
         raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
     own = {t.name for t in p.graph}
-    found = approximations(verified.plan)
+    found = roundings(verified.plan)
     more = [a for a in found if a.device or not own.issuperset(a.tensors)]
     if p.options.exact and more:
         raise PlanError(f"the plan is to be exact and rounds: {'; '.join(map(str, more))}")

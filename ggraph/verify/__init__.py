@@ -26,7 +26,7 @@ from ggraph.verify.pairs import Race, races
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.rooms import room_faults
-from ggraph.verify.rounding import Approximation, approximations
+from ggraph.verify.rounding import Approximation, approximations, roundings
 from ggraph.verify.static import period, static_faults
 from ggraph.verify.steps import step_faults
 from ggraph.verify.wiring import wiring_faults
@@ -52,7 +52,7 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
     `iterations` can ask for more runs to be unrolled than the proof needs, never for fewer.
     """
     held = frozen(plan)
-    verdict = examine(held, iterations=iterations)
+    verdict = _verdict(held, iterations)
     if isinstance(verdict, CounterExample):
         raise Rejected(verdict)
     return VerifiedPlan(held, verdict, seal=_SEAL)
@@ -61,6 +61,11 @@ def verify(plan: Plan, *, iterations: int = 0) -> VerifiedPlan:
 @checked
 def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     """The verdict on a plan, without raising: a certificate, or the first fault that was found."""
+    return _verdict(plan, iterations)
+
+
+def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
+    """`examine` of a plan whose members were asked already."""
     for faults in (static_faults, value_faults, step_faults, wiring_faults, room_faults):
         for fault in faults(plan):
             return fault
@@ -74,7 +79,7 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
     bound = live_bytes(plan)  # when the proof's tables are gone: each of the two is large
     several = len({c.actor for c in plan.schedule if c.do in (Do.LAUNCH, Do.COPY)}) > 1
     lost = max(0, verdict.peak_bytes - bound) if several else 0
-    rounds = tuple(map(str, approximations(plan)))
+    rounds = tuple(map(str, roundings(plan)))
     return replace(
         verdict,
         live_bound_bytes=bound,

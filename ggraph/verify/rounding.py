@@ -46,6 +46,11 @@ class Approximation:
 @checked
 def approximations(plan: Plan) -> tuple[Approximation, ...]:
     """Everything in the plan that rounds beyond NumPy's meaning of the graph as it was written."""
+    return roundings(plan)
+
+
+def roundings(plan: Plan) -> tuple[Approximation, ...]:
+    """`approximations` of a plan whose members were asked already."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for t, spec in launches(plan):
         own = t.spec.rounds if t.spec is not None else ""
