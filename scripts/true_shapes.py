@@ -134,8 +134,6 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     return [r["case"], *told, *found, asked, f"{least:.2f}"]
 
 
-
-
 def part(threads: int) -> str:
     """A chapter of docs/performance.md."""
     found = read(result_file(threads))
