@@ -132,19 +132,20 @@ def decoded(ref: Ref) -> Array:
 
 def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
     """A launch of `t` on memory of its own, with values like those of the op's examples; places in
-    other sources are all `index`, a row's parents are none or the row before."""
+    other sources are all `index`, a row's parents are none or the row before, the last of `index`
+    rows is the one before."""
     rng = np.random.default_rng(0)
     args = next((e.args for e in _examples(t) if len(e.args) == len(t.sources)), ())
     sources = []
     for i, s in enumerate(t.sources):
         ref = Ref(s, _memory(s.offset + s.nbytes), s.offset)
         arg = replace(args[i], shape=s.shape) if i < len(args) else Arg(s.shape, s.dtype)
-        if arg.fill == "parents":
+        if arg.fill.startswith("parents"):
             values = index * np.arange(s.size).reshape(s.shape) - 1
         elif s.dtype.is_float and not arg.fill.startswith("ids"):
             values = examples.values(arg, rng)
         else:
-            values = np.full(s.shape, index)
+            values = np.full(s.shape, index - arg.fill.startswith("last"))
         if s.size:
             raw = raw_view(s, ref.memory.handle)
             raw[...] = encode(values, s.dtype).reshape(raw.shape)
