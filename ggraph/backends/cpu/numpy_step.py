@@ -60,8 +60,8 @@ def numpy_need(t: Tensor) -> tuple[Need, ...]:
 
     GraphError where the meaning refuses values like those of its examples.
     """
-    found, refused = list[int](), list[Exception]()
-    for index in _integers(t):
+    found, refused, integers = list[int](), list[Exception](), _integers(t)
+    for index in integers:
         try:
             found.append(_rehearsed(*_made_up(t, index)))
         except REFUSALS as error:
@@ -70,7 +70,7 @@ def numpy_need(t: Tensor) -> tuple[Need, ...]:
     if not found:
         why = f"it has no kernel, and what NumPy needs is not known: {refused[0]}"
         raise GraphError(f"{line(t)}: {why}") from None
-    most = max(found) * (SPARE if len(found) > 1 else 1)
+    most = max(found) * (SPARE if len(integers) > 1 else 1)
     return (Need(NAME, most),) if most else ()
 
 
