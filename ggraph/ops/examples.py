@@ -44,7 +44,7 @@ def values(arg: Arg, rng: "np.random.Generator") -> Array:
     if word == "replay":
         drawn = rng.integers(0, int(count), arg.shape)
         each, most = arg.shape
-        return np.where(np.arange(most) < rng.integers(0, most, (each, 1)), drawn, -1)
+        return np.where(np.arange(most) < rng.integers(0, most + 1, (each, 1)), drawn, -1)
     if word == "parents":
         before = np.arange(arg.shape[0]) - 1
         other = rng.integers(-int(count), before + 1)
