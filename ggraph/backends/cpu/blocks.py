@@ -105,12 +105,18 @@ def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
                     ask(k, address + line, keep)
 
 
+def ask_ahead(block: Block, ahead: int) -> None:
+    """Ask for what lies `ahead` bytes behind a block's share of its run."""
+    share = -(-block.layout.run_bytes // block.layout.blocks)
+    prefetch(block.k, block.run + block.j * share + ahead, share)
+
+
 def blocks_of(k: Kernel, layout: Layout, tile: Val, ahead: int) -> Iterator[tuple[Block, Val]]:
     """A loop over the blocks of a tile, each with the offset of its block in a row of x; what lies
     `ahead` bytes further is asked for."""
-    share = -(-layout.run_bytes // layout.blocks)  # of a run's bytes, for each of its blocks
     for i in k.loop(0, k.arg("k") // (BLOCK * layout.blocks)):
         run = tile + i * layout.run_bytes
         for j in k.loop(0, layout.blocks):
-            prefetch(k, run + j * share + ahead, share)
-            yield Block(k, layout, run, j), (i * layout.blocks + j) * X_BLOCK
+            block = Block(k, layout, run, j)
+            ask_ahead(block, ahead)
+            yield block, (i * layout.blocks + j) * X_BLOCK

@@ -9,7 +9,7 @@ what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 b
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -23,9 +23,11 @@ from ggraph.backends.cpu.simd import (
     F32X8,
     I16,
     I32,
+    I64,
     KERNELS,
     Kernel,
     KernelSpec,
+    Num,
     Val,
     vec,
 )  # fmt: skip
@@ -216,7 +218,7 @@ class Walk:
     tile_bytes: Val
     home: Val
     run: Pass
-    tiled: amx.TiledPass | None = None
+    tiled: amx.Tiled | None = None
 
 
 @dataclass(frozen=True)
@@ -270,15 +272,9 @@ def next_rows(k: Kernel, most: int, left: Val) -> Val:
     return k.select(left <= most, left, alike)
 
 
-def _groups(k: Kernel, walk: Walk, at: Bases, t: Val) -> None:
-    """All rows of x with tile t."""
-    m, first = k.arg("m"), k.var(0)
-    if walk.tiled is not None:
-        with k.while_(lambda: m - first.value >= amx.HEIGHT):
-            heights = k.minimum((m - first.value) // amx.HEIGHT, amx.MOST // amx.HEIGHT)
-            walk.tiled(heights, *_place(k, walk, at, t, first.value))
-            _write(k, walk, at, t, first.value, heights * amx.HEIGHT)
-            first.value = first.value + heights * amx.HEIGHT
+def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
+    """All rows of x from row `begin` on with tile t."""
+    m, first = k.arg("m"), k.var(begin)
     with k.while_(lambda: first.value < m):
         rows = next_rows(k, walk.rows, m - first.value)
         for count in range(1, walk.rows + 1):
@@ -291,9 +287,31 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val) -> None:
 
 def _walk(k: Kernel, walk: Walk) -> None:
     """Loops over this thread's tiles and, for each, over groups of rows."""
-    n = k.arg("n")
-    for t in k.share((n + (walk.tile - 1)) // walk.tile):
-        _groups(k, walk, Bases(*k.words("w x y add")), t)
+    n, m = k.words("n m")
+    at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
+    if walk.tiled is None:
+        for t in k.share(tiles):
+            _groups(k, walk, at, t)
+        return
+    first, end = (tiles * (k.thread + i) // k.threads for i in (0, 1))
+    for t in k.loop(first, end, amx.TILES):
+        stop, high = k.minimum(t + amx.TILES, end), m // amx.HEIGHT * amx.HEIGHT
+        _high_groups(k, walk, walk.tiled, at, (t, stop), high)
+        for rest in k.loop(t, stop):
+            _groups(k, walk, at, rest, high)
+
+
+def _high_groups(
+    k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, tiles: tuple[Val, Val], end: Val
+) -> None:
+    """The rows of x up to row `end`, whole heights, with some tiles."""
+    t, stop = tiles
+    for first in k.loop(k.const(0, I64), end, amx.MOST):
+        rows = k.minimum(end - first, amx.MOST)
+        weights, x = _place(k, walk, at, t, first)
+        tiled.run(rows // amx.HEIGHT, weights, stop - t, x)
+        for i in k.loop(t, stop):
+            _write(k, replace(walk, home=tiled.home_of(i - t)), at, i, first, rows)
 
 
 def _walk_each(k: Kernel, walk: Walk) -> None:
@@ -316,7 +334,7 @@ def _build(
     rows = min(rows, most or rows)
     tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
     rows = min(rows, REST) if tiled else rows
-    home = k.scratch((amx.MOST if tiled else rows) * layout.tile * 4)
+    home = k.scratch((amx.MOST * amx.TILES if tiled else rows) * layout.tile * 4)
     if isinstance(layout, FloatLayout):
         size = columns * (layout.tile * layout.element_bytes)
         walk_rows(k, Walk(layout.tile, rows, size, home, _float_pass(k, layout, home)))
@@ -329,7 +347,7 @@ def _build(
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
         amx.configure(k, layout)
-    tiles = amx.tiled_pass(k, layout, home, FAR_AHEAD)
+    tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
     walk_rows(k, Walk(layout.tile, rows, size, home, run, tiles))
     with k.when(many):
         amx.release(k)

@@ -41,8 +41,8 @@ def _by_expert(k: Kernel, first: Val, count: Val) -> Val:
     return order
 
 
-def _alike(k: Kernel, order: Val, at: Val, count: Val, most: int) -> tuple[Val, Val]:
-    """The expert of the pair at `at`, and how many from there on, up to `most`, have the same."""
+def _alike(k: Kernel, order: Val, at: Val, count: Val) -> tuple[Val, Val]:
+    """The expert of the pair at `at`, and how many from there on have the same."""
     ids, found = k.arg("ids"), k.var(1)
 
     def expert(i: Val) -> Val:
@@ -52,8 +52,7 @@ def _alike(k: Kernel, order: Val, at: Val, count: Val, most: int) -> tuple[Val, 
     def more() -> Val:
         following = k.minimum(at + found.value, count - 1)
         same = k.select(expert(following).eq(own), k.const(1, I64), 0)
-        inside = k.select(at + found.value < count, same, 0)
-        return k.select(found.value < most, inside, 0).ne(0)
+        return k.select(at + found.value < count, same, 0).ne(0)
 
     own = expert(at)
     with k.while_(more):
@@ -62,25 +61,34 @@ def _alike(k: Kernel, order: Val, at: Val, count: Val, most: int) -> tuple[Val, 
 
 
 def _walk_experts(k: Kernel, walk: Walk) -> None:
-    """The same for m pairs of a token and one of its u experts, each with that expert's tiles,
-    which meet all rows that want them, as many at a time as a pass takes.
+    """The same for m pairs of a token and one of its u experts, each with that expert's tiles, one
+    behind the other as memory likes it; a tile meets all rows that want it, as many at a time as a
+    pass takes.
 
     An id that is no expert's gives a row that is not a number.
     """
     n, m = k.words("n m")
-    done = k.var(0)
+    done, at = k.var(0), k.var(0)
     with k.while_(lambda: done.value < m):
         count = k.minimum(m - done.value, SORTED)
-        order = _by_expert(k, done.value, count)
-        for t in k.share((n + (walk.tile - 1)) // walk.tile):
-            at = k.var(0)
-            with k.while_(lambda at=at, count=count: at.value < count):  # type: ignore[misc]
-                expert, alike = _alike(k, order, at.value, count, walk.rows)
-                for rows in range(1, walk.rows + 1):
-                    with k.when(alike.eq(rows)):
-                        _expert_pass(k, walk, t, expert, order + at.value * 4, rows)
-                at.value = at.value + alike
+        order, at.value = _by_expert(k, done.value, count), 0
+        with k.while_(lambda: at.value < count):
+            expert, alike = _alike(k, order, at.value, count)
+            for t in k.share((n + (walk.tile - 1)) // walk.tile):
+                _expert_rows(k, walk, t, expert, order + at.value * 4, alike)
+            at.value = at.value + alike
         done.value = done.value + count
+
+
+def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
+    """All pairs of one expert with its tile t."""
+    first = k.var(0)
+    with k.while_(lambda: first.value < alike):
+        rows = k.minimum(alike - first.value, walk.rows)
+        for count in range(1, walk.rows + 1):
+            with k.when(rows.eq(count)):
+                _expert_pass(k, walk, t, expert, order + first.value * 4, count)
+        first.value = first.value + rows
 
 
 def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: int) -> None:
