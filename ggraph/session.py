@@ -100,10 +100,14 @@ class Session:
 
     def expect(self, weights: Iterable[RawTensor]) -> None:
         """Plans will soon ask for these: where one device has all, it may begin with what takes
-        long, as having memory found and files read."""
+        long, as having memory found and files read. InputError for what is no checkpoint's."""
+        given = list(weights) if isinstance(weights, Iterable) else [weights]
+        for w in given:
+            if not isinstance(w, RawTensor):
+                raise InputError(f"expected tensors of a checkpoint, got {w!r:.60}")
         devices = [b for n, b in self.backends.items() if n != HOST]
         if len(devices) == 1:
-            devices[0].expect(weights)
+            devices[0].expect(given)
 
     def plan(self, key: Hashable) -> VerifiedPlan:
         """The plan that was prepared under `key`. InputError when there is none."""

@@ -85,7 +85,9 @@ class Ahead:
             self._stop = np.zeros(1, np.int64)
         words = np.array([0, 0, *encode(name, {**values, "stop": self._stop})], np.int64)
         entry = ENTRY(self._jit.address(name))
-        thread = threading.Thread(target=_live, args=(entry, words, held, self._stop), daemon=True)
+        thread = threading.Thread(
+            target=_live, args=(entry, words, held, self._stop), daemon=True, name=f"ggraph-{name}"
+        )
         thread.start()
         self._crew.append(thread)
 

@@ -7,6 +7,7 @@ of the file would come atop of all that is packed.
 
 import mmap
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -84,8 +85,9 @@ class Packer:
             count, n, k = matrices(w)
             total += -(-packed_bytes(kept_as(w.dtype, self.exact), n, k) * count // LINE) * LINE
             files.setdefault(id(mapping_of(w.data)), []).append(w.data)
-        if self.pool.threads > 1:  # else nobody is to compute beside the host
-            self._ahead.touch(self.shelf.expect(total))
+        with suppress(OSError):  # more than the system has is asked for when it is packed
+            if self.pool.threads > 1:  # else nobody is to compute beside the host
+                self._ahead.touch(self.shelf.expect(total))
         for windows in files.values():
             self._ahead.ask(hull(windows))
 
