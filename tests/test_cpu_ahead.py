@@ -8,13 +8,15 @@ import pytest
 from cpu_calls import raw_weight
 from test_cpu_pages import resident
 
-from ggraph import Session, dtypes, open_backend
+from ggraph import Graph, Session, dtypes, input, open_backend, ops, weight
+from ggraph.backends.cpu import backend as backend_module
 from ggraph.backends.cpu.ahead import Ahead
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.packing import Packer
 from ggraph.backends.cpu.pages import HUGE, PAGE, Shelf
 from ggraph.backends.cpu.pool import Pool
+from ggraph.errors import PlanError
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.tensor import Array
 
@@ -129,4 +131,24 @@ def test_a_session_with_several_devices_expects_nothing(tmp_path: Path) -> None:
     session.expect(tensors(tmp_path / "w"))
     assert isinstance(cpu, CpuBackend)
     assert not cpu._packer._ahead._crew
+    session.close()
+
+
+def test_weights_of_a_program_that_was_given_up_are_packed_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their places are known from then on: nobody would ask for their bytes again."""
+    w, x = np.float32([[1, 2], [3, 4], [5, 6]]), np.float32([[10, 1]])
+    graph = Graph.of({"y": ops.mul_mat(weight("w", (3, 2)), input("x", (1, 2)))})
+    session = Session({"cpu": open_backend("cpu", threads=2)})
+
+    def refuse(*given: object) -> None:
+        raise PlanError("not this time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend_module, "judge", refuse)
+        with pytest.raises(PlanError, match="not this time"):
+            session.prepare("k", graph, {"w": w})
+    session.prepare("k", graph, {"w": w})
+    assert (session.run("k", {"x": x})["y"] == x @ w.T).all()
     session.close()

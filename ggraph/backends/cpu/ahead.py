@@ -65,7 +65,7 @@ class Ahead:
     def ask(self, mapped: Array) -> None:
         """Have a window on a mapped file read."""
         function = madvise("MADV_WILLNEED")
-        if function:
+        if function and mapped.nbytes:
             start = mapped.ctypes.data // PAGE * PAGE
             nbytes = mapped.ctypes.data + mapped.nbytes - start
             self._begin(

@@ -116,7 +116,7 @@ class CpuBackend(HostMemory, Backend):
         fallbacks = []
         weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
         stream = sum(weights.values()) > STREAMED
-        low, before = Lowering(self._packer, stream), len(self._packer.made)
+        low = Lowering(self._packer, stream)
         for x in launches:
             first = len(low.asm.rows)
             if not x.result.tensor.size or lower(low, x):
@@ -128,8 +128,7 @@ class CpuBackend(HostMemory, Backend):
             pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
-        if len(self._packer.made) > before:
-            self._packer.finish()
+        if self._packer.finish():
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))

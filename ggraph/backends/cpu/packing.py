@@ -29,7 +29,7 @@ from ggraph.formats.quants import dequantize
 from ggraph.ops.evaluate import raw_view
 from ggraph.tensor import Array
 
-SLICE = 1 << 22  # bytes of a weight that a thread packs at once; then the file's pages are dropped
+SLICE = 1 << 21  # bytes of a weight that a thread packs at once; then the file's pages are dropped
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,7 @@ class Packer:
     shelf: Shelf = field(default_factory=Shelf)
     made: dict[PackedKey, Packed] = field(default_factory=dict)
     _waiting: list[tuple[DType, Array, Array]] = field(default_factory=list)  # type, rows, room
+    _fresh: bool = False  # whether a weight came since all were packed
 
     def __post_init__(self) -> None:
         self._ahead = Ahead(self.pool.jit)
@@ -101,6 +102,7 @@ class Packer:
         key = self.key(ref)
         if key not in self.made:
             self.made[key] = self._begun(ref)
+            self._fresh = True
         return self.made[key]
 
     def _begun(self, ref: Ref) -> Packed:
@@ -140,12 +142,17 @@ class Packer:
         found = [self.pool.jit.address(name), 0, *encode(name, dict(values))]
         words[: len(found)] = found
 
-    def finish(self) -> None:
-        """Pack what waits; what was got ready beyond it is given back."""
+    def finish(self) -> bool:
+        """Pack what waits, also for a program that was given up; what was got ready beyond it is
+        given back. Whether there was a weight since the last time."""
+        if not self._fresh:
+            return False
         if self._waiting:
             self.work()
         self._ahead.stop()
         self.shelf.trim()
+        self._fresh = False
+        return True
 
     def close(self) -> None:
         """Forget everything."""
