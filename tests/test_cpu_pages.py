@@ -142,7 +142,8 @@ def test_packing_keeps_little_of_the_file_in_memory(
         patch.setattr(packing, "madvise", lambda advice: address)
         pieces = packed()
     assert len(seen) > 15
-    assert max(seen) - before < 2 * 2 * packing.SLICE, (before, seen)  # a piece for each thread
+    whole = packing.SLICE + HUGE  # a piece in huge pages, as the system maps files
+    assert max(seen) - before <= 2 * whole, (before, seen)  # one for each thread
     assert mapped_bytes() - before < 1 << 20
     monkeypatch.setattr(packing, "SLICE", 2 * n * row)
     assert (pieces == packed()).all()
