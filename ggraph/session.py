@@ -8,7 +8,7 @@ KV cache) live as long as the session. What one name means is fixed by the first
 import re
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError
 from ggraph.execute import Executor
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
 from ggraph.pipeline import Options, in_numpy, make_plan
@@ -96,6 +97,17 @@ class Session:
             else:
                 _check_same(key, self._graphs[key], graph)
             return self.plan(key)
+
+    def expect(self, weights: Iterable[RawTensor]) -> None:
+        """Plans will soon ask for these: where one device has all, it may begin with what takes
+        long, as having memory found and files read. InputError for what is no checkpoint's."""
+        given = list(weights) if isinstance(weights, Iterable) else [weights]
+        for w in given:
+            if not isinstance(w, RawTensor):
+                raise InputError(f"expected tensors of a checkpoint, got {w!r:.60}")
+        devices = [b for n, b in self.backends.items() if n != HOST]
+        if len(devices) == 1:
+            devices[0].expect(given)
 
     def plan(self, key: Hashable) -> VerifiedPlan:
         """The plan that was prepared under `key`. InputError when there is none."""

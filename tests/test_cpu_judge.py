@@ -37,7 +37,7 @@ from ggraph.plan import _SEAL, MemoryMap, Plan, Region, VerifiedPlan
 from ggraph.tensor import OPS, Array, Kind, Tensor, input
 from ggraph.verify import examine
 
-NOT_IN_PROGRAMS = ("pack_", "pool_", "peak_", "stream_", "numpy_")
+NOT_IN_PROGRAMS = ("pack_", "pool_", "peak_", "stream_", "numpy_", "ahead_")
 Judged = list[tuple[Flat, list[Ground]]]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ggraph import weight
-from ggraph.backends.cpu import lowering
-from ggraph.backends.cpu.lowering import Lowering
+from ggraph.backends.cpu import packing
+from ggraph.backends.cpu.packing import Packer
 from ggraph.backends.cpu.pages import (
     HUGE,
     LINE,
@@ -18,13 +18,12 @@ from ggraph.backends.cpu.pages import (
     PIECE,
     Shelf,
     drop_map,
-    drop_pages,
-    mapping_of,
+    read_pages,
 )
 from ggraph.backends.cpu.pool import Pool
-from ggraph.backends.cpu.program import Flat
 from ggraph.backends.protocol import Memory, Ref
 from ggraph.plan import Buffer
+from ggraph.tensor import Array
 
 
 @pytest.fixture
@@ -37,26 +36,34 @@ def mapped(tmp_path: Path) -> mmap.mmap:
 
 @pytest.mark.parametrize(
     ("first", "nbytes", "pages"),
-    [(0, 4 * PAGE, 4), (1, 3 * PAGE, 2), (PAGE - 1, 2, 0), (5, PAGE, 0), (PAGE, 2 * PAGE + 7, 2)],
+    [(0, 4 * PAGE, 4), (1, 3 * PAGE, 3), (PAGE - 1, 2, 1), (5, PAGE, 1), (PAGE, 2 * PAGE + 7, 3)],
 )
-def test_only_whole_pages_go_and_the_bytes_stay(
+def test_pages_that_were_read_are_whole_and_those_before_go_too(
     mapped: mmap.mmap, first: int, nbytes: int, pages: int
 ) -> None:
-    window = np.frombuffer(mapped, np.uint8, nbytes, first).reshape(1, -1)[0]
-    before = window.copy()
-    dropped = drop_pages(window)
-    assert dropped == (pages * PAGE if hasattr(mmap, "MADV_DONTNEED") else 0)
-    assert (window == before).all()
+    """What lies behind `data` is not read yet; what lies before was, and is mapped again."""
+    file = np.frombuffer(mapped, np.uint8)
+    known = hasattr(mmap, "MADV_DONTNEED")
+    assert read_pages(file[first : first + nbytes]) == (
+        file.ctypes.data if known else file.ctypes.data + pages * PAGE, pages * PAGE * known
+    )  # fmt: skip
+    assert read_pages(file[:100])[1] == 0, "no whole page"
 
 
-def test_memory_that_is_no_read_only_map_is_left_alone(tmp_path: Path) -> None:
-    own = np.ones(4 * PAGE, np.uint8)
-    assert drop_pages(own) == 0
-    assert mapping_of(own) is None
+def test_only_a_huge_page_before_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(HUGE + 8 * PAGE))
+    with path.open("rb") as f:
+        held = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    file = np.frombuffer(held, np.uint8)
+    at, _ = read_pages(file[HUGE + 4 * PAGE :])
+    assert at == file.ctypes.data + 4 * PAGE
+
+
+def test_memory_that_is_no_read_only_map_is_left_alone() -> None:
+    assert read_pages(np.ones(4 * PAGE, np.uint8))[1] == 0
     private = np.frombuffer(mmap.mmap(-1, 4 * PAGE), np.uint8)
-    private[:] = 7
-    assert drop_pages(private) == 0
-    assert (private == 7).all()
+    assert read_pages(private)[1] == 0
 
 
 def test_a_map_is_forgotten_whole_and_read_again(mapped: mmap.mmap) -> None:
@@ -107,29 +114,39 @@ def test_packing_keeps_little_of_the_file_in_memory(
 ) -> None:
     """A matrix is packed piece by piece: the file's pages of the whole would come atop of all else
     where the largest comes last. The pieces make the bytes that one does."""
-    n, k, row = 1000, 16384, 16384 // 32 * 34  # 17 MB of Q8_0; the last piece has an odd end
+    n, k, row = 4000, 16384, 16384 // 32 * 34  # 70 MB of Q8_0; the last piece has an odd end
     path = tmp_path / "w"
     path.write_bytes(np.random.default_rng(1).bytes(n * row))
     with path.open("rb") as f:
         held = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     file = np.frombuffer(held, np.uint8)
-    ref = Ref(weight("w", (n, k), "q8_0"), Memory(Buffer("w", "cpu", 0, n * row), file), 0)
-    pool, seen, run = Pool(2), list[int](), Pool.run
-    pool.jit.prepare(["pack_q8_0"])  # LLVM is no part of this
+    memory = Memory(Buffer("w", "cpu", 0, n * row), file)
+    ref, pool, seen = Ref(weight("w", (n, k), "q8_0"), memory, 0), Pool(2), list[int]()
+    pool.jit.prepare(["pack_q8_0", "pack_piece"])  # LLVM is no part of this
+    given_back = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
-    def watched(self: Pool, program: Flat) -> None:
-        run(self, program)
+    @given_back
+    def watched(at: int, nbytes: int, advice: int) -> int:
         seen.append(mapped_bytes())
+        return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(at), ctypes.c_size_t(nbytes), advice))
+
+    def packed() -> Array:
+        packer = Packer(pool, exact=False)
+        found = packer.weight(ref).data
+        packer.finish()
+        return found
 
     before = mapped_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(Pool, "run", watched)
-        pieces = Lowering(pool, False, {}).weight(ref).data.copy()
-    assert len(seen) > 3
-    assert max(seen) - before < 2 * lowering.SLICE, (before, seen)
+        address = ctypes.cast(watched, ctypes.c_void_p).value
+        patch.setattr(packing, "madvise", lambda advice: address)
+        pieces = packed()
+    assert len(seen) > 15
+    whole = packing.SLICE + HUGE  # a piece in huge pages, as the system maps files
+    assert max(seen) - before <= 2 * whole, (before, seen)  # one for each thread
     assert mapped_bytes() - before < 1 << 20
-    monkeypatch.setattr(lowering, "SLICE", 2 * n * row)
-    assert (pieces == Lowering(pool, False, {}).weight(ref).data).all()
+    monkeypatch.setattr(packing, "SLICE", 2 * n * row)
+    assert (pieces == packed()).all()
     pool.close()
 
 

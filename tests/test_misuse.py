@@ -48,6 +48,7 @@ from ggraph.decode.runner import Runner, move_graph, picking
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.extend import address_of
 from ggraph.formats import dequantize, open_checkpoint, quantize
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.ops.evaluate import evaluate
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.tensor import Arg, Example, Kind, Meta, Tensor
@@ -89,6 +90,9 @@ def new_op(**change: Any) -> object:
     """An op of a new name, and what it builds."""
     given = {"meaning": lambda x, **_: np.abs(x), "examples": [Example((Arg((2, 2)),))], **change}
     return register_op(f"odd{next(numbers)}", **given)(input("q", (2, 2)))
+
+
+STORED = RawTensor("w", dtypes.F32, (2, 2), np.zeros((2, 2), np.float32))
 
 
 def making() -> Calls:
@@ -187,6 +191,7 @@ def running() -> Calls:
         "Session.scan": (SESSION.scan, {"key": "k", "feeds": {"x": np.zeros((1, 2, 3), "f4")}}),
         "Session.profile": (SESSION.profile, {"key": "k", "feeds": ZEROS, "runs": 1}),
         "Session.read_state": (SESSION.read_state, {"name": "held"}),
+        "Session.expect": (SESSION.expect, {"weights": [STORED]}),
         "Session.touch": (SESSION.touch, {"name": "held"}),
         "Session.write_state": (SESSION.write_state, {"name": "held", "data": ZEROS["x"]}),
         "Session.read_rows": (SESSION.read_rows, {"name": "held", "rows": [0]}),

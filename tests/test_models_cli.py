@@ -69,6 +69,14 @@ def test_json_is_one_object_and_seeds_repeat(model: Path) -> None:
     assert one["stopped_by"] == "length"
 
 
+@pytest.mark.parametrize("temp", ["0", "0.8"])
+def test_one_plan_for_the_prompt_and_one_for_the_rounds(model: Path, temp: str) -> None:
+    """However the sampler chooses: a prompt planned for another one would be a plan too many, which
+    the first token waits for."""
+    found = ggraph("generate", "-m", model, "-n", "4", "--temp", temp, "--json", "Hello")
+    assert json.loads(found[1])["plans"] == 2
+
+
 def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
     status, out, err = ggraph(
         "generate", "-m", model, "-n", "6", "--temp", "0", "--profile", "--json", "Hello"
@@ -85,7 +93,7 @@ def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
 
 
 def test_the_first_run_says_that_it_compiles(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "1", "Hi"]
+    command = [sys.executable, "-m", "models", "generate", "-m", str(model), "-n", "3", "Hi"]
     environment = {**os.environ, "GGRAPH_CACHE": str(tmp_path)}
     said = [
         subprocess.run(
@@ -94,6 +102,7 @@ def test_the_first_run_says_that_it_compiles(model: Path, tmp_path: Path) -> Non
         for _ in range(2)
     ]
     assert said[0].count("compiling kernels") == 1
+    assert "behind the first token" not in said[0], "the rounds' kernels come before it too"
     assert "compiling" not in said[1], "the second run finds them"
     assert len(list((tmp_path / "cpu").glob("*.image"))) > 5
 

@@ -15,12 +15,13 @@ are host accesses and complete when they return. They order nothing: the plan mu
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.plan import Buffer, Command
 from ggraph.tensor import Array, Tensor
 
@@ -123,6 +124,11 @@ class Backend(Store, Protocol):
     def captures(self) -> bool:
         """Whether `capture` makes a replay cheaper than enqueueing (optional; default: no)."""
         return False
+
+    def expect(self, weights: Iterable[RawTensor]) -> None:
+        """These weights will be loaded soon: what takes long may begin (optional; default:
+        nothing)."""
+        return
 
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
         """Memory that holds a weight for ever.

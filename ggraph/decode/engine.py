@@ -25,9 +25,9 @@ class Engine:
     """Decodes with one runner. `ends` are the token ids that end a text; `now` is the clock.
 
     An engine that `remembers` does not compute a prompt's step again where the same prompt is read
-    twice in a row; nothing else may use the runner in between. (Recurrent models always do.) One
-    that is `early` makes the plans for rounds before the first token, for which one then waits
-    longer, and not amid the text.
+    twice in a row; nothing else may use the runner in between. (Recurrent models always do.) Where
+    it is `early`, asked once the prompt's plans are made, the plans for rounds come before the
+    first token, for which one then waits longer, and not amid the text.
     """
 
     @checked
@@ -42,7 +42,8 @@ class Engine:
         self.ends = frozenset(_token_ids(ends))
         self.now = now
         self.statistics = Statistics()
-        self.remembers = self.early = False
+        self.remembers = False
+        self.early: Callable[[], bool] = lambda: False
         self._read: tuple[tuple[int, ...], Result] | None = None
 
     def reset(self) -> None:
@@ -73,7 +74,8 @@ class Engine:
         stats = self.statistics = Statistics(prompt_tokens=len(prompt), clock=Clock(self.now))
         if limit == 0:
             return
-        if self.early:
+        self.runner.prepare(len(prompt))  # planning has statistics of its own
+        if self.early():
             drafts.warm(self.runner, self.runner.past + len(prompt))
         token = yield from self._prompt(prompt, pick, accept, drafts)
         if token not in self.ends and limit > 1:
@@ -108,7 +110,6 @@ class Engine:
         self, prompt: Sequence[int], pick: Pick, accept: Accept, drafts: Speculation
     ) -> Generator[int, None, int]:
         """The prompt's step and the first token; drafters will be told of both."""
-        self.runner.prepare(len(prompt))  # planning has statistics of its own
         clock = self.statistics.clock
         clock.start()
         result = self._known(prompt)

@@ -19,7 +19,7 @@ from ..run.text import argument, utf8
 from .common import COMPILING, ModelOptions, note, notes, terminal, timed
 from .draft import DraftFlags, speculation_line
 from .flat import flat
-from .generate import NPredict, SamplerFlags, get_ready
+from .generate import NPredict, SamplerFlags
 from .interrupt import answering
 
 HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
@@ -61,7 +61,6 @@ class Talk:
         said: list[str] = []
         with answering() as state:
             try:
-                get_ready(self.m, ids)
                 for piece, drafted in _pieces(self.last, self.drafting):
                     COMPILING.mute()
                     said.append(piece)

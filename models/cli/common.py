@@ -130,8 +130,11 @@ class ModelOptions(ServedModel):
     profile: WithProfile = False
 
     def load(self, path: Path, head: Path | None = None, **more: Any) -> Loaded:
-        """As `ServedModel.load`, able to time every op where that is asked."""
-        return super().load(path, head, profile=self.profile, **more)
+        """As `ServedModel.load`, able to time every op where that is asked. Where a prompt's steps
+        had kernels to compile, those of the rounds come before the answer, rather than amid it."""
+        found = super().load(path, head, profile=self.profile, **more)
+        found.engine.early = lambda: COMPILING.count > 0
+        return found
 
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:

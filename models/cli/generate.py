@@ -3,7 +3,6 @@
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TextIO
@@ -129,7 +128,6 @@ def _printed(
     """Fill `pieces` with the answer, print it to `out`, and say why it ended."""
     stopped = INTERRUPT
     try:
-        get_ready(m, run.ids)
         for piece in run.run(drafting):
             COMPILING.mute()
             pieces.append(piece)
@@ -140,14 +138,6 @@ def _printed(
     except KeyboardInterrupt:
         pass
     return stopped
-
-
-def get_ready(m: Loaded, ids: Sequence[int]) -> None:
-    """Plan the prompt's steps; where they had kernels to compile, the rounds' kernels will come
-    before the answer too, rather than amid it. InputError for a prompt that does not fit."""
-    m.engine.room(ids)
-    m.runner.prepare(len(ids))
-    m.engine.early = COMPILING.count > 0
 
 
 def report(facts: dict[str, Any], speculation: str | None) -> None:

@@ -131,11 +131,12 @@ def load(
         raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
     model = open_model(path)
     context = _context(model, ctx_size)
-    tokenizer = _tokenizer(model, path)
     options = replace(options or Options(), exact=exact or bool(options and options.exact))
     other = Options(exact=options.exact)
     cpu: dict[str, Any] = {"threads": threads, "exact": options.exact, "profile": profile}
     session = open_session(devices, options, **cpu)
+    session.expect(model.catalogue.values())  # beside tokenizer and plans
+    tokenizer = _tokenizer(model, path)
     apart = open_session([device_draft], other, apart=True, **cpu) if device_draft else None
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()

@@ -4,7 +4,7 @@ Launches become flat programs for the compiled interpreter; what has no kernel r
 its NumPy reference, with block-type weights dequantised once and kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from ggraph.backends.cpu.copying import SHARED, Copier
 from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed, PackedKey
+from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
-from ggraph.backends.cpu.pages import Shelf, drop_map, mapping_of
+from ggraph.backends.cpu.packing import PackedKey, Packer
+from ggraph.backends.cpu.pages import drop_map, mapping_of
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.cpu.rehearsal import kernels
@@ -23,6 +24,7 @@ from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
 from ggraph.errors import BackendError
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
@@ -50,13 +52,11 @@ class CpuBackend(HostMemory, Backend):
     pool: Pool
     exact: bool = False
     profile: Profile | None = None
-    _packed: dict[PackedKey, Packed] = field(default_factory=dict)
-    _shelf: Shelf = field(default_factory=Shelf)  # of packed weights
     _decoded: dict[PackedKey, Array] = field(default_factory=dict)  # as float32
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        self._copied = Copier(self.pool)
+        self._copied, self._packer = Copier(self.pool), Packer(self.pool, self.exact)
 
     @property
     def copies_from(self) -> int:
@@ -87,8 +87,12 @@ class CpuBackend(HostMemory, Backend):
 
     def free(self, memory: Memory) -> None:
         """Forget what was made of a weight; the bytes go with their last user."""
-        self._packed = {k: v for k, v in self._packed.items() if k[0] is not memory}
+        self._packer.free(memory)
         self._decoded = {k: v for k, v in self._decoded.items() if k[0] is not memory}
+
+    def expect(self, weights: Iterable[RawTensor]) -> None:
+        """Have memory for their packed forms found, and their files read, until a program comes."""
+        self._packer.expect(weights)
 
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
         """The weight's bytes where they are: a mapped file is not copied.
@@ -112,21 +116,19 @@ class CpuBackend(HostMemory, Backend):
         fallbacks = []
         weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
         stream = sum(weights.values()) > STREAMED
-        low = Lowering(self.pool, self.exact, self._packed, stream, self._shelf)
-        before = len(self._packed)
+        low = Lowering(self._packer, stream)
         for x in launches:
             first = len(low.asm.rows)
             if not x.result.tensor.size or lower(low, x):
                 spans.append((x, first, len(low.asm.rows)))
                 continue
             self._flush(low, steps, pieces, spans)
-            low, spans = Lowering(self.pool, self.exact, self._packed, stream, self._shelf), []
+            low, spans = Lowering(self._packer, stream), []
             steps.append(self._step(x))
             pieces.append(step_piece(x, steps[-1]))
             fallbacks.append(x.result.tensor.name)
         self._flush(low, steps, pieces, spans)
-        if len(self._packed) > before:
-            self._shelf.trim()
+        if self._packer.finish():
             for ref in _weights(launches):
                 drop_map(ref.memory.handle)
         return CpuProgram(launches, tuple(steps), tuple(fallbacks), tuple(pieces))
@@ -145,7 +147,7 @@ class CpuBackend(HostMemory, Backend):
         judge(flat.code, flat.names, (low.ground(*span) for span in spans))
         steps.append(lambda: self.pool.run(flat))
         if self.profile is not None:
-            held = {id(key[0]): packed.data.nbytes for key, packed in self._packed.items()}
+            held = {id(key[0]): packed.data.nbytes for key, packed in self._packer.made.items()}
             pieces += pieces_of(self.pool, flat, spans, held)
 
     def submit(self, stream: int, program: CpuProgram) -> None:
@@ -175,7 +177,7 @@ class CpuBackend(HostMemory, Backend):
     def close(self) -> None:
         """Drop the decoded weights; nothing can be allocated any more."""
         self._decoded.clear()
-        self._packed.clear()
+        self._packer.close()
         if not self._closed:
             self.pool.close()
         self._closed = True

@@ -1,9 +1,9 @@
-"""Reads one block of 32 weights of each GGUF type, as codes, scales and minimum.
+"""Reads 32 weights of a block of each GGUF type, as codes, scales and minimum.
 
 Layouts of the bytes are those of ggml's `ggml-common.h` (block_q4_0 ... block_mxfp4). Nothing is
 rounded: scales stay what the file has, halves, exponents, or integers beside their super-scales.
 
-Legend: j number of a block of 32 inside a super-block of 256; d, dmin super-scales.
+Legend: `at` address of a block of the file; j which 32 of its weights, 0 where it has no more.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ggraph import dtype as dt
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import I8, I16, I32, I64, Kernel, Val, vec
+from ggraph.backends.cpu.simd import I8, I16, I32, Kernel, Val, vec
 from ggraph.dtype import DType
 
 I8X16, I8X32 = vec(I8, 16), vec(I8, 32)
@@ -30,19 +30,11 @@ class Codes:
     supers: Sequence[Val] = ()
 
 
-Reader = Callable[[Kernel, Val, Val], Codes]
+Reader = Callable[[Kernel, Val, int], Codes]
 
 
 def _half(k: Kernel, address: Val) -> Val:
     return k.load(address, I16)
-
-
-def _byte(k: Kernel, address: Val) -> Val:
-    return k.cast("zext", k.load(address, I8), I64)
-
-
-def _small(k: Kernel, value: Val) -> Val:
-    return k.cast("trunc", value, I8)
 
 
 def _nibbles32(k: Kernel, address: Val) -> Val:
@@ -58,101 +50,84 @@ def _bits32(k: Kernel, address: Val, value: int) -> Val:
     return k.cast("zext", (word & k.consts(bits, I32)).ne(0), I8X32) * value
 
 
-def _q4_0(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 18
+def _q4_0(k: Kernel, at: Val, j: int) -> Codes:
     return Codes(_nibbles32(k, at + 2), [_half(k, at)])
 
 
-def _q4_1(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 20
+def _q4_1(k: Kernel, at: Val, j: int) -> Codes:
     return Codes(_nibbles32(k, at + 4), [_half(k, at)], _half(k, at + 2))
 
 
-def _q5_0(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 22
+def _q5_0(k: Kernel, at: Val, j: int) -> Codes:
     return Codes(_nibbles32(k, at + 6) | _bits32(k, at + 2, 16), [_half(k, at)])
 
 
-def _q5_1(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 24
+def _q5_1(k: Kernel, at: Val, j: int) -> Codes:
     codes = _nibbles32(k, at + 8) | _bits32(k, at + 4, 16)
     return Codes(codes, [_half(k, at)], _half(k, at + 2))
 
 
-def _q8_0(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 34
+def _q8_0(k: Kernel, at: Val, j: int) -> Codes:
     return Codes(k.load(at + 2, I8X32) ^ words.SIGN, [_half(k, at)])
 
 
-def _k4_scales(k: Kernel, at: Val, j: Val) -> tuple[Val, Val]:
+def _k4_scales(k: Kernel, at: Val, j: int) -> tuple[Val, Val]:
     """The 6-bit scale and minimum of block j out of 12 bytes (`get_scale_min_k4`)."""
-    q = [_byte(k, at + k.minimum(j + o, 11)) for o in (0, 4)]
-    before = _byte(k, at + k.maximum(j - 4, 0))
-    first = j < 4
-    scale = k.select(first, q[0] & 63, (q[1] & 15) | ((before >> 6) << 4))
-    minimum = k.select(first, q[1] & 63, (q[1] >> 4) | ((q[0] >> 6) << 4))
-    return _small(k, scale), _small(k, minimum)
+    first, second = k.load(at + j, I8), k.load(at + j + 4, I8)
+    if j < 4:
+        return first & 63, second & 63
+    before = k.load(at + j - 4, I8)
+    return (second & 15) | ((before >> 6) << 4), (second >> 4) | ((first >> 6) << 4)
 
 
-def _k4_block(k: Kernel, at: Val, j: Val, codes: Val) -> Codes:
+def _k4_block(k: Kernel, at: Val, j: int, codes: Val) -> Codes:
     scale, minimum = _k4_scales(k, at + 4, j)
     return Codes(codes, [scale], minimum, [_half(k, at), _half(k, at + 2) ^ HALF_SIGN])
 
 
-def _shifted(k: Kernel, codes: Val, shift: Val, mask: int) -> Val:
-    """Each byte shifted right by `shift`, then masked."""
-    wide = k.cast("zext", codes, vec(I16, 32)) >> k.splat(k.cast("trunc", shift, I16), 32)
-    return k.cast("trunc", wide & mask, I8X32)
+def _bits_at(k: Kernel, at: Val, start: int, to: int, bits: int) -> Val:
+    """`bits` bits of each of 32 bytes from bit `start` on, moved to bit `to`."""
+    return words.field(k, k.load(at, I8X32), start, to, bits)
 
 
-def _q4_k(k: Kernel, row: Val, b: Val) -> Codes:
-    at, j = row + (b // 8) * 144, b % 8
-    qs = k.load(at + 16 + (j // 2) * 32, I8X32)
-    return _k4_block(k, at, j, _shifted(k, qs, (j % 2) * 4, 15))
+def _q4_k(k: Kernel, at: Val, j: int) -> Codes:
+    return _k4_block(k, at, j, _bits_at(k, at + 16 + j // 2 * 32, j % 2 * 4, 0, 4))
 
 
-def _q5_k(k: Kernel, row: Val, b: Val) -> Codes:
-    at, j = row + (b // 8) * 176, b % 8
-    qs = k.load(at + 48 + (j // 2) * 32, I8X32)
-    high = _shifted(k, k.load(at + 16, I8X32), j, 1)
-    return _k4_block(k, at, j, _shifted(k, qs, (j % 2) * 4, 15) | (high << 4))
+def _q5_k(k: Kernel, at: Val, j: int) -> Codes:
+    low = _bits_at(k, at + 48 + j // 2 * 32, j % 2 * 4, 0, 4)
+    return _k4_block(k, at, j, low | _bits_at(k, at + 16, j, 4, 1))
 
 
-def _q6_k(k: Kernel, row: Val, b: Val) -> Codes:
-    at, j = row + (b // 8) * 210, b % 8
+def _q6_k(k: Kernel, at: Val, j: int) -> Codes:
     half, part = j // 4, j % 4
-    low = k.load(at + half * 64 + (part % 2) * 32, I8X32)
-    high = k.load(at + 128 + half * 32, I8X32)
-    codes = _shifted(k, low, (part // 2) * 4, 15) | (_shifted(k, high, part * 2, 3) << 4)
+    low = _bits_at(k, at + half * 64 + part % 2 * 32, part // 2 * 4, 0, 4)
+    codes = low | _bits_at(k, at + 128 + half * 32, part * 2, 4, 2)
     scales = [k.load(at + 192 + j * 2 + s, I8) for s in (0, 1)]
     return Codes(codes, scales, supers=[_half(k, at + 208)])
 
 
-def _q3_scale(k: Kernel, at: Val, i: Val) -> Val:
+def _q3_scale(k: Kernel, at: Val, i: int) -> Val:
     """The i-th of 16 signed 6-bit scales out of 12 bytes."""
-    low = (_byte(k, at + i % 8) >> ((i // 8) * 4)) & 15
-    high = (_byte(k, at + 8 + i % 4) >> ((i // 4) * 2)) & 3
-    return _small(k, (low | (high << 4)) - 32)
+    low = (k.load(at + i % 8, I8) >> (i // 8 * 4)) & 15
+    high = (k.load(at + 8 + i % 4, I8) >> (i // 4 * 2)) & 3
+    return (low | (high << 4)) - 32
 
 
-def _q3_k(k: Kernel, row: Val, b: Val) -> Codes:
-    at, j = row + (b // 8) * 110, b % 8
-    low = _shifted(k, k.load(at + 32 + (j // 4) * 32, I8X32), (j % 4) * 2, 3)
-    high = _shifted(k, k.load(at, I8X32), j, 1)
+def _q3_k(k: Kernel, at: Val, j: int) -> Codes:
+    low = _bits_at(k, at + 32 + j // 4 * 32, j % 4 * 2, 0, 2)
     scales = [_q3_scale(k, at + 96, j * 2 + s) for s in (0, 1)]
-    return Codes(low | (high << 2), scales, supers=[_half(k, at + 108)])
+    return Codes(low | _bits_at(k, at, j, 2, 1), scales, supers=[_half(k, at + 108)])
 
 
-def _iq4_xs(k: Kernel, row: Val, b: Val) -> Codes:
-    at, j = row + (b // 8) * 136, b % 8
-    low = (_byte(k, at + 4 + j // 2) >> ((j % 2) * 4)) & 15
-    high = (_byte(k, at + 2 + j // 4) >> ((j % 4) * 2)) & 3
-    scale = _small(k, (low | (high << 4)) - 32)
+def _iq4_xs(k: Kernel, at: Val, j: int) -> Codes:
+    low = (k.load(at + 4 + j // 2, I8) >> (j % 2 * 4)) & 15
+    high = (k.load(at + 2 + j // 4, I8) >> (j % 4 * 2)) & 3
+    scale = (low | (high << 4)) - 32
     return Codes(_nibbles32(k, at + 8 + j * 16), [scale], supers=[_half(k, at)])
 
 
-def _mxfp4(k: Kernel, row: Val, b: Val) -> Codes:
-    at = row + b * 17
+def _mxfp4(k: Kernel, at: Val, j: int) -> Codes:
     return Codes(_nibbles32(k, at + 1), [k.load(at, I8)])
 
 

@@ -28,7 +28,8 @@ CPU_SET = 128  # bytes of a Linux cpu_set_t
 YIELDS = 3000  # turns of offering before a worker goes to sleep (about a millisecond)
 
 
-def _atomic_load(k: Kernel, address: Val) -> Val:
+def atomic_load(k: Kernel, address: Val) -> Val:
+    """A word that other threads write."""
     return Val(k, k.b.load_atomic(k.pointer(address), "acquire", 8, typ=I64))
 
 
@@ -36,12 +37,13 @@ def _atomic_store(k: Kernel, address: Val, value: int) -> None:
     k.b.atomic_rmw("xchg", k.pointer(address), I64(value), "release")
 
 
-def _atomic(k: Kernel, op: str, address: Val, value: int) -> Val:
+def atomic(k: Kernel, op: str, address: Val, value: int) -> Val:
     """The word's value before `op` ("add", "xchg")."""
     return Val(k, k.b.atomic_rmw(op, k.pointer(address), I64(value), "acq_rel"))
 
 
-def _call(k: Kernel, function: Val, result: ir.Type, *args: Val) -> Val:
+def call(k: Kernel, function: Val, result: ir.Type, *args: Val) -> Val:
+    """Call the function at an address."""
     kind = ir.FunctionType(result, [a.v.type for a in args])
     pointer = k.b.inttoptr(function.v, kind.as_pointer())
     return Val(k, k.b.call(pointer, [a.v for a in args]))
@@ -62,13 +64,13 @@ def _relax(k: Kernel, turns: Var) -> None:
         with early:
             _pause(k)
         with late:
-            _call(k, k.arg("yield"), I32)
+            call(k, k.arg("yield"), I32)
 
 
 def _wait_for(k: Kernel, address: Val, target: Val) -> None:
     """Until the counter at `address` reaches `target`."""
     turns = k.var(0)
-    with k.while_(lambda: _atomic_load(k, address) < target):
+    with k.while_(lambda: atomic_load(k, address) < target):
         _relax(k, turns)
 
 
@@ -77,10 +79,10 @@ def _replay(k: Kernel, code: Val, count: Val, arrived: Val) -> None:
     meetings = k.var(0)
     for i in k.loop(0, count):
         at = code + i * (8 * WORDS)
-        _call(k, k.load(at, I64), ir.VoidType(), at, k.thread, k.threads)
+        call(k, k.load(at, I64), ir.VoidType(), at, k.thread, k.threads)
         with k.when((k.load(at + 8, I64) & BARRIER).ne(0)):
             meetings.value = meetings.value + k.threads
-            _atomic(k, "add", arrived, 1)
+            atomic(k, "add", arrived, 1)
             _wait_for(k, arrived, meetings.value)
 
 
@@ -90,7 +92,7 @@ def _state(k: Kernel, worker: Val) -> Val:
 
 def _note_processor(k: Kernel) -> Val:
     """Write down, and return, the processor this thread runs on."""
-    here = k.cast("sext", _call(k, k.arg("getcpu"), I32), I64)
+    here = k.cast("sext", call(k, k.arg("getcpu"), I32), I64)
     k.store(_state(k, k.thread) + CPU_AT, here)
     return here
 
@@ -105,7 +107,7 @@ def _move_away(k: Kernel) -> None:
         word = chosen + (cpu // 64 % (CPU_SET // 8)) * 8
         k.store(word, k.load(word, I64) & ((k.const(1, I64) << (cpu % 64)) ^ -1))
     for mask in (chosen, allowed):
-        _call(k, k.arg("setcpu"), I32, k.const(0, I32), k.const(CPU_SET, I64), mask)
+        call(k, k.arg("setcpu"), I32, k.const(0, I32), k.const(CPU_SET, I64), mask)
 
 
 def _spread(k: Kernel) -> None:
@@ -130,10 +132,10 @@ def pool_run(k: Kernel) -> None:
     with k.when(k.arg("getcpu").ne(0)):
         _note_processor(k)
     for worker in k.loop(1, k.threads):
-        before = _atomic(k, "xchg", _state(k, worker), JOB)
+        before = atomic(k, "xchg", _state(k, worker), JOB)
         with k.when(before.eq(ASLEEP)):
             pipe = k.cast("trunc", k.load(k.arg("pipes") + worker * 8, I64), I32)
-            _call(k, k.arg("write"), I64, pipe, arrived, k.const(1, I64))
+            call(k, k.arg("write"), I64, pipe, arrived, k.const(1, I64))
     _replay(k, k.arg("code"), k.arg("count"), arrived)
     _wait_for(k, finished, k.threads - 1)
 
@@ -143,7 +145,7 @@ def _look_out(k: Kernel, state: Val) -> None:
     turns, limit = k.var(0), k.arg("spins") + YIELDS
 
     def looking() -> Val:
-        return k.select(_atomic_load(k, state).eq(AWAKE), turns.value, limit) < limit
+        return k.select(atomic_load(k, state).eq(AWAKE), turns.value, limit) < limit
 
     with k.while_(looking):
         _relax(k, turns)
@@ -154,8 +156,8 @@ def _sleep(k: Kernel, state: Val) -> None:
     """Block in read() until the state is no longer ASLEEP; a signal may end a read early."""
     byte = k.scratch(8)
     pipe = k.cast("trunc", k.load(k.arg("pipes") + k.thread * 8, I64), I32)
-    with k.while_(lambda: _atomic_load(k, state).eq(ASLEEP)):
-        _call(k, k.arg("read"), I64, pipe, byte, k.const(1, I64))
+    with k.while_(lambda: atomic_load(k, state).eq(ASLEEP)):
+        call(k, k.arg("read"), I64, pipe, byte, k.const(1, I64))
 
 
 @kernel("job pipes states read yield getcpu setcpu allowed spins")
@@ -163,15 +165,15 @@ def pool_work(k: Kernel) -> None:
     """The life of worker `thread`; `job` is the address of pool_run's instruction."""
     state = _state(k, k.thread)
     job = [k.arg("job") + 8 * (HEADER_WORDS + i) for i in range(4)]
-    with k.while_(lambda: _atomic_load(k, state).ne(QUIT)):
+    with k.while_(lambda: atomic_load(k, state).ne(QUIT)):
         _look_out(k, state)
         _sleep(k, state)
-        with k.when(_atomic_load(k, state).eq(JOB)):
+        with k.when(atomic_load(k, state).eq(JOB)):
             code, count, arrived, finished = (k.load(at, I64) for at in job)
             _spread(k)
             _replay(k, code, count, arrived)
             _atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
-            _atomic(k, "add", finished, 1)
+            atomic(k, "add", finished, 1)
 
 
 __all__ = ["ASLEEP", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]

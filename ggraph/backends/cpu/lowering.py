@@ -2,52 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
-import numpy as np
-
 from ggraph.backends.cpu.judge import Ground
-from ggraph.backends.cpu.needs import is_weight, kept_as, lists_slots, matrices
-from ggraph.backends.cpu.pages import Shelf, drop_pages
-from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.needs import is_weight, lists_slots
+from ggraph.backends.cpu.packing import Packed, Packer
 from ggraph.backends.cpu.program import Assembler, Range, Touched
-from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, packed_bytes
-from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
-from ggraph.dtype import DType
-from ggraph.formats.quants import dequantize
-from ggraph.ops.evaluate import raw_view
+from ggraph.backends.cpu.tiles import activation_bytes
+from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.tensor import Array
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """A weight matrix [n, k], or [experts, n, k] one after the other, as the kernels want it."""
-
-    dtype: DType
-    data: Array
-
-
-SLICE = 1 << 22  # bytes of a weight that are packed at once; then the file's pages are dropped
-
-# What a packed form depends on: the memory, where in it, and the matrix that is read there.
-PackedKey = tuple[Memory, int, str, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
 class Lowering:
-    """Turns launches into instructions. `packed` is shared by all programs of a backend."""
+    """Turns launches into instructions. `packer` is shared by all programs of a backend."""
 
-    pool: Pool
-    exact: bool
-    packed: dict[PackedKey, Packed]
+    packer: Packer
     stream: bool = False  # weights pass the caches by
-    shelf: Shelf = field(default_factory=Shelf)
     asm: Assembler = field(init=False)
     constants: list[tuple[int, Array]] = field(default_factory=list)  # of which instruction
     _access: Touched = field(default=Touched((), ()))  # of the launch at hand
 
     def __post_init__(self) -> None:
+        self.pool, self.exact = self.packer.pool, self.packer.exact
         self.asm = Assembler(self.pool.jit, self.stream)
 
     def begin(self, launch: Launch) -> None:
@@ -96,24 +73,10 @@ class Lowering:
 
     def weight(self, ref: Ref) -> Packed:
         """The packed form of a weight, made on first use."""
-        t = ref.tensor
-        dtype = kept_as(t.dtype, self.exact)
-        key = self._key(ref)
-        if key not in self.packed:
-            count, n, k = matrices(t)
-            raw = raw_view(t, ref.memory.handle, ref.offset - t.offset)
-            raw = np.ascontiguousarray(raw).reshape(count * n, -1).view(np.uint8)
-            raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
-            self.packed[key] = self._pack(raw, dtype, count, n, k)
-            drop_pages(ref.memory.handle)
-        return self.packed[key]
-
-    def _key(self, ref: Ref) -> PackedKey:
-        t = ref.tensor
-        return ref.memory, ref.offset, kept_as(t.dtype, self.exact).name, t.shape, t.strides
+        return self.packer.weight(ref)
 
     def _image(self, ref: Ref) -> Array | None:
-        packed = self.packed.get(self._key(ref)) if is_weight(ref.tensor) else None
+        packed = self.packer.made.get(self.packer.key(ref)) if is_weight(ref.tensor) else None
         return None if packed is None else packed.data
 
     def rows(self, launch: Launch, m: int, k: int) -> Scratch:
@@ -144,26 +107,6 @@ class Lowering:
                 length=self.at(length[0]) if length else 0, m=m, n=n, ms=n * 4,
             )  # fmt: skip
         return room
-
-    def _pack(self, raw: Array, dtype: DType, count: int, n: int, k: int) -> Packed:
-        size = packed_bytes(dtype, n, k)
-        out = self.shelf.take(size * count)
-        whole = FloatLayout.tile  # rows of the tallest tile
-        step = max(SLICE // raw.strides[0] // whole, 1) * whole
-        for e, first in product(range(count), range(0, n, step)):
-            rows = raw[e * n + first : e * n + min(first + step, n)]
-            asm, at = Assembler(self.pool.jit), e * size + packed_bytes(dtype, first, k)
-            asm.add(
-                packing(dtype), raw=rows, out=out[at:], n=len(rows), k=k, row_bytes=raw.strides[0]
-            )
-            self.pool.run(asm.freeze())
-            drop_pages(rows)
-        return Packed(dtype, out)
-
-
-def packing(dtype: DType) -> str:
-    """The kernel that packs weights of a type."""
-    return f"pack_{dtype.name}"
 
 
 def _range(ref: Ref) -> Range:

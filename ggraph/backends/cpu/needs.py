@@ -21,6 +21,7 @@ from ggraph.backends.cpu.tiles import (
 )
 from ggraph.device import Need
 from ggraph.dtype import A8, BF16, F16, F32, I32, DType
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
@@ -110,7 +111,7 @@ def convolves(t: Tensor) -> bool:
     return is_matrix(w) and not w.dtype.is_block and x.dtype is F32 and t.is_contiguous
 
 
-def matrices(weight: Tensor) -> tuple[int, int, int]:
+def matrices(weight: Tensor | RawTensor) -> tuple[int, int, int]:
     """A weight as (matrices, n, k): experts [E, n, k], or a convolution's kernels [O, I, h, w]."""
     if len(weight.shape) == 4:
         return 1, weight.shape[0], prod(weight.shape[1:])

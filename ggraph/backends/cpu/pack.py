@@ -6,13 +6,11 @@ chosen rows of a packed matrix (embedding lookup), bit-exact to the `gguf` packa
 Legend: n rows, k columns; a row's lane is its number within the tile.
 """
 
-from collections.abc import Iterator
-from functools import reduce
-from operator import or_
+from collections.abc import Iterator, Sequence
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import Block
-from ggraph.backends.cpu.codes import READERS, Codes, Reader
+from ggraph.backends.cpu.codes import READERS, Codes
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
@@ -44,6 +42,7 @@ ROWS_ARGS = ("w", "ids", "y", "n", "k", "m", "ys")
 NOT_A_NUMBER = float("nan")
 OF_EACH = 0x01010101  # a bit of each of the four codes in a word
 WORDS = vec(I32, GROUPS)
+PIECE = 16  # bytes of a row of plain numbers that are turned at once
 
 
 def _word_at(block: Block, lane: Val, stored: int) -> Val:
@@ -51,62 +50,108 @@ def _word_at(block: Block, lane: Val, stored: int) -> Val:
     return block.codes_at + stored * GROUP_BYTES + lane * GROUP
 
 
-def _store_block(k: Kernel, block: Block, lane: Val, read: Codes) -> None:
-    """Put one row's block into its lane of the tile."""
+def _staged(k: Kernel, layout: Layout, codes: Val, to: Val, lane: Val) -> None:
+    """Put the words of a row's block into the stage: per plane, row by row."""
+    codes, low = k.cast("bitcast", codes, WORDS), 0
+    for bits in layout.planes:
+        plane, count = (codes >> low) & (((1 << bits) - 1) * OF_EACH), GROUPS
+        while count > bits:  # the second half of the groups lies above the first
+            count //= 2
+            halves = [k.shuffle(plane, plane, range(i, i + count)) for i in (0, count)]
+            plane = halves[0] | (halves[1] << count)
+        k.store(to + lane * (bits * GROUP), plane)
+        low, to = low + bits, to + bits * GROUP_BYTES
+
+
+def _store_numbers(k: Kernel, block: Block, lane: Val, read: Codes) -> None:
+    """Put scales and minimum of one row's block into its lane of the tile."""
     size = lane * block.layout.scale.nbytes
-    for i, number in enumerate(read.supers):
-        k.store(block.run + i * (2 * TILE) + lane * 2, number)
     for sub, scale in enumerate(read.scales):
         k.store(block.scale_at(sub) + size, scale)
     if read.minimum is not None:
         k.store(block.minimum_at + size, read.minimum)
-    codes = k.cast("bitcast", read.codes, WORDS)
-    low = first = 0
+
+
+def apart(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Lane s of each group of len(rows) lanes, for every s: rows turned to columns by halving."""
+    if len(rows) == 1:
+        return list(rows)
+    lanes = rows[0].v.type.count
+    pairs = [(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    halves = ([k.shuffle(a, b, range(i, 2 * lanes, 2)) for a, b in pairs] for i in (0, 1))
+    even, odd = (apart(k, half) for half in halves)
+    return [v for pair in zip(even, odd, strict=True) for v in pair]
+
+
+def _store_codes(k: Kernel, block: Block, stage: Val) -> None:
+    """Turn the staged words of a tile's rows into groups."""
+    line, at = vec(I32, TILE), 0
     for bits in block.layout.planes:
-        plane = (codes >> low) & (((1 << bits) - 1) * OF_EACH)
-        for stored in range(bits):
-            groups = range(stored, GROUPS, bits)
-            word = reduce(or_, (k.lane(plane, g) << (g - stored) for g in groups))
-            k.store(_word_at(block, lane, first + stored), word)
-        low, first = low + bits, first + bits
+        rows = [k.load(stage + at + i * GROUP_BYTES, line) for i in range(bits)]
+        for i, group in enumerate(apart(k, rows)):
+            k.store(block.codes_at + at + i * GROUP_BYTES, group)
+        at += bits * GROUP_BYTES
 
 
-def _fill_zero(k: Kernel, address: Val, nbytes: Val) -> None:
+def _fill_zero(k: Kernel, address: Val, nbytes: Val | int) -> None:
     for i in k.loop(0, nbytes):
         k.store(address + i, k.const(0, I8))
 
 
-def _pack_tile(k: Kernel, layout: Layout, read: Reader, tile: Val, first: Val) -> None:
+def _pack_tile(k: Kernel, dtype: DType, layout: Layout, stage: Val, tile: Val, first: Val) -> None:
     raw, n, row_bytes, columns = k.words("raw n row_bytes k")
-    runs = columns // (BLOCK * layout.blocks)
+    runs, read, step = columns // dtype.block, READERS[dtype], layout.codes_bytes
     with k.when(first + TILE > n):  # padding rows stay zero
         _fill_zero(k, tile, runs * layout.run_bytes)
-    for lane in k.loop(0, k.minimum(n - first, k.const(TILE, I64))):
-        row = raw + (first + lane) * row_bytes
-        for run in k.loop(0, runs):
-            for j in k.loop(0, layout.blocks):
-                block = Block(k, layout, tile + run * layout.run_bytes, j)
-                _store_block(k, block, lane, read(k, row, run * layout.blocks + j))
+        _fill_zero(k, stage, layout.blocks * step)
+    last = k.minimum(n - first, k.const(TILE, I64))
+    for i in k.loop(0, runs):
+        run = tile + i * layout.run_bytes
+        blocks = [Block(k, layout, run, k.const(j, I64)) for j in range(layout.blocks)]
+        for lane in k.loop(0, last):
+            at = raw + (first + lane) * row_bytes + i * dtype.block_bytes
+            for j, block in enumerate(blocks):
+                found = read(k, at, j)
+                _staged(k, layout, found.codes, stage + j * step, lane)
+                _store_numbers(k, block, lane, found)
+                for s, number in enumerate(found.supers if j == 0 else ()):
+                    k.store(run + s * (2 * TILE) + lane * 2, number)
+        for j, block in enumerate(blocks):
+            _store_codes(k, block, stage + j * step)
 
 
-def _pack_quantised(k: Kernel, layout: Layout, read: Reader) -> None:
+def _pack_quantised(k: Kernel, dtype: DType, layout: Layout) -> None:
     out, n, columns = k.words("out n k")
-    step = columns // (BLOCK * layout.blocks) * layout.run_bytes
+    stage = k.scratch(layout.blocks * layout.codes_bytes)
+    step = columns // dtype.block * layout.run_bytes
     for t in k.share((n + (TILE - 1)) // TILE):
-        _pack_tile(k, layout, read, out + t * step, t * TILE)
+        _pack_tile(k, dtype, layout, stage, out + t * step, t * TILE)
 
 
 def _pack_float(k: Kernel, layout: FloatLayout) -> None:
     raw, out, n, columns, row_bytes = k.words("raw out n k row_bytes")
     size, tile_rows = layout.element_bytes, layout.tile
     number = I16 if size == 2 else I32
+    each = PIECE // size
+    stage, whole = k.scratch(tile_rows * PIECE), columns // each * each
     for t in k.share((n + (tile_rows - 1)) // tile_rows):
-        tile = out + t * (columns * (tile_rows * size))
+        tile, first = out + t * (columns * (tile_rows * size)), t * tile_rows
+        last = k.minimum(n - first, k.const(tile_rows, I64))
+        with k.when(last < tile_rows):  # padding rows become zero
+            _fill_zero(k, stage, tile_rows * PIECE)
+        for c in k.loop(0, whole, each):
+            for lane in k.loop(0, last):
+                source = raw + (first + lane) * row_bytes + c * size
+                k.store(stage + lane * PIECE, k.load(source, vec(I8, PIECE)))
+            kind, line = vec(number, tile_rows), tile_rows * size
+            rows = [k.load(stage + i * line, kind) for i in range(each)]
+            for i, column in enumerate(apart(k, rows)):
+                k.store(tile + (c + i) * line, column)
         for lane in k.loop(0, tile_rows):
-            row = t * tile_rows + lane
-            inside = row < n  # padding rows become zero
+            row = first + lane
+            inside = row < n
             source = raw + k.select(inside, row, 0) * row_bytes
-            for c in k.loop(0, columns):
+            for c in k.loop(whole, columns):
                 value = k.load(source + c * size, number)
                 k.store(tile + (c * tile_rows + lane) * size, k.select(inside, value, 0))
 
@@ -116,7 +161,7 @@ def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> KernelSpec:
         if isinstance(layout, FloatLayout):
             _pack_float(k, layout)
         else:
-            _pack_quantised(k, layout, READERS[dtype])
+            _pack_quantised(k, dtype, layout)
 
     spec = KernelSpec(f"pack_{dtype.name}", PACK_ARGS, build)
     KERNELS[spec.name] = spec

@@ -1,4 +1,4 @@
-"""Pages of memory: huge ones for packed weights, a mapped file's given back after packing.
+"""Pages of memory: huge ones for packed weights, a mapped file's which are given back.
 
 Weights are streamed through once per step. In pages of 4 KB that takes a look at the page tables
 every 4 KB, and costs 15 % of the speed; so they lie together in large pieces of memory, for which
@@ -9,8 +9,12 @@ remain in the system's cache, and a later read finds them there. Nothing happens
 are not windows on a read-only map, nor where the system has no such call.
 """
 
+import ctypes
 import mmap
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 
@@ -28,6 +32,12 @@ class Shelf:
 
     def __init__(self) -> None:
         self._piece, self._at = np.zeros(0, np.uint8), 0  # `_at`: what is taken of it
+
+    def expect(self, nbytes: int) -> Array:
+        """Begin a piece that has room for `nbytes`; all of it, in whole pages."""
+        self.trim()
+        self._piece, self._at = _huge(nbytes + GUARD), 0
+        return self._piece
 
     def take(self, nbytes: int) -> Array:
         """uint8 [nbytes]."""
@@ -75,17 +85,36 @@ def mapping_of(data: Array) -> mmap.mmap | None:
     return base if isinstance(base, mmap.mmap) else None
 
 
-def drop_pages(data: Array) -> int:
-    """Forget the whole pages that `data` covers in a read-only map; how many bytes that were."""
-    held = mapping_of(data)
-    if held is None or data.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
+def read_pages(data: Array) -> tuple[int, int]:
+    """Address and bytes of the whole pages that are not needed once `data`, a window on a read-only
+    map, has been read; no bytes where it is none, or the system cannot be told. Up to a huge page
+    before it is among them: with what is read the system maps its neighbours, given back before."""
+    held, first = mapping_of(data), int(data.ctypes.data)
+    stop = (first + data.nbytes) // PAGE * PAGE
+    if held is None or data.flags.writeable or not madvise("MADV_DONTNEED"):
+        return stop, 0
+    start = max(-(-first // PAGE) * PAGE - HUGE, _address(held))
+    return start, max(stop - start, 0)
+
+
+def hull(windows: Sequence[Array]) -> Array:
+    """The least window on a map that holds these, uint8; windows on no map are left out."""
+    held = mapping_of(windows[0])
+    if held is None:
+        return np.zeros(0, np.uint8)
+    base, places = _address(held), [(int(w.ctypes.data), w.nbytes) for w in windows]
+    first = min(at for at, _ in places) - base
+    stop = max(at + nbytes for at, nbytes in places) - base
+    return np.frombuffer(held, np.uint8, stop - first, first)
+
+
+@cache
+def madvise(advice: str) -> int:
+    """Address of the system's call by which it is told what a program means to do with pages; 0
+    where there is none that knows the advice."""
+    if sys.platform == "win32" or not hasattr(mmap, advice):
         return 0
-    first = int(data.ctypes.data) - _address(held)
-    start, stop = -(-first // PAGE) * PAGE, (first + data.nbytes) // PAGE * PAGE
-    if stop <= start:
-        return 0
-    held.madvise(mmap.MADV_DONTNEED, start, stop - start)
-    return stop - start
+    return ctypes.cast(ctypes.CDLL(None).madvise, ctypes.c_void_p).value or 0
 
 
 def drop_map(data: Array) -> None:

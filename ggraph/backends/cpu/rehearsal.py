@@ -14,10 +14,11 @@ import numpy as np
 from ggraph.backends.cpu.attention import NEXT
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
-from ggraph.backends.cpu.lowering import Lowering, Packed, packing
+from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import bounded, is_weight, kept_as
 from ggraph.backends.cpu.needs import needs as kernel_needs
 from ggraph.backends.cpu.numpy_step import numpy_need
+from ggraph.backends.cpu.packing import Packed, packing
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.device import Need
 from ggraph.plan import Actor, Buffer, Command, Do
@@ -59,7 +60,7 @@ class Rehearsal(Lowering):
     def weight(self, ref: Ref) -> Packed:
         """A packed form without bytes, and the kernel that makes one."""
         dtype = kept_as(ref.tensor.dtype, self.exact)
-        self.kernels[packing(dtype)] = None
+        self.kernels |= {packing(dtype): None, "pack_piece": None}
         return Packed(dtype, NOWHERE.handle)
 
 
