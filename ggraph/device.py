@@ -8,6 +8,7 @@ from ggraph.errors import PlaceError
 from ggraph.tensor import Tensor
 
 HOST = "host"
+RESULT = -1  # in a need's `of`: the launch's own result
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,20 @@ class Need:
 
     With `of` (positions of sources) the kernel fills them with what it makes of those sources
     alone: launches of one stream that need the same of the same sources share the bytes, which the
-    first of them fills. Without, they are the launch's own.
+    first of them fills. Without, they are the launch's own. Of its RESULT a launch offers bytes: it
+    gets them where a later launch of its stream needs them of that source. What is `flat` is made
+    of a source's elements in order, whatever its shape, so that views of all of a tensor share it.
     """
 
     name: str
     nbytes: int
     of: tuple[int, ...] = ()
+    flat: bool = False
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the launch can do without."""
+        return RESULT in self.of
 
 
 def _nothing(t: Tensor) -> tuple[Need, ...]:

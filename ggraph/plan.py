@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from ggraph.device import HOST, DeviceSpec, Need
+from ggraph.device import HOST, RESULT, DeviceSpec, Need
 from ggraph.errors import PlaceError, printable
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
@@ -157,7 +157,15 @@ def scratch(t: Tensor, need: Need, actor: Actor) -> str:
     is made of sources alone and shared, `SOURCE#need` with the stream behind it."""
     if not need.of:
         return f"{t.name}#{need.name}"
-    return f"{'+'.join(t.sources[i].name for i in need.of)}#{need.name}.{actor.stream}"
+    made_of = [t if i == RESULT else t.sources[i] for i in need.of]
+    names = [(s.root if need.flat and shows_all(s) else s).name for s in made_of]
+    return f"{'+'.join(names)}#{need.name}.{actor.stream}"
+
+
+def shows_all(t: Tensor) -> bool:
+    """Whether `t` is all elements of its root in order."""
+    root = t.root
+    return t.is_contiguous and (t.offset, t.dtype, t.nbytes) == (0, root.dtype, root.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.door import fit
 from ggraph.dtype import F32, DType, as_dtype
 from ggraph.errors import GraphError, ShapeError
 from ggraph.face import Face, scoped
@@ -138,6 +139,10 @@ class OpSpec:
     cuda: str = ""  # CUDA source, see there
     examples: tuple[Example, ...] = ()
     doc: str = ""
+
+    def __post_init__(self) -> None:
+        """Asked once here: every tensor carries one, and tensors are asked at every door."""
+        fit(self, GraphError)
 
 
 OPS: dict[str, OpSpec] = {}

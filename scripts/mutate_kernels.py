@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -35,7 +36,7 @@ import cuda_host
 from ggraph.backends.cuda import kernels
 
 TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
-LIMIT = 120  # seconds of a mutant's tests; one that never ends is caught
+LIMIT = 120  # seconds of a processor for a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
 EDGES = "tests/test_cuda_edges.py"
 # Tests of each source: files and a `-k` expression.
@@ -159,6 +160,7 @@ def fate(mutant: Mutant) -> str:
     child = os.fork()
     if not child:
         try:
+            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5))
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
@@ -171,11 +173,8 @@ def fate(mutant: Mutant) -> str:
             os._exit(int(status))
         finally:
             os._exit(1)
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.alarm(LIMIT)
     _, status = os.waitpid(child, 0)
-    signal.alarm(0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
         return "endless"
     ended = os.waitstatus_to_exitcode(status)
     if ended == pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -15,6 +15,8 @@ from cuda_host import COMPILER, HostDriver
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, open_driver
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.device import Need
+from ggraph.dtype import BF16
+from ggraph.formats.quantise import quantize
 from ggraph.ops.evaluate import read, reference, to_logical, to_storage
 from ggraph.plan import Actor, Buffer, Command, Do
 from ggraph.tensor import Array, Tensor
@@ -76,8 +78,23 @@ def _ran(y: Tensor, stored: Mapping[str, Array], order: int | None) -> Array:
     backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
     backend.synchronise()
     found = read(y, backend.read(target, 0, y.nbytes)).copy()
+    for need in (n for n in backend.spec.needs(y) if n.is_offered):
+        made = backend.read(beside[need.name].memory, 0, need.nbytes).view(np.uint16)
+        whole = np.isfinite(found).reshape(-1, 4).repeat(2, axis=1)  # a NaN has many forms
+        same = (made.reshape(-1, 8) == parts(found)) | ~whole
+        assert same.all(), f"{y.op}: its parts are not its value's"
     backend.close()
     return found
+
+
+def parts(values: Array) -> Array:
+    """Floats in parts: of each four the first bf16 numbers, then what those leave out."""
+    flat = values.reshape(-1)
+    first = quantize(flat, BF16).view(np.uint16)
+    with np.errstate(invalid="ignore"):
+        rest = flat - (first.astype(np.uint32) << 16).view(np.float32)
+    low = quantize(rest, BF16).view(np.uint16)
+    return np.concatenate((first.reshape(-1, 4), low.reshape(-1, 4)), axis=1)
 
 
 def meaning(y: Tensor, stored: Mapping[str, Array]) -> Array:

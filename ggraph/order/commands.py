@@ -77,6 +77,10 @@ def _work(o: Ordering, out: Steps) -> None:
     split_of = {n: s for s in o.splits.splits for n in (*s.copies_in, *s.nodes)}
     throttle = _Throttle()
     nodes = o.graph.nodes
+    for t in nodes:
+        if t.op != "copy":
+            actor = o.streams.of[t.name]
+            o.beside.ask(t, actor, o.streams.spec(actor.device).needs(t))
     for t, after in zip(nodes, [*nodes[1:], None], strict=False):
         if t.op == "copy":
             _transfer(o, out, t, throttle)
@@ -101,7 +105,7 @@ def _sync(label: str, actor: Actor | None) -> Command:
 def _launch(o: Ordering, out: Steps, t: Tensor) -> None:
     actor = o.streams.of[t.name]
     seconds = launch_seconds(o.streams.spec(actor.device), t)
-    held, filled = o.beside.of(t, actor, o.streams.spec(actor.device).needs(t))
+    held, filled = o.beside.of(t, actor)
     reads, writes = (*reads_of(t), *held), (*writes_of(t), *filled)
     c = Command(Do.LAUNCH, actor, t.name, t.name, reads, writes, seconds=seconds)
     out.add(c, t.overwritten.root.name if t.overwritten is not None else None)

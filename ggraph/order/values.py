@@ -24,15 +24,22 @@ class Beside:
     """What launches have beside their operands, by name, as far as the list of commands goes."""
 
     values: dict[str, Value] = field(default_factory=dict)
+    needs: dict[str, tuple[Need, ...]] = field(default_factory=dict)  # by launch
+    _wanted: set[str] = field(default_factory=set)  # what launches cannot do without
 
-    def of(
-        self, t: Tensor, actor: Actor, needs: Iterable[Need]
-    ) -> tuple[list[Access], list[Access]]:
+    def ask(self, t: Tensor, actor: Actor, needs: tuple[Need, ...]) -> None:
+        """Note what the launch of `t` needs, before any gets it."""
+        self.needs[t.name] = needs
+        self._wanted.update(scratch(t, n, actor) for n in needs if not n.is_offered)
+
+    def of(self, t: Tensor, actor: Actor) -> tuple[list[Access], list[Access]]:
         """What the launch of `t` finds there and what it fills: the first that needs bytes does."""
         found: list[Access] = []
         filled: list[Access] = []
-        for need in needs:
+        for need in self.needs[t.name]:
             name = scratch(t, need, actor)
+            if name not in self._wanted:
+                continue
             value = Value(name, actor.device, need.nbytes)
             (found if name in self.values else filled).append(Access(name, 0, need.nbytes))
             if self.values.setdefault(name, value) != value:

@@ -2,8 +2,9 @@
 
 A device's `needs` belong to the op registry, not to the plan. A launch must declare each of them in
 full, under the name that says whose it is: one of its own as written, one that it shares as written
-or read. That what is read was filled by the launch that comes first is the proof's business, as for
-any other value; that it was made of the same sources is in the name.
+or read, one that it offers as written or not at all. That what is read was filled by the launch
+that comes first is the proof's business, as for any other value; that it was made of the same
+sources is in the name.
 """
 
 from collections.abc import Container, Iterator
@@ -26,10 +27,13 @@ def room_faults(plan: Plan) -> Iterator[CounterExample]:
 def _faults(plan: Plan, c: Command, t: Tensor, tensors: Container[str]) -> Iterator[str]:
     spec = plan.schedule.splits.placement.device_called(c.actor.device)
     known = {t.name, *(s.root.name for s in t.sources)}
+    touched = {a.value for a in (*c.reads, *c.writes)}
     for need in spec.needs(t):
         name = scratch(t, need, c.actor)
         whole = Access(name, 0, need.nbytes)
         known.add(name)
+        if need.is_offered and name not in touched:
+            continue
         if whole not in c.writes and not (need.of and whole in c.reads):
             yield f"needs {need.nbytes} bytes of {name!r} and does not declare them"
     for a in (*c.reads, *c.writes):

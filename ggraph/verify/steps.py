@@ -45,13 +45,15 @@ def _scratch(
     if c.do is not Do.LAUNCH:
         return
     t = tensors[c.node or ""]
-    needed = {scratch(t, n, c.actor): n.nbytes for n in specs[c.actor.device].needs(t)}
+    needs = {scratch(t, n, c.actor): n for n in specs[c.actor.device].needs(t)}
     touched = [a for a in (*c.reads, *c.writes) if a.value not in tensors]
-    for a in (a for a in touched if a.value not in needed):
+    for a in (a for a in touched if a.value not in needs):
         yield f"launch of {t.name!r} touches {a}, which {t.op} does not need"
-    for name, nbytes in needed.items():
-        if not any(a.value == name and a.start == 0 and a.stop >= nbytes for a in touched):
-            yield f"launch of {t.name!r} has no {nbytes} bytes of {name!r}, which {t.op} needs"
+    for name, need in needs.items():
+        held = [a for a in touched if a.value == name]
+        whole = any(a.start == 0 and a.stop >= need.nbytes for a in held)
+        if not whole and (held or not need.is_offered):
+            yield f"launch of {t.name!r} has no {need.nbytes} bytes of {name!r}, which {t.op} needs"
 
 
 def _step(c: Command, tensors: Mapping[str, Tensor]) -> Iterator[str]:

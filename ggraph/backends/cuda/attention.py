@@ -9,7 +9,7 @@ import numpy as np
 
 from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
-from ggraph.backends.cuda.lowering import Lowering, Rule, number
+from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
 from ggraph.backends.cuda.matmul import FEW_ROWS, WIDE
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import Need
@@ -157,7 +157,8 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     (rows, heads, dim), v_dim = q.shape, given["v_dim"]
     width = _width(x.result.tensor)
     splits = max(1, -(-width // SPLIT))
-    slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("parts"))
+    slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("splits"))
+    made = parts_of(low, x)
     given = {**given, "lists": _lists(low, x, given), "heads": heads, "width": width}
     if _listed(x.result.tensor):
         given.update(mask=0, mask_row=0, mask_type=0)
@@ -177,7 +178,8 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
         low.call(kernel, grid, 128, type=kind, parts=parts, rows=count, **here)
         low.call(
             "merge", (heads, count, 1), 128, type=kind, parts=parts, lists=here["lists"],
-            sinks=sinks, y=low.at(x.result) + t * heads * v_dim * 4, splits=splits, v_dim=v_dim,
+            sinks=sinks, y=low.at(x.result) + t * heads * v_dim * 4,
+            given=made + t * heads * v_dim * 4 if made else 0, splits=splits, v_dim=v_dim,
             width=width,
         )  # fmt: skip
 
@@ -224,13 +226,13 @@ def _slice(t: Tensor) -> tuple[int, int]:
 
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "parts": results by splits of the cache; "lists": what each row sees, by mask and length."""
+    """ "splits": results by parts of the cache; "lists": what each row sees, by mask, length."""
     if _is_tiled(t):
         return ()
     end = len(t.sources) - bool(t.attrs["has_sinks"])
     deciding = tuple(range(3, end)) if t.attrs["has_mask"] else ()
     lists = Need("lists", t.shape[0] * 4 * (1 + _width(t)), deciding)
-    return Need("parts", _slice(t)[1]), lists
+    return Need("splits", _slice(t)[1]), lists, *offered(t)
 
 
 RULES: dict[str, Rule] = {

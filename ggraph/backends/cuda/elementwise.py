@@ -14,8 +14,9 @@ from ggraph.backends.cuda.layout import (
     spread,
     steps,
 )
-from ggraph.backends.cuda.lowering import Lowering, Rule, number
+from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
 from ggraph.backends.protocol import Launch
+from ggraph.device import Need
 from ggraph.dtype import I32, I64
 from ggraph.tensor import Tensor, contiguous
 
@@ -56,13 +57,22 @@ def _two(t: Tensor) -> bool:
 def _binary(low: Lowering, x: Launch) -> None:
     t, (a, b) = x.result.tensor, x.sources
     given = {"x": low.at(a), "z": low.at(b), "y": low.at(x.result), "op": BINARY.index(t.op)}
-    if is_flat(a.tensor, b.tensor) and a.tensor.shape == b.tensor.shape:
-        low.per_element("binary_flat", t.size, **given)
+    if _is_flat_pair(t):
+        low.per_element("binary_flat", t.size, **given, parts=parts_of(low, x))
         return
     low.per_element(
         "binary", t.size, **given, shape=sizes(t), x_strides=steps(a.tensor),
         z_strides=spread(b.tensor, t), x_type=PLAIN[a.tensor.dtype], z_type=PLAIN[b.tensor.dtype],
     )  # fmt: skip
+
+
+def _is_flat_pair(t: Tensor) -> bool:
+    a, b = t.sources
+    return is_flat(a, b) and a.shape == b.shape
+
+
+def _pair_needs(t: Tensor) -> tuple[Need, ...]:
+    return offered(t) if _is_flat_pair(t) else ()
 
 
 def _clamped(low: Lowering, x: Launch) -> None:
@@ -159,7 +169,7 @@ def _set(low: Lowering, x: Launch) -> None:
 
 RULES: dict[str, Rule] = {
     **{name: Rule(_one, _unary) for name in UNARY[1:]},
-    **{name: Rule(_two, _binary) for name in BINARY},
+    **{name: Rule(_two, _binary, _pair_needs) for name in BINARY},
     "swiglu_oai": Rule(_two, _clamped),
     "cont": Rule(_moved, _move),
     "dup": Rule(_moved, _move),

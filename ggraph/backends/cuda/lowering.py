@@ -15,7 +15,8 @@ import numpy as np
 from ggraph.backends.cuda.driver import Driver, Grid
 from ggraph.backends.cuda.kernels import Unit, homes, packed
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
-from ggraph.device import Need
+from ggraph.device import RESULT, Need
+from ggraph.dtype import F32
 from ggraph.tensor import Array, Tensor
 
 Step = Callable[[int], None]
@@ -91,6 +92,18 @@ class Lowering:
     def constant(self, values: Array) -> int:
         """Address of values that the host has computed."""
         return self.keeper.constant(np.ascontiguousarray(values))
+
+
+def offered(t: Tensor) -> tuple[Need, ...]:
+    """ "parts" of a result for the products that take it in them (src/parts.cuh)."""
+    whole = t.dtype is F32 and t.is_contiguous and t.nbytes and t.shape[-1] % 4 == 0
+    return (Need("parts", t.nbytes, (RESULT,), flat=True),) if whole else ()
+
+
+def parts_of(low: Lowering, launch: Launch) -> int:
+    """Address of the parts of the result; 0 where no product asks for them."""
+    room = launch.scratch.get("parts")
+    return low.at(room) if room is not None else 0
 
 
 def number(x: Launch, name: str) -> float:

@@ -65,7 +65,8 @@ def _is_tiled(w: Tensor) -> bool:
 
 
 def _parts(low: Lowering, launch: Launch) -> int:
-    """Source 1 in the parts that src/tiles.cu takes: made once for all products that read it."""
+    """Source 1 in the parts that src/tiles.cu takes: made once for all products
+    that read it, by what makes it where that can."""
     x, room = launch.sources[1], launch.room("parts")
     if not room.ready:
         low.per_element("split_rows", x.tensor.size // 4, x=low.at(x), parts=low.at(room))
@@ -80,7 +81,7 @@ def _product_needs(t: Tensor) -> tuple[Need, ...]:
     if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
         return ()
     if m <= FEW_ROWS or not k:
-        return (Need("parts", x.nbytes, (1,)),) if _is_tiled(w) else ()
+        return (Need("parts", x.nbytes, (1,), flat=True),) if _is_tiled(w) else ()
     space = sum(_decoded_bytes(w, m))
     work = Need("work", WORK_SPACE)
     return (work, Need("decoded", space)) if space else (work,)
@@ -218,7 +219,7 @@ def _id_needs(t: Tensor) -> tuple[Need, ...]:
     w, x, ids = t.sources
     if not _is_grouped(w):
         return ()
-    return Need("pairs", _list_bytes(w, ids)), Need("parts", x.nbytes, (1,))
+    return Need("pairs", _list_bytes(w, ids)), Need("parts", x.nbytes, (1,), flat=True)
 
 
 def _grouped(low: Lowering, x: Launch) -> None:

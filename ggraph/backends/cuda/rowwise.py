@@ -18,7 +18,15 @@ from ggraph.backends.cuda.layout import (
     row_steps,
     spread,
 )
-from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, number, threads
+from ggraph.backends.cuda.lowering import (
+    MAX_GRID_Y,
+    Lowering,
+    Rule,
+    number,
+    offered,
+    parts_of,
+    threads,
+)
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
@@ -38,8 +46,9 @@ def _rms_norm(low: Lowering, x: Launch) -> None:
     n = a.tensor.shape[-1]
     low.call(
         "rms_norm", (row_count(a.tensor), 1, 1), threads(n), x=low.at(a),
-        w=low.at(w[0]) if w else 0, y=low.at(x.result), n=n, shape=row_sizes(a.tensor),
-        strides=row_steps(a.tensor), eps=number(x, "eps"), type_=PLAIN[a.tensor.dtype],
+        w=low.at(w[0]) if w else 0, y=low.at(x.result), parts=parts_of(low, x), n=n,
+        shape=row_sizes(a.tensor), strides=row_steps(a.tensor), eps=number(x, "eps"),
+        type_=PLAIN[a.tensor.dtype],
     )  # fmt: skip
 
 
@@ -219,8 +228,8 @@ def _set_rows(low: Lowering, x: Launch) -> None:
 
 
 RULES: dict[str, Rule] = {
-    "rms_norm": Rule(_normable, _rms_norm),
-    "rms_norm_mul": Rule(_normable, _rms_norm),
+    "rms_norm": Rule(_normable, _rms_norm, offered),
+    "rms_norm_mul": Rule(_normable, _rms_norm, offered),
     "norm": Rule(_normable, _norm),
     "l2_norm": Rule(_normable, _norm),
     "group_norm": Rule(

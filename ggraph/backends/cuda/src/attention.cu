@@ -15,7 +15,7 @@
 // lane's place in a fragment, pairs g and g + 8, cache rows or values 2c and 2c + 1.
 // Source: FlashAttention, arXiv 2205.14135; split over the cache: Flash-Decoding.
 #define MOST_THREADS 128
-#include "pieces.cuh"
+#include "parts.cuh"
 
 #define SPLIT 128
 #define MAX_HEAD 512
@@ -459,9 +459,9 @@ KERNEL attend_odd(const float* q, const u8* k, const u8* v, const u8* mask, cons
 }
 
 // y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum.
-// Grid (H, T); `splits` are those that there is room for.
-KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y, i64 splits,
-             i64 v_dim, i64 width) {
+// Grid (H, T); `splits` are those that there is room for. y in parts as well where there is `given`.
+KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y, Quad* given,
+             i64 splits, i64 v_dim, i64 width) {
   const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
   const float* part = parts + at * splits * (2 + v_dim);
   const i64 all = (lists[blockIdx.y * (1 + width)] + SPLIT - 1) / SPLIT;
@@ -480,4 +480,5 @@ KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y,
     }
     y[at * v_dim + d] = sum == 0.0f ? 0.0f : mixed / sum;
   }
+  if (given) give_parts(y + at * v_dim, given + at * (v_dim / 4), v_dim);
 }

@@ -3,7 +3,7 @@
 // Sources have up to four axes with byte strides; the result is without gaps. `op` numbers are
 // those of the tables in elementwise.py, and the branch on them is the same for every thread.
 #define MOST_THREADS 256
-#include "common.cuh"
+#include "parts.cuh"
 
 DEV float sigmoid_of(float x) {
   const float small = expf(x < 0.0f ? x : -x);
@@ -87,15 +87,18 @@ KERNEL binary(const u8* x, const u8* z, u8* y, i64 count, Axes shape, Axes x_str
   store_plain(y + i * plain_size(x_type), x_type, two_of(op, left, right));
 }
 
-// Both on float32 without gaps and of one shape: no index arithmetic.
+// Both on float32 without gaps and of one shape: no index arithmetic. Of two also in parts where
+// those are given; a block has 256 elements.
 KERNEL unary_flat(const float* x, float* y, i64 count, int op, float a, float b) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) y[i] = one_of(op, x[i], a, b);
 }
 
-KERNEL binary_flat(const float* x, const float* z, float* y, i64 count, int op) {
-  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, i64 count, int op) {
+  const i64 first = (i64)blockIdx.x * blockDim.x, i = first + threadIdx.x;
   if (i < count) y[i] = two_of(op, x[i], z[i]);
+  const i64 here = count - first < blockDim.x ? count - first : blockDim.x;
+  if (parts) give_parts(y + first, parts + first / 4, here);
 }
 
 // gpt-oss's gated unit: the gate held below `limit`, up within +-limit and raised by one.

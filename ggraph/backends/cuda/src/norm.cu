@@ -1,6 +1,6 @@
 // Normalisation and sums of rows; one block per row, every thread sums its own elements in order.
 // Legend: n row length; x and y have `type`, strides in bytes.
-#include "common.cuh"
+#include "parts.cuh"
 
 // Mean of squares of a row, less `centre`.
 DEV float mean_square(const u8* row, i64 n, int type, float centre, float* part) {
@@ -13,9 +13,9 @@ DEV float mean_square(const u8* row, i64 n, int type, float centre, float* part)
   return block_sum(sum, part) / (float)n;
 }
 
-// x / sqrt(mean of squares + eps), times w [n] where given.
-KERNEL rms_norm(const u8* x, const float* w, u8* y, i64 n, Axes shape, Axes strides, float eps,
-                int type) {
+// x / sqrt(mean of squares + eps), times w [n] where given; in parts too where those are.
+KERNEL rms_norm(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape, Axes strides,
+                float eps, int type) {
   SHARED float part[32];
   const int size = plain_size(type);
   const u8* row = x + place_of(blockIdx.x, shape, strides);
@@ -25,6 +25,7 @@ KERNEL rms_norm(const u8* x, const float* w, u8* y, i64 n, Axes shape, Axes stri
     const float v = load_plain(row + i * size, type) * factor;
     store_plain(out + i * size, type, w ? v * w[i] : v);
   }
+  if (parts) give_parts((const float*)out, parts + blockIdx.x * (n / 4), n);
 }
 
 // x / max(length of the row, eps).

@@ -8,3 +8,12 @@ DEV Quad parts_of(const float (&v)[4]) {
   split<As_bf16>(v, four.w, four.w + 2);
   return four;
 }
+
+// Parts of y [n], which this block has just written; n is a multiple of four.
+DEV void give_parts(const float* y, Quad* parts, i64 n) {
+  __syncthreads();
+  for (i64 i = threadIdx.x; 4 * i < n; i += blockDim.x) {
+    const float v[4] = {y[4 * i], y[4 * i + 1], y[4 * i + 2], y[4 * i + 3]};
+    parts[i] = parts_of(v);
+  }
+}

@@ -1,0 +1,50 @@
+"""How many kernels a layer of a decoder takes: each is a node of a captured graph."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_host import HostDriver, need_compiler
+
+from ggraph import dtypes
+from ggraph.backends.cuda.lowering import Lowering
+from ggraph.decode.rows import Rows
+from ggraph.decode.runner import Runner
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import gpu_models
+from gpu_speed import random_session
+
+
+def launches(layers: int, rows: int, seen: Counter[str]) -> None:
+    """Count the kernels of a step of a decoder of so many layers."""
+    config = replace(gpu_models.TINY, num_hidden_layers=layers)
+    model = gpu_models.model("tiny", config, dtypes.BF16)
+    with pytest.MonkeyPatch.context() as patch:
+        real = Lowering.call
+
+        def counted(low: Lowering, kernel: str, *given: Any, **named: Any) -> None:
+            seen[kernel] += 1
+            real(low, kernel, *given, **named)
+
+        patch.setattr(Lowering, "call", counted)
+        runner = Runner(model, random_session(HostDriver(1 << 32)), 64)
+        runner.step(Rows(range(rows), range(rows), range(rows)), range(rows))
+
+
+@need_compiler
+@pytest.mark.parametrize(("rows", "product"), [(1, "mul_mat_tile"), (60, "mul_mat_tiles")])
+def test_kernels_of_a_layer(rows: int, product: str) -> None:
+    """What makes rows gives their parts: no launch splits them."""
+    two, three = Counter[str](), Counter[str]()
+    launches(2, rows, two)
+    launches(3, rows, three)
+    assert three - two == Counter(
+        {product: 7, "rms_norm": 2, "rope": 1, "rope_set_rows": 1, "set_rows": 1, "attend": 1,
+         "merge": 1, "binary_flat": 1}
+    )  # fmt: skip
+    assert not three["split_rows"]
