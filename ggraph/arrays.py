@@ -19,6 +19,7 @@ from ggraph.graph import Graph
 from ggraph.ops.evaluate import to_storage
 from ggraph.tensor import Array, Kind, Tensor
 
+FEW = 32  # numbers up to which Python finds the greatest sooner than NumPy: 1.2 and 1.4 us
 _UNSIGNED: Mapping[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 WeightSource = Callable[[Tensor], Array]
@@ -230,13 +231,19 @@ def _strictest(rows: list[tuple[Tensor, int, str]]) -> list[tuple[Tensor, int, s
     return list(least.values())
 
 
+def _greatest(numbers: Array) -> int:
+    """The greatest of several numbers; for one token, 0.5 instead of 1.1 us."""
+    few = numbers.size <= FEW
+    return max(numbers.ravel().tolist()) if few else int(np.maximum.reduce(numbers, axis=None))
+
+
 def _check_indices(view: Tensor, stored: Array, limit: int, whose: str) -> None:
     """InputError unless all that `view` shows of the stored input is in [0, limit)."""
     if view.view_src is not None:
         dense = np.ascontiguousarray(stored)
         stored = np.ndarray(view.shape, stored.dtype, dense, view.offset, view.strides)
     unsigned = stored.view(_UNSIGNED[stored.dtype.itemsize])  # so that what is negative is large
-    if unsigned.size and np.maximum.reduce(unsigned, axis=None) >= limit:
+    if unsigned.size and _greatest(unsigned) >= limit:
         raise InputError(
             f"input {view.root.name!r}: indices {stored.min()} .. {stored.max()} leave "
             f"[0, {limit}) of %{whose}"

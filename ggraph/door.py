@@ -109,6 +109,13 @@ PLAIN: dict[Any, tuple[str, Check]] = {
 }
 
 
+EXACT = (int, str, bool, inspect.Parameter.empty)  # values that are of such a type are let in as is
+
+
+def _is_exactly(value: object, kind: Any) -> bool:
+    return type(value) is kind or kind is inspect.Parameter.empty
+
+
 def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     """What a parameter of this annotation takes, in words, and the check of a value."""
     if annotation in PLAIN:
@@ -277,6 +284,8 @@ def checked(
         for name, p in given.parameters.items()
     }
 
+    exact = [p.annotation for p in given.parameters.values()]
+    quick = all(kind in EXACT for kind in exact)
     called = build.__qualname__.removesuffix(".__init__").rstrip("_")
 
     def admit(name: str, value: Any) -> Any:
@@ -295,6 +304,9 @@ def checked(
 
     @wraps(build)
     def call(*args: Any, **kwargs: Any) -> Any:
+        whole = quick and not kwargs and len(args) == len(exact)
+        if whole and all(map(_is_exactly, args, exact)):  # some are called for every token
+            return build(*args)
         bound = given.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             bound.arguments[name] = admit(name, value)

@@ -69,6 +69,17 @@ def test_one_plan_drafts_what_single_steps_draft(name: str, limit: int, tmp_path
     session.close()
 
 
+def test_the_next_text_builds_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text has a drafter of its own; where the session has the plans, graphs would only be
+    built to be compared, a millisecond for each kind of step."""
+    head = head_of("golden", tmp_path)
+    session = open_session(threads=1)
+    wanted = drafts(session, head, False, 3)
+    monkeypatch.setattr(Head, "build", lambda *_: pytest.fail("a graph was built again"))
+    assert drafts(session, head, False, 3) == wanted
+    session.close()
+
+
 def test_a_windowed_or_choosy_drafter_goes_step_by_step(tmp_path: Path) -> None:
     session = open_session(threads=1)
     runner = DraftRunner(head_of("golden", tmp_path), session, 64)

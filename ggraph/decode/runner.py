@@ -9,6 +9,7 @@ the writes of rows that only fill a bucket up.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -30,6 +31,10 @@ from ggraph.graph import Graph
 from ggraph.plan import VerifiedPlan
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind, input
+
+# The bucket of a step whose plan is there, its key, and what the model looks at of all that a step
+# offers
+Ready = tuple[StepShape, tuple[Hashable, ...], frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Runner:
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int, bool], StepShape] = {}  # of the plans that were made
+        self._ready: dict[tuple[int, int, int, bool], Ready] = {}
 
     @property
     def past(self) -> int:
@@ -160,13 +165,11 @@ class Runner:
         """One step whose first `certain` rows are text."""
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
-        shape = self._planned(count, len(wanted), reach)
-        key = self._key(shape)
+        shape, key, taken = self._planned(count, len(wanted), reach)
         offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:
             offered.update(self._course(rows, shape.rows, certain))
             self._replay = ()
-        taken = self.session.inputs(key)  # a model need not look at all that a step offers
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
         return Result(self._said(out, len(wanted)), taps, self.picks)
@@ -176,19 +179,21 @@ class Runner:
         numbers, as a sampler says it."""
         if not self.picks:
             return out["logits"][:count]
-        best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count]
-        if not np.isfinite(greatest).all():
-            at = int(np.flatnonzero(~np.isfinite(greatest))[0])
-            raise InputError(f"logits: greatest value is {greatest[at]} at id {best[at]}")
+        best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
+        for at, value in enumerate(greatest):
+            if not isfinite(value):
+                raise InputError(f"logits: greatest value is {value} at id {best[at]}")
         return best[:, None]
 
-    def _planned(self, rows: int, wanted: int, reach: int) -> StepShape:
-        """The bucket of a step whose plan is there; looked up, since every token asks."""
+    def _planned(self, rows: int, wanted: int, reach: int) -> Ready:
+        """The plan of a step, which is there then; looked up, since every token asks."""
         asked = rows, wanted, context_bucket(reach, self._full), self.picks
         found = self._ready.get(asked)
         if found is None:
-            found = self._ready[asked] = self.shape(rows, wanted, reach)
-            self.plan(found)
+            shape = self.shape(rows, wanted, reach)
+            self.plan(shape)
+            key = self._key(shape)
+            found = self._ready[asked] = shape, key, self.session.inputs(key)
         return found
 
     def keep(self, rows: Sequence[int]) -> None:

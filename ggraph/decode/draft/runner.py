@@ -122,13 +122,15 @@ class DraftRunner:
             seen = row_bucket(wanted) if wanted else 0
             buckets = row_bucket(rows), asked[2], seen, self._rows + 1
             shape = DraftShape(*buckets, fed_back, self.cache_dtype)
-            found = self._ready[asked] = (self.model.name, guesses, shape), shape
+            key = self.model.name, guesses, shape
 
             def build() -> Graph:
                 step = self.model.build(shape)
                 return guessing(step) if guesses else step
 
-            self.session.prepare(found[0], build, self.model.weight)
+            if key not in self.session:  # else the graph would be built to be compared
+                self.session.prepare(key, build, self.model.weight)
+            found = self._ready[asked] = key, shape
         return found
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
