@@ -37,14 +37,15 @@ class Speaker:
     seen: Counter[str] = field(default_factory=Counter)
     inbox: Inbox = field(default_factory=lambda: Inbox(eager=True))
     wires: list[Wire] = field(default_factory=list)
+    thread: threading.Thread = field(init=False)
 
     def word(self, number: int) -> str:
         return f"{number}:" + "x" * (number * 7 % self.letters) + ";"
 
     def speak(self, loop: asyncio.AbstractEventLoop) -> None:
         """As the batch's thread does."""
-        chance = random.Random(self.count)
-        for number in range(self.count):
+        chance, number = random.Random(self.count), 0
+        while number < self.count:  # which may become less
             said = Said(1, self.word(number))
             past = self.inbox.say(0, said)
             self.seen["past the loop" if past else "by the loop"] += 1
@@ -54,6 +55,7 @@ class Speaker:
                 loop.call_soon_threadsafe(self.inbox.put, NOTHING_YET)
             if chance.random() > self.hurry:
                 time.sleep(0.0005)
+            number += 1
         loop.call_soon_threadsafe(self.inbox.put, (0, Ended(None)))
 
     async def answer(self, wire: Wire) -> AsyncIterator[bytes]:
@@ -65,7 +67,8 @@ class Speaker:
         self.wires.append(wire)
         self.inbox.listen(tell, wire)
         loop, ended = asyncio.get_running_loop(), False
-        threading.Thread(target=self.speak, args=(loop,), daemon=True).start()
+        self.thread = threading.Thread(target=self.speak, args=(loop,), daemon=True)
+        self.thread.start()
         while not ended:
             heard = await self.inbox.take()
             ended = any(isinstance(what, Ended) for _, what in heard)
@@ -152,5 +155,6 @@ def test_a_wire_whose_client_left_writes_to_nobody(told: Told) -> None:
     with closing(told.ask(other)) as connection:
         body = read(connection, 0.0).replace(PING, b"")
     speaker.count = 0
+    speaker.thread.join()
     assert body.decode() == "".join(map(other.word, range(500)))
     assert not speaker.wires[0].send(b"to whom?")
