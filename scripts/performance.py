@@ -203,9 +203,9 @@ def peers_part() -> str:
 def readme_text() -> str:
     """README.md with its table of peers made anew."""
     made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
-    if rows := [[f"{r[0]}, {r[1]}", *r[2:6]] for r in true_shapes.rows_of(2, CASES)]:
+    if rows := [[f"{r[0]}, {r[1]}", *r[2:-3]] for r in true_shapes.rows_of(2, CASES)]:
         where = kept.measured_on(true_shapes.read(true_shapes.result_file(2)))
-        made += f"\n{table(('tokens/s', *true_shapes.HEAD[2:6]), rows)}\n"
+        made += f"\n{table(('tokens/s', *true_shapes.head_of(2)[2:-3]), rows)}\n"
         made += f"Models of true shape on {where}, two threads.\n"
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 

@@ -35,7 +35,7 @@ from models.config import DecoderConfig
 from models.heads.mtp import drafted
 from models.hf_config import from_hf
 from models.registry import ARCHITECTURES, completed
-from models.run.convert import tensor_type, told
+from models.run.convert import FILE_TYPES, tensor_type, told
 
 SIZE = 0.02  # of a weight, about
 DISTINCT = 512  # rows of a matrix that differ
@@ -232,7 +232,10 @@ def write(shape: str, type_name: str, out: Path) -> None:
     a, c, found = opened(values)
     kinds = Kinds(type_name, c, found)
     made = [tensor(replace(t, name=n), kinds.of(n, t.shape)) for n, t in found.items()]
-    said = {"general.name": f"{shape} (random weights)", "general.quantization_version": 2}
+    said = {
+        "general.name": f"{shape} (random weights)", "general.quantization_version": 2,
+        "general.file_type": {**FILE_TYPES, "iq4_xs": 30}[type_name],
+    }  # fmt: skip
     write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size), made)
 
 

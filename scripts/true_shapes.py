@@ -41,6 +41,7 @@ REAL = "smollm2-135m"
 TYPES = ("q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16")
 NAMES = (REAL, *random_model.SHAPES)
 SHORT = [c for c in CASES if c.context + c.rows < 2048]  # whose text is soon in the cache
+AFTER = ("over the fastest", "by processor time", "bar, aim", "least share of cores")
 LONG = [c for c in CASES if c not in SHORT]
 
 
@@ -99,31 +100,38 @@ def bar_of(file: str, case: Case) -> tuple[float, float | None]:
     return NAMED.get(case.kind, NEAR if near else FAR)
 
 
+def head_of(threads: int) -> list[str]:
+    """The table's first line: the peers are those of any row."""
+    return ["file", "row", "ggraph", *_peers(threads), *AFTER]
+
+
+def _peers(threads: int) -> list[str]:
+    known = read(result_file(threads))["peers"]
+    return [name for name in ORIGINS if name in known]
+
+
 def rows_of(threads: int, only: Sequence[str] | None = None) -> list[list[str]]:
     """Rows of the table; all, or those of the headline's files with the named cases."""
     cases, body = {c.name: c for c in CASES}, []
+    peers = _peers(threads)
     for file, rows in read(result_file(threads))["tables"].items():
         if only is not None and HEADLINE not in file.lower():
             continue
         for r in rows:
             if only is None or r["case"] in only:
                 bar, aim = bar_of(file, cases[r["case"]])
-                body.append([file.removesuffix(".gguf"), *_cells(r, bar, aim)])
+                body.append([file.removesuffix(".gguf"), *_cells(r, peers, bar, aim)])
     return body
 
 
-def _cells(r: dict[str, Any], bar: float, aim: float | None) -> list[str]:
-    rates = [r["peers"][p]["rate"] if p in r["peers"] else None for p in ORIGINS]
+def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | None) -> list[str]:
+    rates = [r["peers"][p]["rate"] if p in r["peers"] else None for p in peers]
     told = ["-" if rate is None else f"{rate:.1f}" for rate in (r["ours"], *rates)]
     least = min(r["our_share"], r["their_share"] or 1.0)
     found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
     what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
     asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
     return [r["case"], *told, *found, asked, f"{least:.2f}"]
-
-
-HEAD = ("file", "row", "ggraph", *ORIGINS, "over the fastest", "by processor time", "bar, aim",
-        "least share of cores")  # fmt: skip
 
 
 def part(threads: int) -> str:
@@ -139,7 +147,7 @@ def part(threads: int) -> str:
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
         f"processor that a side used, which other programs disturb less.\n\n"
-        f"{table(HEAD, rows_of(threads))}\n"
+        f"{table(head_of(threads), rows_of(threads))}\n"
     )
 
 
@@ -154,10 +162,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of SHAPE.TYPE, such as moe-3gb.q4_k_m")
     parser.add_argument("--case", default="", help="part of a row's name, such as 'decode at'")
     parser.add_argument("--again", action="store_true", help="measure what is there already, too")
+    parser.add_argument("--peer", default="llama.cpp,ik_llama.cpp", help="those that are installed")
     given = parser.parse_args()
     begun = time.monotonic()
     out = result_file(given.threads)
-    peers = [p for p in ORIGINS if built(p) is not None]
+    peers = [p for p in given.peer.split(",") if built(p) is not None]
     for name, type_name, cases in pieces(given.only):
         path = file_for(name, type_name)
         if given.what == "files":

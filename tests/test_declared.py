@@ -17,7 +17,7 @@ from cuda_host import COMPILER
 from ggraph import ops
 from ggraph.backends.cpu import backend as cpu_room
 from ggraph.backends.protocol import Launch
-from ggraph.errors import GraphError
+from ggraph.errors import BackendError, GraphError
 from ggraph.graph import Graph
 from ggraph.tensor import input
 
@@ -25,6 +25,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "check_declared.py"
 sys.path.append(str(SCRIPT.parent))
 
 import check_declared as kit  # noqa: E402
+from declared_ground import Ground  # noqa: E402
 
 SLICES = {"cpu": 151, "cuda": 61, "sim": 41}  # each N-th case, which takes seconds
 
@@ -85,8 +86,8 @@ def test_one_element_further_is_found(
 
 
 def test_an_allocation_while_a_plan_runs_is_refused() -> None:
-    ground = kit.Ground(at_end=False)
+    ground = Ground(at_end=False)
     assert ground.take(8, 64).nbytes == 8
     ground.running = True
-    with pytest.raises(kit.BackendError, match="8 bytes are asked for while a plan runs"):
+    with pytest.raises(BackendError, match="8 bytes are asked for while a plan runs"):
         ground.take(8, 64)

@@ -319,3 +319,11 @@ def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
 
 def test_help_keeps_its_brackets() -> None:
     assert "ggraph-runtime[train]" in ggraph("train-eagle3", "--help")[1]
+
+
+def test_names_of_files_are_no_markup(model: Path, tmp_path: Path) -> None:
+    """What rich takes for a tag would vanish from the line."""
+    odd = tmp_path / "m[red]x.gguf"
+    odd.symlink_to(model)
+    done = python("-m", "models", "eagle3", "-m", odd, "-n", "2", "--temp", "0", "a")
+    assert "no EAGLE-3 head for m[red]x: drafting with suffix" in done.stderr

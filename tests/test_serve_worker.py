@@ -3,9 +3,8 @@
 import asyncio
 import threading
 
-from models.serve.bell import Bell
+from models.serve.inbox import Ended, Heard, Inbox, together
 from models.serve.voice import Chance, Said
-from models.serve.worker import Ended, Heard, Inbox, together
 
 END = Ended(None)
 
@@ -30,7 +29,7 @@ def test_what_an_answer_says_in_a_row_is_one_text() -> None:
 
 def test_an_inbox_gives_all_that_came_since() -> None:
     async def run() -> None:
-        inbox = Inbox()
+        inbox = Inbox(eager=True)
         taking = asyncio.ensure_future(inbox.take())
         await asyncio.sleep(0)
         inbox.put((0, said("a")))
@@ -46,30 +45,54 @@ def test_an_inbox_gives_all_that_came_since() -> None:
     asyncio.run(run())
 
 
-def test_a_bell_is_heard_from_another_thread_until_it_is_closed() -> None:
-    """However often it is rung before the loop gets there: its pipe may be full."""
+class Narrow:
+    """A wire that takes so many words."""
 
-    async def run() -> list[int]:
-        handed, seen, done = list[int](), list[int](), asyncio.Event()
+    def __init__(self, takes: int) -> None:
+        self.lock, self.takes, self.idle = threading.Lock(), takes, True
 
-        def call() -> None:
-            seen.extend(handed[len(seen) :])
-            if len(seen) == 100_000:
-                done.set()
+    def send(self, data: bytes) -> bool:
+        self.takes -= 1
+        self.idle = self.takes > 0
+        return self.idle
 
-        bell = Bell(call)
 
-        def ring() -> None:
-            for i in range(100_000):
-                handed.append(i)
-                bell.ring()
+def test_words_go_past_the_loop_while_its_listener_waits_behind_an_idle_wire() -> None:
+    """Whatever is on its way by the loop comes first: a word that did not fit, one that was handed
+    over, one that was heard."""
 
-        thread = threading.Thread(target=ring)
-        thread.start()
-        await done.wait()
-        thread.join()
-        handed.append(-1)
-        bell.close()
-        return seen
+    async def run() -> None:
+        inbox, wire = Inbox(eager=True), Narrow(2)
+        assert not inbox.say(0, said("before")), "nobody listens"
+        inbox.listen(lambda index, what: b"x", wire)  # type: ignore[arg-type]  # as a wire does
+        taking = asyncio.ensure_future(inbox.take())
+        await asyncio.sleep(0)
+        assert not inbox.say(0, said("b")), "one is on its way"
+        inbox.put((0, said("before")))
+        inbox.put((0, said("b")))
+        assert not inbox.say(0, said("c")), "two are there"
+        assert len(await taking) == 2
+        assert not inbox.say(0, said("d")), "the listener is at work"
+        inbox.put((0, said("c")))
+        inbox.put((0, said("d")))
+        assert len(await inbox.take()) == 2
+        taking = asyncio.ensure_future(inbox.take())
+        await asyncio.sleep(0)
+        assert inbox.say(0, said("e"))
+        assert inbox.say(0, said("f")), "which does not fit"
+        assert not inbox.say(0, said("g")), "the rest of one is on its way"
+        inbox.put((0, said("g")))
+        assert await taking == [(0, said("g"))]
+        for idle in (False, True):
+            wire.takes, wire.idle = 9, idle
+            taking = asyncio.ensure_future(inbox.take())
+            await asyncio.sleep(0)
+            assert inbox.say(0, said("h")) == idle
+            if not idle:
+                inbox.put((0, said("h")))
+                await taking
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert not inbox.say(0, said("i")), "the listener has left"
 
-    assert asyncio.run(run()) == [*range(100_000), -1]
+    asyncio.run(run())

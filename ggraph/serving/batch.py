@@ -33,14 +33,14 @@ from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shape
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
-LEAST_PIECE = 16  # rows of prompts beside texts that go on
+PIECE = 4  # rows of prompts beside each text that goes on, at least
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one step may do. At most `texts` run together. A step has up to `alone` rows where
-    prompts are read and nobody waits for a next token, else `beside`, and `rows` where all go on,
-    drafts included."""
+    """How much one step may do. At most `texts` run together. Where prompts are read, a step has up
+    to `alone` rows if nobody waits for a next token, about `beside` if few do; where all go on,
+    `rows`, drafts included."""
 
     texts: int = 32
     alone: int = 256
@@ -99,15 +99,12 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.runner.slots)
+        # Layers whose inputs a step gives, for the head's sake.
+        self.taps = tuple(t for g in self.guessers for t in g.taps)
         self._arrived = 0
         self._clock = Clock(self.now)
         self._parts: dict[Text, _Part] = {}  # of the step that is being put together
         self._rows = 0  # of it, where all its texts go on
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose inputs a step gives, for the head's sake."""
-        return tuple(t for g in self.guessers for t in g.taps)
 
     @property
     def idle(self) -> bool:
@@ -213,11 +210,12 @@ class Batch:
             self._draft()
 
     def _budget(self) -> int:
-        """How many rows of prompts fill a step well beside those who go on."""
+        """How many rows of prompts fill a step well beside those who go on. These wait for all of
+        them, so that few have a short step; that of many is long anyway."""
         going = len(self._parts)
         if not going:
             return self.limits.alone
-        least = max(self.limits.beside, going + LEAST_PIECE)
+        least = max(self.limits.beside, min(going * (1 + PIECE), MIXED_ROWS[-1]))
         return next(b for b in MIXED_ROWS if b >= least) - going
 
     def _piece(self, text: Text, budget: int) -> int:

@@ -7,7 +7,7 @@ are planned: steps whose rows all want logits in each bucket of rows, and others
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ PARTS = 16  # in which the cache is touched
 WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many times as long
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One token of a text: where it is written, and which slots it sees, itself included, in the
     order of the text. `wanted`: whether it gets logits."""
 

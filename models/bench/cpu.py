@@ -174,14 +174,21 @@ def measure(
     tokens: int,
     peers: Sequence[str],
     cases: Sequence[Case],
+    *,
+    report: Callable[[str], None] = print,
 ) -> Iterator[tuple[Case, Samples, dict[str, str]]]:
     """Case by case what alternating rounds gave, and the peers' versions; the side that begins
-    changes from round to round. InputError for a peer that is absent or refuses the file."""
+    changes from round to round. A peer that refuses the file is reported and left out."""
     context = max(c.cache(tokens) for c in cases)
     with ExitStack() as open_sides:
-        opened = [
-            open_sides.enter_context(closing(Peer(path, threads, context, name=n))) for n in peers
-        ]
+        opened: list[Peer] = []
+        for name in peers:
+            try:
+                peer = Peer(path, threads, context, name=name)
+            except InputError as refused:
+                report(str(refused))
+                continue
+            opened.append(open_sides.enter_context(closing(peer)))
         ours = Ours(path, threads, tokens, context)
         open_sides.enter_context(closing(ours.m))
         for peer in opened:

@@ -2,12 +2,14 @@
 
 A wheel is compiled for all processors, and what it leaves out (512 bits, tiles of AMX) would
 flatter us. llama.cpp comes as the source distribution of its Python binding, ik_llama.cpp by git.
+OpenVINO makes its code as it runs: its wheel is installed in an environment of its own.
 """
 
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,9 +29,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a peer's sources come from; `version` is of the source distribution, or a commit."""
+    """Where a peer comes from; `version` is of the source distribution, a commit, or of `wheel`."""
 
     version: str
+    wheel: str = ""
     git: str = ""
     defines: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
@@ -39,19 +42,20 @@ ORIGINS = {
     "llama.cpp": Origin("0.3.36", flags=(f"CMAKE_CXX_FLAGS=-include {MENDED}",)),
     "ik_llama.cpp": Origin(
         "8337e4cd3861406fc04e0854b1409cd1b027fbc9",
-        "https://github.com/ikawrakow/ik_llama.cpp.git",
-        ("-DIK",),
-        ("GGML_IQK_FA_ALL_QUANTS=OFF",),  # caches of F16 and Q8_0; ten others compile long
+        git="https://github.com/ikawrakow/ik_llama.cpp.git",
+        defines=("-DIK",),
+        flags=("GGML_IQK_FA_ALL_QUANTS=OFF",),  # caches of F16 and Q8_0; ten others compile long
     ),
+    "openvino": Origin("2026.4.1.0", wheel="openvino-genai"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Built:
-    """A peer that can be loaded: its library, what it was made of, its server where that was
-    asked for."""
+    """A peer that can be started: the command that a model's path follows, what it was made of,
+    its server where that was asked for."""
 
-    library: Path
+    command: tuple[str, ...]
     version: str
     server: str | None = None
 
@@ -63,12 +67,17 @@ def home_of(name: str) -> Path:
 
 def built(name: str) -> Built | None:
     """The peer as it was installed, None where it was not."""
-    note = home_of(name) / "built.json"
-    library = home_of(name) / "peer.so"
-    if not note.is_file() or not library.is_file():
+    home = home_of(name)
+    note, library, python = home / "built.json", home / "peer.so", home / "venv" / "bin" / "python"
+    if not note.is_file() or not (library.is_file() or python.is_file()):
         return None
     said = json.loads(note.read_text())
-    return Built(library, str(said["version"]), said.get("server"))
+    started = (
+        (str(python), "-m", f"{__package__}.peer_openvino")
+        if python.is_file()
+        else (sys.executable, "-m", f"{__package__}.peer_library", str(library))
+    )
+    return Built(started, str(said["version"]), said.get("server"))
 
 
 def install(
@@ -79,9 +88,14 @@ def install(
     line of what failed."""
     origin = ORIGINS.get(name)
     if origin is None:
-        raise InputError(f"peer {name!r} is not built from source; known: {', '.join(ORIGINS)}")
+        raise InputError(f"peer {name!r} is not one that is built; known: {', '.join(ORIGINS)}")
     home, version = home_of(name), origin.version
     home.mkdir(parents=True, exist_ok=True)
+    if origin.wheel:
+        if source or build or server:
+            raise InputError(f"{name} is a wheel: it has no --source, --build or --server")
+        _environment(f"{origin.wheel}=={version}", home / "venv", report)
+        return _noted(name, {"version": version})
     if source is None:
         report(f"fetching {name} {version[:8]}")
         source = fetched(origin, home / "source")
@@ -98,10 +112,21 @@ def install(
     told = f"{version[:8]}, native build"
     made: dict[str, str | None] = {"version": told, "source": str(source)}
     made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
-    (home / "built.json").write_text(json.dumps(made) + "\n")
+    return _noted(name, made)
+
+
+def _noted(name: str, made: dict[str, str | None]) -> Built:
+    (home_of(name) / "built.json").write_text(json.dumps(made) + "\n")
     found = built(name)
-    assert found is not None, f"{home} has no peer.so"
+    assert found is not None, f"{home_of(name)} has nothing that starts"
     return found
+
+
+def _environment(wheel: str, folder: Path, report: Report) -> None:
+    """A new environment with a wheel in it."""
+    report(f"installing {wheel} in an environment of its own")
+    _run(sys.executable, "-m", "venv", "--clear", str(folder))
+    _run(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", wheel)
 
 
 def fetched(origin: Origin, home: Path) -> Path:

@@ -67,9 +67,9 @@ class Peer:
         native = built(name) if head is None else None
         if native is None and name != "llama.cpp":
             raise InputError(NOT_BUILT.format(name))
-        run = ["peer_llama"] if native is None else ["peer_library", str(native.library)]
+        wheel = (sys.executable, "-m", f"{__package__}.peer_llama")
         command = [
-            sys.executable, "-m", f"{__package__}.{run[0]}", *run[1:], str(path.resolve()),
+            *(wheel if native is None else native.command), str(path.resolve()),
             str(threads), str(context),
             *([str(head.resolve()), str(chain)] if head is not None else []),
         ]  # fmt: skip

@@ -1,19 +1,16 @@
 """A native build of llama.cpp or of its kin as a process of its own: `ggraph bench install`.
 
-Started by `models.bench.peer` with the requests and answers of `peer_llama.py`, whose text is empty
-here: what is compared is speed. Not for users.
+Answers have no text: what is compared is speed. Not for users.
 """
 
 import ctypes
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from .peer_llama import quiet_output
+from .answering import Serve, answer
 
-FAILED = {1: "cannot open the model", 2: "has no memory for the context"}
+FAILED = {1: "no model that it knows", 2: "no memory for the context"}
 
 
 class Library:
@@ -26,38 +23,27 @@ class Library:
             raise RuntimeError(FAILED[status])
 
     def serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One greedy request: its timings, and the processor time that it took."""
+        """One greedy request and its timings."""
         ids, new = request["ids"], request["new"]
         given, out = (ctypes.c_int * len(ids))(*ids), (ctypes.c_int * new)()
         seconds = (ctypes.c_double * 2)()
-        began, cpu = time.perf_counter(), time.process_time()
         read = self._c.peer_run(given, len(ids), new, int(request["keep"]), out, seconds)
-        wall, used = time.perf_counter() - began, time.process_time() - cpu
         if read < 0:
             return {"error": "llama_decode failed"}
         return {
-            "text": "", "wall": wall, "cpu": used, "ids": list(out), "prompt_n": read,
-            "prompt_ms": seconds[0] * 1e3, "predicted_n": new, "predicted_ms": seconds[1] * 1e3,
+            "text": "", "ids": list(out), "prompt_n": read, "prompt_ms": seconds[0] * 1e3,
+            "predicted_n": new, "predicted_ms": seconds[1] * 1e3,
         }  # fmt: skip
 
 
 def main() -> None:
     """`python -m models.bench.peer_library LIBRARY MODEL THREADS CONTEXT`."""
-    out = quiet_output()
-
-    def say(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=out, flush=True)
-
     library, path, threads, context = sys.argv[1:]
-    began = time.perf_counter()
-    try:
-        opened = Library(library, path, int(threads), int(context))
-    except (RuntimeError, OSError) as error:
-        say({"error": f"{Path(library).parent.name} with {path}: {error}"})
-        return
-    say({"ready": "native", "load_seconds": time.perf_counter() - began})
-    for line in sys.stdin:
-        say(opened.serve(json.loads(line)))
+
+    def opened() -> tuple[str, Serve]:
+        return "native", Library(library, path, int(threads), int(context)).serve
+
+    answer(opened, f"{Path(library).parent.name} cannot open {path}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,15 @@
 """llama.cpp as a process of its own, measured through `xllamacpp` (extra [bench]).
 
-Started by `models.bench.peer`: one JSON object per line comes in on standard input, one goes out on
-standard output. Its threads and its memory are thus never mixed with ours. Not for users.
-
-Requests: {"ids": [...], "new": N, "keep": bool, "probs": N}. `keep` lets it use the cache of the
-last request, so that a long prompt is read only once.
+Requests may also ask for {"probs": N} and say {"ignore_eos": false}. Not for users.
 """
 
-import json
-import os
 import sys
-import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ggraph.formats import open_checkpoint
+
+from .answering import Serve, answer
 
 try:
     import xllamacpp
@@ -54,8 +49,7 @@ def _architecture(path: str) -> str:
 
 
 def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """One greedy request: its timings, text, and the share of `threads` cores that it got."""
-    began, cpu = time.perf_counter(), time.process_time()
+    """One greedy request: its timings and its text."""
     reply = server.handle_completions(
         {
             "prompt": request["ids"], "max_tokens": request["new"], "temperature": 0,
@@ -64,11 +58,10 @@ def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:
             **({"n_probs": request["probs"]} if request.get("probs") else {}),
         }
     )  # fmt: skip
-    wall, used = time.perf_counter() - began, time.process_time() - cpu
     if "timings" not in reply:
         return {"error": str(reply)[:300]}
     choice = reply["choices"][0]
-    found = {"text": choice["text"], "wall": wall, "cpu": used, **reply["timings"]}
+    found = {"text": choice["text"], **reply["timings"]}
     if request.get("probs"):
         said = choice["logprobs"]["content"]
         found["probs"] = [[p["id"], p["logprob"]] for p in said[0]["top_logprobs"]]
@@ -76,36 +69,18 @@ def serve(server: Any, request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def quiet_output() -> TextIO:
-    """The real standard output; what llama.cpp prints goes nowhere from now on."""
-    mine = os.fdopen(os.dup(1), "w")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    return mine
-
-
 def main() -> None:
     """`python -m models.bench.peer_llama MODEL THREADS CONTEXT [HEAD CHAIN]`."""
-    out = quiet_output()
-
-    def say(value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=out, flush=True)
-
-    if xllamacpp is None:
-        say({"error": "xllamacpp is not installed"})
-        return
     path, threads, context, *rest = sys.argv[1:]
-    began = time.perf_counter()
-    try:
+
+    def opened() -> tuple[str, Serve]:
+        if xllamacpp is None:
+            raise RuntimeError("xllamacpp is not installed")
         server = open_server(path, int(threads), int(context), *rest)
-    except (RuntimeError, ValueError) as error:
-        say({"error": f"llama.cpp cannot open {path}: {error}"})
-        return
-    version = getattr(xllamacpp, "__version__", "unknown")
-    say({"ready": version, "load_seconds": time.perf_counter() - began})
-    for line in sys.stdin:
-        say(serve(server, json.loads(line)))
+        version = str(getattr(xllamacpp, "__version__", "unknown"))
+        return version, lambda request: serve(server, request)
+
+    answer(opened, f"llama.cpp cannot open {path}")
 
 
 if __name__ == "__main__":

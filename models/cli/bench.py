@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from ggraph import InputError
 from ggraph.env import thread_count
 
 from ..bench.cpu import CASES, file_of, fitting, measure, row
-from ..bench.install import ORIGINS, built, install
+from ..bench.install import ORIGINS, built, home_of, install
 from ..bench.machine import machine, peer_version
 from ..bench.peer import MISSING, NOT_BUILT, Peer
 from ..bench.spec import FLOOR, Answer, outcome, parse_setting, read_prompts
@@ -23,7 +23,7 @@ from ..run.convert import FILE_TYPES
 from ..run.load import load
 from ..run.shipped import DATA, head_for
 from .bench_serve import bench_serve
-from .common import Context, ModelPath, Threads, model_path, notes, write_text
+from .common import Context, ModelPath, Threads, model_path, note, write_text
 from .draft import Head
 
 bench_app = typer.Typer(
@@ -62,9 +62,10 @@ def cpu(
     """Decode, verify 5 rows and read prompts on the CPU, alternating with other engines.
 
     Peers run in processes of their own, built for this processor by `ggraph bench install`; the
-    ratio is that over the fastest of a row. llama.cpp that was not built is xllamacpp's. Files of
-    other types are made from the model once and kept. `share` is the part of its cores that each
-    side got and `others` what other processes used: trust a row only where both shares are near 1.
+    ratio is that over the fastest of a row. llama.cpp that was not built is xllamacpp's; one
+    that refuses a file says so and is left out. Files of other types are made from the model once
+    and kept. `share` is the part of its cores that each side got and `others` what other processes
+    used: trust a row only where both shares are near 1.
 
     Examples:
 
@@ -87,26 +88,29 @@ def cpu(
         "peers": {}, "tables": {},
     }  # fmt: skip
     for name in names:
-        path = source if name is None else file_of(name, source, _say)
+        path = source if name is None else file_of(name, source, note)
         held = fitting(path, cases, tokens)
         if left := [c.name for c in cases if c not in held]:
-            _say(f"{path.name}: its context is too short for {', '.join(left)}")
+            note(f"{path.name}: its context is too short for {', '.join(left)}")
         plural = "" if threads == 1 else "s"
         print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
         heads = "".join(f" {n:>13}" for n in with_peers)
         print(f"{'':16} {'ggraph':>9}{heads}  {'':8} {'over fastest':>12} by cpu  share   others")
         rows: list[dict[str, Any]] = []
         result["tables"][path.name] = rows
-        for case, samples, versions in measure(path, threads, rounds, tokens, with_peers, held):
+        for case, samples, versions in measure(
+            path, threads, rounds, tokens, with_peers, held, report=note
+        ):
             rows.append(row(case, samples))
-            print(_line(rows[-1]), flush=True)
+            print(_line(rows[-1], with_peers), flush=True)
             result["peers"] |= versions
             if out is not None:
                 write_text(out, json.dumps(result, indent=1) + "\n")
 
 
-def _line(r: dict[str, Any]) -> str:
-    theirs = "".join(f" {p['rate']:13.1f}" for p in r["peers"].values())
+def _line(r: dict[str, Any], names: Sequence[str]) -> str:
+    rates = {name: p["rate"] for name, p in r["peers"].items()}
+    theirs = "".join(f" {rates[n]:13.1f}" if n in rates else f" {'-':>13}" for n in names)
     ratio = f"{r['ratio']:11.2f}x" if r["ratio"] else f"{'-':>12}"
     busy = f" {r['busy_ratio']:5.2f}x" if r["busy_ratio"] else f" {'-':>6}"
     shares = f"{r['our_share']:.2f} " + (f"{r['their_share']:.2f}" if r["their_share"] else "   -")
@@ -133,8 +137,8 @@ def install_peer(
 ) -> None:
     """Build another engine for this very processor, to measure beside it.
 
-    Needs cmake and a C++ compiler, for ik_llama.cpp git too. Kept in the folder bench/peers of the
-    cache (`GGRAPH_CACHE`); remove that to be rid of it.
+    Needs cmake and a C++ compiler, for ik_llama.cpp git too; openvino is a wheel (270 MB). Kept in
+    the folder bench/peers of the cache (`GGRAPH_CACHE`); remove that to be rid of it.
 
     Examples:
 
@@ -144,8 +148,8 @@ def install_peer(
 
       ggraph bench install ik_llama.cpp --source ../ik_llama.cpp
     """
-    made = install(name, source, build, _say, server=server)
-    print(f"{name} {made.version}: {made.library}")
+    made = install(name, source, build, note, server=server)
+    print(f"{name} {made.version}: {home_of(name)}")
 
 
 WITH_HEAD = "suffix+eagle3,suffix,eagle3,eagle3:4,eagle3:16/4/4"
@@ -220,10 +224,10 @@ def _told(answers: Iterator[Answer], count: int, minutes: float | None) -> Itera
     """Each answer, with a line about it on standard error, until time is up."""
     end = time.monotonic() + 60 * minutes if minutes is not None else math.inf
     for i, answer in enumerate(answers, 1):
-        _say(f"{i}/{count} {_brief(answer)}")
+        note(f"{i}/{count} {_brief(answer)}")
         yield answer
         if time.monotonic() > end and i < count:
-            _say(f"time is up after {i} of {count} prompts")
+            note(f"time is up after {i} of {count} prompts")
             return
 
 
@@ -292,7 +296,3 @@ def _wants_peer(peer: str) -> bool:
     if peer == "llama.cpp" and peer_version() is None:
         raise InputError(MISSING)
     return peer == "llama.cpp"
-
-
-def _say(text: str) -> None:
-    notes().print(f"[dim]{text}[/dim]", soft_wrap=True)

@@ -18,7 +18,7 @@ from ..bench.install import built
 from ..bench.machine import machine
 from ..bench.serve import Load, generated, measure, our_server, peer_server
 from ..run.load import load
-from .common import ModelPath, Threads, model_path, notes, write_text
+from .common import ModelPath, Threads, model_path, note, write_text
 
 PEER_CONTEXT = 256  # slots of llama.cpp's cache for each client, at least
 SERVER, BUILD = "llama-server", "ggraph bench install llama.cpp --server"
@@ -73,7 +73,7 @@ def bench_serve(
                 print(_line(row), flush=True)
     if out is not None:
         write_text(out, json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-        notes().print(f"[dim]wrote {out}[/dim]")
+        note(f"wrote {out}")
 
 
 def _asked(url: str, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:

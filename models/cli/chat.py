@@ -16,7 +16,7 @@ from ggraph.text.prompt import prompt_ids
 from ..run.generation import Drafting, Generation
 from ..run.load import Loaded
 from ..run.text import argument, utf8
-from .common import COMPILING, ModelOptions, notes, timed
+from .common import COMPILING, ModelOptions, note, notes, terminal, timed
 from .draft import DraftFlags, speculation_line
 from .flat import flat
 from .generate import NPredict, SamplerFlags, get_ready
@@ -69,7 +69,7 @@ class Talk:
                     self.console.file.flush()
                 state.done()
             except KeyboardInterrupt:
-                self.console.print(" [dim](stopped)[/dim]", end="")
+                self.console.print(" (stopped)", style="dim", end="")
             except InputError:
                 self.messages.pop()
                 raise
@@ -117,11 +117,11 @@ def chat(
     path = on.path
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True)
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         talk = Talk(m, sampler, drafting, n_predict, system, console)
         if sys.stdin is not None and sys.stdin.isatty():
-            notes().print(f"[dim]{m.model.name} · {HELP}[/dim]", soft_wrap=True)
+            note(f"{m.model.name} · {HELP}")
         for line in _lines(console):
             if line == "/quit":
                 return
@@ -136,9 +136,9 @@ def _answered(talk: Talk, line: str) -> None:
     if line == "/reset":
         talk.reset()
     elif line == "/stats":
-        notes().print(f"[dim]{talk.figures()}[/dim]", soft_wrap=True)
+        note(talk.figures())
     elif line.startswith("/"):
-        notes().print(f"[dim]{HELP}[/dim]", soft_wrap=True)
+        note(HELP)
     elif line:
         try:
             talk.say(line)

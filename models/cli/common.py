@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from ggraph import InputError
@@ -135,10 +134,20 @@ class ModelOptions(ServedModel):
         return super().load(path, head, profile=self.profile, **more)
 
 
+def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """Text as it is: what files and models are called is no markup."""
+    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False)
+
+
 def notes() -> Console:
     """Where everything goes that is not the answer."""
     COMPILING.clear()
-    return Console(stderr=True, highlight=False)
+    return terminal(stderr=True)
+
+
+def note(text: str) -> None:
+    """A word beside the answer."""
+    notes().print(text, style="dim", soft_wrap=True)
 
 
 def complain(error: BaseException) -> None:
@@ -181,7 +190,7 @@ class CompilingLine:
             console.file.flush()
             self.shown = True
         elif self.count == 1:
-            console.print(f"[dim]{text}[/dim]", soft_wrap=True)
+            note(text)
 
     def clear(self) -> None:
         """Take the line away, before something else is printed."""
@@ -212,7 +221,7 @@ def model_path(given: Path | None, repo: str | None = None) -> Path:
     if given is not None:
         return given
     if repo is not None:
-        return fetch_hub(repo, lambda text: notes().print(f"[dim]{escape(text)}[/dim]"))
+        return fetch_hub(repo, note)
     with _bar() as report:
         return fetch_default(report)
 
@@ -228,7 +237,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
             if what not in told:
                 told.add(what)
                 text = f"{what} the default model ({total / 1e6:.0f} MB)"
-                notes().print(f"[dim]{text}[/dim]", soft_wrap=True)
+                note(text)
 
         yield tell
         return

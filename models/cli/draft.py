@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ggraph import InputError
@@ -16,7 +15,7 @@ from ..run.drafting import HEADS, DraftOptions, tree_shape
 from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
 from ..run.load import Loaded
 from ..run.shipped import head_for
-from .common import COMPILING, notes, print_json
+from .common import COMPILING, note, print_json, terminal
 from .profile import print_profile, profiled
 
 Head = Annotated[
@@ -104,7 +103,7 @@ def print_comparison(
     facts = comparison_facts(m, found)
     if not as_json:
         COMPILING.clear()
-        Console(highlight=False, soft_wrap=True).print(painted(m, found))
+        terminal().print(painted(m, found), soft_wrap=True)
         _print_figures(facts, found)
     if profile:
         facts["profile"] = profiled(m, run, drafting)
@@ -116,12 +115,11 @@ def print_comparison(
 
 def _print_figures(facts: dict[str, Any], found: Comparison) -> None:
     same = "identical text" if found.identical else "another text"
-    notes().print(
-        f"[dim]plain {facts['plain_tokens_per_second']:.1f} tokens/s · speculative "
+    note(
+        f"plain {facts['plain_tokens_per_second']:.1f} tokens/s · speculative "
         f"{facts['speculative_tokens_per_second']:.1f} tokens/s · {same}"
         + _gain(found)
-        + f"\n{speculation_line(found.speculation)} (green: drafted and kept)[/dim]",
-        soft_wrap=True,
+        + f"\n{speculation_line(found.speculation)} (green: drafted and kept)"
     )
 
 

@@ -8,7 +8,7 @@ import typer
 from ggraph.decode.sampler import SamplerConfig
 
 from ..run.generation import Generation
-from .common import AsJson, ModelOptions, Prompt, notes
+from .common import AsJson, ModelOptions, Prompt, note
 from .draft import DraftFlags, print_comparison
 from .flat import flat
 
@@ -38,7 +38,7 @@ def eagle3(
     head = drafts.head_of(path)
     drafting = drafts.drafting(head, True, path)
     if drafts.draft is None and drafting.options.names == ("suffix",):
-        notes().print(f"[dim]no EAGLE-3 head for {path.stem}: drafting with suffix[/dim]")
+        note(f"no EAGLE-3 head for {path.stem}: drafting with suffix")
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         run = Generation(m, ids, SamplerConfig(temp=temp, seed=seed), n_predict, stop or ())

@@ -16,7 +16,7 @@ from ggraph.decode.sampler import SamplerConfig
 from ..run.generation import Drafting, Generation, speculation_facts
 from ..run.load import Loaded
 from ..run.text import argument
-from .common import COMPILING, AsJson, ModelOptions, Prompt, notes, print_json, timed
+from .common import COMPILING, AsJson, ModelOptions, Prompt, note, print_json, timed
 from .draft import DraftFlags, print_comparison, speculation_line
 from .flat import flat
 from .interrupt import STATUS, Answering, answering
@@ -154,13 +154,12 @@ def report(facts: dict[str, Any], speculation: str | None) -> None:
     """Statistics under the text."""
     print(flush=True)
     more = ("" if speculation is None else f"\n{speculation}") + COMPILING.confession
-    notes().print(
-        f"[dim]load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
+    note(
+        f"load {facts['load_seconds']:.2f} s · plan and verify {facts['plan_seconds']:.2f} s "
         f"({facts['plans']} plans) · prompt {facts['prompt_tokens']} tokens at "
         f"{facts['prompt_tokens_per_second']:.0f}/s · decode "
         f"{timed(facts['new_tokens'], facts['decode_tokens_per_second'])} · peak memory "
-        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{more}[/dim]",
-        soft_wrap=True,
+        f"{facts['peak_memory_bytes'] / 1e6:.0f} MB · ended by {facts['stopped_by']}{more}"
     )
 
 

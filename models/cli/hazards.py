@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import Progress
 from rich.table import Table
@@ -39,6 +38,7 @@ from .common import (
     notes,
     print_json,
     read_prompt,
+    terminal,
     write_text,
 )
 from .hazards_real import real
@@ -68,7 +68,7 @@ def list_hazards(as_json: AsJson = False) -> None:
     table = Table("id", "race", "upstream", box=None, pad_edge=False)
     for h in HAZARDS:
         table.add_row(h.id, Text(h.title), Text(", ".join(h.upstream[:2])))
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     missing = ", ".join(map(str, UNEXPRESSED))
     console.print(f"\nRows {missing} of the catalogue have no plan; docs/hazards.md says why.")
@@ -164,7 +164,7 @@ def _print_drafts(reports: list[DraftReport]) -> None:
             "identical" if r.identical else "another",
             style="red" if r.refused else "",
         )
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def _bad_plan(h: Hazard) -> Plan:
@@ -187,7 +187,7 @@ def _on_gpu(chosen: tuple[Hazard, ...], device: str, times: int, seed: int, as_j
             bad = "" if r.bad_wrong is None else f"{r.bad_wrong} of {r.times}"
             style = "" if r.ok else "red"
             table.add_row(r.hazard, r.late, bad, f"{r.fixed_wrong} of {r.times}", style=style)
-        console = Console(highlight=False)
+        console = terminal()
         console.print(table)
         console.print(f"\n{driver.name}, seed {seed}")
     if not all(r.ok for r in reports):
@@ -222,7 +222,7 @@ def _print_all(reports: list[HazardReport], seconds: float) -> None:
     table = Table("id", "bad plan refused for", "wrong on sim", "price of the fix", box=None)
     for r in reports:
         table.add_row(r.hazard.id, _refusal(r), _damage(r), _price(r.fix_price), style=_style(r))
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     good = sum(r.ok for r in reports)
     runs = sum(r.orders for r in reports if r.ok)
@@ -263,7 +263,7 @@ def _price(p: Price | None) -> Text:
 
 def _print_one(r: HazardReport, seconds: float) -> None:
     """Everything about one hazard, on one screen."""
-    console = Console(highlight=False)
+    console = terminal()
     h = r.hazard
     console.print(Text(f"{h.id}  {h.title}", style="bold"))
     console.print(Text(", ".join(h.upstream), style="dim"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
@@ -32,6 +31,7 @@ from .common import (
     Threads,
     model_path,
     print_json,
+    terminal,
     write_text,
 )
 
@@ -184,7 +184,7 @@ def _print_trade(rows: Sequence[Trade], as_json: bool) -> None:
         counts = (r.streams, r.added, r.waits)
         sizes = (f"{r.nbytes:,}", f"{r.lost_bytes:,}", f"{r.critical_path_s * 1e6:.1f}")
         table.add_row(*map(str, counts), *sizes)
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def _proved(

@@ -6,7 +6,6 @@ from subprocess import DEVNULL
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
@@ -26,7 +25,7 @@ from ggraph.record import (
 from ggraph.record import torture as run_torture
 from ggraph.show_html import plan_html
 
-from .common import AsJson, notes, print_json, write_text
+from .common import AsJson, note, print_json, terminal, write_text
 
 Command = Annotated[list[str] | None, typer.Argument(help="Behind --: the program, its arguments.")]
 Devices = Annotated[int, typer.Option(help="How many devices are played, 1 to 8.")]
@@ -90,7 +89,7 @@ def torture(
 
     Example: ggraph torture --devices 2 -- llama-completion -m m.gguf -ngl 99 -p Hi -n 8 --temp 0
     """
-    stage, told = Stage(devices, contract), Console(highlight=False)
+    stage, told = Stage(devices, contract), terminal()
     given = _program(command or [], source)
     tell = (lambda _: None) if as_json else (lambda trial: told.print(_line(trial), soft_wrap=True))
     outcome = run_torture(given, stage, seeds=seeds, timeout=timeout, tell=tell)
@@ -124,7 +123,7 @@ def _recorded(
         ended = given.run(stage, path, output=sink, errors=sink, timeout=timeout)
         if ended.status != 0:
             what = "ran out of time" if ended.status is None else f"ended with {ended.status}"
-            notes().print(f"[dim]{given.arguments[0]} {what}; judged up to there[/dim]")
+            note(f"{given.arguments[0]} {what}; judged up to there")
         if not path.is_file():
             raise InputError(f"{given.arguments[0]} ended before it had loaded ggml")
         return read_log(path)
@@ -151,17 +150,17 @@ def _page(verdicts: list[Verdict]) -> str:
 
 
 def _print(recording: Recording, verdicts: list[Verdict]) -> None:
-    console = Console(highlight=False)
+    console = terminal()
     streams = f"{recording.devices} device{'s' if recording.devices != 1 else ''}"
-    console.print(f"[dim]{streams}, contract {recording.contract}[/dim]")
+    console.print(f"{streams}, contract {recording.contract}", style="dim")
     if recording.cut_short:
-        console.print(f"[red]the log ends early: {recording.cut_short}[/red]")
+        console.print(f"the log ends early: {recording.cut_short}", style="red")
     for v in verdicts:
         console.print(_verdict(v), soft_wrap=True)
     for v in verdicts:
         if v.refused is not None:
             body = "\n".join([str(v.refused), *_stack(v)])
-            title = f"refused: {v.kind}"
+            title = Text(f"refused: {v.kind}")
             console.print(Panel(Text(body), title=title, title_align="left", style="red"))
 
 

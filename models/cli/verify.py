@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from ggraph.record.causes import diagnose
 from ggraph.show_html import plan_html
 from ggraph.verify import CounterExample, examine, races
 
-from .common import AsJson, print_json, standard_input, write_text
+from .common import AsJson, print_json, standard_input, terminal, write_text
 
 MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
 
@@ -85,11 +84,11 @@ def _page(plan: Plan, verdict: Certificate | CounterExample, title: str) -> str:
 
 
 def _print(plan: Plan, verdict: Certificate | CounterExample, found: list[str]) -> None:
-    console = Console(highlight=False)
+    console = terminal()
     for line in plan.log:
         console.print(Text(printable(line), style="dim"))
     if isinstance(verdict, CounterExample):
-        title = f"refused: {verdict.kind}"
+        title = Text(f"refused: {verdict.kind}")
         console.print(Panel(Text(str(verdict)), title=title, title_align="left", style="red"))
     else:
         facts = {k: v for k, v in vars(verdict).items() if not isinstance(v, tuple)}  # has no graph

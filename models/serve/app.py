@@ -30,8 +30,10 @@ from .errors import Refused, as_reply, of_validation
 from .generation import Asked, Generation
 from .guard import Guard
 from .metrics import Metrics
+from .protocol import WIRE
 from .replies import Events
 from .responses import Responses
+from .wire import Wire
 
 PAGE = Path(__file__).with_name("page.html")
 LOG = logging.getLogger("ggraph.serve")
@@ -78,7 +80,7 @@ class Api:
         begin = await run_in_threadpool(self.kept.prepared, body)
         turn = begin()
         if body.stream:
-            return _stream(turn.asked, self.kept.events(turn))
+            return _stream(turn.asked, self.kept.events(turn, _wire(request)))
         return await _whole(request, turn.asked, self.kept.whole(turn))
 
     async def response(self, request: Request) -> Response:
@@ -135,7 +137,7 @@ class Api:
 
     async def _generated(self, request: Request, asked: Asked, stream: bool | None) -> Response:
         if stream:
-            return _stream(asked, self.generation.events(asked))
+            return _stream(asked, self.generation.events(asked, _wire(request)))
         return await _whole(request, asked, self.generation.whole(asked))
 
     async def _read(self, request: Request, kind: type[B]) -> B:
@@ -176,6 +178,12 @@ async def _whole(request: Request, asked: Asked, work: Awaitable[dict[str, Any]]
     if (journal := asked.answers.journal) is not None:
         return _events(journal.whole(work))
     return JSONResponse(await _while_there(request, work))
+
+
+def _wire(request: Request) -> Wire | None:
+    """Where the body of the reply goes, if it goes there in chunks."""
+    scope = request.scope
+    return scope.get("state", {}).get(WIRE) if scope["http_version"] == "1.1" else None
 
 
 def _stream(asked: Asked, events: Events) -> Response:

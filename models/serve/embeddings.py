@@ -11,8 +11,8 @@ from ggraph.serving.text import Text
 from .engine import Service
 from .errors import Refused
 from .generation import Generation
+from .inbox import Ended
 from .schema import EmbeddingsRequest
-from .worker import Ended
 
 
 def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:

@@ -31,11 +31,12 @@ from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import Refused
 from .grammar import ANY_OBJECT, Grammars
+from .inbox import Inbox
 from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
 from .told import Journal, Retold, journal_of
 from .voice import AnswerVoice, Form
-from .worker import Inbox, Ticket, Worker
+from .worker import Ticket, Worker
 
 FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
@@ -176,8 +177,8 @@ class Service:
                 param="n",
             )
         self.worker.check_room(len(prompts) * count)
-        said = Inbox()
         journal = journal_of(body.going_on, self.m.model.vocab_size)
+        said = Inbox(eager=bool(body.stream) or journal is not None)
         config, tickets = self._config(body), list[Ticket]()
         requests = []
         for i, ids in enumerate(p for p in prompts for _ in range(count)):
@@ -193,7 +194,7 @@ class Service:
     def read(self, prompts: Sequence[list[int]]) -> Answers:
         """Have prompts read for their features."""
         self.worker.check_room(len(prompts))
-        said = Inbox()
+        said = Inbox(eager=False)
         tickets = [Ticket(i, said) for i in range(len(prompts))]
         for ticket, ids in zip(tickets, prompts, strict=True):
             self.worker.submit(ticket, Request(ids, Plain(_mute), 0, features=True))

@@ -3,19 +3,21 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .engine import Answers, Service, Wanted
 from .errors import Refused, body
+from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .metrics import Metrics
 from .replies import DONE, PING, Dialect, Events, Whole, event, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
 from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
 from .voice import Form, Said
-from .worker import NOTHING_YET, Ended, Heard, together
+from .wire import Wire
+from .worker import Ticket
 
 
 @dataclass(eq=False)
@@ -33,11 +35,10 @@ class _Silence:
 
     def __init__(self, answers: Answers, seconds: float) -> None:
         self.loop, self.said, self.seconds = asyncio.get_running_loop(), answers.said, seconds
-        self.since = self.loop.time()
         self.timer = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        if self.loop.time() - self.since >= self.seconds:
+        if time.monotonic() - self.said.latest >= self.seconds:
             self.said.put(NOTHING_YET)
         self.timer = self.loop.call_later(self.seconds, self._look)
 
@@ -91,32 +92,43 @@ class Generation:
         envelope = asked.dialect.envelope(choices, chunk=False)
         return {**envelope, "usage": usage(asked.answers.prompt_tokens, found)}
 
-    async def events(self, asked: Asked) -> Events:
-        """The answers as they come, as server-sent events."""
+    async def events(self, asked: Asked, wire: Wire | None = None) -> Events:
+        """The answers as they come, as server-sent events; what another thread may send goes by the
+        wire."""
         d, found = asked.dialect, [Whole() for _ in asked.answers.tickets]
         if d.chat:
             for i in range(len(found)):
                 opening = {"role": "assistant", "content": ""}
                 yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
-        async for heard in self.heard(asked.answers):
-            told = [e for index, what in heard for e in self._told(asked, found, index, what)]
-            if told:
-                yield b"".join(told)
-        options = asked.body.stream_options
+
+        def tell(index: int, what: Said | Ended | None) -> bytes:
+            return b"".join(self._told(asked, found[index], index, what))
+
+        async for told in self.told(asked.answers, tell, wire):
+            yield told
+        end, options = DONE, asked.body.stream_options
         if options is not None and options.include_usage:
-            yield event(
-                {**d.envelope([], chunk=True), "usage": usage(asked.answers.prompt_tokens, found)}
-            )
-        yield DONE
+            counted = usage(asked.answers.prompt_tokens, found)
+            end = event({**d.envelope([], chunk=True), "usage": counted}) + end
+        yield end
+
+    async def told(self, answers: Answers, tell: Tell, wire: Wire | None) -> Events:
+        """The events that `tell` makes of what the answers say, but for those that went by the
+        wire; none do where a journal counts them."""
+        if wire is not None and answers.journal is None:
+            answers.said.listen(tell, wire)
+        async for heard in self.heard(answers):
+            if told := b"".join([tell(index, what) for index, what in heard]):
+                yield told
 
     def _told(
-        self, asked: Asked, found: Sequence[Whole], index: int, what: Said | Ended | None
+        self, asked: Asked, a: Whole, index: int, what: Said | Ended | None
     ) -> Iterator[bytes]:
         """The events of what an answer says."""
         if what is None:
             yield PING
             return
-        d, a = asked.dialect, found[index]
+        d = asked.dialect
         a.add(what)
         if isinstance(what, Said):
             if what.chance is not None and not may_be_call(asked, a):
@@ -133,17 +145,17 @@ class Generation:
         """What the answers say, in order; None where nothing was said for a while. What has come
         comes at once, but one by one where a journal counts tokens. Whoever stops listening ends
         the answers."""
-        left, begun, journal = len(answers.tickets), dict[int, float](), answers.journal
+        left, journal = len(answers.tickets), answers.journal
         seconds = self.service.settings.ping_seconds if journal is None else PING_SECONDS
         silence = _Silence(answers, seconds)
         try:
             while left:
                 heard = together(await answers.said.take(), one_by_one=journal is not None)
-                silence.since = silence.loop.time()
                 for items in heard:
-                    for item in items:
-                        self._measure(answers, item, begun, silence.since)
-                        left -= isinstance(item[1], Ended)
+                    for index, what in items:
+                        if isinstance(what, Ended):
+                            left -= 1
+                            self._measure(answers.tickets[index], what)
                     if journal is not None:
                         journal.note(*items[0])
                     yield items
@@ -154,24 +166,12 @@ class Generation:
             if left:
                 self.service.cancel(answers)
 
-    def _measure(
-        self,
-        answers: Answers,
-        item: Heard,
-        begun: dict[int, float],
-        now: float,
-    ) -> None:
-        index, what = item
-        if isinstance(what, Said) and index not in begun:
-            begun[index] = now
-            self.metrics.first.observe(answers.tickets[index].age())
-        elif (
-            isinstance(what, Ended)
-            and what.text is not None
-            and what.text.new > 1
-            and index in begun
-        ):
-            self.metrics.between.observe((now - begun[index]) / (what.text.new - 1))
+    def _measure(self, ticket: Ticket, ended: Ended) -> None:
+        if ticket.first is None:
+            return
+        self.metrics.first.observe(ticket.first - ticket.begun)
+        if ended.text is not None and ended.text.new > 1:
+            self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
     def _form(self, asked: ChatRequest, tools: list[Tool]) -> Callable[[], Form] | None:
         if not tools:

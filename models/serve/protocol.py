@@ -1,12 +1,17 @@
-"""HTTP for clients that may be slow on purpose: headers have a time in which to arrive."""
+"""HTTP for clients that may be slow on purpose: headers have a time in which to arrive. Requests
+know the wire on which they are answered."""
 
-from asyncio import BaseTransport, TimerHandle
+from asyncio import TimerHandle, Transport
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .wire import Wire
+
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"  # no body
+
+WIRE = "wire"  # of a connection, by this name in the state of its requests
 
 
 def bounded(head_seconds: float) -> type[H11Protocol]:
@@ -19,8 +24,10 @@ def bounded(head_seconds: float) -> type[H11Protocol]:
             super().__init__(*given, **named)
             self._late: TimerHandle | None = None
 
-        def connection_made(self, transport: BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]
+        def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wire = Wire(transport)
+            self.app_state = {**self.app_state, WIRE: self._wire}
             self._watch()
 
         def data_received(self, data: bytes) -> None:
@@ -28,6 +35,7 @@ def bounded(head_seconds: float) -> type[H11Protocol]:
             self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._wire.close()
             super().connection_lost(exc)
             self._forget()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
 
+from .inbox import Ended
 from .voice import Chance, Said
-from .worker import Ended
 
 JSON = json.JSONEncoder(ensure_ascii=False)
 

@@ -7,6 +7,7 @@ from typing import Any
 from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
 from .generation import Asked, Generation, may_be_call
+from .inbox import Ended
 from .replies import PING, Events, Whole, event, usage
 from .schema import (
     CallItem,
@@ -24,6 +25,7 @@ from .schema import (
 )
 from .tools import calls_of
 from .voice import Said
+from .wire import Wire
 
 
 @dataclass(eq=False)
@@ -66,20 +68,21 @@ class Responses:
             raise Refused(a.error)
         return self._finished(turn, a, output_of(turn, a))
 
-    async def events(self, turn: Turn) -> Events:
+    async def events(self, turn: Turn, wire: Wire | None = None) -> Events:
         """The reply as it comes; every event has a number."""
         a, told = Whole(), _Teller()
         for kind in ("response.created", "response.in_progress"):
             yield told(kind, response=_response(turn, a, []))
-        async for heard in self.generation.heard(turn.asked.answers):
-            for _, what in heard:
-                if what is None:
-                    yield PING
-                    continue
-                a.add(what)
-                open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
-                if open_text and (more := told.more(turn, a)):
-                    yield more
+
+        def tell(index: int, what: Said | Ended | None) -> bytes:
+            if what is None:
+                return PING
+            a.add(what)
+            open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
+            return told.more(turn, a) if open_text else b""
+
+        async for said in self.generation.told(turn.asked.answers, tell, wire):
+            yield said
         if a.error is not None:
             yield told("error", message=a.error, code=None, param=None)
             return

@@ -24,10 +24,10 @@ from ggraph.decode.speculation import Asking, Speculation
 from ggraph.tensor import Array
 
 from .errors import Refused, body
+from .inbox import Ended
 from .replies import PING, Events, event
 from .schema import GoingOn
 from .voice import Said
-from .worker import Ended
 
 BEFORE, AFTER = -1, -2  # the lanes around those of the choices
 PING_SECONDS = 2.0  # from one sign of life to the next, where somebody else could go on

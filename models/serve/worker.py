@@ -4,89 +4,30 @@ import asyncio
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ggraph import GgraphError
 from ggraph.serving.batch import Batch
 from ggraph.serving.text import Request, Text
 
-from .bell import Bell
 from .errors import Refused
+from .inbox import Ended, Inbox
 from .voice import AnswerVoice, Said
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The last of an answer: its text, or what went wrong."""
-
-    text: Text | None
-    error: str | None = None
-
-
-Heard = tuple[int, Said | Ended | None]
-NOTHING_YET: Heard = (0, None)  # what is heard where nothing was said for a while
-GAP = 0.005  # seconds that what is said may wait for more
-
-
-class Inbox:
-    """What the answers to one request say, for one listener. Of the event loop's thread."""
-
-    def __init__(self) -> None:
-        self._heard: list[Heard] = []
-        self._news: asyncio.Future[None] | None = None
-
-    def put(self, heard: Heard) -> None:
-        """Something is said."""
-        self._heard.append(heard)
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    async def take(self) -> list[Heard]:
-        """All that was said since, at least one thing."""
-        while not self._heard:
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        heard, self._heard = self._heard, []
-        return heard
-
-
-def together(heard: Sequence[Heard], *, one_by_one: bool) -> list[list[Heard]]:
-    """What was heard, in one part: all that an answer says in a row is one text there, but for what
-    is told with chances. Or as it is, `one_by_one`."""
-    if one_by_one:
-        return [[h] for h in heard]
-    found, last = list[Heard](), dict[int, int]()  # where each answer's latest text is
-    for index, what in heard:
-        at = last.get(index)
-        if not isinstance(what, Said) or what.chance is not None:
-            last.pop(index, None)
-        elif at is None:
-            last[index] = len(found)
-        else:
-            before = found[at][1]
-            assert isinstance(before, Said), f"answer {index}: {before} is no text"
-            found[at] = index, replace(what, text=before.text + what.text)
-            continue
-        found.append((index, what))
-    return [found]
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One answer on its way: what it says arrives in `said` with its index, `Ended` last."""
+    """One answer on its way: what it says arrives in `said` with its index, `Ended` last. Times are
+    seconds of one clock: when it was asked for, said its first word and its last."""
 
     index: int
     said: Inbox
-    heard: bool = False  # whether it has said anything, in the batch's thread
     text: Text | None = None
     begun: float = field(default_factory=time.perf_counter)
-
-    def age(self) -> float:
-        """Seconds since it was asked for."""
-        return time.perf_counter() - self.begun
+    first: float | None = None
+    last: float = 0.0
 
 
 class Worker:
@@ -101,13 +42,10 @@ class Worker:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: list[tuple[Ticket, Said | Ended]] = []
         self._tickets: dict[Text, Ticket] = {}
-        self._loop: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop | None = None  # where somebody listens
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
-        self._handed: deque[list[tuple[Ticket, Said | Ended]]] = deque()
-        self._bell: Bell | None = None  # where somebody listens
         self._cold = batch.plans()
         self._seconds = 1.0  # of an answer, lately
-        self._told = 0.0  # when something was handed over
         self._urgent = False  # whether somebody waits for what is to be handed over
 
     @property
@@ -117,16 +55,13 @@ class Worker:
 
     def start(self) -> None:
         """Begin; the running loop gets the answers."""
-        self._bell, self._loop = Bell(self._deliver), asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread, and every answer that is still open; from any thread but the loop's."""
         self._commands.put(None)
         self._thread.join()
-        if self._bell is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._loop.call_soon_threadsafe(self._bell.close)
 
     def check_room(self, count: int) -> None:
         """Refused, with a time to come again, where `count` more answers are too many."""
@@ -152,9 +87,12 @@ class Worker:
 
     def hear(self, ticket: Ticket, said: Said) -> None:
         """What an answer says, in the batch's thread."""
-        self._outbox.append((ticket, said))
-        if not ticket.heard:
-            ticket.heard = self._urgent = True
+        ticket.last = time.perf_counter()
+        if ticket.first is None:
+            ticket.first = ticket.last
+        if not ticket.said.say(ticket.index, said):
+            self._outbox.append((ticket, said))
+            self._urgent |= ticket.said.eager
 
     def _submit(self, ticket: Ticket, request: Request) -> None:
         try:
@@ -183,13 +121,10 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._obey():
-                begun = time.perf_counter()
                 for text in self.batch.step():
                     self._end(text)
-                now = time.perf_counter()
-                if self._urgent or 2 * now - begun - self._told > GAP:
+                if self._urgent:
                     self._flush()
-                    self._told = now
         except Exception as error:  # the thread's end must not go unnoticed
             self.failure = f"{type(error).__name__}: {error}"
         for text in list(self._tickets):
@@ -214,20 +149,16 @@ class Worker:
                 self._flush()
 
     def _flush(self) -> None:
-        """Hand over what was said, all at once. Each time costs the event loop, the client and
-        the system's ways between them 0.2 ms of a processor on which a step would run; so where
-        steps are short, what they say waits for the next one, if that will end within `GAP`."""
+        """Hand over to the loop what was said, all at once."""
         self._urgent = False
-        if self._outbox and self._bell is not None:
-            self._handed.append(self._outbox)
-            self._outbox = []
+        if self._outbox and self._loop is not None:
+            outbox, self._outbox = self._outbox, []
             with suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._bell.ring()
+                self._loop.call_soon_threadsafe(self._deliver, outbox)
 
-    def _deliver(self) -> None:
-        while self._handed:
-            for ticket, what in self._handed.popleft():
-                ticket.said.put((ticket.index, what))
-                if isinstance(what, Ended):
-                    self.open -= 1
-                    self._seconds += 0.1 * (ticket.age() - self._seconds)
+    def _deliver(self, outbox: list[tuple[Ticket, Said | Ended]]) -> None:
+        for ticket, what in outbox:
+            ticket.said.put((ticket.index, what))
+            if isinstance(what, Ended):
+                self.open -= 1
+                self._seconds += 0.1 * (time.perf_counter() - ticket.begun - self._seconds)
