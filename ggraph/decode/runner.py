@@ -73,7 +73,7 @@ class Runner:
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int, bool], StepShape] = {}  # of the plans that were made
+        self._ready: dict[tuple[int, int, int, int], StepShape] = {}  # of the plans that were made
 
     @property
     def past(self) -> int:
@@ -254,8 +254,8 @@ class Runner:
 @checked
 def picking(step: Graph, count: int = 1) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
-    i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as the
-    least), in place of all logits."""
+    i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
+    the least), in place of all logits."""
     logits = step["logits"]
     rows, size = logits.shape
     count = min(count, size)
