@@ -59,9 +59,10 @@ class Step:
         self.kept: list[Tensor] = []  # what states become
         if any(self.config.recurrent_layers):
             self.parents = input("parents", (rows,), dtypes.I32)
-            self.replay = input("replay", (REPLAYED,), dtypes.I32)
-            self.past = input("past", (1,), dtypes.I32)
-            self.certain = input("certain", (1,), dtypes.I32)
+            texts = self.shape.texts
+            self.replay = input("replay", (texts, REPLAYED), dtypes.I32)
+            self.past = input("past", (texts,), dtypes.I32)
+            self.certain = input("certain", (texts,), dtypes.I32)
             if rows <= LOG:
                 self.log_slots = input("log_slots", (rows,), dtypes.I64)
 

@@ -22,17 +22,17 @@ def convolved(s: Step, x: Tensor, i: int, w: Tensor) -> Tensor:
     """x [T, C], each channel with its forerunners by w [K, C]: [T, C]."""
     name = f"cache.conv.{i}"
     log = _log(s, f"{name}.log", x)
-    held = state(s.prefix + name, (w.shape[0] - 1, x.shape[1]))
-    after = ops.ssm_conv_next(held, log, x, s.replay, s.past, s.certain, name=f"{name}.new")
-    s.kept.append(after)
-    return ops.ssm_conv(held, log, x, w, s.parents, s.replay, s.past, name=f"blk.{i}.conv")
+    held = state(s.prefix + name, (s.shape.texts, w.shape[0] - 1, x.shape[1]))
+    course = s.parents, s.replay, s.past
+    s.kept.append(ops.ssm_conv_next(held, log, x, *course, s.certain, name=f"{name}.new"))
+    return ops.ssm_conv(held, log, x, w, *course, name=f"blk.{i}.conv")
 
 
 def delta_net(s: Step, i: int, q: Tensor, rows: Tensor, values: int, width: int) -> Tensor:
     """What q [T, G, D] finds after each of the rows [T, G*D + H*V + 2H]: [T, H, V]."""
     name = f"cache.delta.{i}"
     log = _log(s, f"{name}.log", rows)
-    held = state(s.prefix + name, (values, q.shape[2], width))
-    after = ops.delta_net_next(held, log, rows, s.replay, s.past, s.certain, name=f"{name}.new")
-    s.kept.append(after)
-    return ops.delta_net(held, log, rows, q, s.parents, s.replay, s.past, name=f"blk.{i}.delta")
+    held = state(s.prefix + name, (s.shape.texts, values, q.shape[2], width))
+    course = s.parents, s.replay, s.past
+    s.kept.append(ops.delta_net_next(held, log, rows, *course, s.certain, name=f"{name}.new"))
+    return ops.delta_net(held, log, rows, q, *course, name=f"blk.{i}.delta")

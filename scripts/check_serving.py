@@ -5,7 +5,7 @@
 
 Arrivals, prompts with shared beginnings, cancellations, priorities, drafts (chains, trees, those
 of a head and of a smaller model), and caches so small that texts are sent back: whatever differs is
-told with its history.
+told with its history. The tiny models take turns; two are recurrent.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from serving_kit import World, differences, history
+from serving_kit import RECURRENT, World, differences, history
 from small_model import TINY, learnable_model, small_model
 
 from models.run.shipped import head_for
@@ -29,7 +29,7 @@ HEAD = TINY / "eagle3_for_llama_tied"
 def main() -> None:
     """Count histories until one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="default: a tiny model")
+    parser.add_argument("--model", type=Path, help="default: a tiny model, and recurrent ones")
     parser.add_argument("--histories", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--minutes", type=float, help="begin none after this time")
@@ -39,19 +39,23 @@ def main() -> None:
         path = asked.model or learnable_model(Path(folder))
         head = head_for(path) if asked.model else HEAD
         smaller = path if asked.model else small_model(Path(folder) / "other.gguf")
-        world = World.of(path, asked.threads, head, smaller)
-    seen: Counter[str] = Counter()
+        worlds = {"tiny": World.of(path, asked.threads, head, smaller)}
+        for name in () if asked.model else RECURRENT:
+            worlds[name] = World.recurrent(name, Path(folder), asked.threads)
+    seen: dict[str, Counter[str]] = {name: Counter() for name in worlds}
     begun, wrong, done = time.perf_counter(), 0, 0
     for seed in range(asked.first, asked.first + asked.histories):
         if asked.minutes and time.perf_counter() - begun > 60 * asked.minutes:
             break
         done += 1
-        for line in differences(world, history(seed), seen):
+        name = list(worlds)[seed % len(worlds)]
+        for line in differences(worlds[name], history(seed), seen[name]):
             wrong += 1
-            print(f"history {seed}: {line}")
-    facts = ", ".join(f"{count} {what}" for what, count in seen.items())
+            print(f"history {seed} of {name}: {line}")
+    for name, what in seen.items():
+        print(f"{name}: {', '.join(f'{count} {fact}' for fact, count in what.items())}")
     seconds = time.perf_counter() - begun
-    print(f"{done} histories, {facts}: {wrong} texts differ ({seconds:.0f} s)")
+    print(f"{done} histories: {wrong} texts differ ({seconds:.0f} s)")
     sys.exit(bool(wrong))
 
 

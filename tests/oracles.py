@@ -834,28 +834,45 @@ def _attribute(text: str) -> float | str | tuple[int, ...]:
 # --- states --------------------------------------------------------------------------------------
 
 
-def _course(
-    rows: Array, log: Array, replay: Array, parents: Array | None, count: int
-) -> list[list[Array]]:
-    """For each of the first `count` rows everything that stands before it, and itself."""
-    before: list[Array] = []
+def _course(rows: Array, log: Array, parents: Array, replay: Array, t: int) -> list[Array]:
+    """Everything that stands before row t since its state, and itself."""
+    before = int(parents[t])
+    told = _course(rows, log, parents, replay, before) if before >= 0 else []
+    return [*(told or _became(log, replay[-1 - before])), rows[t]]
+
+
+def _became(log: Array, replay: Array) -> list[Array]:
+    """The rows of the log that became text in one slot."""
+    found: list[Array] = []
     for i in replay:
         if i < 0:
             break
-        before.append(log[i])
-    found: list[list[Array]] = []
-    for t in range(count):
-        last = t - 1 if parents is None else int(parents[t])
-        found.append([*(before if last < 0 else found[last]), rows[t]])
-    return found if parents is not None or count else [before]
+        found.append(log[i])
+    return found
+
+
+def _slot(parents: Array, t: int) -> int:
+    while t >= 0:
+        t = int(parents[t])
+    return -1 - t
+
+
+def _since(rows: Array, log: Array, parents: Array, replay: Array, last: int) -> list[Array]:
+    """What became text in a slot: replayed rows, and those of this step up to `last`."""
+    course: list[Array] = []
+    while last >= 0:
+        course, last = [rows[last], *course], int(parents[last])
+    return _became(log, replay) + course
 
 
 @oracle("ssm_conv")
 def ssm_conv(state: Array, log: Array, x: Array, w: Array, *course: Array) -> Array:
     parents, replay, past = course
     y = zeros(*x.shape)
-    for t, rows in enumerate(_course(x, log, replay, parents, len(x)) if len(x) else []):
-        held = [row if past[0] else row * 0 for row in state] + rows
+    for t in range(len(x)):
+        slot = _slot(parents, t)
+        known = [row if past[slot] else row * 0 for row in state[slot]]
+        held = known + _course(x, log, parents, replay, t)
         for c in range(x.shape[1]):
             for j in range(len(w)):
                 y[t, c] += float(w[-1 - j, c]) * float(held[-1 - j][c])
@@ -864,15 +881,18 @@ def ssm_conv(state: Array, log: Array, x: Array, w: Array, *course: Array) -> Ar
 
 @oracle("ssm_conv_next")
 def ssm_conv_next(state: Array, log: Array, x: Array, *course: Array) -> Array:
-    replay, past, certain = course
-    rows = _course(x, log, replay, None, int(certain[0]))[-1]
-    held = [row if past[0] else row * 0 for row in state] + rows
-    return np.array(held[len(held) - len(state) :], np.float64)
+    parents, replay, past, certain = course
+    found = []
+    for slot, known in enumerate(state):
+        rows = _since(x, log, parents, replay[slot], int(certain[slot]))
+        held = [row if past[slot] else row * 0 for row in known] + rows
+        found.append(held[len(held) - len(known) :])
+    return np.array(found, np.float64)
 
 
-def _delta_after(state: Array, rows: list[Array], past: Array) -> Array:
+def _delta_after(state: Array, rows: list[Array], past: int) -> Array:
     h_count, d_count, v_count = state.shape
-    s = state.astype(np.float64) if past[0] else zeros(*state.shape)
+    s = state.astype(np.float64) if past else zeros(*state.shape)
     for row in rows:
         width = len(row) - h_count * v_count - 2 * h_count
         groups = width // d_count
@@ -892,9 +912,11 @@ def _delta_after(state: Array, rows: list[Array], past: Array) -> Array:
 @oracle("delta_net")
 def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -> Array:
     parents, replay, past = course
-    y = zeros(len(rows), state.shape[0], state.shape[2])
-    for t, seen in enumerate(_course(rows, log, replay, parents, len(rows)) if len(rows) else []):
-        s = _delta_after(state, seen, past)
+    y = zeros(len(rows), state.shape[1], state.shape[3])
+    for t in range(len(rows)):
+        slot = _slot(parents, t)
+        seen = _course(rows, log, parents, replay, t)
+        s = _delta_after(state[slot], seen, int(past[slot]))
         for h, j in places(y.shape[1:]):
             y[t, h, j] = _dot(q[t, h % q.shape[1]], s[h, :, j])
     return y
@@ -902,5 +924,9 @@ def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -
 
 @oracle("delta_net_next")
 def delta_net_next(state: Array, log: Array, rows: Array, *course: Array) -> Array:
-    replay, past, certain = course
-    return _delta_after(state, _course(rows, log, replay, None, int(certain[0]))[-1], past)
+    parents, replay, past, certain = course
+    found = [
+        _delta_after(s, _since(rows, log, parents, replay[i], int(certain[i])), int(past[i]))
+        for i, s in enumerate(state)
+    ]
+    return np.array(found)

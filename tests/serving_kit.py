@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from mtp_kit import QWEN, with_draft_layer
+from small_model import TINY, small_model
 
 from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import SuffixDrafter
@@ -29,7 +31,9 @@ from models.run.load import Loaded, load
 
 CONTEXT = 96  # tokens of a text
 SLOTS = 400  # of the cache
+TEXTS = 6  # that run together
 DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree", "model", "head and model")
+RECURRENT = "lfm2", QWEN  # short convolutions, gated delta nets
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
 
 
@@ -104,7 +108,7 @@ def history(seed: int) -> History:
                 int(r.integers(0, 2)),
             )
         )
-    texts = int(r.integers(1, 7))
+    texts = int(r.integers(1, TEXTS + 1))
     limits = Limits(
         texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16]))
     )
@@ -127,17 +131,27 @@ class World:
         batch, plain = (load(path, ctx_size=CONTEXT, threads=threads, head=h) for h in (head, None))
         return World(batch, plain, None if smaller is None else smaller_model(batch, smaller))
 
+    @staticmethod
+    def recurrent(name: str, folder: Path, threads: int = 1) -> "World":
+        """A tiny model whose layers have states: one of `RECURRENT`. Qwen3.5's drafts itself."""
+        if name == QWEN:
+            source = with_draft_layer(QWEN, folder / "drafting")
+        else:
+            source = TINY.parent / "tiny2" / name
+        path = small_model(folder / f"{name}.gguf", source=source)
+        return World.of(path, threads, head=path if name == QWEN else None)
+
     def fresh(self, limits: Limits, slots: int = SLOTS) -> Batch:
         """A batch that has done nothing yet, and may use so many slots."""
         m = self.batch
-        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT)
+        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=TEXTS)
         guessers: list[ListHead] = []
         if m.head is not None:
             guessers.append(ListHead(m.head, m.session, SLOTS, CONTEXT))
         if self.smaller is not None:
             guessers.append(ListModel(self.smaller, m.session, SLOTS, CONTEXT))
         batch = Batch(runner, limits, guessers=guessers)
-        batch.memory = Memory(slots)
+        batch.memory = Memory(slots, runner.texts)
         return batch
 
 

@@ -19,7 +19,6 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
-from models.registry import open_model
 
 HEAD = TINY / "eagle3_for_llama_tied"
 HISTORIES = 24  # as many more as wanted: python scripts/check_serving.py --histories 2000
@@ -182,10 +181,6 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
         ListRunner(world.batch.model, world.batch.session, 8, 9)
     with pytest.raises(InputError, match="texts <= rows"):
         Limits(texts=65)
-    for name in ("lfm2", "qwen3_5"):  # whose state is not in slots
-        recurrent = open_model(TINY.parent / "tiny2" / name)
-        with pytest.raises(InputError, match=r"recurrent layers, .* for one text at a time"):
-            ListRunner(recurrent, world.batch.session, SLOTS, CONTEXT)
 
 
 def test_a_slot_is_given_back_once() -> None:

@@ -10,11 +10,11 @@ With `listed` the masks are lists i32 [T, S] of the slots that each row sees, up
 0; C is then R, so that what a step costs does not grow with the cache.
 Outputs: `logits` f32 [M, V], and `layer_input.{i}` f32 [T, E] for every tap i.
 
-Models with recurrent layers have more inputs (`ggraph.ops.recurrent`): `parents` i32 [T], `replay`
-i32 [REPLAYED], `past` i32 [1] (slots of text before the step), `certain` i32 [1] (rows that are
-text), and `log_slots` i64 [T] where T is at most LOG. A step leaves the state after the rows that
-are text for certain, and in a log of LOG rows what the others would put into it; `replay` names
-those of the last step that became text.
+Models with recurrent layers have a state for each of N texts, and more inputs
+(`ggraph.ops.recurrent`): `parents` i32 [T], `replay` i32 [N, REPLAYED], `past` i32 [N] (rows of
+text before the step), `certain` i32 [N] (the last row that is text), and `log_slots` i64 [T] where
+T is at most LOG. A step leaves the states after the rows that are text for certain, and in a log of
+LOG rows what the others would put into them; `replay` names those that became text.
 """
 
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ class StepShape:
     taps: tuple[int, ...] = ()
     cache_dtype: DType = F16
     listed: int = 0  # S; 0: masks
+    texts: int = 1  # N, which recurrent layers have a state for
 
     def __post_init__(self) -> None:
         fit(self)

@@ -227,9 +227,9 @@ class Runner:
         """What recurrent layers must know of a step's rows (see `ggraph.decode.model`)."""
         found: dict[str, Array] = {
             "parents": parents_of(rows, count),
-            "replay": padded(self._replay, REPLAYED, -1),
+            "replay": padded(self._replay, REPLAYED, -1)[None],
             "past": np.array([self._past], np.int32),
-            "certain": np.array([certain], np.int32),
+            "certain": np.array([certain - 1], np.int32),
         }
         if count <= LOG:
             found["log_slots"] = np.arange(count, dtype=np.int64)

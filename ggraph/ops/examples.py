@@ -34,18 +34,23 @@ def values(arg: Arg, rng: "np.random.Generator") -> Array:
     """Logical values for one source, as its `fill` asks.
 
     "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"
-    (integers in [0, N)), "replay:N" (some of those, then -1), "parents" (an earlier row or -1),
-    "triangle" (lower triangular, a diagonal of 1 to 2) or "none" (-1).
+    (integers in [0, N)), "replay:N" (in each row some of those, then -1), "parents:N" (an earlier
+    row, or -1 - a slot of N), "last:N" (integers in [-1, N)), "triangle" (lower triangular, a
+    diagonal of 1 to 2) or "none" (-1).
     """
     word, _, count = arg.fill.partition(":")
     if word == "none":
         return np.full(arg.shape, -1, np.int32)
     if word == "replay":
         drawn = rng.integers(0, int(count), arg.shape)
-        return np.where(np.arange(arg.shape[0]) < rng.integers(0, arg.shape[0]), drawn, -1)
+        each, most = arg.shape
+        return np.where(np.arange(most) < rng.integers(0, most, (each, 1)), drawn, -1)
     if word == "parents":
         before = np.arange(arg.shape[0]) - 1
-        return np.where(rng.random(arg.shape) < 0.6, before, rng.integers(-1, before + 1))
+        other = rng.integers(-int(count), before + 1)
+        return np.where((rng.random(arg.shape) < 0.6) & (before >= 0), before, other)
+    if word == "last":
+        return rng.integers(-1, int(count), arg.shape).astype(np.int32)
     if word == "small":
         return (rng.standard_normal(arg.shape) / 3).astype(np.float32)
     if word == "triangle" and len(arg.shape) < 2:  # memory that a matrix is a window on

@@ -19,6 +19,7 @@ import numpy as np
 
 from ggraph.decode.acceptance import Kept, match
 from ggraph.decode.draft.tree import NOTHING, Draft
+from ggraph.decode.model import LOG
 from ggraph.decode.prices import Prices
 from ggraph.decode.rows import row_bucket
 from ggraph.decode.runner import Result
@@ -28,6 +29,7 @@ from ggraph.errors import GgraphError, InputError
 from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
+from ggraph.serving.parts import Part, course_of, place, rows_of
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
@@ -67,20 +69,7 @@ class Counters:
     seconds: float = 0.0  # of steps
 
 
-@dataclass(eq=False)
-class _Part:
-    """One text's rows of a step: a piece of it and, behind its last token, a draft."""
-
-    text: Text
-    tokens: list[int]
-    slots: list[int]
-    wanted: bool  # whether the piece ends with the text's last token
-    draft: Draft = NOTHING
-    first: int = 0  # its first row of the step
-    logits: int = 0  # its first row of the step's logits
-
-
-_Asked = tuple[ListHead, _Part, Asking, Question]  # whom a text asks, and what
+_Asked = tuple[ListHead, Part, Asking, Question]  # whom a text asks, and what
 
 
 @dataclass(eq=False)
@@ -98,12 +87,15 @@ class Batch:
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.runner.slots)
+        if 0 < self.runner.texts < self.limits.texts:
+            most = f"states for {self.runner.texts} texts"
+            raise InputError(f"{self.limits}: the runner of {self.runner.model.name} has {most}")
+        self.memory = Memory(self.runner.slots, self.runner.texts)
         # Layers whose inputs a step gives, for the head's sake.
         self.taps = tuple(t for g in self.guessers for t in g.taps)
         self._arrived = 0
         self._clock = Clock(self.now)
-        self._parts: dict[Text, _Part] = {}  # of the step that is being put together
+        self._parts: dict[Text, Part] = {}  # of the step that is being put together
         self._rows = 0  # of it, where all its texts go on
 
     @property
@@ -172,6 +164,7 @@ class Batch:
                 self.memory.forget(text)
                 return
             self.waiting.pop(0)
+            self.memory.begin(text)
             bisect.insort(self.running, text, key=_order)
             if self.disk is not None:
                 self.counters.restored += self.disk.restore(text, self.memory, self._slots)
@@ -200,7 +193,7 @@ class Batch:
         for text in list(self.running):
             if text in self.running and text.outstanding == 1 and self._reserve(text, 1):
                 slots = self._slots(text, 1)
-                self._parts[text] = _Part(text, [text.tokens[-1]], slots, text.limit > 0)
+                self._parts[text] = Part(text, [text.tokens[-1]], slots, text.limit > 0)
         reading = [t for t in self.running if t.outstanding > 1]
         budget = self._budget() if reading else 0
         for text in reading:
@@ -226,7 +219,7 @@ class Batch:
             return 0
         at, slots = text.computed, self._slots(text, count)
         wanted = count == text.outstanding and text.limit > 0
-        self._parts[text] = _Part(text, text.tokens[at : at + count], slots, wanted)
+        self._parts[text] = Part(text, text.tokens[at : at + count], slots, wanted)
         return count
 
     def _slots(self, text: Text, count: int) -> list[int]:
@@ -261,7 +254,7 @@ class Batch:
                 waiting += self._advance(part, asking, (draft, share * max(1, len(draft))))
 
     def _advance(
-        self, part: _Part, asking: Asking, answer: tuple[Draft, float] | None
+        self, part: Part, asking: Asking, answer: tuple[Draft, float] | None
     ) -> "list[_Asked]":
         """Go on with a text's drafters until another is to be asked together with others' (that
         question), or until the draft is there, which the part then has."""
@@ -284,23 +277,28 @@ class Batch:
             part.draft, self._rows = draft, self._rows + len(draft)
             part.tokens += draft.tokens
             part.slots += self._slots(text, len(draft))
+            if self.runner.texts:
+                part.log = self.memory.log.take(len(draft))
         return []
 
     def _room(self, text: Text) -> int:
         """How many tokens a text may draft in this step."""
         left, slots = self.limits.rows - self._rows, self.memory.room + len(text.spare)
+        if self.runner.texts:
+            left = min(left, LOG - self._rows, self.memory.log.free)
         return min(text.limit - text.new - 1, left, LONGEST_DRAFT, slots)
 
-    def _run(self, parts: Sequence[_Part], taps: tuple[int, ...]) -> None:
+    def _run(self, parts: Sequence[Part], taps: tuple[int, ...]) -> None:
         """One step of the runner for these parts, and what follows from it."""
         rows: list[Row] = []
         logits = 0
         for part in parts:
             part.first, part.logits = len(rows), logits
-            rows += _rows(part)
+            rows += rows_of(part)
             logits += len(part.draft) + part.wanted
         start = self.now()
-        result = self.runner.step(rows, taps)
+        courses = [course_of(p) for p in parts] if self.runner.texts else []
+        result = self.runner.step(rows, taps, courses)
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took
@@ -309,13 +307,14 @@ class Batch:
         for part in parts:
             self._take(part, result, took)
 
-    def _take(self, part: _Part, result: Result, took: float) -> None:
+    def _take(self, part: Part, result: Result, took: float) -> None:
         """Move a text on by what its rows brought."""
-        text, certain = part.text, len(part.tokens) - len(part.draft)
+        text, certain = part.text, part.certain
         first = not text.new
         kept = self._kept(part, result.logits[part.logits :], took) if part.wanted else NONE
         path = [*range(certain), *(certain + n for n in kept.nodes)]
-        _place(part, path)
+        place(part, path)
+        self.memory.replay(text, part.log, kept.nodes)
         if text.request.features:
             at = [part.first + r for r in path]
             taps = [result.taps[i][at] for i in self.runner.taps]
@@ -337,7 +336,7 @@ class Batch:
         elif not text.limit and not text.outstanding:
             text.ended = "read"
 
-    def _kept(self, part: _Part, logits: Array, took: float) -> Kept:
+    def _kept(self, part: Part, logits: Array, took: float) -> Kept:
         """The tokens that a text gains. What its voice raises ends it."""
         text, voice, drafts = part.text, part.text.request.voice, part.text.request.drafts
 
@@ -366,30 +365,3 @@ NONE = Kept((), ())
 
 def _order(text: Text) -> tuple[int, int]:
     return text.order
-
-
-def _rows(part: _Part) -> list[Row]:
-    """The rows of a part: a piece of its text, then the draft below its last token."""
-    text, at = part.text, part.text.computed
-    certain = len(part.tokens) - len(part.draft)
-    text.slots[at : at + certain] = part.slots[:certain]
-    rows = [
-        Row(part.tokens[i], part.slots[i], at + i, text.slots[: at + i + 1], False)
-        for i in range(certain)
-    ]
-    if not part.wanted:
-        return rows
-    seen = [rows[-1].seen]
-    for node, parent in enumerate(part.draft.parents, certain):
-        seen.append(np.append(seen[parent + 1], np.int32(part.slots[node])))
-    last = certain - 1
-    ends = zip(part.tokens[last:], part.slots[last:], seen, strict=True)
-    return [*rows[:-1], *(Row(token, slot, len(s) - 1, s, True) for token, slot, s in ends)]
-
-
-def _place(part: _Part, path: Sequence[int]) -> None:
-    """Rows `path` of a part become the text's; the slots of others are spare again."""
-    text, at, chosen = part.text, part.text.computed, set(path)
-    text.slots[at : at + len(path)] = [part.slots[r] for r in path]
-    text.spare[:0] = [s for r, s in enumerate(part.slots) if r not in chosen]
-    text.computed += len(path)

@@ -147,6 +147,10 @@ class Spill:
     """What texts of a runner's cache leave on a disk, and find there."""
 
     def __init__(self, disk: Disk, runner: ListRunner) -> None:
+        if runner.texts:
+            raise InputError(
+                f"{runner.model.name} has recurrent layers, whose states are not kept on disk"
+            )
         self.disk, self.runner = disk, runner
 
     @cached_property

@@ -16,6 +16,7 @@ from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
 from ggraph.decode.runner import Result
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
+from ggraph.serving.states import Course, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
 
@@ -98,7 +99,8 @@ _Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its pla
 
 
 class ListRunner:
-    """Runs steps over a cache of `slots` rows, of which no text takes more than `context`."""
+    """Runs steps over a cache of `slots` rows, of which no text takes more than `context`; and, if
+    the model has recurrent layers, over the states of as many `texts`."""
 
     def __init__(
         self,
@@ -109,19 +111,16 @@ class ListRunner:
         *,
         cache_dtype: DType = F16,
         taps: Sequence[int] = (),
+        texts: int = 32,
     ) -> None:
         if not 1 <= context <= slots <= 1 << 24:
             raise InputError(
                 f"texts of {context} tokens in a cache of {slots}: expected 1 or more, in order, "
                 f"at most {1 << 24}"
             )
-        if model.recurrent:
-            raise InputError(
-                f"{model.name} has recurrent layers, whose state is not in slots: it can be used "
-                "for one text at a time"
-            )
         self.model, self.session = model, session
         self.slots, self.context = slots, context
+        self.texts = texts if model.recurrent else 0
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
         self._lists = Lists(context, model.sliding_window)
         self._ready: dict[tuple[object, ...], _Ready] = {}
@@ -132,7 +131,8 @@ class ListRunner:
         `reach` entries; with these taps."""
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)
         held = self.slots + 1  # the last one takes the writes of rows that fill a bucket up
-        return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width)
+        texts = max(1, self.texts)
+        return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width, texts)
 
     def prepare(self, shape: StepShape) -> bool:
         """Make the plan of a shape. Whether there was anything to do."""
@@ -157,11 +157,16 @@ class ListRunner:
         for name in list(self.caches())[part::PARTS]:
             self.session.touch(name)
 
-    def step(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Result:
-        """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E]."""
+    def step(
+        self, rows: Sequence[Row], taps: tuple[int, ...] = (), courses: Sequence[Course] = ()
+    ) -> Result:
+        """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E].
+        Recurrent layers are told the `courses` of the texts whose rows these are, in order."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
         shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
+        if self.texts:
+            offered |= course_feeds(courses, shape.rows, shape.texts)
         out = self.session.run(key, {n: offered[n] for n in taken})
         found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
         return Result(out["logits"][:wanted], found)

@@ -75,8 +75,9 @@ class Text:
 
     The rows of the first `computed` tokens are in the cache, in `slots`; those of the first
     `shared` belong to the prefix tree, where `node` is held. `spare` slots are the text's own and
-    hold nothing yet. `unread` are the features f32 [n, A*G] of the latest rows, which a draft head
-    has not read.
+    hold nothing yet. Of a recurrent model it has slot `state` of the states, and `replay` are the
+    rows of the log that are text, but not in the states yet. `unread` are the features f32 [n, A*G]
+    of the latest rows, which a draft head has not read.
     """
 
     request: Request
@@ -88,6 +89,8 @@ class Text:
     computed: int = 0
     shared: int = 0
     spare: list[int] = field(default_factory=list)
+    state: int = -1
+    replay: list[int] = field(default_factory=list)
     features: list[Array] = field(default_factory=list)
     unread: list[Array] = field(default_factory=list)
     ended: str | None = None

@@ -87,7 +87,7 @@ class Service:
         self.slots = FULL_TEXTS * m.runner.context if cache_tokens is None else cache_tokens
         runner = ListRunner(
             m.model, m.session, self.slots, m.runner.context,
-            cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,),
+            cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,), texts=parallel,
         )  # fmt: skip
         spill = None if self.disk is None else Spill(self.disk, runner)
         batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)

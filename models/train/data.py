@@ -116,7 +116,7 @@ def make_answers(
     if enough is not None and stored >= enough:
         return
     slots, length = options.lanes * options.text_tokens, options.text_tokens
-    runner = ListRunner(m.model, m.session, slots, length, taps=kept)
+    runner = ListRunner(m.model, m.session, slots, length, taps=kept, texts=options.lanes)
     together = Batch(runner, Limits(options.lanes, rows=max(options.lanes, Limits.rows)))
     tokens, batch = stored, list[Text]()
     for index, done in _answered(together, _requests(m, prompts, openings, seen, options)):

@@ -279,41 +279,40 @@ def _course(a: Args, width: int, x: str) -> Iterator[Patch]:
     """Rows of a step and of its log, and which follows which."""
     yield _reads(a, x, a["m"], width, width, "any")
     yield _reads(a, "log", a["limit"], width, width, "any")
-    yield _reads(a, "replay", a["r"], 4, 4, "any")
-    yield _reads(a, "past", 1, 0, 4, "any")
+    yield _reads(a, "parents", a["m"], 4, 4, "any")
+    yield _reads(a, "replay", a["slots"], a["r"] * 4, a["r"] * 4, "any")
+    yield _reads(a, "past", a["slots"], 4, 4, "any")
+    if "certain" in a:
+        yield _reads(a, "certain", a["slots"], 4, 4, "any")
 
 
 def _conv(a: Args, _: str) -> Iterator[Patch]:
     width = a["n"] * 4
     yield from _course(a, width, "x")
-    yield _reads(a, "state", a["taps"] - 1, width, width, "any")
+    yield _reads(a, "state", a["slots"] * (a["taps"] - 1), width, width, "any")
     yield _reads(a, "w", a["taps"], width, width, "any")
-    yield _reads(a, "parents", a["m"], 4, 4, "any")
     yield _writes(a, "y", a["m"], width, width)
 
 
 def _conv_next(a: Args, _: str) -> Iterator[Patch]:
     width = a["n"] * 4
     yield from _course(a, width, "x")
-    yield _reads(a, "state", a["taps"] - 1, width, width)
-    yield _reads(a, "certain", 1, 0, 4, "any")
-    yield _writes(a, "y", a["taps"] - 1, width, width)
+    yield _reads(a, "state", a["slots"] * (a["taps"] - 1), width, width)
+    yield _writes(a, "y", a["slots"] * (a["taps"] - 1), width, width)
 
 
 def _delta(a: Args, _: str) -> Iterator[Patch]:
     yield from _course(a, a["width"] * 4, "rows")
-    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4, "any")
+    yield _reads(a, "state", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4, "any")
     row = a["groups"] * a["d"] * 4
     yield _reads(a, "q", a["m"], row, row, "any")
-    yield _reads(a, "parents", a["m"], 4, 4, "any")
     yield _writes(a, "y", a["m"], a["heads"] * a["v"] * 4, a["heads"] * a["v"] * 4)
 
 
 def _delta_next(a: Args, _: str) -> Iterator[Patch]:
     yield from _course(a, a["width"] * 4, "rows")
-    yield _reads(a, "state", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
-    yield _reads(a, "certain", 1, 0, 4, "any")
-    yield _writes(a, "y", a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+    yield _reads(a, "state", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+    yield _writes(a, "y", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 
 def _native(a: Args, _: str) -> Iterator[Patch]:

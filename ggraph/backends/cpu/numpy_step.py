@@ -60,8 +60,8 @@ def numpy_need(t: Tensor) -> tuple[Need, ...]:
 
     GraphError where the meaning refuses values like those of its examples.
     """
-    found, refused = list[int](), list[Exception]()
-    for index in _integers(t):
+    found, refused, integers = list[int](), list[Exception](), _integers(t)
+    for index in integers:
         try:
             found.append(_rehearsed(*_made_up(t, index)))
         except REFUSALS as error:
@@ -70,7 +70,7 @@ def numpy_need(t: Tensor) -> tuple[Need, ...]:
     if not found:
         why = f"it has no kernel, and what NumPy needs is not known: {refused[0]}"
         raise GraphError(f"{line(t)}: {why}") from None
-    most = max(found) * (SPARE if len(found) > 1 else 1)
+    most = max(found) * (SPARE if len(integers) > 1 else 1)
     return (Need(NAME, most),) if most else ()
 
 
@@ -132,19 +132,20 @@ def decoded(ref: Ref) -> Array:
 
 def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
     """A launch of `t` on memory of its own, with values like those of the op's examples; places in
-    other sources are all `index`, a row's parents are none or the row before."""
+    other sources are all `index`, a row's parents are none or the row before, the last of `index`
+    rows is the one before."""
     rng = np.random.default_rng(0)
     args = next((e.args for e in _examples(t) if len(e.args) == len(t.sources)), ())
     sources = []
     for i, s in enumerate(t.sources):
         ref = Ref(s, _memory(s.offset + s.nbytes), s.offset)
         arg = replace(args[i], shape=s.shape) if i < len(args) else Arg(s.shape, s.dtype)
-        if arg.fill == "parents":
+        if arg.fill.startswith("parents"):
             values = index * np.arange(s.size).reshape(s.shape) - 1
         elif s.dtype.is_float and not arg.fill.startswith("ids"):
             values = examples.values(arg, rng)
         else:
-            values = np.full(s.shape, index)
+            values = np.full(s.shape, index - arg.fill.startswith("last"))
         if s.size:
             raw = raw_view(s, ref.memory.handle)
             raw[...] = encode(values, s.dtype).reshape(raw.shape)

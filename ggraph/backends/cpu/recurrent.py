@@ -4,8 +4,9 @@
 text has for certain, over replayed rows of the log and a row's forerunners, with one order of
 operations: a node of a draft tree gets the bits that it has as text.
 
-Legend: m rows, n channels or columns of values, L rows of the log, R most replayed rows, P
-remembered inputs, K = P + 1; H heads of values, G of keys, D numbers per key, V per value.
+Legend: `slots` texts with a state each, m rows, n channels or columns of values, L rows of the
+log, R most replayed rows, P remembered inputs, K = P + 1; H heads of values, G of keys, D numbers
+per key, V per value.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +25,15 @@ def _entry(k: Kernel, table: Val, i: Val) -> Val:
     return k.cast("sext", k.load(table + i * 4, I32), I64)
 
 
-def _each_replayed(k: Kernel, body: Callable[[Val], None]) -> None:
-    """`body(row of the log)` for the rows that became text, in order; -1 ends them."""
+def _each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
+    """`body(row of the log)` for a slot's rows that became text, in order; -1 ends them."""
     replay, r, limit = k.words("replay r limit")
     at, row = k.var(0), k.var(-1)
 
     def goes_on() -> Val:
         row.value = -1
         with k.when(at.value < r):
-            row.value = _entry(k, replay, at.value)
+            row.value = _entry(k, replay, slot * r + at.value)
         return k.select(row.value < limit, row.value, -1) >= 0
 
     with k.while_(goes_on):
@@ -40,23 +41,46 @@ def _each_replayed(k: Kernel, body: Callable[[Val], None]) -> None:
         at.value = at.value + 1
 
 
+def _before(k: Kernel, row: Val) -> Val:
+    """The row before one of this step in its course; below 0: -1 - its slot."""
+    return k.minimum(_entry(k, k.arg("parents"), row), row - 1)
+
+
+def _walk(
+    k: Kernel, row: Val, most: int, base: Callable[[Val], None], each: Callable[[Val], None]
+) -> None:
+    """A course up to `row`, which is `base(slot)` where that is below 0, else base and `each(row)`
+    for the last `most` rows of this step, the last one last."""
+    path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
+    with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
+        k.store(path + count.value * 8, at.value)
+        at.value = _before(k, at.value)
+        count.value = count.value + 1
+    base(k.minimum(-1 - at.value, k.arg("slots") - 1))
+    with k.while_(lambda: count.value > 0):
+        count.value = count.value - 1
+        each(k.load(path + count.value * 8, I64))
+
+
 def _follow(
-    k: Kernel, t: Val, last: Var, base: Callable[[], None], row: Callable[[Val], None]
+    k: Kernel, t: Val, last: Var, base: Callable[[Val], None], each: Callable[[Val], None]
 ) -> None:
     """Bring what is carried to the forerunner of row t, which is there already in a chain."""
-    parents = k.arg("parents")
-    before = k.minimum(_entry(k, parents, t), t - 1)
+    before = _before(k, t)
     with k.when(before.ne(last.value)):
-        base()
-        path, count, at = k.scratch(MAX_ROWS * 8), k.var(0), k.var(before)
-        with k.while_(lambda: at.value >= 0):
-            k.store(path + count.value * 8, at.value)
-            at.value = k.minimum(_entry(k, parents, at.value), at.value - 1)
-            count.value = count.value + 1
-        with k.while_(lambda: count.value > 0):
-            count.value = count.value - 1
-            row(k.load(path + count.value * 8, I64))
+        _walk(k, before, MAX_ROWS, base, each)
     last.value = t
+
+
+def _each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
+    """`body(slot, its last certain row)` for the slots that the step changes."""
+    past, replay, certain = k.words("past replay certain")
+    for slot in k.loop(0, k.arg("slots")):
+        last = k.minimum(_entry(k, certain, slot), k.arg("m") - 1)
+        became = k.maximum(last, _entry(k, replay, slot * k.arg("r")))
+        begun = _entry(k, past, slot)
+        with k.when(k.select(begun.ne(0), became, 0) >= 0):
+            body(slot, last)
 
 
 def _push(k: Kernel, window: list[Var], value: Val) -> None:
@@ -82,15 +106,19 @@ def _channels(k: Kernel, body: Callable[[Val, Val | None], None]) -> None:
                 body(c, n - c)
 
 
-def _remembered(k: Kernel, window: list[Var], c: Val, left: Val | None) -> None:
+def _remembered(k: Kernel, window: list[Var], slot: Val, c: Val, left: Val | None) -> None:
     """The inputs before the step's first row: the state's (zeros where a text begins), then those
     that were replayed. The newest stands last."""
     state, log, n = k.words("state log n")
-    for i, held in enumerate(window):
-        held.value = k.const(0.0, F32X8)
-        with k.when(k.load(k.arg("past"), I32).ne(0)):
-            held.value = _eight(k, state + (n * i + c) * 4, left)
-    _each_replayed(k, lambda row: _push(k, window, _eight(k, log + (row * n + c) * 4, left)))
+    with k.if_else(_entry(k, k.arg("past"), slot).ne(0)) as (known, new):
+        with known:
+            for i, held in enumerate(window):
+                at = (slot * len(window) + i) * n + c
+                held.value = _eight(k, state + at * 4, left)
+        with new:
+            for held in window:
+                held.value = k.const(0.0, F32X8)
+    _each_replayed(k, slot, lambda row: _push(k, window, _eight(k, log + (row * n + c) * 4, left)))
 
 
 def _conv(k: Kernel, taps: int) -> None:
@@ -100,13 +128,13 @@ def _conv(k: Kernel, taps: int) -> None:
     def channels(c: Val, left: Val | None) -> None:
         window = [k.var(k.const(0.0, F32X8)) for _ in range(taps - 1)]
         weights = [_eight(k, w + (n * j + c) * 4, left) for j in range(taps)]
-        last = k.var(-2)
+        last = k.var(m)
 
         def row(t: Val) -> None:
             _push(k, window, _eight(k, x + (t * n + c) * 4, left))
 
         for t in k.loop(0, m):
-            _follow(k, t, last, lambda: _remembered(k, window, c, left), row)
+            _follow(k, t, last, lambda slot: _remembered(k, window, slot, c, left), row)
             own = _eight(k, x + (t * n + c) * 4, left)
             total = weights[-1] * own
             for held, weight in zip(window, weights, strict=False):
@@ -122,20 +150,25 @@ def _conv(k: Kernel, taps: int) -> None:
 
 
 def _conv_next(k: Kernel, taps: int) -> None:
-    """y = the last taps - 1 inputs of text: the state's own bytes."""
-    x, y, n, certain = k.words("x y n certain")
+    """y = the last taps - 1 inputs of every text: the state's own bytes."""
+    x, y, n = k.words("x y n")
 
     def channels(c: Val, left: Val | None) -> None:
         window = [k.var(k.const(0.0, F32X8)) for _ in range(taps - 1)]
-        _remembered(k, window, c, left)
-        for t in k.loop(0, k.minimum(_entry(k, certain, k.const(0, I64)), k.arg("m"))):
-            _push(k, window, _eight(k, x + (t * n + c) * 4, left))
-        for i, held in enumerate(window):
-            at = y + (n * i + c) * 4
-            if left is None:
-                k.store(at, held.value)
-            else:
-                words.store_tail(k, at, held.value, left)
+
+        def after(slot: Val, last: Val) -> None:
+            def row(t: Val) -> None:
+                _push(k, window, _eight(k, x + (t * n + c) * 4, left))
+
+            _walk(k, last, taps - 1, lambda _: _remembered(k, window, slot, c, left), row)
+            for i, held in enumerate(window):
+                at = y + ((slot * len(window) + i) * n + c) * 4
+                if left is None:
+                    k.store(at, held.value)
+                else:
+                    words.store_tail(k, at, held.value, left)
+
+        _each_changed(k, after)
 
     _channels(k, channels)
 
@@ -146,15 +179,15 @@ def _by_taps(k: Kernel, body: Callable[[Kernel, int], None]) -> None:
             body(k, taps)
 
 
-@kernel("state log x w y parents replay past m n taps r limit")
+@kernel("state log x w y parents replay past slots m n taps r limit")
 def ssm_conv(k: Kernel) -> None:
     """Rows by a short convolution; w is [K, n]."""
     _by_taps(k, _conv)
 
 
-@kernel("state log x y replay past certain m n taps r limit")
+@kernel("state log x y parents replay past certain slots m n taps r limit")
 def ssm_conv_next(k: Kernel) -> None:
-    """What the convolution remembers of a text."""
+    """What the convolution remembers of each text."""
     _by_taps(k, _conv_next)
 
 
@@ -184,18 +217,18 @@ class _Tile:
         """Where row i stands."""
         return self.at + i * (4 * self.lanes * self.count)
 
-    def given(self, whole: Val, i: Val) -> Val:
-        """Where row i stands in a whole state."""
-        d, v = self.k.words("d v")
-        return whole + ((self.h * d + i) * v + self.j) * 4
+    def given(self, whole: Val, slot: Val, i: Val) -> Val:
+        """Where row i stands in the whole state of a slot."""
+        heads, d, v = self.k.words("heads d v")
+        return whole + (((slot * heads + self.h) * d + i) * v + self.j) * 4
 
-    def load(self) -> None:
-        """The state's columns, zeros where a text begins."""
+    def load(self, slot: Val) -> None:
+        """A slot's columns, zeros where a text begins."""
         k, (state, d) = self.k, self.k.words("state d")
-        with k.if_else(k.load(k.arg("past"), I32).ne(0)) as (known, new):
+        with k.if_else(_entry(k, k.arg("past"), slot).ne(0)) as (known, new):
             with known:
                 for i in k.loop(0, d):
-                    self.store(self.row(i), self.vectors(self.given(state, i)))
+                    self.store(self.row(i), self.vectors(self.given(state, slot, i)))
             with new:
                 for i in k.loop(0, d):
                     zero = k.const(0.0, vec(F32, self.lanes))
@@ -246,15 +279,15 @@ class _Tile:
 
         return self._sums(corrected)
 
-    def base(self) -> None:
-        """The state after the replayed rows."""
+    def base(self, slot: Val) -> None:
+        """A slot's state after the replayed rows."""
         log, width = self.k.words("log width")
-        self.load()
+        self.load(slot)
 
         def row(at: Val) -> None:
             self.advance(log + at * width * 4)
 
-        _each_replayed(self.k, row)
+        _each_replayed(self.k, slot, row)
 
 
 def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
@@ -276,13 +309,13 @@ def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
             shared(8, 1)
 
 
-@kernel("state log rows q y parents replay past m heads groups d v width r limit")
+@kernel("state log rows q y parents replay past slots m heads groups d v width r limit")
 def delta_net(k: Kernel) -> None:
-    """y[t, h] = what q finds in head h's state after row t."""
+    """y[t, h] = what q finds in head h of its text's state after row t."""
     rows, q, y, m, heads, groups, d, v, width = k.words("rows q y m heads groups d v width")
 
     def found(tile: _Tile) -> None:
-        last = k.var(-2)
+        last = k.var(m)
 
         def follow(t: Val) -> None:
             tile.advance(rows + t * width * 4)
@@ -296,17 +329,20 @@ def delta_net(k: Kernel) -> None:
     _tiles(k, found)
 
 
-@kernel("state log rows y replay past certain m heads groups d v width r limit")
+@kernel("state log rows y parents replay past certain slots m heads groups d v width r limit")
 def delta_net_next(k: Kernel) -> None:
-    """y, the state's own bytes = the state after the rows that are text."""
-    rows, y, m, d, width = k.words("rows y m d width")
-    count = k.minimum(_entry(k, k.arg("certain"), k.const(0, I64)), m)
+    """y, the state's own bytes = each slot's state after the rows that are text."""
+    rows, y, d, width = k.words("rows y d width")
 
     def after(tile: _Tile) -> None:
-        tile.base()
-        for t in k.loop(0, count):
-            tile.advance(rows + t * width * 4)
-        for i in k.loop(0, d):
-            tile.store(tile.given(y, i), tile.vectors(tile.row(i)))
+        def state(slot: Val, last: Val) -> None:
+            def row(t: Val) -> None:
+                tile.advance(rows + t * width * 4)
+
+            _walk(k, last, MAX_ROWS, lambda _: tile.base(slot), row)
+            for i in k.loop(0, d):
+                tile.store(tile.given(y, slot, i), tile.vectors(tile.row(i)))
+
+        _each_changed(k, state)
 
     _tiles(k, after)

@@ -3,6 +3,7 @@
 Legend: m rows, n channels; H heads of values, G of keys, D numbers per key, V per value.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ggraph.backends.cuda.layout import is_flat
@@ -12,7 +13,9 @@ from ggraph.dtype import F32, I32
 from ggraph.ops.recurrent import key_heads
 from ggraph.tensor import Tensor
 
-MOST_TAPS, MOST_KEY, COLUMNS, PARTS = 8, 256, 32, 4  # as in src/recurrent.cu
+MOST_TAPS, MOST_KEY, MOST_ROWS, COLUMNS, PARTS = 8, 256, 512, 32, 4  # as in src/recurrent.cu
+
+COURSE = "parents", "replay", "past", "certain"  # the last of those that overwrite
 
 
 def _flat(t: Tensor) -> bool:
@@ -21,56 +24,60 @@ def _flat(t: Tensor) -> bool:
 
 
 def _short(t: Tensor) -> bool:
-    return _flat(t) and t.sources[0].shape[0] < MOST_TAPS
+    return _flat(t) and t.sources[0].shape[1] < MOST_TAPS
 
 
 def _narrow(t: Tensor) -> bool:
-    return _flat(t) and t.sources[0].shape[1] <= MOST_KEY
+    state, _, rows = t.sources[:3]
+    return _flat(t) and state.shape[2] <= MOST_KEY and rows.shape[0] <= MOST_ROWS
 
 
-def _course(low: Lowering, x: Launch, log: Ref, replay: Ref, past: Ref) -> dict[str, Any]:
+def _course(low: Lowering, x: Launch, course: Sequence[Ref]) -> dict[str, Any]:
     """The arguments that all four kernels share."""
+    log, most = x.sources[1], course[1].tensor.shape[1]
     return {
-        "state": low.at(x.sources[0]), "log": low.at(log), "replay": low.at(replay),
-        "past": low.at(past), "y": low.at(x.result), "most": replay.tensor.shape[0],
-        "limit": log.tensor.shape[0],
+        "state": low.at(x.sources[0]), "log": low.at(log), "y": low.at(x.result),
+        **{name: low.at(ref) for name, ref in zip(COURSE, course, strict=False)},
+        "most": most, "limit": log.tensor.shape[0],
     }  # fmt: skip
 
 
 def _conv(low: Lowering, x: Launch) -> None:
-    _, log, rows, w, parents, replay, past = x.sources
+    state, _, rows, w, *course = x.sources
+    taps, n = w.tensor.shape
     low.per_element(
-        "ssm_conv", rows.tensor.size, x=low.at(rows), w=low.at(w), parents=low.at(parents),
-        n=rows.tensor.shape[1], taps=w.tensor.shape[0], **_course(low, x, log, replay, past),
+        "ssm_conv", rows.tensor.size, x=low.at(rows), w=low.at(w), slots=state.tensor.shape[0],
+        n=n, taps=taps, **_course(low, x, course),
     )  # fmt: skip
 
 
 def _conv_next(low: Lowering, x: Launch) -> None:
-    state, log, rows, replay, past, certain = x.sources
+    state, _, rows, *course = x.sources
+    slots, held, n = state.tensor.shape
     low.per_element(
-        "ssm_conv_next", rows.tensor.shape[1], x=low.at(rows), certain=low.at(certain),
-        m=rows.tensor.shape[0], held=state.tensor.shape[0], **_course(low, x, log, replay, past),
+        "ssm_conv_next", slots * n, x=low.at(rows), m=rows.tensor.shape[0], n=n, held=held,
+        **_course(low, x, course),
     )  # fmt: skip
 
 
-def _net(low: Lowering, kernel: str, x: Launch, **args: Any) -> None:
-    state, rows = x.sources[0].tensor, x.sources[2]
-    (heads, d, v), (m, width) = state.shape, rows.tensor.shape
+def _net(low: Lowering, kernel: str, x: Launch, deep: int, **args: Any) -> None:
+    state, (m, width) = x.sources[0].tensor, x.sources[2].tensor.shape
+    _, heads, d, v = state.shape
     low.call(
-        kernel, (heads, -(-v // COLUMNS), 1), PARTS * COLUMNS, rows=low.at(rows), m=m, heads=heads,
-        groups=key_heads(state, width), d=d, v=v, width=width, **args,
+        kernel, (heads, -(-v // COLUMNS), deep), PARTS * COLUMNS, rows=low.at(x.sources[2]), m=m,
+        heads=heads, groups=key_heads(state, width), d=d, v=v, width=width, **args,
     )  # fmt: skip
 
 
 def _delta(low: Lowering, x: Launch) -> None:
-    _, log, _, q, parents, replay, past = x.sources
-    given = {"q": low.at(q), "parents": low.at(parents)}
-    _net(low, "delta_net", x, **given, **_course(low, x, log, replay, past))
+    state, _, _, q, *course = x.sources
+    slots = state.tensor.shape[0]
+    _net(low, "delta_net", x, 1, q=low.at(q), slots=slots, **_course(low, x, course))
 
 
 def _delta_next(low: Lowering, x: Launch) -> None:
-    _, log, _, replay, past, certain = x.sources
-    _net(low, "delta_net_next", x, certain=low.at(certain), **_course(low, x, log, replay, past))
+    state, _, _, *course = x.sources
+    _net(low, "delta_net_next", x, state.tensor.shape[0], **_course(low, x, course))
 
 
 RULES: dict[str, Rule] = {

@@ -3,29 +3,39 @@
 // `ggraph.ops.recurrent` says what the course of a text's rows is: the state that text has for
 // certain, rows of the log that became text, a row's forerunners, the row. One order of operations
 // for all of them: a node of a draft tree gets the bits that it has as text.
-// Legend: m rows, n channels, L rows of the log, R most replayed rows, P remembered inputs, K = P + 1;
+// Legend: N slots with a text's state each, m rows, n channels, L rows of the log, R most replayed rows, P remembered inputs, K = P + 1;
 // H heads of values, G of keys (head h has those of h mod G), D numbers per key, V per value.
 #include "common.cuh"
 
 #define MOST_TAPS 8
 #define MOST_KEY 256
+#define MOST_ROWS 512  // of a step
 #define COLUMNS 32  // of a head's values per block
 #define PARTS 4     // threads that share a column's numbers
 
-// How many rows of the log became text.
-DEV i64 replayed_count(const int* replay, i64 most, i64 limit) {
+// How many rows of the log became text in a slot.
+DEV i64 replayed_count(const int* replay, i64 slot, i64 most, i64 limit) {
   i64 count = 0;
-  while (count < most && replay[count] >= 0 && replay[count] < limit) ++count;
+  while (count < most && replay[slot * most + count] >= 0 && replay[slot * most + count] < limit)
+    ++count;
   return count;
 }
 
-// The row before row t in its course, -1 where that is what was replayed.
+// The row before row t in its course; below 0 that is what was replayed in slot -1 - it.
 DEV i64 before(const int* parents, i64 t) {
   const i64 found = parents[t];
   return found < t ? found : t - 1;
 }
 
-// Channel c of the input `back` (1 ..) rows before the step's first one.
+// The slot below 0 of a course.
+DEV i64 slot_of(i64 at, i64 slots) { return -1 - at < slots ? -1 - at : slots - 1; }
+
+// The last row of a slot that is text for certain, -1 where there is none.
+DEV i64 last_certain(const int* certain, i64 slot, i64 m) {
+  return certain[slot] < m ? certain[slot] : m - 1;
+}
+
+// Channel c of a slot's input `back` (1 ..) rows before its first one of the step.
 DEV float remembered(const float* state, const float* log, const int* replay, i64 count, bool begun,
                      i64 held, i64 n, i64 c, i64 back) {
   if (back <= count) return log[replay[count - back] * n + c];
@@ -35,42 +45,45 @@ DEV float remembered(const float* state, const float* log, const int* replay, i6
 
 // y [m, n]: the last K inputs of each row's course by w [K, n]; one value per thread.
 KERNEL ssm_conv(const float* state, const float* log, const float* x, const float* w,
-                const int* parents, const int* replay, const int* past, float* y, i64 count, i64 n,
-                i64 taps, i64 most, i64 limit) {
+                const int* parents, const int* replay, const int* past, float* y, i64 count, i64 slots,
+                i64 n, i64 taps, i64 most, i64 limit) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
-  const i64 c = i % n, became = replayed_count(replay, most, limit);
+  const i64 c = i % n;
   float seen[MOST_TAPS], sum = 0.0f;
-  i64 at = i / n, back = 0;
-  for (i64 j = taps - 1; j >= 0; --j) {
-    if (at >= 0) {
-      seen[j] = x[at * n + c];
-      at = before(parents, at);
-    } else {
-      seen[j] = remembered(state, log, replay, became, past[0] != 0, taps - 1, n, c, ++back);
-    }
+  i64 at = i / n, j = taps - 1;
+  for (; j >= 0 && at >= 0; --j) {
+    seen[j] = x[at * n + c];
+    at = before(parents, at);
   }
-  for (i64 j = 0; j < taps; ++j) sum = fmaf(seen[j], w[j * n + c], sum);
+  if (j >= 0) {
+    const i64 slot = slot_of(at, slots), became = replayed_count(replay, slot, most, limit);
+    for (i64 back = 1; j >= 0; --j, ++back)
+      seen[j] = remembered(state + slot * (taps - 1) * n, log, replay + slot * most, became,
+                           past[slot] != 0, taps - 1, n, c, back);
+  }
+  for (j = 0; j < taps; ++j) sum = fmaf(seen[j], w[j * n + c], sum);
   y[i] = sum;
 }
 
-// y [P, n]: the inputs that text ends with, after `certain` rows of x. y is the state itself; one
-// channel per thread.
-KERNEL ssm_conv_next(const float* state, const float* log, const float* x, const int* replay,
-                     const int* past, const int* certain, float* y, i64 count, i64 m, i64 held,
-                     i64 most, i64 limit) {
-  const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (c >= count) return;
-  const i64 became = replayed_count(replay, most, limit);
-  const i64 text = certain[0] < 0 ? 0 : certain[0] < m ? certain[0] : m;
+// y [N, P, n]: the inputs that texts end with. y is the state itself; one channel of a slot per
+// thread.
+KERNEL ssm_conv_next(const float* state, const float* log, const float* x, const int* parents,
+                     const int* replay, const int* past, const int* certain, float* y, i64 count,
+                     i64 m, i64 n, i64 held, i64 most, i64 limit) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const i64 c = i % n, slot = i / n, became = replayed_count(replay, slot, most, limit);
   float seen[MOST_TAPS];
-  for (i64 j = 0; j < held; ++j) {
-    const i64 back = held - j;
-    seen[j] = back <= text ? x[(text - back) * count + c]
-                           : remembered(state, log, replay, became, past[0] != 0, held, count, c,
-                                        back - text);
+  i64 at = last_certain(certain, slot, m), j = held - 1;
+  for (; j >= 0 && at >= 0; --j) {
+    seen[j] = x[at * n + c];
+    at = before(parents, at);
   }
-  for (i64 j = 0; j < held; ++j) y[j * count + c] = seen[j];
+  for (i64 back = 1; j >= 0; --j, ++back)
+    seen[j] = remembered(state + slot * held * n, log, replay + slot * most, became,
+                         past[slot] != 0, held, n, c, back);
+  for (j = 0; j < held; ++j) y[(slot * held + j) * n + c] = seen[j];
 }
 
 struct Net {
@@ -108,37 +121,47 @@ DEV void advance(const Net& net, const float* row, float* s, float (*part)[COLUM
     s[d * COLUMNS + lane] = fmaf(k[d], missing, s[d * COLUMNS + lane]);
 }
 
-// s before the step's first row.
-DEV void base(const Net& net, const float* state, const float* log, const int* replay, i64 count,
-              bool begun, float* s, float (*part)[COLUMNS]) {
+// s before a slot's first row of the step.
+DEV void base(const Net& net, i64 slot, const float* state, const float* log, const int* replay,
+              const int* past, i64 most, i64 limit, float* s, float (*part)[COLUMNS]) {
   const int lane = threadIdx.x % COLUMNS;
   const i64 column = (i64)blockIdx.y * COLUMNS + lane;
-  const float* own = state + blockIdx.x * net.d * net.v + column;
+  const i64 count = replayed_count(replay, slot, most, limit);
+  const bool begun = past[slot] != 0;
+  const float* own = state + (slot * net.heads + blockIdx.x) * net.d * net.v + column;
   for (i64 d = threadIdx.x / COLUMNS; d < net.d; d += PARTS)
     s[d * COLUMNS + lane] = begun && column < net.v ? own[d * net.v] : 0.0f;
-  for (i64 i = 0; i < count; ++i) advance(net, log + replay[i] * net.width, s, part);
+  for (i64 i = 0; i < count; ++i)
+    advance(net, log + replay[slot * most + i] * net.width, s, part);
+}
+
+// s after rows of a course that ends in row `end`, the first one first.
+DEV void follow(const Net& net, const float* rows, const int* parents, i64 end, float* s,
+                float (*part)[COLUMNS], short* path) {
+  i64 depth = 0;
+  for (i64 at = end; at >= 0; at = before(parents, at), ++depth)
+    if (threadIdx.x == 0) path[depth] = (short)at;
+  __syncthreads();  // the path is there; who read an earlier one has passed `advance` since
+  while (depth > 0) advance(net, rows + path[--depth] * net.width, s, part);
 }
 
 // y [m, H, V]: what q [m, G, D] finds after each row. Grid (H, V / COLUMNS), PARTS * COLUMNS threads.
 KERNEL delta_net(const float* state, const float* log, const float* rows, const float* q,
-                 const int* parents, const int* replay, const int* past, float* y, i64 m, i64 heads,
-                 i64 groups, i64 d, i64 v, i64 width, i64 most, i64 limit) {
+                 const int* parents, const int* replay, const int* past, float* y, i64 slots, i64 m,
+                 i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 most, i64 limit) {
   SHARED float s[MOST_KEY * COLUMNS], part[PARTS][COLUMNS];
+  SHARED short path[MOST_ROWS];
   const Net net = {heads, groups, d, v, width};
   const int lane = threadIdx.x % COLUMNS, first = threadIdx.x / COLUMNS;
   const i64 h = blockIdx.x, column = (i64)blockIdx.y * COLUMNS + lane;
-  const i64 became = replayed_count(replay, most, limit);
-  i64 last = -2;  // the row after which s is
+  i64 last = m;  // the row after which s is
   for (i64 t = 0; t < m; ++t) {
-    if (before(parents, t) != last) {
-      base(net, state, log, replay, became, past[0] != 0, s, part);
-      i64 depth = 0;
-      for (i64 at = before(parents, t); at >= 0; at = before(parents, at)) ++depth;
-      for (; depth > 0; --depth) {  // forerunners, the first one first
-        i64 at = t;
-        for (i64 i = 0; i < depth; ++i) at = before(parents, at);
-        advance(net, rows + at * width, s, part);
-      }
+    const i64 parent = before(parents, t);
+    if (parent != last) {
+      i64 at = parent;
+      while (at >= 0) at = before(parents, at);
+      base(net, slot_of(at, slots), state, log, replay, past, most, limit, s, part);
+      follow(net, rows, parents, parent, s, part, path);
     }
     advance(net, rows + t * width, s, part);
     const float* own = q + (t * groups + h % groups) * d;
@@ -150,17 +173,20 @@ KERNEL delta_net(const float* state, const float* log, const float* rows, const 
   }
 }
 
-// y [H, D, V]: the state that text ends in, after `certain` rows. y is the state itself.
-KERNEL delta_net_next(const float* state, const float* log, const float* rows, const int* replay,
-                      const int* past, const int* certain, float* y, i64 m, i64 heads, i64 groups,
-                      i64 d, i64 v, i64 width, i64 most, i64 limit) {
+// y [N, H, D, V]: the states that texts end in. y is the state itself. Grid (H, V / COLUMNS, N).
+KERNEL delta_net_next(const float* state, const float* log, const float* rows, const int* parents,
+                      const int* replay, const int* past, const int* certain, float* y, i64 m,
+                      i64 heads, i64 groups, i64 d, i64 v, i64 width, i64 most, i64 limit) {
   SHARED float s[MOST_KEY * COLUMNS], part[PARTS][COLUMNS];
+  SHARED short path[MOST_ROWS];
   const Net net = {heads, groups, d, v, width};
   const int lane = threadIdx.x % COLUMNS;
-  const i64 column = (i64)blockIdx.y * COLUMNS + lane;
-  base(net, state, log, replay, replayed_count(replay, most, limit), past[0] != 0, s, part);
-  for (i64 t = 0; t < certain[0] && t < m; ++t) advance(net, rows + t * width, s, part);
+  const i64 slot = blockIdx.z, column = (i64)blockIdx.y * COLUMNS + lane;
+  const i64 last = last_certain(certain, slot, m);
+  if (past[slot] != 0 && last < 0 && replayed_count(replay, slot, most, limit) == 0) return;
+  base(net, slot, state, log, replay, past, most, limit, s, part);
+  follow(net, rows, parents, last, s, part, path);
   if (column >= v) return;
-  float* own = y + blockIdx.x * d * v + column;
+  float* own = y + (slot * heads + blockIdx.x) * d * v + column;
   for (i64 i = threadIdx.x / COLUMNS; i < d; i += PARTS) own[i * v] = s[i * COLUMNS + lane];
 }

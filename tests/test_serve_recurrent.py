@@ -1,0 +1,48 @@
+"""Recurrent models behind the server: what everybody hears is what they would hear alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mtp_kit import QWEN, TINY2, with_draft_layer
+from serve_kit import Server, ended, started
+from small_model import small_model
+
+from ggraph.decode.sampler import SamplerConfig
+from models.run.generation import Generation
+from models.run.load import Loaded, load
+
+PROMPTS = [f"{'to be or not to be ' * (i % 3)}{i}" for i in range(8)]
+
+
+def text_alone(m: Loaded, prompt: str, limit: int) -> str:
+    ids = m.tokenizer.encode(prompt, bos=None)
+    return "".join(Generation(m, ids, SamplerConfig(temp=0.0), limit).run(None))
+
+
+def said(server: Server, prompt: str, limit: int, drafters: list[str]) -> str:
+    wish = {"speculative": {"drafters": drafters, "most": 4}, "ignore_eos": True}
+    reply = server.client.completions.create(
+        model="any", prompt=prompt, max_tokens=limit, temperature=0.0, extra_body=wish
+    )
+    return reply.choices[0].text
+
+
+@pytest.mark.parametrize("name", ["lfm2", QWEN])
+def test_many_clients_hear_what_each_would_alone(name: str, tmp_path: Path) -> None:
+    """Of Qwen3.5 with a layer that may draft for them."""
+    source = with_draft_layer(QWEN, tmp_path / "mtp") if name == QWEN else TINY2 / name
+    path = small_model(tmp_path / "small.gguf", source=source)
+    own = ("--head", str(path)) if name == QWEN else ()
+    running = started(path, "-t", "1", "--parallel", "4", "--queue", "12", *own)
+    alone = load(path, threads=1)
+    try:
+        names = [["suffix"], [], ["head"] if own else ["suffix"], ["tree"] if own else ["lookup"]]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda i: said(running, PROMPTS[i], 40, names[i % 4]), range(8)))
+        for prompt, text in zip(PROMPTS, found, strict=True):
+            wanted = text_alone(alone, prompt, 40)  # which ends with the first end token
+            assert text.startswith(wanted) and wanted
+    finally:
+        alone.close()
+        assert ended(running) == 0
