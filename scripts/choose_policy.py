@@ -132,7 +132,7 @@ def _head(m: Loaded) -> EagleDrafter:
 def _decode(m: Loaded, ids: Sequence[int], drafts: Speculation) -> list[int]:
     sampler = Sampler(SamplerConfig(temp=0.0), m.model.vocab_size)
     m.engine.reset()
-    m.runner.picks = True  # as greedy text is decoded
+    m.runner.picks = 1  # as greedy text is decoded
     return list(m.engine.generate(ids, sampler.sample, sampler.accept, limit=NEW, drafts=drafts))
 
 

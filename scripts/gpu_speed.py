@@ -125,7 +125,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     streams = min(by_streams, key=lambda n: by_streams[n])
     s = random_session(watched, streams)
     runner = Runner(target, s, context)
-    runner.picks = True  # as greedy text is decoded
+    runner.picks = 1  # as greedy text is decoded
     found: Found = {
         "ok": True, "shape": name, "weights": kind, "streams": streams,
         "decode_s_by_streams": by_streams, "ceilings": ceilings,
@@ -146,7 +146,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     found |= prompt.to_json("prompt")
     found["prompt_share_of_matmul"] = flops / prompt.median / ceilings["bf16_flops"]
     tapped = Runner(target, s, context, taps=head.taps)
-    tapped.picks = True
+    tapped.picks = 1
     found["eagle_round_s"], same = _round_seconds(s, tapped, head, context, 8 if quick else 40)
     found["eagle_round_over_decode"] = found["eagle_round_s"] / found[f"rows1_{pasts[0]}_s"]
     found["ok"] = found["same_text"] = same
@@ -172,7 +172,7 @@ def _decode(
     """A step of one row on so many streams, behind so many tokens in a cache of so many."""
     s, (past, context) = random_session(driver, streams), places
     runner = Runner(target, s, context)
-    runner.picks = True
+    runner.picks = 1
     found = _rows(runner, 1, past, quick, driver)
     s.close()
     return found

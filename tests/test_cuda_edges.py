@@ -163,6 +163,15 @@ def test_many_rows_whose_scores_are_far_below_zero() -> None:
     assert_near(run(y, stored), meaning(y, stored), 1e-2, "far below zero")
 
 
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_a_query_of_zeros_mixes_all_that_it_sees(rows: int) -> None:
+    """A score of zero is one as any other: it weighs, and so does a split of the cache whose
+    greatest it is."""
+    y, stored = attended(rows, np.zeros((rows, 200), np.float32))
+    stored["q"][:] = 0
+    assert_near(run(y, stored), meaning(y, stored), 1e-3, "a query of zeros")
+
+
 def test_a_sink_of_zero_takes_part() -> None:
     rows, context = 70, 33
     q, k, v = (input(n, (rows if n == "q" else context, 2, 32)) for n in "qkv")

@@ -17,6 +17,7 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
@@ -128,7 +129,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
     four bytes per row, the greatest logits and the taps. The text of plain steps is the same."""
     head = head_of("golden", tmp_path)
     texts = {}
-    for picks in (False, True):
+    for picks in (0, 1):
         driver = HostDriver()
         session = Session(
             {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
@@ -151,10 +152,41 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
     assert len({tuple(t) for t in texts.values()}) == 1, texts
 
 
+@need_compiler
+@pytest.mark.parametrize("by_law", [False, True])
+def test_a_draw_needs_the_greatest_logits_alone(by_law: bool, tmp_path: Path) -> None:
+    """Drawn text, plain or with drafts, by either rule of acceptance: of each row `top_k` ids and
+    logits come back, and the tokens are those that all logits give."""
+    head = head_of("golden", tmp_path)
+    config = SamplerConfig(seed=11, temp=1.5, top_k=9)
+    texts = {}
+    for picks in (0, 9):
+        driver = HostDriver()
+        session = Session(
+            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
+        )
+        runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
+        engine, runner.picks = Engine(runner, ()), picks
+        for length in (0, 4):
+            sampler = Sampler(config, runner.model.vocab_size)
+            drafter = EagleDrafter(DraftRunner(head, session, 128))
+            law = sampler if by_law else None
+            drafts = Speculation([drafter], Fixed(length), law=law) if length else None
+            engine.reset()
+            found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
+            texts[picks, length] = list(found)
+        plan = runner.plan(runner.shape(5, 5, 20)).plan
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        assert sizes == ({"best": 180, "greatest": 180} if picks else {"logits": 5 * 320 * 4})
+        session.close()
+    assert texts[0, 0] == texts[9, 0] and texts[0, 4] == texts[9, 4]
+    assert by_law or texts[0, 0] == texts[0, 4]
+
+
 def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
     """As the sampler refuses it."""
     runner = Runner(open_model(TARGET), Session({"cpu": open_backend("cpu", threads=1)}), 64)
-    runner.picks = True
+    runner.picks = 1
     greatest = np.array([1.0, np.nan, 0.0], np.float32).reshape(3, 1, 1)
     out = {"best": np.array([4, 5, 6], np.int32), "greatest": greatest}
     assert runner._said(out, 1).tolist() == [[4]]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.decode.sampler import Sampler, SamplerConfig
+from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
 from ggraph.errors import InputError
 
 OFF = {"temp": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -240,3 +240,37 @@ def test_config_names_the_value_that_is_wrong(options):
     (name,) = options
     with pytest.raises(InputError, match=name):
         SamplerConfig(**options)
+
+
+def greatest(logits, count):
+    """What a device brings back of a row: the best `count`, of equal ones those of lower ids."""
+    order = np.argsort(-logits, kind="stable")[:count]
+    found = np.empty(count, CANDIDATE)
+    found["id"], found["logit"] = order, logits[order]
+    return found
+
+
+@pytest.mark.parametrize("distinct", [4, 60, 1 << 20])
+@pytest.mark.parametrize("changes", [{}, {"top_p": 1.0, "min_p": 0.0}, {"top_k": 1}, {"temp": 0.0}])
+def test_the_greatest_logits_alone_decide(distinct, changes):
+    """Tokens and laws are those of all logits, bit for bit, ties at the border included."""
+    config = SamplerConfig(**{"seed": 3, "top_k": 20, "temp": 1.3, **changes})
+    rng = np.random.default_rng(5)
+    whole, part = Sampler(config, 500), Sampler(config, 500)
+    for _ in range(200):
+        logits = (rng.integers(0, distinct, 500) / distinct * 9 - 4).astype(np.float32)
+        logits[rng.random(500) < rng.choice([0.1, 0.97])] = -np.inf  # sometimes fewer than top_k
+        logits[rng.integers(500)] = 3.0
+        known = greatest(logits, 20)
+        rng.shuffle(known)
+        assert part.probabilities(known).tobytes() == whole.probabilities(logits).tobytes()
+        assert part.sample(known) == whole.sample(logits)
+
+
+def test_too_few_logits_are_refused():
+    for config in (SamplerConfig(), SamplerConfig(top_k=0), SamplerConfig(repeat_penalty=1.1)):
+        with pytest.raises(InputError, match="the greatest 30 alone do not decide"):
+            Sampler(config, 500).sample(greatest(np.arange(500, dtype=np.float32), 30))
+    none = greatest(np.full(500, -np.inf, np.float32), 40)
+    with pytest.raises(InputError, match="greatest value is -inf"):
+        Sampler(SamplerConfig(), 500).sample(none)

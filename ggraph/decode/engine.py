@@ -113,7 +113,7 @@ class Engine:
         clock = self.statistics.clock
         clock.start()
         result = self._known(prompt)
-        token = (only if result.picked else pick)(result.logits[-1])
+        token = (only if result.picked == 1 else pick)(result.logits[-1])
         accept(token)
         drafts.begin([*prompt, token], result.taps)
         clock.lap("prompt")
@@ -145,7 +145,7 @@ class Engine:
         clock.lap("host")
         result = runner.step(rows, range(len(rows.tokens)))
         took = clock.lap("verify")
-        choose = only if result.picked else pick
+        choose = only if result.picked == 1 else pick
         kept = self._kept(draft, result.logits, choose, accept, drafts.law, left)
         took += clock.lap("sample")
         path = [0, *(n + 1 for n in kept.nodes)]

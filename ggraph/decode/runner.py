@@ -24,6 +24,7 @@ from ggraph.decode.rows import (
     row_bucket,
     visibility,
 )
+from ggraph.decode.sampler import CANDIDATE
 from ggraph.door import checked
 from ggraph.dtype import F16, I32, I64, DType
 from ggraph.errors import InputError
@@ -39,17 +40,19 @@ Ready = tuple[StepShape, tuple[Hashable, ...], frozenset[str]]
 
 @dataclass(frozen=True)
 class Result:
-    """Logits f32 [M, V] of the wanted rows, or where they are `picked` only the tokens of the
-    greatest i32 [M, 1]; and the taps f32 [T, E] by layer."""
+    """Logits f32 [M, V] of the wanted rows, or where `picked` are brought back only the token of
+    the greatest i32 [M, 1], or more of the greatest, CANDIDATE [M, picked]; and the taps f32 [T, E]
+    by layer."""
 
     logits: Array
     taps: dict[int, Array]
-    picked: bool = False
+    picked: int = 0
 
 
 class Runner:
     """Runs a model's steps in a session. `past` is the number of cache slots that hold text. One
-    that `picks` brings back each wanted row's best token, and leaves the logits on the device."""
+    that `picks` brings back that many best tokens of each wanted row, and leaves the logits on the
+    device."""
 
     @checked
     def __init__(
@@ -70,12 +73,12 @@ class Runner:
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
         self.recurrent: bool = model.recurrent
-        self.picks = False
+        self.picks = 0
         self._past = 0
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int, bool], Ready] = {}
+        self._ready: dict[tuple[int, int, int, int], Ready] = {}
 
     @property
     def past(self) -> int:
@@ -111,12 +114,12 @@ class Runner:
 
         def build() -> Graph:
             step = self.model.build(shape)
-            return picking(step) if self.picks else step
+            return picking(step, self.picks) if self.picks else step
 
         return self.session.prepare(key, build, self.model.weight)
 
     def _key(self, shape: StepShape) -> tuple[Hashable, ...]:
-        return (self.model.name, shape, "picks") if self.picks else (self.model.name, shape)
+        return (self.model.name, shape, *([self.picks] if self.picks else ()))
 
     @checked
     def ready(self, rows: int, reach: int) -> None:
@@ -179,6 +182,11 @@ class Runner:
         numbers, as a sampler says it."""
         if not self.picks:
             return out["logits"][:count]
+        if self.picks > 1:
+            found = np.empty(out["best"][:count].shape, CANDIDATE)
+            found["id"] = out["best"][:count]
+            found["logit"] = out["greatest"][:count, :, 0]
+            return found
         best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
         for at, value in enumerate(greatest):
             if not isfinite(value):
@@ -249,13 +257,15 @@ class Runner:
 
 
 @checked
-def picking(step: Graph) -> Graph:
-    """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, and
-    `greatest` f32 [M, 1, 1], that logit (NaN counts as the least), in place of the logits."""
+def picking(step: Graph, count: int = 1) -> Graph:
+    """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
+    i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
+    the least), in place of all logits."""
     logits = step["logits"]
     rows, size = logits.shape
-    best = ops.argmax(logits)
-    greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, 1))
+    count = min(count, size)
+    best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
+    greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
     outputs = {t.name: t for t in step.outputs if t.name != "logits"}
     also = [t for t in step.updates.values() if not t.is_leaf]
     outputs |= {"best": best, "greatest": greatest}

@@ -24,6 +24,9 @@ Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Law = npt.NDArray[np.float64]
 
+# What stands for a row of logits where only the greatest are known: `top_k` of them, or more.
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32)])
+
 _HEAD = 256  # candidates that top-p sorts first
 
 
@@ -82,25 +85,19 @@ class Sampler:
         self._counts: Counter[int] = Counter()
 
     def sample(self, logits: Logits) -> int:
-        """The next token for `logits` f32 [V]. State changes only by one uniform number.
+        """The next token for `logits` f32 [V], or for the greatest of them, CANDIDATE [k]. State
+        changes only by one uniform number.
 
         The token is the first, in order of ids, at which the summed law exceeds that number.
         InputError for logits of another shape, with NaN or +inf, or with nothing above -inf.
         """
         u = self.uniform()
-        logits = self._penalised(self._checked(logits))
-        if self.config.greedy:
-            return _best(logits)
         ids, law = self._law(logits)
         return int(ids[_inverse(law, u)])
 
     def probabilities(self, logits: Logits) -> Law:
         """The law f64 [V] that `sample` draws from: all stages applied, sums to 1."""
-        logits = self._penalised(self._checked(logits))
         out = np.zeros(self.vocab_size)
-        if self.config.greedy:
-            out[_best(logits)] = 1.0
-            return out
         ids, law = self._law(logits)
         out[ids] = law
         return out
@@ -160,10 +157,31 @@ class Sampler:
         out[ids] = new - seen * c.frequency_penalty - c.presence_penalty
         return out
 
-    def _law(self, logits: Logits) -> tuple[Ids, Law]:
+    def _candidates(self, found: npt.NDArray[Any]) -> tuple[Ids, Logits]:
+        """The ids [k], ascending, and logits [k] of the greatest."""
+        most = self.vocab_size if self.config.top_k <= 0 else self.config.top_k
+        least = 1 if self.config.greedy else min(most, self.vocab_size)
+        if self.config.penalises or found.ndim != 1 or len(found) < least:
+            raise InputError(
+                f"logits: the greatest {len(found)} alone do not decide with {self.config}"
+            )
+        found = np.sort(found, order="id")
+        return found["id"].astype(np.int64), found["logit"]
+
+    def _law(self, given: npt.NDArray[Any]) -> tuple[Ids, Law]:
         """Candidates in order of ids [m] and their chances [m]."""
-        c = self.config
-        greatest = float(logits[_best(logits)])
+        if isinstance(given, np.ndarray) and given.dtype == CANDIDATE:
+            known, logits = self._candidates(given)
+            ids, law = self._law_of(logits)
+            return known[ids], law
+        return self._law_of(self._penalised(self._checked(given)))
+
+    def _law_of(self, logits: Logits) -> tuple[Ids, Law]:
+        """The same of logits f32 [n], by their places."""
+        c, best = self.config, _best(logits)
+        if c.greedy:
+            return np.array([best]), np.ones(1)
+        greatest = float(logits[best])
         ids = _top_k(logits, c.top_k)
         scores = logits[ids].astype(np.float64)
         if c.top_p < 1:

@@ -52,7 +52,7 @@ class Steps(Tapped, Protocol):
 
     context: int
     past: int
-    picks: bool
+    picks: int
     recurrent: bool
 
     def prepare(self, count: int) -> None:

@@ -78,7 +78,7 @@ class Target:
     past: int = 0
     taps: tuple[int, ...] = ()
     context: int = 1 << 20
-    picks: bool = True
+    picks: int = 1
     recurrent: bool = False
     model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCABULARY))
 

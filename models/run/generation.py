@@ -87,12 +87,21 @@ class Generation:
         sampler.accept_all(self.ids)
         engine.reset()
         drafts = None if drafting is None else self._speculation(drafting, sampler)
-        plain = self.config.greedy and not self.config.penalises
-        by_logits = not plain or (drafts is not None and drafts.law is not None)
-        self.m.runner.picks = not by_logits
+        self.m.runner.picks = self._picks(drafts is not None and drafts.law is not None)
         return engine.generate(
             self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
         )
+
+    def _picks(self, by_law: bool) -> int:
+        """How many of a row's logits decide: one in greedy text, the `top_k` greatest in a draw; 0
+        for all. Where results are not copied, a draw finds them in all logits itself."""
+        c = self.config
+        if c.penalises:
+            return 0
+        if c.greedy and not by_law:
+            return 1
+        known = 1 < c.top_k < self.m.model.vocab_size
+        return c.top_k if known and self.m.session.replays else 0
 
     def _speculation(self, drafting: Drafting, sampler: Sampler) -> Speculation:
         """Drafters and a policy for one run."""

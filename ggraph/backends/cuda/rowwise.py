@@ -33,7 +33,7 @@ from ggraph.dtype import I32, I64, Q8_0
 from ggraph.tensor import Tensor, contiguous
 
 LONGEST_SORT = 4096  # a full sort takes n passes over n values
-LONG_ROW, PART = 4096, 2048  # rows of more values have a best value per part, by a block each
+LONG_ROW, PART = 4096, 2048  # rows of more values are searched in parts, by a block each
 
 
 def _normable(t: Tensor) -> bool:
@@ -133,41 +133,52 @@ def _orderable(t: Tensor) -> bool:
     return is_plain(x) and has_rows(x) and (t.op != "argsort" or x.shape[-1] <= LONGEST_SORT)
 
 
+def _count(t: Tensor) -> int:
+    """Picks of each row."""
+    return 1 if t.op == "argmax" else t.shape[-1]
+
+
+def _is_long(t: Tensor) -> bool:
+    """Whether the best of a row are found by several blocks, each of which has as many values."""
+    x = t.sources[0]
+    long = x.shape[-1] > LONG_ROW and row_count(x) <= MAX_GRID_Y
+    return long and t.op != "argsort" and _count(t) <= PART
+
+
 def _first_k(low: Lowering, x: Launch) -> None:
     a, t = x.sources[0], x.result.tensor
     n = a.tensor.shape[-1]
+    if _is_long(t):
+        _first_parts(low, x)
+        return
     low.call(
         "first_k", (row_count(a.tensor), 1, 1), threads(n), x=low.at(a), y=low.at(x.result), n=n,
-        k=1 if t.op == "argmax" else t.shape[-1], shape=row_sizes(a.tensor),
+        k=_count(t), shape=row_sizes(a.tensor),
         strides=row_steps(a.tensor), type_=PLAIN[a.tensor.dtype],
         ascending=int(t.attrs.get("order") == "asc"),
     )  # fmt: skip
 
 
-def _is_long(t: Tensor) -> bool:
-    """Whether an arg-max takes several blocks per row."""
-    x = t.sources[0]
-    return x.shape[-1] > LONG_ROW and row_count(x) <= MAX_GRID_Y
-
-
-def _argmax(low: Lowering, x: Launch) -> None:
-    a = x.sources[0].tensor
-    if not _is_long(x.result.tensor):
-        _first_k(low, x)
-        return
-    n, rows, picks = a.shape[-1], row_count(a), low.at(x.room("picks"))
+def _first_parts(low: Lowering, x: Launch) -> None:
+    a, t = x.sources[0].tensor, x.result.tensor
+    n, k, rows, picks = a.shape[-1], _count(t), row_count(a), low.at(x.room("picks"))
     parts = -(-n // PART)
     low.call(
         "first_parts", (parts, rows, 1), 256, x=low.at(x.sources[0]), picks=picks, n=n, each=PART,
-        shape=row_sizes(a), strides=row_steps(a), type_=PLAIN[a.dtype],
+        k=k, shape=row_sizes(a), strides=row_steps(a), type_=PLAIN[a.dtype],
     )  # fmt: skip
-    low.call("first_of", (rows, 1, 1), threads(parts), picks=picks, y=low.at(x.result), parts=parts)
+    count = parts * k
+    low.call(
+        "first_of", (rows, 1, 1), threads(count), picks=picks, y=low.at(x.result), count=count, k=k
+    )
 
 
-def _argmax_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "picks": of long rows the best value and its place in each part."""
+def _order_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "picks": of long rows the best values and their places in each part."""
+    if not _is_long(t):
+        return ()
     x = t.sources[0]
-    return (Need("picks", row_count(x) * -(-x.shape[-1] // PART) * 8),) if _is_long(t) else ()
+    return (Need("picks", row_count(x) * -(-x.shape[-1] // PART) * _count(t) * 8),)
 
 
 def _is_index(t: Tensor) -> bool:
@@ -238,8 +249,7 @@ RULES: dict[str, Rule] = {
     **{name: Rule(_summable, _sum_rows) for name in ("sum", "sum_rows", "mean")},
     "cumsum": Rule(_summable, _cumsum),
     "soft_max": Rule(_weighable, _soft_max),
-    **{name: Rule(_orderable, _first_k) for name in ("top_k", "argsort")},
-    "argmax": Rule(_orderable, _argmax, _argmax_needs),
+    **{name: Rule(_orderable, _first_k, _order_needs) for name in ("argmax", "top_k", "argsort")},
     "get_rows": Rule(_gatherable, _get_rows),
     "set_rows": Rule(_storable, _set_rows),
 }

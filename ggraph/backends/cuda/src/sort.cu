@@ -45,48 +45,49 @@ DEV Pick pick_at(const u8* row, i64 i, int type) {
   return here;
 }
 
+// The best k of what `at` gives for begin .. end, in order, to `put`; behind all of them no picks.
+template <class At, class Put>
+DEV void firsts(i64 begin, i64 end, i64 k, Pick (&part)[32], At at, Put put) {
+  Pick last = {INF, -1};
+  for (i64 pick = 0; pick < k; ++pick) {
+    Pick best = {-INF, -1};
+    if (pick == 0 || last.index >= 0)
+      for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const Pick here = at(i);
+        if ((pick == 0 || before(last, here)) && before(here, best)) best = here;
+      }
+    last = block_first(best, part);
+    if (threadIdx.x == 0) put(pick, last);
+  }
+}
+
 KERNEL first_k(const u8* x, int* y, i64 n, i64 k, Axes shape, Axes strides, int type, int ascending) {
   SHARED Pick part[32];
   const u8* row = x + place_of(blockIdx.x, shape, strides);
-  Pick last;
-  last.value = INF;
-  last.index = -1;
-  for (i64 pick = 0; pick < k; ++pick) {
-    Pick best;
-    best.value = -INF;
-    best.index = -1;
-    for (i64 i = threadIdx.x; i < n; i += blockDim.x) {
-      Pick here = pick_at(row, i, type);
-      if (ascending) here.value = -here.value;
-      if ((last.index < 0 || before(last, here)) && before(here, best)) best = here;
-    }
-    last = block_first(best, part);
-    if (threadIdx.x == 0) y[blockIdx.x * k + pick] = last.index;
-  }
+  firsts(0, n, k, part,
+         [&](i64 i) {
+           Pick here = pick_at(row, i, type);
+           if (ascending) here.value = -here.value;
+           return here;
+         },
+         [&](i64 pick, const Pick& found) { y[blockIdx.x * k + pick] = found.index; });
 }
 
-// The best of each part of `each` values: picks [rows, parts]. Grid (parts, rows).
-KERNEL first_parts(const u8* x, Pick* picks, i64 n, i64 each, Axes shape, Axes strides, int type) {
+// The best k of each part of `each` values: picks [rows, parts, k]. Grid (parts, rows).
+KERNEL first_parts(const u8* x, Pick* picks, i64 n, i64 each, i64 k, Axes shape, Axes strides,
+                   int type) {
   SHARED Pick part[32];
   const u8* row = x + place_of(blockIdx.y, shape, strides);
   const i64 begin = blockIdx.x * each, end = begin + each < n ? begin + each : n;
-  Pick best = {-INF, -1};
-  for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-    const Pick here = pick_at(row, i, type);
-    if (before(here, best)) best = here;
-  }
-  best = block_first(best, part);
-  if (threadIdx.x == 0) picks[blockIdx.y * gridDim.x + blockIdx.x] = best;
+  Pick* own = picks + (blockIdx.y * gridDim.x + blockIdx.x) * k;
+  firsts(begin, end, k, part, [&](i64 i) { return pick_at(row, i, type); },
+         [&](i64 pick, const Pick& found) { own[pick] = found; });
 }
 
-// y [rows]: the best of `picks`. Grid (rows).
-KERNEL first_of(const Pick* picks, int* y, i64 parts) {
+// y [rows, k]: the best of `picks`, of which a row has `count`. Grid (rows).
+KERNEL first_of(const Pick* picks, int* y, i64 count, i64 k) {
   SHARED Pick part[32];
-  Pick best = {-INF, -1};
-  for (i64 i = threadIdx.x; i < parts; i += blockDim.x) {
-    const Pick here = picks[blockIdx.x * parts + i];
-    if (before(here, best)) best = here;
-  }
-  best = block_first(best, part);
-  if (threadIdx.x == 0) y[blockIdx.x] = best.index;
+  const Pick* own = picks + blockIdx.x * count;
+  firsts(0, count, k, part, [&](i64 i) { return own[i]; },
+         [&](i64 pick, const Pick& found) { y[blockIdx.x * k + pick] = found.index; });
 }
