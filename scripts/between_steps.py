@@ -42,7 +42,7 @@ class Bench:
     def __init__(self, m: Loaded) -> None:
         assert m.head is not None, "the model has no head"
         self.runner, self.seconds = m.runner, 0.0
-        self.runner.picks = True
+        self.runner.picks = 1
         ids = [(7 * i + 100) % 40000 for i in range(PAST)]
         taps = self.runner.text(ids).taps
         self.head = EagleDrafter(DraftRunner(m.head, m.drafts, self.runner.context))

@@ -42,7 +42,8 @@ def step(m: Loaded, rows: int) -> list[Account]:
 
 def main(path: str, rows: int) -> None:
     """Measure one plan of the model at `path`."""
-    first, second = (load(Path(path), ctx_size=1024, threads=2) for _ in range(2))
+    # One thread: with more, memory for weights is found beside the load, before the first look.
+    first, second = (load(Path(path), ctx_size=1024, threads=1) for _ in range(2))
     step(first, rows)
     first.close()
     del first

@@ -8,6 +8,7 @@ from ggraph.backends.cpu import ceilings, lower, pool  # noqa: F401  (register k
 from ggraph.backends.cpu.simd import KERNELS
 
 USERS = (
+    "ahead",
     "arrays",
     "backend",
     "carried",
@@ -18,6 +19,7 @@ USERS = (
     "mixtures",
     "native",
     "nest",
+    "packing",
     "pool",
     "products",
     "solve",

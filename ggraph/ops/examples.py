@@ -43,8 +43,8 @@ def values(arg: Arg, rng: "np.random.Generator") -> Array:
         return np.full(arg.shape, -1, np.int32)
     if word == "replay":
         drawn = rng.integers(0, int(count), arg.shape)
-        each, most = arg.shape
-        return np.where(np.arange(most) < rng.integers(0, most + 1, (each, 1)), drawn, -1)
+        *each, most = arg.shape  # no rows: memory that they are a window on
+        return np.where(np.arange(most) < rng.integers(0, most + 1, (*each, 1)), drawn, -1)
     if word == "parents":
         before = np.arange(arg.shape[0]) - 1
         other = rng.integers(-int(count), before + 1)

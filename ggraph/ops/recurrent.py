@@ -55,8 +55,10 @@ def _replayed(log: Array, replay: Array) -> Array:
 
 
 def _path(parents: Array, row: int) -> list[int]:
-    """A row's forerunners in this step, first to last, and itself; none where it is below 0."""
+    """A row's forerunners in this step, first to last, and itself; none where it is below 0. One
+    beyond the step is its last."""
     found: list[int] = []
+    row = min(row, len(parents) - 1)
     while row >= 0:
         found.append(row)
         row = int(parents[row])

@@ -71,7 +71,7 @@ def generated(m: Loaded, load: Load, seed: int) -> dict[str, Any]:
     """What one client would hear of texts that are generated in this very process."""
     sampler = Sampler(SamplerConfig(temp=0), m.model.vocab_size)
     engine, begun, heard = Engine(m.runner, ()), 0.0, list[Heard]()
-    m.runner.picks = True  # as `ggraph generate` has greedy text
+    m.runner.picks = 1  # as `ggraph generate` has greedy text
     for number, prompt in enumerate(load.prompts(m.model.vocab_size, seed)[0]):
         engine.reset()
         said = Heard(time.perf_counter())
