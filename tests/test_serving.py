@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from ggraph import InputError
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.prices import Prices
-from ggraph.decode.runner import Result
-from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.prefix import PrefixTree
@@ -66,36 +63,6 @@ def test_no_history_changes_a_text(world: World) -> None:
     assert not wrong
     happened = {what for what, count in seen.items() if count}
     assert happened == set(seen), f"nothing was {set(seen) - happened}"
-
-
-def test_logits_are_brought_back_where_somebody_looks_at_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of texts that take the greatest no more than that comes back, and the texts are the same."""
-    brought: list[bool] = []
-    step = ListRunner.step
-
-    def noted(self: ListRunner, *given: Any) -> Result:
-        found = step(self, *given)
-        brought.append(found.logits.dtype == np.float32)
-        return found
-
-    monkeypatch.setattr(ListRunner, "step", noted)
-    batch, size = batch_of(world), world.batch.model.vocab_size
-    greedy = Sampler(SamplerConfig(temp=0), size)
-    prompts = [[3, 1, 4], [1, 5, 9], [2, 6, 5]]
-    ends = world.batch.tokenizer.eos_ids
-    voices = [*(Plain(greedy.sample, ends, greedy=True) for _ in "ab"), Plain(best, ends)]
-    texts = [
-        batch.submit(Request(p, v, limit))
-        for p, v, limit in zip(prompts, voices, (24, 24, 8), strict=True)
-    ]
-    finish(batch)
-    assert [new(t) for t in texts] == [
-        plain(world, p, limit) for p, limit in zip(prompts, (24, 24, 8), strict=True)
-    ]
-    assert all(brought[:8]), "the third text looks at its logits"
-    assert brought[8:] and not any(brought[8:])
 
 
 def test_cancelling_one_of_a_shared_prefix_leaves_the_others(world: World) -> None:

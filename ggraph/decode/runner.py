@@ -183,7 +183,10 @@ class Runner:
         if not self.picks:
             return out["logits"][:count]
         if self.picks > 1:
-            return greatest_of(out, count)
+            found = np.empty(out["best"][:count].shape, CANDIDATE)
+            found["id"] = out["best"][:count]
+            found["logit"] = out["greatest"][:count, :, 0]
+            return found
         best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
         for at, value in enumerate(greatest):
             if not isfinite(value):
@@ -267,14 +270,6 @@ def picking(step: Graph, count: int = 1) -> Graph:
     also = [t for t in step.updates.values() if not t.is_leaf]
     outputs |= {"best": best, "greatest": greatest}
     return Graph.of(outputs, also=also, name=f"best of {step.name}")
-
-
-def greatest_of(out: Mapping[str, Array], count: int) -> Array:
-    """What the first `count` rows of such a step brought back, CANDIDATE [count, K]."""
-    logits = out["greatest"][:count, :, 0]
-    found = np.empty(logits.shape, CANDIDATE)
-    found["id"], found["logit"] = out["best"][:count].reshape(logits.shape), logits
-    return found
 
 
 @checked

@@ -165,8 +165,7 @@ class Sampler:
             raise InputError(
                 f"logits: the greatest {len(found)} alone do not decide with {self.config}"
             )
-        if len(found) > 1:
-            found = np.sort(found, order="id")
+        found = np.sort(found, order="id")
         return found["id"].astype(np.int64), found["logit"]
 
     def _law(self, given: npt.NDArray[Any]) -> tuple[Ids, Law]:

@@ -107,9 +107,7 @@ class Batch:
         """Makes the plans that short texts need, one by one, the commonest first, and room for the
         cache."""
         runner, most = self.runner, self.limits.texts
-        first, *others = (
-            partial(runner.prepare, *s) for s in first_shapes(runner, most, self.taps)
-        )
+        first, *others = (partial(runner.prepare, s) for s in first_shapes(runner, most, self.taps))
         touches = [partial(runner.touch, part) for part in range(PARTS)]
         return [first, *touches, *others, *(p for g in self.guessers for p in g.plans(most))]
 
@@ -300,8 +298,7 @@ class Batch:
             logits += len(part.draft) + part.wanted
         start = self.now()
         courses = [course_of(p) for p in parts] if self.runner.texts else []
-        picked = logits == len(rows) and all(p.text.request.voice.greedy for p in parts)
-        result = self.runner.step(rows, taps, courses, picked)
+        result = self.runner.step(rows, taps, courses)
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took

@@ -13,10 +13,9 @@ import numpy as np
 
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
-from ggraph.decode.runner import Result, greatest_of, picking
+from ggraph.decode.runner import Result
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
-from ggraph.graph import Graph
 from ggraph.serving.states import Course, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
@@ -135,28 +134,20 @@ class ListRunner:
         texts = max(1, self.texts)
         return StepShape(bucket, held, seen, held, taps, self.cache_dtype, width, texts)
 
-    def prepare(self, shape: StepShape, picked: bool = False) -> bool:
+    def prepare(self, shape: StepShape) -> bool:
         """Make the plan of a shape. Whether there was anything to do."""
-        key = self._key(shape, picked)
+        key = (self.model.name, shape)
         if key in self.session:
             return False
-
-        def build() -> Graph:
-            step = self.model.build(shape)
-            return picking(step) if picked else step
-
-        self.session.prepare(key, build, self.model.weight)
+        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
         return True
-
-    def _key(self, shape: StepShape, picked: bool = False) -> Hashable:
-        return (self.model.name, shape, *(["picked"] if picked else []))
 
     def caches(self) -> dict[str, int]:
         """Names of the states that hold the texts' rows, with the bytes of a row."""
         if not self._caches:
             shape = self.shape(1, 1, 1)
             self.prepare(shape)
-            states = self.session.plan(self._key(shape)).plan.graph.leaves(Kind.STATE)
+            states = self.session.plan((self.model.name, shape)).plan.graph.leaves(Kind.STATE)
             self._caches = {t.name: t.nbytes // t.shape[0] for t in states}
         return self._caches
 
@@ -167,47 +158,34 @@ class ListRunner:
             self.session.touch(name)
 
     def step(
-        self,
-        rows: Sequence[Row],
-        taps: tuple[int, ...] = (),
-        courses: Sequence[Course] = (),
-        picked: bool = False,
+        self, rows: Sequence[Row], taps: tuple[int, ...] = (), courses: Sequence[Course] = ()
     ) -> Result:
-        """One step: logits f32 [M, V] of the rows that want them, in order; `picked`, the greatest
-        of each alone, CANDIDATE [M, 1]; taps f32 [T, E]. Recurrent layers are told the `courses` of
-        the texts whose rows these are, in order."""
+        """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E].
+        Recurrent layers are told the `courses` of the texts whose rows these are, in order."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
-        reach = max([len(r.seen) for r in rows])
-        shape, key, taken = self._planned(count, wanted, reach, taps, picked)
+        shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
         out = self.session.run(key, {n: offered[n] for n in taken})
         found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
-        return Result(greatest_of(out, wanted) if picked else out["logits"][:wanted], found, picked)
+        return Result(out["logits"][:wanted], found)
 
-    def _planned(
-        self, rows: int, wanted: int, reach: int, taps: tuple[int, ...], picked: bool
-    ) -> _Ready:
+    def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Ready:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
-        asked = rows, wanted, width_bucket(reach), taps, picked
+        asked = rows, wanted, width_bucket(reach), taps
         found = self._ready.get(asked)
         if found is None:
             shape = self.shape(rows, max(1, wanted), reach, taps)
-            self.prepare(shape, picked)
-            key = self._key(shape, picked)
+            self.prepare(shape)
+            key = (self.model.name, shape)
             found = self._ready[asked] = shape, key, tuple(self.session.inputs(key))
         return found
 
 
-def first_shapes(
-    runner: ListRunner, most: int, taps: tuple[int, ...] = ()
-) -> list[tuple[StepShape, bool]]:
-    """The shapes that up to `most` short texts need, alone and together, the commonest first; and
-    whether tokens are picked there."""
+def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:
+    """The shapes that up to `most` short texts need, alone and together, the commonest first."""
     alone = [runner.shape(rows, 1, 1, taps) for rows in (1, *MIXED_ROWS)]
     going = [runner.shape(rows, rows, 1, taps) for rows in ROW_BUCKETS if rows <= row_bucket(most)]
     beside = [runner.shape(rows, 2, 1, taps) for rows in MIXED_ROWS] if most > 1 else []
-    each = [(shape, picked) for shape in going for picked in (False, True)]
-    others, mixed = ([(shape, False) for shape in found] for found in (alone, beside))
-    return list(dict.fromkeys([*each[:2], *others, *each[2:], *mixed]))
+    return list(dict.fromkeys([*alone, *going, *beside]))

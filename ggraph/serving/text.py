@@ -16,15 +16,10 @@ LONGEST_DRAFT = 64
 
 
 class Voice(Protocol):
-    """Chooses a text's tokens. Whatever it raises ends this text and no other. One that is `greedy`
-    needs the greatest logit alone."""
-
-    @property
-    def greedy(self) -> bool: ...
+    """Chooses a text's tokens. Whatever it raises ends this text and no other."""
 
     def pick(self, logits: Array) -> int:
-        """The next token from logits f32 [V], or from the greatest, CANDIDATE [1]; asked once for
-        each token, in order."""
+        """The next token from logits f32 [V]; asked once for each token, in order."""
         ...
 
     def accept(self, token: int) -> str | None:
@@ -43,7 +38,6 @@ class Plain:
     choose: Pick
     ends: frozenset[int] = frozenset()
     turns: int = 1
-    greedy: bool = False
 
     def pick(self, logits: Array) -> int:
         """As `choose` does."""

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -67,13 +66,6 @@ class AnswerVoice:
     told: deque[int] = field(default_factory=deque)  # said elsewhere, and to be said again
     _chance: Chance | None = None
     _best: tuple[Chance, ...] = ()
-
-    @cached_property
-    def greedy(self) -> bool:
-        """Whether the greatest logit decides alone."""
-        c = self.sampler.config
-        plain = self.form is None and self.top is None and not self.bias
-        return plain and c.greedy and not c.penalises
 
     def pick(self, logits: Array) -> int:
         """The next token; chances are those of the model, before any rule. Refused where another
