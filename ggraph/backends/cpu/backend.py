@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ggraph.backends.cpu.copying import SHARED, Copier
+from ggraph.backends.cpu.isa import last_cache
 from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
@@ -28,9 +29,6 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
-STREAMED = (
-    1 << 25
-)  # bytes of a step's weights from which no usual cache keeps them for the next one
 SMALL = 1 << 16  # bytes of a weight that is copied out of a mapped file
 
 
@@ -115,7 +113,7 @@ class CpuBackend(HostMemory, Backend):
         spans: list[Span] = []
         fallbacks = []
         weights = {id(r.memory): r.tensor.nbytes for r in _weights(launches)}
-        stream = sum(weights.values()) > STREAMED
+        stream = sum(weights.values()) > last_cache()
         low = Lowering(self._packer, stream)
         for x in launches:
             first = len(low.asm.rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, TILE, X_BLOCK, Layout, Scale
 
 SMALLEST = 0x00200000  # the bits of 2^-128 as float32, below its normal numbers
@@ -105,13 +105,13 @@ def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
                     ask(k, address + line, keep)
 
 
-def ask_ahead(block: Block, ahead: int) -> None:
+def ask_ahead(block: Block, ahead: Num) -> None:
     """Ask for what lies `ahead` bytes behind a block's share of its run."""
     share = -(-block.layout.run_bytes // block.layout.blocks)
-    prefetch(block.k, block.run + block.j * share + ahead, share)
+    prefetch(block.k, (block.run + ahead) + block.j * share, share)
 
 
-def blocks_of(k: Kernel, layout: Layout, tile: Val, ahead: int) -> Iterator[tuple[Block, Val]]:
+def blocks_of(k: Kernel, layout: Layout, tile: Val, ahead: Num) -> Iterator[tuple[Block, Val]]:
     """A loop over the blocks of a tile, each with the offset of its block in a row of x; what lies
     `ahead` bytes further is asked for."""
     for i in k.loop(0, k.arg("k") // (BLOCK * layout.blocks)):

@@ -9,6 +9,7 @@ fused multiply-add (LLVM then calls the library's, which rounds the same).
 import ctypes
 import json
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -68,6 +69,17 @@ class Isa:
     def is_x86(self) -> bool:
         """Whether x86 intrinsics may be emitted."""
         return self.triple.startswith(("x86_64", "i686"))
+
+
+@cache
+def last_cache() -> int:
+    """Bytes of the greatest cache, from which on weights are not there for the next step; 32 MB
+    where the system does not say (only Linux does)."""
+    sizes = [32 << 20]
+    for told in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(told.read_text().strip().removesuffix("K")) << 10)
+    return max(sizes)
 
 
 def dot_variant(triple: str, features: frozenset[str]) -> str:
