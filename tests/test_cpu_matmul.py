@@ -154,6 +154,24 @@ def test_bad_requests() -> None:
         Jit().address("no_such_kernel")
 
 
+def test_weights_of_more_than_the_last_cache_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are asked for otherwise, in a branch that no small model takes."""
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal((80, 512), np.float32)
+    raw = gguf.quants.quantize(wide, gguf.GGMLQuantizationType.Q4_0)
+    x = rng.standard_normal((3, 512)).astype(np.float32)
+    found = []
+    for nbytes in (0, 1 << 40):
+        monkeypatch.setattr("ggraph.backends.cpu.backend.last_cache", lambda n=nbytes: n)
+        graph = Graph.of({"y": ops.mul_mat(weight("w", wide.shape, dt.Q4_0), input("x", x.shape))})
+        with closing(Session({"cpu": open_backend("cpu", threads=2)})) as session:
+            session.prepare("y", lambda g=graph: g, lambda t: raw)
+            found.append(session.run("y", {"x": x})["y"])
+    assert found[0].tobytes() == found[1].tobytes()
+
+
 def test_prefetches_name_no_memory_behind_the_guard() -> None:
     """What lies behind a weight's last tile is asked for, too."""
     lines = [
