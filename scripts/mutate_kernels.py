@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "rows.cu": (OPS, "rows or do_not_exist"),
     "softmax.cu": (f"{OPS} {EDGES}", "soft_max or far_below"),
     "sort.cu": (f"{OPS} {EDGES}", "top_k or arg or ordered or no_number or long_row"),
-    "elementwise.cu": (OPS, "agree or strided or digits"),
+    "elementwise.cu": (f"{OPS} {EDGES}", "agree or strided or digits or give"),
     "common.cuh": (
         f"{OPS} {EDGES} {PRODUCTS}",
         "norm or sum or cast or rows or soft_max or many_warps or are_none or against and q4_0",
@@ -111,6 +111,7 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("prompt.cu", "32 * i < dim && row", "a chunk behind a row's end is zeros"),
     ("prompt.cu", "score[2][4], most = -INF", "what is hidden weighs nothing, passed over or not"),
     ("recurrent.cu", "certain[slot] < m ? certain[slot] : m - 1", "a step has no such row"),
+    ("common.cuh", "warps = blockDim.x / 32", "no maximum takes NaN, which no warp wrote"),
     ("elementwise.cu", "if (i >= count) return;", "place_of: the first element once more"),
     ("lanes.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
     ("matmul.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),

@@ -23,16 +23,27 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("n", [129, 1031, 4100])
+@pytest.mark.parametrize("n", [128, 129, 1031, 4100])
 @pytest.mark.parametrize("name", LONG)
 def test_rows_of_many_warps(name: str, n: int) -> None:
-    """Sums and greatest values go from warp to warp through shared memory."""
+    """Sums and greatest values go from warp to warp through shared memory. Of 128 the last thread,
+    too, has an element: who comes to a barrier last goes on at once on the stand-in."""
     x = input("x", (3, n))
     values = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32) + 1
     stored = {"x": bytes_of(x, values)}
     y = LONG[name](x).named("y")
     assert accepts(y)
     assert_near(run(y, stored), meaning(y, stored), 1e-5, f"{name} of {n}")
+
+
+def test_parts_that_many_blocks_give() -> None:
+    """`run` compares what a launch offers beside its value."""
+    stored = {
+        name: bytes_of(input(name, (3, 348)), rng.standard_normal((3, 348)).astype(np.float32))
+        for name, rng in (("x", np.random.default_rng(1)), ("z", np.random.default_rng(2)))
+    }
+    y = ops.swiglu(input("x", (3, 348)), input("z", (3, 348)), name="y")
+    assert_near(run(y, stored), meaning(y, stored), 1e-5, "swiglu")
 
 
 def test_numbers_that_are_none_stay_so_in_bf16() -> None:
