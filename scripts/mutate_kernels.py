@@ -52,7 +52,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "lanes.cu": (PRODUCTS, "against and f32"),
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
     "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
-    "blocks.cuh": (PRODUCTS, "decoded or against"),
+    "blocks.cuh": (f"{PRODUCTS} {EDGES}", "decoded or against or next_begins"),
     "experts.cu": (f"{PRODUCTS} {EDGES}", "pair or experts"),
     "attention.cu": (
         f"{OPS} {EDGES}",
@@ -70,7 +70,8 @@ TESTS: dict[str, tuple[str, str]] = {
     "elementwise.cu": (f"{OPS} {EDGES}", "agree or strided or digits or give"),
     "common.cuh": (
         f"{OPS} {EDGES} {PRODUCTS}",
-        "norm or sum or cast or rows or soft_max or many_warps or are_none or against and q4_0",
+        "norm or sum or cast or rows or soft_max or many_warps or any_warps or are_none "
+        "or against and q4_0",
     ),
 }
 # What is dropped or turned, by pattern; the pattern's first group is replaced.
@@ -112,6 +113,9 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("prompt.cu", "score[2][4], most = -INF", "what is hidden weighs nothing, passed over or not"),
     ("recurrent.cu", "certain[slot] < m ? certain[slot] : m - 1", "a step has no such row"),
     ("common.cuh", "warps = blockDim.x / 32", "no maximum takes NaN, which no warp wrote"),
+    ("common.cuh", "readers of an earlier use", "of the kernels that there are none has one"),
+    ("blocks.cuh", "if (BYTES % 4 == 0) return word_at(p);", "the same word by narrower loads"),
+    ("blocks.cuh", "if (BYTES % 2 == 0) return half_word", "the same word by narrower loads"),
     ("elementwise.cu", "if (i >= count) return;", "place_of: the first element once more"),
     ("lanes.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
     ("matmul.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),

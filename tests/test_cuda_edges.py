@@ -36,6 +36,27 @@ def test_rows_of_many_warps(name: str, n: int) -> None:
     assert_near(run(y, stored), meaning(y, stored), 1e-5, f"{name} of {n}")
 
 
+def test_the_greatest_of_a_row_may_be_any_warps() -> None:
+    """Taken off each number before exp, which else has no end."""
+    values = np.zeros((3, 1031), np.float32)
+    values[range(3), [40, 100, 700]] = 200
+    x = input("x", values.shape)
+    y = ops.soft_max(x, name="y")
+    stored = {"x": bytes_of(x, values)}
+    assert_near(run(y, stored), meaning(y, stored), 1e-5, "soft_max")
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_a_row_ends_where_the_next_begins(dtype: DType) -> None:
+    """What lies behind a row is multiplied by nothing, not by zero."""
+    w, x = weight("w", (5, 12), dtype), input("x", (1, 12))
+    values = np.ones((5, 12), np.float32)
+    values[1:, 0] = np.inf
+    stored = {"w": bytes_of(w, values), "x": bytes_of(x, np.ones((1, 12), np.float32))}
+    found = run(ops.mul_mat(w, x, name="y"), stored)
+    assert found.tolist() == [[12, *[np.inf] * 4]]
+
+
 def test_parts_that_many_blocks_give() -> None:
     """`run` compares what a launch offers beside its value."""
     stored = {

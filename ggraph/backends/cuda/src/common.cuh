@@ -172,7 +172,7 @@ DEV float block_sum(float value, float* part) {
 DEV float block_max(float value, float* part) {
   const int warps = blockDim.x / 32;
   value = warp_max(value);
-  __syncthreads();
+  __syncthreads();  // readers of an earlier use, where there was one
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
   __syncthreads();
   float best = part[0];
