@@ -142,7 +142,7 @@ def worlds(wanted: str) -> Iterator[tuple[str, World]]:
         for threads, exact in ((1, False), (2, True), (3, False)):
             plain = open_cpu("cpu", threads=threads, exact=exact)
             cpu = GuardedCpu(plain.spec, plain.pool, exact)
-            cpu.ground, cpu._shelf = ground, GuardedShelf(ground)  # type: ignore[assignment]
+            cpu.ground, cpu._packer.shelf = ground, GuardedShelf(ground)  # type: ignore[assignment]
             yield (
                 f"cpu {threads} {'exact' if exact else '8 bits'} {where}",
                 World("cpu", {"cpu": cpu}, ground),

@@ -91,3 +91,14 @@ def test_an_allocation_while_a_plan_runs_is_refused() -> None:
     ground.running = True
     with pytest.raises(BackendError, match="8 bytes are asked for while a plan runs"):
         ground.take(8, 64)
+
+
+def test_packed_weights_lie_on_guarded_pages() -> None:
+    """The backend of the check must pack where the check looks."""
+    case = next(c for c in kit.cases(1) if c[0].startswith("mul_mat ") and c[0].endswith("weight"))
+    for title, world in kit.worlds("cpu"):
+        assert kit.check(world, case, 0)
+        held = {id(a) for a in world.ground.held}
+        packed = [p.data for p in world.device._packer.made.values()]
+        assert id(packed[-1]) in held, title
+        world.device.close()

@@ -29,7 +29,7 @@ def answer(opened: Callable[[], tuple[str, Serve]], refused: str) -> None:
     try:
         version, serve = opened()
     except (RuntimeError, ValueError, LookupError, OSError) as error:
-        say({"error": f"{refused}: {str(error).strip().splitlines()[-1]}"})
+        say({"error": f"{refused}: {str(error).strip().rpartition(chr(10))[2]}"})
         return
     say({"ready": version, "load_seconds": time.perf_counter() - began})
     for line in sys.stdin:
