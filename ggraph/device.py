@@ -32,6 +32,11 @@ class Need:
         """Whether the launch can do without."""
         return RESULT in self.of
 
+    @property
+    def key(self) -> str:
+        """What the launch calls the bytes: it may take what it offers of one of its sources too."""
+        return f"{self.name} of the result" if self.is_offered else self.name
+
 
 def _nothing(t: Tensor) -> tuple[Need, ...]:
     return ()

@@ -217,7 +217,7 @@ class Executor:
         for need in self._backends[c.actor.device].spec.needs(t):
             name = scratch(t, need, c.actor)
             if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
-                yield need.name, Scratch(name, *self._at(name, phase), need.nbytes, name in held)
+                yield need.key, Scratch(name, *self._at(name, phase), need.nbytes, name in held)
 
 
 def _brought(plan: Plan, external: Mapping[str, Memory]) -> dict[str, Memory]:

@@ -7,10 +7,14 @@ readers come first.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ggraph.device import DeviceSpec
-from ggraph.dtype import A8, F32
+from ggraph.dtype import F32
 from ggraph.graph import Graph
+from ggraph.ops.fused import FEW_ROWS
+from ggraph.ops.glu import UNITS
+from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
@@ -169,45 +173,25 @@ def fuse(graph: Graph, known: frozenset[str]) -> Graph:
     return graph.replace(heirs) if heirs else graph
 
 
-QUANTISED_PARTS = {"rms_norm_mul": "rms_norm_quantise", "swiglu": "swiglu_quantise"}
-
-
-def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
-    """Products with quantised weights take their rows in 8 bits, once for all that share them.
-
-    Where nothing else reads a norm or a gated unit, it gives 8 bits itself. This approximates.
-    """
-    if "quantise" not in known:
+def gate_products(graph: Graph, known: Known) -> Graph:
+    """A gated unit of two products of the same few rows takes them in: `swiglu(mul_mat(w, x),
+    mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that."""
+    if "mul_mat_gated" not in known.fused:
         return graph
-    users = graph.users()
-    products = {t.name for t in graph.nodes if _takes_8_bits(t)}
-    made: dict[str, Tensor] = {}
-    heirs: dict[str, Tensor] = {}
-    for t in graph.nodes:
-        if t.name not in products:
-            continue
-        w, x, *rest = t.sources
-        if x.name not in made:
-            only = not x.is_output and all(u.name in products for u in users[x.name])
-            made[x.name] = _in_8_bits(x, known if only else frozenset())
-        heirs[t.name] = apply(t.op, w, made[x.name], *rest, name=t.name)
+    lonely = _lonely(graph)
+    made = ((t.name, _gated(t, lonely)) for t in graph.nodes if t.op in UNITS)
+    heirs = {name: heir for name, heir in made if heir is not None and known.runs(heir)}
     return graph.replace(heirs) if heirs else graph
 
 
-def _in_8_bits(x: Tensor, known: frozenset[str]) -> Tensor:
-    """x as A8, by the op that computes x where one in `known` gives 8 bits itself."""
-    name, fused = f"{x.name}@a8", QUANTISED_PARTS.get(x.op, "")
-    if fused in known:
-        return apply(fused, *x.sources, name=name, **x.attrs)
-    return apply("quantise", x, name=name)
-
-
-def _takes_8_bits(t: Tensor) -> bool:
-    if t.op not in ("mul_mat", "mul_mat_add"):
-        return False
-    w, x = t.sources[:2]
-    stored = w.is_leaf and w.kind is Kind.WEIGHT and w.dtype.is_block and len(w.shape) == 2
-    return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0
+def _gated(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
+    gate, up = t.sources
+    if any(s.op != "mul_mat" or s.name not in lonely for s in t.sources):
+        return None
+    (w, x), (v, z) = gate.sources, up.sources
+    if x is not z or w.shape != v.shape or prod(x.shape[:-1]) > FEW_ROWS:
+        return None
+    return apply("mul_mat_gated", w, x, v, name=t.name, unit=t.op)
 
 
 def fuse_chains(graph: Graph, known: Known) -> Graph:
@@ -223,6 +207,7 @@ RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
     Rule("fuse", lambda graph, known: fuse(graph, known.fused)),
+    Rule("gate_products", gate_products),
     Rule(
         "quantise_activations",
         lambda graph, known: quantise_activations(graph, known.fused),
@@ -242,7 +227,9 @@ def rewrite(
     """Apply every rule in order, with the fused ops that all `devices` know; `exact` leaves out the
     rules that approximate. `homes` are devices on which tensors are wanted, by name."""
     fused = frozenset.intersection(*(d.fused for d in devices)) if devices else frozenset()
-    known = Known(fused, homes or {}, lambda t: all(d.compiled(t) for d in devices))
+    known = Known(
+        fused, homes or {}, lambda t: all(d.supports(t) and d.compiled(t) for d in devices)
+    )
     for rule in RULES:
         if rule.keeps_bits or not exact:
             graph = rule.change(graph, known)

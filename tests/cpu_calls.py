@@ -130,7 +130,7 @@ def product(
     call(
         "matmul_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, n=n, k=k, m=m,
         xs=x.strides[0], ys=y.strides[0], add=0 if add is None else add,
-        adds=0 if add is None else add.strides[0],
+        adds=0 if add is None else add.strides[0], unit=1,
     )  # fmt: skip
     assert np.isnan(y[:, n:]).all(), f"matmul of {dtype} wrote beyond column {n}"
     return np.ascontiguousarray(y[:, :n])

@@ -74,12 +74,12 @@ def _ran(y: Tensor, stored: Mapping[str, Array], order: int | None) -> Array:
     target = held[old.root.name] if old is not None else place(backend, y)
     sources = tuple(Ref(s, held[s.root.name], s.offset) for s in y.sources)
     command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
-    beside = {n.name: room(backend, n) for n in backend.spec.needs(y)}
+    beside = {n.key: room(backend, n) for n in backend.spec.needs(y)}
     backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
     backend.synchronise()
     found = read(y, backend.read(target, 0, y.nbytes)).copy()
     for need in (n for n in backend.spec.needs(y) if n.is_offered):
-        made = backend.read(beside[need.name].memory, 0, need.nbytes).view(np.uint16)
+        made = backend.read(beside[need.key].memory, 0, need.nbytes).view(np.uint16)
         whole = np.isfinite(found).reshape(-1, 4).repeat(2, axis=1)  # a NaN has many forms
         same = (made.reshape(-1, 8) == parts(found)) | ~whole
         assert same.all(), f"{y.op}: its parts are not its value's"

@@ -789,6 +789,11 @@ def mul_mat_add(w: Array, x: Array, rest: Array) -> Array:
     return y
 
 
+@oracle("mul_mat_gated", "mul_mat_gated_quantise")
+def mul_mat_gated(w: Array, x: Array, up: Array, *, unit: str) -> Array:
+    return ORACLES[unit](mul_mat(w, x), mul_mat(up, x))
+
+
 @oracle("rope_set_rows")
 def rope_set_rows(
     cache: Array, x: Array, positions: Array, index: Array, *factors: Array, **attrs: Any

@@ -74,7 +74,8 @@ def mutated(flat: Flat, change: Callable[[Array], None]) -> Flat:
 
 
 def block(rows: int = 3, width: int = 64, slots: int = 40) -> Graph:
-    """A layer with all that needs bytes beside operands: experts, attention, a cache of blocks."""
+    """A layer with all that needs bytes beside operands: experts, attention, a cache of blocks, a
+    gated unit of two products."""
     heads, dim = 2, width // 2
     x, mask = input("x", (rows, width)), input("mask", (rows, slots))
     at, positions = input("at", (rows,), I64), input("positions", (rows,), I32)
@@ -89,7 +90,10 @@ def block(rows: int = 3, width: int = 64, slots: int = 40) -> Graph:
     h = ops.add(x, ops.mul_mat(weight("wo", (width, width), Q4_0), ops.reshape(mixed, rows, width)))
     experts = weight("we", (4, width, width), Q4_0)
     chosen = ops.mul_mat_id(experts, ops.reshape(h, rows, 1, width), input("ids", (rows, 1), I32))
-    y = ops.add(ops.reshape(chosen, rows, width), ops.swiglu(h, norm))
+    inner = 96
+    gate, up = (ops.mul_mat(weight(n, (inner, width), Q4_0), norm) for n in ("gate", "up"))
+    unit = ops.mul_mat(weight("down", (width, inner), Q4_0), ops.swiglu(gate, up))
+    y = ops.add(ops.reshape(chosen, rows, width), ops.swiglu(h, unit))
     return Graph.of({"y": ops.mul_mat(weight("head", (width, width)), y)})
 
 

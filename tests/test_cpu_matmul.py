@@ -113,7 +113,7 @@ def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path:
     y = np.zeros((m, n), np.float32)
     name = "matmul_" + layout_of(dtype).name
     strides = {"xs": x.strides[0], "ys": y.strides[0]}
-    call_with(jit, name, w=tiles, x=x, y=y, n=n, k=k, m=m, add=0, adds=0, **strides)
+    call_with(jit, name, w=tiles, x=x, y=y, n=n, k=k, m=m, add=0, adds=0, unit=1, **strides)
     assert np.array_equal(y, want)
     assert jit.compiled == [name]
     again = Jit(isa, tmp_path)

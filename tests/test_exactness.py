@@ -19,6 +19,7 @@ from ggraph.errors import PlanError
 from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
+from ggraph.ops.fused import FEW_ROWS
 from ggraph.pipeline import Options, make_plan
 from ggraph.rewrite import RULES, Known
 from ggraph.show import plan_text
@@ -50,7 +51,7 @@ def outputs(graph: Graph, values: dict[str, Array]) -> dict[str, bytes]:
 
 def test_the_kinds_are_what_they_are() -> None:
     assert [r.name for r in KEEPING] == [
-        "merge_duplicates", "drop_identities", "fuse", "fuse_chains",
+        "merge_duplicates", "drop_identities", "fuse", "gate_products", "fuse_chains",
     ]  # fmt: skip
     assert [r.name for r in ROUNDING] == ["quantise_activations"]
     assert {s.name for s in OPS.values() if s.rounds} == IN_8_BITS
@@ -84,10 +85,12 @@ def named(options: Options, exact_device: bool = False, rows: int = 3) -> tuple[
 
 
 def test_the_certificate_names_what_is_rounded() -> None:
-    for said, op, source in zip(
-        named(Options()), sorted(IN_8_BITS), ("x", "n", "act"), strict=True
-    ):
-        assert re.fullmatch(rf"{op}: rows to 8 bits \(1: {source}.a8\)", said), said
+    units = ("mul_mat_gated_quantise", "swiglu_quantise")
+    for rows, made, other in ((3, *units), (FEW_ROWS + 1, *reversed(units))):
+        sources = {"quantise": "x", "rms_norm_quantise": "n", made: "act"}
+        assert {*sources, other} == IN_8_BITS
+        for said, op in zip(named(Options(), rows=rows), sorted(sources), strict=True):
+            assert re.fullmatch(rf"{op}: rows to 8 bits \(1: {sources[op]}.a8\)", said), said
     (only,) = named(Options(rewrites=False))
     assert only.startswith("mul_mat on cpu: rows to 8 bits (4: ") and only.endswith(", ..)")
     assert named(Options(), exact_device=True) == ()
@@ -96,8 +99,10 @@ def test_the_certificate_names_what_is_rounded() -> None:
 def test_exact_allows_none() -> None:
     """Neither a rewrite nor what kernels of the device do by themselves."""
     assert named(Options(exact=True), exact_device=True) == ()
-    with pytest.raises(PlanError, match=r"is to be exact and rounds: mul_mat on cpu: rows to 8"):
-        named(Options(exact=True))
+    for rows, product in ((3, "mul_mat_gated"), (FEW_ROWS + 1, "mul_mat")):
+        said = rf"is to be exact and rounds: .*{product} on cpu: rows to 8"
+        with pytest.raises(PlanError, match=said):
+            named(Options(exact=True), rows=rows)
 
 
 def test_exact_allows_what_the_graph_itself_asks_for() -> None:

@@ -9,6 +9,7 @@ strides. `evaluate.py` runs whole graphs in NumPy.
 from ggraph.door import checked
 from ggraph.errors import ShapeError
 from ggraph.ops.activations import (
+    mul_mat_gated_quantise,
     quantise,
     rms_norm_quantise,
     swiglu_quantise,
@@ -63,6 +64,7 @@ from ggraph.ops.elementwise import (
 )
 from ggraph.ops.fused import (
     mul_mat_add,
+    mul_mat_gated,
     rms_norm_mul,
     rope_set_rows,
 )
@@ -226,6 +228,8 @@ __all__ = [
     "mul",
     "mul_mat",
     "mul_mat_add",
+    "mul_mat_gated",
+    "mul_mat_gated_quantise",
     "mul_mat_id",
     "narrow",
     "neg",

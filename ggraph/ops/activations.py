@@ -6,8 +6,8 @@ norm and its products lie in the plan like all others. Legend: n row length, who
 
 from collections.abc import Sequence
 
-from ggraph.dtype import A8, F32
-from ggraph.ops.fused import RMS_NORM_MUL
+from ggraph.dtype import A8, F32, Q4_0
+from ggraph.ops.fused import MUL_MAT_GATED, RMS_NORM_MUL
 from ggraph.ops.glu import SWIGLU
 from ggraph.ops.rules import expect, f32, rank, rule
 from ggraph.tensor import Arg, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
@@ -34,6 +34,13 @@ def _norm_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 def _gated_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     SWIGLU.infer(sources, attrs)
     return _blocks(sources[0])
+
+
+def _gated_product_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    shape = MUL_MAT_GATED.infer(sources, attrs).shape
+    whole = shape[-1] % A8.block == 0
+    expect(whole, f"rows of {shape[-1]} are no whole blocks of {A8.block}")
+    return Meta(shape, A8)
 
 
 def _cost(t: Tensor) -> Cost:
@@ -91,6 +98,27 @@ SWIGLU_QUANTISE = register(
     )
 )
 
+MUL_MAT_GATED_QUANTISE = register(
+    OpSpec(
+        "mul_mat_gated_quantise",
+        infer=rule("mul_mat_gated_quantise", "w x up", _gated_product_rule),
+        reference=MUL_MAT_GATED.reference,
+        cost=MUL_MAT_GATED.cost,
+        rounds="rows to 8 bits",
+        examples=(
+            Example((Arg((64, 64)), Arg((3, 64)), Arg((64, 64))), {"unit": "swiglu"}, 1e-2),
+            Example(
+                (Arg((96, 64), Q4_0), Arg((2, 64), A8), Arg((96, 64), Q4_0)),
+                {"unit": "geglu"},
+                2e-2,
+            ),
+            Example((Arg((32, 1)), Arg((1, 1)), Arg((32, 1))), {"unit": "reglu"}, 1e-2),
+            Example((Arg((32, 8)), Arg((0, 8)), Arg((32, 8))), {"unit": "swiglu"}),
+        ),
+        doc="mul_mat_gated_quantise(w, x, up, unit): quantise(mul_mat_gated(w, x, up, unit)).",
+    )
+)
+
 
 def quantise(x: Tensor, *, name: str = "") -> Tensor:
     """x f32 [.., n] as A8 of the same shape. No ggml peer (it does this inside its products).
@@ -108,3 +136,10 @@ def rms_norm_quantise(x: Tensor, w: Tensor, eps: float = 1e-6, *, name: str = ""
 def swiglu_quantise(gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
     """silu(gate) * up, both f32 [.., n], as A8. No ggml peer. Errors: ShapeError."""
     return apply("swiglu_quantise", gate, up, name=name)
+
+
+def mul_mat_gated_quantise(
+    w: Tensor, x: Tensor, up: Tensor, *, unit: str = "swiglu", name: str = ""
+) -> Tensor:
+    """The gated unit of x @ w^T and x @ up^T, [.., n], as A8. No ggml peer. Errors: ShapeError."""
+    return apply("mul_mat_gated_quantise", w, x, up, name=name, unit=unit)

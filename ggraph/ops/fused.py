@@ -1,18 +1,34 @@
 """Chains that a device may run as one kernel, as ordinary ops with reads and writes.
 
 `ggraph.rewrite` makes them where every device knows them; a fused op means exactly what its parts
-mean one after the other. Legend: T token rows, H heads, D head_dim, C cache rows, n row length.
+mean one after the other. Legend: T token rows, H heads, D head_dim, C cache rows, n row length or
+outputs, m rows of a product, k inner size.
 """
 
 from collections.abc import Sequence
 
 from ggraph.dtype import F16, F32, I32, I64, Q4_0
+from ggraph.ops.glu import UNITS
 from ggraph.ops.matmul import MUL_MAT
 from ggraph.ops.norm import RMS_NORM
 from ggraph.ops.rope import DEFAULTS, ROPE
 from ggraph.ops.rows import SET_ROWS
-from ggraph.ops.rules import expect, f32, rule
-from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
+from ggraph.ops.rules import choice, expect, f32, rule
+from ggraph.tensor import (
+    OPS,
+    Arg,
+    Array,
+    Attrs,
+    Cost,
+    Example,
+    Meta,
+    OpSpec,
+    Tensor,
+    apply,
+    register,
+)  # fmt: skip
+
+FEW_ROWS = 64  # of a tree of drafts: up to here launches count, beyond them arithmetic does
 
 
 def _norm_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -75,6 +91,48 @@ MUL_MAT_ADD = register(
 )
 
 
+def _gated_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    w, x, up = sources
+    choice(attrs, "unit", UNITS)
+    expect(w.shape == up.shape, f"expected %{w.name} and %{up.name} of one shape")
+    MUL_MAT.infer((up, x), {})
+    return MUL_MAT.infer((w, x), {})
+
+
+def _gated(w: Array, x: Array, up: Array, *, unit: str) -> Array:
+    return f32(OPS[unit].reference(MUL_MAT.reference(w, x), MUL_MAT.reference(up, x)))
+
+
+def _gated_cost(t: Tensor) -> Cost:
+    w, x, up = t.sources
+    arithmetic = 4 * t.size * x.shape[-1] + t.size
+    return Cost(arithmetic, w.nbytes + x.nbytes + up.nbytes + t.nbytes)
+
+
+MUL_MAT_GATED = register(
+    OpSpec(
+        "mul_mat_gated",
+        infer=rule("mul_mat_gated", "w x up", _gated_rule),
+        reference=_gated,
+        cost=_gated_cost,
+        examples=(
+            *(
+                Example((Arg((8, 64), F16), Arg((3, 64)), Arg((8, 64), F16)), {"unit": u}, 2e-3)
+                for u in UNITS
+            ),
+            Example(
+                (Arg((36, 64), Q4_0), Arg((2, 3, 64)), Arg((36, 64), Q4_0)),
+                {"unit": "swiglu"},
+                tolerance=2e-2,
+            ),
+            Example((Arg((1, 1)), Arg((1, 1)), Arg((1, 1))), {"unit": "swiglu"}),
+            Example((Arg((6, 8)), Arg((0, 8)), Arg((6, 8))), {"unit": "reglu"}),
+        ),
+        doc="mul_mat_gated(w, x, up, unit): the gated unit of x @ w^T and x @ up^T.",
+    )
+)
+
+
 def _rope_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     cache, x, positions, index, *factors = sources
     ROPE.infer((x, positions, *factors), attrs)
@@ -131,6 +189,15 @@ def rms_norm_mul(x: Tensor, w: Tensor, eps: float = 1e-6, *, name: str = "") -> 
 def mul_mat_add(w: Tensor, x: Tensor, rest: Tensor, *, name: str = "") -> Tensor:
     """x [.., m, k] @ w^T [n, k] + rest f32 [.., m, n]. No ggml peer. Errors: ShapeError."""
     return apply("mul_mat_add", w, x, rest, name=name)
+
+
+def mul_mat_gated(
+    w: Tensor, x: Tensor, up: Tensor, *, unit: str = "swiglu", name: str = ""
+) -> Tensor:
+    """unit(x [.., m, k] @ w^T, x @ up^T), w and up [n, k], as f32 [.., m, n]; `unit` is the name of
+    a gated unit. No ggml peer. Errors: ShapeError.
+    """
+    return apply("mul_mat_gated", w, x, up, name=name, unit=unit)
 
 
 def rope_set_rows(

@@ -54,6 +54,8 @@ GEGLU_ERF = _glu("geglu_erf", gelu_erf_of, "gelu(gate) * up, erf form")
 GEGLU_QUICK = _glu("geglu_quick", gelu_quick_of, "gelu(gate) * up, sigmoid form")
 REGLU = _glu("reglu", relu_of, "relu(gate) * up")
 
+UNITS = ("swiglu", "geglu", "geglu_erf", "geglu_quick", "reglu")  # those without attributes
+
 
 def _oai_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     expect(real(attrs, "limit") > 0, f"limit={attrs['limit']}: expected more than 0")

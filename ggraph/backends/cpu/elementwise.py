@@ -60,15 +60,16 @@ def _binary(name: str, emit: Emit2) -> KernelSpec:
     def build(k: Kernel) -> None:
         a, b, y, a_step, bs, ys = k.words("a b y as bs ys")
 
-        def piece(r: Val, start: Val, stop: Val) -> None:
-            def eight(c: Val, left: Val | None) -> None:
+        m, n = k.words("m n")
+        rows, blocks = k.grid(m, (n + (BLOCK - 1)) // BLOCK)
+        for r in k.loop(*rows):
+
+            def eight(c: Val, left: Val | None, r: Val = r) -> None:
                 first = _get(k, a + a_step * r + c * 4, left)
                 second = _get(k, b + bs * r + c * 4, left)
                 _put(k, y + ys * r + c * 4, emit(k, first, second), left)
 
-            _map(k, start, stop, eight)
-
-        _pieces(k, piece)
+            _map(k, blocks[0] * BLOCK, k.minimum(blocks[1] * BLOCK, n), eight)
 
     KERNELS[name] = KernelSpec(name, ("a", "b", "y", "m", "n", "as", "bs", "ys"), build)
     return KERNELS[name]

@@ -15,8 +15,10 @@ from ggraph.backends.cpu.nest import names
 from ggraph.backends.cpu.patches import Args, Patch, Rule
 from ggraph.backends.cpu.patches import reads as _reads
 from ggraph.backends.cpu.patches import writes as _writes
+from ggraph.backends.cpu.simd import MANY
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.tiles import (
+    BLOCK,
     LAYOUTS,
     Q8_BLOCK,
     Q8_BYTES,
@@ -34,12 +36,16 @@ def _row(kind: str, n: int) -> int:
     return n * (2 if kind in ("f16", "bf16") else 4)
 
 
-def _two(a: Args, _: str) -> Iterator[Patch]:
-    m, width = a["m"], a["n"] * 4
-    yield _reads(a, "a", m, a["as"], width)
-    repeats = a["bs"] == 0 and m > 1
-    yield _reads(a, "b", 1 if repeats else m, a["bs"], width, "any" if repeats else "own")
-    yield _writes(a, "y", m, a["ys"], width)
+def _pair(a: Args) -> Iterator[Patch]:
+    """Two operands of a gated unit, whose columns `Kernel.grid` shares out where rows are few."""
+    few, width = a["m"] <= MANY, a["n"] * 4
+    yield _reads(a, "a", a["m"], a["as"], width, shared=few)
+    yield _reads(a, "b", a["m"], a["bs"], width, shared=few)
+
+
+def _unit(a: Args, _: str) -> Iterator[Patch]:
+    yield from _pair(a)
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
 
 
 def _one(a: Args, _: str) -> Iterator[Patch]:
@@ -59,8 +65,7 @@ def _norm_quantise(a: Args, _: str) -> Iterator[Patch]:
 
 
 def _unit_quantise(a: Args, _: str) -> Iterator[Patch]:
-    yield _reads(a, "a", a["m"], a["as"], a["n"] * 4)
-    yield _reads(a, "b", a["m"], a["bs"], a["n"] * 4)
+    yield from _pair(a)
     yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
 
 
@@ -125,7 +130,8 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _matrix(a, layout)
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
     yield _reads(a, "add", a["m"], a["adds"], a["n"] * 4)
-    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+    shared = a["unit"] * LAYOUTS[_DTYPES[layout]].tile == BLOCK
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4, shared=shared)
 
 
 def _lay(a: Args, kind: str) -> Iterator[Patch]:
@@ -333,7 +339,7 @@ def _nest(a: Args, variant: str) -> Iterator[Patch]:
 
 
 RULES: dict[str, Rule] = {
-    "silu_mul": _two, "copy": _one,
+    "silu_mul": _unit, "copy": _one,
     "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "listed_slots": _listed,

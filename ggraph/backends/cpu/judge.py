@@ -6,7 +6,8 @@ an instruction touches follows from its own arguments (`footprints`), and is hel
 
 1. the plan: an instruction reads only its launch's sources and what the launch has beside them, and
    writes only the result and what the launch fills (`Ground`);
-2. the other instructions between the same barriers: no byte that one writes is another's too;
+2. the other instructions between the same barriers: no byte that one writes is another's too, but
+   for bytes that both share out among the threads alike;
 3. the instruction's own parts: what it writes in place is read by the very part that writes it.
 """
 
@@ -101,7 +102,8 @@ def _ordered(lines: Sequence[Line]) -> int:
         for other, old in running:
             for p in line.patches:
                 pairs += 1
-                if (p.is_write or old.is_write) and p.meets(old):
+                clash = (p.is_write or old.is_write) and p.meets(old)
+                if clash and not p.same_share(old):
                     raise PlanError(
                         f"nothing orders {other} and {line}: {old.argument} and {p.argument} "
                         f"share bytes at {max(p.base, old.base):#x}"

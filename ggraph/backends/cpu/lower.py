@@ -331,6 +331,8 @@ def _attend_plainly(low: Lowering, x: Launch) -> bool:
 LOWERINGS: dict[str, Lower] = {
     "mul_mat": products.mul_mat,
     "mul_mat_add": products.mul_mat,
+    "mul_mat_gated": products.mul_mat_gated,
+    "mul_mat_gated_quantise": products.mul_mat_gated,
     "mul_mat_id": products.mul_mat_id,
     "conv_2d": products.conv_2d,
     "get_rows": products.get_rows,

@@ -39,17 +39,19 @@ class Lowering:
         uses: Sequence[Scratch] = (),
         makes: Sequence[Scratch] = (),
         result: bool = False,
+        shared: Sequence[Scratch] = (),
         **values: Any,
     ) -> None:
         """Append an instruction that reads what the launch does and what it uses beside, and writes
-        what it makes; the result too where it makes nothing or `result` says so."""
+        what it makes; the result too where it makes nothing or `result` says so. Of what is
+        `shared` each thread touches its share of the columns."""
         reads = (*self._access.reads, *map(_room, uses))
         own = self._access.writes if result or not makes else ()
         writes = (*map(_room, makes), *own)
         places: dict[str, Any] = {
             k: self.at(v) if isinstance(v, Scratch) else v for k, v in values.items()
         }
-        self.asm.add(name, access=Touched(reads, writes), **places)
+        self.asm.add(name, access=Touched(reads, writes, tuple(map(_room, shared))), **places)
 
     def constant(self, values: Array) -> Array:
         """Numbers that the program brings along: nothing writes them once it is made."""

@@ -57,8 +57,8 @@ AHEAD, FLOAT_AHEAD, FAR_ROWS = 2048, 1024, 3
 FAR_AHEAD = 8192  # in that last case, and where the second cache is asked for, unless codes come
 # from memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB,
 # and up to a quarter slower on weights that this keeps
-ARGS = "w x y n k m xs ys add adds"
-EACH_ARGS = ARGS + " count ws group xb"
+EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
+ARGS = "w x y n k m xs ys add adds unit"
 Pass = Callable[[Val, list[Val]], None]
 
 
@@ -296,14 +296,14 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
 
 
 def _walk(k: Kernel, walk: Walk) -> None:
-    """Loops over this thread's tiles and, for each, over groups of rows."""
-    n, m = k.words("n m")
+    """Loops over this thread's tiles, whole units of them, and, for each, over groups of rows."""
+    n, m, unit = k.words("n m unit")
     at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
+    first, end = k.part(tiles, unit)
     if walk.tiled is None:
-        for t in k.share(tiles):
+        for t in k.loop(first, end):
             _groups(k, walk, at, t)
         return
-    first, end = (tiles * (k.thread + i) // k.threads for i in (0, 1))
     for t in k.loop(first, end, amx.TILES):
         stop, high = k.minimum(t + amx.TILES, end), m // amx.HEIGHT * amx.HEIGHT
         _high_groups(k, walk, walk.tiled, at, (t, stop), high)

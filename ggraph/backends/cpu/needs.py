@@ -57,12 +57,31 @@ def takes_floats(w: Tensor, exact: bool) -> bool:
 def multiplies(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat or mul_mat_add: a stored matrix times flat rows."""
     w, a, *rest = t.sources
+    return _meets(w, a, exact) and all(map(is_rows, rest))
+
+
+def _meets(w: Tensor, a: Tensor, exact: bool) -> bool:
+    """Whether a kernel multiplies flat rows by a stored matrix."""
     in_8_bits = a.dtype is A8 and a.is_contiguous
     if not is_matrix(w) or len(w.shape) != 2 or not w.shape[1]:
         return False
     if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
         return False
-    return all(map(is_rows, rest)) and not (in_8_bits and takes_floats(w, exact))
+    return not (in_8_bits and takes_floats(w, exact))
+
+
+def gates(t: Tensor, exact: bool) -> bool:
+    """Whether kernels compute this mul_mat_gated or mul_mat_gated_quantise: both products, which
+    read the same rows, and the unit of few rows."""
+    w, a, up = t.sources
+    alike = takes_floats(w, exact) is takes_floats(up, exact) if is_matrix(up) else False
+    both = is_matrix(w) and alike and _meets(w, a, exact) and _meets(up, a, exact)
+    return both and t.attrs["unit"] == "swiglu"
+
+
+def factors(t: Tensor) -> tuple[Tensor, ...]:
+    """The matrices of a product, a convolution or a look-up."""
+    return t.sources[::2] if t.op.startswith("mul_mat_gated") else t.sources[:1]
 
 
 def multiplies_each(t: Tensor) -> bool:
@@ -99,7 +118,10 @@ def multiplies_by_id(t: Tensor, exact: bool) -> bool:
 
 def rounds(t: Tensor, *, exact: bool) -> str:
     """What the kernel of a product rounds by itself: float rows, where the matrix is in blocks."""
-    taken = {"mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id}
+    taken = {
+        "mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id,
+        "mul_mat_gated": gates, "mul_mat_gated_quantise": gates,
+    }  # fmt: skip
     if t.op not in taken or t.sources[1].dtype is A8 or not taken[t.op](t, exact):
         return ""
     return "" if takes_floats(t.sources[0], exact) else "rows to 8 bits"
@@ -196,13 +218,17 @@ def turns_into(t: Tensor) -> bool:
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     """What the kernels of a launch of `t` touch beside its operands.
 
-    "rows": rows of a product in 8 bits; "slots": lists of what each row of a mask shows; "parts":
-    attention by chunks; "turned": rotated rows on their way to a cache of blocks.
+    "rows": rows of a product in 8 bits; "gate", "up": what a unit takes; "slots": lists of what
+    each row of a mask shows; "parts": attention by chunks; "turned": rotated rows on their way to a
+    cache of blocks.
     """
     if not t.size:
         return ()
     if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
         return _product_needs(t, exact)
+    if t.op.startswith("mul_mat_gated") and gates(t, exact):
+        room = t.size * F32.block_bytes
+        return (*_row_needs(t, exact), Need("gate", room), Need("up", room))
     if t.op == "conv_2d" and not convolves(t):
         return _tiles(t)
     if t.op == "flash_attn" and attends(t):
@@ -218,6 +244,10 @@ def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     by_id = t.op == "mul_mat_id"
     if not (multiplies_by_id(t, exact) if by_id else multiplies(t, exact)):
         return () if by_id else _tiles(t)
+    return _row_needs(t, exact)
+
+
+def _row_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     w, x = t.sources[:2]
     if takes_floats(w, exact) or x.dtype is A8:
         return ()
@@ -250,7 +280,7 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
     forms where kernels want them (the file's own pages are given back), its bytes where not, and a
     float32 copy for what has no kernel."""
     packing = [u for u in users if packs(u, weight, exact)]
-    views = [u.sources[0] for u in packing]
+    views = [w for u in packing for w in factors(u) if w.root is weight]
     found = 0
     for count, n, k in {(v.shape, v.strides, v.offset): matrices(v) for v in views}.values():
         found += packed_bytes(kept_as(weight.dtype, exact), n, k) * count
@@ -264,20 +294,22 @@ def held_bytes(weight: Tensor, users: tuple[Tensor, ...], exact: bool) -> int:
 
 def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
     """Whether computing `t` reads `weight` in its packed form."""
-    if not t.size or not t.sources or t.sources[0].root is not weight or not bounded(t):
+    if not t.size or not any(w.root is weight for w in factors(t)) or not bounded(t):
         return False
     if t.op in ("mul_mat", "mul_mat_add"):
         return multiplies(t, exact) or (multiplies_each(t) and stores(t.sources[0]))
     if t.op == "mul_mat_id":
         return multiplies_by_id(t, exact)
+    if t.op.startswith("mul_mat_gated"):
+        return gates(t, exact)
     if t.op == "conv_2d":
         return convolves(t)
     return t.op == "get_rows" and looks_up(t)
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "convolves", "held_bytes", "is_matrix", "is_rows",
-    "is_weight", "kept_as", "lays", "lists_slots", "looks_up", "matrices", "multiplies",
-    "multiplies_by_id", "multiplies_each", "needs", "packs", "stores", "takes_floats", "turns",
-    "turns_into",
+    "attends", "attends_plainly", "bounded", "convolves", "factors", "gates", "held_bytes",
+    "is_matrix", "is_rows", "is_weight", "kept_as", "lays", "lists_slots", "looks_up", "matrices",
+    "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
+    "stores", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

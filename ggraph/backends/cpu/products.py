@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     convolves,
+    gates,
     lays,
     looks_up,
     matrices,
@@ -18,8 +20,9 @@ from ggraph.backends.cpu.needs import (
     stores,
     takes_floats,
 )
-from ggraph.backends.cpu.tiles import activation_bytes, layout_of, packed_bytes
-from ggraph.backends.protocol import Launch, Scratch
+from ggraph.backends.cpu.simd import MANY
+from ggraph.backends.cpu.tiles import BLOCK, activation_bytes, layout_of, packed_bytes
+from ggraph.backends.protocol import Launch, Ref, Scratch
 from ggraph.dtype import A8, F32
 from ggraph.ops.rules import integers
 from ggraph.tensor import Array
@@ -29,18 +32,51 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
     """A stored matrix times float rows, plus a third source where there is one."""
     if not multiplies(x.result.tensor, low.exact):
         return _multiply_each(low, x)
-    w, a, *rest = x.sources
-    n, k = w.tensor.shape
-    m, floats = a.tensor.size // k, takes_floats(w.tensor, low.exact)
-    packed = low.weight(w)
-    made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, m, k)]
-    low.add(
-        "matmul_" + layout_of(packed.dtype).name, uses=made, w=packed.data,
-        x=made[0] if made else low.at(a), y=low.at(x.result),
-        n=n, k=k, m=m, xs=k * 4 if floats else activation_bytes(k), ys=n * 4,
-        add=low.at(rest[0]) if rest else 0, adds=n * 4 if rest else 0,
-    )  # fmt: skip
+    add = low.at(x.sources[2]) if len(x.sources) > 2 else 0
+    _times(low, x, x.sources[0], low.at(x.result), add=add)
     return True
+
+
+def mul_mat_gated(low: Lowering, x: Launch) -> bool:
+    """Two products and the gated unit of both. Of few rows each thread takes the columns that it
+    has made, so that nobody waits before the unit."""
+    t = x.result.tensor
+    if not gates(t, low.exact):
+        return False
+    w, _, up = x.sources
+    n, m = t.shape[-1], t.size // t.shape[-1]
+    halves = [x.room("gate"), x.room("up")]
+    alike = halves if m <= MANY else []
+    for matrix, room in zip((w, up), halves, strict=True):
+        _times(low, x, matrix, room, makes=[room], shared=alike, whole=BLOCK)
+    values: dict[str, Any] = {
+        "a": halves[0], "b": halves[1], "m": m, "n": n, "as": n * 4, "bs": n * 4,
+    }  # fmt: skip
+    if t.dtype is A8:
+        values |= {"out": low.at(x.result), "os": activation_bytes(n)}
+    else:
+        values |= {"y": low.at(x.result), "ys": n * 4}
+    kernel = "silu_mul_quantise" if t.dtype is A8 else "silu_mul"
+    low.add(kernel, uses=halves, shared=alike, **values)
+    return True
+
+
+def _times(
+    low: Lowering, x: Launch, w: Ref, y: int | Scratch, *, add: int = 0, whole: int = 0, **how: Any
+) -> None:
+    """Rows of source 1 times a matrix; a thread takes `whole` outputs together, or one tile."""
+    a = x.sources[1].tensor
+    n, k = w.tensor.shape
+    m, floats = a.size // k, takes_floats(w.tensor, low.exact)
+    packed = low.weight(w)
+    layout = layout_of(packed.dtype)
+    made = [] if floats or a.dtype is A8 else [low.rows(x, m, k)]
+    low.add(
+        "matmul_" + layout.name, uses=made, **how, w=packed.data,
+        x=made[0] if made else low.at(x.sources[1]), y=y, n=n, k=k, m=m,
+        xs=k * 4 if floats else activation_bytes(k), ys=n * 4, add=add, adds=n * 4 if add else 0,
+        unit=max(whole // layout.tile, 1),
+    )  # fmt: skip
 
 
 def _multiply_each(low: Lowering, x: Launch) -> bool:

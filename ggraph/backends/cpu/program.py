@@ -45,22 +45,27 @@ Range = tuple[int, int]  # addresses of the first byte and one past the last
 
 @dataclass(frozen=True)
 class Touched:
-    """The memory that an instruction reads and writes; weights, which never change, left out."""
+    """The memory that an instruction reads and writes; weights, which never change, left out.
+    `shared` are those of which each thread touches its share of the columns (`Kernel.part`)."""
 
     reads: tuple[Range, ...]
     writes: tuple[Range, ...]
+    shared: tuple[Range, ...] = ()
 
     def conflicts(self, later: "Touched") -> bool:
         """Whether the two must not run at the same time."""
+        alike = {*self.shared} & {*later.shared}
         return (
-            _meet(self.writes, later.writes)
-            or _meet(self.writes, later.reads)
-            or _meet(self.reads, later.writes)
+            _meet(self.writes, later.writes, alike)
+            or _meet(self.writes, later.reads, alike)
+            or _meet(self.reads, later.writes, alike)
         )
 
 
-def _meet(a: tuple[Range, ...], b: tuple[Range, ...]) -> bool:
-    return any(max(x[0], y[0]) < min(x[1], y[1]) for x in a for y in b)
+def _meet(a: tuple[Range, ...], b: tuple[Range, ...], alike: set[Range]) -> bool:
+    """Whether threads may meet in a byte: in none of what both share out alike."""
+    pairs = ((x, y) for x in a for y in b if x != y or x not in alike)
+    return any(max(x[0], y[0]) < min(x[1], y[1]) for x, y in pairs)
 
 
 @dataclass

@@ -43,6 +43,7 @@ class Rehearsal(Lowering):
         uses: Sequence[Scratch] = (),
         makes: Sequence[Scratch] = (),
         result: bool = False,
+        shared: Sequence[Scratch] = (),
         **values: Any,
     ) -> None:
         """Note the kernel."""
@@ -93,7 +94,7 @@ def _rehearsed(t: Tensor, exact: bool) -> Rehearsed:
 
 def _lowered(t: Tensor, exact: bool) -> Rehearsed:
     found = kernel_needs(t, exact)
-    beside = {n.name: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in found}
+    beside = {n.key: Scratch(n.name, NOWHERE, 0, n.nbytes) for n in found}
     command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
     sources = tuple(Ref(s, NOWHERE, s.offset) for s in t.sources)
     low = Rehearsal(exact)

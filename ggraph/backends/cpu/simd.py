@@ -354,25 +354,26 @@ class Kernel:
         self.b.branch(head)
         self.b.position_at_end(done)
 
-    def share(self, count: Val, align: int = 1) -> Iterator[Val]:
-        """The part of range(count) that this thread does: contiguous, in units of `align`."""
-        units = (count + (align - 1)) // align
-        start = units * self.thread // self.threads * align
-        stop = self.minimum(units * (self.thread + 1) // self.threads * align, count)
-        yield from self.loop(start, stop)
+    def part(self, count: Val, unit: Num = 1) -> tuple[Val, Val]:
+        """The part of range(count) that this thread does, first and end, in whole units."""
+        units = (count + (self.same(unit, count) - 1)) // unit
+        first, end = (units * (self.thread + i) // self.threads * unit for i in (0, 1))
+        return first, self.minimum(end, count)
+
+    def share(self, count: Val) -> Iterator[Val]:
+        """The numbers of that part."""
+        return self.loop(*self.part(count))
 
     def grid(self, rows: Val, units: Val) -> tuple[tuple[Val, Val], tuple[Val, Val]]:
         """This thread's rows and units of each, first and end: all units of a part of the rows
         where rows are many; else of every row the part whose columns it made in a product."""
-        many = rows >= self.threads * MANY
-        few = rows < self.threads * MANY
+        many = self.threads * MANY
 
-        def part(count: Val, shared: Val) -> tuple[Val, Val]:
-            first = self.select(shared, count * self.thread // self.threads, 0)
-            end = count * (self.thread + 1) // self.threads
-            return first, self.select(shared, end, count)
+        def own(count: Val, split: Val) -> tuple[Val, Val]:
+            first, end = self.part(count)
+            return self.select(split, first, 0), self.select(split, end, count)
 
-        return part(rows, many), part(units, few)
+        return own(rows, rows >= many), own(units, rows < many)
 
     @contextmanager
     def when(self, condition: Val) -> Iterator[None]:

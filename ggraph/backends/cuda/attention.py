@@ -10,10 +10,11 @@ import numpy as np
 from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
 from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
-from ggraph.backends.cuda.matmul import FEW_ROWS, WIDE
+from ggraph.backends.cuda.matmul import WIDE
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
+from ggraph.ops.fused import FEW_ROWS
 from ggraph.ops.rope import rope_angles
 from ggraph.tensor import Array, Attrs, Tensor
 

@@ -29,7 +29,7 @@ PLAIN_SOURCES: tuple[str, ...] = (
     "delay", "elementwise", "experts", "mixtures", "norm", "parts", "products", "recurrent", "rope",
     "rows", "softmax", "sort",
 )  # fmt: skip
-HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh")
+HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh")
 FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
 
 

@@ -102,7 +102,8 @@ def offered(t: Tensor) -> tuple[Need, ...]:
 
 def parts_of(low: Lowering, launch: Launch) -> int:
     """Address of the parts of the result; 0 where no product asks for them."""
-    room = launch.scratch.get("parts")
+    offers = offered(launch.result.tensor)
+    room = launch.scratch.get(offers[0].key) if offers else None
     return low.at(room) if room is not None else 0
 
 

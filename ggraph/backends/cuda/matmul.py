@@ -1,24 +1,26 @@
 """Matrix products on CUDA: few rows by a kernel of our own, many by cuBLAS.
 
-Up to FEW_ROWS rows, a row's bits do not depend on how many rows are computed with it, so that
-verifying a draft gives what one-by-one decoding gives. Legend: n outputs, k inner size, m rows.
+Up to FEW_ROWS rows, as many as a tree has nodes, a row's bits do not depend on how many rows are
+computed with it, so that verifying a draft gives what one-by-one decoding gives. Legend: n outputs,
+k inner size, m rows.
 """
 
 from functools import partial
 from math import prod
 
 from ggraph.backends.cuda.driver import Product
+from ggraph.backends.cuda.elementwise import BINARY
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
-from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule
+from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, offered, parts_of
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import BF16, F16, F32, I32, DType
+from ggraph.ops.fused import FEW_ROWS
 from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
 WIDE_ROWS = 32  # the same where there are more, on the tensor cores
-FEW_ROWS = 64  # up to here the kernels of fixed order are used: a tree of that many nodes
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
@@ -129,6 +131,32 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     low.call(
         f"mul_mat_{max(rows, 1)}", grid, WARPS * 32, type=w.tensor.dtype.name,
         w=low.at(w), x=low.at(launch.sources[1]), y=y, rest=add, n=n, k=k, m=m,
+    )  # fmt: skip
+
+
+def _gates(t: Tensor) -> bool:
+    """Few rows, both matrices of one type that the tensor cores take."""
+    w, x, up = t.sources
+    stored = all(len(a.shape) == 2 and _is_stored(a) and _is_tiled(a) for a in (w, up))
+    return stored and w.dtype is up.dtype and is_flat(x) and prod(x.shape[:-1]) <= FEW_ROWS
+
+
+def _gated_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "parts" of the rows, and of the result for the product that reads it."""
+    return Need("parts", t.sources[1].nbytes, (1,), flat=True), *offered(t)
+
+
+def _gated(low: Lowering, launch: Launch) -> None:
+    w, _, up = launch.sources
+    n, k = w.tensor.shape
+    t = launch.result.tensor
+    m = t.size // n
+    few = m <= PASS_ROWS
+    kernel, rows = ("mul_mat_gated", PASS_ROWS) if few else ("mul_mat_gated_tiles", WIDE_ROWS)
+    low.call(
+        kernel, (-(-n // TILE), -(-m // rows), 1), TILE_WARPS * 32, type=w.tensor.dtype.name,
+        w=low.at(w), up=low.at(up), x=_parts(low, launch), y=low.at(launch.result),
+        parts=parts_of(low, launch), op=BINARY.index(str(t.attrs["unit"])), n=n, k=k, m=m,
     )  # fmt: skip
 
 
@@ -245,5 +273,6 @@ def _grouped(low: Lowering, x: Launch) -> None:
 RULES: dict[str, Rule] = {
     "mul_mat": Rule(_product, _mul_mat, _product_needs),
     "mul_mat_add": Rule(_product, _mul_mat, _product_needs),
+    "mul_mat_gated": Rule(_gates, _gated, _gated_needs),
     "mul_mat_id": Rule(_by_id, _mul_mat_id, _id_needs),
 }

@@ -144,7 +144,7 @@ class Replayer:
             return
         key = (index, run % self._phases)
         if key not in self._programs:
-            beside = {n.name: _beside(gpu, n) for n in gpu.spec.needs(t)}
+            beside = {n.key: _beside(gpu, n) for n in gpu.spec.needs(t)}
             self._programs[key] = gpu.lower([Launch(c, self._ref(t, run), sources, beside)])
         gpu.submit(c.actor.stream, self._programs[key])
 

@@ -10,6 +10,7 @@
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
 #define MOST_THREADS 512
 #include "parts.cuh"
+#include "units.cuh"
 
 #define TILE 16
 #define ROWS 8
@@ -192,18 +193,19 @@ DEV void add_rows(const Held<T> (&held)[OUT], const Rows& rows, int group,
 }
 
 // One pass of a block: OUT tiles of w [n, k], the first from output n0 on, and TIMES * 8 rows. Every
-// warp's sums go to `part`.
-template <class T, int OUT, int TIMES>
+// warp's sums go to `part`. A PAIR is the tile at n0 of w and that of `other`.
+template <class T, int OUT, int TIMES, bool PAIR = false>
 DEV void tile_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k,
-                 float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
+                 float (&part)[WARPS][OUT * TILE][TIMES * ROWS], const u8* other = 0) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const i64 bytes = row_bytes<T>(k);
   const u8 *upper[OUT], *lower[OUT];
 #pragma unroll
   for (int o = 0; o < OUT; ++o) {
-    const i64 first = n0 + TILE * o + g;
-    upper[o] = w + (first < n ? first : n - 1) * bytes;
-    lower[o] = w + (first + 8 < n ? first + 8 : n - 1) * bytes;
+    const u8* from = PAIR && o ? other : w;
+    const i64 first = n0 + (PAIR ? 0 : TILE * o) + g;
+    upper[o] = from + (first < n ? first : n - 1) * bytes;
+    lower[o] = from + (first + 8 < n ? first + 8 : n - 1) * bytes;
   }
   const int groups = (int)(k / 32);
   float sum[TIMES][OUT][4] = {};
@@ -268,6 +270,46 @@ DEV void few_rows(const u8* w, const Quad* x, float* y, const float* rest, i64 n
   }
 }
 
+// Rows m0 .. of x [m, k], as a lane reads them.
+DEV Rows rows_from(const Quad* x, int m0, i64 k, i64 m) {
+  const int mine = m0 + threadIdx.x % 32 / 4, quads = (int)k / 4;
+  return {x + (i64)mine * quads, ROWS * quads, ((int)m - mine + ROWS - 1) / ROWS};
+}
+
+// The gated unit (`op` as in units.cuh) of sums that `gate` and `up` give of output i % TILE of row
+// i / TILE; in parts too where those are given: n is a multiple of four then.
+template <int TIMES, class Gate, class Up>
+DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n, i64 m) {
+  const i64 n0 = (i64)blockIdx.x * TILE;
+  const int m0 = blockIdx.y * (TIMES * ROWS);
+  for (int i = threadIdx.x; i < TILE * TIMES * ROWS; i += blockDim.x) {
+    const i64 row = m0 + i / TILE, col = n0 + i % TILE;
+    if (row < m && col < n) y[row * n + col] = two_of(op, gate(i), up(i));
+  }
+  if (!parts) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < TILE / 4 * TIMES * ROWS; i += blockDim.x) {
+    const i64 row = m0 + i / (TILE / 4), col = n0 + i % (TILE / 4) * 4;
+    const float* v = y + row * n + col;
+    if (row < m && col < n) parts[(row * n + col) / 4] = parts_of({v[0], v[1], v[2], v[3]});
+  }
+}
+
+// The same with one product after the other, which share what registers and `part` hold.
+template <int TIMES>
+DEV void gate_apart(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
+                    i64 k, i64 m, float (&part)[WARPS][TILE][TIMES * ROWS],
+                    float (&gate)[TILE * TIMES * ROWS]) {
+  const i64 n0 = (i64)blockIdx.x * TILE;
+  const Rows rows = rows_from(x, blockIdx.y * (TIMES * ROWS), k, m);
+  auto total = [&](int i) { return total_of(part, i); };
+  tile_of<WEIGHT, 1, TIMES>(w, rows, n0, n, k, part);
+  for (int i = threadIdx.x; i < TILE * TIMES * ROWS; i += blockDim.x) gate[i] = total(i);
+  __syncthreads();  // before the other overwrites `part`
+  tile_of<WEIGHT, 1, TIMES>(up, rows, n0, n, k, part);
+  gate_rows<TIMES>([&](int i) { return gate[i]; }, total, y, parts, op, n, m);
+}
+
 // y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
 KERNEL_IF(LARGE) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                               i64 m) {
@@ -287,6 +329,33 @@ KERNEL_IF(true) mul_mat_tiles(const u8* w, const Quad* x, float* y, const float*
                      i64 m) {
   SHARED float part[WARPS][TILE][4 * ROWS];
   few_rows<1, 4>(w, x, y, rest, n, k, m, part);
+}
+
+// y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given; grid
+// (n / 16, m / 8). Both at once where the registers hold two tiles.
+KERNEL_IF(LARGE) mul_mat_gated(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
+                               int op, i64 n, i64 k, i64 m) {
+  if constexpr (LARGE) {
+    SHARED float part[WARPS][TILE][ROWS];
+    SHARED float gate[TILE * ROWS];
+    gate_apart<1>(w, up, x, y, parts, op, n, k, m, part, gate);
+  } else {
+    SHARED float both[WARPS][2 * TILE][ROWS];
+    const i64 n0 = (i64)blockIdx.x * TILE;
+    const Rows rows = rows_from(x, blockIdx.y * ROWS, k, m);
+    tile_of<WEIGHT, 2, 1, true>(w, rows, n0, n, k, both, up);
+    auto gate = [&](int i) { return total_of(both, i / TILE * (2 * TILE) + i % TILE); };
+    auto second = [&](int i) { return total_of(both, i / TILE * (2 * TILE) + TILE + i % TILE); };
+    gate_rows<1>(gate, second, y, parts, op, n, m);
+  }
+}
+
+// The same by 32 rows: grid (n / 16, m / 32).
+KERNEL_IF(true) mul_mat_gated_tiles(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
+                                    int op, i64 n, i64 k, i64 m) {
+  SHARED float part[WARPS][TILE][4 * ROWS];
+  SHARED float gate[TILE * 4 * ROWS];
+  gate_apart<4>(w, up, x, y, parts, op, n, k, m, part, gate);
 }
 
 // y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair

@@ -1,0 +1,53 @@
+"""Which rows of a graph become 8 bits: those that products with quantised weights read."""
+
+from ggraph.dtype import A8, F32
+from ggraph.graph import Graph
+from ggraph.tensor import Kind, Tensor, apply
+
+QUANTISED_PARTS = {
+    "rms_norm_mul": "rms_norm_quantise",
+    "swiglu": "swiglu_quantise",
+    "mul_mat_gated": "mul_mat_gated_quantise",
+}
+
+
+def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
+    """Products with quantised weights take their rows in 8 bits, once for all that share them.
+
+    Where nothing else reads a norm or a gated unit, it gives 8 bits itself. This approximates.
+    """
+    if "quantise" not in known:
+        return graph
+    users = graph.users()
+    products = {t.name for t in graph.nodes if _takes_8_bits(t)}
+    made: dict[str, Tensor] = {}
+    heirs: dict[str, Tensor] = {}
+    for t in graph.nodes:
+        if t.name not in products:
+            continue
+        w, x, *rest = t.sources
+        if x.name not in made:
+            only = not x.is_output and all(u.name in products for u in users[x.name])
+            maker = heirs.get(x.name, x)
+            made[x.name] = _in_8_bits(maker, known if only else frozenset())
+        heirs[t.name] = apply(t.op, w, made[x.name], *rest, name=t.name, **t.attrs)
+    return graph.replace(heirs) if heirs else graph
+
+
+def _in_8_bits(x: Tensor, known: frozenset[str]) -> Tensor:
+    """x as A8, by the op that computes x where one in `known` gives 8 bits itself."""
+    name, fused = f"{x.name}@a8", QUANTISED_PARTS.get(x.op, "")
+    if fused in known:
+        return apply(fused, *x.sources, name=name, **x.attrs)
+    return apply("quantise", x, name=name)
+
+
+def _takes_8_bits(t: Tensor) -> bool:
+    if t.op not in ("mul_mat", "mul_mat_add", "mul_mat_gated"):
+        return False
+    x = t.sources[1]
+    matrices = [t.sources[0], *(t.sources[2:] if t.op == "mul_mat_gated" else ())]
+    if any(w.kind is not Kind.WEIGHT or not w.dtype.is_block for w in matrices):
+        return False
+    stored = all(w.is_leaf and len(w.shape) == 2 for w in matrices)
+    return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0

@@ -1,0 +1,198 @@
+"""Two products and the gated unit of both as one launch: the bits of three, on every backend."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_kit import need_driver, run
+from program_kit import executor, mutated, run_parts
+from test_cuda_matmul import raw_weight
+
+from ggraph import dtype as dt
+from ggraph import ops
+from ggraph.backends.cpu import CpuBackend
+from ggraph.backends.cpu import backend as cpu_room
+from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.judge import judge
+from ggraph.backends.cpu.program import Flat
+from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
+from ggraph.backends.cpu.tiles import LAYOUTS
+from ggraph.backends.cuda import kernels, matmul
+from ggraph.backends.cuda.lower import accepts
+from ggraph.device import DeviceSpec
+from ggraph.dtype import DType
+from ggraph.errors import PlanError
+from ggraph.graph import Graph
+from ggraph.ops.fused import FEW_ROWS
+from ggraph.ops.glu import UNITS
+from ggraph.pipeline import make_plan
+from ggraph.rewrite import rewrite
+from ggraph.tensor import Array, Tensor, input, weight
+
+GATED = {"mul_mat_gated", "mul_mat_gated_quantise"}
+
+
+def unit(rows: int, n: int, k: int, gate: DType, down: DType | None = None) -> Graph:
+    """A gated unit of two products, and the product that reads it where a type is given for it."""
+    x = input("x", (rows, k))
+    first, second = (ops.mul_mat(weight(name, (n, k), gate), x) for name in ("gate", "up"))
+    made = ops.swiglu(first, second)
+    y = made if down is None else ops.mul_mat(weight("down", (32, n), down), made)
+    return Graph.of({"y": y})
+
+
+def feeds(graph: Graph) -> dict[str, Array]:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=graph["x"].shape).astype(np.float32)
+    weights = [t for t in graph.tensors if t.is_leaf and t.name != "x"]
+    raws = {t.name: raw_weight(t.dtype, *t.shape, seed=i) for i, t in enumerate(weights)}
+    return {"x": x, **{name: raw.reshape(-1) for name, raw in raws.items()}}
+
+
+def descending(threads: int) -> range:
+    return range(threads - 1, -1, -1)
+
+
+def value(backend: CpuBackend, graph: Graph, fused: bool) -> tuple[Array, Counter[str]]:
+    """The result, and which ops made it."""
+    spec = backend.spec if fused else replace(backend.spec, fused=backend.spec.fused - GATED)
+    given = feeds(graph)
+    verified = make_plan(graph, [spec])
+    held = executor(verified, backend, given)
+    found = held.run({"x": given["x"]})["y"].copy()
+    held.close()
+    return found, Counter(t.op for t in verified.plan.graph.nodes)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[Flat]:
+    """What the judge is given from now on."""
+    found: list[Flat] = []
+
+    def watch(code: Array, names: tuple[str, ...], grounds: Iterator[object]) -> int:
+        grounds = list(grounds)
+        found.append(Flat(code, tuple(names), (grounds,)))
+        return judge(code, names, grounds)
+
+    monkeypatch.setattr(cpu_room, "judge", watch)
+    return found
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
+def test_every_weight_type_gives_the_bits_of_three_launches(dtype: DType, exact: bool) -> None:
+    """On the CPU; 32 columns for many threads, and a count that is no whole block."""
+    k = 2 * max(dtype.block, 32)
+    for threads, rows, n in ((1, 1, 96), (3, 5, 96), (2, 11, 72), (2, FEW_ROWS, 32)):
+        backend = open_cpu("cpu", threads=threads, exact=exact)
+        for down in (None, dt.Q8_0) if n % 32 == 0 else (None,):
+            graph = unit(rows, n, k, dtype, down)
+            one, made = value(backend, graph, True)
+            apart, _ = value(backend, graph, False)
+            assert sum(made[op] for op in GATED) == 1 and not made["swiglu"]
+            assert made["mul_mat_gated_quantise"] == (down is not None and not exact)
+            assert np.array_equal(one, apart), f"{rows} rows, {n} columns, {threads} threads"
+        backend.close()
+
+
+def test_any_order_of_the_threads_between_two_meetings(programs: list[Flat]) -> None:
+    """Nobody waits between the products and the unit of up to eight rows; and what would make
+    threads share columns out otherwise is refused, and gives other numbers."""
+    backend = open_cpu("cpu", threads=1)
+    usual = backend.pool.run
+    for rows, meetings in ((1, 1), (8, 1), (9, 2)):
+        graph = unit(rows, 224, 64, dt.Q4_0)
+        wanted, _ = value(backend, graph, True)
+        flat = programs[-1]
+        assert flat.names == ("quantise", "matmul_n4z", "matmul_n4z", "silu_mul")
+        assert sum(bool(word & BARRIER) for word in flat.code[:, 1]) == meetings
+        for threads in (2, 3, 7):
+            for turn in (range, descending):
+                backend.pool.run = lambda f, t=threads, o=turn: run_parts(f, t, o)  # type: ignore[method-assign]
+                assert np.array_equal(value(backend, graph, True)[0], wanted)
+        backend.pool.run = usual  # type: ignore[method-assign]
+    place = HEADER_WORDS + KERNELS["matmul_n4z"].args.index("unit")
+    graph = unit(3, 224, 64, dt.Q4_0)
+    wanted, _ = value(backend, graph, True)
+    flat = programs[-1]
+    for i in (1, 2):
+        worse = mutated(flat, lambda code, i=i: code.__setitem__((i, place), 1))  # type: ignore[misc]
+        with pytest.raises(PlanError, match=r"nothing orders .* and .*silu_mul"):
+            judge(worse.code, worse.names, flat.kept[0])
+        backend.pool.run = lambda f, w=worse.code: (
+            usual(f)
+            if f.names != flat.names
+            else run_parts(  # type: ignore[misc]
+                mutated(f, lambda code: code.__setitem__((slice(None), place), w[:, place])),
+                3,
+                descending,
+            )
+        )
+        assert not np.array_equal(value(backend, graph, True)[0], wanted)
+    backend.pool.run = usual  # type: ignore[method-assign]
+    backend.close()
+
+
+def test_what_is_gated_and_what_is_not() -> None:
+    spec = DeviceSpec("cpu", "cpu", fused=frozenset(GATED))
+    x, z = input("x", (3, 64)), input("z", (3, 64))
+    w, v = weight("w", (96, 64)), weight("v", (96, 64))
+    gate, up = ops.mul_mat(w, x, name="gate"), ops.mul_mat(v, x, name="up")
+    for op in UNITS:
+        made = getattr(ops, op)(gate, up)
+        (one,) = rewrite(Graph.of({"y": made}), [spec]).nodes
+        assert (one.op, one.attrs["unit"]) == ("mul_mat_gated", op)
+        assert [s.name for s in one.sources] == ["w", "x", "v"]
+    long = input("long", (FEW_ROWS + 1, 64))
+    left: dict[str, dict[str, Tensor]] = {
+        "read by another": {"y": ops.swiglu(gate, up) + gate},
+        "an output": {"y": ops.swiglu(gate, up), "gate": gate},
+        "of other rows": {"y": ops.swiglu(gate, ops.mul_mat(v, z))},
+        "of one product": {"y": ops.swiglu(gate, gate)},
+        "many rows": {"y": ops.swiglu(ops.mul_mat(w, long), ops.mul_mat(v, long))},
+    }  # fmt: skip
+    for why, outputs in left.items():
+        assert "swiglu" in {t.op for t in rewrite(Graph.of(outputs), [spec]).nodes}, why
+    known = replace(spec, compiled=lambda t: t.op != "mul_mat_gated")
+    kept = rewrite(Graph.of({"y": ops.swiglu(gate, up)}), [known])
+    assert {t.op for t in kept.nodes} == {"mul_mat", "swiglu"}, "one device has no kernel"
+    other = replace(spec, name="sim0", kind="sim", fused=frozenset())
+    kept = rewrite(Graph.of({"y": ops.swiglu(gate, up)}), [spec, other])
+    assert {t.op for t in kept.nodes} == {"mul_mat", "swiglu"}
+
+
+TYPES = [dt.dtype(name) for name in kernels.TEMPLATES["tiles"][1]]
+
+
+@need_driver
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType) -> None:
+    """1 to 64 rows, by eight and by 32; a count that is no whole tile. The kit compares the parts
+    of the result, too, and both orders of threads."""
+    n, k = 20, 2 * max(dtype.block, 32)
+    rng = np.random.default_rng(3)
+    raws = {name: raw_weight(dtype, n, k, seed) for seed, name in enumerate(("w", "u"))}
+    x = rng.normal(size=(FEW_ROWS, k)).astype(np.float32)
+    for rows in (1, 3, 8, 9, 33, FEW_ROWS):
+        stored = {name: raw.reshape(-1) for name, raw in raws.items()}
+        stored["x"] = x[:rows].reshape(-1).view(np.uint8)
+        a = input("x", (rows, k))
+        w, u = (weight(name, (n, k), dtype) for name in raws)
+        gate, up = (run(ops.mul_mat(m, a, name="y"), stored) for m in (w, u))
+        for op in UNITS if rows == 3 else ("swiglu",):
+            one = run(ops.mul_mat_gated(w, a, u, unit=op, name="y"), stored)
+            halves = {"g": gate.reshape(-1).view(np.uint8), "v": up.reshape(-1).view(np.uint8)}
+            pair = (input("g", gate.shape), input("v", up.shape))
+            apart = run(getattr(ops, op)(*pair, name="y"), halves)
+            assert np.array_equal(one, apart), f"{op}, {rows} rows"
+
+
+def test_a_gpu_refuses_what_its_kernels_do_not_take() -> None:
+    x = input("x", (3, 64))
+    w, v = weight("w", (8, 64), dt.Q8_0), weight("v", (8, 64), dt.Q4_0)
+    assert accepts(ops.mul_mat_gated(w, x, w)) and not accepts(ops.mul_mat_gated(w, x, v))
+    assert not accepts(ops.mul_mat_gated(weight("f", (8, 64)), x, weight("g", (8, 64))))
+    long = input("long", (matmul.FEW_ROWS + 1, 64))
+    assert not accepts(ops.mul_mat_gated(w, long, w))
