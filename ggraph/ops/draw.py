@@ -18,6 +18,7 @@ from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor
 
 MOST = 1024  # candidates of a row: a GPU holds them in its shared memory
 NONE = -1  # the token of logits that are no law
+_HEAD = 256  # candidates that top-p sorts first, of more than MOST
 _PEAKS = 64  # values of which the greatest stands for all, where few of many are sought
 _CHUNK = 1 << 14  # numbers that stay in the cache while powers are made of them
 
@@ -73,7 +74,7 @@ def _nucleus(scores: Array, law: Array, top_p: float) -> Array:
     """Mask [m] of the fewest best candidates whose share of the law is `top_p`; at least one."""
     enough = top_p * np.cumsum(law)[-1]
     mask = np.zeros(scores.shape, np.bool_)
-    best = MOST
+    best = _HEAD if len(scores) > MOST else MOST
     while True:  # sorting all of a large vocabulary is dear, and the head mostly suffices
         ids = greatest(scores, best)
         order = ids[np.argsort(-scores[ids], kind="stable")]
