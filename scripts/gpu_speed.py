@@ -8,12 +8,13 @@ from typing import Any
 
 import gpu_models
 import numpy as np
-from gpu_correct import Found, greedy, opened
+from gpu_correct import Found, opened
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
 from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.matmul import WORK_SPACE
+from ggraph.decode.acceptance import only
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
@@ -188,7 +189,7 @@ def _round_seconds(
     for drafts in (None, chains, chains):  # the first generation makes the plans
         engine.reset()
         prompt, ignore = [1, 2, 3, 4], lambda token: None
-        tokens = engine.generate(prompt, greedy, ignore, limit=limit, drafts=drafts)
+        tokens = engine.generate(prompt, only, ignore, limit=limit, drafts=drafts)
         texts.append(list(tokens))
     stats = engine.statistics
     return stats.decode_seconds / max(stats.rounds, 1), texts[0] == texts[1] == texts[2]
@@ -221,12 +222,12 @@ def measure_torch(driver: Driver, quick: bool) -> Found:
         theirs_s = seconds_of(generate, torch.cuda.synchronize, quick)
     s = random_session(driver)
     runner = Runner(gpu_models.model("SmolLM2-135M", c, dtypes.BF16), s, 2048)
-
+    runner.picks = 1
     engine = Engine(runner, ())
 
     def ours() -> None:
         engine.reset()
-        for _ in engine.generate(list(range(1, 17)), greedy, lambda token: None, limit=new):
+        for _ in engine.generate(list(range(1, 17)), only, lambda token: None, limit=new):
             pass
 
     ours_s = seconds_of(ours, lambda: None, quick)

@@ -66,6 +66,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "rope.cu": (OPS, "rope or outside_the_cache"),
     "rows.cu": (OPS, "rows or do_not_exist"),
     "softmax.cu": (f"{OPS} {EDGES}", "soft_max or far_below"),
+    "draw.cu": ("tests/ops/test_draw.py", "one_token or any_length or may_be"),
     "sort.cu": (f"{OPS} {EDGES}", "top_k or arg or ordered or no_number or long_row"),
     "elementwise.cu": (f"{OPS} {EDGES}", "agree or strided or digits or give"),
     "common.cuh": (

@@ -263,6 +263,23 @@ def top_k(x: Array, *, k: int) -> Array:
     return y
 
 
+@oracle("draw")
+def draw(
+    logits: Array, numbers: Array, *, k: int, temp: float, top_p: float, min_p: float
+) -> Array:
+    y = np.zeros(len(logits), np.int64)
+    for row, (scores, u) in enumerate(zip(logits.astype(float), numbers, strict=True)):
+        kept = _order(scores, True)[:k]
+        chances = [math.exp(scores[i] - scores[kept[0]]) for i in kept]
+        before = [sum(chances[:n]) / sum(chances) for n in range(k)]
+        kept = [i for i, share in zip(kept, before, strict=True) if share < top_p or i == kept[0]]
+        kept = [i for i in kept if math.exp(scores[i] - scores[kept[0]]) >= min_p]
+        law = {i: math.exp((scores[i] - scores[kept[0]]) / temp) for i in sorted(kept)}
+        sums = [sum(list(law.values())[: n + 1]) for n in range(len(law))]
+        y[row] = next(i for i, total in zip(law, sums, strict=True) if total > u * sums[-1])
+    return y
+
+
 @oracle("argmax")
 def argmax(x: Array) -> Array:
     y = np.zeros(x.shape[:-1], np.int64)

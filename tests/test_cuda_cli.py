@@ -47,6 +47,24 @@ def test_text_is_the_same_with_and_without_a_head(model: Path, drivers: list[Hos
 
 
 @need_compiler
+@pytest.mark.parametrize("penalty", ["1", "1.2"])
+def test_drawn_text_is_the_same_with_drafts(
+    model: Path, drivers: list[HostDriver], penalty: str
+) -> None:
+    """Tokens are drawn on the GPU, unless penalties need all logits on the host."""
+    given = ["generate", "-m", str(model), "-n", "12", "--temp", "1.2", "--seed", "3"]
+    given += ["--repeat-penalty", penalty, "--device", "cuda0", "--json", "ab ab ab"]
+    texts = []
+    for more in ([], ["--draft", "suffix"], ["--draft", "eagle3", "--head", str(HEAD)]):
+        result = CliRunner().invoke(app, [*given, *more])
+        assert result.exit_code == 0, result.output
+        texts.append(json.loads(result.stdout)["text"])
+    assert len(set(texts)) == 1 and texts[0]
+    draws = [any(c.startswith("draw") for c in d.calls) for d in drivers]
+    assert draws == 3 * [penalty == "1"]
+
+
+@need_compiler
 @pytest.mark.parametrize(
     ("target", "drafts", "opened"),
     [("cuda0", "cuda0", 2), ("cuda0", "cpu", 1), ("cpu", "cuda0", 1)],

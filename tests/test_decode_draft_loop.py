@@ -1,5 +1,6 @@
 """A chain of drafts as one plan: the same tokens as step by step, and nothing in between."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from head_loop import saved, variant
 from ggraph.backends import open_backend
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
+from ggraph.decode.acceptance import only
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.draft.loop import guessing, table, unrolled
@@ -142,7 +144,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
             )
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
-            pick = lambda logits: int(logits.argmax()) if len(logits) > 1 else -1  # noqa: E731
+            pick = only if picks else lambda logits: int(logits.argmax())
             found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
             texts[picks, length] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
@@ -153,10 +155,47 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
 
 
 @need_compiler
-@pytest.mark.parametrize("by_law", [False, True])
-def test_a_draw_needs_the_greatest_logits_alone(by_law: bool, tmp_path: Path) -> None:
-    """Drawn text, plain or with drafts, by either rule of acceptance: of each row `top_k` ids and
-    logits come back, and the tokens are those that all logits give."""
+@pytest.mark.parametrize("shape", [None, TreeShape(12, 3, 3)], ids=["chain", "tree"])
+def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path) -> None:
+    """Drawn text, plain or with drafts: of each row four bytes come back, and the tokens are those
+    that the host's sampler takes of all logits, of one number after another."""
+    head = head_of("golden", tmp_path)
+    config = SamplerConfig(seed=11, temp=1.5, top_k=9)
+    texts = {}
+    for on_device in (False, True):
+        driver = HostDriver()
+        session = Session(
+            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
+        )
+        runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
+        engine = Engine(runner, ())
+        engine.remembers = True
+        for length, seed in ((0, 11), (4, 11), (11, 11), (0, 12)):
+            sampler = Sampler(replace(config, seed=seed), runner.model.vocab_size)
+            runner.picks = sampler if on_device else 0
+            drafter = EagleDrafter(
+                DraftRunner(head, session, 128), tree=shape if length > 4 else None
+            )
+            drafts = Speculation([drafter], Fixed(length)) if length else None
+            engine.reset()
+            found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
+            texts[on_device, length, seed] = list(found)
+            other = Sampler(replace(config, seed=seed), runner.model.vocab_size)
+            for _ in range(12):
+                other.uniform()
+            assert sampler.uniform() == other.uniform(), "a number per token"
+        plan = runner.plan(runner.shape(5, 5, 20)).plan
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        assert sizes == ({"best": 20} if on_device else {"logits": 5 * 320 * 4})
+        session.close()
+    assert len({tuple(t) for (_, _, seed), t in texts.items() if seed == 11}) == 1, texts
+    assert texts[True, 0, 12] == texts[False, 0, 12] != texts[True, 0, 11]
+
+
+@need_compiler
+def test_a_law_needs_the_greatest_logits_alone(tmp_path: Path) -> None:
+    """Drafts that are held against the law: of each row `top_k` ids and logits come back, and the
+    tokens are those that all logits give."""
     head = head_of("golden", tmp_path)
     config = SamplerConfig(seed=11, temp=1.5, top_k=9)
     texts = {}
@@ -167,20 +206,16 @@ def test_a_draw_needs_the_greatest_logits_alone(by_law: bool, tmp_path: Path) ->
         )
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine, runner.picks = Engine(runner, ()), picks
-        for length in (0, 4):
-            sampler = Sampler(config, runner.model.vocab_size)
-            drafter = EagleDrafter(DraftRunner(head, session, 128))
-            law = sampler if by_law else None
-            drafts = Speculation([drafter], Fixed(length), law=law) if length else None
-            engine.reset()
-            found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
-            texts[picks, length] = list(found)
+        sampler = Sampler(config, runner.model.vocab_size)
+        drafter = EagleDrafter(DraftRunner(head, session, 128))
+        drafts = Speculation([drafter], Fixed(4), law=sampler)
+        found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
+        texts[picks] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
         sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
         assert sizes == ({"best": 180, "greatest": 180} if picks else {"logits": 5 * 320 * 4})
         session.close()
-    assert texts[0, 0] == texts[9, 0] and texts[0, 4] == texts[9, 4]
-    assert by_law or texts[0, 0] == texts[0, 4]
+    assert texts[0] == texts[9]
 
 
 def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
@@ -192,6 +227,10 @@ def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
     assert runner._said(out, 1).tolist() == [[4]]
     with pytest.raises(InputError, match="greatest value is nan at id 5"):
         runner._said(out, 3)
+    runner.picks = Sampler(SamplerConfig(), runner.model.vocab_size)
+    assert runner._said({"best": np.array([4, 5, -1], np.int32)}, 2).tolist() == [[4], [5]]
+    with pytest.raises(InputError, match="greatest value of a row is no finite number"):
+        runner._said({"best": np.array([4, 5, -1], np.int32)}, 3)
 
 
 def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ggraph.decode.draft.tree import ROOT, Draft
 from ggraph.tensor import Array
 
-Pick = Callable[[Array], int]  # logits f32 [V] -> token
+Pick = Callable[[Array], int]  # what a step brings back of a row -> token
 Accept = Callable[[int], object]  # told of a token that is kept; a true answer ends the text
 
 
@@ -33,7 +33,7 @@ class Kept:
 
 
 def only(row: Array) -> int:
-    """The token of a row that was picked already."""
+    """The token of a row of which the device took the best."""
     return int(row[0])
 
 
@@ -41,7 +41,7 @@ def match(
     draft: Draft, logits: Array, pick: Pick, accept: Accept, ends: frozenset[int], limit: int
 ) -> Kept:
     """Sample row by row; descend while the sampled token was drafted. `logits` is [N+1, V], or
-    [N+1, 1] tokens where `pick` is `only`."""
+    what else `pick` takes a token of."""
     node = ROOT
     nodes: list[int] = []
     tokens: list[int] = []

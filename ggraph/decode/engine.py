@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ggraph.decode.acceptance import Accept, Kept, Pick, match, only, reject
+from ggraph.decode.acceptance import Accept, Kept, Pick, match, reject
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
@@ -62,8 +62,8 @@ class Engine:
     ) -> Iterator[int]:
         """Yield up to `limit` new tokens (-1: until the context is full), the end token included.
 
-        `pick` chooses from the logits, unless the runner has; `accept` is told of every token that
-        is kept. Plans for rounds are made behind the first token, for which nobody should wait
+        `pick` chooses from what the runner brings back of a row; `accept` is told of every token
+        that is kept. Plans for rounds are made behind the first token, for which nobody should wait
         longer. InputError for an empty prompt, for one that does not fit the context, and for
         drafters whose taps the runner does not have.
         """
@@ -113,7 +113,7 @@ class Engine:
         clock = self.statistics.clock
         clock.start()
         result = self._known(prompt)
-        token = (only if result.picked == 1 else pick)(result.logits[-1])
+        token = pick(result.logits[-1])
         accept(token)
         drafts.begin([*prompt, token], result.taps)
         clock.lap("prompt")
@@ -124,6 +124,7 @@ class Engine:
     def _known(self, prompt: Sequence[int]) -> Result:
         """The prompt's step, behind an empty cache or what stands in it."""
         again = self.remembers and self.runner.past == 0 and not self.runner.recurrent
+        again = again and isinstance(self.runner.picks, int)  # a drawn token is of one text
         known = tuple(prompt) if again else None
         if known is not None and self._read is not None and self._read[0] == known:
             read = self._read[1]
@@ -145,8 +146,7 @@ class Engine:
         clock.lap("host")
         result = runner.step(rows, range(len(rows.tokens)))
         took = clock.lap("verify")
-        choose = only if result.picked == 1 else pick
-        kept = self._kept(draft, result.logits, choose, accept, drafts.law, left)
+        kept = self._kept(draft, result.logits, pick, accept, drafts.law, left)
         took += clock.lap("sample")
         path = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(path)

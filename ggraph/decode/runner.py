@@ -24,14 +24,14 @@ from ggraph.decode.rows import (
     row_bucket,
     visibility,
 )
-from ggraph.decode.sampler import CANDIDATE
+from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
 from ggraph.door import checked
-from ggraph.dtype import F16, I32, I64, DType
+from ggraph.dtype import F16, F64, I32, I64, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
 from ggraph.plan import VerifiedPlan
 from ggraph.session import Session
-from ggraph.tensor import Array, Kind, input
+from ggraph.tensor import Array, Kind, Tensor, input
 
 # The bucket of a step whose plan is there, its key, and what the model looks at of all that a step
 # offers
@@ -40,19 +40,19 @@ Ready = tuple[StepShape, tuple[Hashable, ...], frozenset[str]]
 
 @dataclass(frozen=True)
 class Result:
-    """Logits f32 [M, V] of the wanted rows, or where `picked` are brought back only the token of
-    the greatest i32 [M, 1], or more of the greatest, CANDIDATE [M, picked]; and the taps f32 [T, E]
-    by layer."""
+    """Logits f32 [M, V] of the wanted rows, or where `picked` are brought back only a token of
+    each, i32 [M, 1], or several of the greatest, CANDIDATE [M, picked]; and the taps f32 [T, E] by
+    layer."""
 
     logits: Array
     taps: dict[int, Array]
-    picked: int = 0
+    picked: int | Sampler = 0
 
 
 class Runner:
     """Runs a model's steps in a session. `past` is the number of cache slots that hold text. One
-    that `picks` brings back that many best tokens of each wanted row, and leaves the logits on the
-    device."""
+    that `picks` brings back that many best tokens of each wanted row, or the one that a sampler
+    would take, of whose numbers it uses none up; and leaves the logits on the device."""
 
     @checked
     def __init__(
@@ -73,12 +73,12 @@ class Runner:
         self.context, self.batch, self.cache_dtype = context, batch, cache_dtype
         self.taps = tuple(taps)
         self.recurrent: bool = model.recurrent
-        self.picks = 0
+        self.picks: int | Sampler = 0
         self._past = 0
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
-        self._ready: dict[tuple[int, int, int, int], Ready] = {}
+        self._ready: dict[tuple[int, int, int, Hashable], Ready] = {}
 
     @property
     def past(self) -> int:
@@ -114,12 +114,19 @@ class Runner:
 
         def build() -> Graph:
             step = self.model.build(shape)
+            if isinstance(self.picks, Sampler):
+                return drawing(step, self.picks.config)
             return picking(step, self.picks) if self.picks else step
 
         return self.session.prepare(key, build, self.model.weight)
 
     def _key(self, shape: StepShape) -> tuple[Hashable, ...]:
-        return (self.model.name, shape, *([self.picks] if self.picks else ()))
+        return (self.model.name, shape, *([self._brings] if self._brings else ()))
+
+    @property
+    def _brings(self) -> Hashable:
+        """What a step brings back of a row: the stages of a draw, or how many of the greatest."""
+        return self.picks.config.stages if isinstance(self.picks, Sampler) else self.picks
 
     @checked
     def ready(self, rows: int, reach: int) -> None:
@@ -173,6 +180,8 @@ class Runner:
         if self.recurrent:
             offered.update(self._course(rows, shape.rows, certain))
             self._replay = ()
+        if isinstance(self.picks, Sampler):
+            offered["numbers"] = _numbers(self.picks, rows, wanted, shape.wanted)
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
         taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
         return Result(self._said(out, len(wanted)), taps, self.picks)
@@ -180,6 +189,11 @@ class Runner:
     def _said(self, out: Mapping[str, Array], count: int) -> Array:
         """The logits of a step, or the tokens of the greatest. InputError where those are no
         numbers, as a sampler says it."""
+        if isinstance(self.picks, Sampler):
+            drawn: Array = out["best"][:count]
+            if drawn.min() < 0:
+                raise InputError("logits: the greatest value of a row is no finite number")
+            return drawn[:, None]
         if not self.picks:
             return out["logits"][:count]
         if self.picks > 1:
@@ -195,7 +209,7 @@ class Runner:
 
     def _planned(self, rows: int, wanted: int, reach: int) -> Ready:
         """The plan of a step, which is there then; looked up, since every token asks."""
-        asked = rows, wanted, context_bucket(reach, self._full), self.picks
+        asked = rows, wanted, context_bucket(reach, self._full), self._brings
         found = self._ready.get(asked)
         if found is None:
             shape = self.shape(rows, wanted, reach)
@@ -266,10 +280,37 @@ def picking(step: Graph, count: int = 1) -> Graph:
     count = min(count, size)
     best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
     greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
+    return _instead(step, {"best": best, "greatest": greatest}, f"best of {step.name}")
+
+
+@checked
+def drawing(step: Graph, config: SamplerConfig) -> Graph:
+    """A model's step with `best` i32 [M], a token drawn of each wanted row by `numbers` f64 [M], in
+    place of all logits; -1 where `ops.draw` has none."""
+    logits = step["logits"]
+    rows, size = logits.shape
+    top_k, temp, top_p, min_p = config.stages
+    best = ops.draw(
+        logits, input("numbers", (rows,), F64), temp=temp, best=min(top_k, size), top_p=top_p,
+        min_p=min_p,
+    )  # fmt: skip
+    return _instead(step, {"best": best}, f"draw of {step.name}")
+
+
+def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:
+    """f64 [count]: what each wanted row's token is drawn with, one number for each place behind the
+    first of them."""
+    first = rows.positions[wanted[0]]
+    numbers = np.zeros(count)
+    numbers[: len(wanted)] = sampler.ahead([rows.positions[w] - first for w in wanted])
+    return numbers
+
+
+def _instead(step: Graph, found: Mapping[str, Tensor], name: str) -> Graph:
+    """The step with these outputs in place of its logits."""
     outputs = {t.name: t for t in step.outputs if t.name != "logits"}
     also = [t for t in step.updates.values() if not t.is_leaf]
-    outputs |= {"best": best, "greatest": greatest}
-    return Graph.of(outputs, also=also, name=f"best of {step.name}")
+    return Graph.of({**outputs, **found}, also=also, name=name)
 
 
 @checked

@@ -10,7 +10,7 @@ Legend: V tokens in the vocabulary, m candidates left, ids i64, laws f64.
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ggraph.door import checked
 from ggraph.errors import InputError
+from ggraph.ops.draw import first_beyond, greatest, weights
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -26,8 +27,6 @@ Law = npt.NDArray[np.float64]
 
 # What stands for a row of logits where only the greatest are known: `top_k` of them, or more.
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32)])
-
-_HEAD = 256  # candidates that top-p sorts first
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ class SamplerConfig:
         return self.temp <= 0
 
     @property
+    def stages(self) -> tuple[int, float, float, float]:
+        """What a draw goes by where nothing is penalised: top-k, temperature, top-p, min-p."""
+        return self.top_k, self.temp, self.top_p, self.min_p
+
+    @property
     def penalises(self) -> bool:
         """Whether earlier tokens change the law."""
         active = self.repeat_penalty != 1 or self.frequency_penalty or self.presence_penalty
@@ -80,26 +84,29 @@ class Sampler:
         self.config = config
         self.vocab_size = vocab_size
         self._random = np.random.Generator(np.random.PCG64(config.seed))
+        self._ahead: deque[float] = deque()  # numbers that were looked at, but not used
         last = None if config.repeat_last_n < 0 else config.repeat_last_n
         self._window: deque[int] = deque(maxlen=last)
         self._counts: Counter[int] = Counter()
 
     def sample(self, logits: Logits) -> int:
-        """The next token for `logits` f32 [V], or for the greatest of them, CANDIDATE [k]. State
-        changes only by one uniform number.
+        """The next token for `logits` f32 [V], or for the greatest of them, CANDIDATE [k], or the
+        one that a device took of them, i32 [1]. State changes only by one uniform number.
 
         The token is the first, in order of ids, at which the summed law exceeds that number.
         InputError for logits of another shape, with NaN or +inf, or with nothing above -inf.
         """
         u = self.uniform()
+        if isinstance(logits, np.ndarray) and logits.dtype.kind == "i":
+            return int(logits[0])
         ids, law = self._law(logits)
-        return int(ids[_inverse(law, u)])
+        return int(ids[first_beyond(law, u)])
 
     def probabilities(self, logits: Logits) -> Law:
         """The law f64 [V] that `sample` draws from: all stages applied, sums to 1."""
         out = np.zeros(self.vocab_size)
         ids, law = self._law(logits)
-        out[ids] = law
+        out[ids] = law / np.cumsum(law)[-1]
         return out
 
     def accept(self, token: int) -> None:
@@ -128,13 +135,20 @@ class Sampler:
         """An equal sampler with its own state: both go on alike from here."""
         other = Sampler(self.config, self.vocab_size)
         other._random.bit_generator.state = self._random.bit_generator.state
+        other._ahead = self._ahead.copy()
         other._window = self._window.copy()
         other._counts = self._counts.copy()
         return other
 
     def uniform(self) -> float:
         """The next number of the stream, in [0, 1)."""
-        return float(self._random.random())
+        return self._ahead.popleft() if self._ahead else float(self._random.random())
+
+    def ahead(self, places: Sequence[int]) -> Law:
+        """The numbers f64 [n] at these places of the stream from here on; none is used up."""
+        while len(self._ahead) <= max(places, default=-1):
+            self._ahead.append(float(self._random.random()))
+        return np.array([self._ahead[p] for p in places], np.float64)
 
     def _checked(self, logits: Logits) -> Logits:
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
@@ -169,7 +183,7 @@ class Sampler:
         return found["id"].astype(np.int64), found["logit"]
 
     def _law(self, given: npt.NDArray[Any]) -> tuple[Ids, Law]:
-        """Candidates in order of ids [m] and their chances [m]."""
+        """Candidates in order of ids [m] and their law [m], times its sum."""
         if isinstance(given, np.ndarray) and given.dtype == CANDIDATE:
             known, logits = self._candidates(given)
             ids, law = self._law_of(logits)
@@ -181,16 +195,8 @@ class Sampler:
         c, best = self.config, _best(logits)
         if c.greedy:
             return np.array([best]), np.ones(1)
-        greatest = float(logits[best])
-        ids = _top_k(logits, c.top_k)
-        scores = logits[ids].astype(np.float64)
-        if c.top_p < 1:
-            kept = _top_p(scores, c.top_p)
-            ids, scores = ids[kept], scores[kept]
-        if c.min_p > 0:
-            kept = scores >= greatest + math.log(c.min_p)
-            ids, scores = ids[kept], scores[kept]
-        return ids, _softmax(scores / c.temp)
+        ids = greatest(logits, c.top_k)
+        return ids, weights(logits[ids].astype(np.float64), c.temp, c.top_p, c.min_p)
 
 
 def _best(logits: Logits) -> int:
@@ -199,47 +205,6 @@ def _best(logits: Logits) -> int:
     if not math.isfinite(logits[best]):
         raise InputError(f"logits: greatest value is {logits[best]} at id {best}")
     return best
-
-
-def _top_k(logits: Logits | Law, k: int) -> Ids:
-    """Ids of the k greatest, ascending; of equal logits at the border the lower ids stay."""
-    size = len(logits)
-    if k <= 0 or k >= size:
-        return np.arange(size, dtype=np.int64)
-    ids = np.argpartition(logits, size - k)[size - k :]
-    border = logits[ids].min()
-    above = ids[logits[ids] > border]
-    equal = np.flatnonzero(logits == border)[: k - len(above)]
-    return np.sort(np.concatenate((above, equal)))
-
-
-def _top_p(scores: Law, p: float) -> npt.NDArray[np.bool_]:
-    """Mask [m] of the fewest best candidates whose chances sum to p or more; at least one."""
-    law = _softmax(scores)
-    mask = np.zeros(len(scores), np.bool_)
-    best = _HEAD
-    while True:  # sorting all of a large vocabulary is dear, and the head mostly suffices
-        ids = _top_k(scores, best)
-        order = ids[np.argsort(-scores[ids], kind="stable")]
-        total = np.cumsum(law[order])
-        if total[-1] >= p or len(ids) == len(scores):
-            mask[order[: int(np.searchsorted(total, p, side="left")) + 1]] = True
-            return mask
-        best *= 16
-
-
-def _softmax(scores: Law) -> Law:
-    weights: Law = np.exp(scores - scores.max())
-    weights /= weights.sum()
-    return weights
-
-
-def _inverse(law: Law, u: float) -> int:
-    """The first position where the summed law exceeds `u`; never one of chance 0."""
-    total = np.cumsum(law)
-    at = int(np.searchsorted(total, u * total[-1], side="right"))
-    # u * total may round up to the total itself; then the last possible position is meant.
-    return at if at < len(law) else int(np.flatnonzero(law)[-1])
 
 
 def _check_number(name: str, value: Any) -> None:

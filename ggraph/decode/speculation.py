@@ -11,6 +11,7 @@ from ggraph.decode.model import CausalModel
 from ggraph.decode.policy import Fixed, Policy
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
+from ggraph.decode.sampler import Sampler
 from ggraph.decode.statistics import Clock
 from ggraph.errors import InputError
 from ggraph.tensor import Array
@@ -52,7 +53,7 @@ class Steps(Tapped, Protocol):
 
     context: int
     past: int
-    picks: int
+    picks: int | Sampler
     recurrent: bool
 
     def prepare(self, count: int) -> None:

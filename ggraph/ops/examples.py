@@ -33,7 +33,8 @@ def build(spec: OpSpec, example: Example) -> Tensor:
 def values(arg: Arg, rng: "np.random.Generator") -> Array:
     """Logical values for one source, as its `fill` asks.
 
-    "normal", "small" (a third of it), "positive" (0.1 to 2.1), "mask" (0 or -inf), "ids:N"
+    "normal", "small" (a third of it), "positive" (0.1 to 2.1), "chance" (f64 in [0, 1)), "mask" (0
+    or -inf), "ids:N"
     (integers in [0, N)), "replay:N" (in each row some of those, then -1), "parents:N" (an earlier
     row, or -1 - a slot of N), "last:N" (integers in [-1, N)), "triangle" (lower triangular, a
     diagonal of 1 to 2) or "none" (-1).
@@ -51,6 +52,8 @@ def values(arg: Arg, rng: "np.random.Generator") -> Array:
         return np.where((rng.random(arg.shape) < 0.6) & (before >= 0), before, other)
     if word == "last":
         return rng.integers(-1, int(count), arg.shape).astype(np.int32)
+    if word == "chance":
+        return rng.random(arg.shape)
     if word == "small":
         return (rng.standard_normal(arg.shape) / 3).astype(np.float32)
     if word == "triangle" and len(arg.shape) < 2:  # memory that a matrix is a window on

@@ -21,6 +21,7 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Policy
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
+from ggraph.decode.sampler import Sampler
 from ggraph.decode.speculation import Speculation
 from ggraph.decode.statistics import Statistics
 from ggraph.tensor import Array
@@ -78,7 +79,7 @@ class Target:
     past: int = 0
     taps: tuple[int, ...] = ()
     context: int = 1 << 20
-    picks: int = 1
+    picks: int | Sampler = 1
     recurrent: bool = False
     model: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=VOCABULARY))
 
@@ -104,9 +105,7 @@ class Target:
 
     def _said(self, positions: Sequence[int]) -> Result:
         last = len(self.tokens) - 1
-        return Result(
-            np.array([[self.tokens[min(p + 1, last)]] for p in positions]), {}, picked=True
-        )
+        return Result(np.array([[self.tokens[min(p + 1, last)]] for p in positions]), {}, 1)
 
 
 @dataclass

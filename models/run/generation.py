@@ -12,6 +12,7 @@ from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.decode.statistics import Statistics
+from ggraph.ops.draw import MOST
 from ggraph.text.stream import TextStream
 
 from .drafting import DraftOptions, Drawn, make_drafters, make_policy
@@ -87,21 +88,24 @@ class Generation:
         sampler.accept_all(self.ids)
         engine.reset()
         drafts = None if drafting is None else self._speculation(drafting, sampler)
-        self.m.runner.picks = self._picks(drafts is not None and drafts.law is not None)
+        self.m.runner.picks = self._picks(sampler, drafts is not None and drafts.law is not None)
         return engine.generate(
             self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
         )
 
-    def _picks(self, by_law: bool) -> int:
-        """How many of a row's logits decide: one in greedy text, the `top_k` greatest in a draw; 0
-        for all. Where results are not copied, a draw finds them in all logits itself."""
+    def _picks(self, sampler: Sampler, by_law: bool) -> int | Sampler:
+        """What a step brings back of a row: the best token of greedy text, a drawn token, the
+        `top_k` greatest where drafts are held against the law; 0 for all logits. Where results are
+        not copied, a draw finds what it needs in all logits itself."""
         c = self.config
         if c.penalises:
             return 0
         if c.greedy and not by_law:
             return 1
-        known = 1 < c.top_k < self.m.model.vocab_size
-        return c.top_k if known and self.m.session.replays else 0
+        known = 1 < c.top_k < self.m.model.vocab_size and c.top_k <= MOST
+        if not known or not self.m.session.replays:
+            return 0
+        return c.top_k if by_law or c.greedy else sampler
 
     def _speculation(self, drafting: Drafting, sampler: Sampler) -> Speculation:
         """Drafters and a policy for one run."""

@@ -306,6 +306,15 @@ using shim::multiply_f16;
     return shim::launch(name, grid, threads, args, order);                               \
   }
 
+// Compiled without contraction, so that each rounds by itself.
+#define __dadd_rn(a, b) ((a) + (b))
+#define __dmul_rn(a, b) ((a) * (b))
+#define __ddiv_rn(a, b) ((a) / (b))
+static inline double __longlong_as_double(long long bits) {
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
 static inline float bits_to_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);

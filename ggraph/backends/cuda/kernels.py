@@ -26,11 +26,11 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt": ("CACHE", CACHES),
 }
 PLAIN_SOURCES: tuple[str, ...] = (
-    "delay", "elementwise", "experts", "mixtures", "norm", "parts", "products", "recurrent", "rope",
-    "rows", "softmax", "sort",
+    "delay", "draw", "elementwise", "experts", "mixtures", "norm", "parts", "products", "recurrent",
+    "rope", "rows", "softmax", "sort",
 )  # fmt: skip
 HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh")
-FORMATS = {"i64": "q", "int": "i", "float": "f", "Axes": "4q"}
+FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q"}
 
 
 @dataclass(frozen=True)

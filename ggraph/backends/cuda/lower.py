@@ -4,7 +4,16 @@
 take, goes to another device by an ordinary split.
 """
 
-from ggraph.backends.cuda import attention, elementwise, matmul, mixtures, own, recurrent, rowwise
+from ggraph.backends.cuda import (
+    attention,
+    elementwise,
+    matmul,
+    mixtures,
+    orders,
+    own,
+    recurrent,
+    rowwise,
+)
 from ggraph.backends.cuda.lowering import Lowering, Rule
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
@@ -15,6 +24,7 @@ RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **matmul.RULES,
     **rowwise.RULES,
+    **orders.RULES,
     **attention.RULES,
     **mixtures.RULES,
     **recurrent.RULES,

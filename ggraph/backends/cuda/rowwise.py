@@ -1,6 +1,6 @@
-"""Norms, sums, soft-max, orders, and rows by index on CUDA.
+"""Norms, sums, soft-max, and rows by index on CUDA.
 
-Legend: n row length, k picks per row, T token rows.
+Legend: n row length, T token rows.
 """
 
 from math import prod
@@ -19,7 +19,6 @@ from ggraph.backends.cuda.layout import (
     spread,
 )
 from ggraph.backends.cuda.lowering import (
-    MAX_GRID_Y,
     Lowering,
     Rule,
     number,
@@ -28,12 +27,8 @@ from ggraph.backends.cuda.lowering import (
     threads,
 )
 from ggraph.backends.protocol import Launch
-from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
 from ggraph.tensor import Tensor, contiguous
-
-LONGEST_SORT = 4096  # a full sort takes n passes over n values
-LONG_ROW, PART = 4096, 2048  # rows of more values are searched in parts, by a block each
 
 
 def _normable(t: Tensor) -> bool:
@@ -128,59 +123,6 @@ def _soft_max(low: Lowering, x: Launch) -> None:
     )  # fmt: skip
 
 
-def _orderable(t: Tensor) -> bool:
-    x = t.sources[0]
-    return is_plain(x) and has_rows(x) and (t.op != "argsort" or x.shape[-1] <= LONGEST_SORT)
-
-
-def _count(t: Tensor) -> int:
-    """Picks of each row."""
-    return 1 if t.op == "argmax" else t.shape[-1]
-
-
-def _is_long(t: Tensor) -> bool:
-    """Whether the best of a row are found by several blocks, each of which has as many values."""
-    x = t.sources[0]
-    long = x.shape[-1] > LONG_ROW and row_count(x) <= MAX_GRID_Y
-    return long and t.op != "argsort" and _count(t) <= PART
-
-
-def _first_k(low: Lowering, x: Launch) -> None:
-    a, t = x.sources[0], x.result.tensor
-    n = a.tensor.shape[-1]
-    if _is_long(t):
-        _first_parts(low, x)
-        return
-    low.call(
-        "first_k", (row_count(a.tensor), 1, 1), threads(n), x=low.at(a), y=low.at(x.result), n=n,
-        k=_count(t), shape=row_sizes(a.tensor),
-        strides=row_steps(a.tensor), type_=PLAIN[a.tensor.dtype],
-        ascending=int(t.attrs.get("order") == "asc"),
-    )  # fmt: skip
-
-
-def _first_parts(low: Lowering, x: Launch) -> None:
-    a, t = x.sources[0].tensor, x.result.tensor
-    n, k, rows, picks = a.shape[-1], _count(t), row_count(a), low.at(x.room("picks"))
-    parts = -(-n // PART)
-    low.call(
-        "first_parts", (parts, rows, 1), 256, x=low.at(x.sources[0]), picks=picks, n=n, each=PART,
-        k=k, shape=row_sizes(a), strides=row_steps(a), type_=PLAIN[a.dtype],
-    )  # fmt: skip
-    count = parts * k
-    low.call(
-        "first_of", (rows, 1, 1), threads(count), picks=picks, y=low.at(x.result), count=count, k=k
-    )
-
-
-def _order_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "picks": of long rows the best values and their places in each part."""
-    if not _is_long(t):
-        return ()
-    x = t.sources[0]
-    return (Need("picks", row_count(x) * -(-x.shape[-1] // PART) * _count(t) * 8),)
-
-
 def _is_index(t: Tensor) -> bool:
     return t.dtype in (I32, I64) and t.is_contiguous
 
@@ -249,7 +191,6 @@ RULES: dict[str, Rule] = {
     **{name: Rule(_summable, _sum_rows) for name in ("sum", "sum_rows", "mean")},
     "cumsum": Rule(_summable, _cumsum),
     "soft_max": Rule(_weighable, _soft_max),
-    **{name: Rule(_orderable, _first_k, _order_needs) for name in ("argmax", "top_k", "argsort")},
     "get_rows": Rule(_gatherable, _get_rows),
     "set_rows": Rule(_storable, _set_rows),
 }
