@@ -138,13 +138,14 @@ class DraftRunner:
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
         shape = self._fed_back(1, count)
-        ids = table(self.model.name, self.model.target_ids)
         key = (self.model.name, "chain", count, shape)
-        self._plan(key, lambda: unrolled(self.model.build(shape), count, ids), {})
+        if key not in self.session:
+            self._plan(key, lambda ids: unrolled(self.model.build(shape), count, ids), {})
         given = feeds(token, hidden, self.past, count, shape.context)
         given["positions"] += np.int32(self.offset)
         out = self._fed(key, given)
-        return [int(t) for t in out["drafted"]]
+        found: list[int] = out["drafted"].tolist()
+        return found
 
     def tree(self, said: tuple[Array, Array, Array], depth: int, nodes: int) -> Tree:
         """The tree of `nodes` nodes that grows from these guesses in `depth` levels, in one run;
@@ -152,9 +153,11 @@ class DraftRunner:
         their chances, and hidden f32 [1, E]."""
         k = said[0].shape[1]
         shape = self._fed_back(k, depth * k)
-        ids = table(self.model.name, self.model.target_ids)
         key = (self.model.name, "tree", depth, nodes, shape)
-        self._plan(key, lambda: grown(self.model.build(shape), depth, nodes, ids), tables(k))
+        if key not in self.session:
+            self._plan(
+                key, lambda ids: grown(self.model.build(shape), depth, nodes, ids), tables(k)
+            )
         given = sown(*said, self.past, depth, shape.context)
         given["positions"] += np.int32(self.offset)
         return Tree.of(self._fed(key, given), k)
@@ -164,10 +167,11 @@ class DraftRunner:
         context = context_bucket(self.past + slots, self._rows)
         return DraftShape(rows, context, rows, self._rows + 1, True, self.cache_dtype)
 
-    def _plan(self, key: Hashable, build: Callable[[], Graph], tables: Mapping[str, Array]) -> None:
-        """Make the plan of a graph that knows the head's target ids and these `tables` by name."""
-        if key in self.session:
-            return
+    def _plan(
+        self, key: Hashable, build: Callable[[Tensor], Graph], tables: Mapping[str, Array]
+    ) -> None:
+        """Make the plan of what `build` makes of the head's target ids; it may know these `tables`
+        by name."""
         model = self.model
         ids = table(model.name, model.target_ids)
         known = {ids.name: model.target_ids.astype(np.int32).reshape(ids.shape), **tables}
@@ -175,4 +179,4 @@ class DraftRunner:
         def storage(t: Tensor) -> Array:
             return known[t.name] if t.name in known else model.weight(t)
 
-        self.session.prepare(key, build, storage)
+        self.session.prepare(key, lambda: build(ids), storage)
