@@ -15,7 +15,7 @@ from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
 from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.matmul import WORK_SPACE
 from ggraph.decode.acceptance import only
-from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
@@ -114,8 +114,8 @@ def measure_ceilings(driver: Driver, quick: bool) -> Found:
 
 
 def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
-    """One shape in one weight type: 1, 8 and 60 rows behind texts of PASTS tokens, a prompt, and an
-    EAGLE round, on as many streams as decode fastest."""
+    """One shape in one weight type: 1, 8 and 60 rows behind texts of PASTS tokens, a prompt, and
+    EAGLE rounds of a chain and of a tree, on as many streams as decode fastest."""
     ceilings = measure_ceilings(driver, quick)
     dtype = dtypes.dtype("q4_0" if quick and kind == "q4_k" else kind)  # tiny rows are shorter
     target = gpu_models.model(name, gpu_models.SHAPES[name], dtype)
@@ -148,8 +148,14 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     found["prompt_share_of_matmul"] = flops / prompt.median / ceilings["bf16_flops"]
     tapped = Runner(target, s, context, taps=head.taps)
     tapped.picks = 1
-    found["eagle_round_s"], same = _round_seconds(s, tapped, head, context, 8 if quick else 40)
-    found["eagle_round_over_decode"] = found["eagle_round_s"] / found[f"rows1_{pasts[0]}_s"]
+    trees = TreeShape(8, 2, 3) if quick else TreeShape(60, 6, 10)
+    same = True
+    for what, tree, length in (("eagle", None, 4), ("tree", trees, trees.total_tokens - 1)):
+        drafter = EagleDrafter(DraftRunner(head, s, context), tree=tree)
+        drafts = Speculation([drafter], Fixed(length))
+        seconds, alike = _round_seconds(tapped, drafts, 8 if quick else 40)
+        found[f"{what}_round_s"], same = seconds, same and alike
+        found[f"{what}_round_over_decode"] = seconds / found[f"rows1_{pasts[0]}_s"]
     found["ok"] = found["same_text"] = same
     s.close()
     return found
@@ -179,14 +185,11 @@ def _decode(
     return found
 
 
-def _round_seconds(
-    s: Session, runner: Runner, head: Any, context: int, limit: int
-) -> tuple[float, bool]:
-    """Seconds of draft 4, verify and sample; and whether the text is that of plain decoding."""
+def _round_seconds(runner: Runner, drafting: Speculation, limit: int) -> tuple[float, bool]:
+    """Seconds of draft, verify and sample; and whether the text is that of plain decoding."""
     engine = Engine(runner, ())
-    chains = Speculation([EagleDrafter(DraftRunner(head, s, context))], Fixed(4))
     texts = []
-    for drafts in (None, chains, chains):  # the first generation makes the plans
+    for drafts in (None, drafting, drafting):  # the first generation makes the plans
         engine.reset()
         prompt, ignore = [1, 2, 3, 4], lambda token: None
         tokens = engine.generate(prompt, only, ignore, limit=limit, drafts=drafts)

@@ -14,7 +14,7 @@ from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.decode.acceptance import only
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape
-from ggraph.decode.draft.loop import guessing, table, unrolled
+from ggraph.decode.draft.loop import table, unrolled
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
@@ -88,9 +88,10 @@ def test_a_windowed_or_choosy_drafter_goes_step_by_step(tmp_path: Path) -> None:
     runner = DraftRunner(head_of("golden", tmp_path), session, 64)
     assert not runner.unrolls, "without replay there is nothing to gain"
     runner.unrolls = True
-    assert EagleDrafter(runner)._is_plain
-    assert not EagleDrafter(runner, p_min=0.1)._is_plain
-    assert not EagleDrafter(runner, random=np.random.default_rng(0))._is_plain
+    assert EagleDrafter(runner)._is_one_plan(3)
+    assert not EagleDrafter(runner, p_min=0.1)._is_one_plan(3)
+    assert not EagleDrafter(runner, random=np.random.default_rng(0))._is_one_plan(3)
+    assert not EagleDrafter(runner, reads_logits=True)._is_one_plan(3)
     session.close()
 
 
@@ -280,8 +281,3 @@ def test_a_guess_leaves_nothing_to_numpy() -> None:
     session.close()
     assert {"argmax", "soft_max"} <= {op.split()[0] for op in found}
     assert not [op for op in found if op.endswith("(NumPy)")]
-
-
-def test_only_one_row_may_guess() -> None:
-    with pytest.raises(InputError, match="one row may guess, not 2"):
-        guessing(head_of("golden", Path()).build(DraftShape(2, 256, 2, 513, False)))

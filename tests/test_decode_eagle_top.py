@@ -11,17 +11,16 @@ from ggraph.decode.draft.eagle import top
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -np.inf, np.inf, np.nan]) | st.floats(
     width=32
 )
-SCORES = arrays(np.float32, array_shapes(min_dims=2, max_dims=2, max_side=40), elements=NUMBERS)
+SCORES = arrays(np.float32, array_shapes(min_dims=1, max_dims=1, max_side=40), elements=NUMBERS)
 
 
 @given(SCORES, st.integers(1, 45))
 def test_the_largest_are_those_of_a_full_sort(scores: Array, count: int) -> None:
-    order, values = top(scores, count)
-    assert order.tolist() == np.argsort(-scores, axis=-1, kind="stable")[:, :count].tolist()
-    np.testing.assert_array_equal(values, np.take_along_axis(scores, order, axis=-1))
+    negated = np.where(np.isnan(scores), np.inf, -scores)
+    assert top(scores, count).tolist() == np.argsort(negated, kind="stable")[:count].tolist()
 
 
 def test_a_wide_row_with_few_values_keeps_the_lowest_indices() -> None:
-    scores = np.zeros((1, 8192), np.float32)
-    scores[0, 5000] = 1
-    assert top(scores, 4)[0].tolist() == [[5000, 0, 1, 2]]
+    scores = np.zeros(8192, np.float32)
+    scores[5000] = 1
+    assert top(scores, 4).tolist() == [5000, 0, 1, 2]

@@ -77,13 +77,18 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
         for row, slot in zip(mask, rows.slots, strict=False):
             row[: slot + 1] = 0
         return mask
+    seen = rows.visible
+    if seen is not None and window is None:  # a tree's, in each round: no array of bools either
+        mask = np.full((count, context), -np.inf, np.float32)
+        mask[:real, : rows.base] = 0
+        mask[:real, rows.base : rows.base + seen.shape[1]][seen] = 0
+        return mask
     allowed = np.zeros((count, context), bool)
-    if rows.visible is None:
+    if seen is None:
         allowed[:real] = np.arange(context)[None, :] <= np.asarray(rows.slots)[:, None]
     else:
-        width = rows.visible.shape[1]
         allowed[:real, : rows.base] = True
-        allowed[:real, rows.base : rows.base + width] = rows.visible
+        allowed[:real, rows.base : rows.base + seen.shape[1]] = seen
     if window is not None:
         allowed[:real] &= _in_window(rows, context, window)
     return np.where(allowed, np.float32(0), np.float32(-np.inf))

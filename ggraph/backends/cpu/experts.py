@@ -1,32 +1,10 @@
-"""Kernels of mixtures of experts: which are best, their shares, and their results together.
+"""Kernels of mixtures of experts: the shares of those chosen, and their results together.
 
 Legend: m token rows, x experts, u experts per token, n columns.
 """
 
 from ggraph.backends.cpu.elementwise import _get, _map, _pieces, _put
 from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
-
-
-@kernel("x y m n u xs")
-def top_k(k: Kernel) -> None:
-    """y[m, u] int32: the columns of each row's u largest, largest first, of equals the first.
-
-    What is no number counts as the least. Each round takes the best of those behind the last one.
-    """
-    x, y, m, n, u, xs = k.words("x y m n u xs")
-    for r in k.share(m):
-        last, at = k.var(k.const(float("inf"), F32)), k.var(-1)
-        for j in k.loop(0, u):
-            best, where = k.var(k.const(float("-inf"), F32)), k.var(-1)
-            for c in k.loop(0, n):
-                value = k.load(x + xs * r + c * 4, F32)
-                value = k.select(value.is_nan(), k.const(float("-inf"), F32), value)
-                equal = k.select(value.eq(last.value), c > at.value, value < last.value)
-                better = k.select(where.value < 0, equal, value > best.value)
-                with k.when(k.select(equal, better, equal)):
-                    best.value, where.value = value, c
-            last.value, at.value = best.value, where.value
-            k.store(y + (r * u + j) * 4, k.cast("trunc", where.value, I32))
 
 
 def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:

@@ -239,13 +239,9 @@ def _merge(a: Args, _: str) -> Iterator[Patch]:
     yield from _mixed(a)
 
 
-def _best(a: Args, _: str) -> Iterator[Patch]:
+def _shares(a: Args, _: str) -> Iterator[Patch]:
     yield _reads(a, "x", a["m"], a["xs"], a["n"] * 4)
     yield _writes(a, "y", a["m"], a["u"] * 4, a["u"] * 4)
-
-
-def _shares(a: Args, _: str) -> Iterator[Patch]:
-    yield from _best(a, _)
     yield _reads(a, "ids", a["m"], a["u"] * 4, a["u"] * 4)
 
 
@@ -350,7 +346,7 @@ RULES: dict[str, Rule] = {
     "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
     "top_k_": _row_by_row,
-    "top_k": _best, "solve_tri": _solve, "enlarge": _enlarge,
+    "solve_tri": _solve, "enlarge": _enlarge,
     "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
     "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
 }  # fmt: skip

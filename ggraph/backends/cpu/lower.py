@@ -200,7 +200,7 @@ def _argsort(low: Lowering, x: Launch) -> bool:
 
 def _top_k(low: Lowering, x: Launch) -> bool:
     count = x.result.tensor.shape[-1]
-    return mixtures.top_k(low, x) or _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
+    return _by_row(low, x, "top_k_", ys=count * 4, k=count, rising=0)
 
 
 def _deep(x: Launch) -> bool:

@@ -5,16 +5,6 @@ from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch
 
 
-def top_k(low: Lowering, x: Launch) -> bool:
-    """The best columns of each row."""
-    a = x.sources[0].tensor
-    if not is_rows(a):
-        return False
-    n, u = a.shape[-1], x.result.tensor.shape[-1]
-    low.add("top_k", x=low.at(x.sources[0]), y=low.at(x.result), m=a.size // n, n=n, u=u, xs=n * 4)
-    return True
-
-
 def moe_shares(low: Lowering, x: Launch) -> bool:
     """Shares of the chosen."""
     a, ids = (s.tensor for s in x.sources)

@@ -17,7 +17,7 @@ Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -98,21 +98,24 @@ class EagleDrafter:
             raise InputError(
                 f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
             )
+        if tree is not None:
+            p_min, random = 0.0, None  # chains alone have these
         self.runner, self.tree, self.p_min = runner, tree, p_min
         self.random, self.temp, self.goes_on = random, temp, goes_on
-        self.reads_logits = reads_logits or tree is not None or random is not None
+        self.reads_logits = reads_logits or random is not None
+        self._count = 1 if tree is None else tree.top_k  # guesses that are asked of a row
         self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
         self.prompt_window = prompt_window
         self.name, self.taps = name, runner.model.taps
         self._tokens: list[int] = []
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
-        self._last = Said(NOTHING, NOTHING)  # behind the last true row
+        self._last = NOTHING  # behind the last true row
 
     def warm(self) -> None:
         """Make the plans of the usual steps, where the rows that are read at once are bounded."""
         if self.window is None:
             return
-        guesses = not self.reads_logits
+        guesses = 0 if self.reads_logits else self._count
         for rows in PARTS:
             self.runner.ready(rows, 0, rows, fed_back=False)
         for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
@@ -161,12 +164,15 @@ class EagleDrafter:
 
     def _step(self, rows: Rows, features: Array, *, fed_back: bool) -> "Said":
         """What the head says behind the last of these rows."""
-        last, runner = len(rows.tokens) - 1, self.runner
+        return self._ask(rows, [len(rows.tokens) - 1], features, fed_back=fed_back)
+
+    def _ask(self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool) -> "Said":
+        """What the head says behind the wanted rows."""
+        runner, k = self.runner, self._count
         if not self.reads_logits:
-            best, chance, hidden = runner.guess(rows, last, features, fed_back=fed_back)
-            return Said(hidden, NOTHING, best, chance)
-        logits, hidden = runner.step(rows, [last], features, fed_back=fed_back)
-        return Said(hidden, logits, *(guess_of(logits[0]) if self.tree is None else ()))
+            return Said(*runner.guess(rows, wanted, features, k, fed_back=fed_back))
+        logits, hidden = runner.step(rows, wanted, features, fed_back=fed_back)
+        return Said(*likeliest(logits, k), hidden, logits)
 
     def _waiting(self, window: int | None) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
@@ -193,27 +199,27 @@ class EagleDrafter:
             done += rows
         return done
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a chain needs nothing of the host between its steps."""
-        certain = self.p_min == 0 and self.random is None
-        return self.runner.unrolls and certain and self.runner.model.sliding_window is None
+    def _is_one_plan(self, steps: int) -> bool:
+        """Whether so many steps behind a guess need nothing of the host between them."""
+        runner, certain = self.runner, self.p_min == 0 and self.random is None
+        plain = runner.unrolls and runner.model.sliding_window is None and not self.reads_logits
+        return plain and certain and 1 <= steps <= LONGEST_LOOP
 
     def _chain(self, limit: int) -> Draft:
         ids, said, past = self.runner.model.target_ids, self._last, self.runner.past
-        if self._is_plain and 1 < limit <= LONGEST_LOOP + 1:
-            first = int(ids[said.best])
+        if self._is_one_plan(limit - 1):
+            first = int(ids[said.best[0, 0]])
             return Draft.chain([first, *self.runner.chain(first, said.hidden, limit - 1)])
         tokens: list[int] = []
         laws: dict[int, Array] = {}
         chances: list[float] = []
-        while said.chance >= self.p_min:
-            best = said.best
+        while (chance := float(said.chance[0, 0])) >= self.p_min:
+            best = int(said.best[0, 0])
             if self.random is not None:
                 best, law = drawn(self.runner.model, said.logits[0], self.temp, self.random)
                 laws[len(tokens) - 1] = law
             else:
-                chances.append(said.chance)
+                chances.append(chance)
             tokens.append(int(ids[best]))
             if len(tokens) == limit or not self._wants_more(chances):
                 break
@@ -225,43 +231,47 @@ class EagleDrafter:
         return self.goes_on is None or self.random is not None or self.goes_on(chances)
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
-        runner, k = self.runner, shape.top_k
+        runner, said, k = self.runner, self._last, shape.top_k
         at, grown = runner.past, Expansion(shape, limit, runner.model.target_ids)
-        below, out = grown.grow(self._last.logits), self._last.hidden
+        below = grown.add(said.best, said.chance)
+        if len(below) and self._is_one_plan(shape.depth):
+            known = said.best, said.chance, said.hidden
+            return runner.tree(known, shape.depth, shape.total_tokens - 1).draft(grown.count)
         base, seen = at, np.zeros((1, 0), bool)  # [B, S]: draft slots that each row may see
         while len(below):
             seen = np.concatenate([seen[below], np.eye(k, dtype=bool)], axis=1)
             slots = range(base + seen.shape[1] - k, base + seen.shape[1])
             rows = Rows(grown.tokens, [at] * k, slots, base, seen)
-            logits, out = runner.step(rows, range(k), out[below], fed_back=True)
-            below, at = grown.grow(logits), at + 1
+            said = self._ask(rows, range(k), said.hidden[below], fed_back=True)
+            below, at = grown.add(said.best, said.chance), at + 1
         return grown.draft()
-
-
-NOTHING = np.zeros((1, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A head's output behind a row: hidden f32 [1, E] and logits f32 [1, W], which are empty where
-    the graph guesses; its best draft token and the chance of that, which trees do not need."""
+    """A head's output behind M rows: its K best draft tokens integers [M, K], the best first, their
+    chances f32 [M, K], hidden f32 [M, E], and logits f32 [M, W], empty where the graph guesses."""
 
+    best: Array
+    chance: Array
     hidden: Array
-    logits: Array
-    best: int = 0
-    chance: float = 0.0
+    logits: Array = field(default_factory=lambda: np.zeros((1, 0), np.float32))
+
+
+NOTHING = Said(*(np.zeros((1, 0), kind) for kind in (np.int32, np.float32, np.float32)))
 
 
 class Expansion:
     """EAGLE-2's tree of at most `limit` nodes as it grows, whoever reads its rows: level by level,
-    the best of all nodes that were scored. `ids` i64 [W] are the target's tokens."""
+    the best of all nodes that were scored. A node's score is the product of the chances down to it,
+    in float32. `ids` i64 [W] are the target's tokens. `grown` does the same as one plan."""
 
     def __init__(self, shape: TreeShape, limit: int, ids: Array) -> None:
         self._k, self._ids = shape.top_k, ids
-        self._count = min(shape.total_tokens - 1, limit)
+        self.count = min(shape.total_tokens - 1, limit)
         self._left = max(0, min(shape.depth, limit - 1))  # levels to be read
         self._scored, self._level = Scored(), [ROOT]
-        self._score = np.zeros(1, np.float32)  # [B]
+        self._score = np.ones(1, np.float32)  # [B]
 
     @property
     def tokens(self) -> list[int]:
@@ -269,14 +279,19 @@ class Expansion:
         return [self._scored.tokens[n] for n in self._level]
 
     def grow(self, logits: Array) -> Array:
-        """Score the best children of the last level's nodes by their logits [B, W]; the best of
-        these are the next level. The row that each lies below; none where nothing is to be read."""
+        """As `add`, by the logits [B, W] of the last level's nodes."""
+        return self.add(*likeliest(logits, self._k))
+
+    def add(self, best: Array, chance: Array) -> Array:
+        """Score the best children of the last level's nodes, draft tokens [B, k] and their chances
+        f32 [B, k]; the best of these are the next level. The row that each lies below; none where
+        nothing is to be read."""
         k = self._k
-        best, score = top(log_softmax(logits), k)  # [B, k]
-        total = (score + self._score[:, None]).reshape(-1)
+        total = (chance * self._score[:, None]).reshape(-1)
         parents = np.repeat(self._level, k)
         nodes = self._scored.add(self._ids[best].reshape(-1), total, parents)
-        (chosen,), (self._score,) = top(total[None], k)
+        chosen = np.arange(k) if len(total) == k else top(total, k)  # all of so few, as they come
+        self._score = total[chosen]
         self._level = [nodes[c] for c in chosen]
         self._left -= 1
         below: Array = chosen // k
@@ -284,7 +299,7 @@ class Expansion:
 
     def draft(self) -> Draft:
         """The best nodes so far."""
-        return self._scored.best(min(self._count, len(self._scored.tokens)))
+        return self._scored.best(min(self.count, len(self._scored.tokens)))
 
 
 class Scored:
@@ -309,7 +324,7 @@ class Scored:
         A node's score never exceeds its parent's and ties go to the earlier node, so the parents
         of the best are among the best.
         """
-        kept = sorted(top(np.array([self.scores], np.float32), count)[0][0].tolist())
+        kept = sorted(top(np.array(self.scores, np.float32), count).tolist())
         place = {node: i for i, node in enumerate(kept)}
         parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
         return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
@@ -339,19 +354,23 @@ def log_softmax(logits: Array) -> Array:
     return result
 
 
-def top(scores: Array, count: int) -> tuple[Array, Array]:
-    """Indices and values [B, count] of the largest per row of scores [B, W], largest first, ties by
-    lower index."""
-    order = np.stack([_largest(row, count) for row in -scores])
-    return order, np.take_along_axis(scores, order, axis=-1)
+def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
+    """The `count` greatest of logits [B, W], and the softmax there f32 [B, count]."""
+    best = np.stack([top(row, count) for row in logits])
+    greatest = np.take_along_axis(logits, best[:, :1], axis=-1)
+    shares = np.exp(logits - greatest)
+    chances = np.take_along_axis(shares, best, axis=-1) / shares.sum(axis=-1, keepdims=True)
+    return best, chances
 
 
-def _largest(negated: Array, count: int) -> Array:
-    """Where the `count` least are: those that may be among them are found first, since sorting a
-    whole vocabulary takes as long as the head itself."""
-    count = min(count, len(negated))
+def top(scores: Array, count: int) -> Array:
+    """Where the `count` largest of scores [W] are, largest first, as `ops.top_k` has them: of
+    equals the lowest index, and what is no number as the least. Those that may be among them are
+    found first, since sorting a whole vocabulary takes as long as the head itself."""
+    count, negated = min(count, len(scores)), -scores
     bar = np.partition(negated, count - 1)[count - 1]
-    found = np.flatnonzero(negated <= bar)
-    if len(found) < count:  # not numbers, which come last
-        found = np.arange(len(negated))
+    if bar < np.inf:
+        found = np.flatnonzero(negated <= bar)
+    else:
+        found, negated = np.arange(len(scores)), np.where(np.isnan(scores), np.inf, negated)
     return found[np.argsort(negated[found], kind="stable")[:count]]

@@ -27,12 +27,14 @@ def unrolled(step: Graph, count: int, target_ids: Tensor) -> Graph:
         raise InputError(
             f"{step.name}: {count} steps of a graph without `hidden` cannot be drafted"
         )
-    rows = _rows(step, count)
+    rows = given_rows(step, count)
+    masks = input("mask", (count, step["mask"].shape[1]), F32)
     tokens, hidden = step["tokens"], step["hidden"]
     states: dict[str, Tensor] = {}
     drafted = []
     for i in range(count):
-        done = _copied(step, i, {**rows[i], "tokens": tokens, "hidden": hidden, **states})
+        given = {"tokens": tokens, "hidden": hidden, "mask": ops.rows(masks, i, 1), **states}
+        done = copied(step, i, rows[i] | given)
         best = ops.argmax(done["logits"], name=f"best.{i}")  # [1]
         tokens = ops.get_rows(target_ids, best, name=f"token.{i}").reshape(1)
         hidden = done["feedback"]
@@ -42,39 +44,40 @@ def unrolled(step: Graph, count: int, target_ids: Tensor) -> Graph:
     return Graph.of({"drafted": joined}, also=states.values(), name=f"{count} x {step.name}")
 
 
-def guessing(step: Graph) -> Graph:
-    """`step`, a head's graph with one wanted row, with its best guess instead of its logits.
+def guessing(step: Graph, count: int = 1) -> Graph:
+    """`step`, a head's graph, with the `count` best guesses of each wanted row instead of logits.
 
-    Outputs: `best` i32 [1], a draft token; `chance` f32 [1, 1], what the head gives it; and
-    `feedback` as before.
+    Outputs: `best` i32 [M, count], draft tokens, the best first; `chance` f32 [M, count, 1], what
+    the head gives them; and `feedback` as before.
     """
-    logits = step["logits"]
-    if logits.shape[0] != 1:
-        raise InputError(f"{step.name}: one row may guess, not {logits.shape[0]}")
-    best = ops.argmax(logits)  # [1]
-    chances = ops.soft_max(logits).reshape(logits.shape[1], 1)
-    outputs = {
-        "best": best, "chance": ops.get_rows(chances, best), "feedback": step["feedback"],
-    }  # fmt: skip
+    best, chance = guesses(step["logits"], count)
+    outputs = {"best": best, "chance": chance, "feedback": step["feedback"]}
     return Graph.of(outputs, also=step.updates.values(), name=f"guess of {step.name}")
 
 
-def _rows(step: Graph, count: int) -> list[dict[str, Tensor]]:
-    """For each step, its row of the inputs that all steps share."""
-    context = step["mask"].shape[1]
+def guesses(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best draft tokens i32 [M, count] of logits [M, W], of equals the lowest first,
+    and their chances f32 [M, count, 1]."""
+    rows, size = logits.shape
+    best = ops.argmax(logits).reshape(rows, 1) if count == 1 else ops.top_k(logits, count)
+    return best, ops.get_rows(ops.soft_max(logits).reshape(rows, size, 1), best)
+
+
+def given_rows(step: Graph, count: int) -> list[dict[str, Tensor]]:
+    """For each step, its rows of the inputs that all steps share, without masks."""
+    each = step["mask"].shape[0]
     shared = {
-        "positions": input("positions", (count,), I32),
-        "slots": input("slots", (count,), I64),
-        "mask": input("mask", (count, context), F32),
-        "length": input("length", (count,), I32),
+        "positions": (input("positions", (count * each,), I32), each),
+        "slots": (input("slots", (count * each,), I64), each),
+        "length": (input("length", (count,), I32), 1),
     }
     return [
-        {name: ops.rows(t, i, 1, name=f"{name}.{i}") for name, t in shared.items()}
+        {name: ops.rows(t, i * n, n, name=f"{name}.{i}") for name, (t, n) in shared.items()}
         for i in range(count)
     ]
 
 
-def _copied(step: Graph, i: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copied(step: Graph, i: int, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The step's tensors over other leaves; weights and what is not given stay as they are."""
     done: dict[str, Tensor] = {}
     for t in step:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ggraph.decode.draft.growth import Tree, grown, sown, tables
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
@@ -51,7 +52,7 @@ class DraftRunner:
         self.past = self.offset = 0
         self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._ready: dict[tuple[int, int, int, bool, bool], tuple[Hashable, DraftShape]] = {}
+        self._ready: dict[tuple[int, int, int, bool, int], tuple[Hashable, DraftShape]] = {}
 
     def step(
         self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
@@ -61,12 +62,13 @@ class DraftRunner:
         return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
 
     def guess(
-        self, rows: Rows, wanted: int, features: Array, *, fed_back: bool
-    ) -> tuple[int, float, Array]:
-        """The best draft token of one row, its chance, and hidden f32 [1, E]; as `step`, whose
-        logits stay where they are."""
-        out = self._run(rows, [wanted], features, fed_back=fed_back, guesses=True)
-        return int(out["best"][0]), float(out["chance"][0, 0]), out["feedback"]
+        self, rows: Rows, wanted: Sequence[int], features: Array, count: int, *, fed_back: bool
+    ) -> tuple[Array, Array, Array]:
+        """The `count` best draft tokens of each wanted row i32 [M, count], their chances f32, and
+        hidden f32 [M, E]; as `step`, whose logits stay where they are."""
+        out = self._run(rows, wanted, features, fed_back=fed_back, guesses=count)
+        m = len(wanted)
+        return out["best"][:m], out["chance"][:m, :, 0], out["feedback"][:m]
 
     def read(self, rows: Rows, features: Array) -> None:
         """Only write true rows into the cache, which takes a third of a step's weights."""
@@ -79,7 +81,7 @@ class DraftRunner:
         features: Array,
         *,
         fed_back: bool,
-        guesses: bool = False,
+        guesses: int = 0,
     ) -> dict[str, Array]:
         count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
         key, shape = self.ready(count, len(wanted), reach, fed_back=fed_back, guesses=guesses)
@@ -112,10 +114,10 @@ class DraftRunner:
         return self.session.run(key, {n: a for n, a in offered.items() if n in taken})
 
     def ready(
-        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: bool = False
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: int = 0
     ) -> tuple[Hashable, DraftShape]:
         """Key and bucket of the plan of a step of `rows` rows that see `reach` slots, made on first
-        use; of one that only `guesses`, where that is said."""
+        use; of one that brings back so many `guesses` of a row and no logits, where any."""
         asked = rows, wanted, context_bucket(reach, self._rows), fed_back, guesses
         found = self._ready.get(asked)
         if found is None:
@@ -126,7 +128,7 @@ class DraftRunner:
 
             def build() -> Graph:
                 step = self.model.build(shape)
-                return guessing(step) if guesses else step
+                return guessing(step, guesses) if guesses else step
 
             if key not in self.session:  # else the graph would be built to be compared
                 self.session.prepare(key, build, self.model.weight)
@@ -135,23 +137,46 @@ class DraftRunner:
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
-        model = self.model
-        context = context_bucket(self.past + count, self._rows)
-        shape = DraftShape(1, context, 1, self._rows + 1, True, self.cache_dtype)
-        ids = table(model.name, model.target_ids)
-
-        def build() -> Graph:
-            return unrolled(model.build(shape), count, ids)
-
-        def storage(t: Tensor) -> Array:
-            held = t.name == ids.name
-            stored = model.target_ids.astype(np.int32).reshape(ids.shape)
-            return stored if held else model.weight(t)
-
-        key = (model.name, "chain", count, shape)
+        shape = self._fed_back(1, count)
+        key = (self.model.name, "chain", count, shape)
         if key not in self.session:
-            self.session.prepare(key, build, storage)
-        given = feeds(token, hidden, self.past, count, context)
+            self._plan(key, lambda ids: unrolled(self.model.build(shape), count, ids), {})
+        given = feeds(token, hidden, self.past, count, shape.context)
         given["positions"] += np.int32(self.offset)
         out = self._fed(key, given)
-        return [int(t) for t in out["drafted"]]
+        found: list[int] = out["drafted"].tolist()
+        return found
+
+    def tree(self, said: tuple[Array, Array, Array], depth: int, nodes: int) -> Tree:
+        """The tree of `nodes` nodes that grows from these guesses in `depth` levels, in one run;
+        `past` stays. What is said is the best draft tokens behind the last true row i32 [1, K],
+        their chances, and hidden f32 [1, E]."""
+        k = said[0].shape[1]
+        shape = self._fed_back(k, depth * k)
+        key = (self.model.name, "tree", depth, nodes, shape)
+        if key not in self.session:
+            self._plan(
+                key, lambda ids: grown(self.model.build(shape), depth, nodes, ids), tables(k)
+            )
+        given = sown(*said, self.past, depth, shape.context)
+        given["positions"] += np.int32(self.offset)
+        return Tree.of(self._fed(key, given), k)
+
+    def _fed_back(self, rows: int, slots: int) -> DraftShape:
+        """Steps of `rows` fed-back rows that go on for so many slots behind the true rows."""
+        context = context_bucket(self.past + slots, self._rows)
+        return DraftShape(rows, context, rows, self._rows + 1, True, self.cache_dtype)
+
+    def _plan(
+        self, key: Hashable, build: Callable[[Tensor], Graph], tables: Mapping[str, Array]
+    ) -> None:
+        """Make the plan of what `build` makes of the head's target ids; it may know these `tables`
+        by name."""
+        model = self.model
+        ids = table(model.name, model.target_ids)
+        known = {ids.name: model.target_ids.astype(np.int32).reshape(ids.shape), **tables}
+
+        def storage(t: Tensor) -> Array:
+            return known[t.name] if t.name in known else model.weight(t)
+
+        self.session.prepare(key, lambda: build(ids), storage)

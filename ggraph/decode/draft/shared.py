@@ -23,7 +23,7 @@ class SharedRunner(DraftRunner):
         self.target, self.unrolls = target, False
 
     def ready(
-        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: bool = False
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: int = 0
     ) -> tuple[Hashable, DraftShape]:
         """As in `DraftRunner`: rows of which nothing is wanted are not computed."""
         count = max(wanted, 1)
@@ -36,7 +36,7 @@ class SharedRunner(DraftRunner):
         features: Array,
         *,
         fed_back: bool,
-        guesses: bool = False,
+        guesses: int = 0,
     ) -> dict[str, Array]:
         if not wanted:
             return {}
