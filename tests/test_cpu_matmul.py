@@ -15,6 +15,7 @@ from cpu_calls import (
     raw_weight,
     variants,
 )
+from guard_pages import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,23 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
         first = (m * 7) % (most - m + 1)
         part = product(dtype, tiles, x[first : first + m], n, k, threads=(1, 2, 4)[m % 3])
         assert np.array_equal(part, whole[first : first + m]), f"{dtype}: m={m} from {first}"
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 9])
+@pytest.mark.parametrize("m", [5, 16, 70])
+def test_rows_of_x_end_where_nothing_may_be_read(blocks: int, m: int) -> None:
+    """A kernel that takes more of x at once than a block takes no more of the last row than it has:
+    two blocks at once crossed its end where their number is odd."""
+    dtype, n, k = dt.Q4_1, 20, 32 * blocks
+    raw = raw_weight(dtype, n, k)
+    tiles = packed_weight(dtype, raw, n, k)
+    x, meaning = activations(dtype, np.random.default_rng(m).normal(size=(m, k)).astype(np.float32))
+    last = guarded(x.nbytes, 4, at_end=True).reshape(x.shape)
+    last[:] = x
+    got = product(dtype, tiles, last, n, k, threads=1)
+    want = meaning @ dequantised(dtype, raw, k).astype(np.float64).T
+    assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(got[-1:], product(dtype, tiles, last[-1:], n, k, threads=1))
 
 
 @given(seed=st.integers(0, 99), scale=st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
