@@ -257,16 +257,16 @@ class Runner:
 
 
 @checked
-def picking(step: Graph, count: int = 1) -> Graph:
+def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
     i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
-    the least), in place of all logits."""
+    the least), in place of all logits, or beside them."""
     logits = step["logits"]
     rows, size = logits.shape
     count = min(count, size)
     best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
     greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
-    outputs = {t.name: t for t in step.outputs if t.name != "logits"}
+    outputs = {t.name: t for t in step.outputs if t.name != "logits" or not alone}
     also = [t for t in step.updates.values() if not t.is_leaf]
     outputs |= {"best": best, "greatest": greatest}
     return Graph.of(outputs, also=also, name=f"best of {step.name}")

@@ -6,14 +6,15 @@ The cost of a step follows from what its rows see, and not from how large the ca
 are planned: steps whose rows all want logits in each bucket of rows, and others in coarse ones.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
-from ggraph.decode.runner import Result
+from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.serving.states import Course, course_feeds
@@ -96,6 +97,7 @@ def width_bucket(reach: int) -> int:
 
 
 _Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs
+LOGITS, BEST = ("logits",), ("best", "greatest")  # what a step brings back beside its taps
 
 
 class ListRunner:
@@ -139,7 +141,8 @@ class ListRunner:
         key = (self.model.name, shape)
         if key in self.session:
             return False
-        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        build = partial(self.model.build, shape)
+        self.session.prepare(key, lambda: picking(build(), alone=False), self.model.weight)
         return True
 
     def caches(self) -> dict[str, int]:
@@ -158,18 +161,27 @@ class ListRunner:
             self.session.touch(name)
 
     def step(
-        self, rows: Sequence[Row], taps: tuple[int, ...] = (), courses: Sequence[Course] = ()
+        self,
+        rows: Sequence[Row],
+        taps: tuple[int, ...] = (),
+        courses: Sequence[Course] = (),
+        *,
+        greedy: bool = False,
     ) -> Result:
-        """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E].
-        Recurrent layers are told the `courses` of the texts whose rows these are, in order."""
+        """One step: logits f32 [M, V] of the rows that want them, in order, or where that is
+        `greedy` the token of the greatest alone, i32 [M, 1], below 0 where that is no number; taps
+        f32 [T, E]. Recurrent layers are told the `courses` of the texts whose rows these are, in
+        order."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
         shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
-        out = self.session.run(key, {n: offered[n] for n in taken})
+        outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in shape.taps])
+        out = self.session.run(key, {n: offered[n] for n in taken}, outputs)
         found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
-        return Result(out["logits"][:wanted], found)
+        said = _tokens(out, wanted) if greedy else out["logits"][:wanted]
+        return Result(said, found, int(greedy))
 
     def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Ready:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
@@ -181,6 +193,12 @@ class ListRunner:
             key = (self.model.name, shape)
             found = self._ready[asked] = shape, key, tuple(self.session.inputs(key))
         return found
+
+
+def _tokens(out: Mapping[str, Array], count: int) -> Array:
+    """Which tokens a step picked."""
+    best, greatest = out["best"][:count, None], out["greatest"][:count, 0]
+    return np.where(np.isfinite(greatest), best, -1)
 
 
 def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:
