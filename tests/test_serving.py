@@ -106,9 +106,7 @@ def test_a_greatest_logit_that_is_no_number_ends_its_own_text_alone(
         return out
 
     batch, ends = batch_of(world), world.batch.tokenizer.eos_ids
-    bad, good = (
-        batch.submit(Request([1, 2, 3], Plain(best, ends, greedy=True), 5)) for _ in "ab"
-    )
+    bad, good = (batch.submit(Request([1, 2, 3], Plain(best, ends, greedy=True), 5)) for _ in "ab")
     batch.step()
     with monkeypatch.context() as patch:
         patch.setattr(Session, "run", spoiled)

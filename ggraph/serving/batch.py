@@ -313,16 +313,15 @@ class Batch:
         text, certain = part.text, part.certain
         first = not text.new
         kept = self._kept(part, result, took) if part.wanted else NONE
-        path = [*range(certain), *(certain + n for n in kept.nodes)]
-        place(part, path)
+        place(part, kept.nodes)
         self.memory.replay(text, part.log, kept.nodes)
         if text.request.features:
-            at = [part.first + r for r in path]
+            at = _text_rows(part, kept)
             taps = [result.taps[i][at] for i in self.runner.taps]
             text.features.append(np.concatenate(taps, axis=1))
         elif self.taps and drafts_by_head(text.request):
             for g in self.guessers:
-                g.note(text, result.taps, [part.first + r for r in path])
+                g.note(text, result.taps, _text_rows(part, kept))
         if first:
             text.read += certain
             self.counters.prompt_rows += certain
@@ -370,6 +369,12 @@ def _picked(row: Array) -> int:
     if (token := only(row)) < 0:
         raise InputError("logits: the greatest value is no number")
     return token
+
+
+def _text_rows(part: Part, kept: Kept) -> list[int]:
+    """The rows of its step that are a text's now."""
+    certain = part.first + part.certain
+    return [*range(part.first, certain), *(certain + n for n in kept.nodes)]
 
 
 def _order(text: Text) -> tuple[int, int]:

@@ -8,6 +8,7 @@ are planned: steps whose rows all want logits in each bucket of rows, and others
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -197,8 +198,11 @@ class ListRunner:
 
 def _tokens(out: Mapping[str, Array], count: int) -> Array:
     """Which tokens a step picked."""
-    best, greatest = out["best"][:count, None], out["greatest"][:count, 0]
-    return np.where(np.isfinite(greatest), best, -1)
+    best = out["best"][:count, None]
+    for row, greatest in enumerate(out["greatest"].ravel()[:count].tolist()):
+        if not isfinite(greatest):
+            best[row] = -1
+    return best
 
 
 def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:

@@ -29,6 +29,7 @@ from .printing import END
 
 START_SECONDS = 120
 MARK = b"data: {"
+LAST = b"0\r\n\r\n"  # chunk of a reply
 MOST_READ = 1 << 16  # bytes at once
 Process = subprocess.Popen[bytes]
 
@@ -128,46 +129,44 @@ def _answered(url: str, requests: Sequence[Sequence[bytes]]) -> "list[_Answer]":
     found = list[_Answer]()
     with selectors.DefaultSelector() as open_ones:
 
-        def ask(left: Iterator[bytes]) -> None:
+        def ask(left: Iterator[bytes], line: socket.socket | None) -> None:
             if (request := next(left, None)) is not None:
-                found.append(answer := _Answer(url, request))
-                open_ones.register(answer, selectors.EVENT_READ, left)
+                found.append(answer := _Answer(url, request, line))
+                open_ones.register(answer.line, selectors.EVENT_READ, (answer, left))
+            elif line is not None:
+                line.close()
 
         for own in requests:
-            ask(iter(own))
+            ask(iter(own), None)
         while open_ones.get_map():
             for key, _ in open_ones.select():
-                answer = key.fileobj
-                assert isinstance(answer, _Answer), f"{answer} is no answer"
+                answer, left = key.data
                 if answer.is_over():
-                    open_ones.unregister(answer)
-                    answer.close()
-                    ask(key.data)
+                    open_ones.unregister(answer.line)
+                    ask(left, answer.line)
     return found
 
 
 class _Answer:
-    """Sends a request, and notes what comes back and when, up to the end of the connection."""
+    """Sends a request, and notes what comes back and when. The connection is kept for the next one,
+    as usual libraries do."""
 
-    def __init__(self, url: str, request: bytes) -> None:
+    def __init__(self, url: str, request: bytes, line: socket.socket | None) -> None:
         parts, self._request, self.asked = urlsplit(url), request, time.perf_counter()
         self.came: list[tuple[float, bytes]] = []
-        self._socket = socket.create_connection((parts.hostname or "", parts.port or 80))
-        self._socket.sendall(request)
-
-    def fileno(self) -> int:
-        """Where it comes from."""
-        return self._socket.fileno()
+        where = parts.hostname or "", parts.port or 80
+        self.line = socket.create_connection(where) if line is None else line
+        self.line.sendall(request)
+        self._latest = b""
 
     def is_over(self) -> bool:
-        """Take in what has come; whether that is the end."""
-        data = self._socket.recv(MOST_READ)
+        """Take in what has come; whether that is the end. InputError where the server hung up."""
+        data = self.line.recv(MOST_READ)
         self.came.append((time.perf_counter(), data))
-        return not data
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        self._socket.close()
+        if not data:
+            raise InputError(f"{self._request[:60]!r}: no whole answer: {self._latest!r}")
+        self._latest = (self._latest + data)[-len(LAST) :]
+        return self._latest == LAST
 
     def heard(self) -> Heard:
         """When text came. InputError where the request was refused, or the answer ended early."""
@@ -203,7 +202,7 @@ def _request(url: str, prompt: Sequence[int], new: int) -> bytes:
     }  # fmt: skip
     raw = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
-    return f"{head}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+    return f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw
 
 
 @contextmanager

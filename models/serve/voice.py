@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,8 +26,7 @@ class Chance:
     logprob: float
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """A token, the text that it lets be shown, and the likeliest tokens in its place."""
 
     token: int | None
