@@ -42,8 +42,9 @@ class Row(NamedTuple):
 class Lists:
     """What rows feed a step with: shape buckets, and lists that are kept from step to step."""
 
-    def __init__(self, context: int, window: int | None) -> None:
+    def __init__(self, slots: int, context: int, window: int | None) -> None:
         self.context, self._window = context, window
+        self._spare, self._length = slots, np.array([slots + 1], np.int32)
         self._lists: dict[tuple[str, int, int], Array] = {}
 
     def bucket(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int]:
@@ -56,17 +57,15 @@ class Lists:
             seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
         return bucket, seen, min(width_bucket(reach), self.context)
 
-    def feeds(
-        self, rows: Sequence[Row], count: int, wanted: int, width: int, spare: int
-    ) -> dict[str, Array]:
+    def feeds(self, rows: Sequence[Row], count: int, wanted: int, width: int) -> dict[str, Array]:
         """The inputs of a step of `count` rows, `wanted` of them with logits, whose lists have
-        `width` entries. Rows that fill it up are written to slot `spare`."""
+        `width` entries. Rows that fill it up are written to the slot behind all others."""
         feeds = {
             "tokens": padded([r.token for r in rows], count, 0),
             "positions": padded([r.position for r in rows], count, 0),
-            "slots": padded([r.slot for r in rows], count, spare, np.int64),
+            "slots": padded([r.slot for r in rows], count, self._spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
-            "length": np.array([spare + 1], np.int32),
+            "length": self._length,
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
         }
         if self._window is not None:
@@ -84,8 +83,10 @@ class Lists:
         for line, row in zip(lists, rows, strict=False):
             seen = row.seen[-window:]
             line[: len(seen)] = seen
-            line[len(seen) : len(seen) + 1] = -1
-        lists[len(rows) :, 0] = -1
+            if len(seen) < width:
+                line[len(seen)] = -1
+        if len(rows) < count:
+            lists[len(rows) :, 0] = -1
         return lists
 
 
@@ -125,7 +126,7 @@ class ListRunner:
         self.slots, self.context = slots, context
         self.texts = texts if model.recurrent else 0
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
-        self._lists = Lists(context, model.sliding_window)
+        self._lists = Lists(slots, context, model.sliding_window)
         self._ready: dict[tuple[object, ...], _Ready] = {}
         self._caches: dict[str, int] = {}
 
@@ -175,7 +176,7 @@ class ListRunner:
         order."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
         shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
-        offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
+        offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
         outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in shape.taps])

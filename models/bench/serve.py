@@ -67,7 +67,7 @@ def measure(url: str, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
     """Tokens per second of all clients together, and what each waited for."""
     prompts = load.prompts(vocabulary, seed)
     begun, heard = _all(url, load, prompts)
-    return _figures(load, begun, heard)
+    return figures(load, begun, heard)
 
 
 def printed(printer: Process, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def printed(printer: Process, vocabulary: int, load: Load, seed: int) -> dict[st
         said = _read(printer, prompt, load.new)
         begun = said.asked if number == 1 else begun
         heard += [said] if number else []
-    return _figures(load, begun, heard)
+    return figures(load, begun, heard)
 
 
 def _read(printer: Process, prompt: Sequence[int], new: int) -> Heard:
@@ -95,7 +95,7 @@ def _read(printer: Process, prompt: Sequence[int], new: int) -> Heard:
     return heard
 
 
-def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]:
+def figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]:
     """Of answers, none of which was asked for before `begun`."""
     last = max(h.times[-1] for h in heard)
     firsts = [h.times[0] - h.asked for h in heard]
