@@ -21,6 +21,7 @@ from ggraph.backends.cpu.pages import (
     read_pages,
 )
 from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Memory, Ref
 from ggraph.plan import Buffer
 from ggraph.tensor import Array
@@ -63,7 +64,19 @@ def test_only_a_huge_page_before_is_given_back(tmp_path: Path) -> None:
 def test_memory_that_is_no_read_only_map_is_left_alone() -> None:
     assert read_pages(np.ones(4 * PAGE, np.uint8))[1] == 0
     private = np.frombuffer(mmap.mmap(-1, 4 * PAGE), np.uint8)
+    private[:] = 7
+    private.flags.writeable = False  # whoever has the map may write, and did
     assert read_pages(private)[1] == 0
+    drop_map(private)
+    assert (private == 7).all()
+
+
+def test_a_state_takes_the_memory_that_its_rows_need() -> None:
+    """A cache has a state for each layer, of which a short text fills the first rows."""
+    memory = HostMemory().allocate(Buffer("cache", "cpu", 8 * HUGE, LINE)).handle
+    for piece in memory.reshape(8, HUGE):
+        piece[PAGE] = 1
+    assert resident(memory.ctypes.data, memory.nbytes // PAGE) == 8 and not memory[0]
 
 
 def test_a_map_is_forgotten_whole_and_read_again(mapped: mmap.mmap) -> None:

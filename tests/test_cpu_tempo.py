@@ -79,6 +79,18 @@ def test_what_one_program_found_out_holds_for_one_that_runs_seldom() -> None:
     assert alone[1] <= 2
 
 
+def test_a_dear_program_leaves_tries_to_a_cheap_one() -> None:
+    """Chunks of prompts, a second each, between texts of nine tokens, 30 ms each: behind the first
+    try no chunk runs at half the speed."""
+    tempo, chunk, token = Tempo(), Usual(), Usual()
+    tried = {id(chunk): 0, id(token): 0}
+    for _ in range(60):
+        for usual, seconds, count in ((chunk, 1.0, 9), (token, 0.03, 9)):
+            tried[id(usual)] += sum(played(tempo, [seconds] * count, 1.8 * seconds, usual))
+    assert tried[id(chunk)] <= 1
+    assert 4 <= tried[id(token)] <= 60
+
+
 def test_a_pool_says_how_its_latest_long_program_ran() -> None:
     """What keeps times apart is what really happened, a single try of the other way included."""
     backend = open_backend("cpu", threads=2)

@@ -17,7 +17,7 @@ from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
 from ggraph.backends.cpu.packing import PackedKey, Packer
-from ggraph.backends.cpu.pages import drop_map, mapping_of
+from ggraph.backends.cpu.pages import drop_map, file_map
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
 from ggraph.backends.cpu.rehearsal import kernels
@@ -100,7 +100,7 @@ class CpuBackend(HostMemory, Backend):
         flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         if flat.nbytes != tensor.nbytes:
             raise BackendError(f"{tensor.name!r}: {flat.nbytes} bytes, expected {tensor.nbytes}")
-        small = flat.nbytes <= SMALL and mapping_of(flat) is not None
+        small = flat.nbytes <= SMALL and file_map(flat) is not None
         return Memory(buffer, flat.copy() if small else flat)
 
     def lower(self, launches: Sequence[Launch]) -> CpuProgram:

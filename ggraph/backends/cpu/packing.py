@@ -17,7 +17,7 @@ from llvmlite import ir
 from ggraph.backends.cpu.ahead import Ahead
 from ggraph.backends.cpu.interpreter import WORDS, atomic, call
 from ggraph.backends.cpu.needs import kept_as, matrices
-from ggraph.backends.cpu.pages import LINE, Shelf, hull, madvise, mapping_of, read_pages
+from ggraph.backends.cpu.pages import LINE, Shelf, file_map, hull, madvise, read_pages
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Flat, encode
 from ggraph.backends.cpu.simd import I32, I64, Kernel, kernel
@@ -85,7 +85,7 @@ class Packer:
                 continue
             count, n, k = matrices(w)
             total += -(-packed_bytes(kept_as(w.dtype, self.exact), n, k) * count // LINE) * LINE
-            files.setdefault(id(mapping_of(w.data)), []).append(w.data)
+            files.setdefault(id(file_map(w.data)), []).append(w.data)
         with suppress(OSError):  # more than the system has is asked for when it is packed
             if self.pool.threads > 1:  # else nobody is to compute beside the host
                 self._ahead.touch(self.shelf.expect(total))

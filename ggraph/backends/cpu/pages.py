@@ -75,6 +75,14 @@ def _huge(nbytes: int) -> Array:
     return whole[skipped : skipped + size]
 
 
+def file_map(data: Array) -> mmap.mmap | None:
+    """The map of a file that an array is a window on, if it is one that nobody can write to: what
+    is dropped of any other map may be gone for good."""
+    held = mapping_of(data)
+    written = held is not None and np.frombuffer(held, np.uint8, 1).flags.writeable
+    return None if written else held
+
+
 def mapping_of(data: Array) -> mmap.mmap | None:
     """The memory map that an array is a window on, if it is one."""
     base: object = data
@@ -89,17 +97,17 @@ def read_pages(data: Array) -> tuple[int, int]:
     """Address and bytes of the whole pages that are not needed once `data`, a window on a read-only
     map, has been read; no bytes where it is none, or the system cannot be told. Up to a huge page
     before it is among them: with what is read the system maps its neighbours, given back before."""
-    held, first = mapping_of(data), int(data.ctypes.data)
+    held, first = file_map(data), int(data.ctypes.data)
     stop = (first + data.nbytes) // PAGE * PAGE
-    if held is None or data.flags.writeable or not madvise("MADV_DONTNEED"):
+    if held is None or not madvise("MADV_DONTNEED"):
         return stop, 0
     start = max(-(-first // PAGE) * PAGE - HUGE, _address(held))
     return start, max(stop - start, 0)
 
 
 def hull(windows: Sequence[Array]) -> Array:
-    """The least window on a map that holds these, uint8; windows on no map are left out."""
-    held = mapping_of(windows[0])
+    """The least window on a file's map that holds these, uint8; none where they lie elsewhere."""
+    held = file_map(windows[0])
     if held is None:
         return np.zeros(0, np.uint8)
     base, places = _address(held), [(int(w.ctypes.data), w.nbytes) for w in windows]
@@ -120,6 +128,6 @@ def madvise(advice: str) -> int:
 def drop_map(data: Array) -> None:
     """Forget all pages of the read-only map that `data` is a window on: headers and neighbours that
     came along when something small was read."""
-    held = mapping_of(data)
-    if held is not None and not data.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
+    held = file_map(data)
+    if held is not None and hasattr(mmap, "MADV_DONTNEED"):
         held.madvise(mmap.MADV_DONTNEED)

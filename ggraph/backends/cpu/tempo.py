@@ -7,8 +7,10 @@ pool may change it from run to run, by what it measures.
 
 Whether a processor is taken is a matter of the pool: what one of its programs finds out holds for
 all. Only a short program, which may lose more by its meetings than it gains at any time, goes by
-itself. A single run tells nothing, for anything may have interrupted it; so the other way must beat
-the present one before and behind a run of it.
+itself. A try costs as much as the program that makes it: a program that takes a second waits for
+many seconds, and a decoded token, which tells as much, makes it before. A single run tells nothing,
+for anything may have interrupted it; so the other way must beat the present one before and behind a
+run of it.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +20,8 @@ SPIKE = 1.5  # greatest share of the mean that a run counts as; more than that i
 SURPRISES = 3  # in a row, after which the other way is tried at once
 KNOWN = 4  # runs of a program on all threads before it may serve to compare the two ways
 LONG = 3e-4  # seconds of a program from which meetings are a small part of it
-FIRST_TRY = 8  # runs before the other way is tried, at first and behind a change
-GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # runs between tries; doubles while they lose
+FIRST_TRY = 8  # a program's times before it tries the other way, at first and behind a change
+GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # the same between tries; doubles while they lose
 MARGIN = 0.95  # the caller alone must be faster by this much
 
 
@@ -45,7 +47,7 @@ class Tempo:
     """The better way so far, and when to try the other one: there, back and there again."""
 
     alone: bool = False
-    _since: int = 0  # runs since the other way was last tried
+    _since: float = 0.0  # what has run since the other way was last tried, in usual seconds
     _gap: int = FIRST_TRY
     _slow: int = 0  # surprises in a row
     _trying: bool = False
@@ -53,8 +55,11 @@ class Tempo:
 
     def choose(self, usual: Usual) -> bool:
         """Whether the next run, of the program that takes `usual`, is to be the caller's alone."""
-        other = self._trying and usual.runs >= KNOWN and len(self._tried) != 1
-        return self.alone != other
+        if usual.runs < KNOWN:
+            return self.alone
+        waited = self._since >= self._gap * usual.seconds or self._slow >= SURPRISES
+        self._trying = self._trying or waited
+        return self.alone != (self._trying and len(self._tried) != 1)
 
     def note(self, usual: Usual, seconds: float) -> None:
         """What the run took that `choose` was asked for."""
@@ -62,9 +67,8 @@ class Tempo:
         if self._trying and usual.runs >= KNOWN:
             self._judge(share)
             return
-        self._since += 1
+        self._since += usual.seconds
         self._slow = self._slow + 1 if share > SPIKE and not self.alone else 0
-        self._trying = self._since >= self._gap or self._slow >= SURPRISES
 
     def _judge(self, share: float) -> None:
         """One more run of a try: it is lost as soon as the other way was not the better one."""
@@ -80,5 +84,5 @@ class Tempo:
             self._gap = min(max(GAP, 2 * self._gap), most)
         else:
             self.alone, self._gap = not self.alone, FIRST_TRY
-        self._trying, self._since, self._slow = False, 0, 0
+        self._trying, self._since, self._slow = False, 0.0, 0
         self._tried.clear()
