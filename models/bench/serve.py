@@ -29,7 +29,7 @@ from .printing import END
 
 START_SECONDS = 120
 MARK = b"data: {"
-LAST = b"0\r\n\r\n"  # chunk of a reply
+LAST = b"\r\n0\r\n\r\n"  # chunk of a reply, behind another
 MOST_READ = 1 << 16  # bytes at once
 Process = subprocess.Popen[bytes]
 
@@ -138,8 +138,10 @@ def _answered(url: str, requests: Sequence[Sequence[bytes]]) -> "list[_Answer]":
 
         for own in requests:
             ask(iter(own), None)
-        while open_ones.get_map():
-            for key, _ in open_ones.select():
+        while known := open_ones.get_map():
+            # One alone is read without asking which: that takes 25 us of a token's 1,800
+            ready = known.values() if len(known) == 1 else [key for key, _ in open_ones.select()]
+            for key in list(ready):
                 answer, left = key.data
                 if answer.is_over():
                     open_ones.unregister(answer.line)
