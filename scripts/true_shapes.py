@@ -32,6 +32,7 @@ from models.bench.cpu import CASES, Case, file_of, fitting, measure, row
 from models.bench.install import ORIGINS, built
 from models.bench.machine import machine
 from models.cli.common import model_path
+from models.run.convert import FILE_TYPES
 
 NAMED = {"verify": (3.0, 4.0), "prompt": (1.5, 2.0)}  # kind of a row: bar, aim
 NEAR, FAR, LEAST = (1.3, 1.6), (1.5, 2.0), 1.1  # decoding at 64, or of experts; behind; other types
@@ -88,7 +89,8 @@ def pieces(only: str) -> Iterator[tuple[str, str, list[Case]]]:
     for type_name in TYPES:
         for cases in (SHORT, LONG):
             for name in NAMES:
-                if only in f"{name}.{type_name}":
+                made = name != REAL or type_name in FILE_TYPES  # others are made of random numbers
+                if made and only in f"{name}.{type_name}":
                     yield name, type_name, list(cases)
 
 

@@ -10,14 +10,20 @@ from ggraph.backends.cpu.tempo import FIRST_TRY, MOST_ALONE, MOST_GAP, SURPRISES
 from ggraph.dtype import F32
 
 
-def played(tempo: Tempo, crew: list[float], alone: float, usual: Usual | None = None) -> list[bool]:
+def played(
+    tempo: Tempo,
+    crew: list[float],
+    alone: float,
+    usual: Usual | None = None,
+    missing: float = 1.0,
+) -> list[bool]:
     """Which runs of a program were the caller's alone, where the crew takes `crew[i]` in the
-    i-th."""
+    i-th, in which its threads lacked `missing` processors."""
     chosen = []
     usual = usual or Usual()
     for seconds in crew:
         chosen.append(tempo.choose(usual))
-        tempo.note(usual, alone if chosen[-1] else seconds)
+        tempo.note(usual, alone if chosen[-1] else seconds, missing)
         if not chosen[-1]:
             usual.add(seconds)
     return chosen
@@ -27,6 +33,13 @@ def test_a_crew_that_is_faster_is_seldom_left() -> None:
     chosen = played(Tempo(), [1.0] * 2000, 1.8)
     assert sum(chosen[:1000]) <= 9
     assert sum(chosen[1000:]) <= 1000 / MOST_GAP + 1
+
+
+def test_a_crew_with_its_processors_to_itself_is_hardly_left_unless_it_is_surprised() -> None:
+    tempo, usual = Tempo(), Usual()
+    assert sum(played(tempo, [1.0] * 2000, 1.8, usual, missing=0.2)) <= 2000 / MOST_GAP
+    assert any(played(tempo, [6.0] * 5, 2.0, usual, missing=0.2)), "a host may hide what it takes"
+    assert sum(played(Tempo(), [5.0] * 2000, 1.0, missing=0.2)) >= 1600
 
 
 def test_a_crew_that_waits_is_given_up_soon_and_taken_back_when_it_no_longer_does() -> None:

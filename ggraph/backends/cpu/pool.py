@@ -145,13 +145,15 @@ class Pool:
                 self._entry(self._job.ctypes.data, 0, 1)
                 return
             usual = program.usual
-            tempo = self._tempo if usual.seconds > LONG else program.tempo
+            long = usual.seconds > LONG
+            tempo = self._tempo if long else program.tempo
             alone = tempo.choose(usual)
-            begun = time.perf_counter()
+            computed, begun = time.process_time() if long else 0.0, time.perf_counter()
             self._entry(self._job.ctypes.data, 0, 1 if alone else self.threads)
             seconds = time.perf_counter() - begun
-            tempo.note(usual, seconds)
-            self.alone = alone if tempo is self._tempo else self.alone
+            computed = time.process_time() - computed if long else 0.0
+            tempo.note(usual, seconds, self.threads - computed / max(seconds, 1e-9))
+            self.alone = alone if long else self.alone
             if not alone:
                 usual.add(seconds)
 

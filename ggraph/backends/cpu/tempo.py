@@ -8,11 +8,12 @@ pool may change it from run to run, by what it measures.
 Whether a processor is taken is a matter of the pool: what one of its programs finds out holds for
 all. Only a short program, which may lose more by its meetings than it gains at any time, goes by
 itself. A try costs as much as the program that makes it: a program that takes a second waits for
-many seconds, and a decoded token, which tells as much, makes it before. A single run tells nothing,
-for anything may have interrupted it; so the other way must beat the present one before and behind a
-run of it.
+many seconds, and a decoded token, which tells as much, makes it before; and where threads had their
+processors to themselves, there is hardly a reason for one. A single run tells nothing, for anything
+may have interrupted it; so the other way must beat the present one before and behind a run of it.
 """
 
+import math
 from dataclasses import dataclass, field
 
 RATE = 0.3  # weight of the newest run in a running mean
@@ -22,6 +23,8 @@ KNOWN = 4  # runs of a program on all threads before it may serve to compare the
 LONG = 3e-4  # seconds of a program from which meetings are a small part of it
 FIRST_TRY = 8  # a program's times before it tries the other way, at first and behind a change
 GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # the same between tries; doubles while they lose
+TAKEN = 0.4  # processors' worth of a run that its threads did not get: 0.5 where one is shared,
+# up to 0.22 in quiet hours
 MARGIN = 0.95  # the caller alone must be faster by this much
 
 
@@ -50,6 +53,7 @@ class Tempo:
     _since: float = 0.0  # what has run since the other way was last tried, in usual seconds
     _gap: int = FIRST_TRY
     _slow: int = 0  # surprises in a row
+    _taken: bool = True  # whether somebody else had a processor in the latest run of all threads
     _trying: bool = False
     _tried: list[float] = field(default_factory=list)  # seconds in usual ones, in the present try
 
@@ -57,22 +61,25 @@ class Tempo:
         """Whether the next run, of the program that takes `usual`, is to be the caller's alone."""
         if usual.runs < KNOWN:
             return self.alone
-        waited = self._since >= self._gap * usual.seconds or self._slow >= SURPRISES
+        gap = self._gap if self.alone or self._taken else MOST_GAP
+        waited = self._since >= gap * usual.seconds or self._slow >= SURPRISES
         self._trying = self._trying or waited
         return self.alone != (self._trying and len(self._tried) != 1)
 
-    def note(self, usual: Usual, seconds: float) -> None:
-        """What the run took that `choose` was asked for."""
-        share = seconds / usual.seconds if usual.seconds else 1.0
+    def note(self, usual: Usual, seconds: float, missing: float = math.inf) -> None:
+        """What the run took that `choose` was asked for, and how many processors its threads did
+        without in the mean, if that is known."""
+        times = seconds / usual.seconds if usual.seconds else 1.0
         if self._trying and usual.runs >= KNOWN:
-            self._judge(share)
+            self._judge(times)
             return
         self._since += usual.seconds
-        self._slow = self._slow + 1 if share > SPIKE and not self.alone else 0
+        self._slow = self._slow + 1 if times > SPIKE and not self.alone else 0
+        self._taken = missing > TAKEN
 
-    def _judge(self, share: float) -> None:
+    def _judge(self, times: float) -> None:
         """One more run of a try: it is lost as soon as the other way was not the better one."""
-        self._tried.append(share)
+        self._tried.append(times)
         if len(self._tried) == 1:
             return
         there = max(self._tried[::2])
