@@ -61,11 +61,13 @@ class Executor:
         }
         self._memory: dict[str, Memory] = {**_brought(self.plan, external), **self._arenas}
         self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
+        self._fetches: dict[Step, str] = {}  # those of outputs, by name
         slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
         needed = (t.name for t in self.plan.graph.leaves(Kind.INPUT))
         self.inputs = inputs.union(needed)
         self._feeds = FeedCheck(self.plan.graph, self.inputs)
+        self._some: dict[tuple[int, tuple[str, ...]], list[Step]] = {}
         self.runs = 0
         self.torn: frozenset[str] = frozenset()
 
@@ -82,17 +84,35 @@ class Executor:
         """The storage of every input. InputError for a missing, unknown or unfit feed."""
         return self._feeds.checked(feeds)
 
-    def replay(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """Replay the plan once with feeds that are checked."""
+    def replay(
+        self, stored: Mapping[str, Array], outputs: tuple[str, ...] | None = None
+    ) -> dict[str, Array]:
+        """Replay the plan once with feeds that are checked; bring back these `outputs`, or all.
+        InputError, before anything runs, for the name of none."""
         results: dict[str, Array] = {}
+        phase = self.runs % len(self._phases)
+        steps = self._phases[phase] if outputs is None else self._bringing(phase, outputs)
         try:
-            for step in self._phases[self.runs % len(self._phases)]:
+            for step in steps:
                 step(stored, results)
         except BaseException:
             self._abandon()
             raise
         self.runs += 1
         return results
+
+    def _bringing(self, phase: int, outputs: tuple[str, ...]) -> list[Step]:
+        """The steps of a phase, but for those that read other outputs: nothing waits for them."""
+        found = self._some.get((phase, outputs))
+        if found is None:
+            known = {t.name for t in self.plan.graph.outputs}
+            if unknown := [n for n in outputs if n not in known]:
+                names = ", ".join(sorted(known))
+                raise InputError(f"no output is called {unknown[0]!r}; the graph's: {names}")
+            others = known.difference(outputs)
+            steps = [s for s in self._phases[phase] if self._fetches.get(s) not in others]
+            found = self._some[phase, outputs] = steps
+        return found
 
     def _abandon(self) -> None:
         """Back to what the proof begins with: nothing enqueued, no run begun."""
@@ -109,6 +129,7 @@ class Executor:
             self._owner(memory.buffer).free(memory)
         self._arenas.clear()
         self._phases.clear()
+        self._some.clear()
 
     def _owner(self, buffer: Buffer) -> Store:
         return self._host if buffer.device == HOST else self._backends[buffer.device]
@@ -185,7 +206,11 @@ class Executor:
             return _feed(self._owner(memory.buffer), memory, offset, tensor)
         memory, offset = self._at(c.reads[0].value, phase)
         fetch = _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
-        return fetch if tensor.is_output else lambda feeds, results: fetch(feeds, self._looked_at)
+        if not tensor.is_output:
+            return lambda feeds, results: fetch(feeds, self._looked_at)
+        if all(k.chosen_by != tensor.name for k in self.plan.schedule):
+            self._fetches[fetch] = tensor.name
+        return fetch
 
     def _sync(self, c: Command) -> Step:
         if c.waits_for is None and c.event is None:

@@ -34,6 +34,7 @@ else:
     logging = lazy("logging")
 
 LOG = "ggraph"  # the name of the log
+Some = tuple[str, ...] | None  # names, or all
 
 
 class Session:
@@ -117,15 +118,17 @@ class Session:
         """Names of the inputs of the graph under `key`. InputError when there is none."""
         return self._executor(key).inputs
 
-    def run(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Replay the plan of `key`: an array per input gives an array per output.
+    def run(
+        self, key: Hashable, feeds: Mapping[str, Array], outputs: Some = None
+    ) -> dict[str, Array]:
+        """Replay the plan of `key`: an array per input gives one per output, or these `outputs`.
 
         Raises InputError, before anything runs, when nothing was prepared under the key, and for a
-        missing, unknown or unfit feed.
+        missing, unknown or unfit feed, or the name of no output.
         """
         with self._lock:
             executor = self._executor(key)
-            return self._replayed(key, executor, executor.checked(feeds))
+            return self._replayed(key, executor, executor.checked(feeds), outputs)
 
     def scan(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """A loop whose body is planned once: the plan of `key` run for one step after the other.
@@ -143,21 +146,20 @@ class Session:
             return {name: np.stack([step[name] for step in found]) for name in found[0]}
 
     def _replayed(
-        self, key: Hashable, executor: Executor, stored: Mapping[str, Array]
+        self, key: Hashable, runs: Executor, stored: Mapping[str, Array], outputs: Some = None
     ) -> dict[str, Array]:
-        """One run, of feeds that are checked."""
-        with self._lock:
-            self._check_whole()
-            if executor is not self._latest and not (self._latest or executor).ends_complete:
-                self._settle()  # a plan's proof knows its own runs, not those of another plan
-            self._latest = executor
-            try:
-                return executor.replay(stored)
-            except Exception as error:
-                if executor.torn:
-                    torn = ", ".join(sorted(executor.torn)[:3])
-                    self._failure = f"a run of {key!r} failed: {error}; {torn} may be half written"
-                raise
+        """One run, of feeds that are checked; the lock is held."""
+        self._check_whole()
+        if runs is not self._latest and not (self._latest or runs).ends_complete:
+            self._settle()  # a plan's proof knows its own runs, not those of another plan
+        self._latest = runs
+        try:
+            return runs.replay(stored, outputs)
+        except Exception as error:
+            if runs.torn:
+                torn = ", ".join(sorted(runs.torn)[:3])
+                self._failure = f"a run of {key!r} failed: {error}; {torn} may be half written"
+            raise
 
     def read_state(self, name: str) -> Array:
         """The bytes of a state as a uint8 array (a copy)."""

@@ -175,7 +175,7 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
         drafts = Speculation([SuffixDrafter()], Adaptive(prices=SharedPrices(prices)))
     return Request(
         a.prompt,
-        Plain(sampler.sample, m.tokenizer.eos_ids),
+        Plain(sampler.sample, m.tokenizer.eos_ids, greedy=sampler.config.greedy),
         a.limit,
         a.priority,
         drafts if a.drafter else None,

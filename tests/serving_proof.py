@@ -42,9 +42,9 @@ class Recorder:
         run, step = batch._run, batch.runner.step
         rows: list[tuple[int, tuple[int, ...]]] = []  # as they were then: texts change their lists
 
-        def stepped(given: Sequence[Row], *more: Any) -> Any:
+        def stepped(given: Sequence[Row], *more: Any, **named: Any) -> Any:
             rows[:] = [(r.slot, tuple(r.seen.tolist())) for r in given]
-            return step(given, *more)
+            return step(given, *more, **named)
 
         def noted(parts: Sequence[Any], taps: tuple[int, ...]) -> None:
             meant = [(p.text.arrived, m) for p in parts for m in self._meant(p)]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ggraph import InputError
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.prices import Prices
+from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.prefix import PrefixTree
@@ -19,6 +21,7 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
+from ggraph.session import Session
 
 HEAD = TINY / "eagle3_for_llama_tied"
 HISTORIES = 24  # as many more as wanted: python scripts/check_serving.py --histories 2000
@@ -63,6 +66,54 @@ def test_no_history_changes_a_text(world: World) -> None:
     assert not wrong
     happened = {what for what, count in seen.items() if count}
     assert happened == set(seen), f"nothing was {set(seen) - happened}"
+
+
+def test_logits_are_brought_back_where_somebody_looks_at_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts that take the greatest no more than that comes back, and the texts are the same."""
+    brought: list[bool] = []
+    step = ListRunner.step
+
+    def noted(self: ListRunner, *given: Any, **named: Any) -> Result:
+        found = step(self, *given, **named)
+        brought.append(found.logits.dtype == np.float32)
+        return found
+
+    monkeypatch.setattr(ListRunner, "step", noted)
+    batch, ends = batch_of(world), world.batch.tokenizer.eos_ids
+    prompts, limits = [[3, 1, 4], [1, 5, 9], [2, 6, 5]], (24, 24, 8)
+    voices = [*(Plain(best, ends, greedy=True) for _ in "ab"), Plain(best, ends)]
+    texts = [
+        batch.submit(Request(p, v, limit))
+        for p, v, limit in zip(prompts, voices, limits, strict=True)
+    ]
+    finish(batch)
+    wanted = [plain(world, p, limit) for p, limit in zip(prompts, limits, strict=True)]
+    assert [new(t) for t in texts] == wanted
+    assert brought == [True] * 8 + [False] * 16
+
+
+def test_a_greatest_logit_that_is_no_number_ends_its_own_text_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Session.run
+
+    def spoiled(self: Session, *given: Any) -> dict[str, np.ndarray]:
+        out = run(self, *given)
+        if "greatest" in out:
+            out["greatest"][0] = np.nan
+        return out
+
+    batch, ends = batch_of(world), world.batch.tokenizer.eos_ids
+    bad, good = (batch.submit(Request([1, 2, 3], Plain(best, ends, greedy=True), 5)) for _ in "ab")
+    batch.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "run", spoiled)
+        batch.step()
+    finish(batch)
+    assert bad.ended == "error" and "no number" in str(bad.error)
+    assert new(good) == plain(world, [1, 2, 3], 5)
 
 
 def test_cancelling_one_of_a_shared_prefix_leaves_the_others(world: World) -> None:
@@ -152,6 +203,8 @@ def test_features_are_those_of_the_text_alone(world: World) -> None:
 
 class Broken:
     """A voice that fails."""
+
+    greedy = False
 
     def pick(self, logits: np.ndarray) -> int:
         raise InputError("no token may be said")

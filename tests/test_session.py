@@ -204,6 +204,12 @@ def test_every_output_that_was_asked_for_comes(device: str, rewrites: bool) -> N
     assert set(got) == set(wanted)
     for name, value in wanted.items():
         assert np.array_equal(got[name], value), name
+    for some in (("b",), ("x", "f"), ()):
+        few = session.run(1, feeds, some)
+        assert set(few) == set(some)
+        assert all(np.array_equal(few[name], wanted[name]) for name in some)
+    with pytest.raises(InputError, match="no output is called 'w'; the graph's: a, b, c"):
+        session.run(1, feeds, ("a", "w"))
     session.close()
 
 

@@ -271,16 +271,17 @@ class Runner:
 
 
 @checked
-def picking(step: Graph, count: int = 1) -> Graph:
+def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
     i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
-    the least), in place of all logits."""
+    the least), in place of all logits, or beside them."""
     logits = step["logits"]
     rows, size = logits.shape
     count = min(count, size)
     best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
     greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
-    return _instead(step, {"best": best, "greatest": greatest}, f"best of {step.name}")
+    found = {"best": best, "greatest": greatest}
+    return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
 
 
 @checked
@@ -294,7 +295,7 @@ def drawing(step: Graph, config: SamplerConfig) -> Graph:
         logits, input("numbers", (rows,), F64), temp=temp, best=min(top_k, size), top_p=top_p,
         min_p=min_p,
     )  # fmt: skip
-    return _instead(step, {"best": best}, f"draw of {step.name}")
+    return _with(step, {"best": best}, f"draw of {step.name}", without="logits")
 
 
 def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:
@@ -306,9 +307,9 @@ def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) ->
     return numbers
 
 
-def _instead(step: Graph, found: Mapping[str, Tensor], name: str) -> Graph:
-    """The step with these outputs in place of its logits."""
-    outputs = {t.name: t for t in step.outputs if t.name != "logits"}
+def _with(step: Graph, found: Mapping[str, Tensor], name: str, without: str) -> Graph:
+    """The step with these outputs beside its own, or in place of one of them."""
+    outputs = {t.name: t for t in step.outputs if t.name != without}
     also = [t for t in step.updates.values() if not t.is_leaf]
     return Graph.of({**outputs, **found}, also=also, name=name)
 

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from ggraph.decode.acceptance import Kept, match
+from ggraph.decode.acceptance import Kept, match, only
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.model import LOG
 from ggraph.decode.prices import Prices
@@ -298,7 +298,8 @@ class Batch:
             logits += len(part.draft) + part.wanted
         start = self.now()
         courses = [course_of(p) for p in parts] if self.runner.texts else []
-        result = self.runner.step(rows, taps, courses)
+        greedy = all(p.text.request.voice.greedy for p in parts if p.wanted)
+        result = self.runner.step(rows, taps, courses, greedy=greedy)
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took
@@ -311,17 +312,16 @@ class Batch:
         """Move a text on by what its rows brought."""
         text, certain = part.text, part.certain
         first = not text.new
-        kept = self._kept(part, result.logits[part.logits :], took) if part.wanted else NONE
-        path = [*range(certain), *(certain + n for n in kept.nodes)]
-        place(part, path)
+        kept = self._kept(part, result, took) if part.wanted else NONE
+        place(part, kept.nodes)
         self.memory.replay(text, part.log, kept.nodes)
         if text.request.features:
-            at = [part.first + r for r in path]
+            at = _text_rows(part, kept)
             taps = [result.taps[i][at] for i in self.runner.taps]
             text.features.append(np.concatenate(taps, axis=1))
         elif self.taps and drafts_by_head(text.request):
             for g in self.guessers:
-                g.note(text, result.taps, [part.first + r for r in path])
+                g.note(text, result.taps, _text_rows(part, kept))
         if first:
             text.read += certain
             self.counters.prompt_rows += certain
@@ -336,7 +336,7 @@ class Batch:
         elif not text.limit and not text.outstanding:
             text.ended = "read"
 
-    def _kept(self, part: Part, logits: Array, took: float) -> Kept:
+    def _kept(self, part: Part, result: Result, took: float) -> Kept:
         """The tokens that a text gains. What its voice raises ends it."""
         text, voice, drafts = part.text, part.text.request.voice, part.text.request.drafts
 
@@ -344,8 +344,9 @@ class Batch:
             text.ended = voice.accept(token)
             return text.ended is not None
 
+        logits, pick = result.logits[part.logits :], _picked if result.picked else voice.pick
         try:
-            kept = match(part.draft, logits, voice.pick, accept, frozenset(), text.limit - text.new)
+            kept = match(part.draft, logits, pick, accept, frozenset(), text.limit - text.new)
         except (GgraphError, ValueError) as error:
             text.ended, text.error = "error", error
             return NONE
@@ -361,6 +362,19 @@ class Batch:
 
 
 NONE = Kept((), ())
+
+
+def _picked(row: Array) -> int:
+    """The token that a step has picked. InputError where no logit was a number."""
+    if (token := only(row)) < 0:
+        raise InputError("logits: the greatest value is no number")
+    return token
+
+
+def _text_rows(part: Part, kept: Kept) -> list[int]:
+    """The rows of its step that are a text's now."""
+    certain = part.first + part.certain
+    return [*range(part.first, certain), *(certain + n for n in kept.nodes)]
 
 
 def _order(text: Text) -> tuple[int, int]:

@@ -157,7 +157,7 @@ class ListHead:
         self.head, self.session, self.slots = head, session, slots
         self.cache_dtype = cache_dtype
         self.taps = tuple(dict.fromkeys(head.taps))
-        self._lists = Lists(context + SPARE, head.sliding_window)
+        self._lists = Lists(slots + SPARE, context + SPARE, head.sliding_window)
         self._known = np.zeros(slots, bool)  # slots with a row
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -250,8 +250,7 @@ class ListHead:
         self._prepare(shape)
         wide = np.zeros((shape.rows, features.shape[1]), np.float32)
         wide[: len(rows)] = features
-        spare = self.slots + SPARE
-        given = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, spare)
+        given = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         given["hidden" if fed_back else "features"] = wide
         key = (self.head.name, shape)
         taken = self.session.inputs(key)

@@ -42,23 +42,23 @@ def rows_of(part: Part) -> list[Row]:
     text, at = part.text, part.text.computed
     certain = part.certain
     text.slots[at : at + certain] = part.slots[:certain]
+    last = certain - 1 if part.wanted else certain
     rows = [
-        Row(part.tokens[i], part.slots[i], at + i, text.slots[: at + i + 1], False)
+        Row(part.tokens[i], part.slots[i], at + i, text.slots[: at + i + 1], i == last)
         for i in range(certain)
     ]
-    if not part.wanted:
-        return rows
-    seen = [rows[-1].seen]
     for node, parent in enumerate(part.draft.parents, certain):
-        seen.append(np.append(seen[parent + 1], np.int32(part.slots[node])))
-    last = certain - 1
-    ends = zip(part.tokens[last:], part.slots[last:], seen, strict=True)
-    return [*rows[:-1], *(Row(token, slot, len(s) - 1, s, True) for token, slot, s in ends)]
+        seen = np.append(rows[last + parent + 1].seen, np.int32(part.slots[node]))
+        rows.append(Row(part.tokens[node], part.slots[node], len(seen) - 1, seen, True))
+    return rows
 
 
-def place(part: Part, path: Sequence[int]) -> None:
-    """Rows `path` of a part become the text's; the slots of others are spare again."""
-    text, at, chosen = part.text, part.text.computed, set(path)
-    text.slots[at : at + len(path)] = [part.slots[r] for r in path]
-    text.spare[:0] = [s for r, s in enumerate(part.slots) if r not in chosen]
-    text.computed += len(path)
+def place(part: Part, nodes: Sequence[int]) -> None:
+    """The certain rows of a part are its text's, and so are those of its draft's `nodes` now; the
+    slots of others are spare again."""
+    text, certain = part.text, part.certain
+    text.computed += certain + len(nodes)
+    if part.draft:
+        slots = part.slots[certain:]
+        text.slots[text.computed - len(nodes) : text.computed] = [slots[n] for n in nodes]
+        text.spare[:0] = [s for n, s in enumerate(slots) if n not in nodes]

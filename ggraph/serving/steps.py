@@ -6,14 +6,16 @@ The cost of a step follows from what its rows see, and not from how large the ca
 are planned: steps whose rows all want logits in each bucket of rows, and others in coarse ones.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
-from ggraph.decode.runner import Result
+from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.serving.states import Course, course_feeds
@@ -40,8 +42,9 @@ class Row(NamedTuple):
 class Lists:
     """What rows feed a step with: shape buckets, and lists that are kept from step to step."""
 
-    def __init__(self, context: int, window: int | None) -> None:
+    def __init__(self, slots: int, context: int, window: int | None) -> None:
         self.context, self._window = context, window
+        self._spare, self._length = slots, np.array([slots + 1], np.int32)
         self._lists: dict[tuple[str, int, int], Array] = {}
 
     def bucket(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int]:
@@ -54,17 +57,15 @@ class Lists:
             seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
         return bucket, seen, min(width_bucket(reach), self.context)
 
-    def feeds(
-        self, rows: Sequence[Row], count: int, wanted: int, width: int, spare: int
-    ) -> dict[str, Array]:
+    def feeds(self, rows: Sequence[Row], count: int, wanted: int, width: int) -> dict[str, Array]:
         """The inputs of a step of `count` rows, `wanted` of them with logits, whose lists have
-        `width` entries. Rows that fill it up are written to slot `spare`."""
+        `width` entries. Rows that fill it up are written to the slot behind all others."""
         feeds = {
             "tokens": padded([r.token for r in rows], count, 0),
             "positions": padded([r.position for r in rows], count, 0),
-            "slots": padded([r.slot for r in rows], count, spare, np.int64),
+            "slots": padded([r.slot for r in rows], count, self._spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
-            "length": np.array([spare + 1], np.int32),
+            "length": self._length,
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
         }
         if self._window is not None:
@@ -82,8 +83,10 @@ class Lists:
         for line, row in zip(lists, rows, strict=False):
             seen = row.seen[-window:]
             line[: len(seen)] = seen
-            line[len(seen) : len(seen) + 1] = -1
-        lists[len(rows) :, 0] = -1
+            if len(seen) < width:
+                line[len(seen)] = -1
+        if len(rows) < count:
+            lists[len(rows) :, 0] = -1
         return lists
 
 
@@ -96,6 +99,7 @@ def width_bucket(reach: int) -> int:
 
 
 _Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs
+LOGITS, BEST = ("logits",), ("best", "greatest")  # what a step brings back beside its taps
 
 
 class ListRunner:
@@ -122,7 +126,7 @@ class ListRunner:
         self.slots, self.context = slots, context
         self.texts = texts if model.recurrent else 0
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
-        self._lists = Lists(context, model.sliding_window)
+        self._lists = Lists(slots, context, model.sliding_window)
         self._ready: dict[tuple[object, ...], _Ready] = {}
         self._caches: dict[str, int] = {}
 
@@ -139,7 +143,8 @@ class ListRunner:
         key = (self.model.name, shape)
         if key in self.session:
             return False
-        self.session.prepare(key, lambda: self.model.build(shape), self.model.weight)
+        build = partial(self.model.build, shape)
+        self.session.prepare(key, lambda: picking(build(), alone=False), self.model.weight)
         return True
 
     def caches(self) -> dict[str, int]:
@@ -158,18 +163,27 @@ class ListRunner:
             self.session.touch(name)
 
     def step(
-        self, rows: Sequence[Row], taps: tuple[int, ...] = (), courses: Sequence[Course] = ()
+        self,
+        rows: Sequence[Row],
+        taps: tuple[int, ...] = (),
+        courses: Sequence[Course] = (),
+        *,
+        greedy: bool = False,
     ) -> Result:
-        """One step: logits f32 [M, V] of the rows that want them, in order; taps f32 [T, E].
-        Recurrent layers are told the `courses` of the texts whose rows these are, in order."""
+        """One step: logits f32 [M, V] of the rows that want them, in order, or where that is
+        `greedy` the token of the greatest alone, i32 [M, 1], below 0 where that is no number; taps
+        f32 [T, E]. Recurrent layers are told the `courses` of the texts whose rows these are, in
+        order."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
         shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
-        offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed, self.slots)
+        offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
-        out = self.session.run(key, {n: offered[n] for n in taken})
+        outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in shape.taps])
+        out = self.session.run(key, {n: offered[n] for n in taken}, outputs)
         found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
-        return Result(out["logits"][:wanted], found)
+        said = _tokens(out, wanted) if greedy else out["logits"][:wanted]
+        return Result(said, found, int(greedy))
 
     def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Ready:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
@@ -181,6 +195,15 @@ class ListRunner:
             key = (self.model.name, shape)
             found = self._ready[asked] = shape, key, tuple(self.session.inputs(key))
         return found
+
+
+def _tokens(out: Mapping[str, Array], count: int) -> Array:
+    """Which tokens a step picked."""
+    best = out["best"][:count, None]
+    for row, greatest in enumerate(out["greatest"].ravel()[:count].tolist()):
+        if not isfinite(greatest):
+            best[row] = -1
+    return best
 
 
 def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> list[StepShape]:

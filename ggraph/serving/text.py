@@ -18,6 +18,11 @@ LONGEST_DRAFT = 64
 class Voice(Protocol):
     """Chooses a text's tokens. Whatever it raises ends this text and no other."""
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the token of the greatest logit is always it: who knows that need not ask."""
+        ...
+
     def pick(self, logits: Array) -> int:
         """The next token from logits f32 [V]; asked once for each token, in order."""
         ...
@@ -38,6 +43,7 @@ class Plain:
     choose: Pick
     ends: frozenset[int] = frozenset()
     turns: int = 1
+    greedy: bool = False
 
     def pick(self, logits: Array) -> int:
         """As `choose` does."""

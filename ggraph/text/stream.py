@@ -51,6 +51,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """The text that may be shown now; empty once `stopped` is set."""
+        if not self._stops:
+            return text
         if self.stopped is not None:
             return ""
         text = self._held + text

@@ -1,12 +1,14 @@
 """Speed of a server under many clients: ours, or any that speaks OpenAI's API.
 
 Every client asks again as soon as it was answered; the first round of all is not counted. One text
-that is generated without a server is measured by the same figures. Clients run on the processors
+that is printed without a server is measured by the same figures. Clients run on the processors
 that they measure, so they only note when bytes came, and read them when the answer is over.
 """
 
-import asyncio
 import json
+import os
+import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -22,13 +24,14 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ggraph import InputError
-from ggraph.decode.engine import Engine
-from ggraph.decode.sampler import Sampler, SamplerConfig
 
-from ..run.load import Loaded
+from .printing import END
 
 START_SECONDS = 120
 MARK = b"data: {"
+LAST = b"\r\n0\r\n\r\n"  # chunk of a reply, behind another
+MOST_READ = 1 << 16  # bytes at once
+Process = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True)
@@ -60,29 +63,39 @@ class Heard:
     times: list[float] = field(default_factory=list)
 
 
-def measure(url: str, load: Load, vocabulary: int, seed: int) -> dict[str, Any]:
+def measure(url: str, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
     """Tokens per second of all clients together, and what each waited for."""
     prompts = load.prompts(vocabulary, seed)
-    begun, heard = asyncio.run(_all(url, load, prompts))
-    return _figures(load, begun, heard)
+    begun, heard = _all(url, load, prompts)
+    return figures(load, begun, heard)
 
 
-def generated(m: Loaded, load: Load, seed: int) -> dict[str, Any]:
-    """What one client would hear of texts that are generated in this very process."""
-    sampler = Sampler(SamplerConfig(temp=0), m.model.vocab_size)
-    engine, begun, heard = Engine(m.runner, ()), 0.0, list[Heard]()
-    m.runner.picks = 1  # as `ggraph generate` has greedy text
-    for number, prompt in enumerate(load.prompts(m.model.vocab_size, seed)[0]):
-        engine.reset()
-        said = Heard(time.perf_counter())
-        tokens = engine.generate(prompt, sampler.sample, sampler.accept, limit=load.new)
-        said.times += [time.perf_counter() for _ in tokens]
+def printed(printer: Process, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
+    """The same of one reader of `ggraph generate`, whose texts come one after the other."""
+    begun, heard = 0.0, list[Heard]()
+    for number, prompt in enumerate(load.prompts(vocabulary, seed)[0]):
+        said = _read(printer, prompt, load.new)
         begun = said.asked if number == 1 else begun
         heard += [said] if number else []
-    return _figures(load, begun, heard)
+    return figures(load, begun, heard)
 
 
-def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]:
+def _read(printer: Process, prompt: Sequence[int], new: int) -> Heard:
+    """When parts of a text came."""
+    assert printer.stdin is not None and printer.stdout is not None, "its pipes are not ours"
+    asked, heard = json.dumps([prompt, new]).encode() + b"\n", Heard(time.perf_counter())
+    printer.stdin.write(asked)
+    printer.stdin.flush()
+    data = b""
+    while not data.endswith(END):
+        data = os.read(printer.stdout.fileno(), MOST_READ)
+        if not data:
+            raise InputError("a process like `ggraph generate` ended amid a text")
+        heard.times += [time.perf_counter()] if data != END else []
+    return heard
+
+
+def figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]:
     """Of answers, none of which was asked for before `begun`."""
     last = max(h.times[-1] for h in heard)
     firsts = [h.times[0] - h.asked for h in heard]
@@ -100,40 +113,62 @@ def _figures(load: Load, begun: float, heard: Sequence[Heard]) -> dict[str, Any]
     }
 
 
-async def _all(
+def _all(
     url: str, load: Load, prompts: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[float, list[Heard]]:
     """When counting began, and every answer from then on."""
     requests = [[_request(url, p, load.new) for p in own[1:]] for own in prompts]
-    first = await asyncio.gather(*(_ask(url, _request(url, p[0], 4)) for p in prompts))
+    first = _answered(url, [[_request(url, own[0], 4)] for own in prompts])
     assert all(a.heard().times for a in first), "a server says nothing"
     begun = time.perf_counter()
-
-    async def client(own: Sequence[bytes]) -> list[_Answer]:
-        return [await _ask(url, r) for r in own]
-
-    found = await asyncio.gather(*map(client, requests))
-    return begun, [a.heard() for answers in found for a in answers]
+    return begun, [a.heard() for a in _answered(url, requests)]
 
 
-class _Answer(asyncio.Protocol):
-    """Sends a request, and notes what comes back and when, up to the end of the connection."""
+def _answered(url: str, requests: Sequence[Sequence[bytes]]) -> "list[_Answer]":
+    """All answers to the requests of several clients, who ask one thing after the other."""
+    found = list[_Answer]()
+    with selectors.DefaultSelector() as open_ones:
 
-    def __init__(self, request: bytes) -> None:
-        self._request, self.asked = request, time.perf_counter()
+        def ask(left: Iterator[bytes], line: socket.socket | None) -> None:
+            if (request := next(left, None)) is not None:
+                found.append(answer := _Answer(url, request, line))
+                open_ones.register(answer.line, selectors.EVENT_READ, (answer, left))
+            elif line is not None:
+                line.close()
+
+        for own in requests:
+            ask(iter(own), None)
+        while known := open_ones.get_map():
+            # One alone is read without asking which: its client runs where it measures
+            ready = known.values() if len(known) == 1 else [key for key, _ in open_ones.select()]
+            for key in list(ready):
+                answer, left = key.data
+                if answer.is_over():
+                    open_ones.unregister(answer.line)
+                    ask(left, answer.line)
+    return found
+
+
+class _Answer:
+    """Sends a request, and notes what comes back and when. The connection is kept for the next one,
+    as usual libraries do."""
+
+    def __init__(self, url: str, request: bytes, line: socket.socket | None) -> None:
+        parts, self._request, self.asked = urlsplit(url), request, time.perf_counter()
         self.came: list[tuple[float, bytes]] = []
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        where = parts.hostname or "", parts.port or 80
+        self.line = socket.create_connection(where) if line is None else line
+        self.line.sendall(request)
+        self._latest = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport), f"{transport} cannot be written to"
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
+    def is_over(self) -> bool:
+        """Take in what has come; whether that is the end. InputError where the server hung up."""
+        data = self.line.recv(MOST_READ)
         self.came.append((time.perf_counter(), data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        if not data:
+            raise InputError(f"{self._request[:60]!r}: no whole answer: {self._latest!r}")
+        self._latest = (self._latest + data)[-len(LAST) :]
+        return self._latest == LAST
 
     def heard(self) -> Heard:
         """When text came. InputError where the request was refused, or the answer ended early."""
@@ -169,15 +204,7 @@ def _request(url: str, prompt: Sequence[int], new: int) -> bytes:
     }  # fmt: skip
     raw = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
-    return f"{head}connection: close\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
-
-
-async def _ask(url: str, request: bytes) -> _Answer:
-    """An answer, once all of it is there."""
-    parts, loop, answer = urlsplit(url), asyncio.get_running_loop(), _Answer(request)
-    await loop.create_connection(lambda: answer, parts.hostname or "", parts.port or 80)
-    await answer.over
-    return answer
+    return f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw
 
 
 @contextmanager
@@ -200,6 +227,14 @@ def our_server(model: Path, threads: int | None, parallel: int, draft: int) -> I
 
 
 @contextmanager
+def our_printer(model: Path, threads: int) -> Iterator[Process]:
+    """A process that prints texts as `ggraph generate` does."""
+    command = [sys.executable, "-m", f"{__package__}.printing", str(model), str(threads)]
+    with _process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+
+
+@contextmanager
 def peer_server(
     binary: str, model: Path, threads: int, parallel: int, context: int
 ) -> Iterator[str]:
@@ -215,9 +250,9 @@ def peer_server(
 
 
 @contextmanager
-def _process(command: Sequence[str], stdout: int) -> Iterator["subprocess.Popen[bytes]"]:
+def _process(command: Sequence[str], stdout: int, stdin: int | None = None) -> Iterator[Process]:
     try:
-        process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL)
+        process = Process(command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL)
     except OSError as error:
         raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
     try:

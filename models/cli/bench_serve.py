@@ -4,7 +4,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +16,8 @@ from ggraph.env import thread_count
 
 from ..bench.install import built
 from ..bench.machine import machine
-from ..bench.serve import Load, generated, measure, our_server, peer_server
-from ..run.load import load
+from ..bench.serve import Load, measure, our_printer, our_server, peer_server, printed
+from ..registry import open_model
 from .common import ModelPath, Threads, model_path, note, write_text
 
 PEER_CONTEXT = 256  # slots of llama.cpp's cache for each client, at least
@@ -43,8 +43,8 @@ def bench_serve(
 ) -> None:
     """Tokens per second of all clients together, the time to the first token and between tokens.
 
-    Both servers run at once and are asked in turn, with the same prompts; `generate` is one text
-    at a time without a server.
+    Both servers run at once and are asked in turn, with the same prompts; `generate` is what who
+    reads the command's output hears of one text at a time.
 
     Example: ggraph bench serve --peer llama-server --clients 1,8,64
     """
@@ -53,17 +53,18 @@ def bench_serve(
     most, room = max(numbers), max(PEER_CONTEXT, prompt + new)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        m = stack.enter_context(closing(load(path, threads=count)))
+        vocabulary = open_model(path).vocab_size
         own = stack.enter_context(our_server(path, count, min(64, most), draft_max))
-        sides: dict[str, Side] = {"ggraph": partial(_asked, own, m.model.vocab_size)}
+        sides: dict[str, Side] = {"ggraph": partial(measure, own, vocabulary)}
         if binary is not None:
             other = stack.enter_context(peer_server(binary, path, count, most, room))
-            sides["llama.cpp"] = partial(_asked, other, m.model.vocab_size)
+            sides["llama.cpp"] = partial(measure, other, vocabulary)
+        if 1 in numbers:
+            printer = stack.enter_context(our_printer(path, count))
+            one: dict[str, Side] = {**sides, "generate": partial(printed, printer, vocabulary)}
         for number in numbers:
             wanted = Load(number, prompt, new, shared)
-            asked = dict(sides)
-            if number == 1:
-                asked["generate"] = partial(generated, m)
+            asked = one if number == 1 else sides
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
             for seed in range(rounds):
                 for name, side in asked.items():
@@ -74,10 +75,6 @@ def bench_serve(
     if out is not None:
         write_text(out, json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
         note(f"wrote {out}")
-
-
-def _asked(url: str, vocabulary: int, load: Load, seed: int) -> dict[str, Any]:
-    return measure(url, load, vocabulary, seed)
 
 
 def _numbers(text: str) -> list[int]:

@@ -183,7 +183,7 @@ class Service:
         requests = []
         for i, ids in enumerate(p for p in prompts for _ in range(count)):
             ticket = Ticket(i, said)
-            own = replace(config, seed=(config.seed or 0) + i % count)
+            own = replace(config, seed=(config.seed or 0) + i % count) if i % count else config
             told = [] if journal is None else journal.told(i)
             requests.append(self._request(ticket, ids, own, body, wanted, told))
             tickets.append(ticket)

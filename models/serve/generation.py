@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class Generation:
                 yield _chunk(d, {"index": i, "delta": opening, "finish_reason": None})
 
         def tell(index: int, what: Said | Ended | None) -> bytes:
-            return b"".join(self._told(asked, found[index], index, what))
+            return self._told(asked, found[index], index, what)
 
         async for told in self.told(asked.answers, tell, wire):
             yield told
@@ -121,25 +121,21 @@ class Generation:
             if told := b"".join([tell(index, what) for index, what in heard]):
                 yield told
 
-    def _told(
-        self, asked: Asked, a: Whole, index: int, what: Said | Ended | None
-    ) -> Iterator[bytes]:
+    def _told(self, asked: Asked, a: Whole, index: int, what: Said | Ended | None) -> bytes:
         """The events of what an answer says."""
         if what is None:
-            yield PING
-            return
+            return PING
         d = asked.dialect
         a.add(what)
-        if isinstance(what, Said):
-            if what.chance is not None and not may_be_call(asked, a):
-                yield _chunk(d, d.piece(index, a.untold(), what))
-            elif what.text and not may_be_call(asked, a):
-                yield d.told(index, a.untold())
-        elif a.error is not None:
-            yield event(body(a.error, "server_error"))
-        else:
-            for choice in self._endings(asked, index, a):
-                yield _chunk(d, choice)
+        if isinstance(what, Ended):
+            if a.error is not None:
+                return event(body(a.error, "server_error"))
+            return b"".join([_chunk(d, choice) for choice in self._endings(asked, index, a)])
+        if may_be_call(asked, a):
+            return b""
+        if what.chance is not None:
+            return _chunk(d, d.piece(index, a.untold(), what))
+        return d.told(index, a.untold()) if what.text else b""
 
     async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
         """What the answers say, in order; None where nothing was said for a while. What has come

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ggraph.serving.text import Text
 
@@ -102,7 +102,7 @@ def together(heard: Sequence[Heard], *, one_by_one: bool) -> list[list[Heard]]:
         else:
             before = found[at][1]
             assert isinstance(before, Said), f"answer {index}: {before} is no text"
-            found[at] = index, replace(what, text=before.text + what.text)
+            found[at] = index, what._replace(text=before.text + what.text)
             continue
         found.append((index, what))
     return [found]

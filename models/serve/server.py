@@ -72,7 +72,8 @@ def serve(
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there. InputError where that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named, since asyncio lets words go at once (TCP_NODELAY) only where it is
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,8 +26,7 @@ class Chance:
     logprob: float
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """A token, the text that it lets be shown, and the likeliest tokens in its place."""
 
     token: int | None
@@ -67,9 +67,15 @@ class AnswerVoice:
     _chance: Chance | None = None
     _best: tuple[Chance, ...] = ()
 
+    @cached_property
+    def greedy(self) -> bool:
+        """Whether the token of the greatest logit is always it, and nothing else is told."""
+        c = self.sampler.config
+        plain = self.form is None and self.top is None and not self.bias
+        return plain and c.greedy and not c.penalises
+
     def pick(self, logits: Array) -> int:
-        """The next token; chances are those of the model, before any rule. Refused where another
-        token was said before."""
+        """The next token; chances are those of the model, before any rule."""
         row = logits
         if self.bias:
             row = row.copy()
@@ -77,14 +83,15 @@ class AnswerVoice:
         if self.form is not None:
             row = self.form.allow(row)
         token = self.sampler.sample(row)
-        if self.told and (before := self.told.popleft()) != token:
-            raise Refused(f"token {before} was said before, but this model says {token}", 409)
         if self.top is not None:
             self._chance, self._best = chances(logits, token, self.top)
         return token
 
     def accept(self, token: int) -> str | None:
-        """Say what the token says; "stop" where the answer ends with it."""
+        """Say what the token says; "stop" where the answer ends with it. Refused where another
+        token was said before."""
+        if self.told and (before := self.told.popleft()) != token:
+            raise Refused(f"token {before} was said before, but this model says {token}", 409)
         self.sampler.accept(token)
         done = self.form is not None and self.form.accept(token)
         if token in self.ends:

@@ -135,13 +135,12 @@ class Worker:
         """Do what was asked for; wait, and make plans meanwhile, where there is nothing to run.
         False at the end."""
         while True:
-            try:
-                command = self._commands.get(block=self.batch.idle and not self._cold)
-            except queue.Empty:
-                if not self.batch.idle:
-                    return True
+            if self._commands.empty() and not self.batch.idle:
+                return True
+            if self._commands.empty() and self._cold:
                 self._cold.pop(0)()
                 continue
+            command = self._commands.get()
             if command is None:
                 return False
             command()
