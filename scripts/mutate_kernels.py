@@ -4,12 +4,12 @@
                                           [--list] [--write]
 
 Changes one thing in one kernel source at a time, in memory: drops a barrier, shifts an index,
-narrows a mask or a shift, turns a bound, skips lanes of a reduction; and runs the tests of that
-source until one fails, each mutant in a fork of this process; inside a block type those of that
-type. Prints each survivor with its line before and after; EXPLAINED below says why some of them
-are no mistakes. Status 1 where one is left that is not. What the journal knows of is not run
-again, so a run may be cut off; `--write` counts what it knows of the sources as they are now into
-tests/golden/kernel_mutants.json.
+narrows a mask or a shift, turns a bound or a sign, takes another constant, skips lanes of a
+reduction; and runs the tests of that source until one fails, each mutant in a fork of this process;
+inside a block type those of that type. Prints each survivor with its line before and after;
+EXPLAINED below says why some of them are no mistakes. Status 1 where one is left that is not. What
+the journal knows of is not run again, so a run may be cut off; `--write` counts what it knows of
+the sources as they are now into tests/golden/kernel_mutants.json.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from ggraph.backends.cuda import kernels
 TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a processor for a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
-EDGES = "tests/test_cuda_edges.py"
+EDGES, GATED = "tests/test_cuda_edges.py", "tests/test_gated.py"
 # Tests of each source: files and a `-k` expression.
 TESTS: dict[str, tuple[str, str]] = {
     "tiles.cu": (
-        PRODUCTS,
-        "(against or pair or experts) and "
+        f"{GATED} {PRODUCTS}",
+        "its_own or (against or pair or experts or gpu_gives) and "
         "(q4_k or q6_k or bf16 or q4_0 or f16 or q5_0 or q3_k or iq4_nl or q8_0)",
     ),
     "pieces.cuh": (f"{PRODUCTS} {OPS}", "against and (f16 or bf16) or any_size"),
@@ -66,9 +66,13 @@ TESTS: dict[str, tuple[str, str]] = {
     "rope.cu": (OPS, "rope or outside_the_cache"),
     "rows.cu": (OPS, "rows or do_not_exist"),
     "softmax.cu": (f"{OPS} {EDGES}", "soft_max or far_below"),
-    "draw.cu": ("tests/ops/test_draw.py", "one_token or any_length or may_be"),
+    "draw.cu": (
+        "tests/ops/test_draw.py",
+        "not 40.0 and one_token and (0.3 or 0.0 or 64 or 100) or any_length and (33 or 5000)",
+    ),
     "sort.cu": (f"{OPS} {EDGES}", "top_k or arg or ordered or no_number or long_row"),
     "elementwise.cu": (f"{OPS} {EDGES}", "agree or strided or digits or give"),
+    "units.cuh": (f"{OPS} {GATED}", "agree or gpu_gives and q8_0"),
     "common.cuh": (
         f"{OPS} {EDGES} {PRODUCTS}",
         "norm or sum or cast or rows or soft_max or many_warps or any_warps or are_none "
@@ -90,6 +94,10 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
     ("lane", r"(offset >>= 1)", "offset >>= 2"),
     ("start", r"(= 16; offset)", "= 8; offset"),
     ("sign", r"(-INF)", "0.0f"),
+    ("sign", r"( < )0\.0f", " > "),
+    ("sign", r"( > )0\.0f", " < "),
+    ("formula", r"(?:case \d+|default): return .*?( [+*/] )", " - "),
+    ("constant", r"(\d+\.\d{3,})", "0.625"),
 )
 # Survivors that are no mistakes, by source and a part of the line.
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
@@ -122,6 +130,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("matmul.cu", "if (n0 >= n) return;", "outputs behind the end are passed over one by one"),
     ("lanes.cuh", "chunks = (k + 7) / 8", "chunks behind the end are zeros"),
     ("matmul.cu", "8 * c + i < k) store_plain", "k of block types is a multiple of eight"),
+    ("draw.cu", "for (int at = 0; at < k; ++at) {", "a chance nobody wrote is NaN in the stand-in"),
+    ("draw.cu", "for (int i = 0; i < k; ++i) {", "a chance nobody wrote is NaN in the stand-in"),
     ("rope.cu", "first + HEADS < heads ? first + HEADS : heads", "equal where they are equal"),
 )
 

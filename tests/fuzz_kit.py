@@ -57,13 +57,13 @@ class Grown:
         kinds = [Kind.INPUT, Kind.INPUT, Kind.WEIGHT, Kind.STATE]
         if arg.dtype is A8:
             kinds = [Kind.INPUT]
-        if arg.fill == "parents":  # a state begins with zeros, which are no parents
+        if arg.fill.startswith("parents"):  # a state begins with zeros, which are no parents
             kinds = [Kind.INPUT, Kind.WEIGHT]
         chosen = kind or self.r.choice(kinds)
         t = leaf(chosen, f"{chosen.value[0]}{len(self.feeds)}", arg.shape, arg.dtype)
         rng = np.random.default_rng(self.r.randrange(1 << 30))
         self.kept.append(t)
-        if arg.fill == "parents":
+        if arg.fill.startswith("parents"):
             self.ordered.add(t.name)
         self.feeds[t.name] = examples.rounded(examples.values(arg, rng), t)
         self.memory[id(t)] = np.frombuffer(to_storage(self.feeds[t.name], t).tobytes(), np.uint8)

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from cuda_kit import need_driver, run
+from cuda_host import COMPILER, HostDriver
+from cuda_kit import DEVICE, need_driver, opened, place, room, run
 from program_kit import executor, mutated, run_parts
 from test_cuda_matmul import raw_weight
 
@@ -21,6 +23,7 @@ from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
 from ggraph.backends.cpu.tiles import LAYOUTS
 from ggraph.backends.cuda import kernels, matmul
 from ggraph.backends.cuda.lower import accepts
+from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import DeviceSpec
 from ggraph.dtype import DType
 from ggraph.errors import PlanError
@@ -28,6 +31,7 @@ from ggraph.graph import Graph
 from ggraph.ops.fused import FEW_ROWS
 from ggraph.ops.glu import UNITS
 from ggraph.pipeline import make_plan
+from ggraph.plan import Actor, Command, Do
 from ggraph.rewrite import rewrite
 from ggraph.tensor import Array, Tensor, input, weight
 
@@ -187,6 +191,39 @@ def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType) -> None:
             pair = (input("g", gate.shape), input("v", up.shape))
             apart = run(getattr(ops, op)(*pair, name="y"), halves)
             assert np.array_equal(one, apart), f"{op}, {rows} rows"
+
+
+@pytest.mark.skipif(bool(DEVICE) or COMPILER is None, reason="of the stand-in, by g++")
+@pytest.mark.parametrize(("rows", "own"), [(8, 8), (64, 32)])
+def test_a_block_writes_its_own_alone(rows: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the stand-in run one after another, so that whoever writes what is another's is
+    overwritten, or writes the same again. Here the first block of a grid runs alone."""
+    n, k = 32, 64
+    launch = HostDriver.launch
+
+    def first(self: HostDriver, function: Any, grid: Any, *rest: Any) -> None:
+        launch(self, function, (1, 1, 1) if "gated" in function[0] else grid, *rest)
+
+    monkeypatch.setattr(HostDriver, "launch", first)
+    x, w = input("x", (rows, k)), weight("w", (n, k), dt.Q8_0)
+    y = ops.mul_mat_gated(w, x, w, name="y")
+    backend = opened(16)
+    ones = np.ones((rows, k), np.float32).view(np.uint8).reshape(-1)
+    held = [place(backend, w, raw_weight(dt.Q8_0, n, k)), place(backend, x, ones)]
+    target = place(backend, y, np.full(y.nbytes, 0xAB, np.uint8))
+    beside = {need.key: room(backend, need) for need in backend.spec.needs(y)}
+    (made,) = (need for need in backend.spec.needs(y) if need.is_offered)
+    backend.write(beside[made.key].memory, 0, np.full(made.nbytes, 0xAB, np.uint8))
+    sources = (Ref(w, held[0], 0), Ref(x, held[1], 0), Ref(w, held[0], 0))
+    command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
+    backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
+    backend.synchronise()
+    wanted = np.zeros((rows, n, 4), bool)
+    wanted[:own, :16] = True
+    for memory, nbytes in ((target, y.nbytes), (beside[made.key].memory, made.nbytes)):
+        written = backend.read(memory, 0, nbytes).reshape(wanted.shape) != 0xAB
+        assert np.array_equal(written.any(axis=2), wanted.any(axis=2))
+    backend.close()
 
 
 def test_a_gpu_refuses_what_its_kernels_do_not_take() -> None:
