@@ -136,7 +136,7 @@ def test_what_is_told_of_answers_follows_from_when_they_came() -> None:
 
 
 def test_a_server_that_keeps_no_connection_is_measured() -> None:
-    """As llama-server, whose headers also end as a last chunk does. The fourth answer has no end."""
+    """As llama-server, whose headers also end as a last chunk does. The fourth has no end."""
     head = (
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
     )
