@@ -13,6 +13,7 @@ from ggraph import dtypes
 from ggraph.backends.cuda.lowering import Lowering
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
+from ggraph.ops.fused import FEW_ROWS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
@@ -51,3 +52,12 @@ def test_kernels_of_a_layer(rows: int, product: str, gated: str) -> None:
          "attend": 1, "merge": 1}
     )  # fmt: skip
     assert not three["split_rows"]
+
+
+@need_compiler
+def test_rows_of_a_prompt_are_converted_once_for_all_products_that_read_them() -> None:
+    """Q, K and V read the same, gate and up read the same: four conversions for seven products."""
+    two, three = Counter[str](), Counter[str]()
+    launches(2, FEW_ROWS + 1, two)
+    launches(3, FEW_ROWS + 1, three)
+    assert (three - two)["unary"] == 4

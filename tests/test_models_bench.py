@@ -2,8 +2,11 @@
 
 import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from models.bench.cpu import CASES, Case, Ours, file_of, fitting, measure, row
 from models.bench.install import ORIGINS, Origin, built, fetched, install
 from models.bench.peer import MISSING, Peer
 from models.bench.serve import Heard, Load, figures
+from models.bench.serve import measure as measure_server
 from models.cli.common import model_path
 
 ROOT = Path(__file__).parent.parent
@@ -129,6 +133,35 @@ def test_what_is_told_of_answers_follows_from_when_they_came() -> None:
     assert found["first_token_p95"] == pytest.approx(np.quantile([0.5, 0.7, 0.3, 0.1], 0.95))
     assert found["between_p50"] == pytest.approx(np.median(between))
     assert found["between_p95"] == pytest.approx(np.quantile(between, 0.95))
+
+
+def test_a_server_that_keeps_no_connection_is_measured() -> None:
+    """As llama-server, whose headers also end as a last chunk does. The fourth has no end."""
+    head = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+    )
+    said = [{"choices": [{"finish_reason": finish}]} for finish in (None, None, "length")]
+    events = b"".join(b"data: %s\n\n" % json.dumps(s).encode() for s in said)
+    served = 0
+
+    class Answering(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            nonlocal served
+            served += 1
+            self.request.recv(1 << 16)
+            self.request.sendall(head)
+            time.sleep(0.05)
+            end = b"\r\n0\r\n\r\n" if served % 4 else b"\r\n"
+            self.request.sendall(b"%x\r\n%b%b" % (len(events), events, end))
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = measure_server(url, 500, Load(1, prompt=3, new=2), 0)
+        assert served == 3 and found["first_token_p50"] >= 0.05, "one to begin with, and two"
+        with pytest.raises(InputError, match="no whole answer"):
+            measure_server(url, 500, Load(1, prompt=3, new=2), 0)
+        server.shutdown()
 
 
 def test_a_server_that_is_not_there(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from itertools import pairwise
@@ -142,28 +142,42 @@ def _answered(url: str, requests: Sequence[Sequence[bytes]]) -> "list[_Answer]":
             # One alone is read without asking which: its client runs where it measures
             ready = known.values() if len(known) == 1 else [key for key, _ in open_ones.select()]
             for key in list(ready):
-                answer, left = key.data
-                if answer.is_over():
-                    open_ones.unregister(answer.line)
+                (answer, left), line = key.data, key.fileobj
+                over = answer.is_over()
+                if over or answer.line is not line:
+                    open_ones.unregister(line)
+                if over:
                     ask(left, answer.line)
+                elif answer.line is not line:
+                    open_ones.register(answer.line, selectors.EVENT_READ, key.data)
     return found
 
 
 class _Answer:
     """Sends a request, and notes what comes back and when. The connection is kept for the next one,
-    as usual libraries do."""
+    as usual libraries do; where the server did not keep it, which shows when nothing comes back,
+    another takes its place."""
 
     def __init__(self, url: str, request: bytes, line: socket.socket | None) -> None:
         parts, self._request, self.asked = urlsplit(url), request, time.perf_counter()
         self.came: list[tuple[float, bytes]] = []
-        where = parts.hostname or "", parts.port or 80
-        self.line = socket.create_connection(where) if line is None else line
-        self.line.sendall(request)
-        self._latest = b""
+        self._where, self._latest = (parts.hostname or "", parts.port or 80), b""
+        self._kept = line is not None
+        self.line = line or socket.create_connection(self._where)
+        with suppress(ConnectionError):  # which reading will find as well
+            self.line.sendall(request)
 
     def is_over(self) -> bool:
         """Take in what has come; whether that is the end. InputError where the server hung up."""
-        data = self.line.recv(MOST_READ)
+        try:
+            data = self.line.recv(MOST_READ)
+        except ConnectionError:
+            data = b""
+        if not data and self._kept and not self.came:
+            self.line.close()
+            self.line, self._kept = socket.create_connection(self._where), False
+            self.line.sendall(self._request)
+            return False
         self.came.append((time.perf_counter(), data))
         if not data:
             raise InputError(f"{self._request[:60]!r}: no whole answer: {self._latest!r}")

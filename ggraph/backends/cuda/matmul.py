@@ -76,17 +76,21 @@ def _parts(low: Lowering, launch: Launch) -> int:
 
 
 def _product_needs(t: Tensor) -> tuple[Need, ...]:
-    """Few rows: "parts" of them. Many: "work", cuBLAS's, and "decoded", rows in its type and slices
-    of w."""
+    """Few rows: "parts" of them. Many: "work", cuBLAS's; rows in the type in which it multiplies,
+    under its name; and "decoded", a slice of w in it."""
     w, x = t.sources[:2]
     m, k = prod(x.shape[:-1]), w.shape[-1]
     if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
         return ()
     if m <= FEW_ROWS or not k:
         return (Need("parts", x.nbytes, (1,), flat=True),) if _is_tiled(w) else ()
-    space = sum(_decoded_bytes(w, m))
-    work = Need("work", WORK_SPACE)
-    return (work, Need("decoded", space)) if space else (work,)
+    kind = _fast_type(w.dtype)
+    needs = [Need("work", WORK_SPACE)]
+    if kind is not F32:
+        needs.append(Need(kind.name, m * k * kind.block_bytes, (1,), flat=True))
+    if kind is not w.dtype:
+        needs.append(Need("decoded", _slice_rows(*w.shape, kind) * k * kind.block_bytes))
+    return tuple(needs)
 
 
 def rounds(t: Tensor) -> str:
@@ -97,14 +101,6 @@ def rounds(t: Tensor) -> str:
     kind = _fast_type(w.dtype)
     many = len(w.shape) == 2 and _is_stored(w) and prod(x.shape[:-1]) > FEW_ROWS
     return f"rows to {kind}" if many and is_flat(x) and kind is not F32 else ""
-
-
-def _decoded_bytes(w: Tensor, m: int) -> tuple[int, int]:
-    """Bytes of m rows in cuBLAS's type where that is not theirs, and of a slice of decoded w."""
-    n, k = w.shape
-    kind = _fast_type(w.dtype)
-    wide = m * k * kind.block_bytes if kind is not F32 else 0
-    return wide, _slice_rows(n, k, kind) * k * kind.block_bytes if kind is not w.dtype else 0
 
 
 def _slice_rows(n: int, k: int, kind: DType) -> int:
@@ -165,23 +161,28 @@ def _fast_type(dtype: DType) -> DType:
     return dtype if dtype in (F32, F16, BF16) else BF16
 
 
+def _rows_as(low: Lowering, launch: Launch, kind: DType) -> int:
+    """Source 1 in the type in which cuBLAS multiplies: made once for all products that read it."""
+    x, room = launch.sources[1], launch.room(kind.name)
+    if not room.ready:
+        low.per_element(
+            "unary", x.tensor.size, x=low.at(x), y=low.at(room),
+            shape=four((x.tensor.size,), 1), strides=four((4,), 0), from_=PLAIN[F32],
+            to=PLAIN[kind], op=28 if kind is F16 else 0, a=-65504.0, b=65504.0,
+        )  # fmt: skip
+    return low.at(room)
+
+
 def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     """Weights in slices, decoded on the way where they are blocks, against rows of their type."""
-    w, x = launch.sources[0], low.at(launch.sources[1])
+    w, a = launch.sources[:2]
     n, k = w.tensor.shape
     kind = _fast_type(w.tensor.dtype)
     decoded = kind is not w.tensor.dtype
     rows = _slice_rows(n, k, kind) if decoded else n
-    wide, slices = _decoded_bytes(w.tensor, m)
     work = low.at(launch.room("work"))
-    space = low.at(launch.room("decoded")) if wide or slices else 0
-    if wide:
-        low.per_element(
-            "unary", m * k, x=x, y=space, shape=four((m, k), 1), strides=four((k * 4, 4), 0),
-            from_=PLAIN[F32], to=PLAIN[kind], op=28 if kind is F16 else 0, a=-65504.0,
-            b=65504.0,
-        )  # fmt: skip
-        x = space
+    x = low.at(a) if kind is F32 else _rows_as(low, launch, kind)
+    slices = low.at(launch.room("decoded")) if decoded else 0
     if add:
         low.copy(y, add, m * n * 4)
     for n0 in range(0, n, rows):
@@ -189,9 +190,9 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
         source = low.at(w) + n0 * w.tensor.dtype.row_bytes(k)
         if decoded:
             grid = (-(-count * -(-k // 8) // 256), 1, 1)
-            low.call("dequantise", grid, 256, type=w.tensor.dtype.name, w=source, y=space + wide,
+            low.call("dequantise", grid, 256, type=w.tensor.dtype.name, w=source, y=slices,
                      rows=count, k=k, type_=PLAIN[kind])  # fmt: skip
-            source = space + wide
+            source = slices
         made = Product(
             source, x, y + 4 * n0, count, m, k, n, kind.name, bool(add), work, WORK_SPACE
         )
