@@ -39,6 +39,7 @@ SHORT = {  # rows of the README's table: file, cases
     "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
     "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
 }
+SHAPES = [true_shapes.result_file(n, t) for t in (true_shapes.HEADLINE, "") for n in (2, 1)]
 CASES = ("decode at 64", "decode at 1024", "prompt of 512")  # the README's, of true shapes
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
@@ -203,9 +204,10 @@ def peers_part() -> str:
 def readme_text() -> str:
     """README.md with its table of peers made anew."""
     made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
-    if rows := [[f"{r[0]}, {r[1]}", *r[2:-3]] for r in true_shapes.rows_of(2, CASES)]:
-        where = kept.measured_on(true_shapes.read(true_shapes.result_file(2)))
-        made += f"\n{table(('tokens/s', *true_shapes.head_of(2)[2:-3]), rows)}\n"
+    shapes = true_shapes.result_file(2)
+    if rows := [[f"{r[0]}, {r[1]}", *r[2:-3]] for r in true_shapes.rows_of(shapes, CASES)]:
+        where = kept.measured_on(true_shapes.read(shapes))
+        made += f"\n{table(('tokens/s', *true_shapes.head_of(shapes)[2:-3]), rows)}\n"
         made += f"Models of true shape on {where}, two threads.\n"
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
 
@@ -357,7 +359,7 @@ def machine_part() -> str:
 def page_text() -> str:
     """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), *map(true_shapes.part, (2, 1)), peers_part(),
+        INTRODUCTION, machine_part(), *map(true_shapes.part, SHAPES), peers_part(),
         *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),

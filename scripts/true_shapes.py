@@ -6,7 +6,8 @@
     python scripts/performance.py page
 
 A piece is a row of one file: all sides read that file and take turns. Each is kept in
-bench/results/performance/shapesN.json (N threads) as soon as it is there, and is not measured
+bench/results/performance/shapesN.json (N threads; other types in typesN.json) as soon as it is
+there, and is not measured
 again unless asked to; `--seconds` starts no further one after so long. The headline's files come
 first. Files of random weights (scripts/random_model.py) are made where they are missing, in the
 cache's folder bench/shapes; SmolLM2 is the real one.
@@ -59,9 +60,9 @@ def file_for(name: str, type_name: str) -> Path:
     return out
 
 
-def result_file(threads: int) -> Path:
-    """Where the rows with so many threads are kept."""
-    return RESULTS / f"shapes{threads}.json"
+def result_file(threads: int, type_name: str = HEADLINE) -> Path:
+    """Where the rows with so many threads are kept: those of the headline's type, or of others."""
+    return RESULTS / f"{'shapes' if type_name == HEADLINE else 'types'}{threads}.json"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -102,23 +103,21 @@ def bar_of(file: str, case: Case) -> tuple[float, float | None]:
     return NAMED.get(case.kind, NEAR if near else FAR)
 
 
-def head_of(threads: int) -> list[str]:
+def head_of(result: Path) -> list[str]:
     """The table's first line: the peers are those of any row."""
-    return ["file", "row", "ggraph", *_peers(threads), *AFTER]
+    return ["file", "row", "ggraph", *_peers(result), *AFTER]
 
 
-def _peers(threads: int) -> list[str]:
-    known = read(result_file(threads))["peers"]
+def _peers(result: Path) -> list[str]:
+    known = read(result)["peers"]
     return [name for name in ORIGINS if name in known]
 
 
-def rows_of(threads: int, only: Sequence[str] | None = None) -> list[list[str]]:
-    """Rows of the table; all, or those of the headline's files with the named cases."""
+def rows_of(result: Path, only: Sequence[str] | None = None) -> list[list[str]]:
+    """Rows of the table; all, or those with the named cases."""
     cases, body = {c.name: c for c in CASES}, []
-    peers = _peers(threads)
-    for file, rows in read(result_file(threads))["tables"].items():
-        if only is not None and HEADLINE not in file.lower():
-            continue
+    peers = _peers(result)
+    for file, rows in read(result)["tables"].items():
         for r in rows:
             if only is None or r["case"] in only:
                 bar, aim = bar_of(file, cases[r["case"]])
@@ -136,20 +135,22 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     return [r["case"], *told, *found, asked, f"{least:.2f}"]
 
 
-def part(threads: int) -> str:
+def part(result: Path) -> str:
     """A chapter of docs/performance.md."""
-    found = read(result_file(threads))
+    found = read(result)
     if not found["tables"]:
         return ""
+    threads = found["threads"]
     plural = "s" * (threads > 1)
+    title = "Other types" if result == result_file(threads, "") else "Models of true shape"
     who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
     return (
-        f"## Models of true shape, {threads} thread{plural}\n\n`{found['command']}`; {who}; "
+        f"## {title}, {threads} thread{plural}\n\n`{found['command']}`; {who}; "
         f"{kept.measured_on(found)}. Files of random weights are made by "
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
         f"processor that a side used, which other programs disturb less.\n\n"
-        f"{table(head_of(threads), rows_of(threads))}\n"
+        f"{table(head_of(result), rows_of(result))}\n"
     )
 
 
@@ -167,13 +168,13 @@ def main() -> None:
     parser.add_argument("--peer", default="llama.cpp,ik_llama.cpp", help="those that are installed")
     given = parser.parse_args()
     begun = time.monotonic()
-    out = result_file(given.threads)
     peers = [p for p in given.peer.split(",") if built(p) is not None]
     for name, type_name, cases in pieces(given.only):
         path = file_for(name, type_name)
         if given.what == "files":
             print(f"{path.stat().st_size / 1e9:.2f} GB {path}", flush=True)
             continue
+        out = result_file(given.threads, type_name)
         done = [] if given.again else [r["case"] for r in read(out)["tables"].get(path.name, [])]
         asked = [c for c in cases if c.name not in done and given.case in c.name]
         asked = fitting(path, asked, given.tokens) if asked else []

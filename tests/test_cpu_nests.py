@@ -69,6 +69,9 @@ WITHOUT = {
     "cpy",
     "delta_net",
     "delta_net_next",
+    "draw",
+    "mul_mat_gated",
+    "mul_mat_gated_quantise",
     "rope",
     "set_rows",
 }  # NumPy computes some

@@ -44,7 +44,7 @@ from ggraph import (
 from ggraph.backends import sim
 from ggraph.decode.engine import Engine
 from ggraph.decode.model import StepShape
-from ggraph.decode.runner import Runner, move_graph, picking
+from ggraph.decode.runner import Runner, drawing, move_graph, picking
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.extend import address_of
 from ggraph.formats import dequantize, open_checkpoint, quantize
@@ -240,6 +240,7 @@ def decoding() -> Calls:
         "Sampler": (Sampler, {"config": SamplerConfig(), "vocab_size": 6}),
         "Sampler.sample": (sampler.sample, {"logits": logits}),
         "Sampler.probabilities": (sampler.probabilities, {"logits": logits}),
+        "Sampler.ahead": (sampler.ahead, {"places": [1]}),
         "Sampler.accept": (sampler.accept, {"token": 1}),
         "Sampler.accept_all": (sampler.accept_all, {"tokens": [1]}),
         "StepShape": (
@@ -252,6 +253,7 @@ def decoding() -> Calls:
         "Runner.prepare": (runner.prepare, {"count": 1}),
         "Runner.text": (text, {"tokens": [1], "every": False}),
         "picking": (picking, {"step": step}),
+        "drawing": (drawing, {"step": step, "config": SamplerConfig()}),
         "move_graph": (move_graph, {"step": step, "count": 1, "slots": 65}),
         "Engine": (lambda **k: Engine(**k), {"runner": runner, "ends": ()}),
         "Engine.generate": (generate, {**prompt, "accept": lambda token: None, "limit": 1}),

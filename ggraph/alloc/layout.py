@@ -70,10 +70,11 @@ class Layout:
                 self.causes.setdefault(v.name, "external: the caller owns the buffer")
 
     def put_empty(self) -> None:
-        """Values of zero bytes need a region all the same."""
-        for v in self.schedule.values.values():
+        """Values of zero bytes need a region all the same, and the slots of what they overwrite."""
+        values, root_of = self.schedule.values, roots(self.schedule)
+        for v in values.values():
             if v.name not in self.regions:
-                self.put(v.name, 0, 0, v.slots, 0)
+                self.put(v.name, 0, 0, max(v.slots, values[root_of[v.name]].slots), 0)
                 self.causes.setdefault(v.name, "no bytes")
 
     def finish(self, mode: str) -> MemoryMap:

@@ -144,6 +144,7 @@ class Sampler:
         """The next number of the stream, in [0, 1)."""
         return self._ahead.popleft() if self._ahead else float(self._random.random())
 
+    @checked
     def ahead(self, places: Sequence[int]) -> Law:
         """The numbers f64 [n] at these places of the stream from here on; none is used up."""
         while len(self._ahead) <= max(places, default=-1):
