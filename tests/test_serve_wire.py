@@ -136,13 +136,17 @@ def test_every_word_comes_once_in_order(
     told: Told, letters: int, room: int | None, pause: float, hurry: float
 ) -> None:
     """A client that reads slowly takes a part of a word: the loop sends the rest, and what follows,
-    until it has caught up."""
-    speaker = Speaker(letters=letters, hurry=hurry, count=1000)
-    with closing(told.ask(speaker, room)) as connection:
-        body = read(connection, pause).replace(PING, b"")
-    assert body.decode() == "".join(map(speaker.word, range(speaker.count)))
-    assert speaker.seen["past the loop"] > 10, speaker.seen
-    assert room is None or speaker.seen["by the loop"], speaker.seen
+    until it has caught up; on a busy machine it may not, so that another answer is asked for."""
+    seen = Counter[str]()
+    for _ in range(5):
+        speaker = Speaker(letters=letters, hurry=hurry, count=1000)
+        with closing(told.ask(speaker, room)) as connection:
+            body = read(connection, pause).replace(PING, b"")
+        assert body.decode() == "".join(map(speaker.word, range(speaker.count)))
+        seen += speaker.seen
+        if seen["past the loop"] > 10 and (room is None or seen["by the loop"]):
+            return
+    pytest.fail(f"one of two ways was not taken: {seen}")
 
 
 def test_a_wire_whose_client_left_writes_to_nobody(told: Told) -> None:
