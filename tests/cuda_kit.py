@@ -4,7 +4,7 @@ GGRAPH_TEST_DEVICE=cuda0 puts a real driver in the place of the stand-in; tests 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,8 @@ from ggraph.device import Need
 from ggraph.dtype import BF16
 from ggraph.formats.quantise import quantize
 from ggraph.ops.evaluate import read, reference, to_logical, to_storage
-from ggraph.plan import Actor, Buffer, Command, Do
+from ggraph.plan import Actor, Buffer, Command, Do, Plan
+from ggraph.session import Session
 from ggraph.tensor import Array, Tensor
 
 DEVICE = os.environ.get("GGRAPH_TEST_DEVICE", "")
@@ -37,8 +38,25 @@ def driver_of(alignment: int = 256, order: int | None = None) -> Any:
 
 def opened(alignment: int = 256, order: int | None = None) -> CudaBackend:
     """A backend of its own over such a driver."""
-    driver = driver_of(alignment, order)
+    return over(driver_of(alignment, order))
+
+
+def over(driver: Any) -> CudaBackend:
+    """A backend of its own over this driver."""
     return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+
+
+def one_replay(session: Session, driver: HostDriver, ask: Callable[[], object], name: str) -> Plan:
+    """The plan whose key says `name`: `ask`, which it is captured for, is one graph of the driver's
+    and nothing else, all of it on the device."""
+    marks = len(driver.calls)
+    ask()
+    asked = driver.calls[marks:]
+    assert len(asked) == 1 and asked[0].startswith("graph of"), asked
+    key = next(k for k in session._executors if name in k)  # type: ignore[operator]
+    plan = session.plan(key).plan
+    assert {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH} == {"cuda0"}
+    return plan
 
 
 def place(backend: CudaBackend, t: Tensor, raw: Array | None = None) -> Memory:

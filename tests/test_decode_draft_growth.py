@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_host import HostDriver, need_compiler
+from cuda_kit import one_replay, over
 from head_loop import base, saved, variant
 
 from ggraph import Options
 from ggraph.backends import open_backend
-from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.growth import grown
 from ggraph.decode.draft.head import DraftShape
@@ -21,7 +21,6 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import Draft
 from ggraph.dtype import F32
 from ggraph.errors import InputError
-from ggraph.plan import Do
 from ggraph.session import Session
 from models.eagle3 import Head
 from models.heads.layouts import open_head
@@ -57,9 +56,7 @@ def head_of(name: str, folder: Path) -> Head:
 @contextmanager
 def session_on(device: str) -> Iterator[Session]:
     if device == "cuda":
-        driver = HostDriver()
-        backend = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
-        session = Session({"cuda0": backend})
+        session = Session({"cuda0": over(HostDriver())})
     elif device == "sim":
         session = Session({"sim0": open_backend("sim0")}, Options(streams=2))
     else:
@@ -127,14 +124,9 @@ def test_on_a_gpu_a_tree_is_one_replay_that_brings_back_numbers(tmp_path: Path) 
         driver = session.backends["cuda0"].driver  # type: ignore[attr-defined]
         for _ in range(3):  # loads, is captured
             first = drafter.propose(59)
-        marks = len(driver.calls)
-        assert drafter.propose(59) == first and len(first) == 59
-        asked = driver.calls[marks:]
-        assert len(asked) == 1 and asked[0].startswith("graph of"), asked
-        key = next(k for k in session._executors if "tree" in k)  # type: ignore[operator]
-        plan = session.plan(key).plan
-        where = {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH}
-        assert where == {"cuda0"}
+        again = []
+        plan = one_replay(session, driver, lambda: again.append(drafter.propose(59)), "tree")
+        assert again == [first] and len(first) == 59
         sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == {"kept": 59 * 4, "tokens": 59 * 4, "chosen": 10 * 4}
 

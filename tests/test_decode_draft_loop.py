@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_host import HostDriver, need_compiler
+from cuda_kit import one_replay, over
 from head_loop import saved, variant
 
 from ggraph.backends import open_backend
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cuda import CudaBackend, Events, cuda_spec
 from ggraph.decode.acceptance import only
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape
@@ -23,7 +23,6 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
-from ggraph.plan import Do
 from ggraph.session import Session
 from models.eagle3 import Head
 from models.heads.layouts import open_head
@@ -111,8 +110,7 @@ def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) 
     texts = []
     for length in (0, 4):
         driver = HostDriver()
-        cuda = CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
-        session = Session({"cuda0": cuda, "cpu": open_backend("cpu", threads=1)})
+        session = Session({"cuda0": over(driver), "cpu": open_backend("cpu", threads=1)})
         engine = Engine(Runner(open_model(TARGET), session, 128, taps=head.taps), ())
         drafter = EagleDrafter(DraftRunner(head, session, 128))
         drafts = Speculation([drafter], Fixed(length)) if length else None
@@ -133,10 +131,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
     head = head_of("golden", tmp_path)
     texts = {}
     for picks in (0, 1):
-        driver = HostDriver()
-        session = Session(
-            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
-        )
+        session = Session({"cuda0": over(HostDriver())})
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine, runner.picks = Engine(runner, ()), picks
         for length in (0, 4, 11):
@@ -164,10 +159,7 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
     config = SamplerConfig(seed=11, temp=1.5, top_k=9)
     texts = {}
     for on_device in (False, True):
-        driver = HostDriver()
-        session = Session(
-            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
-        )
+        session = Session({"cuda0": over(HostDriver())})
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine = Engine(runner, ())
         engine.remembers = True
@@ -201,10 +193,7 @@ def test_a_law_needs_the_greatest_logits_alone(tmp_path: Path) -> None:
     config = SamplerConfig(seed=11, temp=1.5, top_k=9)
     texts = {}
     for picks in (0, 9):
-        driver = HostDriver()
-        session = Session(
-            {"cuda0": CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())}
-        )
+        session = Session({"cuda0": over(HostDriver())})
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine, runner.picks = Engine(runner, ()), picks
         sampler = Sampler(config, runner.model.vocab_size)
@@ -238,14 +227,8 @@ def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> 
     """What a chain asks of the driver once its plan is captured; and its plan on one device."""
     for _ in range(2):
         drafter.runner.chain(7, np.zeros((1, drafter.runner.model.width), np.float32), 3)
-    marks = len(driver.calls)
-    drafter.runner.chain(9, np.ones((1, drafter.runner.model.width), np.float32), 3)
-    asked = driver.calls[marks:]
-    assert len(asked) == 1 and asked[0].startswith("graph of"), asked
-    key = next(k for k in session._executors if "chain" in k)  # type: ignore[operator]
-    plan = session.plan(key).plan
-    where = {c.actor.device for c in plan.schedule if c.do is Do.LAUNCH}
-    assert where == {"cuda0"}
+    ones = np.ones((1, drafter.runner.model.width), np.float32)
+    one_replay(session, driver, lambda: drafter.runner.chain(9, ones, 3), "chain")
 
 
 @pytest.mark.parametrize("name", ["golden", "latent"])
