@@ -9,8 +9,8 @@ bits are.
 For some 500 cycles behind any instruction of AMX a core of Sapphire Rapids has one port for
 512-bit arithmetic instead of two, so that the floats of a unit, 48 instructions where there are
 minimums, are the bound: everything else must wait for nothing and keep off their port. So a unit's
-tile is multiplied two units and stored one unit early, and a height's sums stay in registers
-through a batch.
+tile is stored one unit early and multiplied a block before that, and a height's sums stay in
+registers through a batch.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 Legend: SUMS, CODES, ROWS are numbers of tile registers; h number of a height, u of a unit in a
@@ -41,7 +41,6 @@ from ggraph.backends.cpu.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Lay
 
 SUMS, CODES, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 UNITS = len(SUMS)  # of a turn
-EARLY, STORED = 2, 1  # units between a product, its being stored, and its use
 HEIGHT = 16  # rows of x in one instruction
 MOST = 64  # rows that share what is unpacked
 TILES = 32  # of weights that share a batch of x
@@ -163,7 +162,7 @@ class Tiled:
     def _batch(self, heights: Val, count: Val, home: Val) -> None:
         """Add a batch's columns to the sums of all rows of a tile."""
         k, subs = self.k, self.layout.subs
-        per = self.per_turn
+        per, early = self.per_turn, subs + 1
         end = count if self.whole else (count + (per - 1)) // per * per
 
         def multiply(h: Val, i: Val, u: int) -> None:
@@ -176,17 +175,16 @@ class Tiled:
             self._multiply(u % UNITS, height, inside, u % subs)
 
         zero = k.const(0, I64)
-        for u in range(EARLY):
+        for u in range(early):
             multiply(zero, zero, u)
-        for u in range(EARLY - STORED):
-            self._store(u)
+        self._store(0)
         for h in k.loop(0, heights):
             own = home + h * (HEIGHT * LINE)
             sums = [k.var(k.load(own + r * LINE, FLOATS)) for r in range(HEIGHT)]
             for i in k.loop(0, end, per):
                 for u in range(UNITS):
-                    multiply(h, i, u + EARLY)
-                    self._store((u + EARLY - STORED) % UNITS)
+                    multiply(h, i, u + early)
+                    self._store((u + 1) % UNITS)
                     k.keep_order()
                     block = i + u // subs
                     if self.whole or u < subs:
