@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt
-from ggraph.backends.cpu import matmul
+from ggraph.backends.cpu import amx, matmul
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, dot_variant, host
 from ggraph.backends.cpu.jit import Jit
@@ -75,15 +75,27 @@ def test_product_against_float64(dtype: DType, n: int, blocks: int, m: int, seed
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
-    n, k, most = 83, columns(dtype, 3), 90
+    n, k, most = 83, columns(dtype, 3), 150
     x = np.random.default_rng(3).normal(size=(most, k)).astype(np.float32)
     x, _ = activations(dtype, x)
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
     whole = product(dtype, tiles, x, n, k, threads=1)
-    for m in range(1, most + 1):
+    for m in (*range(1, 50), 64, 65, 90, 112, 127, 128, 129, 144, 149):
         first = (m * 7) % (most - m + 1)
         part = product(dtype, tiles, x[first : first + m], n, k, threads=(1, 2, 4)[m % 3])
         assert np.array_equal(part, whole[first : first + m]), f"{dtype}: m={m} from {first}"
+
+
+@pytest.mark.parametrize("dtype", [dt.Q4_K, dt.Q6_K, dt.Q8_0, dt.Q5_0], ids=str)
+def test_more_outputs_than_a_pass_takes_have_the_same_bits(dtype: DType) -> None:
+    n, k, m = amx.TILES * 16 + 21, columns(dtype, 1), amx.MOST + 17
+    x = np.random.default_rng(4).normal(size=(m, k)).astype(np.float32)
+    x, _ = activations(dtype, x)
+    tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
+    whole = product(dtype, tiles, x, n, k, threads=1)
+    for first in (0, 16, amx.MOST - 1, m - 2):
+        part = product(dtype, tiles, x[first : first + 2], n, k, threads=1)
+        assert np.array_equal(part, whole[first : first + 2]), f"{dtype}: from row {first}"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -42,7 +42,7 @@ from ggraph.backends.cpu.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Lay
 SUMS, CODES, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 UNITS = len(SUMS)  # of a turn
 HEIGHT = 16  # rows of x in one instruction
-MOST = 64  # rows that share what is unpacked
+MOST = 128  # rows that share what is unpacked
 TILES = 32  # of weights that share a batch of x
 BATCH = 4  # blocks of a batch
 
