@@ -16,6 +16,7 @@ from ggraph.ops.fused import FEW_ROWS
 from ggraph.ops.glu import UNITS
 from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
+from ggraph.ops.several import alike, joined, views
 from ggraph.tensor import Attrs, Kind, Tensor, apply
 
 
@@ -194,6 +195,18 @@ def _gated(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
     return apply("mul_mat_gated", w, x, v, name=t.name, unit=t.op)
 
 
+def join_products(graph: Graph, known: Known) -> Graph:
+    """Products of the same few rows with weights of one type become views of one `mul_mats`, which
+    runs where the first of them would: it needs nothing that they make."""
+    if "mul_mats" not in known.fused:
+        return graph
+    heirs: dict[str, Tensor] = {}
+    for products in alike(graph.nodes, _hidden(graph), known.homes):
+        made = joined(products)
+        heirs |= views(made, products) if known.runs(made) else {}
+    return graph.replace(heirs) if heirs else graph
+
+
 def fuse_chains(graph: Graph, known: Known) -> Graph:
     """Ops of elements and reductions become one with those that alone read them."""
     if "chain" not in known.fused:
@@ -213,6 +226,7 @@ RULES: tuple[Rule, ...] = (
         lambda graph, known: quantise_activations(graph, known.fused),
         keeps_bits=False,
     ),
+    Rule("join_products", join_products),
     Rule("fuse_chains", fuse_chains),
 )
 

@@ -4,7 +4,7 @@
                                           [--list] [--write]
 
 Changes one thing in one kernel source at a time, in memory: drops a barrier, shifts an index,
-narrows a mask or a shift, turns a bound or a sign, takes another constant, skips lanes of a
+narrows a mask or a shift, turns a bound, a step or a sign, takes another constant, skips lanes of a
 reduction; and runs the tests of that source until one fails, each mutant in a fork of this process;
 inside a block type those of that type. Prints each survivor with its line before and after;
 EXPLAINED below says why some of them are no mistakes. Status 1 where one is left that is not. What
@@ -39,10 +39,11 @@ TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a processor for a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
 EDGES, GATED = "tests/test_cuda_edges.py", "tests/test_gated.py"
+JOINED = "tests/test_joined.py"
 # Tests of each source: files and a `-k` expression.
 TESTS: dict[str, tuple[str, str]] = {
     "tiles.cu": (
-        f"{GATED} {PRODUCTS}",
+        f"{JOINED} {GATED} {PRODUCTS}",
         "its_own or (against or pair or experts or gpu_gives) and "
         "(q4_k or q6_k or bf16 or q4_0 or f16 or q5_0 or q3_k or iq4_nl or q8_0)",
     ),
@@ -91,6 +92,10 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
     ("shift", r"(>> [1-8]\b)", ">> 0"),
     ("bound", r"( < )(?:n|k|m|rows|last|end|count|dim|v_dim|heads|experts|seen)\b", " <= "),
     ("bound", r"( >= )(?:n|k|m|rows|last|end|count|dim|heads|experts|seen)\b", " > "),
+    ("bound", r"( < )blocks\b", " <= "),
+    ("step", r"( -= )\w", " += "),
+    ("step", r"( \+= )m \*", " -= "),
+    ("step", r"(, \w+ = \w+\.\w+\[i\])", ""),
     ("lane", r"(offset >>= 1)", "offset >>= 2"),
     ("start", r"(= 16; offset)", "= 8; offset"),
     ("sign", r"(-INF)", "0.0f"),

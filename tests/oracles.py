@@ -811,6 +811,11 @@ def mul_mat_gated(w: Array, x: Array, up: Array, *, unit: str) -> Array:
     return ORACLES[unit](mul_mat(w, x), mul_mat(up, x))
 
 
+@oracle("mul_mats")
+def mul_mats(w: Array, x: Array, *more: Array) -> Array:
+    return np.concatenate([mul_mat(v, x).reshape(-1) for v in (w, *more)])
+
+
 @oracle("rope_set_rows")
 def rope_set_rows(
     cache: Array, x: Array, positions: Array, index: Array, *factors: Array, **attrs: Any

@@ -72,6 +72,7 @@ WITHOUT = {
     "draw",
     "mul_mat_gated",
     "mul_mat_gated_quantise",
+    "mul_mats",
     "rope",
     "set_rows",
 }  # NumPy computes some

@@ -65,6 +65,7 @@ from ggraph.ops.elementwise import (
 from ggraph.ops.fused import (
     mul_mat_add,
     mul_mat_gated,
+    mul_mats,
     rms_norm_mul,
     rope_set_rows,
 )
@@ -231,6 +232,7 @@ __all__ = [
     "mul_mat_gated",
     "mul_mat_gated_quantise",
     "mul_mat_id",
+    "mul_mats",
     "narrow",
     "neg",
     "norm",

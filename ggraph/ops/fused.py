@@ -6,14 +6,17 @@ outputs, m rows of a product, k inner size.
 """
 
 from collections.abc import Sequence
+from math import prod
 
-from ggraph.dtype import F16, F32, I32, I64, Q4_0
+import numpy as np
+
+from ggraph.dtype import A8, F16, F32, I32, I64, Q4_0, Q8_0
 from ggraph.ops.glu import UNITS
 from ggraph.ops.matmul import MUL_MAT
 from ggraph.ops.norm import RMS_NORM
 from ggraph.ops.rope import DEFAULTS, ROPE
 from ggraph.ops.rows import SET_ROWS
-from ggraph.ops.rules import choice, expect, f32, rule
+from ggraph.ops.rules import choice, expect, f32, rank, rule
 from ggraph.tensor import (
     OPS,
     Arg,
@@ -29,6 +32,7 @@ from ggraph.tensor import (
 )  # fmt: skip
 
 FEW_ROWS = 64  # of a tree of drafts: up to here launches count, beyond them arithmetic does
+MOST_MATRICES = 4  # of one launch
 
 
 def _norm_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -133,6 +137,44 @@ MUL_MAT_GATED = register(
 )
 
 
+def _several_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
+    w, x, *more = sources
+    expect(len(more) < MOST_MATRICES, f"at most {MOST_MATRICES} matrices, got {len(more) + 1}")
+    shapes = []
+    for matrix in (w, *more):
+        rank(matrix, 2, 2)
+        shapes.append(MUL_MAT.infer((matrix, x), {}).shape)
+    return Meta((sum(map(prod, shapes)),), F32)
+
+
+def _several(w: Array, x: Array, *more: Array) -> Array:
+    return np.concatenate([MUL_MAT.reference(matrix, x).reshape(-1) for matrix in (w, *more)])
+
+
+MUL_MATS = register(
+    OpSpec(
+        "mul_mats",
+        infer=rule("mul_mats", "w x more+", _several_rule),
+        reference=_several,
+        cost=lambda t: Cost(
+            2 * t.size * t.sources[1].shape[-1], t.nbytes + sum(s.nbytes for s in t.sources)
+        ),
+        examples=(
+            Example((Arg((8, 64), F16), Arg((3, 64)), Arg((4, 64), F16)), tolerance=2e-3),
+            Example(
+                (Arg((36, 64), Q4_0), Arg((2, 3, 64)), Arg((5, 64), Q4_0), Arg((17, 64), Q4_0)),
+                tolerance=2e-2,
+            ),
+            Example((Arg((6, 64), Q4_0), Arg((2, 64)), Arg((6, 64), Q8_0)), tolerance=2e-2),
+            Example((Arg((6, 64), Q8_0), Arg((2, 64), A8), Arg((3, 64), Q4_0)), tolerance=2e-2),
+            Example((Arg((1, 1)), Arg((1, 1)), Arg((2, 1)), Arg((1, 1)), Arg((3, 1)))),
+            Example((Arg((6, 8)), Arg((0, 8)), Arg((6, 8)))),
+        ),
+        doc="mul_mats(w, x, *more): x @ w^T, then x @ v^T of each further v, in one row.",
+    )
+)
+
+
 def _rope_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     cache, x, positions, index, *factors = sources
     ROPE.infer((x, positions, *factors), attrs)
@@ -198,6 +240,15 @@ def mul_mat_gated(
     a gated unit. No ggml peer. Errors: ShapeError.
     """
     return apply("mul_mat_gated", w, x, up, name=name, unit=unit)
+
+
+def mul_mats(w: Tensor, x: Tensor, *more: Tensor, name: str = "") -> Tensor:
+    """Products of x [.., m, k] with two to four matrices [n, k], one behind the other: element by
+    element x @ w^T [.., m, n], then those of `more`, as one row f32. No ggml peer.
+
+    Errors: ShapeError.
+    """
+    return apply("mul_mats", w, x, *more, name=name)
 
 
 def rope_set_rows(

@@ -11,7 +11,9 @@ from ggraph.backends.cpu.rehearsal import compiled, constant_bytes, needs
 from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 
-FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "mul_mat_gated", "rope_set_rows", "chain"})
+FUSED = frozenset(
+    {"rms_norm_mul", "mul_mat_add", "mul_mat_gated", "mul_mats", "rope_set_rows", "chain"}
+)
 IN_8_BITS = frozenset(
     {"quantise", "rms_norm_quantise", "swiglu_quantise", "mul_mat_gated_quantise"}
 )

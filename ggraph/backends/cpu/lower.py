@@ -334,6 +334,7 @@ LOWERINGS: dict[str, Lower] = {
     "mul_mat_gated": products.mul_mat_gated,
     "mul_mat_gated_quantise": products.mul_mat_gated,
     "mul_mat_id": products.mul_mat_id,
+    "mul_mats": products.mul_mats,
     "conv_2d": products.conv_2d,
     "get_rows": products.get_rows,
     "set_rows": _set_rows,

@@ -73,15 +73,22 @@ def _meets(w: Tensor, a: Tensor, exact: bool) -> bool:
 def gates(t: Tensor, exact: bool) -> bool:
     """Whether kernels compute this mul_mat_gated or mul_mat_gated_quantise: both products, which
     read the same rows, and the unit of few rows."""
-    w, a, up = t.sources
-    alike = takes_floats(w, exact) is takes_floats(up, exact) if is_matrix(up) else False
-    both = is_matrix(w) and alike and _meets(w, a, exact) and _meets(up, a, exact)
-    return both and t.attrs["unit"] == "swiglu"
+    return joins(t, exact) and t.attrs["unit"] == "swiglu"
+
+
+def joins(t: Tensor, exact: bool) -> bool:
+    """Whether kernels compute all products of this op, which read the same rows."""
+    w, a, *more = t.sources
+    whole = all(_meets(v, a, exact) for v in (w, *more))
+    return whole and len({takes_floats(v, exact) for v in (w, *more)}) == 1
+
+
+JOINED = {"mul_mat_gated": gates, "mul_mat_gated_quantise": gates, "mul_mats": joins}
 
 
 def factors(t: Tensor) -> tuple[Tensor, ...]:
     """The matrices of a product, a convolution or a look-up."""
-    return t.sources[::2] if t.op.startswith("mul_mat_gated") else t.sources[:1]
+    return (t.sources[0], *t.sources[2:]) if t.op in JOINED else t.sources[:1]
 
 
 def multiplies_each(t: Tensor) -> bool:
@@ -120,7 +127,7 @@ def rounds(t: Tensor, *, exact: bool) -> str:
     """What the kernel of a product rounds by itself: float rows, where the matrix is in blocks."""
     taken = {
         "mul_mat": multiplies, "mul_mat_add": multiplies, "mul_mat_id": multiplies_by_id,
-        "mul_mat_gated": gates, "mul_mat_gated_quantise": gates,
+        **JOINED,
     }  # fmt: skip
     if t.op not in taken or t.sources[1].dtype is A8 or not taken[t.op](t, exact):
         return ""
@@ -226,9 +233,10 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return ()
     if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
         return _product_needs(t, exact)
-    if t.op.startswith("mul_mat_gated") and gates(t, exact):
+    if t.op in JOINED:
         room = t.size * F32.block_bytes
-        return (*_row_needs(t, exact), Need("gate", room), Need("up", room))
+        halves = () if t.op == "mul_mats" else (Need("gate", room), Need("up", room))
+        return (*_row_needs(t, exact), *halves) if JOINED[t.op](t, exact) else ()
     if t.op == "conv_2d" and not convolves(t):
         return _tiles(t)
     if t.op == "flash_attn" and attends(t):
@@ -300,8 +308,8 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
         return multiplies(t, exact) or (multiplies_each(t) and stores(t.sources[0]))
     if t.op == "mul_mat_id":
         return multiplies_by_id(t, exact)
-    if t.op.startswith("mul_mat_gated"):
-        return gates(t, exact)
+    if t.op in JOINED:
+        return JOINED[t.op](t, exact)
     if t.op == "conv_2d":
         return convolves(t)
     return t.op == "get_rows" and looks_up(t)
@@ -309,7 +317,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 __all__ = [
     "attends", "attends_plainly", "bounded", "convolves", "factors", "gates", "held_bytes",
-    "is_matrix", "is_rows", "is_weight", "kept_as", "lays", "lists_slots", "looks_up", "matrices",
-    "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
+    "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots", "looks_up",
+    "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
     "stores", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     convolves,
     gates,
+    joins,
     lays,
     looks_up,
     matrices,
@@ -58,6 +59,19 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
         values |= {"y": low.at(x.result), "ys": n * 4}
     kernel = "silu_mul_quantise" if t.dtype is A8 else "silu_mul"
     low.add(kernel, uses=halves, shared=alike, **values)
+    return True
+
+
+def mul_mats(low: Lowering, x: Launch) -> bool:
+    """Products with several matrices, which share no byte: nobody waits between them."""
+    t, (w, a, *more) = x.result.tensor, x.sources
+    if not joins(t, low.exact):
+        return False
+    m, at = a.tensor.size // a.tensor.shape[-1], x.result.offset
+    for matrix in (w, *more):
+        own = Scratch(matrix.tensor.name, x.result.memory, at, m * matrix.tensor.shape[0] * 4)
+        _times(low, x, matrix, own, makes=[own])
+        at += own.nbytes
     return True
 
 

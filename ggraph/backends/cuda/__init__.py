@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 LIBRARIES = 1 << 29  # bytes left to cuBLAS itself, code and constants; small GPUs leave less
-FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "mul_mat_gated", "rope_set_rows"})
+FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "mul_mat_gated", "mul_mats", "rope_set_rows"})
 
 
 def open(name: str, *, graphs: bool = True, apart: bool = False) -> CudaBackend:

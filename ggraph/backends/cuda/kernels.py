@@ -30,7 +30,7 @@ PLAIN_SOURCES: tuple[str, ...] = (
     "rope", "rows", "softmax", "sort",
 )  # fmt: skip
 HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh")
-FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q"}
+FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q", "Matrices": "4P"}
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def packed(kernel: str, given: dict[str, Any], unit: Unit | None = None) -> tupl
 
 
 def _bytes(p: Parameter, value: Any) -> bytes:
-    if p.format == "4q":
-        return pack("4q", *value)
+    if len(p.format) > 1:
+        return pack(p.format, *value)
     data = pack(p.format, value)
     assert len(data) == calcsize(p.format), p
     return data

@@ -16,7 +16,7 @@ from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, offered, p
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import BF16, F16, F32, I32, DType
-from ggraph.ops.fused import FEW_ROWS
+from ggraph.ops.fused import FEW_ROWS, MOST_MATRICES
 from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
@@ -111,13 +111,9 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     w = launch.sources[0]
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
-        kernel, rows, outputs = "mul_mat_tiles", WIDE_ROWS, TILE
-        if m <= PASS_ROWS:
-            twin = n >= TWIN_OUTPUTS and w.tensor.dtype.name not in SINGLE
-            kernel, rows = "mul_mat_twin" if twin else "mul_mat_tile", PASS_ROWS
-            outputs = 2 * TILE if twin else TILE
+        end, outputs, rows = _tile_of(w.tensor.dtype, n, m)
         low.call(
-            kernel, (-(-n // outputs), -(-m // rows), 1), TILE_WARPS * 32,
+            f"mul_mat_{end}", (-(-n // outputs), -(-m // rows), 1), TILE_WARPS * 32,
             type=w.tensor.dtype.name, w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k,
             m=m,
         )  # fmt: skip
@@ -130,16 +126,44 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     )  # fmt: skip
 
 
-def _gates(t: Tensor) -> bool:
-    """Few rows, both matrices of one type that the tensor cores take."""
-    w, x, up = t.sources
-    stored = all(len(a.shape) == 2 and _is_stored(a) and _is_tiled(a) for a in (w, up))
-    return stored and w.dtype is up.dtype and is_flat(x) and prod(x.shape[:-1]) <= FEW_ROWS
+def _tile_of(dtype: DType, outputs: int, m: int) -> tuple[str, int, int]:
+    """Which kernel of src/tiles.cu: the end of its name, its outputs and rows per block."""
+    if m > PASS_ROWS:
+        return "tiles", TILE, WIDE_ROWS
+    twin = outputs >= TWIN_OUTPUTS and dtype.name not in SINGLE
+    return ("twin", 2 * TILE, PASS_ROWS) if twin else ("tile", TILE, PASS_ROWS)
+
+
+def _joins(t: Tensor) -> bool:
+    """Few rows, matrices of one type that the tensor cores take."""
+    w, x, *more = t.sources
+    stored = all(len(a.shape) == 2 and _is_stored(a) and _is_tiled(a) for a in (w, *more))
+    alike = stored and all(a.dtype is w.dtype for a in more)
+    return alike and is_flat(x) and prod(x.shape[:-1]) <= FEW_ROWS
+
+
+def _joined(low: Lowering, launch: Launch) -> None:
+    w, x, *more = launch.sources
+    matrices, m = (w, *more), prod(x.tensor.shape[:-1])
+    counts = [a.tensor.shape[0] for a in matrices]
+    end, outputs, rows = _tile_of(w.tensor.dtype, sum(counts), m)
+    missing = (0,) * (MOST_MATRICES - len(matrices))
+    low.call(
+        f"mul_mats_{end}", (sum(-(-n // outputs) for n in counts), -(-m // rows), 1),
+        TILE_WARPS * 32, type=w.tensor.dtype.name, w=(*map(low.at, matrices), *missing),
+        x=_parts(low, launch), y=low.at(launch.result), n=(*counts, *missing),
+        k=w.tensor.shape[1], m=m,
+    )  # fmt: skip
+
+
+def _joined_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "parts" of the rows."""
+    return (Need("parts", t.sources[1].nbytes, (1,), flat=True),)
 
 
 def _gated_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "parts" of the rows, and of the result for the product that reads it."""
-    return Need("parts", t.sources[1].nbytes, (1,), flat=True), *offered(t)
+    """The same, and of the result for the product that reads it."""
+    return *_joined_needs(t), *offered(t)
 
 
 def _gated(low: Lowering, launch: Launch) -> None:
@@ -274,6 +298,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
 RULES: dict[str, Rule] = {
     "mul_mat": Rule(_product, _mul_mat, _product_needs),
     "mul_mat_add": Rule(_product, _mul_mat, _product_needs),
-    "mul_mat_gated": Rule(_gates, _gated, _gated_needs),
+    "mul_mats": Rule(_joins, _joined, _joined_needs),
+    "mul_mat_gated": Rule(_joins, _gated, _gated_needs),
     "mul_mat_id": Rule(_by_id, _mul_mat_id, _id_needs),
 }

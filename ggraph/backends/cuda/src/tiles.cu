@@ -258,8 +258,8 @@ DEV float total_of(const float (&part)[WARPS][OUTPUTS][COUNT], int i) {
 
 template <int OUT, int TIMES>
 DEV void few_rows(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m,
-                  float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
-  const i64 n0 = (i64)blockIdx.x * (OUT * TILE);
+                  float (&part)[WARPS][OUT * TILE][TIMES * ROWS], int block) {
+  const i64 n0 = (i64)block * (OUT * TILE);
   const int m0 = blockIdx.y * (TIMES * ROWS), mine = m0 + threadIdx.x % 32 / 4, quads = (int)k / 4;
   const Rows rows = {x + (i64)mine * quads, ROWS * quads, ((int)m - mine + ROWS - 1) / ROWS};
   tile_of<WEIGHT, OUT, TIMES>(w, rows, n0, n, k, part);
@@ -268,6 +268,27 @@ DEV void few_rows(const u8* w, const Quad* x, float* y, const float* rest, i64 n
     const float total = total_of(part, i);
     if (row < m && col < n) y[row * n + col] = rest ? total + rest[row * n + col] : total;
   }
+}
+
+// Up to four matrices; those that are not given have no outputs.
+struct Matrices {
+  const u8* of[4];
+};
+
+// The same of several matrices with n outputs each, in their order: which of them is this block's.
+template <int OUT, int TIMES>
+DEV void few_rows_of(const Matrices& w, const Quad* x, float* y, const Axes& n, i64 k, i64 m,
+                     float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
+  const u8* own = w.of[0];
+  i64 count = n.v[0];
+  int block = blockIdx.x;
+#pragma unroll
+  for (int i = 1; i < 4; ++i) {
+    const int blocks = (int)((count + OUT * TILE - 1) / (OUT * TILE));
+    if (block < blocks) break;
+    block -= blocks, y += m * count, own = w.of[i], count = n.v[i];
+  }
+  few_rows<OUT, TIMES>(own, x, y, 0, count, k, m, part, block);
 }
 
 // Rows m0 .. of x [m, k], as a lane reads them.
@@ -314,21 +335,39 @@ DEV void gate_apart(const u8* w, const u8* up, const Quad* x, float* y, Quad* pa
 KERNEL_IF(LARGE) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                               i64 m) {
   SHARED float part[WARPS][TILE][ROWS];
-  few_rows<1, 1>(w, x, y, rest, n, k, m, part);
+  few_rows<1, 1>(w, x, y, rest, n, k, m, part, blockIdx.x);
 }
 
 // The same by 32 outputs, with the same bits: grid (n / 32, m / 8).
 KERNEL_IF(LARGE) mul_mat_twin(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                               i64 m) {
   SHARED float part[WARPS][2 * TILE][ROWS];
-  few_rows<2, 1>(w, x, y, rest, n, k, m, part);
+  few_rows<2, 1>(w, x, y, rest, n, k, m, part, blockIdx.x);
 }
 
 // The same by 32 rows: grid (n / 16, m / 32).
 KERNEL_IF(true) mul_mat_tiles(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                      i64 m) {
   SHARED float part[WARPS][TILE][4 * ROWS];
-  few_rows<1, 4>(w, x, y, rest, n, k, m, part);
+  few_rows<1, 4>(w, x, y, rest, n, k, m, part, blockIdx.x);
+}
+
+// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16, m / 8).
+KERNEL_IF(LARGE) mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+  SHARED float part[WARPS][TILE][ROWS];
+  few_rows_of<1, 1>(w, x, y, n, k, m, part);
+}
+
+// The same by 32 outputs: grid (sum of n / 32, m / 8).
+KERNEL_IF(LARGE) mul_mats_twin(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+  SHARED float part[WARPS][2 * TILE][ROWS];
+  few_rows_of<2, 1>(w, x, y, n, k, m, part);
+}
+
+// The same by 32 rows: grid (sum of n / 16, m / 32).
+KERNEL_IF(true) mul_mats_tiles(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+  SHARED float part[WARPS][TILE][4 * ROWS];
+  few_rows_of<1, 4>(w, x, y, n, k, m, part);
 }
 
 // y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given; grid
