@@ -4,6 +4,7 @@
     python scripts/choose_policy.py --record prices    # by the clock, a minute alone on the machine
     python scripts/choose_policy.py                    # every constant, varied one by one
     python scripts/choose_policy.py HOPE=0.3 ...       # one setting
+    python scripts/choose_policy.py --hindsight        # what could be had at most
 
 What is recorded of 40 prompts of our own (bench/prompts/policy.jsonl) with SmolLM2-135M-Instruct
 and the head that comes with ggraph: the answers, the head's chain behind each token, and the median
@@ -32,6 +33,7 @@ from ggraph.decode import policy as rules
 from ggraph.decode import prices
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.eagle import EagleDrafter
+from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.policy import Adaptive, Fixed
@@ -48,7 +50,9 @@ from models.run.shipped import head_for
 PROMPTS = ROOT / "bench" / "prompts" / "policy.jsonl"
 KEPT = ROOT / "bench" / "results" / "policy.json.gz"
 NEW, DEEPEST = 128, 6  # tokens of an answer, guesses of a recorded chain
+MOST = 8  # tokens of the suffix drafter that hindsight may choose
 SHORT = (8, 10, 13, 16, 20)  # tokens that answers are cut to
+Shares = dict[tuple[int, int], float]
 SWEEPS: dict[str, Sequence[float]] = {
     "BELIEF": (1, 2, 4, 8),
     "FADING": (0.9, 0.95, 0.98, 1.0),
@@ -80,8 +84,8 @@ class Watching(Fixed):
         self.steps.append((len(draft) + 1, seconds))
 
 
-def record(what: str, threads: int) -> None:
-    """Answers and chains, or prices of the same texts, into the kept file."""
+def record(what: str, threads: int, prices: Path | None) -> None:
+    """Answers and chains, or prices of the same texts, into the kept file or one of their own."""
     found = read() if what == "prices" else {}
     path = fetch_default(None)
     with closing(load(path, head=head_for(path), threads=threads)) as m:
@@ -90,7 +94,11 @@ def record(what: str, threads: int) -> None:
             found["texts"] = [asdict(t) for t in texts]
         else:
             some = [Recorded(**t) for t in found["texts"][:4]]
-            found |= {**machine(), "threads": threads, "machine": asdict(_machine(m, some))}
+            measured = {**machine(), "threads": threads, "machine": asdict(_machine(m, some))}
+            found |= measured
+            if prices is not None:
+                prices.write_text(json.dumps(measured, indent=2) + "\n")
+                return
     KEPT.write_bytes(gzip.compress(json.dumps(found, separators=(",", ":")).encode(), mtime=0))
 
 
@@ -207,6 +215,100 @@ def _speeds(
     return out
 
 
+@dataclass
+class Place:
+    """What both drafters guess at one place of an answer: chances, and up to where it is right."""
+
+    suffix: tuple[int, Sequence[float]]
+    head: tuple[int, Sequence[float]]
+
+
+def places(text: Recorded, shares: Shares) -> list[Place]:
+    """Those of an answer, but of its last token; `shares` say what the head's chances mean."""
+    drafter, out = SuffixDrafter(), []
+    drafter.begin(text.prompt[0])
+    drafter.observe(text.prompt[1:], None)
+    for i in range(len(text.answer) - 1):
+        drafter.observe(text.answer[i : i + 1], None)
+        draft, rest = drafter.propose(MOST), text.answer[i + 1 :]
+        right, said = text.guesses[i] if i < len(text.guesses) else (0, ())
+        true = [shares[depth, chance // 10] for depth, chance in enumerate(said)]
+        out.append(Place((_right(draft, rest), draft.chances), (right, true)))
+    return out
+
+
+def shares_right(texts: Sequence[Recorded]) -> Shares:
+    """By depth and stated tenth, the share of guesses that were right."""
+    found: dict[tuple[int, int], list[bool]] = defaultdict(list)
+    for right, said in (g for t in texts for g in t.guesses):
+        for depth, chance in enumerate(said):
+            found[depth, chance // 10] += [depth < right] * (depth <= right)
+    return {at: (sum(hits) + 0.5) / (len(hits) + 1) for at, hits in found.items()}
+
+
+def hindsight(at: Sequence[Place], made: Machine) -> float:
+    """The speed of one who knows the text: each round has the drafter and the length that bring the
+    whole answer soonest; nobody is asked in vain, and nothing wrong is verified."""
+    left = [0.0] * (len(at) + 1)  # seconds from a place on
+    for i in reversed(range(len(at))):
+        took = [made.step(1) + left[i + 1]]
+        prices = ((at[i].suffix, made.lookup, 0.0), (at[i].head, made.question, made.further))
+        for (right, _), first, further in prices:
+            for n in range(1, min(right, len(at) - i - 1) + 1):
+                took.append(first + (n - 1) * further + made.step(n + 1) + left[i + n + 1])
+        left[i] = made.host + min(took)
+    return len(at) * (made.step(1) + made.host) / left[0]
+
+
+def informed(at: Sequence[Place], made: Machine, worth: float, hope: float) -> float:
+    """The speed of one who knows all prices and what each chance means, but not the text: a token
+    is worth so many plain steps, the head is asked where the suffix's draft brings less than
+    `hope`, and guesses on while half of a further guess is worth its price."""
+    i, seconds, plain = 0, 0.0, made.step(1)
+    while i < len(at):
+        room, best = len(at) - i - 1, (0.0, 0, 0)
+        seconds += made.lookup + made.host
+        for asked, (right, chances) in enumerate((at[i].suffix, at[i].head)):
+            if asked and (best[0] >= hope or not room):
+                break
+            seconds += made.question * asked
+            path, total = 1.0, 0.0
+            for n, chance in enumerate(chances[:room], 1):
+                price = made.further * asked + made.step(n + 1) - made.step(n)
+                if n > 1 and asked:
+                    if path / 2 * worth < price / plain:
+                        break
+                    seconds += made.further
+                path *= chance
+                total += path
+                best = max(best, (total * worth - made.step(n + 1) / plain + 1, n, right))
+        seconds += made.step(best[1] + 1)
+        i += min(best[1], best[2]) + 1
+    return len(at) * (plain + made.host) / seconds
+
+
+def print_hindsight(found: dict[str, Any], names: Sequence[str]) -> None:
+    """What could be had at most, and what this policy has of it; the same with other prices."""
+    now, texts = Machine(**found["machine"]), [Recorded(**t) for t in found["texts"]]
+    third = [now.rows[0] + (seconds - now.rows[0]) * 2 / 3 for seconds in now.rows]
+    asked = {"question": 2e-4, "further": 1.2e-4}
+    variants = {
+        "prices as recorded": now, "a question of 0.2 ms": replace(now, **asked),
+        "rows a third cheaper": replace(now, rows=third), "both": replace(now, rows=third, **asked),
+    }  # fmt: skip
+    shares = shares_right(texts)
+    every = [places(t, shares) for t in texts]
+    for name, made in variants.items():
+        known = statistics.mean(hindsight(at, made) for at in every)
+        told = max(
+            statistics.mean(informed(at, made, worth / 20, hope) for at in every)
+            for worth in range(8, 25)
+            for hope in (0.05, 0.1, 0.2, 0.4, 0.8)
+        )
+        has = statistics.mean(_speeds(texts, made, names))
+        print(f"{name:>22}: {known:.3f}x knows the text, {told:.3f}x chances, {has:.3f}x this")
+
+
 def main() -> None:
     """Record, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -214,11 +316,18 @@ def main() -> None:
     parser.add_argument("--record", choices=("texts", "prices"), help="measure anew")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--names", default="suffix,eagle3", help="drafters, in order")
+    parser.add_argument("--hindsight", action="store_true", help="what could be had at most")
+    parser.add_argument("--prices", type=Path, help="another machine's, a JSON file")
     given = parser.parse_args()
     if given.record:
-        record(given.record, given.threads)
+        record(given.record, given.threads, given.prices)
         return
     found, names = read(), given.names.split(",")
+    if given.prices:
+        found |= json.loads(given.prices.read_text())
+    if given.hindsight:
+        print_hindsight(found, names)
+        return
     changed = {n: float(v) for n, v in (pair.split("=") for pair in given.set)}
     print(f"{'as it is' if not changed else given.set}: {evaluate(found, changed, names)}")
     for name, values in SWEEPS.items() if not changed else ():
