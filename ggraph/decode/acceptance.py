@@ -49,10 +49,8 @@ def match(
         token = pick(logits[node + 1])
         ended = accept(token)
         tokens.append(token)
-        if not draft.tokens or ended or token in ends or len(tokens) >= limit:
-            return Kept(tuple(nodes), tuple(tokens))
         below = [c for c in draft.children(node) if draft.tokens[c] == token]
-        if not below:
+        if not below or ended or token in ends or len(tokens) >= limit:
             return Kept(tuple(nodes), tuple(tokens))
         node = below[0]
         nodes.append(node)

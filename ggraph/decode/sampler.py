@@ -111,8 +111,7 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Note that `token` stands in the text now. InputError when it is out of range."""
-        kind = type(token)
-        whole = kind is int or (issubclass(kind, (int, np.integer)) and kind is not bool)
+        whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
         if not whole or not 0 <= token < self.vocab_size:
             raise InputError(f"sampler: token {token!r:.60}, expected 0 to {self.vocab_size - 1}")
         if not self.config.penalises:

@@ -303,10 +303,10 @@ class Batch:
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took
+        if logits == len(rows) and taps == self.taps:
+            self.prices.note_step(row_bucket(logits), took)
         for part in parts:
             self._take(part, result, took)
-        if logits == len(rows) and taps == self.taps:  # behind the words, for which clients wait
-            self.prices.note_step(row_bucket(logits), took)
 
     def _take(self, part: Part, result: Result, took: float) -> None:
         """Move a text on by what its rows brought."""

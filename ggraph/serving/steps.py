@@ -46,7 +46,6 @@ class Lists:
         self.context, self._window = context, window
         self._spare, self._length = slots, np.array([slots + 1], np.int32)
         self._lists: dict[tuple[str, int, int], Array] = {}
-        self._numbers: dict[int, tuple[Array, Array, Array]] = {}
 
     def bucket(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int]:
         """T, M and S of a step of `rows` rows, `wanted` of them with logits, the longest list of
@@ -61,15 +60,10 @@ class Lists:
     def feeds(self, rows: Sequence[Row], count: int, wanted: int, width: int) -> dict[str, Array]:
         """The inputs of a step of `count` rows, `wanted` of them with logits, whose lists have
         `width` entries. Rows that fill it up are written to the slot behind all others."""
-        tokens, positions, slots = self._numbers_of(count)
-        for at, row in enumerate(rows):
-            tokens[at], positions[at], slots[at] = row.token, row.position, row.slot
-        if (real := len(rows)) < count:
-            tokens[real:], positions[real:], slots[real:] = 0, 0, self._spare
         feeds = {
-            "tokens": tokens,
-            "positions": positions,
-            "slots": slots,
+            "tokens": padded([r.token for r in rows], count, 0),
+            "positions": padded([r.position for r in rows], count, 0),
+            "slots": padded([r.slot for r in rows], count, self._spare, np.int64),
             "mask": self._listed("mask", rows, count, width),
             "length": self._length,
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
@@ -77,15 +71,6 @@ class Lists:
         if self._window is not None:
             feeds["window_mask"] = self._listed("window_mask", rows, count, width, self._window)
         return feeds
-
-    def _numbers_of(self, count: int) -> tuple[Array, Array, Array]:
-        """Tokens and positions i32 [T], slots i64 [T]: kept, since every token asks."""
-        found = self._numbers.get(count)
-        if found is None:
-            kinds = np.int32, np.int32, np.int64
-            tokens, positions, slots = (np.zeros(count, k) for k in kinds)
-            found = self._numbers[count] = tokens, positions, slots
-        return found
 
     def _listed(
         self, name: str, rows: Sequence[Row], count: int, width: int, window: int = 1 << 30

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ggraph import GgraphError
@@ -33,7 +33,6 @@ from .metrics import Metrics
 from .protocol import WIRE
 from .replies import Events
 from .responses import Responses
-from .streamed import Streamed
 from .wire import Wire
 
 PAGE = Path(__file__).with_name("page.html")
@@ -194,7 +193,7 @@ def _stream(asked: Asked, events: Events) -> Response:
 
 def _events(events: Events) -> Response:
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return Streamed(events, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:

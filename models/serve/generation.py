@@ -104,18 +104,13 @@ class Generation:
         def tell(index: int, what: Said | Ended | None) -> bytes:
             return self._told(asked, found[index], index, what)
 
-        # What ends them is sent with the last of them, but where a journal counts each by itself
-        together, last = asked.answers.journal is None, b""
         async for told in self.told(asked.answers, tell, wire):
-            if together and all(a.over for a in found):
-                last = told
-            else:
-                yield told
+            yield told
         end, options = DONE, asked.body.stream_options
         if options is not None and options.include_usage:
             counted = usage(asked.answers.prompt_tokens, found)
             end = event({**d.envelope([], chunk=True), "usage": counted}) + end
-        yield last + end
+        yield end
 
     async def told(self, answers: Answers, tell: Tell, wire: Wire | None) -> Events:
         """The events that `tell` makes of what the answers say, but for those that went by the

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from json.encoder import encode_basestring
 from typing import Any
 
 from ggraph.text.tokenizer import Tokenizer
@@ -28,11 +27,6 @@ class Whole:
     accepted: int = 0
     error: str | None = None
     told: int = 0  # letters of its text that the client has
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more comes."""
-        return self.finish is not None or self.error is not None
 
     def untold(self) -> str:
         """What the client has not been told yet, which it will be now."""
@@ -109,7 +103,7 @@ class Dialect:
             chunk = event(self.envelope([self.piece(index, "", None)], chunk=True))
             before, _, behind = chunk.rpartition(b'""')  # the text is the last that a chunk holds
             around = self._around[index] = before, behind
-        return b"".join((around[0], encode_basestring(text).encode(), around[1]))
+        return b"".join((around[0], JSON.encode(text).encode(), around[1]))
 
     @cached_property
     def _around(self) -> dict[int, tuple[bytes, bytes]]:
