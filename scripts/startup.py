@@ -2,12 +2,13 @@
 
     python scripts/startup.py [MODEL] [--rounds 5] [--threads 2] [--peer none] [--json OUT]
     python scripts/startup.py qwen3-4b.gguf --peer llama.cpp,ik_llama.cpp --cold
+    python scripts/startup.py --first --peer none
 
 Kernels are in the cache (one run before is not counted), and the file is in memory, or on disk
-alone with `--cold`. Medians; `cpu` is processor time up to the first
-token, which other processes disturb less than the clock. Resident memory is read at the last piece
-of a short answer: all of it, the part that is not backed by a file, and the peak since the start,
-which is what the bar is held against. Linux only.
+alone with `--cold`. With `--first` the same is also done with no kernel kept. Medians;
+`cpu` is processor time up to the first token, which other processes disturb less than the clock.
+Resident memory is read at the last piece of a short answer: all of it, the part that is not backed
+by a file, and the peak since the start, which is what the bar is held against. Linux only.
 """
 
 import argparse
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +34,8 @@ from models.run.load import load
 
 PROMPT = "Write one sentence about the sea."
 NEW = 48  # tokens of the answer
-BAR_SECONDS, BAR_MEMORY = 3.0, 2.0
+BAR_SECONDS, BAR_MEMORY, BAR_FIRST = 3.0, 2.0, 2.0
+FIRST = "first run"
 
 
 KINDS = {"resident": "VmRSS:", "anonymous": "RssAnon:", "file": "RssFile:", "peak": "VmHWM:"}
@@ -60,7 +64,15 @@ def environment(folder: str) -> dict[str, str]:
     return {**kept, "PYTHONPYCACHEPREFIX": folder}
 
 
-def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
+def run_first(path: Path, threads: int, folder: str) -> dict[str, float]:
+    """The same where nothing is kept from any run before."""
+    with tempfile.TemporaryDirectory() as empty:
+        return run_ours(path, threads, folder, {"GGRAPH_CACHE": empty})
+
+
+def run_ours(
+    path: Path, threads: int, folder: str, other: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, float]:
     """One start of `ggraph generate`: time to the first piece of text, memory at the last one."""
     command = [
         sys.executable, "-m", "models", "generate", "-m", str(path), "--temp", "0", "-n", str(NEW),
@@ -72,7 +84,7 @@ def run_ours(path: Path, threads: int, folder: str) -> dict[str, float]:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment(folder),
+        env=environment(folder) | other,
     ) as running:
         assert running.stdout is not None
         os.read(running.stdout.fileno(), 1)
@@ -123,6 +135,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peer", default="llama.cpp", help="names with commas between, or none")
+    parser.add_argument("--first", action="store_true", help="also with no kernel kept")
     parser.add_argument("--cold", action="store_true", help="the file is on disk alone")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -130,16 +143,17 @@ def main() -> None:
     with closing(load(path, threads=1)) as m:
         ids = m.prompt_ids(PROMPT)
     peers = [] if given.peer == "none" else given.peer.split(",")
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("ggraph", *peers)}
+    alone: dict[str, Callable[[Path, int, str], dict[str, float]]] = {"ggraph": run_ours}
+    alone |= {FIRST: run_first} if given.first else {}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in (*alone, *peers)}
     folder = tempfile.mkdtemp()
     for _ in range(given.rounds + 1):
         for name, found in runs.items():
             if given.cold:
                 forget(path)
-            ours = name == "ggraph"
             found.append(
-                run_ours(path, given.threads, folder)
-                if ours
+                alone[name](path, given.threads, folder)
+                if name in alone
                 else run_theirs(path, given.threads, ids, name)
             )
     nbytes = path.stat().st_size
@@ -147,6 +161,9 @@ def main() -> None:
     for name, found in runs.items():
         result[name] = medians(found)
         show(name, result[name], nbytes)
+    if given.first:
+        beyond = result[FIRST]["seconds"] - result["ggraph"]["seconds"]
+        print(f"no kernel kept: {beyond:.2f} s beyond the warm run; bar: {BAR_FIRST:g} s")
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
     mine = result["ggraph"]

@@ -1,6 +1,7 @@
 """Helpers of the CPU tests: run one kernel as a flat program, and make raw weights."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -79,15 +80,18 @@ def call_with(jit: Jit, name: str, **values: Any) -> None:
     entry(jit.address(name))(code.ctypes.data, 0, 1)
 
 
-def raw_weight(dtype: DType, n: int, k: int, seed: int = 0) -> Array:
-    """Random storage of W [n, k]: any codes, finite scales of ordinary size."""
+def raw_weight(
+    dtype: DType, n: int, k: int, seed: int = 0, among: Sequence[int] = range(256)
+) -> Array:
+    """Random storage of W [n, k]: any codes, or bytes of them `among` these, finite scales of
+    ordinary size."""
     rng = np.random.default_rng(seed)
     if not dtype.is_block:
         numbers = rng.normal(size=(n, k)).astype(np.float32)
         if dtype is dt.BF16:
             return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         return numbers.astype(dtype.np).view(np.uint8)
-    raw = rng.integers(0, 256, (n, dtype.row_bytes(k)), dtype=np.uint8)
+    raw = rng.choice(np.array(among, np.uint8), (n, dtype.row_bytes(k)))
     blocks = raw.reshape(-1, dtype.block_bytes)
     scales = (rng.normal(size=(len(blocks), 2)) * 0.01).astype(np.float16).view(np.uint8)
     if dtype is dt.MXFP4:

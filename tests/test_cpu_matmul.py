@@ -86,6 +86,22 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
         assert np.array_equal(part, whole[first : first + m]), f"{dtype}: m={m} from {first}"
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_greatest_sums_have_the_same_bits_in_any_batch(dtype: DType) -> None:
+    """Codes and activations at the ends of their ranges: sums of a block as large as they get."""
+    n, k, rows = 32, columns(dtype, 2), np.array([1.0, -1.0, 0.0, 1.0], np.float32)
+    x, meaning = activations(dtype, np.repeat(rows, 12)[:, None] * np.ones(k, np.float32))
+    for ends in ([0], [0xFF], [0x80], [0x7F], [0, 0xFF], [0x7F, 0x80]):
+        raw = raw_weight(dtype, n, k, among=ends)
+        tiles = packed_weight(dtype, raw, n, k)
+        whole = product(dtype, tiles, x, n, k, threads=1)
+        want = meaning @ dequantised(dtype, raw, k).astype(np.float64).T
+        assert np.allclose(whole, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+        for r in range(0, len(x), 12):
+            one = product(dtype, tiles, x[r : r + 1], n, k, threads=1)
+            assert np.array_equal(one[0], whole[r]), f"{dtype}: row {r}"
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3, 9])
 @pytest.mark.parametrize("m", [5, 16, 70])
 def test_rows_of_x_end_where_nothing_may_be_read(blocks: int, m: int) -> None:
@@ -154,13 +170,15 @@ def test_vnni_is_chosen_and_selected() -> None:
         assert "zmm" in text and ("vpdpbusd" in text) == (name != "matmul_f16")
         assert "tdpbssd" not in text
         assert "prefetcht1" in text and "vgf2p8affineqb" not in text
-    rapids = Isa(here.triple, "sapphirerapids", wide + ",+gfni,+amx-tile,+amx-int8", "vnni")
+    tiles = ",+gfni,+avx512vbmi,+amx-tile,+amx-int8,+amx-bf16"
+    rapids = Isa(here.triple, "sapphirerapids", wide + tiles, "vnni")
     assert "vgf2p8affineqb" in assembly("matmul_n4m", rapids)
     zen = assembly("matmul_n4m", Isa(here.triple, "znver5", wide, "vnni"))
     assert "prefetchnta" in zen and "prefetcht1" not in zen
     for name in ("matmul_n4k", "matmul_n6k", "matmul_b8"):
         text = assembly(name, rapids)
-        assert text.count("tilerelease") == 1 and "tdpbssd" in text
+        own, other = ("tdpbssd", "tdpbf16ps")[:: 1 if name == "matmul_b8" else -1]
+        assert text.count("tilerelease") == 1 and own in text and other not in text
 
 
 def test_bad_requests() -> None:

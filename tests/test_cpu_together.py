@@ -3,16 +3,21 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ggraph import dtypes
 from ggraph.backends.cpu import lower, together  # noqa: F401  (all kernels)
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import WATCHERS, Jit
 from ggraph.backends.cpu.nest import Nest, Operand, register
+from ggraph.backends.cpu.rehearsal import products
 from ggraph.backends.cpu.simd import KERNELS
+from ggraph.formats.checkpoint import RawTensor
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["quantise", "copy", "rms_norm", "gather_f32", "gather_f16", "gather_q8_0", "set_rows_f32",
@@ -33,7 +38,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_helpers_give_what_one_process_does(two_cores: None) -> None:
     names, told = [*SMALL, own_kernel()], list[str]()
-    found = dict(together.compiled(names, host(), told.append))
+    found = dict(together.Crew(host(), told.append).compiled(names))
     assert sorted(found) == sorted(names)
     assert set(told) == set(names)
     for name, code in found.items():
@@ -49,7 +54,7 @@ def test_a_helper_that_ends_costs_nothing_but_its_help(
     two_cores: None, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(together, "HELP", program.replace("{", "{{"))
-    found = dict(together.compiled(SMALL, host(), lambda name: None))
+    found = dict(together.Crew(host(), lambda name: None).compiled(SMALL))
     assert sorted(found) == sorted(SMALL)
     assert all(found.values())
 
@@ -70,6 +75,50 @@ def test_what_is_prepared_is_neither_compiled_again_nor_left_out(
     finally:
         WATCHERS.remove(told.append)
     assert sorted(told) == sorted(SMALL)
+
+
+def test_what_is_expected_is_compiled_beside_and_found(two_cores: None, tmp_path: Path) -> None:
+    """By helpers alone, as long as this process has other work; what nobody asks for then is not
+    waited for, and what nobody expected is compiled as ever."""
+    jit, expected = Jit(folder=tmp_path), ["matmul_each_bf16", "rope_f16"]
+    jit.expect(expected)
+    (helper,) = jit._crews[0]._helpers
+    helper.join(60)
+    assert sorted(jit._crews[0].found) == sorted(expected)
+    assert jit.compiled == expected, "the longest is begun first"
+    jit.prepare([expected[0], *SMALL[:3]])
+    assert sorted(jit.compiled) == sorted({*expected, *SMALL[:3]})
+    again = Jit(folder=tmp_path)
+    again.expect([expected[0], *SMALL[:3]])
+    assert not again._crews, "nothing is missing"
+    assert again.compiled == []
+
+
+def test_several_ask_at_once_and_each_gets_what_it_asked_for(
+    two_cores: None, tmp_path: Path
+) -> None:
+    jit = Jit(folder=tmp_path)
+    jit.expect(["matmul_each_bf16"])
+    halves = SMALL[::2], SMALL[1::2]
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(jit.prepare, halves))
+    assert sorted({*jit.compiled} - {"matmul_each_bf16"}) == sorted(SMALL)
+    assert all(map(jit.address, SMALL))
+
+
+def test_a_file_says_which_products_will_be_asked_for() -> None:
+    """Those of its matrices, by the lowering itself; vectors, and what NumPy does, ask for none."""
+    stored = [
+        RawTensor("w", dtypes.Q4_K, (32, 256), np.zeros((32, 144), np.uint8)),
+        RawTensor("v", dtypes.Q4_K, (64, 256), np.zeros((64, 144), np.uint8)),
+        RawTensor("norm", dtypes.F32, (256,), np.zeros(256, np.float32)),
+        RawTensor("numpy's", dtypes.Q2_K, (32, 256), np.zeros((32, 84), np.uint8)),
+        RawTensor("empty", dtypes.F16, (32, 0), np.zeros((32, 0), np.float16)),
+    ]
+    assert sorted(products(stored, exact=False)) == sorted(
+        ["matmul_n4k", "pack_q4_k", "pack_piece", "quantise"]
+    )
+    assert "matmul_f32" in products(stored, exact=True)
 
 
 def test_a_program_finds_its_kernels_compiled(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """Products of many rows by AMX: 16 rows of x with 16 outputs in one instruction.
 
 A pass is up to `MOST` rows with up to `TILES` tiles of weights. It goes through the columns in
-batches: of each tile a batch's codes are unpacked once for all rows, into the very form that the
-instruction reads (groups of four columns), while the batch's part of x stays in the nearest cache.
-The integer sums of a scale's columns, a unit, are those of `words.Dot`, and what is made of them is
-what `matmul` makes, in the same order, so that all bits are.
+batches, of which x is laid out once for all tiles, in the nearest cache, and each tile's codes once
+for all rows (`panels.py`). The sums of a scale's columns, a unit, are exact, as those of
+`words.Dot` are, and what is made of them is what `matmul` makes, in the same order, so that all
+bits are.
 
 For some 500 cycles behind any instruction of AMX a core of Sapphire Rapids has one port for
-512-bit arithmetic instead of two, so that the floats of a unit, 64 instructions where there are
+512-bit arithmetic instead of two, so that the floats of a unit, 48 instructions where there are
 minimums, are the bound: everything else must wait for nothing and keep off their port. So a unit's
-tile is multiplied two units and stored one unit early, a height's sums stay in registers through a
-batch, and rows of x are found by adding multiples of their distance that are at hand.
+tile is multiplied two units and stored one unit early, and a height's sums stay in registers
+through a batch.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 Legend: SUMS, CODES, ROWS are numbers of tile registers; h number of a height, u of a unit in a
@@ -25,29 +25,27 @@ from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import Block, ask_ahead
-from ggraph.backends.cpu.simd import F32, I8, I32, I64, Kernel, Val, Var, vec
-from ggraph.backends.cpu.tiles import (
-    BLOCK,
-    GROUP,
-    GROUP_BYTES,
-    GROUPS,
-    SUPER,
-    TILE,
-    X_BLOCK,
-    X_SCALE,
-    X_SUM,
-    Layout,
+from ggraph.backends.cpu.panels import (
+    FLOATS,
+    INTS,
+    LINE,
+    NUMBERS,
+    code_rows,
+    floating,
+    row_bytes,
+    store_codes,
+    store_row,
 )
+from ggraph.backends.cpu.simd import I8, I64, Kernel, Val, Var
+from ggraph.backends.cpu.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Layout
 
 SUMS, CODES, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 UNITS = len(SUMS)  # of a turn
 EARLY, STORED = 2, 1  # units between a product, its being stored, and its use
 HEIGHT = 16  # rows of x in one instruction
 MOST = 64  # rows that share what is unpacked
-TILES = 8  # of weights that share a batch of x
-BATCH = SUPER  # blocks of a batch
-LINE = TILE * 4  # bytes of a row's sums
-FLOATS, INTS = vec(F32, TILE), vec(I32, TILE)
+TILES = 32  # of weights that share a batch of x
+BATCH = 4  # blocks of a batch
 
 
 def _call(k: Kernel, name: str, *values: Val | ir.Value) -> None:
@@ -56,10 +54,10 @@ def _call(k: Kernel, name: str, *values: Val | ir.Value) -> None:
 
 def configure(k: Kernel, layout: Layout) -> None:
     """Give the registers their sizes; until `release`."""
-    columns = GROUPS // layout.subs * GROUP
+    columns, rows = row_bytes(layout) // layout.subs, code_rows(layout) // layout.subs
     widths, heights = [0] * 16, [0] * 16
     for registers, width, height in (
-        (SUMS, LINE, HEIGHT), (CODES, LINE, columns // GROUP), (ROWS, columns, HEIGHT)
+        (SUMS, LINE, HEIGHT), (CODES, LINE, rows), (ROWS, columns, HEIGHT)
     ):  # fmt: skip
         for register in registers:
             widths[register], heights[register] = width, height
@@ -75,29 +73,6 @@ def release(k: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where rows of x lie: the k-th one `distance` * k bytes behind the first."""
-
-    distance: Val
-    odd: dict[int, Val]  # odd multiples of the distance
-
-    @classmethod
-    def of(cls, k: Kernel) -> "Rows":
-        """A product's."""
-        distance = k.opaque(k.arg("xs"))
-        return cls(distance, {1: distance, **{i: k.opaque(distance * i) for i in (3, 5, 7)}})
-
-    def from_first(self, k: Kernel, first: Val) -> list[Val]:
-        """Addresses of a height's rows, each a register and a multiple of another at most."""
-        found, eighth = [], k.opaque(first + self.distance * 8)
-        for r in range(HEIGHT):
-            base, left = (eighth, r - 8) if r > 8 and r % 2 else (first, r)
-            times = left & -left  # 1, 2, 4 or 8
-            found.append(base + self.odd[left // times] * times if left else base)
-        return found
-
-
-@dataclass(frozen=True)
 class Tiled:
     """The pass of a layout; `home` has room for the sums of all rows and tiles."""
 
@@ -106,24 +81,25 @@ class Tiled:
     home: Val
     tile_bytes: Val
     ahead: int
-    rows: Rows
-    codes: Val  # [BATCH, GROUPS, GROUP_BYTES]
+    x: Val  # [MOST / HEIGHT, BATCH, HEIGHT, row_bytes]
+    numbers: Val  # [MOST / HEIGHT, BATCH, HEIGHT, NUMBERS]
+    codes: Val  # [BATCH, code_rows, LINE]
     scales: Val  # [BATCH, subs, TILE]
     minimums: Val  # [BATCH, TILE]
-    ints: Val  # [UNITS, HEIGHT, TILE]
+    sums: Val  # [UNITS, HEIGHT, TILE]
 
     @classmethod
     def of(cls, k: Kernel, layout: Layout, home: Val, tile_bytes: Val, ahead: int) -> "Tiled":
         """With working memory of its own."""
-        codes, scales, minimums, ints = (
+        rooms = [
             k.scratch(size)
             for size in (
-                BATCH * GROUPS * GROUP_BYTES, BATCH * layout.subs * LINE, BATCH * LINE,
+                MOST * BATCH * row_bytes(layout), MOST * BATCH * NUMBERS,
+                BATCH * code_rows(layout) * LINE, BATCH * layout.subs * LINE, BATCH * LINE,
                 UNITS * HEIGHT * LINE,
             )
-        )  # fmt: skip
-        rows = Rows.of(k)
-        return cls(k, layout, home, tile_bytes, ahead, rows, codes, scales, minimums, ints)
+        ]  # fmt: skip
+        return cls(k, layout, home, tile_bytes, ahead, *rooms)
 
     @property
     def per_turn(self) -> int:
@@ -144,34 +120,47 @@ class Tiled:
                 k.store(self.home_of(t) + r * LINE, k.const(0.0, FLOATS))
         for first in k.loop(0, blocks, BATCH):
             count = k.minimum(blocks - first, BATCH)
+            self._lay(heights, x + first * X_BLOCK, count)
             for t in k.loop(0, tiles):
                 self._unpack(tile + t * self.tile_bytes, first, count)
-                self._batch(heights, count, x + first * X_BLOCK, self.home_of(t))
+                self._batch(heights, count, self.home_of(t))
 
     def home_of(self, t: Val) -> Val:
         """Where the sums of a tile's rows lie."""
         return self.home + t * (MOST * LINE)
 
-    def _unpack(self, tile: Val, first: Val, count: Val) -> None:
-        """A batch's codes, signed, its scales and minimums."""
-        k, a = self.k, self.layout
-        for i in k.loop(0, count):
-            single = a.blocks == 1
-            run = tile + (first + i if single else first // SUPER) * a.run_bytes
-            block = Block(k, a, run, k.const(0, I64) if single else i)
-            ask_ahead(block, self.ahead)
-            for g in range(GROUPS):
-                found = block.codes(g, 0)
-                if a.zero:
-                    found = found ^ words.SIGN if a.zero == -words.SIGN else found - a.zero
-                k.store(self.codes + (i * GROUPS + g) * GROUP_BYTES, found)
-            for sub in range(a.subs):
-                k.store(self.scales + (i * a.subs + sub) * LINE, block.scales(sub, 0, TILE))
-            if a.stored_minimum:
-                k.store(self.minimums + i * LINE, block.minimums(0, TILE))
+    def place(self, h: Val, i: Val) -> Val:
+        """The number of a block of a height."""
+        return h * BATCH + i
+
+    def _lay(self, heights: Val, x: Val, count: Val) -> None:
+        """A batch of all rows, and the numbers of their blocks."""
+        k, a, distance = self.k, self.layout, self.k.arg("xs")
+        for h in k.loop(0, heights):
+            for r in k.loop(0, HEIGHT):
+                row = x + (h * HEIGHT + r) * distance
+                for i in k.loop(0, count):
+                    at = self.place(h, i) * HEIGHT + r
+                    to, numbers = self.x + at * row_bytes(a), self.numbers + at * NUMBERS
+                    store_row(k, a, row + i * X_BLOCK, to, numbers)
         k.keep_order()
 
-    def _batch(self, heights: Val, count: Val, x: Val, home: Val) -> None:
+    def _unpack(self, tile: Val, first: Val, count: Val) -> None:
+        """A batch's codes, its scales and minimums."""
+        k, a = self.k, self.layout
+        single = a.blocks == 1
+        for i in k.loop(0, count):
+            run = tile + (first + i if single else first // SUPER) * a.run_bytes
+            block = Block(k, a, run, k.const(0, I64) if single else first % SUPER + i)
+            ask_ahead(block, self.ahead)
+            store_codes(k, block, self.codes + i * (code_rows(a) * LINE))
+            for sub in range(a.subs):
+                k.store(self.scales + (i * a.subs + sub) * LINE, block.scales(sub, 0, HEIGHT))
+            if a.stored_minimum:
+                k.store(self.minimums + i * LINE, block.minimums(0, HEIGHT))
+        k.keep_order()
+
+    def _batch(self, heights: Val, count: Val, home: Val) -> None:
         """Add a batch's columns to the sums of all rows of a tile."""
         k, subs = self.k, self.layout.subs
         per = self.per_turn
@@ -184,7 +173,7 @@ class Tiled:
             height = k.select(over, k.minimum(h + 1, heights - 1), h)
             block = k.select(over, block - end, block)
             inside = block if self.whole else k.minimum(block, count - 1)
-            self._multiply(u % UNITS, x + height * HEIGHT * self.rows.distance, inside, u % subs)
+            self._multiply(u % UNITS, height, inside, u % subs)
 
         zero = k.const(0, I64)
         for u in range(EARLY):
@@ -200,43 +189,48 @@ class Tiled:
                     self._store((u + EARLY - STORED) % UNITS)
                     k.keep_order()
                     block = i + u // subs
-                    first = x + h * HEIGHT * self.rows.distance + block * X_BLOCK
                     if self.whole or u < subs:
-                        self._add(u, block, first, sums)
+                        self._add(u, h, block, sums)
                         continue
                     with k.when(block < count):
-                        self._add(u, block, first, sums)
+                        self._add(u, h, block, sums)
             for r, total in enumerate(sums):
                 k.store(own + r * LINE, total.value)
 
-    def _multiply(self, u: int, x: Val, i: Val, sub: int) -> None:
-        """Sums of a unit of a height whose rows begin at `x`, left in a register."""
-        k, count = self.k, GROUPS // self.layout.subs
+    def _multiply(self, u: int, h: Val, i: Val, sub: int) -> None:
+        """Sums of a unit of a height, left in a register."""
+        k, a = self.k, self.layout
         sums, codes, rows = SUMS[u], CODES[u % len(CODES)], ROWS[u % len(ROWS)]
-        row = x + i * X_BLOCK + sub * count * GROUP
-        stored = self.codes + (i * GROUPS + sub * count) * GROUP_BYTES
+        width, lines = row_bytes(a), code_rows(a)
+        row = self.x + self.place(h, i) * (HEIGHT * width) + sub * (width // a.subs)
+        stored = self.codes + (i * lines + sub * (lines // a.subs)) * LINE
         _call(k, "tilezero", I8(sums))
-        _call(k, "tileloadd64", I8(rows), k.pointer(row), self.rows.distance)
-        _call(k, "tileloadd64", I8(codes), k.pointer(stored), I64(GROUP_BYTES))
-        _call(k, "tdpbssd", I8(sums), I8(rows), I8(codes))
+        _call(k, "tileloadd64", I8(rows), k.pointer(row), I64(width))
+        _call(k, "tileloadd64", I8(codes), k.pointer(stored), I64(LINE))
+        name = "tdpbf16ps" if floating(a) else "tdpbssd"
+        _call(k, name, I8(sums), I8(rows), I8(codes))
 
     def _store(self, u: int) -> None:
-        """Sums of a unit to memory: floats are made of them from there."""
-        at = self.k.pointer(self.ints + u * (HEIGHT * LINE))
+        """Sums of a unit to memory: totals are made of them from there."""
+        at = self.k.pointer(self.sums + u * (HEIGHT * LINE))
         _call(self.k, "tilestored64", I8(SUMS[u]), at, I64(LINE))
 
-    def _add(self, u: int, i: Val, x: Val, sums: Sequence[Var]) -> None:
+    def _add(self, u: int, h: Val, i: Val, sums: Sequence[Var]) -> None:
         """Add a unit to the sums of its rows, and the block's minimums with the last one."""
-        k, subs, sub = self.k, self.layout.subs, u % self.layout.subs
-        scales = k.load(self.scales + (i * subs + sub) * LINE, FLOATS)
-        last = self.layout.stored_minimum and sub == subs - 1
+        k, a = self.k, self.layout
+        sub = u % a.subs
+        scales = k.load(self.scales + (i * a.subs + sub) * LINE, FLOATS)
+        last = a.stored_minimum and sub == a.subs - 1
         minimums = k.load(self.minimums + i * LINE, FLOATS) if last else None
-        for r, row in enumerate(self.rows.from_first(k, k.opaque(x))):
-            ints = k.load(self.ints + (u * HEIGHT + r) * LINE, INTS)
-            scale = scales * words.broadcast(k, row + X_SCALE, TILE)
-            total = words.fma(k, k.cast("sitofp", ints, FLOATS), scale, sums[r].value)
+        numbers = k.opaque(self.numbers + self.place(h, i) * (HEIGHT * NUMBERS))
+        for r, total in enumerate(sums):
+            row = numbers + r * NUMBERS
+            found = k.load(self.sums + (u * HEIGHT + r) * LINE, FLOATS if floating(a) else INTS)
+            found = found if floating(a) else k.cast("sitofp", found, FLOATS)
+            scale = scales * words.broadcast(k, row, HEIGHT)
+            total.value = words.fma(k, found, scale, total.value)
             if minimums is not None:
-                total = words.fma(k, minimums, words.broadcast(k, row + X_SUM, TILE), total)
-            sums[r].value = total
+                less = words.broadcast(k, row + (X_SUM - X_SCALE), HEIGHT)
+                total.value = words.fma(k, minimums, less, total.value)
             if r % 4 == 3:  # else all loads come first, and registers spill
                 k.keep_order()

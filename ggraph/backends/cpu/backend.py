@@ -20,7 +20,7 @@ from ggraph.backends.cpu.packing import PackedKey, Packer
 from ggraph.backends.cpu.pages import drop_map, file_map
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.profile import Piece, Profile, Span, pieces_of, step_piece
-from ggraph.backends.cpu.rehearsal import kernels
+from ggraph.backends.cpu.rehearsal import kernels, products
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Ref
 from ggraph.device import DeviceSpec
@@ -89,8 +89,11 @@ class CpuBackend(HostMemory, Backend):
         self._decoded = {k: v for k, v in self._decoded.items() if k[0] is not memory}
 
     def expect(self, weights: Iterable[RawTensor]) -> None:
-        """Have memory for their packed forms found, and their files read, until a program comes."""
-        self._packer.expect(weights)
+        """Have what is likely to be missing of their kernels compiled, memory for their packed
+        forms found, and their files read, until a program comes."""
+        given = list(weights)
+        self.pool.jit.expect(products(given, exact=self.exact))
+        self._packer.expect(given)
 
     def load(self, buffer: Buffer, tensor: Tensor, raw: Array) -> Memory:
         """The weight's bytes where they are: a mapped file is not copied.

@@ -51,8 +51,9 @@ class Isa:
 
     @property
     def tiles(self) -> bool:
-        """Whether AMX multiplies 16 rows of bytes at once."""
-        return {"+amx-tile", "+amx-int8"} <= set(self.features.split(",")) and self.lanes == 16
+        """Whether AMX multiplies 16 rows of bytes and of bfloat16 at once."""
+        wanted = {"+amx-tile", "+amx-int8", "+amx-bf16", "+avx512vbmi"}
+        return wanted <= set(self.features.split(",")) and self.lanes == 16
 
     @property
     def moves_bits(self) -> bool:

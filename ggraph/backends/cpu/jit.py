@@ -8,6 +8,7 @@ file (.o), which LLVM loads. Whose files may be run, and how damage is found, is
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ggraph.backends.cpu.compiler import Linker, compile_object
 from ggraph.backends.cpu.image import Mapped, Unlinkable, link, map_image
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS
-from ggraph.backends.cpu.together import compiled
+from ggraph.backends.cpu.together import Crew
 from ggraph.errors import BackendError
 
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
@@ -41,6 +42,7 @@ class Jit:
         self.compiled: list[str] = []  # kernels that were not in the cache
         self._loaded: dict[str, int] = {}
         self._held: list[Mapped] = []
+        self._crews: list[Crew] = []  # at work on what is expected: one at most
 
     def address(self, name: str) -> int:
         """Entry point of kernel `name`. BackendError for an unknown one."""
@@ -50,19 +52,38 @@ class Jit:
             self._loaded[name] = self._image(name) or self._object(name)
         return self._loaded[name]
 
+    def expect(self, names: Iterable[str]) -> None:
+        """These will be asked for: what is nowhere is compiled beside this process's own work."""
+        missing = self._missing(names)
+        if missing:
+            crew = self._crew()
+            crew.begin(missing)
+            self._crews.append(crew)
+
     def prepare(self, names: Iterable[str]) -> None:
         """Have those of these kernels that are nowhere compiled at the same time."""
+        missing = self._missing(names)
+        if missing:
+            for name, code in self._crew().compiled(missing):
+                self._loaded[name] = self._linked(name, code, kept=False)
+
+    def _crew(self) -> Crew:
+        """The crew that is at work, which is the caller's now, or a new one."""
+        with suppress(IndexError):
+            return self._crews.pop()
+        return Crew(self.isa, self._tell)
+
+    def _missing(self, names: Iterable[str]) -> list[str]:
+        """Kernels that nobody has compiled; the others' images are loaded."""
         missing = []
         for name in dict.fromkeys(names):
             if name not in self._loaded:
                 address = self._image(name)
                 if address:
                     self._loaded[name] = address
-                else:
+                elif self._read(name, "o") is None:
                     missing.append(name)
-        missing = [n for n in missing if self._read(n, "o") is None]
-        for name, code in compiled(missing, self.isa, self._tell):
-            self._loaded[name] = self._linked(name, code, kept=False)
+        return missing
 
     def _image(self, name: str) -> int:
         """The kernel's address from its image on disk; 0 where there is none to run."""

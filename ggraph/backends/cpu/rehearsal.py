@@ -5,7 +5,7 @@ Planning asks this. The lowerings themselves answer, with addresses that mean no
 is no second list of what kernels take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,16 @@ from ggraph.backends.cpu.attention import NEXT
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import bounded, is_weight, kept_as
+from ggraph.backends.cpu.needs import bounded, is_weight, kept_as, multiplies
 from ggraph.backends.cpu.needs import needs as kernel_needs
 from ggraph.backends.cpu.numpy_step import numpy_need
 from ggraph.backends.cpu.packing import Packed, packing
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.device import Need
+from ggraph.formats.checkpoint import RawTensor
+from ggraph.ops.matmul import mul_mat
 from ggraph.plan import Actor, Buffer, Command, Do
-from ggraph.tensor import Array, Tensor
+from ggraph.tensor import Array, Tensor, input, weight
 
 NOWHERE = Memory(Buffer("", "cpu", 0, 1), np.zeros(0, np.uint8))
 
@@ -115,6 +117,18 @@ def kernels(t: Tensor, *, exact: bool) -> tuple[str, ...]:
     those that the program after it will."""
     own = _rehearsed(t, exact).kernels
     return (*own, *(later for name in own for later in NEXT.get(name, ())))
+
+
+def products(weights: Iterable[RawTensor], *, exact: bool) -> tuple[str, ...]:
+    """Kernels that rows will meet these matrices with, before a graph says so: each type's, which
+    are the ones that take longest to compile."""
+    of_types = {w.dtype: w for w in weights if len(w.shape) == 2}
+    found = dict[str, None]()
+    for w in of_types.values():
+        t = mul_mat(weight(w.name, w.shape, w.dtype), input("rows", (1, w.shape[1])))
+        if multiplies(t, exact):
+            found |= dict.fromkeys(kernels(t, exact=exact))
+    return tuple(found)
 
 
 def compiled(t: Tensor, *, exact: bool) -> bool:

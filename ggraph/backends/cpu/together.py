@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from queue import Empty, SimpleQueue
+from queue import Empty, PriorityQueue
 from typing import IO, TYPE_CHECKING
 
 from ggraph import env, kept
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 else:
     subprocess = lazy("subprocess")
 
-EACH = 6  # kernels from which on a helper, which costs as much as three or four, saves time
-LARGE = ("matmul", "att")  # names of kernels that take twenty times as long as others
+EACH = 6  # small kernels from which on a helper, which costs as much, saves time
+LARGE = ("att", "matmul")  # names of those that take ten times as long as others, the longest first
 WORD = 8
 HELP = """import sys
 sys.path[:] = {}
@@ -37,26 +37,47 @@ from ggraph.backends.cpu.together import serve
 serve()"""
 
 
-def compiled(
-    names: Sequence[str], isa: Isa, told: Callable[[str], None]
-) -> Iterator[tuple[str, bytes]]:
-    """Each kernel's object; `told` hears of every name before."""
-    waiting: SimpleQueue[str] = SimpleQueue()
-    for name in sorted(names, key=lambda n: not n.startswith(LARGE)):
-        waiting.put(name)
-    count = min(env.usable_cores(), len(names) // EACH) - 1
-    found: dict[str, bytes] = {}
-    helpers = [_Helper(isa, waiting, found, told) for _ in range(count if sys.executable else 0)]
-    with suppress(Empty):
-        while True:
-            name = waiting.get_nowait()
-            told(name)
-            yield name, compile_object(KERNELS[name], isa)
-            names = [n for n in names if n != name]
-    for helper in helpers:
-        helper.join()
-    for name in names:
-        yield name, found.get(name) or compile_object(KERNELS[name], isa)
+def _place(name: str) -> int:
+    """When a kernel is begun: those that take longest come first."""
+    return next((i for i, start in enumerate(LARGE) if name.startswith(start)), len(LARGE))
+
+
+class Crew:
+    """The kernels that one process and its helpers compile; `told` hears of every name before."""
+
+    def __init__(self, isa: Isa, told: Callable[[str], None]) -> None:
+        self._isa, self._told = isa, told
+        self._waiting: PriorityQueue[tuple[int, str]] = PriorityQueue()
+        self._asked, self._helpers = set[str](), list[_Helper]()
+        self.found: dict[str, bytes] = {}
+
+    def begin(self, names: Sequence[str], own: int = 0) -> None:
+        """Have helpers compile these, `own` of which this process is about to do itself."""
+        for name in names:
+            if name not in self._asked:
+                self._asked.add(name)
+                self._waiting.put((_place(name), name))
+        large = sum(_place(name) < len(LARGE) for name in names) - own
+        count = min(env.usable_cores() - 1, max(large, len(names) // EACH - 1))
+        self._helpers = [h for h in self._helpers if h.is_alive()]
+        for _ in range(count - len(self._helpers) if sys.executable else 0):
+            self._helpers.append(_Helper(self._isa, self._waiting, self.found, self._told))
+
+    def compiled(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Each of these kernels' object."""
+        self.begin(names, own=1)
+        left = dict.fromkeys(names)
+        with suppress(Empty):
+            while True:
+                _, name = self._waiting.get_nowait()
+                if name in left:  # not only expected
+                    del left[name]
+                    self._told(name)
+                    yield name, compile_object(KERNELS[name], self._isa)
+        for helper in self._helpers:
+            helper.join()
+        for name in left:
+            yield name, self.found.get(name) or compile_object(KERNELS[name], self._isa)
 
 
 class _Helper(threading.Thread):
@@ -65,7 +86,7 @@ class _Helper(threading.Thread):
     def __init__(
         self,
         isa: Isa,
-        waiting: SimpleQueue[str],
+        waiting: PriorityQueue[tuple[int, str]],
         found: dict[str, bytes],
         told: Callable[[str], None],
     ) -> None:
@@ -92,7 +113,7 @@ class _Helper(threading.Thread):
         if process.stdout.read(1) != b"!":  # it is up, and takes no name before
             return
         while True:
-            name = self._waiting.get_nowait()
+            _, name = self._waiting.get_nowait()
             self._told(name)
             process.stdin.write(name.encode() + b"\n")
             process.stdin.flush()
