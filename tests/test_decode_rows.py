@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.decode.rows import Rows, visibility
+from ggraph.decode.draft.tree import Draft
+from ggraph.decode.engine import verification_rows
+from ggraph.decode.rows import Rows, columns, visibility
 from ggraph.tensor import Array
 
 CONTEXT = 12
@@ -35,6 +37,20 @@ def test_a_row_of_text_sees_what_lies_before_it(
         for slot in range(CONTEXT):
             visible = row < len(slots) and seen(rows, row, slot, window)
             assert mask[row, slot] == (0 if visible else -np.inf), (row, slot)
+
+
+@given(st.integers(0, 20), st.lists(st.integers(0, 9), max_size=6), st.integers(0, 3))
+def test_few_columns_make_the_mask(past: int, choices: list[int], padding: int) -> None:
+    """Of text and of trees, up to the last slot that there is."""
+    parents = tuple(c % (i + 1) - 1 for i, c in enumerate(choices))
+    tree = verification_rows(7, Draft((7,) * len(parents), parents), past)
+    text = Rows(tree.tokens, tree.slots, tree.slots)
+    count = len(tree.tokens) + padding
+    for rows in (tree, text):
+        for context in (past + len(tree.tokens), past + count + 9):
+            few, which = columns(rows, count, context)
+            assert few.shape == (count + 2, count) and which.dtype == np.int32
+            assert np.array_equal(few[which].T, visibility(rows, count, context))
 
 
 def test_a_mask_cannot_be_spoilt_for_the_next_step() -> None:

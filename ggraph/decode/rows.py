@@ -94,6 +94,17 @@ def visibility(rows: Rows, count: int, context: int, window: int | None = None) 
     return np.where(allowed, np.float32(0), np.float32(-np.inf))
 
 
+def columns(rows: Rows, count: int, context: int) -> tuple[Array, Array]:
+    """`visibility` by its few different columns: f32 [count + 2, count], and which of them each
+    slot has i32 [C]. The first is that of the text before these rows, which begin at their base;
+    the last nobody sees."""
+    first = rows.slots[0]
+    near = [1 + slot - first for slot in rows.slots]
+    seen = visibility(Rows(rows.tokens, rows.positions, near, 1, rows.visible), count, count + 2)
+    which = np.arange(1 - first, 1 - first + context, dtype=np.int32)
+    return np.ascontiguousarray(seen.T), np.clip(which, 0, count + 1, out=which)
+
+
 @lru_cache(maxsize=4)
 def _ramp(context: int) -> Array:
     """f32 [2C]: C zeros, then C times -inf. What row s may see is a stretch of it."""

@@ -18,6 +18,7 @@ from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
+    columns,
     context_bucket,
     padded,
     parents_of,
@@ -26,7 +27,7 @@ from ggraph.decode.rows import (
 )
 from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
 from ggraph.door import checked
-from ggraph.dtype import F16, F64, I32, I64, DType
+from ggraph.dtype import F16, F32, F64, I32, I64, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
 from ggraph.plan import VerifiedPlan
@@ -74,6 +75,7 @@ class Runner:
         self.taps = tuple(taps)
         self.recurrent: bool = model.recurrent
         self.picks: int | Sampler = 0
+        self.spreads = session.replays  # masks are made on the device, where one more node is cheap
         self._past = 0
         self._replay: tuple[int, ...] = ()  # rows of the last step that are text, but not in states
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
@@ -114,6 +116,8 @@ class Runner:
 
         def build() -> Graph:
             step = self.model.build(shape)
+            if self._is_spread(shape):
+                step = spreading(step)
             if isinstance(self.picks, Sampler):
                 return drawing(step, self.picks.config)
             return picking(step, self.picks) if self.picks else step
@@ -132,6 +136,11 @@ class Runner:
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
         self._planned(rows, rows, reach)
+
+    def movable(self, rows: int) -> None:
+        """Make the plans that keep up to `rows` rows which lie apart in the cache."""
+        for count in range(2, rows + 1):
+            self._moving(row_bucket(count))
 
     @checked
     def prepare(self, count: int) -> None:
@@ -231,16 +240,23 @@ class Runner:
         self._replay = tuple(rows)
 
     def _move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        count = row_bucket(len(source))
-        shape = self.shape(1, 1, self.past)
-        key = (self.model.name, "move", count, shape)
-        filler = shape.cache_rows - 1
-        if key not in self.session:
-            graph = move_graph(self.model.build(shape), count, filler + 1)
-            self.session.prepare(key, graph, self.model.weight)
+        count, filler = row_bucket(len(source)), self._full
         to = padded(target, count, filler, np.int64)
-        feeds = {"from": padded(source, count, filler), "to": to}
-        self.session.run(key, feeds)
+        self.session.run(self._moving(count), {"from": padded(source, count, filler), "to": to})
+
+    def _moving(self, count: int) -> Hashable:
+        """The key of the plan that moves so many rows, made on first use."""
+        shape = self.shape(1, 1, 1)  # states are the same in all
+        key = (self.model.name, "move", count, shape)
+        if key not in self.session:
+            graph = move_graph(self.model.build(shape), count, shape.cache_rows)
+            self.session.prepare(key, graph, self.model.weight)
+        return key
+
+    def _is_spread(self, shape: StepShape) -> bool:
+        """Whether a step is given its mask's columns, which are fewer bytes than the mask."""
+        given = (shape.rows + 2) * shape.rows + shape.context
+        return self.spreads and given < shape.rows * shape.context
 
     def _course(self, rows: Rows, count: int, certain: int) -> dict[str, Array]:
         """What recurrent layers must know of a step's rows (see `ggraph.decode.model`)."""
@@ -261,10 +277,13 @@ class Runner:
             "tokens": padded(rows.tokens, shape.rows, 0),
             "positions": padded(rows.positions, shape.rows, 0),
             "slots": padded(rows.slots, shape.rows, shape.cache_rows - 1, np.int64),
-            "mask": visibility(rows, shape.rows, shape.context),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),
         }
+        if self._is_spread(shape):
+            feeds["columns"], feeds["column"] = columns(rows, shape.rows, shape.context)
+        else:
+            feeds["mask"] = visibility(rows, shape.rows, shape.context)
         if self._window is not None:
             feeds["window_mask"] = visibility(rows, shape.rows, shape.context, self._window)
         return feeds
@@ -282,6 +301,17 @@ def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
     found = {"best": best, "greatest": greatest}
     return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
+
+
+@checked
+def spreading(step: Graph) -> Graph:
+    """A model's step whose mask is made of its few different columns (`ggraph.decode.rows`):
+    `columns` f32 [T + 2, T], and which of them each slot has, `column` i32 [C]."""
+    if "mask" not in {t.name for t in step.leaves(Kind.INPUT)}:
+        return step  # all layers have windows
+    rows, context = step["mask"].shape
+    given = input("columns", (rows + 2, rows), F32), input("column", (context,), I32)
+    return step.replace({"mask": ops.cont(ops.transpose(ops.get_rows(*given)))})
 
 
 @checked

@@ -62,6 +62,9 @@ class Steps(Tapped, Protocol):
     def ready(self, rows: int, reach: int) -> None:
         """Make the plan of a step of `rows` rows that see `reach` slots."""
 
+    def movable(self, rows: int) -> None:
+        """Make the plans that keep up to `rows` rows which lie apart."""
+
     def text(self, tokens: Sequence[int]) -> Result:
         """Append text."""
         ...
@@ -78,8 +81,14 @@ class Steps(Tapped, Protocol):
 class Reader(Protocol):
     """A drafter that has plans to make, and takes the prompt in before it is asked."""
 
-    def warm(self) -> None:
-        """Make the plans."""
+    @property
+    def levels(self) -> int:
+        """How deep its drafts with branches may be; 0 where all are chains."""
+        ...
+
+    def warm(self, past: int, longest: int) -> None:
+        """Make the plans of reading so much text, and of rounds behind it with up to `longest`
+        guesses."""
         ...
 
     def read(self) -> None:
@@ -125,7 +134,8 @@ class Speculation:
             runner.ready(rows, past + rows)
         for drafter in self.drafters:
             if self.longest and isinstance(drafter, Reader):
-                drafter.warm()
+                drafter.warm(past, self.longest)
+                runner.movable(drafter.levels + 1 if drafter.levels else 0)
 
     def begin(self, tokens: Sequence[int], taps: dict[int, Array]) -> None:
         """A text begins with the prompt, of which the step has these taps, and one token more."""

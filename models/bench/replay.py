@@ -93,6 +93,9 @@ class Target:
         """So many tokens stay."""
         self.past += len(rows)
 
+    def movable(self, rows: int) -> None:
+        """Nothing is planned."""
+
     def text(self, tokens: Sequence[int]) -> Result:
         """The prompt takes no time."""
         self.past += len(tokens)
@@ -118,10 +121,11 @@ class Head:
     goes_on: Callable[[Sequence[float]], bool]
     name: str = "eagle3"
     taps: tuple[int, ...] = ()
+    levels: int = 0
     _length: int = 0
     _waiting: int = 0
 
-    def warm(self) -> None:
+    def warm(self, past: int, longest: int) -> None:
         """Nothing is planned."""
 
     def begin(self, first: int) -> None:

@@ -61,9 +61,12 @@ class BlockDrafter(ParallelDrafter):
         self.size, self.causal = size, causal
         self._last = -1  # the text's last token
 
-    def warm(self) -> None:
-        """Make the plan of a whole block."""
-        self.runner.ready(self.size, self.size - 1, self.size, fed_back=True)
+    levels = 0
+
+    def warm(self, past: int, longest: int) -> None:
+        """Make the plan of a whole block, or of `longest` guesses."""
+        count = min(longest + 1, self.size)
+        self.runner.ready(count, count - 1, past + count, fed_back=True)
 
     def read(self) -> None:
         """Keys and values of the true rows that are waiting."""

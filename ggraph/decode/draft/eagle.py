@@ -111,17 +111,40 @@ class EagleDrafter:
         self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
         self._last = NOTHING  # behind the last true row
 
-    def warm(self) -> None:
-        """Make the plans of the usual steps, where the rows that are read at once are bounded."""
+    @property
+    def levels(self) -> int:
+        """Guesses from the root of a tree to its deepest node."""
+        return 0 if self.tree is None else self.tree.depth + 1
+
+    def warm(self, past: int, longest: int) -> None:
+        """Make the plans of reading so much text, and of rounds behind it with up to `longest`
+        guesses."""
+        runner, guesses = self.runner, 0 if self.reads_logits else self._count
+        past, most = min(past, self.prompt_window or past), ROW_BUCKETS[-1]
         if self.window is None:
-            return
-        guesses = 0 if self.reads_logits else self._count
-        for rows in PARTS:
-            self.runner.ready(rows, 0, rows, fed_back=False)
-        for rows in ROW_BUCKETS[: ROW_BUCKETS.index(PARTS[0]) + 1]:
-            self.runner.ready(rows, 1, rows, fed_back=False, guesses=guesses)
+            parts, usual = [min(most, past - 1 - i) for i in range(0, past - 1, most)], longest + 1
+        else:
+            parts, usual = [*PARTS], PARTS[0]
+        for i, rows in enumerate(parts):
+            runner.ready(rows, 0, min(i * most + rows, past), fed_back=False)
+        for rows in range(usual + 1):  # the first guess, and what a round kept
+            runner.ready(max(1, rows), 1, past + rows, fed_back=False, guesses=guesses)
         if self.tree is None:
-            self.runner.ready(1, 1, 1, fed_back=True, guesses=guesses)
+            self._warm_chains(past, longest - 1, guesses)
+        elif self._is_one_plan(self.tree.depth):
+            runner.treed(self._count, self.tree.depth, self.tree.total_tokens - 1, past)
+        else:
+            k = self._count
+            for level in range(self.tree.depth):
+                runner.ready(k, k, past + (level + 1) * k, fed_back=True, guesses=guesses)
+
+    def _warm_chains(self, past: int, most: int, guesses: int) -> None:
+        """Make the plans of up to `most` steps behind a guess."""
+        for steps in range(1, most + 1):
+            if self._is_one_plan(steps):
+                self.runner.chained(steps, past)
+            else:
+                self.runner.ready(1, 1, past + steps, fed_back=True, guesses=guesses)
 
     def begin(self, first: int) -> None:
         """Forget the old text. The first token has no feature before it and is not drafted from."""

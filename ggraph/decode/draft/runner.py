@@ -137,10 +137,7 @@ class DraftRunner:
 
     def chain(self, token: int, hidden: Array, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
-        shape = self._fed_back(1, count)
-        key = (self.model.name, "chain", count, shape)
-        if key not in self.session:
-            self._plan(key, lambda ids: unrolled(self.model.build(shape), count, ids), {})
+        key, shape = self.chained(count, self.past)
         given = feeds(token, hidden, self.past, count, shape.context)
         given["positions"] += np.int32(self.offset)
         out = self._fed(key, given)
@@ -152,19 +149,32 @@ class DraftRunner:
         `past` stays. What is said is the best draft tokens behind the last true row i32 [1, K],
         their chances, and hidden f32 [1, E]."""
         k = said[0].shape[1]
-        shape = self._fed_back(k, depth * k)
+        key, shape = self.treed(k, depth, nodes, self.past)
+        given = sown(*said, self.past, depth, shape.context)
+        given["positions"] += np.int32(self.offset)
+        return Tree.of(self._fed(key, given), k)
+
+    def chained(self, count: int, past: int) -> tuple[Hashable, DraftShape]:
+        """Key and bucket of the plan of `chain` behind `past` true rows, made on first use."""
+        shape = self._fed_back(1, past + count)
+        key = (self.model.name, "chain", count, shape)
+        if key not in self.session:
+            self._plan(key, lambda ids: unrolled(self.model.build(shape), count, ids), {})
+        return key, shape
+
+    def treed(self, k: int, depth: int, nodes: int, past: int) -> tuple[Hashable, DraftShape]:
+        """The same of `tree` with K best guesses of each row."""
+        shape = self._fed_back(k, past + depth * k)
         key = (self.model.name, "tree", depth, nodes, shape)
         if key not in self.session:
             self._plan(
                 key, lambda ids: grown(self.model.build(shape), depth, nodes, ids), tables(k)
             )
-        given = sown(*said, self.past, depth, shape.context)
-        given["positions"] += np.int32(self.offset)
-        return Tree.of(self._fed(key, given), k)
+        return key, shape
 
-    def _fed_back(self, rows: int, slots: int) -> DraftShape:
-        """Steps of `rows` fed-back rows that go on for so many slots behind the true rows."""
-        context = context_bucket(self.past + slots, self._rows)
+    def _fed_back(self, rows: int, reach: int) -> DraftShape:
+        """Steps of `rows` fed-back rows, of which the last see `reach` slots."""
+        context = context_bucket(reach, self._rows)
         return DraftShape(rows, context, rows, self._rows + 1, True, self.cache_dtype)
 
     def _plan(
