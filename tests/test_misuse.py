@@ -44,7 +44,7 @@ from ggraph import (
 from ggraph.backends import sim
 from ggraph.decode.engine import Engine
 from ggraph.decode.model import StepShape
-from ggraph.decode.runner import Runner, drawing, move_graph, picking
+from ggraph.decode.runner import Runner, drawing, move_graph, picking, spreading
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.extend import address_of
 from ggraph.formats import dequantize, open_checkpoint, quantize
@@ -250,9 +250,11 @@ def decoding() -> Calls:
         "Runner.shape": (runner.shape, {"rows": 1, "wanted": 1, "reach": 1}),
         "Runner.plan": (runner.plan, {"shape": runner.shape(1, 1, 1)}),
         "Runner.ready": (runner.ready, {"rows": 1, "reach": 1}),
+        "Runner.movable": (runner.movable, {"rows": 2}),
         "Runner.prepare": (runner.prepare, {"count": 1}),
         "Runner.text": (text, {"tokens": [1], "every": False}),
         "picking": (picking, {"step": step}),
+        "spreading": (spreading, {"step": step}),
         "drawing": (drawing, {"step": step, "config": SamplerConfig()}),
         "move_graph": (move_graph, {"step": step, "count": 1, "slots": 65}),
         "Engine": (lambda **k: Engine(**k), {"runner": runner, "ends": ()}),

@@ -137,6 +137,7 @@ class Runner:
         """Make the plan of a step of `rows` rows with logits for each, if it is not there yet."""
         self._planned(rows, rows, reach)
 
+    @checked
     def movable(self, rows: int) -> None:
         """Make the plans that keep up to `rows` rows which lie apart in the cache."""
         for count in range(2, rows + 1):

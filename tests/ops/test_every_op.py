@@ -213,7 +213,7 @@ def test_a_wrong_number_of_sources_is_a_shape_error(spec: OpSpec) -> None:
     example = spec.examples[0]
     sources = examples.leaves(spec, example)
     extra = input("extra", (1,))
-    if spec.name != "concat":
+    if spec.name not in ("concat", "mul_mats"):  # which take several
         says = "no step takes" if spec.name == "chain" else "expected the sources"
         with pytest.raises(ShapeError, match=rf"^{spec.name}\(.*{says}"):
             apply(spec.name, *sources, extra, **example.attrs)
