@@ -6,11 +6,11 @@ for all rows (`panels.py`). The sums of a scale's columns, a unit, are exact, as
 `words.Dot` are, and what is made of them is what `matmul` makes, in the same order, so that all
 bits are.
 
-For some 500 cycles behind any instruction of AMX a core of Sapphire Rapids has one port for
-512-bit arithmetic instead of two, so that the floats of a unit, 48 instructions where there are
-minimums, are the bound: everything else must wait for nothing and keep off their port. So a unit's
-tile is stored one unit early and multiplied a block before that, and a height's sums stay in
-registers through a batch.
+For some 300 cycles behind any instruction of AMX a core of Sapphire Rapids multiplies 512 bits on
+one port instead of two (sums of floats, integers' and loads keep theirs), so that the products of a
+unit, 48 instructions where there are minimums, are the bound: everything else must wait for nothing
+and keep off their port. So a unit's tile is stored one unit early and multiplied a block before
+that, and a height's sums stay in registers through a batch.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 Legend: SUMS, CODES, ROWS are numbers of tile registers; h number of a height, u of a unit in a
