@@ -6,7 +6,7 @@ states are storage and never converted. Feeds are storage too, or plain numbers 
 shape, which are converted where none of them changes its meaning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,3 +248,14 @@ def _check_indices(view: Tensor, stored: Array, limit: int, whose: str) -> None:
             f"input {view.root.name!r}: indices {stored.min()} .. {stored.max()} leave "
             f"[0, {limit}) of %{whose}"
         )
+
+
+def places(name: str, rows: object, count: int) -> list[int]:
+    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
+    several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
+    found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
+    for row in found:
+        whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
+        if not whole or not -count <= row < count:
+            raise InputError(f"{name}: rows={rows!r:.60}: expected several numbers below {count}")
+    return [int(row) for row in found]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ggraph.arrays import Weights, state_storage, weight_source, weight_storage
+from ggraph.arrays import Weights, places, state_storage, weight_source, weight_storage
 from ggraph.backends.host import PAGE, HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
@@ -24,6 +24,7 @@ from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
+from ggraph.ops.copies import slice_runs
 from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
@@ -183,14 +184,22 @@ class Session:
     def read_rows(self, name: str, rows: Sequence[int]) -> Array:
         """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
         with self._lock:
-            held, _ = self._rows_of(name)
-            return held[_places(name, rows, len(held))]
+            memory, t = self._state(name)
+            self._settle()
+            backend, count = self.backends[memory.buffer.device], t.shape[0]
+            at = places(name, rows, count)
+            seen = backend.window(memory, 0, t.nbytes)
+            if seen is not None:
+                return seen.reshape(count, -1)[at]
+            named, where = np.unique(np.array(at, np.intp), return_inverse=True)
+            parts = [backend.read(memory, a, b - a) for a, b in slice_runs(named, count, t.nbytes)]
+            return np.concatenate(parts).reshape(len(named), -1)[where]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
         with self._lock:
             held, is_window = self._rows_of(name)
-            at = _places(name, rows, len(held))
+            at = places(name, rows, len(held))
             if not isinstance(data, np.ndarray):
                 raise InputError(f"{name}: expected an array of bytes, got {data!r:.60}")
             if data.shape != (len(at), held.shape[1]) or data.dtype != np.uint8:
@@ -342,17 +351,6 @@ class Session:
         if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
             backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
         return memory
-
-
-def _places(name: str, rows: object, count: int) -> list[int]:
-    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
-    several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
-    found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
-    for row in found:
-        whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
-        if not whole or not -count <= row < count:
-            raise InputError(f"{name}: rows={rows!r:.60}: expected several numbers below {count}")
-    return [int(row) for row in found]
 
 
 def _steps(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
