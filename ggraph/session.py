@@ -191,9 +191,10 @@ class Session:
             seen = backend.window(memory, 0, t.nbytes)
             if seen is not None:
                 return seen.reshape(count, -1)[at]
-            named, where = np.unique(np.array(at, np.intp), return_inverse=True)
-            parts = [backend.read(memory, a, b - a) for a, b in slice_runs(named, count, t.nbytes)]
-            return np.concatenate(parts).reshape(len(named), -1)[where]
+            named, where = np.unique(np.array(at, np.intp) % count, return_inverse=True)
+            runs = slice_runs(named, count, t.nbytes)
+            parts = [backend.read(memory, a, b - a) for a, b in runs] or [np.zeros(0, np.uint8)]
+            return np.concatenate(parts).reshape(len(named), t.nbytes // count)[where]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
