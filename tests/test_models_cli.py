@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from small_model import TINY, small_model
+from typer.testing import CliRunner
 
-from models.cli.app import COMMANDS
+from models.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parent.parent
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -384,7 +385,7 @@ def test_usage_errors_and_help() -> None:
     status, _, err = ggraph("generate")
     assert status == 2 and "Traceback" not in err
     for command in COMMANDS:
-        shown = ggraph(command, "--help")[1]
+        shown = CliRunner().invoke(app, [command, "--help"]).output
         prose = [line.strip() for line in shown.splitlines() if "│" not in line]
         assert "Usage" in shown and "--install-completion" not in shown
         assert not [line for line in prose if "   " in line], command  # lines of the source

@@ -113,9 +113,7 @@ def test_bad_limits_are_refused() -> None:
         make_plan(GRAPH, [SIM0], Options(spare_waits=-1))
     with pytest.raises(PlaceError, match=r"at least one device"):
         make_plan(GRAPH, [])
-    with pytest.raises(
-        InputError, match=r"memory: expected one of hb, offline, ggml, got"
-    ):
+    with pytest.raises(InputError, match=r"memory: expected one of hb, offline, ggml, got"):
         make_plan(GRAPH, [SIM0], Options(memory="best"))
 
 
