@@ -33,6 +33,7 @@ from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
+from ggraph.ops.copies import slice_runs
 from ggraph.pipeline import Options, in_numpy, make_plan
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
@@ -198,8 +199,17 @@ class Session:
     def read_rows(self, name: str, rows: Sequence[int]) -> Array:
         """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
         with self._lock:
-            held, _ = self._rows_of(name)
-            return held[row_places(name, rows, len(held))]
+            memory, t = self._state(name)
+            self._settle()
+            backend, count = self.backends[memory.buffer.device], t.shape[0]
+            at = row_places(name, rows, count)
+            seen = backend.window(memory, 0, t.nbytes)
+            if seen is not None:
+                return seen.reshape(count, -1)[at]
+            named, where = np.unique(np.array(at, np.intp) % count, return_inverse=True)
+            runs = slice_runs(named, count, t.nbytes)
+            parts = [backend.read(memory, a, b - a) for a, b in runs] or [np.zeros(0, np.uint8)]
+            return np.concatenate(parts).reshape(len(named), t.nbytes // count)[where]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave. InputError for another shape."""

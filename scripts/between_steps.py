@@ -44,12 +44,14 @@ class Bench:
         self.runner, self.seconds = m.runner, 0.0
         self.runner.picks = 1
         ids = [(7 * i + 100) % 40000 for i in range(PAST)]
-        taps = self.runner.text(ids).taps
-        self.head = EagleDrafter(DraftRunner(m.head, m.drafts, self.runner.context))
-        wide = np.concatenate([taps[t] for t in self.head.taps], 1)
+        self.runner.text(ids)
+        self.head = EagleDrafter(
+            DraftRunner(m.head, m.drafts, self.runner.context, target=self.runner)
+        )
+        slots = np.arange(PAST, dtype=np.int32)[:, None]
         self.head.begin(ids[0])
-        self.head.observe(ids[1:], wide[1:])
-        self.feature = wide[-1:]
+        self.head.observe(ids[1:], slots[1:])
+        self.feature = slots[-1:]
         backend = m.session.backends["cpu"]
         assert isinstance(backend, CpuBackend), backend
         run = backend.pool.run

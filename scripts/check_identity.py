@@ -104,7 +104,7 @@ def from_text(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
 def in_turn(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
     """A head whose guesses are made one after another: chain, tree, and behind another drafter."""
     assert m.head is not None, "the model was loaded without a head"
-    runner = DraftRunner(m.head, m.session, m.runner.context)
+    runner = DraftRunner(m.head, m.session, m.runner.context, target=m.runner)
     return {
         f"chain {length}": ([EagleDrafter(runner)], length),
         f"tree {nodes}": ([EagleDrafter(runner, tree=TreeShape(nodes, 3, 4))], nodes - 1),

@@ -134,7 +134,7 @@ def _right(draft: Draft, text: Sequence[int]) -> int:
 
 def _head(m: Loaded) -> EagleDrafter:
     assert m.head is not None, "the model has no head"
-    return EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context))  # type: ignore[arg-type]
+    return EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context, target=m.runner))  # type: ignore[arg-type]
 
 
 def _decode(m: Loaded, ids: Sequence[int], drafts: Speculation) -> list[int]:

@@ -226,10 +226,11 @@ def _text(
 ) -> list[int]:
     s = session(driver)
     taps = tuple(dict.fromkeys(head.taps)) if head is not None else ()
-    engine = Engine(Runner(target, s, 256, taps=taps), ())
+    runner = Runner(target, s, 256, taps=taps)
+    engine = Engine(runner, ())
     drafts = None
     if head is not None:
-        drafter = EagleDrafter(DraftRunner(head, s, 256), tree=tree)
+        drafter = EagleDrafter(DraftRunner(head, s, 256, target=runner), tree=tree)
         drafts = Speculation([drafter], Fixed(length))
     ignore = lambda token: None  # noqa: E731
     found = list(engine.generate(prompt, greedy, ignore, limit=limit, drafts=drafts))

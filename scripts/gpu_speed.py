@@ -151,7 +151,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     trees = TreeShape(8, 2, 3) if quick else TreeShape(60, 6, 10)
     same = True
     for what, tree, length in (("eagle", None, 4), ("tree", trees, trees.total_tokens - 1)):
-        drafter = EagleDrafter(DraftRunner(head, s, context), tree=tree)
+        drafter = EagleDrafter(DraftRunner(head, s, context, target=tapped), tree=tree)
         drafts = Speculation([drafter], Fixed(length))
         seconds, alike = _round_seconds(tapped, drafts, 8 if quick else 40)
         found[f"{what}_round_s"], same = seconds, same and alike

@@ -37,7 +37,7 @@ class Replayed:
 
     def __init__(self, inner: EagleDrafter, text: Sequence[int], p: float, words: int) -> None:
         self.inner, self.text, self.p, self.words = inner, text, p, words
-        self.name, self.taps = inner.name, inner.taps
+        self.name, self.taps, self.gathers = inner.name, inner.taps, inner.gathers
         self.rng, self.at = np.random.default_rng(0), 0
 
     def begin(self, first: int) -> None:
@@ -77,7 +77,8 @@ def priced(m: Loaded, ids: list[int], new: int, rounds: int, length: int, p: flo
     """One line: chains of `length` at acceptance `p` beside plain decoding."""
     plain, _ = text_of(m, ids, new, Speculation())
     assert m.head is not None, m.model.name
-    inner = EagleDrafter(DraftRunner(m.head, m.drafts, m.runner.context), name="mtp")
+    runner = DraftRunner(m.head, m.drafts, m.runner.context, target=m.runner)
+    inner = EagleDrafter(runner, name="mtp")
     drafter = Replayed(inner, [*ids, *plain], p, m.model.vocab_size)
     drafts = Speculation([drafter], Fixed(length))
     rates: tuple[list[float], list[float]] = [], []

@@ -126,14 +126,14 @@ class Target:
     def heads(self, tree: TreeShape | None = None) -> Drafter:
         """The head that the target was opened with."""
         assert self.head is not None
-        if isinstance(self.head, BlockHead):
-            runner = BlockRunner(self.head, self.session, CONTEXT, cache_dtype=F32)
-            return BlockDrafter(runner, self.head.mask, self.head.block, causal=self.head.causal)
-        if isinstance(self.head, AssistantHead):
-            return EagleDrafter(SharedRunner(self.head, self.runner), tree=tree)
-        return EagleDrafter(
-            DraftRunner(self.head, self.session, CONTEXT, cache_dtype=F32), tree=tree
-        )
+        head, target = self.head, self.runner
+        if isinstance(head, BlockHead):
+            blocks = BlockRunner(head, self.session, CONTEXT, cache_dtype=F32, target=target)
+            return BlockDrafter(blocks, head.mask, head.block, causal=head.causal)
+        if isinstance(head, AssistantHead):
+            return EagleDrafter(SharedRunner(head, target), tree=tree)
+        runner = DraftRunner(head, self.session, CONTEXT, cache_dtype=F32, target=target)
+        return EagleDrafter(runner, tree=tree)
 
 
 def outcomes(name: str, folder: Path) -> Iterator[tuple[str, Outcome]]:

@@ -111,8 +111,9 @@ def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) 
     for length in (0, 4):
         driver = HostDriver()
         session = Session({"cuda0": over(driver), "cpu": open_backend("cpu", threads=1)})
-        engine = Engine(Runner(open_model(TARGET), session, 128, taps=head.taps), ())
-        drafter = EagleDrafter(DraftRunner(head, session, 128))
+        runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
+        engine = Engine(runner, ())
+        drafter = EagleDrafter(DraftRunner(head, session, 128, target=runner))
         drafts = Speculation([drafter], Fixed(length)) if length else None
         pick = lambda logits: int(logits.argmax())  # noqa: E731
         found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
@@ -136,7 +137,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
         engine, runner.picks = Engine(runner, ()), picks
         for length in (0, 4, 11):
             drafter = EagleDrafter(
-                DraftRunner(head, session, 128), tree=shape if length > 4 else None
+                DraftRunner(head, session, 128, target=runner), tree=shape if length > 4 else None
             )
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
@@ -144,7 +145,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
             found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
             texts[picks, length] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
-        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == ({"best": 20, "greatest": 20} if picks else {"logits": 5 * 320 * 4})
         session.close()
     assert len({tuple(t) for t in texts.values()}) == 1, texts
@@ -167,7 +168,7 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
             sampler = Sampler(replace(config, seed=seed), runner.model.vocab_size)
             runner.picks = sampler if on_device else 0
             drafter = EagleDrafter(
-                DraftRunner(head, session, 128), tree=shape if length > 4 else None
+                DraftRunner(head, session, 128, target=runner), tree=shape if length > 4 else None
             )
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
@@ -178,7 +179,7 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
                 other.uniform()
             assert sampler.uniform() == other.uniform(), "a number per token"
         plan = runner.plan(runner.shape(5, 5, 20)).plan
-        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == ({"best": 20} if on_device else {"logits": 5 * 320 * 4})
         session.close()
     assert len({tuple(t) for (_, _, seed), t in texts.items() if seed == 11}) == 1, texts
@@ -197,12 +198,12 @@ def test_a_law_needs_the_greatest_logits_alone(tmp_path: Path) -> None:
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine, runner.picks = Engine(runner, ()), picks
         sampler = Sampler(config, runner.model.vocab_size)
-        drafter = EagleDrafter(DraftRunner(head, session, 128))
+        drafter = EagleDrafter(DraftRunner(head, session, 128, target=runner))
         drafts = Speculation([drafter], Fixed(4), law=sampler)
         found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
         texts[picks] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
-        sizes = {t.name: t.nbytes for t in plan.graph.outputs if "layer_input" not in t.name}
+        sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == ({"best": 180, "greatest": 180} if picks else {"logits": 5 * 320 * 4})
         session.close()
     assert texts[0] == texts[9]

@@ -66,7 +66,7 @@ def test_a_round_behind_warm_plans_nothing(
     for count in (2, 40, 300):
         session = open_session(threads=1)
         runner = Runner(target, session, 600, taps=head.taps)
-        reads = DraftRunner(head, session, 600)
+        reads = DraftRunner(head, session, 600, target=runner)
         reads.unrolls = unrolls
         drafter = EagleDrafter(reads, tree=shape, window=window, prompt_window=window)
         prompt = [5 + 7 * i % 200 for i in range(count)]

@@ -56,7 +56,7 @@ def test_a_chain_has_the_golden_logits(assistant: Path, length: int) -> None:
     taps = target.text(ids[:length]).taps[MODEL.layer_count]
     assert spread_error(taps[-1:], expected[f"feature.{length}"][None]) < TOLERANCE
     runner = SharedRunner(head, target)
-    token, feature = ids[length], taps[-1:]
+    token, feature = ids[length], np.array([[length - 1]], np.int32)
     for i, (logits, hidden) in enumerate(
         zip(expected[f"logits.{length}"], expected[f"hidden.{length}"], strict=True)
     ):
@@ -76,8 +76,9 @@ def drafter_behind(length: int, tree: TreeShape | None) -> tuple[EagleDrafter, l
     drafter = EagleDrafter(SharedRunner(head, target), tree=tree, name="mtp")
     drafter.begin(ids[0])
     for stop in (length // 2, length):  # in two steps, as texts grow
-        taps = target.text(ids[target.past : stop]).taps[MODEL.layer_count]
-        drafter.observe(ids[stop - len(taps) + 1 : stop + 1], taps)
+        slots = np.arange(target.past, stop, dtype=np.int32)[:, None]
+        target.text(ids[target.past : stop])
+        drafter.observe(ids[stop - len(slots) + 1 : stop + 1], slots)
         said = drafter.propose(4)
     return drafter, [int(i) for i in expected[f"logits.{length}"].argmax(axis=1)] + list(
         said.tokens

@@ -95,8 +95,9 @@ def test_rounds_keep_as_many_tokens_as_the_reference(head: BlockHead, prompt: in
     """The last round is cut by the length of the text there."""
     ids, text = EXPECTED[f"prompt.{prompt}"].tolist(), EXPECTED[f"text.{prompt}"].tolist()
     session = open_session(threads=1, exact=True)
-    engine = Engine(Runner(MODEL, session, 128, cache_dtype=F32, taps=head.taps), ends=())
-    runner = BlockRunner(head, session, 128, cache_dtype=F32)
+    target = Runner(MODEL, session, 128, cache_dtype=F32, taps=head.taps)
+    engine = Engine(target, ends=())
+    runner = BlockRunner(head, session, 128, cache_dtype=F32, target=target)
     drafter, kept = BlockDrafter(runner, head.mask, head.block), []
     observe = drafter.observe
     drafter.observe = lambda t, f: kept.append(len(t)) or observe(t, f)  # type: ignore[func-returns-value,method-assign]

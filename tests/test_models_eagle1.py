@@ -20,6 +20,7 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError
+from ggraph.session import Session
 from models.heads.eagle1 import FirstHead
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
@@ -122,12 +123,13 @@ def test_the_head_equals_a_float64_loop(folder: Path, target: Model) -> None:
 
 def texts(m: Model, drafter: object, temp: float, limit: int, context: int = 96) -> list[int]:
     session = open_session(threads=1, exact=True)
-    engine = Engine(Runner(m, session, context, cache_dtype=F32, taps=(6,)), ())
+    runner = Runner(m, session, context, cache_dtype=F32, taps=(6,))
+    engine = Engine(runner, ())
     s = Sampler(SamplerConfig(temp=temp, seed=3, repeat_penalty=1.2), m.vocab_size)
     if drafter is None:
         out = list(engine.generate(IDS[:10], s.sample, s.accept, limit=limit))
     else:
-        made = drafter(session)  # type: ignore[operator]
+        made = drafter(session, runner)  # type: ignore[operator]
         drafts = Speculation(made, Fixed(4))
         out = list(engine.generate(IDS[:10], s.sample, s.accept, limit=limit, drafts=drafts))
     session.close()
@@ -140,15 +142,15 @@ def test_text_is_the_same_with_penalties_and_seeds(
 ) -> None:
     head = open_head(folder, target)
 
-    def chain(session: object) -> list[object]:
-        return [EagleDrafter(DraftRunner(head, session, 96, cache_dtype=F32))]  # type: ignore[arg-type]
+    def chain(session: Session, target: Runner) -> list[object]:
+        return [EagleDrafter(DraftRunner(head, session, 96, cache_dtype=F32, target=target))]
 
-    def tree(session: object) -> list[object]:
-        runner = DraftRunner(head, session, 96, cache_dtype=F32)  # type: ignore[arg-type]
+    def tree(session: Session, target: Runner) -> list[object]:
+        runner = DraftRunner(head, session, 96, cache_dtype=F32, target=target)
         return [PromptLookup(), EagleDrafter(runner, tree=TreeShape(8, 2, 3))]
 
-    def staged(session: object) -> list[object]:
-        runner = Runner(target.beside("apart."), session, 96, cache_dtype=F32)  # type: ignore[arg-type]
+    def staged(session: Session, _: Runner) -> list[object]:
+        runner = Runner(target.beside("apart."), session, 96, cache_dtype=F32)
         return [ModelDrafter(runner, inner=PromptLookup(least=1))]
 
     plain = texts(target, None, temp, 50)

@@ -41,10 +41,10 @@ def run_all(path: Path, ids: list[int], split_at: int | None = None) -> dict[str
     runner = Runner(open_model(path), session, 64, cache_dtype=F32, taps=(2, 3))
     parts = [ids] if split_at is None else [ids[:split_at], ids[split_at:]]
     results = [runner.text(part, every=True) for part in parts]
-    session.close()
     out = {"logits": np.concatenate([r.logits for r in results])}
     for i in (2, 3):
         out[f"layer_input_{i}"] = np.concatenate([r.taps[i] for r in results])
+    session.close()
     return out
 
 

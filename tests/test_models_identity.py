@@ -239,7 +239,7 @@ def test_rejection_repeats_itself_and_draws_its_drafts(model: Path) -> None:
     drafters = make_drafters(m, drafting.options, Drawn(np.random.default_rng(1), 2.0))
     assert isinstance(drafters[0], EagleDrafter)
     drafters[0].begin(1)
-    drafters[0].observe([5, 6], np.zeros((2, 192), np.float32))
+    drafters[0].observe([5, 6], np.array([[0], [1]], np.int32))  # slots
     draft = drafters[0].propose(3)
     assert sorted(draft.laws) == [-1, 0, 1]
     m.close()

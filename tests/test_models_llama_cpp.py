@@ -104,9 +104,11 @@ def watched(runner: DraftRunner) -> list[float]:
 def runner_of(head: AnyHead, target: Runner) -> DraftRunner:
     """Steps of a head of any kind."""
     if isinstance(head, BlockHead):
-        return BlockRunner(head, target.session, 128)
+        return BlockRunner(head, target.session, 128, target=target)
     shares = isinstance(head, AssistantHead)
-    return SharedRunner(head, target) if shares else DraftRunner(head, target.session, 128)
+    if shares:
+        return SharedRunner(head, target)
+    return DraftRunner(head, target.session, 128, target=target)
 
 
 def same_counts(path: Path, head_path: Path, texts: int, known: Sequence[list[int]] = ()) -> None:

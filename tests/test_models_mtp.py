@@ -48,7 +48,7 @@ class Made:
         self.engine.reset()
         s = Sampler(config, self.model.vocab_size)
         s.accept_all(prompt)
-        runner = DraftRunner(self.head, self.session, 256, cache_dtype=F32)
+        runner = DraftRunner(self.head, self.session, 256, cache_dtype=F32, target=self.runner)
         drafter = EagleDrafter(runner, tree=tree, name="mtp")
         drafts = Speculation((drafter,) if most else (), Fixed(most))
         return list(self.engine.generate(prompt, s.sample, s.accept, limit=32, drafts=drafts))

@@ -75,7 +75,8 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[TreeShape | None, 
         found[tree] = []
         for prompt in PROMPTS:
             noting = noting_of(tree)
-            drafter = EagleDrafter(DraftRunner(m.head, m.session, CONTEXT), name="head", tree=tree)
+            runner = DraftRunner(m.head, m.session, CONTEXT, target=m.runner)
+            drafter = EagleDrafter(runner, name="head", tree=tree)
             m.engine.reset()
             drafts = Speculation([drafter], noting)
             list(m.engine.generate(prompt, best, lambda _: None, limit=24, drafts=drafts))

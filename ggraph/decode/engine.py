@@ -115,7 +115,7 @@ class Engine:
         result = self._known(prompt)
         token = pick(result.logits[-1])
         accept(token)
-        drafts.begin([*prompt, token], result.taps)
+        drafts.begin([*prompt, token], self.runner)
         clock.lap("prompt")
         self.statistics.new_tokens = 1
         yield token
@@ -150,7 +150,7 @@ class Engine:
         took += clock.lap("sample")
         path = [0, *(n + 1 for n in kept.nodes)]
         runner.keep(path)
-        drafts.learn(draft, kept, result.taps, path[: len(kept.tokens)], took)
+        drafts.learn(draft, kept, took)
         self.statistics.note(draft, kept)
         clock.lap("host")
         return kept

@@ -26,6 +26,7 @@ from ggraph.decode.rows import (
     visibility,
 )
 from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
+from ggraph.decode.taps import Taps, keeping
 from ggraph.door import checked
 from ggraph.dtype import F16, F32, F64, I32, I64, DType
 from ggraph.errors import InputError
@@ -43,10 +44,10 @@ Ready = tuple[StepShape, tuple[Hashable, ...], frozenset[str]]
 class Result:
     """Logits f32 [M, V] of the wanted rows, or where `picked` are brought back only a token of
     each, i32 [M, 1], or several of the greatest, CANDIDATE [M, picked]; and the taps f32 [T, E] by
-    layer."""
+    layer, which stay where they are until they are asked for."""
 
     logits: Array
-    taps: dict[int, Array]
+    taps: Mapping[int, Array]
     picked: int | Sampler = 0
 
 
@@ -115,7 +116,7 @@ class Runner:
             return self.session.plan(key)
 
         def build() -> Graph:
-            step = self.model.build(shape)
+            step = self._step(shape)
             if self._is_spread(shape):
                 step = spreading(step)
             if isinstance(self.picks, Sampler):
@@ -123,6 +124,10 @@ class Runner:
             return picking(step, self.picks) if self.picks else step
 
         return self.session.prepare(key, build, self.model.weight)
+
+    def _step(self, shape: StepShape) -> Graph:
+        """The model's step, whose taps stay in the session."""
+        return keeping(self.model.build(shape), self.model, shape.cache_rows)
 
     def _key(self, shape: StepShape) -> tuple[Hashable, ...]:
         return (self.model.name, shape, *([self._brings] if self._brings else ()))
@@ -163,14 +168,15 @@ class Runner:
                 f"context of {self.context} tokens is full: {self.past} in use, "
                 f"{len(tokens)} more wanted"
             )
+        first, results = self.past, []
         parts = [tokens[i : i + self.batch] for i in range(0, len(tokens), self.batch)]
-        results = []
         for part in parts:
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
             results.append(self._run(Rows(part, slots, slots), wanted, len(part)))
             self._past += len(part)
-        return _joined(results, every)
+        logits = np.concatenate([r.logits for r in results]) if every else results[-1].logits
+        return Result(logits, self.tapped(range(first, self.past)), results[-1].picked)
 
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
@@ -193,8 +199,11 @@ class Runner:
         if isinstance(self.picks, Sampler):
             offered["numbers"] = _numbers(self.picks, rows, wanted, shape.wanted)
         out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
-        taps = {i: out[f"layer_input.{i}"][:count] for i in self.taps}
-        return Result(self._said(out, len(wanted)), taps, self.picks)
+        return Result(self._said(out, len(wanted)), self.tapped(rows.slots), self.picks)
+
+    def tapped(self, slots: Sequence[int]) -> Taps:
+        """The taps of the rows that lie in these slots."""
+        return Taps(self.session, self.model, self.taps, slots)
 
     def _said(self, out: Mapping[str, Array], count: int) -> Array:
         """The logits of a step, or the tokens of the greatest. InputError where those are no
@@ -250,7 +259,7 @@ class Runner:
         shape = self.shape(1, 1, 1)  # states are the same in all
         key = (self.model.name, "move", count, shape)
         if key not in self.session:
-            graph = move_graph(self.model.build(shape), count, shape.cache_rows)
+            graph = move_graph(self._step(shape), count, shape.cache_rows)
             self.session.prepare(key, graph, self.model.weight)
         return key
 
@@ -361,11 +370,3 @@ def move_graph(step: Graph, count: int, slots: int) -> Graph:
         )
         moved.append(new)
     return Graph.of({"moved": ops.cont(source)}, also=moved, name="move cache rows")
-
-
-def _joined(results: list[Result], every: bool) -> Result:
-    if len(results) == 1:
-        return results[0]
-    logits = np.concatenate([r.logits for r in results]) if every else results[-1].logits
-    taps = {i: np.concatenate([r.taps[i] for r in results]) for i in results[0].taps}
-    return Result(logits, taps, results[-1].picked)

@@ -1,6 +1,6 @@
 """Those who draft for one text after another: whom to ask, and what each has been told."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -13,12 +13,10 @@ from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Result
 from ggraph.decode.sampler import Sampler
 from ggraph.decode.statistics import Clock
+from ggraph.decode.taps import side_by_side
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-FORGET = 64  # steps that every drafter was told of before they are forgotten
-# New tokens, the taps of the step behind them (not its logits, which are large), its rows.
-Seen = tuple[Sequence[int], dict[int, Array], Sequence[int]]
 Asking = Generator[tuple[Drafter, int], tuple[Draft, float], Draft]
 
 
@@ -76,6 +74,10 @@ class Steps(Tapped, Protocol):
     def keep(self, rows: Sequence[int]) -> None:
         """Make rows of the last step part of the text."""
 
+    def tapped(self, slots: Sequence[int]) -> Mapping[int, Array]:
+        """The taps f32 [T, G] of the rows in these slots, by layer."""
+        ...
+
 
 @runtime_checkable
 class Reader(Protocol):
@@ -115,8 +117,10 @@ class Speculation:
         self.drafters, self.policy = tuple(drafters), policy or Fixed(0)
         self.law, self.longest = law, longest
         self._vocabulary = 0
-        self._seen: list[Seen] = []
-        self._told: dict[str, int] = {}  # how much of it each drafter knows
+        self._runner: Steps | None = None  # whose rows the text has
+        self._text: list[int] = []  # behind its first token
+        self._first = 0  # slot of the row that says the first of these
+        self._told: dict[str, int] = {}  # how many of them each drafter knows
 
     def check(self, runner: Tapped) -> None:
         """InputError where a drafter wants taps that the runner does not have."""
@@ -137,12 +141,13 @@ class Speculation:
                 drafter.warm(past, self.longest)
                 runner.movable(drafter.levels + 1 if drafter.levels else 0)
 
-    def begin(self, tokens: Sequence[int], taps: dict[int, Array]) -> None:
-        """A text begins with the prompt, of which the step has these taps, and one token more."""
+    def begin(self, tokens: Sequence[int], runner: Steps | None = None) -> None:
+        """A text begins with the prompt, whose rows are the last of the `runner`, and one token."""
         self._told = {d.name: 0 for d in self.drafters}
         for drafter in self.drafters:
             drafter.begin(tokens[0])
-        self._seen = [(tokens[1:], taps, range(len(tokens) - 1))]
+        self._text, self._runner = [*tokens[1:]], runner
+        self._first = 0 if runner is None else runner.past - len(self._text)
 
     def read(self) -> None:
         """Drafters read the prompt, so that the first draft need not wait for it."""
@@ -180,51 +185,29 @@ class Speculation:
         draft = known(drafter.propose(wanted), self._vocabulary)
         return draft, clock.lap("draft")
 
-    def learn(
-        self,
-        draft: Draft,
-        kept: Kept,
-        taps: dict[int, Array],
-        rows: Sequence[int],
-        seconds: float,
-    ) -> None:
-        """What became of a round's draft, the taps of the `rows` that stay, what its step took."""
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
+        """What became of a round's draft, and what its step took."""
         if self.drafters:
-            self._seen.append((kept.tokens, taps, rows))
+            self._text += kept.tokens
             self.policy.learn(draft, kept, seconds)
 
     def _tell(self, drafter: Drafter) -> None:
         """What the drafter has not been told yet, with the taps that it wants. It is told when it
-        is asked: gathering features takes time, and what is told at once costs less."""
-        told = self._told
-        new = self._seen[told[drafter.name] :]
-        if not new:
-            return
-        told[drafter.name] = len(self._seen)
-        least = min(told.values())
-        if least >= FORGET:
-            del self._seen[:least]
-            self._told = {name: at - least for name, at in told.items()}
-        tokens = [t for said, _, _ in new for t in said]
-        taps = [(t, rows) for _, t, rows in new]
-        drafter.observe(tokens, side_by_side(taps, drafter.taps) if drafter.taps else None)
+        is asked: what is told at once costs less."""
+        known = self._told[drafter.name]
+        if tokens := self._text[known:]:
+            self._told[drafter.name] = len(self._text)
+            slots = range(self._first + known, self._first + len(self._text))
+            drafter.observe(tokens, self._features(drafter, slots))
 
-
-def side_by_side(
-    seen: Sequence[tuple[dict[int, Array], Sequence[int]]], taps: Sequence[int]
-) -> Array:
-    """Features f32 [N, A*G]: the given rows of each step's taps, one tap beside the other."""
-    width = seen[0][0][taps[0]].shape[1]
-    features = np.empty((sum(len(rows) for _, rows in seen), len(taps) * width), np.float32)
-    at = 0
-    for parts, rows in seen:
-        count = len(rows)
-        first = rows[-1] == count - 1  # rows ascend: these are the first
-        for i, tap in enumerate(taps):
-            part = parts[tap][:count] if first else parts[tap][list(rows)]
-            features[at : at + count, i * width : (i + 1) * width] = part
-        at += count
-    return features
+    def _features(self, drafter: Drafter, slots: Sequence[int]) -> Array | None:
+        """What a drafter is told of the rows in these slots: their taps f32 [N, A*G], or the slots
+        i32 [N, 1] where it gathers them."""
+        if not drafter.taps or self._runner is None:
+            return None
+        if getattr(drafter, "gathers", False):
+            return np.array(slots, np.int32)[:, None]
+        return side_by_side(self._runner.tapped(slots), drafter.taps)
 
 
 def known(draft: Draft, vocabulary: int) -> Draft:

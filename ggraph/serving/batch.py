@@ -351,9 +351,9 @@ class Batch:
             text.ended, text.error = "error", error
             return NONE
         if drafts is not None and text.new:
-            drafts.learn(part.draft, kept, {}, range(len(kept.tokens)), took)
+            drafts.learn(part.draft, kept, took)
         elif drafts is not None:
-            drafts.begin([*text.tokens, *kept.tokens], {})
+            drafts.begin([*text.tokens, *kept.tokens])
         text.drafted += len(part.draft)
         text.accepted += len(kept.nodes)
         self.counters.drafted += len(part.draft)

@@ -13,7 +13,7 @@ first token has no feature before it, and those whose drafts are off keep no fea
 the slots that have; no text depends on which.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -171,7 +171,7 @@ class ListHead:
         """The target writes to these slots: what was known of them belonged to other tokens."""
         self._known[slots] = False
 
-    def note(self, text: Text, taps: dict[int, Array], rows: Sequence[int]) -> None:
+    def note(self, text: Text, taps: Mapping[int, Array], rows: Sequence[int]) -> None:
         """The text's latest rows have these taps; they are read when the head is asked."""
         rows = rows[-WINDOW:]
         features = np.concatenate([taps[i][rows] for i in self.head.taps], axis=1)

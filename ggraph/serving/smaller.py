@@ -4,7 +4,7 @@ Its row of a token lies in its own cache where the target's lies in its own. It 
 not read yet of a text when it is asked, a piece in each round, and drafts behind the last token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +73,7 @@ class ListModel(ListHead):
             )
         super().__init__(WithoutFeatures(model), session, slots, context, cache_dtype=cache_dtype)
 
-    def note(self, text: Text, taps: dict[int, Array], rows: Sequence[int]) -> None:
+    def note(self, text: Text, taps: Mapping[int, Array], rows: Sequence[int]) -> None:
         """Nothing: tokens are all that it reads."""
 
     def knows(self, text: Text) -> bool:

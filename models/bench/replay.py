@@ -6,7 +6,7 @@ clock's scatter: the engine, the policy and the suffix drafter are those that us
 target, the head and the time are played.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -95,6 +95,10 @@ class Target:
 
     def movable(self, rows: int) -> None:
         """Nothing is planned."""
+
+    def tapped(self, slots: Sequence[int]) -> Mapping[int, Array]:
+        """No layer."""
+        return {}
 
     def text(self, tokens: Sequence[int]) -> Result:
         """The prompt takes no time."""

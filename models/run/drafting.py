@@ -194,9 +194,11 @@ def _runner(m: Loaded, head: AnyHead) -> DraftRunner:
     """Steps of the head over a cache of its own, or the target's. InputError where that is on
     other devices."""
     if isinstance(head, BlockHead):
-        return BlockRunner(head, m.drafts, m.runner.context)
+        return BlockRunner(head, m.drafts, m.runner.context, target=m.runner)
     if not isinstance(head, AssistantHead):
-        return DraftRunner(head, m.drafts, m.runner.context)
+        masked = isinstance(head, Head) and head.masked is not None  # a row of the host's
+        target = None if masked else m.runner
+        return DraftRunner(head, m.drafts, m.runner.context, target=target)
     if m.draft_session is not None:
         raise InputError(f"{head.name} reads the target's keys and values: no --device-draft")
     return SharedRunner(head, m.runner)

@@ -20,8 +20,7 @@ from typing import Any
 from ggraph.decode.acceptance import Kept
 from ggraph.decode.draft.tree import NOTHING, Draft
 from ggraph.decode.policy import Policy
-from ggraph.decode.speculation import Asking, Speculation
-from ggraph.tensor import Array
+from ggraph.decode.speculation import Asking, Speculation, Steps
 
 from .errors import Refused, body
 from .inbox import Ended
@@ -48,9 +47,9 @@ class Retold(Speculation):
         super().__init__(drafters, policy)
         self.told, self._at = told, 0
 
-    def begin(self, tokens: Sequence[int], taps: dict[int, Array]) -> None:
+    def begin(self, tokens: Sequence[int], runner: Steps | None = None) -> None:
         """As `Speculation`; the first new token is there."""
-        super().begin(tokens, taps)
+        super().begin(tokens, runner)
         self._at = 1
 
     def asking(self, room: int) -> Asking:
@@ -60,18 +59,11 @@ class Retold(Speculation):
         best = yield from super().asking(room)
         return best
 
-    def learn(
-        self,
-        draft: Draft,
-        kept: Kept,
-        taps: dict[int, Array],
-        rows: Sequence[int],
-        seconds: float,
-    ) -> None:
+    def learn(self, draft: Draft, kept: Kept, seconds: float) -> None:
         """As `Speculation`."""
         again = self._at < len(self.told)
         self._at += len(kept.tokens)
-        super().learn(NOTHING if again else draft, kept, taps, rows, seconds)
+        super().learn(NOTHING if again else draft, kept, seconds)
 
 
 @dataclass(eq=False)

@@ -131,6 +131,7 @@ class HostDriver:
         self.alignment, self.at_end, self.order = alignment, at_end, order
         self._launched = 0
         self.calls: list[str] = []
+        self.brought = self.sent = 0  # bytes that came to the host, and went to the device
         self.pinned: dict[int, int] = {}  # address -> bytes
         self.now = 0.0
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
@@ -234,6 +235,9 @@ class HostDriver:
             raise BackendError("a captured copy of pageable memory")
 
         def run() -> None:
+            here, there = self._is_ours(target), self._is_ours(source)
+            self.brought += nbytes * (there and not here)
+            self.sent += nbytes * (here and not there)
             ctypes.memmove(target, source, nbytes)
 
         self._add(stream, f"copy {nbytes}", 1e-6, run)
@@ -336,6 +340,10 @@ class HostDriver:
     def close(self) -> None:
         """Forget everything."""
         self._queues.clear()
+
+    def _is_ours(self, address: int) -> bool:
+        """Whether this is a place in the device's memory."""
+        return any(a <= address < a + raw.size for a, raw in self._memory.items())
 
     def _is_fixed(self, address: int) -> bool:
         """Whether an address is the device's, or locked memory of the host."""

@@ -106,9 +106,9 @@ class EagleDrafter:
         self._count = 1 if tree is None else tree.top_k  # guesses that are asked of a row
         self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
         self.prompt_window = prompt_window
-        self.name, self.taps = name, runner.model.taps
+        self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
         self._tokens: list[int] = []
-        self._features: list[Array] = []  # of those tokens, in blocks f32 [n, A*G]
+        self._features: list[Array] = []  # of those tokens, in blocks [n, A*G], or [n, 1] of slots
         self._last = NOTHING  # behind the last true row
 
     @property

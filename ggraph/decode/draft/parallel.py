@@ -44,9 +44,11 @@ class ParallelDrafter:
     ) -> None:
         if not 0.0 <= p_min <= 1.0 or temp <= 0:
             raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
+        if runner.gathers and masked.features.size:
+            raise InputError(f"{name}: masked features are the host's: give its runner no target")
         self.runner, self.masked, self.p_min = runner, masked, p_min
         self.random, self.temp = random, temp
-        self.name, self.taps = name, runner.model.taps
+        self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
         self._tokens: list[int] = []
         self._features: list[Array] = []
 

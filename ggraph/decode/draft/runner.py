@@ -9,6 +9,8 @@ from ggraph.decode.draft.growth import Tree, grown, sown, tables
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
+from ggraph.decode.runner import Runner
+from ggraph.decode.taps import gathering, tap
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor
@@ -43,16 +45,29 @@ class DraftSession(Protocol):
 
 class DraftRunner:
     """Steps of a draft head over its own cache; `past` slots hold true rows, whose positions in
-    the text are `offset` higher."""
+    the text are `offset` higher. In the session of the `target` it gathers the features of true
+    rows where they lie, so that they are given as slots i32 [T, 1]; elsewhere they travel."""
 
     def __init__(
-        self, model: DraftHead, session: DraftSession, context: int, *, cache_dtype: DType = F16
+        self,
+        model: DraftHead,
+        session: DraftSession,
+        context: int,
+        *,
+        cache_dtype: DType = F16,
+        target: Runner | None = None,
     ) -> None:
         self.model, self.session, self.cache_dtype = model, session, cache_dtype
+        self._target = target if target is not None and target.session is session else None
         self.past = self.offset = 0
         self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._ready: dict[tuple[int, int, int, bool, int], tuple[Hashable, DraftShape]] = {}
+
+    @property
+    def gathers(self) -> bool:
+        """Whether features are given as slots of the target's."""
+        return self._target is not None
 
     def step(
         self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
@@ -88,7 +103,7 @@ class DraftRunner:
         bucket, context = shape.rows, shape.context
         wide = features
         if count < bucket:
-            wide = np.zeros((bucket, features.shape[1]), np.float32)
+            wide = np.zeros((bucket, features.shape[1]), features.dtype)
             wide[:count] = features
         given = {
             "tokens": padded(rows.tokens, bucket, 0),
@@ -97,9 +112,21 @@ class DraftRunner:
             **self._masks(rows, bucket, context),
             "length": np.array([reach], np.int32),
             "wanted": padded(wanted, shape.wanted, 0),
-            "hidden" if fed_back else "features": wide,
+            self._fed_as(fed_back): wide,
         }
         return self._fed(key, given)
+
+    def _fed_as(self, fed_back: bool) -> str:
+        """The input that a step's rows begin with."""
+        return "hidden" if fed_back else "tapped" if self.gathers else "features"
+
+    def _step(self, shape: DraftShape) -> Graph:
+        """The head's step; true rows gather their features where they can."""
+        step, target = self.model.build(shape), self._target
+        if target is None or shape.fed_back:
+            return step
+        slots = target.shape(1, 1, 1).cache_rows
+        return gathering(step, [tap(target.model, i, slots) for i in self.model.taps])
 
     def _masks(self, rows: Rows, bucket: int, context: int) -> dict[str, Array]:
         """What each row sees."""
@@ -124,10 +151,10 @@ class DraftRunner:
             seen = row_bucket(wanted) if wanted else 0
             buckets = row_bucket(rows), asked[2], seen, self._rows + 1
             shape = DraftShape(*buckets, fed_back, self.cache_dtype)
-            key = self.model.name, guesses, shape
+            key = self.model.name, guesses, shape, self.gathers
 
             def build() -> Graph:
-                step = self.model.build(shape)
+                step = self._step(shape)
                 return guessing(step, guesses) if guesses else step
 
             if key not in self.session:  # else the graph would be built to be compared

@@ -19,7 +19,9 @@ class SharedRunner(DraftRunner):
     """A head's steps over the caches that `target`'s steps write, in the same session."""
 
     def __init__(self, model: DraftHead, target: Runner) -> None:
-        super().__init__(model, target.session, target.context, cache_dtype=target.cache_dtype)
+        super().__init__(
+            model, target.session, target.context, cache_dtype=target.cache_dtype, target=target
+        )
         self.target, self.unrolls = target, False
 
     def ready(
@@ -42,7 +44,7 @@ class SharedRunner(DraftRunner):
             return {}
         count, past = len(wanted), self.target.past
         key, shape = self.ready(count, count, past, fed_back=fed_back, guesses=guesses)
-        wide = np.zeros((shape.rows, features.shape[1]), np.float32)
+        wide = np.zeros((shape.rows, features.shape[1]), features.dtype)
         wide[:count] = features[list(wanted)]
         behind = past - np.arange(shape.context)  # how far each slot lies behind the rows
         given = {
@@ -51,7 +53,7 @@ class SharedRunner(DraftRunner):
             "mask": _mask(behind > 0, shape.rows),
             "length": np.array([past], np.int32),
             "wanted": padded(range(count), shape.wanted, 0),
-            "hidden" if fed_back else "features": wide,
+            self._fed_as(fed_back): wide,
         }
         window = self.model.sliding_window
         if window is not None:
