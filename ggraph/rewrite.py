@@ -13,6 +13,7 @@ from ggraph.device import DeviceSpec
 from ggraph.dtype import F32
 from ggraph.graph import Graph
 from ggraph.ops.fused import FEW_ROWS
+from ggraph.ops.gated import gated
 from ggraph.ops.glu import UNITS
 from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
@@ -178,8 +179,7 @@ def fuse(graph: Graph, known: Known) -> Graph:
 def gate_products(graph: Graph, known: Known) -> Graph:
     """A gated unit of two products of the same few rows takes them in: `swiglu(mul_mat(w, x),
     mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that."""
-    gated = _gated(graph, known)
-    few = {name: heir for name, heir in gated.items() if prod(heir.shape[:-1]) <= FEW_ROWS}
+    few = {n: t for n, t in _gated(graph, known).items() if prod(t.shape[:-1]) <= FEW_ROWS}
     return graph.replace(few) if few else graph
 
 
@@ -188,18 +188,8 @@ def _gated(graph: Graph, known: Known) -> dict[str, Tensor]:
     if "mul_mat_gated" not in known.fused:
         return {}
     lonely = _lonely(graph)
-    made = ((t.name, _gated_unit(t, lonely)) for t in graph.nodes if t.op in UNITS)
+    made = ((t.name, gated(t, lonely)) for t in graph.nodes if t.op in UNITS)
     return {name: heir for name, heir in made if heir is not None and known.runs(heir)}
-
-
-def _gated_unit(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
-    gate, up = t.sources
-    if any(s.op != "mul_mat" or s.name not in lonely for s in t.sources):
-        return None
-    (w, x), (v, z) = gate.sources, up.sources
-    if x is not z or w.shape != v.shape:
-        return None
-    return apply("mul_mat_gated", w, x, v, name=t.name, unit=t.op)
 
 
 def join_products(graph: Graph, known: Known) -> Graph:
