@@ -13,6 +13,7 @@ from ggraph.device import DeviceSpec
 from ggraph.dtype import F32
 from ggraph.graph import Graph
 from ggraph.ops.fused import FEW_ROWS
+from ggraph.ops.gated import gated
 from ggraph.ops.glu import UNITS
 from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
@@ -162,13 +163,14 @@ FUSIONS: dict[str, Callable[[Tensor, frozenset[str]], Tensor | None]] = {
 }
 
 
-def fuse(graph: Graph, known: frozenset[str]) -> Graph:
-    """Replace chains by the fused ops in `known`; an intermediate result must have no other use."""
+def fuse(graph: Graph, known: Known) -> Graph:
+    """Replace chains by fused ops that every device has a kernel for; an intermediate result must
+    have no other use."""
     lonely = _lonely(graph)
     heirs: dict[str, Tensor] = {}
     for t in graph.nodes:
-        made = (f(t, lonely) for name, f in FUSIONS.items() if name in known)
-        heir = next((h for h in made if h is not None), None)
+        made = (f(t, lonely) for name, f in FUSIONS.items() if name in known.fused)
+        heir = next((h for h in made if h is not None and known.runs(h)), None)
         if heir is not None:
             heirs[t.name] = heir
     return graph.replace(heirs) if heirs else graph
@@ -177,22 +179,17 @@ def fuse(graph: Graph, known: frozenset[str]) -> Graph:
 def gate_products(graph: Graph, known: Known) -> Graph:
     """A gated unit of two products of the same few rows takes them in: `swiglu(mul_mat(w, x),
     mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that."""
+    few = {n: t for n, t in _gated(graph, known).items() if prod(t.shape[:-1]) <= FEW_ROWS}
+    return graph.replace(few) if few else graph
+
+
+def _gated(graph: Graph, known: Known) -> dict[str, Tensor]:
+    """What takes gated units and their products in, of any number of rows, by the units' names."""
     if "mul_mat_gated" not in known.fused:
-        return graph
+        return {}
     lonely = _lonely(graph)
-    made = ((t.name, _gated(t, lonely)) for t in graph.nodes if t.op in UNITS)
-    heirs = {name: heir for name, heir in made if heir is not None and known.runs(heir)}
-    return graph.replace(heirs) if heirs else graph
-
-
-def _gated(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
-    gate, up = t.sources
-    if any(s.op != "mul_mat" or s.name not in lonely for s in t.sources):
-        return None
-    (w, x), (v, z) = gate.sources, up.sources
-    if x is not z or w.shape != v.shape or prod(x.shape[:-1]) > FEW_ROWS:
-        return None
-    return apply("mul_mat_gated", w, x, v, name=t.name, unit=t.op)
+    made = ((t.name, gated(t, lonely)) for t in graph.nodes if t.op in UNITS)
+    return {name: heir for name, heir in made if heir is not None and known.runs(heir)}
 
 
 def join_products(graph: Graph, known: Known) -> Graph:
@@ -208,22 +205,24 @@ def join_products(graph: Graph, known: Known) -> Graph:
 
 
 def fuse_chains(graph: Graph, known: Known) -> Graph:
-    """Ops of elements and reductions become one with those that alone read them."""
+    """Ops of elements and reductions become one with those that alone read them, but for units that
+    few rows would gate: many must have their bits."""
     if "chain" not in known.fused:
         return graph
     order = {t.name: i for i, t in enumerate(graph.tensors)}
-    made = chains(graph.nodes, Around(_hidden(graph), order, known.runs))
+    apart = frozenset(_gated(graph, known))
+    made = chains(graph.nodes, Around(_hidden(graph), order, known.runs, apart))
     return graph.replace(made) if made else graph
 
 
 RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
-    Rule("fuse", lambda graph, known: fuse(graph, known.fused)),
+    Rule("fuse", fuse),
     Rule("gate_products", gate_products),
     Rule(
         "quantise_activations",
-        lambda graph, known: quantise_activations(graph, known.fused),
+        lambda graph, known: quantise_activations(graph, known.fused, known.runs),
         keeps_bits=False,
     ),
     Rule("join_products", join_products),

@@ -16,20 +16,19 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
+from fuzz_motifs import MOTIFS, ROUNDED, SIZES, coarse
 
 from ggraph import ops
-from ggraph.dtype import A8, F16, F32, I32, I64, Q4_0, Q8_0, DType
+from ggraph.dtype import A8, DType
 from ggraph.errors import GraphError, InputError, ShapeError
 from ggraph.graph import Graph
 from ggraph.ops import examples
 from ggraph.ops.evaluate import Bytes, compute, encode, raw_view, read, to_storage
 from ggraph.tensor import OPS, Arg, Array, Example, Kind, OpSpec, Tensor, apply, leaf
 
-SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64)
 LARGEST = 1 << 14  # elements of a tensor
 HUGE = 1e4  # values beyond are no test of anything but overflow
-NOISE = {"f32": 2e-6, "f64": 1e-7, "f16": 2e-3, "bf16": 8e-3}
-BLOCKY = 2e-2  # what 8-bit activations may move a product by
+NOISE = {"f32": 2e-6, "f64": 1e-7, **ROUNDED}
 OWN = frozenset({"copy"})  # ops that planning alone may make
 
 
@@ -183,12 +182,7 @@ def _call(grown: Grown, spec: OpSpec, example: Example) -> None:
             found = r.choice(alike) if shared else grown.fitting(arg.shape, arg.dtype)
         sources.append(found if found is not None else grown.leaf(arg))
     y = apply(spec.name, *sources, name=f"n{len(grown.made)}", **example.attrs)
-    grown.add(y, max(example.tolerance, *map(_coarse, sources), 0.0))
-
-
-def _coarse(s: Tensor) -> float:
-    """What a kernel may lose that takes a source of this type as it lies."""
-    return BLOCKY if s.dtype.is_block else NOISE.get(s.dtype.name, 0.0)
+    grown.add(y, max(example.tolerance, *map(coarse, sources), 0.0))
 
 
 def _whole(grown: Grown, arg: Arg) -> Tensor | None:
@@ -202,72 +196,6 @@ def _whole(grown: Grown, arg: Arg) -> Tensor | None:
         and t.size == t.root.size
     ]
     return grown.r.choice(found) if found else None
-
-
-def _rows(grown: Grown, width: int = 0) -> Tensor:
-    """A float32 matrix of the pool, or a new one."""
-    found = [t for t in grown.live() if len(t.shape) == 2 and t.dtype is F32 and t.size]
-    if width:
-        found = [t for t in found if t.shape[-1] == width]
-    if found and grown.chance(0.8):
-        return grown.r.choice(found)
-    return grown.leaf(Arg((grown.r.choice(SIZES), width or grown.r.choice(SIZES))))
-
-
-def _motif(grown: Grown) -> None:
-    """What rewriting looks for: chains of ops that become one, with operands that are shared."""
-    r = grown.r
-    x = _rows(grown, r.choice((0, 0, 32, 64)))
-    n = x.shape[-1]
-    kind = r.randrange(6)
-    tolerance = 1e-5
-
-    def put(t: Tensor, off: float = tolerance) -> Tensor:
-        return grown.add(t.named(f"n{len(grown.made)}"), max(off, *map(_coarse, t.sources)))
-
-    if kind == 0:  # y = x + W x, in either order, and with W = x
-        square = x.shape[0] == n and grown.chance(0.3)
-        dtype = Q4_0 if n % 32 == 0 and grown.chance(0.4) else r.choice((F32, F16))
-        w = x if square else grown.leaf(Arg((n, n), dtype), Kind.WEIGHT)
-        p = put(ops.mul_mat(w, x), BLOCKY if w.dtype.is_block else tolerance)
-        put(ops.add(*r.sample([p, x], 2)))
-    elif kind == 1:  # a norm and its weight, read once or twice
-        t = put(ops.mul(put(ops.rms_norm(x)), grown.leaf(Arg((n,)), Kind.WEIGHT)))
-        if grown.chance(0.5):
-            put(ops.add(t, x))
-    elif kind == 2:  # a turned key into a cache
-        heads, d = r.choice((1, 2, 3)), r.choice((2, 4, 8))
-        rows = r.choice((1, 2, 5))
-        k = grown.fitting((rows, heads, d), F32)
-        k = k if k is not None else grown.leaf(Arg((rows, heads, d)))
-        p = grown.leaf(Arg((rows,), I32, "ids:1000"), Kind.INPUT)
-        cache = grown.leaf(Arg((7, heads, d), r.choice((F32, F16))), Kind.STATE)
-        index = grown.leaf(Arg((rows,), r.choice((I32, I64)), "ids:7"), Kind.INPUT)
-        put(ops.set_rows(cache, put(ops.rope(k, p, n_rot=d)), index), 1e-3)
-    elif kind == 3:  # a gated unit before a quantised product
-        if n % 32:
-            raise GraphError("rows are no blocks")
-        act = put(ops.swiglu(x, _rows(grown, n) if grown.chance(0.3) else x))
-        for _ in range(r.randint(1, 2)):
-            w = grown.leaf(Arg((r.choice(SIZES), n), r.choice((Q4_0, Q8_0))), Kind.WEIGHT)
-            put(ops.mul_mat(w, act), BLOCKY)
-    elif kind == 4:  # a chain that may stay in place, over an operand that others read
-        t = x
-        for _ in range(r.randint(2, 5)):
-            other = r.choice([t, x, grown.leaf(Arg((n,)))])
-            op = r.choice((ops.add, ops.mul, ops.sub))
-            t = put(op(t, other)) if grown.chance(0.6) else put(r.choice(UNARY)(t))
-    else:  # a value is kept, then overwritten
-        t = put(ops.scale(x, 0.5))
-        kept = put(ops.cont(t)) if grown.chance(0.5) else t
-        rows = r.randint(1, 3)
-        index = grown.leaf(Arg((rows,), I64, f"ids:{x.shape[0]}"), Kind.INPUT)
-        new = grown.leaf(Arg((rows, n)), Kind.INPUT)
-        held = put(ops.scale(kept, 2.0))
-        put(ops.add(put(ops.set_rows(t, new, index)), held))
-
-
-UNARY = (ops.silu, ops.tanh, ops.neg, ops.sqr, ops.relu, ops.sigmoid, ops.gelu)
 
 
 def grow(seed: int, most: int = 14) -> Grown:
@@ -290,7 +218,7 @@ def _try(grown: Grown, spec: OpSpec) -> None:
     pool, made, gone = len(grown.pool), len(grown.made), set(grown.gone)
     try:
         if grown.chance(0.25):
-            _motif(grown)
+            r.choice(MOTIFS)(grown)
             return
         example = r.choice(spec.examples)
         if grown.chance(0.8):

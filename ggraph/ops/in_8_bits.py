@@ -1,8 +1,10 @@
 """Which rows of a graph become 8 bits: those that products with quantised weights read."""
 
+from collections.abc import Callable
+
 from ggraph.dtype import A8, F32
 from ggraph.graph import Graph
-from ggraph.tensor import Kind, Tensor, apply
+from ggraph.tensor import Kind, Tensor, apply, leaf
 
 QUANTISED_PARTS = {
     "rms_norm_mul": "rms_norm_quantise",
@@ -11,34 +13,49 @@ QUANTISED_PARTS = {
 }
 
 
-def quantise_activations(graph: Graph, known: frozenset[str]) -> Graph:
-    """Products with quantised weights take their rows in 8 bits, once for all that share them.
+def quantise_activations(
+    graph: Graph, known: frozenset[str], runs: Callable[[Tensor], bool]
+) -> Graph:
+    """Products with quantised weights take their rows in 8 bits, once for all that share them,
+    where every device has a kernel for that.
 
     Where nothing else reads a norm or a gated unit, it gives 8 bits itself. This approximates.
     """
     if "quantise" not in known:
         return graph
     users = graph.users()
-    products = {t.name for t in graph.nodes if _takes_8_bits(t)}
+    products = {t.name for t in graph.nodes if _takes_8_bits(t) and runs(_over(t, _rows_of(t)))}
     made: dict[str, Tensor] = {}
     heirs: dict[str, Tensor] = {}
     for t in graph.nodes:
         if t.name not in products:
             continue
-        w, x, *rest = t.sources
+        x = t.sources[1]
         if x.name not in made:
             only = not x.is_output and all(u.name in products for u in users[x.name])
-            maker = heirs.get(x.name, x)
-            made[x.name] = _in_8_bits(maker, known if only else frozenset())
-        heirs[t.name] = apply(t.op, w, made[x.name], *rest, name=t.name, **t.attrs)
+            made[x.name] = _in_8_bits(heirs.get(x.name, x), known if only else frozenset(), runs)
+        heirs[t.name] = _over(t, made[x.name])
     return graph.replace(heirs) if heirs else graph
 
 
-def _in_8_bits(x: Tensor, known: frozenset[str]) -> Tensor:
+def _over(t: Tensor, rows: Tensor) -> Tensor:
+    """The product with these rows."""
+    w, _, *rest = t.sources
+    return apply(t.op, w, rows, *rest, name=t.name, **t.attrs)
+
+
+def _rows_of(t: Tensor) -> Tensor:
+    """Some rows in 8 bits like those of a product."""
+    return leaf(Kind.INPUT, "rows", t.sources[1].shape, A8)
+
+
+def _in_8_bits(x: Tensor, known: frozenset[str], runs: Callable[[Tensor], bool]) -> Tensor:
     """x as A8, by the op that computes x where one in `known` gives 8 bits itself."""
     name, fused = f"{x.name}@a8", QUANTISED_PARTS.get(x.op, "")
     if fused in known:
-        return apply(fused, *x.sources, name=name, **x.attrs)
+        made = apply(fused, *x.sources, name=name, **x.attrs)
+        if runs(made):
+            return made
     return apply("quantise", x, name=name)
 
 

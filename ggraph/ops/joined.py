@@ -22,11 +22,12 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, eq=False)
 class Around:
     """What a region may be made of: readers of each value that may vanish, the place of each tensor
-    in the graph, and whether the devices have a kernel for a chain."""
+    in the graph, whether the devices have a kernel for a chain, and names of what stays alone."""
 
     users: Mapping[str, Sequence[Tensor]]
     order: Mapping[str, int]
     runs: Callable[[Tensor], bool]
+    apart: frozenset[str]
 
 
 def chains(nodes: Sequence[Tensor], around: Around) -> dict[str, Tensor]:
@@ -43,7 +44,7 @@ def chains(nodes: Sequence[Tensor], around: Around) -> dict[str, Tensor]:
 def _joined(root: Tensor, around: Around) -> tuple[Tensor, list[Tensor]] | None:
     """`root` with what only it reads as one chain, and the members of that chain; None where there
     is nothing to join."""
-    for space, axes in _spaces(root, around):
+    for space, axes in _spaces(root, around) if root.name not in around.apart else ():
         found = _without_dear(root, around, space, axes)
         reduces = any(_axes(t) is not None for t in found)
         if len(found) > 1 and reduces == (axes is not None):
@@ -91,7 +92,7 @@ def _spaces(root: Tensor, around: Around) -> Iterator[tuple[Shape, Shape | None]
 
 def _without_dear(root: Tensor, around: Around, space: Shape, axes: Shape | None) -> list[Tensor]:
     """The region, but for what would be computed too often."""
-    apart: set[str] = set()
+    apart = set(around.apart)
     while True:
         found = _region(root, around, space, axes, apart)
         passes = _passes(found, space) if axes is not None else {}

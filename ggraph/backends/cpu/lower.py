@@ -39,6 +39,7 @@ from ggraph.backends.cpu import (  # noqa: F401
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     FEW_ROWS,
+    JOINED,
     attends,
     attends_plainly,
     bounded,
@@ -62,6 +63,8 @@ def lower(low: Lowering, launch: Launch) -> bool:
         return False
     if native.call(low, launch) or (lowering is not None and lowering(low, launch)):
         return True
+    if launch.result.tensor.op in JOINED:
+        return False  # a nest's bits are not those of the parts, which more rows are left to
     return nests(low, launch)
 
 
