@@ -284,7 +284,7 @@ OURS = {  # what a session, an executor, an order or an engine calls, never a us
     "SimHost", "Order", "InOrder", "Adversarial", "Random", "Scripted", "Timed", "OpSpec",
     "CausalModel", "VerifiedPlan", "Rejected", "DeviceSpec",
 }  # fmt: skip
-BETWEEN_ROUNDS = {"Runner.step", "Runner.keep", "verification_rows"}
+BETWEEN_ROUNDS = {"Runner.step", "Runner.keep", "Runner.tapped", "verification_rows"}
 
 
 def public() -> Iterator[str]:
