@@ -7,7 +7,9 @@ decides its bits: neither the number of rows, the bucket or the threads, nor in 
 what it sees, so that a node of a draft tree gets the bits that it has as text. `attention_*` does
 whole rows, many at once (`sweeps.py`); where rows are few, `attend_chunks_*` shares out single
 chunks, those of all rows one after the other while the cache has what they read, and `merge_chunks`
-puts them together with the same arithmetic.
+puts them together with the same arithmetic. What the next place reads is asked for while one is
+computed (`aheads_of`): lists lead anywhere, and a text's keys have left the caches since its last
+step.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
 vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
@@ -31,7 +33,7 @@ from ggraph.backends.cpu.jobs import (
     queries_of,
     room_of,
 )
-from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import shown_count
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 
@@ -75,20 +77,22 @@ def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val]]:
                 yield c, item // m, item % m
 
 
+def _following(k: Kernel, at: Place) -> Place:
+    """What comes behind a row's chunk: the next row, else key head, else chunk."""
+    row, kv, start = k.var(at.row + 1), k.var(at.kv), k.var(at.start)
+    with k.when(row.value.eq(k.arg("m"))):
+        row.value, kv.value = 0, at.kv + 1
+        with k.when(kv.value.eq(k.arg("kv_heads"))):
+            kv.value, start.value = 0, at.start + CHUNK
+    return place_at(k, row.value, kv.value, start.value)
+
+
 def _single_chunks(k: Kernel, kind: str) -> None:
     room, last = room_of(k), k.var(-1)
-    m, kv_heads = k.words("m kv_heads")
     for c, kv, row in _share_chunks(k):
         at = Place(row, kv, c * CHUNK, length_at(k, row, c * CHUNK))
         with k.when(at.length > 0):
-            turn = k.select(row + 1 < m, k.const(0, I64), 1)  # rows, then heads, then chunks
-            head = kv + turn
-            further = k.select(head < kv_heads, k.const(0, I64), 1)
-            then = place_at(
-                k, k.select(turn.ne(0), turn - turn, row + 1), k.select(further.ne(0), kv - kv, head),
-                (c + further) * CHUNK, row >= 0,
-            )  # fmt: skip
-            aheads = aheads_of(k, kind, last, at, then)
+            aheads = aheads_of(k, kind, last, at, _following(k, at))
 
             def queries(
                 first: Val, count: int, c: Val = c, at: Place = at, aheads: Aheads = aheads

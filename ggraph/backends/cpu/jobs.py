@@ -46,10 +46,11 @@ def first_slot(k: Kernel, at: Place) -> Val:
     return list_of(k, at.row) + (LIST_HEAD + at.start * 4)
 
 
-def place_at(k: Kernel, row: Val, kv: Val, start: Val, there: Val) -> Place:
-    """The place from entry `start` on, without entries unless it is `there`."""
-    row = k.minimum(row, k.arg("m") - 1)
-    return Place(row, kv, start, k.select(there, length_at(k, row, start), 0))
+def place_at(k: Kernel, row: Val, kv: Val, start: Val) -> Place:
+    """The place from entry `start` on; without entries where there is no such row."""
+    m = k.arg("m")
+    own = k.minimum(row, m - 1)
+    return Place(own, kv, start, k.select(row < m, length_at(k, own, start), 0))
 
 
 def aheads_of(k: Kernel, kind: str, last: Var, at: Place, then: Place) -> Aheads:
@@ -63,7 +64,8 @@ def aheads_of(k: Kernel, kind: str, last: Var, at: Place, then: Place) -> Aheads
     values = k.select(last.value.ne(here), at.length, 0)
     keys = k.select(there.value.ne(here), then.length, 0)
     last.value = here
-    return (_lines(k, kind, "v vs vh vd", at, values),), (_lines(k, kind, "k ks kh hd", then, keys),)
+    beside_keys = _lines(k, kind, "v vs vh vd", at, values)
+    return (beside_keys,), (_lines(k, kind, "k ks kh hd", then, keys),)
 
 
 def _mark(k: Kernel, at: Place) -> Val:

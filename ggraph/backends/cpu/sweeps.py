@@ -222,7 +222,7 @@ def _following(k: Kernel, tile: Tile, at: Place) -> Place:
             start.value, kv.value = 0, at.kv + 1
             with k.when(kv.value.eq(k.arg("kv_heads"))):
                 kv.value, row.value = 0, tile.row + tile.rows
-    return place_at(k, row.value, kv.value, start.value, row.value < k.arg("m"))
+    return place_at(k, row.value, kv.value, start.value)
 
 
 def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
