@@ -1,10 +1,10 @@
 """Attention of many rows: tiles of queries meet a chunk of keys and values together.
 
-A tile is all queries of one key head in some rows. Where its rows see the same slots, those of a
-text do, as far as each sees, a chunk's keys are turned for all of them so that lanes are keys, and
-its values become float32 once; memory is linear in the tile. A score is the sum of the eight sums
-that `chunks.py` has in lanes, in its order, so that the bits are the same. Rows that see other
-slots are done one by one.
+A tile is all queries of one key head in some rows that begin alike, as those of a text do. Where
+its rows see the same slots, as far as each sees, a chunk's keys are turned for all of them so that
+lanes are keys, and its values become float32 once; memory is linear in the tile. A score is the sum
+of the eight sums that `chunks.py` has in lanes, in its order, so that the bits are the same. Rows
+that see other slots, and few ones, are done one by one.
 
 Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
 """
@@ -51,7 +51,7 @@ from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
-SEVERAL = 4  # rows of a tile that share keys
+SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
 AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
 SCORED = 3  # queries whose scores are made at once; divides those above
@@ -164,7 +164,7 @@ def _tile(k: Kernel, kind: str, room: Room, tile: Tile, parts: Sequence[Val]) ->
     for start in k.loop(0, most.value, CHUNK):
         length = k.minimum(most.value - start, CHUNK)
         place = Place(seer.value, tile.kv, start, length)
-        with k.if_else(_agree(k, tile, place) & (tile.rows >= SEVERAL)) as (together, apart):
+        with k.if_else(_agree(k, tile, place) & (tile.count >= SEVERAL)) as (together, apart):
             with together:
                 _together(k, kind, room, tile, place)
             with apart:
