@@ -168,6 +168,31 @@ def test_rows_that_share_keys_get_the_bits_of_rows_alone(
             assert np.abs(got - oracle(a)).max() < 5e-6
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_prompt_beside_other_texts_gets_the_bits_of_rows_alone(kind: str, threads: int) -> None:
+    """A server's step: rows of a prompt in two pieces, texts of any length between and behind them,
+    of which some share their beginning, and rows that only fill the step up."""
+    rng = np.random.default_rng(threads)
+    spans = [(0, i) for i in range(1, 11)]  # first slot and end of what a row sees
+    spans += [(100 + 7 * i, 101 + 7 * i + 40 * (i % 5)) for i in range(9)]
+    spans += [(0, i) for i in range(11, 14)] + [(40, 470 - i) for i in range(6)] + [(0, 0)] * 5
+    a = arguments(kind, len(spans), 9, 3, 64, 512, threads)
+    at = np.arange(512)
+    a["mask"] = np.where([(first <= at) & (at < end) for first, end in spans], 0, -np.inf)
+    a["mask"] = a["mask"].astype(np.float32)
+    a["mask"][-8:, 300:] += np.where(rng.random((8, 212)) < 0.5, 0, -np.inf).astype(np.float32)
+    a |= listed(a["mask"])
+    got, want = np.full_like(a["y"], np.nan), np.zeros_like(a["y"])
+    attend("attention_" + kind, threads, dict(a, y=got))
+    attend("attend_chunks_" + kind, 2, dict(a, y=want))
+    attend("merge_chunks", 2, dict(a, y=want))
+    assert np.array_equal(got, want)
+    assert not got[-5:].any(), "rows that see nothing"
+    seeing = dict(a, q=a["q"][:-5], mask=a["mask"][:-5], m=len(spans) - 5)
+    assert np.abs(got[:-5] - oracle(seeing)).max() < 5e-6
+
+
 def test_what_a_row_does_not_see_may_be_no_number() -> None:
     """Keys and values of later rows of the same tile: infinite, or not a number."""
     a = arguments("f16", 30, 4, 2, 64, 150, 3)

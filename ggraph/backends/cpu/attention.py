@@ -7,7 +7,9 @@ decides its bits: neither the number of rows, the bucket or the threads, nor in 
 what it sees, so that a node of a draft tree gets the bits that it has as text. `attention_*` does
 whole rows, many at once (`sweeps.py`); where rows are few, `attend_chunks_*` shares out single
 chunks, those of all rows one after the other while the cache has what they read, and `merge_chunks`
-puts them together with the same arithmetic.
+puts them together with the same arithmetic. What the next place reads is asked for while one is
+computed (`aheads_of`): lists lead anywhere, and a text's keys have left the caches since its last
+step.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
 vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
@@ -17,77 +19,27 @@ state is [largest, sum, 0 .., out[vd]] in float32.
 from collections.abc import Callable, Iterator
 
 from ggraph.backends.cpu.cache import ONE
-from ggraph.backends.cpu.chunks import (
-    CHUNK,
-    HEAD,
-    LINE,
-    Ahead,
-    chunk,
-    clear,
-    finish,
-    merge,
-    state_bytes,
+from ggraph.backends.cpu.chunks import CHUNK, HEAD, chunk, clear, finish, merge, state_bytes
+from ggraph.backends.cpu.jobs import (
+    START,
+    Aheads,
+    Place,
+    aheads_of,
+    head_of,
+    in_groups,
+    job_of,
+    length_at,
+    place_at,
+    queries_of,
+    room_of,
 )
-from ggraph.backends.cpu.jobs import Aheads, Place, head_of, in_groups, job_of, queries_of, room_of
-from ggraph.backends.cpu.simd import I32, I64, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.slots import LIST_HEAD, list_of, shown_count
+from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.slots import shown_count
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
-from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
-START = 16  # what a chunk costs besides its positions, in positions
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",
         "kh", "vs", "vh", "ys", "part", "sinks", "scale:f", "softcap:f")  # fmt: skip
 KINDS = (*ONE, "q8_0")
-
-
-def _slot(k: Kernel, at: Place, entry: Val) -> Val:
-    """A slot of a row's list; one beyond the last may be read."""
-    return k.cast("sext", k.load(list_of(k, at.row) + (LIST_HEAD + entry * 4), I32), I64)
-
-
-def _next_chunk(k: Kernel, base: Val, step: Val, at: Place, pieces: Val) -> Ahead:
-    """This key head's part of the rows in the chunk that follows, in so many pieces."""
-    begin, shown = at.start + CHUNK, shown_count(k, at.row)
-    first = _slot(k, at, k.minimum(begin, shown))
-    rows = _slot(k, at, k.minimum(begin + CHUNK, shown) - 1) - first + 1
-    near = k.maximum(k.minimum(rows, CHUNK), 0)  # slots of a list may lie in any order
-    span = near * step // k.arg("kv_heads")
-    width = (span // pieces + (LINE - 1)) // LINE * LINE
-    at_first = base + first * step + span * at.kv
-    return Ahead(k.var(at_first), width, width, k.select(begin < shown, at_first + span, 0))
-
-
-def _own_rows(k: Kernel, kind: str, base: Val, step: Val, at: Place) -> Ahead:
-    """One head's part of the rows of this chunk."""
-    hd = k.arg("hd")
-    width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
-    first = base + _slot(k, at, at.start) * step
-    return Ahead(k.var(first), width, step, first + at.length * step)
-
-
-def _wanted(k: Kernel, wanted: Val, ahead: Ahead) -> Ahead:
-    """The same, or nothing."""
-    end = k.select(wanted, ahead.end, 0)
-    begin = k.select(end.eq(0), end, ahead.cursor.value)
-    return Ahead(k.var(begin), ahead.width, ahead.stride, end)
-
-
-def _aheads(k: Kernel, kind: str, at: Place, fresh: Val, first: Val) -> Aheads:
-    """What to ask for, where nothing was yet for this chunk and head: of the next chunk keys beside
-    keys and values beside values; in a thread's first chunk its own values and next keys too."""
-    keys, values, ks, kh, vs, vh, kv_heads = k.words("k v ks kh vs vh kv_heads")
-    few = 32 if k.isa.lanes == 8 else 64
-    dims = k.select(kv_heads < k.arg("heads"), k.const(few, I64), 64)  # of a pass over values
-    turns = k.maximum(k.arg("hd") // dims, 1) * (CHUNK // 2)
-    own_values = _own_rows(k, kind, values + vh * at.kv, vs, at)
-    own_keys = _own_rows(k, kind, keys + kh * (at.kv + 1), ks, at)
-    another = k.select(first, at.kv + 1, kv_heads) < kv_heads
-    next_keys = _next_chunk(k, keys, ks, at, k.const(CHUNK, I64))
-    next_values = _next_chunk(k, values, vs, at, turns)
-    return (
-        (_wanted(k, first, own_values), _wanted(k, fresh, next_keys)),
-        (_wanted(k, another, own_keys), _wanted(k, fresh, next_values)),
-    )
 
 
 def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
@@ -125,25 +77,29 @@ def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val]]:
                 yield c, item // m, item % m
 
 
+def _following(k: Kernel, at: Place) -> Place:
+    """What comes behind a row's chunk: the next row, else key head, else chunk."""
+    row, kv, start = k.var(at.row + 1), k.var(at.kv), k.var(at.start)
+    with k.when(row.value.eq(k.arg("m"))):
+        row.value, kv.value = 0, at.kv + 1
+        with k.when(kv.value.eq(k.arg("kv_heads"))):
+            kv.value, start.value = 0, at.start + CHUNK
+    return place_at(k, row.value, kv.value, start.value)
+
+
 def _single_chunks(k: Kernel, kind: str) -> None:
-    room = room_of(k)
-    last, begun = k.var(-1), k.var(-1)  # chunk and key head of the item before; the first chunk
+    room, last = room_of(k), k.var(-1)
     for c, kv, row in _share_chunks(k):
-        here = c * k.arg("kv_heads") + kv
-        length = k.minimum(shown_count(k, row) - c * CHUNK, CHUNK)
-        at = Place(row, kv, c * CHUNK, length)
-        begun.value = k.select(last.value < 0, c, begun.value)
-        fresh = last.value.ne(here)
-        aheads = _aheads(k, kind, at, fresh, k.select(fresh, c, -1).eq(begun.value))
-        last.value = here
+        at = Place(row, kv, c * CHUNK, length_at(k, row, c * CHUNK))
+        with k.when(at.length > 0):
+            aheads = aheads_of(k, kind, last, at, _following(k, at))
 
-        def queries(
-            first: Val, count: int, c: Val = c, at: Place = at, aheads: Aheads = aheads
-        ) -> None:
-            states = [_part(k, at.row, head_of(k, at.kv, first) + g, c) for g in range(count)]
-            chunk(k, job_of(k, kind, room, at, first, count, aheads), at.length, states)
+            def queries(
+                first: Val, count: int, c: Val = c, at: Place = at, aheads: Aheads = aheads
+            ) -> None:
+                states = [_part(k, at.row, head_of(k, at.kv, first) + g, c) for g in range(count)]
+                chunk(k, job_of(k, kind, room, at, first, count, aheads), at.length, states)
 
-        with k.when(length > 0):
             in_groups(k, 0, queries_of(k), queries)
 
 

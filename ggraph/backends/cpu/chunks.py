@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
-from llvmlite import ir
-
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import SECOND, ask
 from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
 from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LOWEST
@@ -30,13 +29,14 @@ LINE = 64  # bytes of a cache line
 
 @dataclass(frozen=True)
 class Ahead:
-    """Memory to ask for while something else is computed: pieces of `width` bytes, one every
-    `stride` bytes, up to `end`."""
+    """Memory to ask for while something else is computed: of each slot of a part of a list the
+    `width` bytes at base + stride * slot. `entry` is the address of the next slot's number."""
 
-    cursor: Var
-    width: Val
-    stride: Val
+    entry: Var
     end: Val
+    base: Val
+    stride: Val
+    width: Val
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,16 @@ def state_bytes(hd: int) -> int:
     return HEAD + 4 * hd
 
 
-def _ask(k: Kernel, ahead: Ahead, pieces: int) -> None:
-    """One turn of asking: hardware does not foresee a walk over one head's part of each row."""
-    with k.when(ahead.cursor.value < ahead.end):
-        for _ in range(pieces):
-            first = ahead.cursor.value
-            for at in k.loop(first, first + ahead.width, LINE):
-                where = k.pointer(at)
-                k.intrinsic("llvm.prefetch.p0", ir.VoidType(), where, I32(0), I32(2), I32(1))
-            ahead.cursor.value = first + ahead.stride
+def _ask(k: Kernel, ahead: Ahead, slots: int | None = None) -> None:
+    """Ask for what so many slots hold, or all that are left: hardware does not foresee where a list
+    goes, and has fewer lines on their way for what is read than for what is asked for."""
+    first = ahead.entry.value
+    stop = ahead.end if slots is None else k.minimum(first + slots * 4, ahead.end)
+    for at in k.loop(first, stop, 4):
+        start = ahead.base + k.cast("sext", k.load(at, I32), I64) * ahead.stride
+        for line in k.loop(start & -LINE, start + ahead.width, LINE):
+            ask(k, line, SECOND)
+    ahead.entry.value = k.maximum(first, stop)
 
 
 def _entry(k: Kernel, table: Val, position: Val) -> Val:
@@ -143,6 +144,8 @@ def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
                 _ask(k, ahead, together)
             _all_dots(k, job, position, together)
         together, done = together // 2, whole
+    for ahead in job.aheads[0]:
+        _ask(k, ahead)
     for position in k.loop(done, length):
         _all_dots(k, job, position, 1)
     return biased(k, job, length)
@@ -208,9 +211,11 @@ def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> N
         pairs = length // 2 * 2
         for position in k.loop(0, pairs, 2):
             for ahead in job.aheads[1]:
-                _ask(k, ahead, 1)
+                _ask(k, ahead, 2)
             one(position)
             one(position + 1)
+        for ahead in job.aheads[1]:
+            _ask(k, ahead)
         for position in k.loop(pairs, length):
             one(position)
         for g, target in enumerate(out):

@@ -1,10 +1,10 @@
 """Attention of many rows: tiles of queries meet a chunk of keys and values together.
 
-A tile is all queries of one key head in some rows. Where its rows see the same slots, those of a
-text do, as far as each sees, a chunk's keys are turned for all of them so that lanes are keys, and
-its values become float32 once; memory is linear in the tile. A score is the sum of the eight sums
-that `chunks.py` has in lanes, in its order, so that the bits are the same. Rows that see other
-slots are done one by one.
+A tile is all queries of one key head in some rows that begin alike, as those of a text do. Where
+its rows see the same slots, as far as each sees, a chunk's keys are turned for all of them so that
+lanes are keys, and its values become float32 once; memory is linear in the tile. A score is the sum
+of the eight sums that `chunks.py` has in lanes, in its order, so that the bits are the same. Rows
+that see other slots, and few ones, are done one by one.
 
 Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
 """
@@ -32,20 +32,26 @@ from ggraph.backends.cpu.chunks import (
 )
 from ggraph.backends.cpu.jobs import (
     NOTHING,
+    START,
+    Aheads,
     Place,
     Room,
+    aheads_of,
     head_of,
     in_groups,
     job_of,
+    length_at,
+    place_at,
     queries_of,
     room_of,
 )
-from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
+SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
 AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
 SCORED = 3  # queries whose scores are made at once; divides those above
@@ -70,6 +76,7 @@ class Tile:
     states: Val
     keys: Val  # [hd, keys at once], or values [CHUNK, 4 W]
     part: Val
+    last: Var  # the mark of the place that was read before
 
     @property
     def count(self) -> Val:
@@ -78,29 +85,64 @@ class Tile:
 
 
 def whole_rows(k: Kernel, kind: str) -> None:
-    """Attention of rows, tile by tile; tiles are dealt out to threads in turn, since later rows of
-    a text see more."""
+    """Attention of rows, tile by tile; a thread has the tiles whose middles lie in its part of what
+    all of them cost, which the first of two turns finds out."""
     m, kv_heads = k.words("m kv_heads")
     queries, lanes = queries_of(k), k.isa.lanes
-    room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
+    room, spare, last = room_of(k), QUERIES + AT_ONCE[lanes], k.var(-1)
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores, states = k.scratch(spare * CHUNK * 4), k.scratch(QUERIES * STATE)
     keys = k.scratch(max(MAX_HEAD * VECTORS[lanes], CHUNK * FOUR) * lanes * 4)
     part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
     parts = [k.scratch(STATE) for _ in range(FOUR)]
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
-    rows = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
-    items = (m + rows - 1) // rows * kv_heads
-    for turn in k.loop(0, (items + k.threads - 1 - k.thread) // k.threads):
-        item = turn * k.threads + k.thread
-        row, kv = item // kv_heads * rows, item % kv_heads
-        for first in k.loop(0, queries, QUERIES):
-            each = k.minimum(queries - first, QUERIES)
-            own = k.minimum(m - row, rows)
-            tile = Tile(
-                kv, first, each, row, own, addresses, lengths, factors, scores, states, keys, part
-            )
-            _tile(k, kind, room, tile, parts)
+    most = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
+    begin, end = k.var(1), k.var(0)
+    for _ in k.loop(0, 2):
+        row, before = k.var(0), k.var(0)
+        with k.while_(lambda row=row: row.value < m):  # type: ignore[misc]
+            own, cost = _alike(k, row.value, most)
+            for kv in k.loop(0, kv_heads):
+                middle = before.value + cost // 2
+                with k.when(middle >= begin.value), k.when(middle < end.value):
+                    for first in k.loop(0, queries, QUERIES):
+                        each = k.minimum(queries - first, QUERIES)
+                        tile = Tile(
+                            kv, first, each, row.value, own, addresses, lengths, factors, scores,
+                            states, keys, part, last,
+                        )  # fmt: skip
+                        _tile(k, kind, room, tile, parts)
+                before.value = before.value + cost
+            row.value = row.value + own
+        begin.value = before.value * k.thread // k.threads
+        end.value = before.value * (k.thread + 1) // k.threads
+
+
+def _alike(k: Kernel, row: Val, most: Val) -> tuple[Val, Val]:
+    """How many rows from `row` on, at most so many, begin with what the one before begins with, in
+    their first chunk; and what a key head of them costs, in keys of a row."""
+    rows, cost = k.var(1), k.var(shown_count(k, row) + START)
+    with k.while_(lambda: _begins_alike(k, row + rows.value, rows.value < most)):
+        cost.value = cost.value + shown_count(k, row + rows.value) + START
+        rows.value = rows.value + 1
+    return rows.value, cost.value
+
+
+def _begins_alike(k: Kernel, row: Val, wanted: Val) -> Val:
+    """Whether it is `wanted`, and there is such a row, which sees something and begins its first
+    chunk as the row before, as far as both go."""
+    length, i = k.var(0), k.var(0)
+    with k.when(wanted), k.when(row < k.arg("m")):
+        length.value = k.minimum(*(length_at(k, r, k.const(0, I64)) for r in (row - 1, row)))
+    here, before = (list_of(k, r) + LIST_HEAD for r in (row, row - 1))
+    whole = length.value
+    with k.while_(lambda: i.value < length.value):
+        at = i.value * 4
+        odd = k.load(here + at, I32X8) ^ k.load(before + at, I32X8)
+        found = _lanes_or(k, k.select(words.tail_mask(k, whole - i.value), odd, 0))
+        length.value = k.select(found.eq(0), length.value, 0)
+        i.value = i.value + 8
+    return length.value > 0
 
 
 def _state(k: Kernel, tile: Tile, t: Val) -> Val:
@@ -122,7 +164,7 @@ def _tile(k: Kernel, kind: str, room: Room, tile: Tile, parts: Sequence[Val]) ->
     for start in k.loop(0, most.value, CHUNK):
         length = k.minimum(most.value - start, CHUNK)
         place = Place(seer.value, tile.kv, start, length)
-        with k.if_else(_agree(k, tile, place)) as (together, apart):
+        with k.if_else(_agree(k, tile, place) & (tile.count >= SEVERAL)) as (together, apart):
             with together:
                 _together(k, kind, room, tile, place)
             with apart:
@@ -132,42 +174,55 @@ def _tile(k: Kernel, kind: str, room: Room, tile: Tile, parts: Sequence[Val]) ->
         finish(k, _state(k, tile, t), y + ys * row + head * vd * 4, head)
 
 
-def _own_length(k: Kernel, row: Val, start: Val) -> Val:
-    """Entries of a row's list in the chunk from `start` on."""
-    return k.maximum(k.minimum(shown_count(k, row) - start, CHUNK), 0)
-
-
 def _agree(k: Kernel, tile: Tile, place: Place) -> Val:
     """Whether each row's chunk begins as the longest one does, as far as it goes."""
     differ = k.var(0, I32X8)
     slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
     for r in k.loop(tile.row, tile.row + tile.rows):
-        own, length = list_of(k, r) + (LIST_HEAD + place.start * 4), _own_length(k, r, place.start)
+        own, length = list_of(k, r) + (LIST_HEAD + place.start * 4), length_at(k, r, place.start)
         for i in k.loop(0, length, 8):
             here = words.tail_mask(k, length - i)
             odd = k.load(slots + i * 4, I32X8) ^ k.load(own + i * 4, I32X8)
             differ.value = differ.value | k.select(here, odd, 0)
-    quads = k.cast("bitcast", differ.value, vec(I64, 4))
-    found = k.lane(quads, 0) | k.lane(quads, 1) | k.lane(quads, 2) | k.lane(quads, 3)
-    return found.eq(0)
+    return _lanes_or(k, differ.value).eq(0)
+
+
+def _lanes_or(k: Kernel, x: Val) -> Val:
+    """0 where all of eight integers are."""
+    quads = k.cast("bitcast", x, vec(I64, 4))
+    return k.lane(quads, 0) | k.lane(quads, 1) | k.lane(quads, 2) | k.lane(quads, 3)
 
 
 def _apart(k: Kernel, kind: str, room: Room, tile: Tile, start: Val, parts: Sequence[Val]) -> None:
     """A chunk of each row alone."""
     for r in k.loop(0, tile.rows):
         row = tile.row + r
-        length = _own_length(k, row, start)
+        at = Place(row, tile.kv, start, length_at(k, row, start))
+        with k.when(at.length > 0):
+            aheads = aheads_of(k, kind, tile.last, at, _following(k, tile, at))
 
-        def queries(
-            first: Val, count: int, r: Val = r, row: Val = row, length: Val = length
-        ) -> None:
-            job = job_of(k, kind, room, Place(row, tile.kv, start, length), first, count, NOTHING)
-            chunk(k, job, length, list(parts[:count]))
-            for g in range(count):
-                merge(k, _state(k, tile, r * tile.each + (first - tile.first) + g), parts[g])
+            def queries(
+                first: Val, count: int, r: Val = r, at: Place = at, aheads: Aheads = aheads
+            ) -> None:
+                job = job_of(k, kind, room, at, first, count, aheads)
+                chunk(k, job, at.length, list(parts[:count]))
+                for g in range(count):
+                    merge(k, _state(k, tile, r * tile.each + (first - tile.first) + g), parts[g])
 
-        with k.when(length > 0):
             in_groups(k, tile.first, tile.each, queries)
+
+
+def _following(k: Kernel, tile: Tile, at: Place) -> Place:
+    """What comes behind a row's chunk: another row's of the tile, the row's next one, or the next
+    key head, or row, from the start."""
+    row, kv, start = k.var(at.row + 1), k.var(at.kv), k.var(at.start)
+    with k.when(row.value.eq(tile.row + tile.rows)):
+        row.value, start.value = tile.row, at.start + CHUNK
+        with k.when(start.value >= shown_count(k, tile.row)):
+            start.value, kv.value = 0, at.kv + 1
+            with k.when(kv.value.eq(k.arg("kv_heads"))):
+                kv.value, row.value = 0, tile.row + tile.rows
+    return place_at(k, row.value, kv.value, start.value)
 
 
 def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
@@ -289,7 +344,7 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
 def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
     """Exponentials of a query's scores, and what becomes of its state."""
     row = tile.row + t // tile.each
-    length = _own_length(k, row, place.start)
+    length = length_at(k, row, place.start)
     k.store(tile.lengths + t * 8, length)
     biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
     scores = tile.scores + t * (CHUNK * 4)
