@@ -6,14 +6,14 @@ states are storage and never converted. Feeds are storage too, or plain numbers 
 shape, which are converted where none of them changes its meaning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ggraph.dtype import DType, as_dtype
-from ggraph.errors import GgraphError, InputError, ModelError
+from ggraph.errors import GgraphError, InputError, ModelError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import to_storage
@@ -35,7 +35,7 @@ def quantize(values: object, dtype: DType | str) -> Array:
     """
     kind, array = as_dtype(dtype), np.asarray(values)
     if array.dtype.kind not in "biuf" or not kind.is_float:
-        raise InputError(f"quantize: {_shown(values)} cannot become {kind}; expected real numbers")
+        raise InputError(f"quantize: {shown(values)} cannot become {kind}; expected real numbers")
     return to_storage(array, Tensor("values", array.shape, kind, Kind.INPUT, ()))
 
 
@@ -50,7 +50,7 @@ def weight_source(weights: Weights | None) -> Callable[[Tensor], object]:
         return lambda t: _found(t, held)
     if not callable(held):
         raise InputError(
-            f"weights: expected a mapping by name, a checkpoint or a function, got {held!r:.60}"
+            f"weights: expected a mapping by name, a checkpoint or a function, got {shown(held)}"
         )
     return held
 
@@ -118,7 +118,7 @@ def _array(t: Tensor, given: object, error: type[GgraphError]) -> Array:
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise error(f"{_name(t)}: expected {_wanted(t)}, got {_shown(given)}")
+        raise error(f"{_name(t)}: expected {_wanted(t)}, got {shown(given)}")
     return array
 
 
@@ -145,10 +145,38 @@ def _name(t: Tensor) -> str:
     return f"{t.kind.value} {t.name!r} is {t.dtype}{list(t.shape)}"
 
 
-def _shown(given: object) -> str:
-    if isinstance(given, np.ndarray):
-        return f"{given.dtype} {list(given.shape)}"
-    return f"{given!r:.60}"
+def output_names(outputs: object) -> tuple[str, ...]:
+    """Names of outputs, as a key. InputError for what is none, such as a single one."""
+    given = outputs if isinstance(outputs, Sequence) and not isinstance(outputs, str) else (None,)
+    if not all(isinstance(name, str) for name in given):
+        raise InputError(f"outputs={shown(outputs)}: expected several names")
+    return tuple(given)
+
+
+def row_places(name: str, rows: object, count: int) -> list[int]:
+    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
+    several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
+    found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
+    for row in found:
+        whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
+        if not whole or not -count <= row < count:
+            raise InputError(f"{name}: rows={shown(rows)}: expected several numbers below {count}")
+    return [int(row) for row in found]
+
+
+def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """The feeds of each step. InputError unless some have a place for each, and as many."""
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"{key!r}: expected arrays by input, got {shown(feeds)}")
+    axes = {t.name: len(t.shape) for t in graph.leaves(Kind.INPUT)}
+    counts = {n: len(a) for n, a in feeds.items() if np.ndim(a) == axes.get(n, -2) + 1}
+    if len(set(counts.values())) != 1 or not min(counts.values()):
+        told = ", ".join(f"{n}: {count}" for n, count in counts.items()) or "none has the axis"
+        raise InputError(f"{key!r}: expected feeds of one length, 1 or more, along steps; {told}")
+    return [
+        {n: a[i] if n in counts else a for n, a in feeds.items()}
+        for i in range(next(iter(counts.values())))
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +207,7 @@ class FeedCheck:
     def checked(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """The storage of every input. InputError for a missing, unknown or unfit feed."""
         if not isinstance(feeds, Mapping):
-            raise InputError(f"feeds: expected a mapping of names to arrays, got {feeds!r:.60}")
+            raise InputError(f"feeds: expected a mapping of names to arrays, got {shown(feeds)}")
         ready: dict[str, Array] = {}
         for fed in self._inputs:
             name = fed.tensor.name
@@ -196,7 +224,7 @@ class FeedCheck:
 
     def _converted(self, t: Tensor, feeds: Mapping[str, Array]) -> Array:
         if t.name not in feeds:
-            fed = ", ".join(feeds) or "nothing"
+            fed = ", ".join(map(str, feeds)) or "nothing"
             raise InputError(f"input {t.name!r} was not fed; fed: {fed}")
         return np.ascontiguousarray(feed_storage(t, feeds[t.name]))
 
@@ -204,7 +232,7 @@ class FeedCheck:
         extra = [n for n in feeds if n not in self._known]
         if extra:
             names = ", ".join(sorted(self._known)) or "none"
-            raise InputError(f"no input is called {extra[0]!r}; the graph's inputs: {names}")
+            raise InputError(f"no input is called {shown(extra[0])}; the graph's inputs: {names}")
 
 
 def _index_limits(graph: Graph) -> dict[str, list[tuple[Tensor, int, str]]]:

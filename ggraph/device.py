@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ggraph.door import fit
-from ggraph.errors import PlaceError
+from ggraph.errors import PlaceError, shown
 from ggraph.tensor import Tensor
 
 HOST = "host"
@@ -112,7 +112,7 @@ class DeviceSpec:
     def supports(self, t: Tensor) -> bool:
         """Whether this device can compute `t` (leaves and views: always)."""
         if not isinstance(t, Tensor):
-            raise PlaceError(f"{self.name}: expected a tensor, got {t!r:.60}")
+            raise PlaceError(f"{self.name}: expected a tensor, got {shown(t)}")
         if t.is_leaf or t.is_view:
             return True
         if self.ops is not None and t.op not in self.ops:

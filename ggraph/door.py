@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from ggraph.errors import GgraphError, InputError
+from ggraph.errors import GgraphError, InputError, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any], Any]  # the value as Python's own, or TypeError
@@ -139,7 +139,7 @@ def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     kind = origin or annotation
     if kind is Callable:
         return "a function", _of_type(Callable)
-    named = words.get(kind, f"{_article(kind.__name__)} {kind.__name__}")
+    named = words.get(kind, article(kind))
     if _is_protocol(kind):
         members = [n for n in {**get_type_hints(kind), **vars(kind)} if n[0] != "_"]
         return named, _with_members(members)
@@ -153,8 +153,9 @@ def _is_protocol(annotation: Any) -> bool:
     )
 
 
-def _article(name: str) -> str:
-    return "an" if name[0] in "AEIO" else "a"
+def article(kind: type) -> str:
+    """A class in a sentence: "an Explanation"."""
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
 class _Record:
@@ -198,7 +199,7 @@ def fit(value: Any, error: type[GgraphError] = InputError) -> None:
     """`error` unless all of a record is of the kind that its class says: for `__post_init__`."""
     if found := unfit(value):
         where, got, expected = found
-        raise error(f"{type(value).__name__}{where}: expected {expected}, got {got!r:.60}")
+        raise error(f"{type(value).__name__}{where}: expected {expected}, got {shown(got)}")
 
 
 def _passes(check: Check, value: object) -> bool:
@@ -257,7 +258,7 @@ def _table(key: Walk, value: Walk) -> Walk:
     def all_of(held: Any, seen: set[int]) -> Unfit | None:
         for k, v in held.items():
             if found := key(k, seen) or value(v, seen):
-                return f"[{k!r:.40}]{found[0]}", found[1], found[2]
+                return f"[{shown(k)}]{found[0]}", found[1], found[2]
         return None
 
     return all_of
@@ -295,11 +296,11 @@ def checked(
                 return tuple(map(check, value))
             value = value if kind is inspect.Parameter.VAR_KEYWORD else check(value)
         except (TypeError, ValueError, OverflowError):
-            raise error(f"{called}: {name}={value!r:.60}: expected {expected}") from None
+            raise error(f"{called}: {name}={shown(value)}: expected {expected}") from None
         for record in value if isinstance(value, tuple) else (value,):
             if is_walked and is_dataclass(record) and (found := unfit(record)):
                 where, got, wanted = found
-                raise error(f"{called}: {name}{where}={got!r:.60}: expected {wanted}")
+                raise error(f"{called}: {name}{where}={shown(got)}: expected {wanted}")
         return value
 
     @wraps(build)
@@ -307,7 +308,10 @@ def checked(
         whole = quick and not kwargs and len(args) == len(exact)
         if whole and all(map(_is_exactly, args, exact)):  # some are called for every token
             return build(*args)
-        bound = given.bind(*args, **kwargs)
+        try:
+            bound = given.bind(*args, **kwargs)
+        except TypeError as missing:  # Python's own words do not say of what
+            raise TypeError(f"{called}({', '.join(known)}): {missing}") from None
         for name, value in bound.arguments.items():
             bound.arguments[name] = admit(name, value)
         return build(*bound.args, **bound.kwargs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.errors import ShapeError
+from ggraph.errors import ShapeError, shown
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def dtype(name: str) -> DType:
     """The type called `name` (any case). Raises ShapeError for an unknown name."""
     found = BY_NAME.get(name.lower()) if isinstance(name, str) else None
     if found is None:
-        raise ShapeError(f"unknown dtype {name!r}; known: {', '.join(BY_NAME)}")
+        raise ShapeError(f"unknown dtype {shown(name)}; known: {', '.join(BY_NAME)}")
     return found
 
 
@@ -116,5 +116,5 @@ def as_dtype(given: object) -> DType:
     except (TypeError, ValueError):
         found = None
     if found is None:
-        raise ShapeError(f"unknown dtype {given!r}; known: {', '.join(BY_NAME)}")
+        raise ShapeError(f"unknown dtype {shown(given)}; known: {', '.join(BY_NAME)}")
     return found

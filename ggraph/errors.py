@@ -4,6 +4,8 @@ A message says what went wrong, where, what was expected and what came instead; 
 it as one line and exits with a non-zero status. Anything else that escapes is a bug of ours.
 """
 
+import numpy as np
+
 
 class GgraphError(Exception):
     """Root of all errors that a user's input or machine can cause."""
@@ -47,6 +49,15 @@ class InputError(GgraphError):
 
 class CacheWarning(UserWarning):
     """What an earlier run kept cannot be trusted, or nothing can be kept; the run goes on."""
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value as messages name it, on one line: arrays by type and shape, the rest by `repr`, of at
+    most so many letters."""
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {list(value.shape)}"
+    text = " ".join(line.strip() for line in repr(value).splitlines())
+    return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ from ggraph.arrays import FeedCheck
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
 from ggraph.device import HOST
-from ggraph.errors import InputError
+from ggraph.errors import InputError, shown
 from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.copies import slice_runs
 from ggraph.ops.evaluate import raw_view
@@ -108,7 +108,7 @@ class Executor:
             known = {t.name for t in self.plan.graph.outputs}
             if unknown := [n for n in outputs if n not in known]:
                 names = ", ".join(sorted(known))
-                raise InputError(f"no output is called {unknown[0]!r}; the graph's: {names}")
+                raise InputError(f"no output is called {shown(unknown[0])}; the graph's: {names}")
             others = known.difference(outputs)
             steps = [s for s in self._phases[phase] if self._fetches.get(s) not in others]
             found = self._some[phase, outputs] = steps

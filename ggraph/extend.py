@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ggraph.door import checked, fit
-from ggraph.errors import GraphError, ShapeError
+from ggraph.errors import GraphError, ShapeError, shown
 from ggraph.lazy import lazy
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
@@ -117,10 +117,10 @@ def _held_to(name: str, rule: Rule) -> Rule:
         try:
             found: object = rule(sources, attrs)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            shown = ", ".join(map(repr, sources))
-            raise ShapeError(f"{name}: the rule for shapes fails on {shown}: {error!r}") from error
+            given = ", ".join(map(repr, sources))
+            raise ShapeError(f"{name}: the rule for shapes fails on {given}: {error!r}") from error
         if not isinstance(found, Meta):
-            raise ShapeError(f"{name}: the rule for shapes gives {found!r:.60}, expected a Meta")
+            raise ShapeError(f"{name}: the rule for shapes gives {shown(found)}, expected a Meta")
         fit(found, ShapeError)
         return found
 
@@ -136,11 +136,11 @@ def _try(spec: OpSpec) -> None:
             found: object = spec.reference(*fed, **example.attrs)
         except Exception as error:
             raise GraphError(
-                f"op {spec.name!r}: the meaning fails on example {i}: {error!r:.200}"
+                f"op {spec.name!r}: the meaning fails on example {i}: {shown(error, 200)}"
             ) from error
         if not isinstance(found, np.ndarray | np.generic):
             raise GraphError(
-                f"op {spec.name!r}: the meaning gives {found!r:.40} on example {i}, expected an "
+                f"op {spec.name!r}: the meaning gives {shown(found)} on example {i}, expected an "
                 f"array {list(y.shape)}"
             )
 
@@ -166,5 +166,5 @@ def address_of(kernel: object) -> int:
     except (ctypes.ArgumentError, TypeError):
         found = None
     if not found:
-        raise GraphError(f"expected a C function of ctypes or numba, got {kernel!r:.60}")
+        raise GraphError(f"expected a C function of ctypes or numba, got {shown(kernel)}")
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from ggraph.errors import GraphError, ShapeError
+from ggraph.errors import GraphError, ShapeError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def scope(name: str) -> "Iterator[None]":
     Scopes nest; those of threads and tasks are their own.
     """
     if not isinstance(name, str) or not name:
-        raise GraphError(f"scope: expected a name, got {name!r:.60}")
+        raise GraphError(f"scope: expected a name, got {shown(name)}")
     token = _SCOPE.set(f"{_SCOPE.get()}{name}.")
     try:
         yield
@@ -71,8 +71,8 @@ class Face:
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
             raise ShapeError(
-                f"{op}: cannot broadcast {list(a.shape)} of %{a.name} and {list(b.shape)} of "
-                f"%{b.name}"
+                f"{op}: cannot broadcast {list(a.shape)} of {a.label} and {list(b.shape)} of "
+                f"{b.label}"
             ) from None
         if a.shape != shape:
             a = self._op("repeat", a, shape=shape)
@@ -84,7 +84,7 @@ class Face:
             return value
         if not _is_number(value):
             raise ShapeError(
-                f"expected a tensor or a number, got {value!r:.60}: feed an array as an input, or "
+                f"expected a tensor or a number, got {shown(value)}: feed an array as an input, or "
                 "keep it as a weight"
             )
         return self._op("fill", shape=(), value=float(value), dtype=str(self.dtype))  # type: ignore[attr-defined]
@@ -152,6 +152,14 @@ class Face:
         """1 where this is not greater, else 0."""
         return self._unless(self > other, other)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether this is the very same tensor. ShapeError beside a number: see `ops.equal`."""
+        if _is_number(other) or isinstance(other, np.ndarray):
+            raise ShapeError(f"{self!r} == {shown(other)}: asks for the same tensor; see ops.equal")
+        return self is other
+
+    __hash__ = object.__hash__
+
     def _unless(self, holds: "Tensor", other: "Operand") -> "Tensor":
         """1 where a comparison does not hold, and 0 where a number is none: sgn keeps NaN."""
         known = 0.5 - holds
@@ -163,11 +171,11 @@ class Face:
     def __matmul__(self, other: "Tensor") -> "Tensor":
         """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
         if not isinstance(other, Face):
-            raise ShapeError(f"{self!r} @ {other!r:.60}: expected a tensor, such as a weight")
+            raise ShapeError(f"{self!r} @ {shown(other)}: expected a tensor, such as a weight")
         return self._op("mul_mat", other.T, self)
 
     def __rmatmul__(self, other: object) -> "Tensor":
-        raise ShapeError(f"{other!r:.60} @ {self!r}: expected a tensor, such as a weight")
+        raise ShapeError(f"{shown(other)} @ {self!r}: expected a tensor, such as a weight")
 
     def __getitem__(self, key: "Index | tuple[Index, ...]") -> "Tensor":
         """A view, as NumPy's: whole numbers, slices with any step from 1, None and an ellipsis."""
@@ -212,7 +220,7 @@ class Face:
 
     def _reduced(self, kind: str, axis: "int | Sequence[int] | None", keepdims: bool) -> "Tensor":
         if not isinstance(keepdims, bool | np.bool_):
-            raise ShapeError(f"{self!r}: keepdims={keepdims!r:.40}: expected True or False")
+            raise ShapeError(f"{self!r}: keepdims={shown(keepdims)}: expected True or False")
         n = len(self.shape)
         given = range(n) if axis is None else _wholes((axis,), "axis", self)
         axes = tuple(sorted({a + n if a < 0 else a for a in given}))
@@ -283,7 +291,7 @@ def _wholes(given: Sequence[object], what: str, t: Face) -> tuple[int, ...]:
         given = given[0]
     for value in given:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ShapeError(f"{t!r}: {what} {value!r:.40}: expected a whole number")
+            raise ShapeError(f"{t!r}: {what} {shown(value)}: expected a whole number")
     return tuple(int(v) for v in given)  # type: ignore[call-overload]  # they are
 
 
@@ -291,7 +299,7 @@ def _axis(axis: object, t: Face) -> int:
     """An axis of `t`, counted from the front. ShapeError for none of its own."""
     found, n = _wholes((axis,), "axis", t), len(t.shape)
     if len(found) != 1:
-        raise ShapeError(f"{t!r}: {axis!r:.40}: expected one axis")
+        raise ShapeError(f"{t!r}: {shown(axis)}: expected one axis")
     (at,) = found
     if not -n <= at < n:
         raise ShapeError(f"{t!r}: {at} is none of its {n} axes")
@@ -304,13 +312,13 @@ def _span(key: object, size: int, t: Face) -> tuple[int, int, int]:
         try:
             start, stop, step = key.indices(size)
         except TypeError:
-            raise ShapeError(f"{t!r}: index {key!r:.60}: expected whole numbers") from None
+            raise ShapeError(f"{t!r}: index {shown(key)}: expected whole numbers") from None
         if step < 1:
             raise ShapeError(f"{t!r}: a step of {step}; views run forwards")
         return start, max(0, -(-(stop - start) // step)), step
     if isinstance(key, bool) or not isinstance(key, int | np.integer):
         raise ShapeError(
-            f"{t!r}: index {key!r:.40}: expected a number or a slice; see ops.get_rows"
+            f"{t!r}: index {shown(key)}: expected a number or a slice; see ops.get_rows"
         )
     at = int(key) + size if key < 0 else int(key)
     if not 0 <= at < size:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ggraph.errors import GraphError
+from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
 from ggraph.lazy import lazy
 from ggraph.tensor import Kind, Tensor, apply, line
@@ -64,12 +64,12 @@ class Graph:
         for t in self.tensors if isinstance(name, str) else ():
             if t.name == name:
                 return t
-        raise GraphError(f"graph {self.name!r} has no tensor {name!r}")
+        raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}")
 
     def leaves(self, kind: Kind) -> tuple[Tensor, ...]:
         """All inputs, weights or states, in graph order."""
         if not isinstance(kind, Kind):
-            raise GraphError(f"leaves: expected a Kind, got {kind!r:.60}")
+            raise GraphError(f"leaves: expected a Kind, got {shown(kind)}")
         return tuple(t for t in self.tensors if t.is_leaf and t.kind is kind)
 
     @cached_property
@@ -84,7 +84,7 @@ class Graph:
         needs any more is gone. Outputs and states keep their names.
         """
         if not isinstance(heirs, Mapping) or not {*heirs} <= {t.name for t in self.tensors}:
-            raise GraphError(f"replace: {heirs!r:.60}: expected heirs by names of this graph")
+            raise GraphError(f"replace: {shown(heirs)}: expected heirs by names of this graph")
         _tensors(heirs.values(), "heirs")
         done: dict[str, Tensor] = {}
         fresh: dict[int, Tensor] = {}
@@ -138,11 +138,11 @@ def _follow(
 def _tensors(given: object, what: str) -> list[Tensor]:
     """`given` as a list. GraphError where something in it is no tensor."""
     if isinstance(given, Tensor) or not isinstance(given, Iterable):
-        raise GraphError(f"{what}: expected several tensors, got {given!r}")
+        raise GraphError(f"{what}: expected several tensors, got {shown(given)}")
     found = list(given)
     for t in found:
         if not isinstance(t, Tensor):
-            raise GraphError(f"{what}: expected a tensor, got {t!r}")
+            raise GraphError(f"{what}: expected a tensor, got {shown(t)}")
     return found
 
 

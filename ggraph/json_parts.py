@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, shown
 
 WINDOW = 1 << 16  # bytes that are decoded at a time; more where a part is longer
 LARGEST = 1 << 25  # bytes of one part: a command with a million accesses fits
@@ -32,7 +32,7 @@ class Parts:
     def members(self) -> Iterator[str]:
         """The object's keys; the caller reads each one's value (`value` or `items`) in turn."""
         if self._next() != "{":
-            raise FormatError(f"plan: expected an object, got {self.value()!r:.80}")
+            raise FormatError(f"plan: expected an object, got {shown(self.value(), 80)}")
         self._at += 1
         known: set[str] = set()
         for _ in self._listed("}"):

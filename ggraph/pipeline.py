@@ -8,9 +8,9 @@ and each attempt leaves a line in the plan's log with its price in bytes, waits 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ggraph.alloc import (
     MODES,
@@ -21,7 +21,7 @@ from ggraph.alloc import (
     rooms,
 )
 from ggraph.device import DeviceSpec
-from ggraph.door import checked
+from ggraph.door import checked, fit
 from ggraph.env import uncollected
 from ggraph.errors import AllocError, GraphError, InputError, PlaceError, PlanError
 from ggraph.face import unscoped
@@ -60,38 +60,17 @@ class Options:
 
     def __post_init__(self) -> None:
         """InputError for what is no such option: `streams=0`, `pins="w=cpu"`, `layers=3`."""
-        for name, (least, holds) in _LIMITS.items():
+        fit(self)
+        if self.memory not in MODES:
+            known = ", ".join(MODES)
+            raise InputError(f"Options.memory: expected one of {known}, got {self.memory!r}")
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, holds) or not value >= least:
-                raise InputError(f"Options({name}={value!r}): expected {_KIND[holds]} from {least}")
-        for name in ("pins", "forced_sync"):
-            value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(v, str) for v in _several(value)):
-                raise InputError(f"Options({name}={value!r}): expected several strings")
-        for name in ("layers", "capacity"):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(map(_is_count, value.values())):
-                raise InputError(f"Options({name}={value!r}): expected a number by device")
-        for name in ("overlap", "rewrites", "strict"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"Options({name}={getattr(self, name)!r}): expected True or False")
+            if not value >= least:  # nor NaN
+                raise InputError(f"Options.{name}: expected {least} or more, got {value}")
 
 
-_KIND: Mapping[Any, str] = {int: "a whole number", int | float: "a number"}
-_LIMITS: Mapping[str, tuple[int, Any]] = {
-    "streams": (1, int),
-    "copies": (1, int),
-    "offline_seconds": (0, int | float),
-    "spare_waits": (0, int),
-}
-
-
-def _several(value: object) -> Iterable[object]:
-    return value if isinstance(value, Iterable) else (None,)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+_LEAST: Mapping[str, int] = {"streams": 1, "copies": 1, "offline_seconds": 0, "spare_waits": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +254,7 @@ def make_plan(
 def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) -> Planning:
     """What the passes begin with.
 
-    Raises PlaceError without a device, AllocError for an unknown mode, GraphError for a tensor that
+    Raises PlaceError without a device, GraphError for a tensor that
     has a name of ours.
     """
     if not devices:
@@ -287,11 +266,7 @@ def begin(graph: Graph, devices: Sequence[DeviceSpec], options: Options | None) 
     for t in graph:
         if not OURS.isdisjoint(t.name):
             raise GraphError(f"{line(t)}: names with @ or # are the plan's own; choose another")
-    chosen = options or Options()
-    if chosen.memory not in MODES:
-        known = ", ".join(MODES)
-        raise AllocError(f"unknown allocator mode {chosen.memory!r}; known: {known}")
-    return Planning(graph, tuple(devices), chosen)
+    return Planning(graph, tuple(devices), options or Options())
 
 
 def run_passes(planning: Planning) -> Planning:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from ggraph.device import HOST, RESULT, DeviceSpec, Need
-from ggraph.errors import PlaceError, printable
+from ggraph.errors import PlaceError, printable, shown
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
 from ggraph.tensor import Tensor
@@ -325,7 +325,7 @@ class VerifiedPlan:
         return type(self).text(self)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a VerifiedPlan cannot be changed: {name} = {value!r:.60}")
+        raise AttributeError(f"a VerifiedPlan cannot be changed: {name} = {shown(value)}")
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"a VerifiedPlan cannot be changed: del {name}")

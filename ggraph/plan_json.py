@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ggraph.device import HOST, DeviceSpec
 from ggraph.door import checked
-from ggraph.errors import FormatError, PlaceError, PlanError, printable
+from ggraph.errors import FormatError, PlaceError, PlanError, printable, shown
 from ggraph.graph import Graph
 from ggraph.json_parts import Parts
 from ggraph.plan import (
@@ -33,6 +33,7 @@ from ggraph.plan import (
     Schedule,
     Splits,
     Value,
+    VerifiedPlan,
 )
 
 FORMAT, VERSION = "ggraph.plan", 1
@@ -47,11 +48,12 @@ T = TypeVar("T")
 
 
 @checked
-def plan_to_json(plan: Plan) -> dict[str, Json]:
+def plan_to_json(plan: Plan | VerifiedPlan) -> dict[str, Json]:
     """The plan as a dict of lists, numbers and texts; fields at their defaults are left out.
 
     Raises PlanError for a value without a region, which the format has no words for.
     """
+    plan = plan.plan if isinstance(plan, VerifiedPlan) else plan
     schedule, memory = plan.schedule, plan.memory
     for name in (v.name for v in schedule.values.values() if v.name not in memory.regions):
         raise PlanError(f"value {name!r} has no region")
@@ -102,7 +104,7 @@ def _members(text: str | bytes) -> dict[str, Any]:
         elif key in _SINGLES:
             found[key] = _SINGLES[key](where, parts.value())
         else:
-            raise FormatError(f"plan: unknown keys {key!r:.200}")
+            raise FormatError(f"plan: unknown keys {shown(key, 200)}")
     return found
 
 

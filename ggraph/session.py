@@ -9,17 +9,26 @@ import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ggraph.arrays import Weights, state_storage, weight_source, weight_storage
+from ggraph.arrays import (
+    Weights,
+    output_names,
+    row_places,
+    state_storage,
+    step_feeds,
+    weight_source,
+    weight_storage,
+)
 from ggraph.backends.host import PAGE, HostMemory
 from ggraph.backends.protocol import Backend, Memory
 from ggraph.device import HOST
-from ggraph.errors import BackendError, InputError, ModelError
+from ggraph.errors import BackendError, InputError, ModelError, shown
 from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.graph import Graph
@@ -48,7 +57,7 @@ class Session:
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
         _check_backends(backends)
         if not isinstance(options, Options | None):
-            raise InputError(f"a session takes Options, got {options!r:.60}")
+            raise InputError(f"a session takes Options, got {shown(options)}")
         self.backends = dict(backends)
         self.options = options or Options()
         self.plans_made = 0
@@ -62,6 +71,12 @@ class Session:
         self._executors: dict[Hashable, Executor] = {}
         self._latest: Executor | None = None
         self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def replays(self) -> bool:
@@ -90,9 +105,9 @@ class Session:
             self._check_whole()
             graph = build() if callable(build) else build
             if not isinstance(graph, Graph):
-                raise InputError(f"{key!r}: expected a Graph, got {graph!r:.60}")
+                raise InputError(f"{key!r}: expected a Graph, got {shown(graph)}")
             if not isinstance(key, Hashable):
-                raise InputError(f"{key!r:.60} is no key: expected what a dict takes as one")
+                raise InputError(f"{shown(key)} is no key: expected what a dict takes as one")
             if key not in self._executors:
                 self._make(key, graph, weight_source(weights))
             else:
@@ -105,7 +120,7 @@ class Session:
         given = list(weights) if isinstance(weights, Iterable) else [weights]
         for w in given:
             if not isinstance(w, RawTensor):
-                raise InputError(f"expected tensors of a checkpoint, got {w!r:.60}")
+                raise InputError(f"expected tensors of a checkpoint, got {shown(w)}")
         devices = [b for n, b in self.backends.items() if n != HOST]
         if len(devices) == 1:
             devices[0].expect(given)
@@ -119,7 +134,7 @@ class Session:
         return self._executor(key).inputs
 
     def run(
-        self, key: Hashable, feeds: Mapping[str, Array], outputs: Some = None
+        self, key: Hashable, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
     ) -> dict[str, Array]:
         """Replay the plan of `key`: an array per input gives one per output, or these `outputs`.
 
@@ -128,7 +143,8 @@ class Session:
         """
         with self._lock:
             executor = self._executor(key)
-            return self._replayed(key, executor, executor.checked(feeds), outputs)
+            wanted = None if outputs is None else output_names(outputs)
+            return self._replayed(key, executor, executor.checked(feeds), wanted)
 
     def scan(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """A loop whose body is planned once: the plan of `key` run for one step after the other.
@@ -141,7 +157,7 @@ class Session:
         """
         with self._lock:
             executor = self._executor(key)
-            stored = [executor.checked(f) for f in _steps(key, self._graphs[key], feeds)]
+            stored = [executor.checked(f) for f in step_feeds(key, self._graphs[key], feeds)]
             found = [self._replayed(key, executor, s) for s in stored]
             return {name: np.stack([step[name] for step in found]) for name in found[0]}
 
@@ -149,7 +165,6 @@ class Session:
         self, key: Hashable, runs: Executor, stored: Mapping[str, Array], outputs: Some = None
     ) -> dict[str, Array]:
         """One run, of feeds that are checked; the lock is held."""
-        self._check_whole()
         if runs is not self._latest and not (self._latest or runs).ends_complete:
             self._settle()  # a plan's proof knows its own runs, not those of another plan
         self._latest = runs
@@ -184,15 +199,15 @@ class Session:
         """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
         with self._lock:
             held, _ = self._rows_of(name)
-            return held[_places(name, rows, len(held))]
+            return held[row_places(name, rows, len(held))]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
         """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
         with self._lock:
             held, is_window = self._rows_of(name)
-            at = _places(name, rows, len(held))
+            at = row_places(name, rows, len(held))
             if not isinstance(data, np.ndarray):
-                raise InputError(f"{name}: expected an array of bytes, got {data!r:.60}")
+                raise InputError(f"{name}: expected an array of bytes, got {shown(data)}")
             if data.shape != (len(at), held.shape[1]) or data.dtype != np.uint8:
                 raise InputError(
                     f"{name}: expected uint8 {[len(at), held.shape[1]]} for {len(at)} rows, "
@@ -229,20 +244,16 @@ class Session:
         else InputError. The runs are real ones: states move on.
         """
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-            raise InputError(f"profile: runs={runs!r:.40}: expected a whole number from 1")
+            raise InputError(f"profile: runs={shown(runs)}: expected a whole number from 1")
         held: list[Any] = [getattr(b, "profile", None) for b in self.backends.values()]
         timed = [p for p in held if p is not None]
         if not timed:
             raise InputError('no device can be timed: open it as open_backend("cpu", profile=True)')
-        for p in timed:
-            p.times.clear()
-            p.on = True
-        try:
+        with ExitStack() as clocks:
+            for p in timed:
+                clocks.enter_context(p.timing())
             for _ in range(runs):
                 self.run(key, feeds)
-        finally:
-            for p in timed:
-                p.on = False
         found = (item for p in timed for item in p.times.items())
         rows = sorted(((t.seconds / runs, len(t.times) // runs, n) for (n, _), t in found))
         total = max(sum(seconds for seconds, _, _ in rows), 1e-12)
@@ -253,7 +264,8 @@ class Session:
         return "\n".join([f"{key!r}: {total * 1e6:.1f} us in {len(rows)} kinds of launch", *table])
 
     def close(self) -> None:
-        """Give all memory back; the session cannot run any more."""
+        """Give all memory back; the session cannot run any more. `with Session(..) as session:`
+        ends with it."""
         with self._lock:
             for executor in self._executors.values():
                 executor.close()
@@ -262,6 +274,7 @@ class Session:
             self._executors.clear()
             self._external.clear()
             self._leaves.clear()
+            self._failure = "the session is closed"
             for backend in self.backends.values():
                 backend.close()
 
@@ -271,9 +284,10 @@ class Session:
             backend.synchronise()
 
     def _executor(self, key: Hashable) -> Executor:
+        self._check_whole()
         found = self._executors.get(key) if isinstance(key, Hashable) else None
         if found is None:
-            raise InputError(f"no plan was prepared for {key!r}")
+            raise InputError(f"no plan was prepared for {shown(key)}")
         return found
 
     def _check_whole(self) -> None:
@@ -285,7 +299,7 @@ class Session:
         t = self._leaves.get(name) if isinstance(name, str) else None
         if t is None or t.kind is not Kind.STATE:
             known = [n for n, x in sorted(self._leaves.items()) if x.kind is Kind.STATE]
-            raise InputError(f"no state {name!r}; known: {', '.join(known) or 'none'}")
+            raise InputError(f"no state {shown(name)}; known: {', '.join(known) or 'none'}")
         return self._external[name], t
 
     def _make(self, key: Hashable, graph: Graph, weights: Callable[[Tensor], object]) -> None:
@@ -344,32 +358,6 @@ class Session:
         return memory
 
 
-def _places(name: str, rows: object, count: int) -> list[int]:
-    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
-    several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
-    found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
-    for row in found:
-        whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
-        if not whole or not -count <= row < count:
-            raise InputError(f"{name}: rows={rows!r:.60}: expected several numbers below {count}")
-    return [int(row) for row in found]
-
-
-def _steps(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """The feeds of each step. InputError unless some have a place for each, and as many."""
-    if not isinstance(feeds, Mapping):
-        raise InputError(f"{key!r}: expected arrays by input, got {feeds!r:.60}")
-    axes = {t.name: len(t.shape) for t in graph.leaves(Kind.INPUT)}
-    counts = {n: len(a) for n, a in feeds.items() if np.ndim(a) == axes.get(n, -2) + 1}
-    if len(set(counts.values())) != 1 or not min(counts.values()):
-        told = ", ".join(f"{n}: {count}" for n, count in counts.items()) or "none has the axis"
-        raise InputError(f"{key!r}: expected feeds of one length, 1 or more, along steps; {told}")
-    return [
-        {n: a[i] if n in counts else a for n, a in feeds.items()}
-        for i in range(next(iter(counts.values())))
-    ]
-
-
 def _described(t: Tensor, buffer: Buffer) -> str:
     """What a name means: kind, type and shape, and where its bytes lie."""
     return f"{t.kind.value} {t.dtype}{list(t.shape)} on {buffer.device}"
@@ -378,13 +366,13 @@ def _described(t: Tensor, buffer: Buffer) -> str:
 def _check_backends(backends: object) -> None:
     """InputError unless this maps the names of devices to their backends."""
     if not isinstance(backends, Mapping):
-        raise InputError(f"expected device names with backends, got {backends!r:.60}")
+        raise InputError(f"expected device names with backends, got {shown(backends)}")
     if not any(name != HOST for name in backends):
         raise InputError("a session needs at least one device")
     for name, backend in backends.items():
         spec = getattr(backend, "spec", None)
         if name != HOST and (spec is None or spec.name != name):
-            what = f"the backend of {spec.name!r}" if spec is not None else f"{backend!r:.60}"
+            what = f"the backend of {spec.name!r}" if spec is not None else f"{shown(backend)}"
             raise InputError(f"device {name!r}: expected its backend, got {what}")
 
 

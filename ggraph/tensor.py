@@ -18,7 +18,7 @@ import numpy as np
 
 from ggraph.door import fit
 from ggraph.dtype import F32, DType, as_dtype
-from ggraph.errors import GraphError, ShapeError
+from ggraph.errors import GraphError, ShapeError, shown
 from ggraph.face import Face, scoped
 
 Attr = int | float | str | bool | None | tuple[int, ...] | tuple[float, ...]
@@ -181,6 +181,11 @@ class Tensor(Face):
         """Name of the op, or of the kind for a leaf."""
         return self.spec.name if self.spec else self.kind.value
 
+    @property
+    def label(self) -> str:
+        """How texts name it: by its name, or by its op where it has none yet."""
+        return f"%{self.name or self.op}"
+
     @cached_property
     def size(self) -> int:
         """Number of elements."""
@@ -238,7 +243,7 @@ class Tensor(Face):
         Where a strided view has more than `limit` separate runs, one covering range is returned.
         """
         if not isinstance(limit, int):
-            raise ShapeError(f"{self!r}: limit={limit!r:.40}: expected a whole number")
+            raise ShapeError(f"{self!r}: limit={shown(limit)}: expected a whole number")
         if self.size == 0:
             return ()
         runs = None if self.is_contiguous else _runs(self, limit)
@@ -247,7 +252,7 @@ class Tensor(Face):
     def named(self, name: str) -> "Tensor":
         """The same tensor under another name; go on with the result, not with the original."""
         if not isinstance(name, str) or not name:
-            raise GraphError(f"{self!r}: expected a name, got {name!r:.60}")
+            raise GraphError(f"{self!r}: expected a name, got {shown(name)}")
         return replace(self, name=scoped(name))
 
     def _op(self, op: str, *sources: "Tensor", **attrs: Any) -> "Tensor":
@@ -310,7 +315,7 @@ def line(t: Tensor) -> str:
     if t.is_leaf:
         return head
     attrs = " ".join(f"{k}={v}" for k, v in sorted(t.attrs.items()) if v is not None)
-    args = ", ".join("%" + (s.name or s.op) for s in t.sources)
+    args = ", ".join(s.label for s in t.sources)
     return f"{head}({args})" + (f" {{{attrs}}}" if attrs else "") + (" -> out" * t.is_output)
 
 
@@ -318,7 +323,7 @@ def leaf(kind: Kind, name: str, shape: Sequence[int], dtype: DTypeLike) -> Tenso
     """An input, weight or state. Raises GraphError for what is no name, ShapeError for an unknown
     dtype and for shapes that no buffer can hold."""
     if not isinstance(name, str) or not name:
-        raise GraphError(f"an {kind.value} needs a name, got {name!r}")
+        raise GraphError(f"{kind.value}: expected a name, got {shown(name)}")
     sizes, known = sizes_of(name, shape), as_dtype(dtype)
     return Tensor(scoped(name), sizes, known, kind, contiguous(sizes, known))
 
@@ -328,7 +333,7 @@ def sizes_of(name: str, shape: object) -> tuple[int, ...]:
     try:
         return tuple(index(n) for n in shape)  # type: ignore[attr-defined]  # that is the question
     except TypeError:
-        raise ShapeError(f"%{name}: shape {shape!r}: expected several whole numbers") from None
+        raise ShapeError(f"%{name}: shape {shown(shape)}: expected several whole numbers") from None
 
 
 def input(name: str, shape: Sequence[int], dtype: DTypeLike = F32) -> Tensor:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from ggraph.door import fit
-from ggraph.errors import InputError
+from ggraph.door import article, fit
+from ggraph.errors import InputError, shown
 from ggraph.explain import Explanation
 from ggraph.graph import Graph
 from ggraph.lazy import lazy
@@ -52,16 +52,16 @@ def show(noun: object, form: str = "text") -> str:
     verdict, and its page has the race in red. InputError for anything else.
     """
     if not isinstance(form, str) or form not in FORMS:
-        raise InputError(f"form={form!r}: expected one of {', '.join(FORMS)}")
+        raise InputError(f"form={shown(form)}: expected one of {', '.join(FORMS)}")
     for kind, forms in _SHOWN.items():
         if isinstance(noun, kind):
             if is_dataclass(noun):
                 fit(noun)
             if form in forms:
                 return forms[form](noun)
-            raise InputError(f"a {kind.__name__} has no {form}; it has {', '.join(forms)}")
+            raise InputError(f"{article(kind)} has no {form}; it has {', '.join(forms)}")
     known = ", ".join(k.__name__ for k in _SHOWN)
-    raise InputError(f"cannot show {noun!r:.60}; shown are {known}")
+    raise InputError(f"cannot show {shown(noun)}; shown are {known}")
 
 
 def _json(value: Any) -> str:

@@ -91,7 +91,15 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
     special = np.array([-np.inf, -1, -0.0, 0, 1, np.inf, np.nan], np.float32)
     left, right = (v.ravel() for v in np.meshgrid(special, special))
     x, y = input("x", left.shape), input("y", right.shape)
-    made = {"gt": x > y, "ge": x >= y, "lt": x < y, "le": x <= y, "n": x >= 0, "m": x <= np.nan}
+    made = {
+        "gt": x > y,
+        "ge": x >= y,
+        "lt": x < y,
+        "le": x <= y,
+        "n": x >= 0,
+        "m": x <= np.nan,
+        "eq": ops.equal(x, y),
+    }
     graph = Graph.of(made)
     session = Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True))
     session.prepare("k", graph)
@@ -99,7 +107,7 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
     session.close()
     meant = {
         "gt": left > right, "ge": left >= right, "lt": left < right, "le": left <= right,
-        "n": left >= 0, "m": left <= np.nan,
+        "n": left >= 0, "m": left <= np.nan, "eq": left == right,
     }  # fmt: skip
     for name, want in meant.items():
         assert np.array_equal(got[name], want), name

@@ -33,7 +33,7 @@ def test_duplicate_names_and_nameless_leaves_are_refused() -> None:
     x = input("x", (2,))
     with pytest.raises(GraphError, match="two tensors are called 'x'"):
         Graph.of([ops.add(input("x", (1, 2)), x)])
-    with pytest.raises(GraphError, match="needs a name"):
+    with pytest.raises(GraphError, match="expected a name"):
         leaf(Kind.INPUT, "", (2,), F32)
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_output_is_told(outputs: object) -> None:
 
 @pytest.mark.parametrize("name", [None, "", 3, b"x"])
 def test_a_leaf_has_a_name(name: object) -> None:
-    with pytest.raises(GraphError, match="an input needs a name, got"):
+    with pytest.raises(GraphError, match="input: expected a name, got"):
         input(name, (2,))  # type: ignore[arg-type]
 
 

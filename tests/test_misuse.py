@@ -98,7 +98,18 @@ STORED = RawTensor("w", dtypes.F32, (2, 2), np.zeros((2, 2), np.float32))
 def making() -> Calls:
     """What makes graphs, ops and records; a record is used where it belongs."""
     leaf = {"name": "q", "shape": (2,), "dtype": "f32"}
-    odd = {"name": "odd", "meaning": abs, "examples": [Example((Arg((2, 2)),))]}
+    odd = {
+        "name": "odd",
+        "meaning": abs,
+        "examples": [Example((Arg((2, 2)),))],
+        "shape": None,
+        "doc": "",
+        "elementwise": False,
+        "inplace": (),
+        "overwrites": None,
+        "kernel": None,
+        "cuda": "",
+    }
     binary = (
         "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ "
         "__rpow__ __gt__ __lt__ __ge__ __le__ __matmul__ __rmatmul__ __getitem__"
@@ -163,7 +174,7 @@ def planning() -> Calls:
         "plan_summary": (shown.plan_summary, {"verified": PLAN}),
         "plan_to_json": (plan_to_json, {"plan": plan}),
         "plan_from_json": (plan_from_json, {"text": text}),
-        "evaluate": (evaluate, {"graph": GRAPH, "feeds": ZEROS}),
+        "evaluate": (evaluate, {"graph": GRAPH, "feeds": ZEROS, "every": False}),
         "check_op": (check_op, {"name": "relu", "devices": ("cpu",)}),
         "check_plan": (check_plan, {"graph": GRAPH, "feeds": ZEROS, "orders": 1}),
         "quantize": (quantize, {"values": np.zeros((2, 32)), "dtype": dtypes.Q8_0}),
@@ -187,7 +198,7 @@ def running() -> Calls:
         "Session": (Session, {"backends": SESSION.backends, "options": None}),
         "Session.prepare": (SESSION.prepare, {"key": "again", "build": GRAPH, "weights": None}),
         "Session.__contains__": (SESSION.__contains__, {"key": "k"}),
-        "Session.run": (SESSION.run, {"key": "k", "feeds": ZEROS}),
+        "Session.run": (SESSION.run, {"key": "k", "feeds": ZEROS, "outputs": ["y"]}),
         "Session.scan": (SESSION.scan, {"key": "k", "feeds": {"x": np.zeros((1, 2, 3), "f4")}}),
         "Session.profile": (SESSION.profile, {"key": "k", "feeds": ZEROS, "runs": 1}),
         "Session.read_state": (SESSION.read_state, {"name": "held"}),
@@ -253,7 +264,7 @@ def decoding() -> Calls:
         "Runner.movable": (runner.movable, {"rows": 2}),
         "Runner.prepare": (runner.prepare, {"count": 1}),
         "Runner.text": (text, {"tokens": [1], "every": False}),
-        "picking": (picking, {"step": step}),
+        "picking": (picking, {"step": step, "count": 2, "alone": True}),
         "spreading": (spreading, {"step": step}),
         "drawing": (drawing, {"step": step, "config": SamplerConfig()}),
         "move_graph": (move_graph, {"step": step, "count": 1, "slots": 65}),
@@ -303,6 +314,13 @@ def test_every_public_function_is_tried() -> None:
     assert len(left) >= 80
 
 
+def test_every_argument_is_tried() -> None:
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, (function, good) in CALLS.items():
+        taken = {n: p for n, p in inspect.signature(function).parameters.items() if n != "m"}
+        assert {n for n, p in taken.items() if p.kind not in several} <= good.keys(), name
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_arguments_of_the_face_are_one_clear_error(name: str) -> None:
     function, good = CALLS[name]
@@ -316,7 +334,7 @@ def test_wrong_arguments_of_the_face_are_one_clear_error(name: str) -> None:
                 try:
                     function(**{**good, parameter: value})
                 except GgraphError as error:
-                    assert str(error), (parameter, what)
+                    assert str(error).isprintable(), (parameter, what)  # and so on one line
                     refused += 1
                 except Exception as error:
                     raise AssertionError(f"{name}({parameter}={what}): {error!r}") from error

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from small_model import TINY, small_model
+from typer.testing import CliRunner
+
+from models.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parent.parent
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -381,6 +384,9 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
 def test_usage_errors_and_help() -> None:
     status, _, err = ggraph("generate")
     assert status == 2 and "Traceback" not in err
-    for command in ("generate", "plan", "eagle3", "convert", "quantize"):
-        assert "Usage" in ggraph(command, "--help")[1]
+    for command in COMMANDS:
+        shown = CliRunner().invoke(app, [command, "--help"]).output
+        prose = [line.strip() for line in shown.splitlines() if "│" not in line]
+        assert "Usage" in shown and "--install-completion" not in shown
+        assert not [line for line in prose if "   " in line], command  # lines of the source
     assert ggraph("--version")[1].startswith("ggraph ")

@@ -54,9 +54,12 @@ class Speaker:
                 loop.call_soon_threadsafe(self.inbox.put, (0, said))
             if chance.random() < 0.01:
                 loop.call_soon_threadsafe(self.inbox.put, NOTHING_YET)
+            if chance.random() > self.hurry / 2:  # a step said one word or some
+                self.inbox.send()
             if chance.random() > self.hurry:
                 time.sleep(0.0005)
             number += 1
+        self.inbox.send()
         loop.call_soon_threadsafe(self.inbox.put, (0, Ended(None)))
 
     async def answer(self, wire: Wire) -> AsyncIterator[bytes]:

@@ -50,9 +50,11 @@ class Narrow:
 
     def __init__(self, takes: int) -> None:
         self.lock, self.takes, self.idle = threading.Lock(), takes, True
+        self.sent: list[bytes] = []
 
     def send(self, data: bytes) -> bool:
         self.takes -= 1
+        self.sent.append(data)
         self.idle = self.takes > 0
         return self.idle
 
@@ -78,8 +80,12 @@ def test_words_go_past_the_loop_while_its_listener_waits_behind_an_idle_wire() -
         assert len(await inbox.take()) == 2
         taking = asyncio.ensure_future(inbox.take())
         await asyncio.sleep(0)
-        assert inbox.say(0, said("e"))
-        assert inbox.say(0, said("f")), "which does not fit"
+        assert inbox.say(0, said("e")) and inbox.say(0, said("e")) and not wire.sent
+        inbox.send()
+        inbox.send()
+        assert wire.sent == [b"xx"], "words of a step go together, once"
+        assert inbox.say(0, said("f"))
+        inbox.send()  # which does not fit
         assert not inbox.say(0, said("g")), "the rest of one is on its way"
         inbox.put((0, said("g")))
         assert await taking == [(0, said("g"))]
@@ -91,8 +97,9 @@ def test_words_go_past_the_loop_while_its_listener_waits_behind_an_idle_wire() -
             if not idle:
                 inbox.put((0, said("h")))
                 await taking
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
+        inbox.put((0, None))
+        assert len(wire.sent) == 3, "what was said goes before what the loop is told"
+        await taking
         assert not inbox.say(0, said("i")), "the listener has left"
 
     asyncio.run(run())

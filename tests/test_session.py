@@ -68,6 +68,20 @@ def test_plans_share_weights_and_states() -> None:
     session.close()
 
 
+def test_outputs_may_be_any_sequence_of_names_and_a_closed_session_says_so() -> None:
+    with cpu_session() as session:
+        session.prepare("k", Graph.of({"y": input("x", (2,)) + 1, "z": input("x", (2,)) * 2}))
+        fed = {"x": np.ones(2, np.float32)}
+        assert [*session.run("k", fed, ["z"])] == [*session.run("k", fed, ("z",))] == ["z"]
+        with pytest.raises(InputError, match="outputs='z': expected several names"):
+            session.run("k", fed, "z")
+        with pytest.raises(InputError, match="input 'x' was not fed; fed: 3"):
+            session.run("k", {3: fed["x"]})  # type: ignore[dict-item]
+    for call in (lambda: session.run("k", fed), lambda: session.prepare("k", doubled(1))):
+        with pytest.raises(BackendError, match="the session is closed; open another"):
+            call()
+
+
 def test_a_state_keeps_its_value_from_run_to_run() -> None:
     session = cpu_session()
     session.prepare("count", counter, raw)

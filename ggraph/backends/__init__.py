@@ -12,7 +12,7 @@ from typing import Any
 
 from ggraph.backends.protocol import Backend
 from ggraph.device import DeviceSpec
-from ggraph.errors import BackendError, InputError
+from ggraph.errors import BackendError, InputError, shown
 
 KINDS = ("cpu", "cuda", "sim")
 
@@ -25,7 +25,7 @@ def open_backend(name: str, **options: Any) -> Backend:
     """
     match = re.fullmatch(r"([a-z]+)(\d*)", name) if isinstance(name, str) else None
     if match is None or match[1] not in KINDS:
-        raise BackendError(f"unknown device {name!r}; known kinds: {', '.join(KINDS)}")
+        raise BackendError(f"unknown device {shown(name)}; known kinds: {', '.join(KINDS)}")
     room = importlib.import_module(f"ggraph.backends.{match[1]}")
     if not hasattr(room, "open"):
         raise BackendError(f"device {name!r}: this version has no {match[1]} backend")

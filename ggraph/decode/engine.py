@@ -17,7 +17,7 @@ from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Law, Speculation, Steps
 from ggraph.decode.statistics import Clock, Statistics
 from ggraph.door import checked
-from ggraph.errors import InputError
+from ggraph.errors import InputError, shown
 from ggraph.tensor import Array
 
 
@@ -175,7 +175,7 @@ def _token_ids(given: Iterable[int]) -> list[int]:
     found = list(given)
     for token in found:
         if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise InputError(f"expected token ids, got {token!r:.60}")
+            raise InputError(f"expected token ids, got {shown(token)}")
     return list(map(int, found))
 
 

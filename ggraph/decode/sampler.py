@@ -11,14 +11,14 @@ Legend: V tokens in the vocabulary, m candidates left, ids i64, laws f64.
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ggraph.door import checked
-from ggraph.errors import InputError
+from ggraph.door import checked, fit
+from ggraph.errors import InputError, shown
 from ggraph.ops.draw import first_beyond, greatest, weights
 
 Logits = npt.NDArray[np.float32]
@@ -49,8 +49,9 @@ class SamplerConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            _check_number(f.name, getattr(self, f.name))
+        fit(self)
+        for name, value in vars(self).items():
+            _check(value is None or math.isfinite(value), name, "a finite number", value)
         _check(self.top_p >= 0, "top_p", ">= 0", self.top_p)
         _check(0 <= self.min_p <= 1, "min_p", "0 to 1", self.min_p)
         _check(self.repeat_penalty > 0, "repeat_penalty", "> 0", self.repeat_penalty)
@@ -113,7 +114,7 @@ class Sampler:
         """Note that `token` stands in the text now. InputError when it is out of range."""
         whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
         if not whole or not 0 <= token < self.vocab_size:
-            raise InputError(f"sampler: token {token!r:.60}, expected 0 to {self.vocab_size - 1}")
+            raise InputError(f"sampler: token {shown(token)}, expected 0 to {self.vocab_size - 1}")
         if not self.config.penalises:
             return
         if len(self._window) == self._window.maxlen:
@@ -127,7 +128,7 @@ class Sampler:
     def accept_all(self, tokens: Iterable[int]) -> None:
         """`accept` each of `tokens` in order."""
         if not isinstance(tokens, Iterable):
-            raise InputError(f"sampler: expected several tokens, got {tokens!r:.60}")
+            raise InputError(f"sampler: expected several tokens, got {shown(tokens)}")
         for token in tokens:
             self.accept(token)
 
@@ -153,7 +154,7 @@ class Sampler:
 
     def _checked(self, logits: Logits) -> Logits:
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
-            raise InputError(f"logits: expected an array of floats, got {logits!r:.60}")
+            raise InputError(f"logits: expected an array of floats, got {shown(logits)}")
         if logits.shape != (self.vocab_size,):
             raise InputError(f"logits: expected shape ({self.vocab_size},), got {logits.shape}")
         return logits
@@ -206,15 +207,6 @@ def _best(logits: Logits) -> int:
     if not math.isfinite(logits[best]):
         raise InputError(f"logits: greatest value is {logits[best]} at id {best}")
     return best
-
-
-def _check_number(name: str, value: Any) -> None:
-    whole = name in ("top_k", "repeat_last_n", "seed")
-    if name == "seed" and value is None:
-        return
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    _check(isinstance(value, kinds) and not isinstance(value, bool), name, "a number", value)
-    _check(math.isfinite(value), name, "a finite number", value)
 
 
 def _check(ok: bool, name: str, expected: str, got: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ggraph.dtype import BY_GGUF, DType
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
 from ggraph.formats.strings import Texts
 
@@ -271,7 +271,7 @@ def _packed(key: str, value: Any) -> bytes:
         if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
             whole = all(isinstance(v, int) for v in value)
             return _packed_array(key, np.asarray(value, np.int32 if whole else np.float32))
-    raise FormatError(f"{key!r}: GGUF has no type for {type(value).__name__} {value!r:.60}")
+    raise FormatError(f"{key!r}: GGUF has no type for {type(value).__name__} {shown(value)}")
 
 
 def _packed_integer(key: str, value: int) -> bytes:

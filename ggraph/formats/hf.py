@@ -18,6 +18,8 @@ MAX_JSON = 64 << 20
 
 def read_folder(folder: Path) -> Checkpoint:
     """The checkpoint in a folder. Raises FormatError when a part is missing or damaged."""
+    if not (folder / "config.json").exists():
+        raise FormatError(f"{folder}: no model of Hugging Face, for it holds no config.json")
     config = read_json(folder / "config.json")
     architectures = config.get("architectures") or [config.get("model_type", "")]
     if not isinstance(architectures, list) or not architectures:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.dtype import BF16, F16, F32, F64, I8, I16, I32, I64, DType
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import RawTensor
 
 TYPES: dict[str, DType] = {
@@ -75,7 +75,7 @@ def _tensor(data: mmap.mmap | bytes, where: str, name: str, entry: Any, start: i
         raise FormatError(f"{where}: tensor {name!r} has no dtype, shape and data_offsets")
     dtype = TYPES.get(str(entry["dtype"]))
     if dtype is None:
-        raise FormatError(f"{where}: tensor {name!r} has unknown dtype {entry['dtype']!r:.40}")
+        raise FormatError(f"{where}: tensor {name!r} has unknown dtype {shown(entry['dtype'])}")
     shape, span = _naturals(entry["shape"]), _naturals(entry["data_offsets"])
     if shape is None or span is None or len(span) != 2 or len(shape) > 8:
         raise FormatError(f"{where}: tensor {name!r}: shape or offsets are not counts")

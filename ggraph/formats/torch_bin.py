@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.dtype import BF16, F16, F32, F64, I8, I16, I32, I64, DType
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, shown
 from ggraph.formats.checkpoint import RawTensor
 
 _STORAGES: dict[str, DType] = {
@@ -68,10 +68,10 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if not (isinstance(pid, tuple) and len(pid) == 5 and pid[0] == "storage"):
-            raise pickle.UnpicklingError(f"unknown persistent id {pid!r:.60}")
+            raise pickle.UnpicklingError(f"unknown persistent id {shown(pid)}")
         _, dtype, key, _, count = pid
         if not isinstance(dtype, DType) or not isinstance(count, int):
-            raise pickle.UnpicklingError(f"unknown storage {pid!r:.60}")
+            raise pickle.UnpicklingError(f"unknown storage {shown(pid)}")
         return _Storage(str(key), dtype, count)
 
 

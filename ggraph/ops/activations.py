@@ -17,8 +17,8 @@ def _blocks(x: Tensor) -> Meta:
     """A8 of x's shape."""
     rank(x, 1)
     whole = x.shape[-1] % A8.block == 0
-    expect(whole, f"%{x.name}: rows of {x.shape[-1]} are no whole blocks of {A8.block}")
-    expect(x.dtype is F32, f"%{x.name}: expected f32, got {x.dtype}")
+    expect(whole, f"{x.label}: rows of {x.shape[-1]} are no whole blocks of {A8.block}")
+    expect(x.dtype is F32, f"{x.label}: expected f32, got {x.dtype}")
     return Meta(x.shape, A8)
 
 

@@ -59,7 +59,7 @@ def _soft_max_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if flag(attrs, "has_sinks"):
         rank(x, 3)
         good = rest[0].dtype is F32 and rest[0].shape == (x.shape[-3],)
-        expect(good, f"expected %{rest[0].name} f32[{x.shape[-3]}]")
+        expect(good, f"expected {rest[0].label} f32[{x.shape[-3]}]")
     return same_row(sources, attrs)
 
 
@@ -171,7 +171,7 @@ def _flash_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rows, heads, width = q.shape
     context, kv_heads, _ = k.shape
     expect(k.shape[2] == width, f"head sizes of q {width} and k {k.shape[2]} differ")
-    expect(v.shape[:2] == k.shape[:2], f"expected %{v.name} [{context}, {kv_heads}, any]")
+    expect(v.shape[:2] == k.shape[:2], f"expected {v.label} [{context}, {kv_heads}, any]")
     multiple = kv_heads > 0 and heads % kv_heads == 0
     expect(multiple, f"{heads} query heads are no multiple of {kv_heads}")
     if flag(attrs, "has_mask"):
@@ -181,14 +181,14 @@ def _flash_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
             plain_float(mask)
         good = len(mask.shape) == 2 and mask.shape[0] == rows
         good = good and (listed or mask.shape[1] == context)
-        expect(good, f"expected %{mask.name} [{rows}, {context}], or lists i32[{rows}, any]")
+        expect(good, f"expected {mask.label} [{rows}, {context}], or lists i32[{rows}, any]")
     if flag(attrs, "has_length"):
         index_type(rest[0])
         length = rest.pop(0)
-        expect(length.shape == (1,), f"expected %{length.name} i32[1]")
+        expect(length.shape == (1,), f"expected {length.label} i32[1]")
     if flag(attrs, "has_sinks"):
         good = rest[0].dtype is F32 and rest[0].shape == (heads,)
-        expect(good, f"expected %{rest[0].name} f32[{heads}]")
+        expect(good, f"expected {rest[0].label} f32[{heads}]")
     return Meta((rows, heads, v.shape[2]), F32)
 
 

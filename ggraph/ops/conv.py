@@ -281,7 +281,7 @@ def conv_transpose_2d(w: Tensor, x: Tensor, stride: Pair = (1, 1), *, name: str 
     sound = len(w.shape) == len(x.shape) == 4 and w.shape[0] == x.shape[1] and min(s) > 0
     expect(
         sound,
-        f"conv_transpose_2d(%{w.name} {list(w.shape)}, %{x.name} {list(x.shape)}): expected "
+        f"conv_transpose_2d({w.label} {list(w.shape)}, {x.label} {list(x.shape)}): expected "
         f"[I, O, h, w], [N, I, H, W] and strides above 0, got {s}",
     )
     (n, i, *sides), (_, o, *taps) = x.shape, w.shape

@@ -65,7 +65,7 @@ def _copy_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     for ids in sources[1:]:
         index_type(ids)
         expect(bool(sources[0].shape), "a scalar has no slices")
-        expect(sources[0].is_contiguous, f"%{sources[0].name} is not contiguous")
+        expect(sources[0].is_contiguous, f"{sources[0].label} is not contiguous")
     return _same(sources, attrs)
 
 
@@ -149,7 +149,7 @@ CAST = register(
 def _cpy_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, into = sources
     owns_all(into)
-    expect(x.size == into.size, f"{x.size} elements of %{x.name}, {into.size} of %{into.name}")
+    expect(x.size == into.size, f"{x.size} elements of {x.label}, {into.size} of {into.label}")
     return Meta(into.shape, into.dtype)
 
 
@@ -181,11 +181,11 @@ CPY = register(
 def _set_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, part = sources
     owns_all(x)
-    expect(not x.dtype.is_block, f"%{x.name} is of {x.dtype}: set writes plain types only")
+    expect(not x.dtype.is_block, f"{x.label} is of {x.dtype}: set writes plain types only")
     expect(x.dtype.is_float == part.dtype.is_float, f"{part.dtype} values into {x.dtype}")
     starts = integers(attrs, "starts", len(x.shape))
     if len(part.shape) != len(x.shape):
-        raise ShapeError(f"%{part.name}: expected {len(x.shape)} axes, got {len(part.shape)}")
+        raise ShapeError(f"{part.label}: expected {len(x.shape)} axes, got {len(part.shape)}")
     inside = all(a >= 0 and a + n <= m for a, n, m in zip(starts, part.shape, x.shape, strict=True))
     expect(inside, f"{list(part.shape)} at {list(starts)} leaves {list(x.shape)}")
     return Meta(x.shape, x.dtype)

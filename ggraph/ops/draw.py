@@ -119,9 +119,9 @@ def _draw_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(logits, 2, 2)
     t, v = logits.shape
     most, k = min(v, MOST), integer(attrs, "k")
-    expect(logits.dtype is F32, f"%{logits.name}: expected f32, got {logits.dtype}")
-    expect(numbers.dtype is F64, f"%{numbers.name}: expected f64, got {numbers.dtype}")
-    expect(numbers.shape == (t,), f"%{numbers.name}: expected [{t}], got {list(numbers.shape)}")
+    expect(logits.dtype is F32, f"{logits.label}: expected f32, got {logits.dtype}")
+    expect(numbers.dtype is F64, f"{numbers.label}: expected f64, got {numbers.dtype}")
+    expect(numbers.shape == (t,), f"{numbers.label}: expected [{t}], got {list(numbers.shape)}")
     expect(1 <= k <= most, f"k={k}: expected 1 to {most}")
     expect(real(attrs, "temp") > 0, f"temp={attrs['temp']}: expected more than 0")
     expect(real(attrs, "top_p") >= 0, f"top_p={attrs['top_p']}: expected 0 or more")

@@ -101,7 +101,7 @@ def _where_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     for t in sources:
         plain_float(t)
     shape = a.shape
-    expect(condition.shape == shape, f"expected %{condition.name} {list(shape)}")
+    expect(condition.shape == shape, f"expected {condition.label} {list(shape)}")
     repeats_into(b, a)
     return Meta(shape, a.dtype)
 
@@ -229,6 +229,14 @@ def minimum(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
     return apply("minimum", a, b, name=name)
 
 
+def equal(a: Tensor, b: Tensor | float, *, name: str = "") -> Tensor:
+    """1 where a is b, else 0, as where one is NaN; plain float, broadcast both ways.
+
+    No ggml peer. Errors: ShapeError.
+    """
+    return apply("mul", a >= b, a <= b, name=name)
+
+
 def pow(a: Tensor | float, b: Tensor | float, *, name: str = "") -> Tensor:
     """a to the b, NaN for a < 0 unless b is whole; broadcast both ways, one may be a number.
 
@@ -257,7 +265,7 @@ def _alike(op: str, *given: Tensor | float) -> tuple[Tensor, ...]:
     try:
         shape = np.broadcast_shapes(*(t.shape for t in tensors))
     except ValueError:
-        shapes = " and ".join(f"{list(t.shape)} of %{t.name}" for t in tensors)
+        shapes = " and ".join(f"{list(t.shape)} of {t.label}" for t in tensors)
         raise ShapeError(f"{op}: cannot broadcast {shapes}") from None
     made = [t if isinstance(t, Tensor) else tensors[0]._tensor(t) for t in given]
     return tuple(

@@ -105,7 +105,7 @@ def to_logical(raw: Array, t: Tensor) -> Array:
     """
     flat = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
     if flat.nbytes != _storage_bytes(t):
-        raise InputError(f"%{t.name}: expected {_storage_bytes(t)} bytes, got {flat.nbytes}")
+        raise InputError(f"{t.label}: expected {_storage_bytes(t)} bytes, got {flat.nbytes}")
     width = t.dtype.row_bytes(t.shape[-1]) if t.dtype.is_block else 0
     shape = (*t.shape[:-1], width) if t.dtype.is_block else t.shape
     return decode(flat.view(t.dtype.np).reshape(shape), t.dtype)
@@ -117,7 +117,7 @@ def to_storage(values: Array, t: Tensor) -> Array:
     Raises InputError for another shape.
     """
     if values.shape != t.shape:
-        raise InputError(f"%{t.name}: expected {list(t.shape)}, got {list(values.shape)}")
+        raise InputError(f"{t.label}: expected {list(t.shape)}, got {list(values.shape)}")
     if t.size == 0:
         width = t.dtype.row_bytes(t.shape[-1]) if t.dtype.is_block else 0
         return np.empty((*t.shape[:-1], width) if t.dtype.is_block else t.shape, t.dtype.np)
@@ -206,7 +206,7 @@ def _leaf(t: Tensor, feeds: Mapping[str, Array]) -> Array:
     if given is None and t.kind is Kind.STATE:
         return np.zeros(t.nbytes, np.uint8)
     if given is None:
-        raise InputError(f"{t.kind.value} %{t.name} was not fed; fed: {', '.join(feeds) or 'none'}")
+        raise InputError(f"{t.kind.value} {t.label} was not fed; fed: {', '.join(feeds) or 'none'}")
     given = np.asarray(given)
     is_raw = given.dtype == t.dtype.np and (t.dtype.is_block or t.dtype is BF16)
     stored = given if is_raw else to_storage(given, t)

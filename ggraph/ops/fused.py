@@ -38,7 +38,7 @@ MOST_MATRICES = 4  # of one launch
 def _norm_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, w = sources
     good = w.dtype is F32 and w.shape == x.shape[-1:]
-    expect(good, f"expected %{w.name} f32[{x.shape[-1] if x.shape else 0}]")
+    expect(good, f"expected {w.label} f32[{x.shape[-1] if x.shape else 0}]")
     return RMS_NORM.infer((x,), attrs)
 
 
@@ -68,7 +68,7 @@ def _product_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     w, x, rest = sources
     meta = MUL_MAT.infer((w, x), attrs)
     good = rest.dtype is F32 and rest.shape == meta.shape
-    expect(good, f"expected %{rest.name} f32{list(meta.shape)}")
+    expect(good, f"expected {rest.label} f32{list(meta.shape)}")
     return meta
 
 
@@ -98,7 +98,7 @@ MUL_MAT_ADD = register(
 def _gated_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     w, x, up = sources
     choice(attrs, "unit", UNITS)
-    expect(w.shape == up.shape, f"expected %{w.name} and %{up.name} of one shape")
+    expect(w.shape == up.shape, f"expected {w.label} and {up.label} of one shape")
     MUL_MAT.infer((up, x), {})
     return MUL_MAT.infer((w, x), {})
 

@@ -101,7 +101,7 @@ def _gated(op: str, gate: Tensor, up: Tensor | None, swapped: bool, name: str) -
     if up is None:
         rank(gate, 1)
         n = gate.shape[-1] // 2
-        expect(gate.shape[-1] == 2 * n, f"{op}: %{gate.name} {list(gate.shape)} has no two halves")
+        expect(gate.shape[-1] == 2 * n, f"{op}: {gate.label} {list(gate.shape)} has no two halves")
         gate, up = columns(gate, n * swapped, n), columns(gate, n * (not swapped), n)
     return apply(op, gate, up, name=name)
 

@@ -17,7 +17,7 @@ MODES = ("nearest", "bilinear")
 def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, factor = sources[0], integers(attrs, "factor", 2)
     rank(x, 2)
-    expect(x.dtype is F32, f"%{x.name} is {x.dtype}: expected f32, cast it")
+    expect(x.dtype is F32, f"{x.label} is {x.dtype}: expected f32, cast it")
     choice(attrs, "mode", MODES)
     expect(min(factor) > 0, f"factor={factor}: expected whole numbers above 0")
     sides = (n * f for n, f in zip(x.shape[-2:], factor, strict=True))

@@ -10,7 +10,7 @@ from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, appl
 
 
 def _plain(t: Tensor) -> None:
-    expect(not t.dtype.is_block, f"%{t.name} is of {t.dtype}: cast it first")
+    expect(not t.dtype.is_block, f"{t.label} is of {t.dtype}: cast it first")
 
 
 def _concat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -20,11 +20,11 @@ def _concat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     axis %= n
     for t in sources:
         _plain(t)
-        expect(t.dtype is first.dtype, f"%{t.name} is {t.dtype}, %{first.name} is {first.dtype}")
+        expect(t.dtype is first.dtype, f"{t.label} is {t.dtype}, {first.label} is {first.dtype}")
         rest = len(t.shape) == n and all(
             a == b for i, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if i != axis
         )
-        expect(rest, f"%{t.name} {list(t.shape)} differs from {list(first.shape)} off axis {axis}")
+        expect(rest, f"{t.label} {list(t.shape)} differs from {list(first.shape)} off axis {axis}")
     shape = list(first.shape)
     shape[axis] = sum(t.shape[axis] for t in sources)
     return Meta(tuple(shape), first.dtype)
@@ -57,7 +57,7 @@ CONCAT = register(
 def _repeat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, shape = sources[0], integers(attrs, "shape")
     _plain(x)
-    expect(len(shape) >= len(x.shape), f"{list(shape)} has fewer axes than %{x.name}")
+    expect(len(shape) >= len(x.shape), f"{list(shape)} has fewer axes than {x.label}")
     pairs = zip(reversed(x.shape), reversed(shape), strict=False)
     fits = all(b >= 0 and (b % a == 0 if a else b == 0) for a, b in pairs)
     expect(fits and min(shape, default=0) >= 0, f"{list(shape)} is no multiple of {list(x.shape)}")

@@ -24,7 +24,7 @@ def _mul_mat_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if x.dtype is not A8:
         plain_float(x)
     expect(w.shape[-1] == x.shape[-1], f"inner sizes {w.shape[-1]} and {x.shape[-1]} differ")
-    expect(len(w.shape) <= len(x.shape), f"%{w.name} has more axes than %{x.name}")
+    expect(len(w.shape) <= len(x.shape), f"{w.label} has more axes than {x.label}")
     pairs = zip(reversed(w.shape[:-2]), reversed(x.shape[:-2]), strict=False)
     fits = all(b % a == 0 if a else b == 0 for a, b in pairs)
     expect(fits, f"leading axes {list(x.shape[:-2])} are no multiple of {list(w.shape[:-2])}")
@@ -87,7 +87,7 @@ def _mul_mat_id_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     index_type(ids)
     expect(w.shape[-1] == x.shape[-1], f"inner sizes {w.shape[-1]} and {x.shape[-1]} differ")
     t, u = ids.shape
-    expect(x.shape[:2] in ((t, u), (t, 1)), f"expected %{x.name} [{t}, {u} or 1, {x.shape[2]}]")
+    expect(x.shape[:2] in ((t, u), (t, 1)), f"expected {x.label} [{t}, {u} or 1, {x.shape[2]}]")
     return Meta((t, u, w.shape[1]), F32)
 
 
@@ -145,7 +145,7 @@ def _out_prod_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     plain_float(a)
     plain_float(b)
     expect(a.shape[-2] == b.shape[-2], f"inner sizes {a.shape[-2]} and {b.shape[-2]} differ")
-    expect(len(a.shape) <= len(b.shape), f"%{a.name} has more axes than %{b.name}")
+    expect(len(a.shape) <= len(b.shape), f"{a.label} has more axes than {b.label}")
     pairs = zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False)
     fits = all(q % p == 0 if p else q == 0 for p, q in pairs)
     expect(fits, f"leading axes {list(b.shape[:-2])} are no multiple of {list(a.shape[:-2])}")

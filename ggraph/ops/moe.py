@@ -20,8 +20,8 @@ def _shares_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(chances, 2, 2)
     rank(ids, 2, 2)
     index_type(ids)
-    expect(chances.dtype is F32, f"%{chances.name}: expected f32, got {chances.dtype}")
-    expect(ids.shape[0] == chances.shape[0], f"expected %{ids.name} [{chances.shape[0]}, U]")
+    expect(chances.dtype is F32, f"{chances.label}: expected f32, got {chances.dtype}")
+    expect(ids.shape[0] == chances.shape[0], f"expected {ids.label} [{chances.shape[0]}, U]")
     flag(attrs, "normalise")
     real(attrs, "scale")
     return Meta(ids.shape, F32)
@@ -64,8 +64,8 @@ def _mix_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     values, shares = sources
     rank(values, 3, 3)
     for t in (values, shares):
-        expect(t.dtype is F32, f"%{t.name}: expected f32, got {t.dtype}")
-    expect(shares.shape == values.shape[:2], f"expected %{shares.name} {list(values.shape[:2])}")
+        expect(t.dtype is F32, f"{t.label}: expected f32, got {t.dtype}")
+    expect(shares.shape == values.shape[:2], f"expected {shares.label} {list(values.shape[:2])}")
     return Meta((values.shape[0], values.shape[2]), F32)
 
 
@@ -97,8 +97,8 @@ def _add_id_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     for t in (x, rows):
         plain_float(t)
     index_type(ids)
-    expect(ids.shape == x.shape[:2], f"expected %{ids.name} {list(x.shape[:2])}")
-    expect(rows.shape[1] == x.shape[2], f"expected %{rows.name} [X, {x.shape[2]}]")
+    expect(ids.shape == x.shape[:2], f"expected {ids.label} {list(x.shape[:2])}")
+    expect(rows.shape[1] == x.shape[2], f"expected {rows.label} [X, {x.shape[2]}]")
     return Meta(x.shape, F32)
 
 

@@ -28,7 +28,7 @@ COURSE = "parents replay past"  # sources that say which rows follow which
 
 def _floats(*tensors: Tensor) -> None:
     for t in tensors:
-        expect(t.dtype is F32, f"%{t.name}: expected f32, got {t.dtype}")
+        expect(t.dtype is F32, f"{t.label}: expected f32, got {t.dtype}")
 
 
 def _course(state: Tensor, rows: int, parents: Tensor, replay: Tensor, *single: Tensor) -> None:
@@ -36,11 +36,11 @@ def _course(state: Tensor, rows: int, parents: Tensor, replay: Tensor, *single: 
     slots = state.shape[0]
     for t in (parents, replay, *single):
         index_type(t)
-    expect(parents.shape == (rows,), f"expected %{parents.name} i32[{rows}]")
+    expect(parents.shape == (rows,), f"expected {parents.label} i32[{rows}]")
     rank(replay, 2, 2)
-    expect(replay.shape[0] == slots, f"expected %{replay.name} i32[{slots}, R]")
+    expect(replay.shape[0] == slots, f"expected {replay.label} i32[{slots}, R]")
     for t in single:
-        expect(t.shape == (slots,), f"expected %{t.name} i32[{slots}]")
+        expect(t.shape == (slots,), f"expected {t.label} i32[{slots}]")
 
 
 def _replayed(log: Array, replay: Array) -> Array:
@@ -84,7 +84,7 @@ def _conv_shapes(state: Tensor, log: Tensor, x: Tensor) -> None:
         rank(t, 2, 2)
     width = x.shape[1]
     good = state.shape[2] == log.shape[1] == width and min(state.shape[:2]) >= 1
-    expect(good, f"expected %{state.name} [N, P, {width}] and %{log.name} [L, {width}]")
+    expect(good, f"expected {state.label} [N, P, {width}] and {log.label} [L, {width}]")
 
 
 def _conv_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
@@ -92,7 +92,7 @@ def _conv_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     _conv_shapes(state, log, x)
     _floats(w)
     wanted = (state.shape[1] + 1, x.shape[1])
-    expect(w.shape == wanted, f"expected %{w.name} {list(wanted)}")
+    expect(w.shape == wanted, f"expected {w.label} {list(wanted)}")
     _course(state, x.shape[0], parents, replay, past)
     return Meta(x.shape, F32)
 
@@ -188,7 +188,7 @@ def key_heads(state: Tensor, row: int) -> int:
     _, h, d, v = state.shape
     heads = (row - h * v - 2 * h) // d if d else 0
     good = heads > 0 and heads * d + h * v + 2 * h == row and h % heads == 0
-    expect(good, f"rows of {row} do not fit %{state.name} {list(state.shape)}")
+    expect(good, f"rows of {row} do not fit {state.label} {list(state.shape)}")
     return heads
 
 
@@ -197,7 +197,7 @@ def _delta_shapes(state: Tensor, log: Tensor, rows: Tensor) -> int:
     rank(state, 4, 4)
     rank(log, 2, 2)
     rank(rows, 2, 2)
-    expect(log.shape[1] == rows.shape[1], f"expected %{log.name} [L, {rows.shape[1]}]")
+    expect(log.shape[1] == rows.shape[1], f"expected {log.label} [L, {rows.shape[1]}]")
     return key_heads(state, rows.shape[1])
 
 
@@ -206,7 +206,7 @@ def _delta_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     heads = _delta_shapes(state, log, rows)
     _floats(q)
     wanted = (rows.shape[0], heads, state.shape[2])
-    expect(q.shape == wanted, f"expected %{q.name} {list(wanted)}")
+    expect(q.shape == wanted, f"expected {q.label} {list(wanted)}")
     _course(state, rows.shape[0], parents, replay, past)
     return Meta((rows.shape[0], state.shape[1], state.shape[3]), F32)
 

@@ -38,7 +38,7 @@ def _rope_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(x, 3, 3)
     plain_float(x)
     index_type(positions)
-    expect(positions.shape == x.shape[:1], f"expected %{positions.name} [{x.shape[0]}]")
+    expect(positions.shape == x.shape[:1], f"expected {positions.label} [{x.shape[0]}]")
     n_rot = integer(attrs, "n_rot")
     even = 0 < n_rot <= x.shape[2] and n_rot % 2 == 0
     expect(even, f"n_rot={n_rot}: expected an even number in (0, {x.shape[2]}]")
@@ -53,7 +53,7 @@ def _rope_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if flag(attrs, "has_factors"):
         factors = sources[2]
         good = factors.dtype is F32 and factors.shape == (n_rot // 2,)
-        expect(good, f"expected %{factors.name} f32[{n_rot // 2}]")
+        expect(good, f"expected {factors.label} f32[{n_rot // 2}]")
     return Meta(x.shape, x.dtype)
 
 

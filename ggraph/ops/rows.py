@@ -35,7 +35,7 @@ def _get_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     if not _batched(table.shape, ids.shape):
         return Meta((*ids.shape, *table.shape[1:]), dtype)
     lead = ids.shape[:-1]
-    expect(table.shape[:-2] == lead, f"expected %{table.name} [{', '.join(map(str, lead))}, V, n]")
+    expect(table.shape[:-2] == lead, f"expected {table.label} [{', '.join(map(str, lead))}, V, n]")
     return Meta((*ids.shape, table.shape[-1]), dtype)
 
 
@@ -90,9 +90,9 @@ def _set_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     owns_all(cache)
     plain_float(rows)
     index_type(index, *ROW_INDEX)
-    expect(cache.dtype.is_float, f"%{cache.name}: expected a float type, got {cache.dtype}")
+    expect(cache.dtype.is_float, f"{cache.label}: expected a float type, got {cache.dtype}")
     wanted = (*index.shape, *cache.shape[1:])
-    expect(rows.shape == wanted, f"expected %{rows.name} {list(wanted)}")
+    expect(rows.shape == wanted, f"expected {rows.label} {list(wanted)}")
     return Meta(cache.shape, cache.dtype)
 
 

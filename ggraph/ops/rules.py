@@ -28,7 +28,7 @@ def rule(op: str, signature: str, body: Rule) -> Rule:
                 raise ShapeError(f"expected the sources ({', '.join(wanted)}), got {len(sources)}")
             return body(sources, attrs)
         except ShapeError as e:
-            shown = ", ".join(f"%{s.name} {s.dtype}{list(s.shape)}" for s in sources)
+            shown = ", ".join(f"{s.label} {s.dtype}{list(s.shape)}" for s in sources)
             raise ShapeError(f"{op}({shown}): {e}") from None
 
     return infer
@@ -93,18 +93,18 @@ def rank(t: Tensor, least: int, most: int | None = None) -> None:
     n = len(t.shape)
     if n < least or (most is not None and n > most):
         span = f"{least}" if most == least else f"{least} to {most}" if most else f"{least} or more"
-        raise ShapeError(f"%{t.name}: expected {span} axes, got {n}")
+        raise ShapeError(f"{t.label}: expected {span} axes, got {n}")
 
 
 def real_valued(t: Tensor) -> None:
     """ShapeError unless `t` holds real numbers (block types do)."""
-    expect(t.dtype.is_float, lambda: f"%{t.name}: expected a float type, got {t.dtype}")
+    expect(t.dtype.is_float, lambda: f"{t.label}: expected a float type, got {t.dtype}")
 
 
 def plain_float(t: Tensor) -> None:
     """ShapeError unless `t` is of a plain float type; block types must be cast first."""
     ok = t.dtype.is_float and not t.dtype.is_block
-    expect(ok, lambda: f"%{t.name}: expected a plain float type, got {t.dtype} (cast it first)")
+    expect(ok, lambda: f"{t.label}: expected a plain float type, got {t.dtype} (cast it first)")
 
 
 def index_type(t: Tensor, *known: DType) -> None:
@@ -112,7 +112,7 @@ def index_type(t: Tensor, *known: DType) -> None:
     types = known or (I32,)
     expect(
         t.dtype in types,
-        lambda: f"%{t.name}: expected {' or '.join(d.name for d in types)}, got {t.dtype}",
+        lambda: f"{t.label}: expected {' or '.join(d.name for d in types)}, got {t.dtype}",
     )
 
 
@@ -137,14 +137,14 @@ def owns_all(t: Tensor) -> None:
     What an op overwrites must be a whole value: the result is the new content of all its bytes.
     """
     whole = t.offset == 0 and t.is_contiguous and t.size == t.root.size
-    expect(whole, lambda: f"%{t.name} is a window on %{t.root.name}; only whole values can change")
+    expect(whole, lambda: f"{t.label} is a window on {t.root.label}; only whole values can change")
 
 
 def repeats_into(b: Tensor, a: Tensor) -> None:
     """ShapeError unless b broadcasts into a's shape, as in NumPy."""
     tail = a.shape[len(a.shape) - len(b.shape) :] if len(b.shape) <= len(a.shape) else None
     fits = tail is not None and all(m in (1, n) for n, m in zip(tail, b.shape, strict=True))
-    expect(fits, lambda: f"cannot broadcast {list(b.shape)} of %{b.name} into {list(a.shape)}")
+    expect(fits, lambda: f"cannot broadcast {list(b.shape)} of {b.label} into {list(a.shape)}")
 
 
 def last_axis(shape: Sequence[int], attrs: Attrs) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def _reshape_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, shape = sources[0], list(integers(attrs, "shape"))
     if not x.is_contiguous and [n for n in x.shape if n != 1] == [n for n in shape if n != 1]:
         return _with_ones(x, shape)
-    expect(x.is_contiguous, f"%{x.name} is not contiguous: use cont first")
+    expect(x.is_contiguous, f"{x.label} is not contiguous: use cont first")
     free_axes = [i for i, n in enumerate(shape) if n == -1]
     known = prod(n for n in shape if n != -1)
     expect(len(free_axes) <= 1 and min(shape, default=0) >= -1, f"shape {shape} is not a shape")
@@ -186,11 +186,11 @@ SLICE = _view(
 def _flat_view_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     x, shape = sources[0], integers(attrs, "shape")
     steps, start = integers(attrs, "steps", len(shape)), integers(attrs, "start", 1)[0]
-    expect(x.is_contiguous, f"%{x.name} is not contiguous: use slice, permute or cont")
-    expect(not x.dtype.is_block, f"%{x.name} is of {x.dtype}: use slice")
+    expect(x.is_contiguous, f"{x.label} is not contiguous: use slice, permute or cont")
+    expect(not x.dtype.is_block, f"{x.label} is of {x.dtype}: use slice")
     expect(min((*shape, *steps, start), default=0) >= 0, "sizes, steps and start must not be < 0")
     last = start + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
-    expect(prod(shape) == 0 or last < x.size, f"element {last} is outside %{x.name} ({x.size})")
+    expect(prod(shape) == 0 or last < x.size, f"element {last} is outside {x.label} ({x.size})")
     size = x.dtype.block_bytes
     return Meta(shape, x.dtype, tuple(s * size for s in steps), start * size)
 
@@ -273,7 +273,7 @@ def slice_(x: Tensor, starts: Sequence[int], sizes: Sequence[int], *, name: str 
 def narrow(x: Tensor, axis: int, start: int, count: int, *, name: str = "") -> Tensor:
     """View of `count` places of one axis of x, from `start` on; see `slice_`."""
     n = len(x.shape)
-    expect(-n <= axis < n, f"narrow: %{x.name} {list(x.shape)} has no axis {axis}")
+    expect(-n <= axis < n, f"narrow: {x.label} {list(x.shape)} has no axis {axis}")
     starts, sizes = [0] * n, list(x.shape)
     starts[axis], sizes[axis] = start, count
     return slice_(x, starts, sizes, name=name)

@@ -16,7 +16,7 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     a, b = sources
     for t in sources:
         rank(t, 2)
-        expect(t.dtype is F32, f"%{t.name} is {t.dtype}: expected f32, cast it")
+        expect(t.dtype is F32, f"{t.label} is {t.dtype}: expected f32, cast it")
     n = a.shape[-1]
     fits = a.shape[:-1] == (*b.shape[:-2], n) and b.shape[-2] == n
     expect(fits, f"expected [.., n, n] and [.., n, k], got {list(a.shape)} and {list(b.shape)}")

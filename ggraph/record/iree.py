@@ -55,7 +55,8 @@ def plan_from_iree(text: str, function: str | None = None) -> Plan:
     wanted = function if function is not None else next(iter(functions(text)), None)
     if wanted is None or wanted not in bodies:
         known = ", ".join(functions(text)) or "none"
-        raise FormatError(f"iree: no function {wanted or ''} that executes; there are {known}")
+        asked = f" {wanted}" if wanted else ""
+        raise FormatError(f"iree: no function{asked} that executes; there are {known}")
     return _Reader(wanted, bodies[wanted]).plan()
 
 

@@ -104,7 +104,9 @@ def read_log(path: Path) -> Recording:
         for line in _lines(path):
             number += 1
             reader.take(json.loads(line))
-    except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError) as error:
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError) as error:
         raise FormatError(f"{path}:{number}: no log of a recorded program: {error!r}") from None
     if not reader.found.devices:
         raise FormatError(f"{path}: the program never met the played devices")

@@ -100,9 +100,11 @@ class Program:
 
 def program(arguments: Sequence[str], sources: Path | None = None) -> Program:
     """A command line as a Program. InputError where it cannot be found or loads no shared ggml."""
-    found = shutil.which(arguments[0]) if arguments else None
+    if not arguments:
+        raise InputError("expected a program and its arguments, got nothing")
+    found = shutil.which(arguments[0])
     if found is None:
-        raise InputError(f"no program {arguments[0] if arguments else ''!r}")
+        raise InputError(f"no program {arguments[0]!r}")
     return Program((found, *arguments[1:]), engine_of(Path(found), sources))
 
 

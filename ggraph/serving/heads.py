@@ -13,15 +13,16 @@ first token has no feature before it, and those whose drafts are off keep no fea
 the slots that have; no text depends on which.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from ggraph.decode.draft.eagle import Expansion, TreeShape, guess_of
+from ggraph.decode.draft.eagle import Expansion, TreeShape
 from ggraph.decode.draft.head import DraftHead, DraftShape
+from ggraph.decode.draft.loop import guessing
 from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import ROW_BUCKETS, row_bucket
@@ -33,20 +34,23 @@ from ggraph.tensor import Array
 
 WINDOW = 128  # true rows that wait; earlier ones are passed over
 SPARE = 256  # rows of guesses in one round
+FEW = 8  # true rows of a text that is alone, for whose number a plan of its own is made
 GoesOn = Callable[[Sequence[float]], bool]
 
 
 class Growth(Protocol):
     """A draft as it grows, level by level."""
 
+    branches: int  # k, the guesses that are asked of a row
+
     @property
     def tokens(self) -> Sequence[int]:
         """Guesses that are to be read next."""
         ...
 
-    def grow(self, logits: Array) -> Array:
-        """Go on by the logits [B, W] of the guesses that were read: the row below which each of the
-        next ones lies; none where no more are wanted."""
+    def add(self, best: Array, chance: Array) -> Array:
+        """Go on by the best draft tokens [B, k] behind those that were read, and their chances f32
+        [B, k]: the row below which each of the next ones lies; none where no more are wanted."""
         ...
 
     def draft(self) -> Draft:
@@ -56,6 +60,8 @@ class Growth(Protocol):
 
 class Chain:
     """Guess by guess, up to `limit`, as long as `goes_on`."""
+
+    branches = 1
 
     def __init__(self, limit: int, goes_on: GoesOn, ids: Array) -> None:
         self.limit, self.goes_on, self._ids = limit, goes_on, ids
@@ -67,11 +73,10 @@ class Chain:
         """The last guess."""
         return self._said[-1:]
 
-    def grow(self, logits: Array) -> Array:
+    def add(self, best: Array, chance: Array) -> Array:
         """Add the best guess."""
-        best, chance = guess_of(logits[0])
-        self._said.append(int(self._ids[best]))
-        self._chances.append(chance)
+        self._said.append(int(self._ids[best[0, 0]]))
+        self._chances.append(float(chance[0, 0]))
         more = len(self._said) < self.limit and self.goes_on(self._chances)
         return np.zeros(int(more), np.intp)
 
@@ -130,9 +135,11 @@ class Question:
     hidden: Array = field(init=False)  # f32 [B, E]: of the rows that they lie below
     depth: int = 0
 
-    def take(self, logits: Array, hidden: Array) -> None:
-        """The rows of a level were read: logits [B, W], hidden [B, E]."""
-        below = self.draft.grow(logits)
+    def take(self, best: Array, chance: Array, hidden: Array) -> None:
+        """The rows of a level were read: the best guesses and their chances [B, k], hidden [B,
+        E]."""
+        k = self.draft.branches
+        below = self.draft.add(best[:, :k], chance[:, :k])
         self.seen, self.hidden = [self.seen[i] for i in below], hidden[below]
         self.depth += 1
 
@@ -188,15 +195,15 @@ class ListHead:
             spare += len(rows)
             if spare > self.slots + SPARE:
                 return
-            out = self._run(rows, np.concatenate([q.hidden for q in live]), fed_back=True)
-            _share(live, out)
+            self._ask(live, rows, np.concatenate([q.hidden for q in live]), fed_back=True)
 
     def plans(self, most: int) -> list[Callable[[], object]]:
         """Makes the plans that up to `most` short texts need, one by one."""
         going = [b for b in ROW_BUCKETS if b <= row_bucket(most)]
         shapes = [self._shape(b, b, 1, back) for b in going for back in (False, True)]
-        shapes += [self._shape(b, 1, 1, False) for b in MIXED_ROWS if b <= WINDOW]
-        return [partial(self._prepare, s) for s in shapes]
+        alone = (*range(2, FEW + 1), *MIXED_ROWS)
+        shapes += [self._shape(b, 1, 1, False) for b in alone if b <= WINDOW]
+        return [partial(self._prepare, s, Chain.branches) for s in shapes]
 
     def _read(self, asked: Sequence[Question]) -> None:
         """Read the true rows that wait, and make the first guesses."""
@@ -210,8 +217,8 @@ class ListHead:
         answered = iter([q for q in asked if q.seen])
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
-            out = self._run(part, wide[at : at + most], fed_back=False)
-            _share([next(answered) for row in part if row.wanted], out)
+            told = [next(answered) for row in part if row.wanted]
+            self._ask(told, part, wide[at : at + most], fed_back=False)
 
     def _true_rows(self, q: Question) -> list[Row]:
         """The rows of a text that wait: those of its latest tokens."""
@@ -235,32 +242,40 @@ class ListHead:
 
     def _shape(self, rows: int, wanted: int, reach: int, fed_back: bool) -> DraftShape:
         bucket, seen, width = self._lists.bucket(rows, wanted, reach)
+        if wanted == 1 and rows <= FEW:  # what a round brought to a text that is alone
+            bucket = row_bucket(rows)
         held = self.slots + SPARE + 1
         return DraftShape(bucket, held, seen, held, fed_back, self.cache_dtype, width)
 
-    def _prepare(self, shape: DraftShape) -> None:
-        key = (self.head.name, shape)
+    def _prepare(self, shape: DraftShape, guesses: int) -> Hashable:
+        """The key of the plan of a step with so many guesses of a row."""
+        key = self.head.name, guesses, shape
         if key not in self.session:
-            self.session.prepare(key, lambda: self.head.build(shape), self.head.weight)
+            build = partial(self.head.build, shape)
+            self.session.prepare(key, lambda: guessing(build(), guesses), self.head.weight)
+        return key
 
-    def _run(self, rows: Sequence[Row], features: Array, *, fed_back: bool) -> dict[str, Array]:
+    def _ask(
+        self, asked: Sequence[Question], rows: Sequence[Row], features: Array, *, fed_back: bool
+    ) -> None:
+        """One step, whose wanted rows are those of the questions, in order."""
+        guesses = max([q.draft.branches for q in asked], default=1)
+        out, at = self._run(rows, features, guesses, fed_back=fed_back), 0
+        for q in asked:
+            mine = slice(at, at + len(q.seen))
+            q.take(out["best"][mine], out["chance"][mine, :, 0], out["feedback"][mine])
+            at = mine.stop
+
+    def _run(
+        self, rows: Sequence[Row], features: Array, guesses: int, *, fed_back: bool
+    ) -> dict[str, Array]:
         """One step. Its outputs, of the wanted rows in order; what lies behind says nothing."""
         wanted, reach = sum(r.wanted for r in rows), max(len(r.seen) for r in rows)
         shape = self._shape(len(rows), max(1, wanted), reach, fed_back)
-        self._prepare(shape)
+        key = self._prepare(shape, guesses)
         wide = np.zeros((shape.rows, features.shape[1]), np.float32)
         wide[: len(rows)] = features
         given = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         given["hidden" if fed_back else "features"] = wide
-        key = (self.head.name, shape)
         taken = self.session.inputs(key)
         return self.session.run(key, {n: a for n, a in given.items() if n in taken})
-
-
-def _share(asked: Sequence[Question], out: dict[str, Array]) -> None:
-    """Give each question its rows of a step."""
-    at = 0
-    for q in asked:
-        mine = slice(at, at + len(q.seen))
-        q.take(out["logits"][mine], out["feedback"][mine])
-        at = mine.stop

@@ -95,6 +95,8 @@ class ListModel(ListHead):
     def _shape(self, rows: int, wanted: int, reach: int, fed_back: bool) -> DraftShape:
         return super()._shape(rows, wanted, reach, False)
 
-    def _run(self, rows: Sequence[Row], features: Array, *, fed_back: bool) -> dict[str, Array]:
-        out = super()._run(rows, features, fed_back=False)
+    def _run(
+        self, rows: Sequence[Row], features: Array, guesses: int, *, fed_back: bool
+    ) -> dict[str, Array]:
+        out = super()._run(rows, features, guesses, fed_back=False)
         return {**out, "feedback": np.zeros((len(rows), 0), np.float32)}

@@ -15,19 +15,6 @@ from .flat import flat
 from .on_ray import RayFlags
 from .serve import CacheTokens, Parallel, serve_part
 
-EXAMPLES = """Examples:
-
-  ggraph batch in.jsonl out.jsonl
-
-  ggraph batch in.jsonl out.jsonl -m qwen3.gguf --parallel 32
-
-  ggraph batch in.jsonl out.jsonl --ray --replicas 4
-
-A line of in.jsonl:
-
-  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {..}}
-"""
-
 
 @flat
 def batch(
@@ -41,7 +28,20 @@ def batch(
     as_json: AsJson = False,
 ) -> None:
     """Answer a file of requests, many at once. Killed at any time, the same command goes on: each
-    request gets one line, in the order in which they are done."""
+    request gets one line, in the order in which they are done.
+
+    Examples:
+
+      ggraph batch in.jsonl out.jsonl
+
+      ggraph batch in.jsonl out.jsonl -m qwen3.gguf --parallel 32
+
+      ggraph batch in.jsonl out.jsonl --ray --replicas 4
+
+    A line of in.jsonl:
+
+      {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {..}}
+    """
     job, begun = serve_part("job"), time.perf_counter()
     lines = job.read_requests(requests)
     bounds = {"parallel": parallel, "draft": draft_max}
@@ -66,9 +66,6 @@ def batch(
         print_json(facts)
     else:
         notes().print(f"{facts['now']} answers in {seconds:.1f} s, {before} were there before")
-
-
-batch.__doc__ = f"{batch.__doc__}\n\n{EXAMPLES}"
 
 
 async def _run(service: Any, lines: Any, results: Any, tell: Callable[[Any], None]) -> None:

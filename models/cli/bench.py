@@ -27,7 +27,10 @@ from .common import Context, ModelPath, Threads, model_path, note, write_text
 from .draft import Head
 
 bench_app = typer.Typer(
-    name="bench", help="Measure speed, as ratios within one run.", no_args_is_help=True
+    name="bench",
+    help="Measure speed, as ratios within one run.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 Peers = Annotated[

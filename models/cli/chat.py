@@ -24,12 +24,6 @@ from .interrupt import answering
 
 HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
 an answer"
-EXAMPLES = """Examples:
-
-  ggraph chat
-
-  ggraph chat -m qwen3.gguf --system "Answer in one sentence." --draft suffix
-"""
 
 
 @dataclass
@@ -111,7 +105,14 @@ def chat(
     ] = None,
 ) -> None:
     """Talk to a model; drafted tokens that were kept are green. A line that begins with / is a
-    command: /reset, /stats, /quit."""
+    command: /reset, /stats, /quit.
+
+    Examples:
+
+      ggraph chat
+
+      ggraph chat -m qwen3.gguf --system "Answer in one sentence." --draft suffix
+    """
     system = None if system is None else argument(system, "--system")
     path = on.path
     head = drafts.head_of(path)
@@ -125,9 +126,6 @@ def chat(
             if line == "/quit":
                 return
             _answered(talk, line)
-
-
-chat.__doc__ = f"{chat.__doc__}\n\n{EXAMPLES}"
 
 
 def _answered(talk: Talk, line: str) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ggraph import InputError
 from ggraph.decode.statistics import Statistics
 
-from ..run.drafting import HEADS, DraftOptions, tree_shape
+from ..run.drafting import HEADS, NAMES, DraftOptions, tree_shape
 from ..run.generation import Comparison, Drafting, Generation, compare, comparison_facts
 from ..run.load import Loaded
 from ..run.shipped import head_for
@@ -30,7 +30,7 @@ class DraftFlags:
 
     head: Head = None
     draft: Annotated[
-        str | None, typer.Option(help="Drafters in order, of eagle3, mtp, suffix, lookup, model.")
+        str | None, typer.Option(help=f"Drafters in order, of {', '.join(NAMES)}.")
     ] = None
     model_draft: Annotated[
         Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")

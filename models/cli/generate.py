@@ -28,16 +28,6 @@ Compare = Annotated[
     bool, typer.Option("--compare", help="Decode plainly as well, and show what drafts save.")
 ]
 INTERRUPT = "interrupt"
-EXAMPLES = """Examples:
-
-  ggraph generate "What is the capital of France?"
-
-  ggraph generate --model qwen3.gguf --temp 0 -n 64 "Write a haiku."
-
-  ggraph generate --draft suffix --compare "Repeat after me: to be or not to be."
-
-  cat notes.txt | ggraph generate --no-chat -
-"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,18 @@ def generate(
     compare: Compare = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a prompt and print how long everything took."""
+    """Answer a prompt and print how long everything took.
+
+    Examples:
+
+      ggraph generate "What is the capital of France?"
+
+      ggraph generate --model qwen3.gguf --temp 0 -n 64 "Write a haiku."
+
+      ggraph generate --draft suffix --compare "Repeat after me: to be or not to be."
+
+      cat notes.txt | ggraph generate --no-chat -
+    """
     config, text = sampler.config, asked.text
     if system is not None and no_chat:
         raise InputError("--system is part of a chat, which --no-chat leaves out")
@@ -89,9 +90,6 @@ def generate(
             print_comparison(m, run, drafting, as_json, on.profile)
         else:
             answer(m, run, drafting if wanted else None, as_json, on.profile)
-
-
-generate.__doc__ = f"{generate.__doc__}\n\n{EXAMPLES}"
 
 
 def answer(

@@ -47,6 +47,7 @@ hazards_app = typer.Typer(
     name="hazards",
     help="Races that engines really had: each bad plan refused, corrupted, and repaired.",
     no_args_is_help=True,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

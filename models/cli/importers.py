@@ -19,6 +19,7 @@ import_app = typer.Typer(
     name="import",
     help="Turn other compilers' plans into JSON for `ggraph verify`.",
     no_args_is_help=True,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 Out = Annotated[

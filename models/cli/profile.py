@@ -16,10 +16,8 @@ def profiled(m: Loaded, run: Generation, drafting: Drafting | None) -> dict[str,
     backend = m.session.backends["cpu"]  # a session always has one
     profile = backend.profile if isinstance(backend, CpuBackend) else None
     assert profile is not None, "the model was loaded without profile=True"
-    profile.times.clear()
-    profile.on = True
-    "".join(run.run(drafting))
-    profile.on = False
+    with profile.timing():
+        "".join(run.run(drafting))
     top = profile.ceilings()
     whole = sum(t.seconds for t in profile.times.values())
     rows = sorted(profile.times.items(), key=lambda item: -item[1].seconds)

@@ -20,18 +20,6 @@ from .draft import Head
 from .flat import flat
 from .on_ray import RayFlags
 
-EXAMPLES = """Examples:
-
-  ggraph serve
-
-  ggraph serve -m qwen3.gguf --port 9000 --parallel 32 --api-key-file keys.txt
-
-  ggraph serve -m llama.gguf --head llama-eagle3/
-
-  ggraph serve --ray --replicas 3
-
-  curl http://127.0.0.1:8080/v1/completions -d '{"prompt": "Once upon a time"}'
-"""
 Parallel = Annotated[
     int, typer.Option("--parallel", "-np", help="Answers that are computed together.")
 ]
@@ -74,7 +62,20 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over HTTP, in the dialect of OpenAI's API. Ends after SIGTERM or Ctrl-C, when
-    open answers have ended; a second signal ends those."""
+    open answers have ended; a second signal ends those.
+
+    Examples:
+
+      ggraph serve
+
+      ggraph serve -m qwen3.gguf --port 9000 --parallel 32 --api-key-file keys.txt
+
+      ggraph serve -m llama.gguf --head llama-eagle3/
+
+      ggraph serve --ray --replicas 3
+
+      curl http://127.0.0.1:8080/v1/completions -d '{"prompt": "Once upon a time"}'
+    """
     bounds: dict[str, Any] = {
         "parallel": parallel, "queued": queue, "draft": draft_max, "keys": _keys(api_key_file),
         "origins": tuple(cors_origin or ()), "log_prompts": log_prompts,
@@ -98,9 +99,6 @@ def serve(
         service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
         ready = _ready(m.model.name, as_json)
         serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
-
-
-serve.__doc__ = f"{serve.__doc__}\n\n{EXAMPLES}"
 
 
 def _ready(name: str, as_json: bool) -> Callable[[str], None]:

@@ -41,6 +41,7 @@ class Worker:
         self.failure: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: list[tuple[Ticket, Said | Ended]] = []
+        self._speaking: set[Inbox] = set()  # who said something in this step
         self._tickets: dict[Text, Ticket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # where somebody listens
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
@@ -90,7 +91,9 @@ class Worker:
         ticket.last = time.perf_counter()
         if ticket.first is None:
             ticket.first = ticket.last
-        if not ticket.said.say(ticket.index, said):
+        if ticket.said.say(ticket.index, said):
+            self._speaking.add(ticket.said)
+        else:
             self._outbox.append((ticket, said))
             self._urgent |= ticket.said.eager
 
@@ -123,13 +126,12 @@ class Worker:
             while self._obey():
                 for text in self.batch.step():
                     self._end(text)
-                if self._urgent:
-                    self._flush()
+                self._tell()
         except Exception as error:  # the thread's end must not go unnoticed
             self.failure = f"{type(error).__name__}: {error}"
         for text in list(self._tickets):
             self._end_with(self._tickets.pop(text), Ended(text, self.failure or "stopping"))
-        self._flush()
+        self._tell()
 
     def _obey(self) -> bool:
         """Do what was asked for; wait, and make plans meanwhile, where there is nothing to run.
@@ -144,14 +146,15 @@ class Worker:
             if command is None:
                 return False
             command()
-            if self._urgent:
-                self._flush()
+            self._tell()
 
-    def _flush(self) -> None:
-        """Hand over to the loop what was said, all at once."""
-        self._urgent = False
-        if self._outbox and self._loop is not None:
-            outbox, self._outbox = self._outbox, []
+    def _tell(self) -> None:
+        """Send what was said, and hand over to the loop what that is to tell, where somebody
+        waits."""
+        while self._speaking:
+            self._speaking.pop().send()
+        if self._urgent and self._loop is not None:
+            outbox, self._outbox, self._urgent = self._outbox, [], False
             with suppress(RuntimeError):  # the loop is closed: nobody listens
                 self._loop.call_soon_threadsafe(self._deliver, outbox)
 

@@ -7,7 +7,8 @@ bucket, although it skips what the mask hides.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -66,6 +67,16 @@ class Profile:
             spent = time.perf_counter() - begun - self._launch
             kind = OpTime(piece.flops, piece.nbytes)
             self.times.setdefault((piece.name, piece.rows), kind).times.append(max(spent, 0.0))
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Time anew what runs inside."""
+        self.times.clear()
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
 
     def ceilings(self) -> Ceilings:
         """What the pool's threads can do at most, measured now."""

@@ -16,7 +16,7 @@ from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scra
 from ggraph.backends.sim.machine import Machine
 from ggraph.backends.sim.pieces import run_launch
 from ggraph.device import HOST, DeviceSpec
-from ggraph.errors import BackendError, InputError
+from ggraph.errors import BackendError, InputError, shown
 from ggraph.ops.copies import slice_runs
 from ggraph.ops.evaluate import read
 from ggraph.plan import Actor, Buffer
@@ -79,9 +79,9 @@ class _Room:
 
 def _check_parts(spec: object, machine: object) -> None:
     if not isinstance(spec, DeviceSpec):
-        raise InputError(f"spec={spec!r:.60}: expected a DeviceSpec")
+        raise InputError(f"spec={shown(spec)}: expected a DeviceSpec")
     if not isinstance(machine, Machine):
-        raise InputError(f"machine={machine!r:.60}: expected a Machine")
+        raise InputError(f"machine={shown(machine)}: expected a Machine")
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ggraph.door import checked, fit
-from ggraph.errors import InputError
+from ggraph.errors import InputError, shown
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ def every_order(run: Callable[[Order], T], limit: int = 100_000) -> Iterator[T]:
     script: list[int] = []
     if not callable(run) or isinstance(limit, bool) or not isinstance(limit, int):
         raise InputError(
-            f"every_order: expected a function and a number, got {run!r:.60}, {limit!r}"
+            f"every_order: expected a function and a number, got {shown(run)}, {shown(limit)}"
         )
     for _ in range(limit):
         order = Scripted(script)

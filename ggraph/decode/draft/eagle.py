@@ -290,7 +290,7 @@ class Expansion:
     in float32. `ids` i64 [W] are the target's tokens. `grown` does the same as one plan."""
 
     def __init__(self, shape: TreeShape, limit: int, ids: Array) -> None:
-        self._k, self._ids = shape.top_k, ids
+        self.branches, self._ids = shape.top_k, ids
         self.count = min(shape.total_tokens - 1, limit)
         self._left = max(0, min(shape.depth, limit - 1))  # levels to be read
         self._scored, self._level = Scored(), [ROOT]
@@ -301,15 +301,11 @@ class Expansion:
         """The nodes of the level that is to be read."""
         return [self._scored.tokens[n] for n in self._level]
 
-    def grow(self, logits: Array) -> Array:
-        """As `add`, by the logits [B, W] of the last level's nodes."""
-        return self.add(*likeliest(logits, self._k))
-
     def add(self, best: Array, chance: Array) -> Array:
         """Score the best children of the last level's nodes, draft tokens [B, k] and their chances
         f32 [B, k]; the best of these are the next level. The row that each lies below; none where
         nothing is to be read."""
-        k = self._k
+        k = self.branches
         total = (chance * self._score[:, None]).reshape(-1)
         parents = np.repeat(self._level, k)
         nodes = self._scored.add(self._ids[best].reshape(-1), total, parents)
@@ -361,13 +357,6 @@ def drawn(
     law = np.zeros(model.target_vocabulary, np.float64)
     law[model.target_ids] = own
     return draw(own, random.random()), law
-
-
-def guess_of(logits: Array) -> tuple[int, float]:
-    """The greatest of logits [W], and the softmax there."""
-    best = int(np.argmax(logits))
-    less = logits - logits[best]
-    return best, 1.0 / float(np.exp(less, out=less).sum())
 
 
 def log_softmax(logits: Array) -> Array:

@@ -48,10 +48,11 @@ def guessing(step: Graph, count: int = 1) -> Graph:
     """`step`, a head's graph, with the `count` best guesses of each wanted row instead of logits.
 
     Outputs: `best` i32 [M, count], draft tokens, the best first; `chance` f32 [M, count, 1], what
-    the head gives them; and `feedback` as before.
+    the head gives them; and all others as before.
     """
     best, chance = guesses(step["logits"], count)
-    outputs = {"best": best, "chance": chance, "feedback": step["feedback"]}
+    others = {t.name: t for t in step.outputs if t.name != "logits"}
+    outputs = {"best": best, "chance": chance, **others}
     return Graph.of(outputs, also=step.updates.values(), name=f"guess of {step.name}")
 
 
