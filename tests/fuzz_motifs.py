@@ -21,6 +21,7 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64)
 BLOCKY = 2e-2  # what 8-bit activations may move a product by
 ROUNDED = {"f16": 2e-3, "bf16": 8e-3}
 TOLERANCE = 1e-5
+FEW = 7
 UNARY = (ops.silu, ops.tanh, ops.neg, ops.sqr, ops.relu, ops.sigmoid, ops.gelu)
 Motif = Callable[["Grown"], None]
 
@@ -151,6 +152,8 @@ def _part(grown: "Grown", w: Tensor, n: int) -> Tensor:
 
 
 def _matrix(grown: "Grown", n: int, k: int, dtype: DType) -> Tensor:
+    if dtype.is_block and n < FEW:  # what cancels out in all of few results is no size to go by
+        dtype = F32
     plain = dtype in (F32, F16)
     roll = grown.r.random()
     kind = Kind.STATE if plain and roll < 0.1 else Kind.INPUT if roll < 0.15 else Kind.WEIGHT

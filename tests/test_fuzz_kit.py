@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from fuzz_kit import OWN, Grown, meaning
+from fuzz_kit import OWN, Grown, graph_of, grow, meaning
 
 from ggraph.graph import Graph
 from ggraph.tensor import OPS, Kind, apply
@@ -27,3 +27,14 @@ def test_states_of_zeros_are_values_that_ops_take(op: str) -> None:
             states = {t.name: np.zeros_like(grown.feeds[t.name]) for t in graph.leaves(Kind.STATE)}
             with np.errstate(all="ignore"):
                 meaning(graph, grown.feeds, states)
+
+
+def test_random_graphs_have_every_op() -> None:
+    """Those of OWN are made by planning alone."""
+    left = set(OPS) - OWN
+    for seed in range(4000):
+        graph = graph_of(grow(seed))
+        left -= {t.op for t in graph} if graph is not None else set()
+        if not left:
+            return
+    assert not left
