@@ -8,6 +8,7 @@ import pytest
 from alloc_kit import act, schedule
 
 from ggraph.alloc import hb
+from ggraph.alloc.check import alignments
 from ggraph.alloc.search import instances, offline
 from ggraph.device import DeviceSpec
 from ggraph.errors import FormatError
@@ -35,7 +36,7 @@ def test_a_schedule_survives_the_file() -> None:
     s = small()
     there = instances.from_schedule(s, "d", "small")
     back = instances.from_json(
-        instances.to_json(there, alignment=instances.alignment_of(s, "d"), about="a test")
+        instances.to_json(there, alignment=alignments(s)["d"], about="a test")
     )
     assert (back.name, back.names, back.bound) == ("small", there.names, there.bound)
     assert back.bound_method == "antichain" and back.no_reuse == 224

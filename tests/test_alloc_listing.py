@@ -7,8 +7,8 @@ from alloc_kit import act, schedule
 
 from ggraph import ops
 from ggraph.alloc import allocate
-from ggraph.alloc.ggml import BufferType, plan_list
-from ggraph.alloc.listing import ggml_op, list_graph
+from ggraph.alloc.ggml import BufferType, Node, NodeList, plan_list
+from ggraph.alloc.listing import ggml_op, layout
 from ggraph.device import DeviceSpec
 from ggraph.dtype import I32, I64
 from ggraph.graph import Graph
@@ -16,7 +16,7 @@ from ggraph.order import order
 from ggraph.place import place
 from ggraph.plan import HOST_ACTOR, Actor, Command, Do, MemoryMap, Schedule, Value
 from ggraph.split import split
-from ggraph.tensor import Tensor, input, state, weight
+from ggraph.tensor import Kind, Tensor, input, state, weight
 
 CPU = DeviceSpec("cpu", "cpu", alignment=32, host_visible=True)
 
@@ -42,6 +42,33 @@ def heads() -> Graph:
     filled = ops.set_rows(cache, flat, rows, name="filled")
     y = ops.mul_mat(filled, x + flat, name="scores")
     return Graph.of({"out": ops.soft_max(y * 0.5, name="probs")})
+
+
+def node_of(t: Tensor, at: dict[str, int]) -> Node:
+    """The list entry of a graph tensor whose sources stand at the indices `at`."""
+    sources = tuple(at[s.name] for s in t.sources)
+    return Node(
+        name=t.name,
+        op=ggml_op(t),
+        nbytes=t.nbytes,
+        sources=sources,
+        view_of=None if t.storage is t else at[t.storage.name],
+        layout=layout(t),
+        is_input=t.kind is Kind.INPUT,
+        is_output=t.is_output,
+        external=t.kind in (Kind.WEIGHT, Kind.STATE),
+    )
+
+
+def list_graph(graph: Graph) -> NodeList:
+    """`graph` as ggml would build it: leaves first met first, weights and states with data."""
+    at: dict[str, int] = {}
+    tensors: list[Node] = []
+    for t in graph:
+        tensors.append(node_of(t, at))
+        at[t.name] = len(tensors) - 1
+    leafs = tuple(at[t.name] for t in graph if t.is_leaf)
+    return NodeList(tuple(tensors), tuple(at[t.name] for t in graph if not t.is_leaf), leafs)
 
 
 def scheduled(graph: Graph, *devices: DeviceSpec, copies: int = 1) -> Schedule:

@@ -22,7 +22,7 @@ from ggraph.alloc import (
     tenants,
 )
 from ggraph.alloc.arena_blocks import make_blocks
-from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound, no_reuse_bytes
+from ggraph.alloc.bounds import antichain_bytes, live_bytes, live_table, lower_bound
 from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
 from ggraph.alloc.offers import fitting_edges, peak_bytes
 from ggraph.alloc.precedence import precedence
@@ -182,7 +182,7 @@ def test_the_antichain_bound_equals_brute_force(r: random.Random) -> None:
     cliques = nx.find_cliques(g) if of else []
     heaviest = max((sum(blocks.blocks[i].nbytes for i in c) for c in cliques), default=0)
     assert antichain_bytes(blocks, of) == heaviest
-    assert live_bytes(blocks, of) <= heaviest <= no_reuse_bytes(blocks, of)
+    assert live_bytes(blocks, of) <= heaviest <= sum(blocks.blocks[i].nbytes for i in of)
 
 
 def test_a_large_plan_gets_the_weaker_bound() -> None:

@@ -177,7 +177,7 @@ def test_a_server_that_is_not_there(model: Path, tmp_path: Path) -> None:
         (("--peer", "other"), "known: llama.cpp, ik_llama.cpp, openvino, none"),
         (("--peer", "ik_llama.cpp"), "ggraph bench install ik_llama.cpp"),
         (("--peer", "none", "--types", "q9"), "--types 'q9'"),
-        (("--peer", "none", "--rounds", "0"), "--rounds 0"),
+        (("--peer", "none", "--rounds", "0"), "'--rounds'"),
         (("--peer", "none", "--only", "nothing"), "decode at 64"),
     ],
 )

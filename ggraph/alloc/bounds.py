@@ -106,8 +106,3 @@ def lower_bound(blocks: Blocks, of: Sequence[int], *, exact: int = EXACT_BLOCKS)
     if len(of) > exact:
         return Bound(live, "live bytes")
     return Bound(max(live, antichain_bytes(blocks, of)), "antichain")
-
-
-def no_reuse_bytes(blocks: Blocks, of: Sequence[int]) -> int:
-    """Bytes if no two blocks shared any."""
-    return sum(blocks.blocks[i].nbytes for i in of)

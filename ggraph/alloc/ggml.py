@@ -1,7 +1,7 @@
 """ggml's graph allocator on a neutral node list, offset for offset.
 
 It exists to compare with and to reproduce upstream's plans and their races: it trusts list order
-and knows no streams. `ggraph.alloc.listing` turns graphs and schedules into node lists. Rules A9
+and knows no streams. `ggraph.alloc.listing` turns schedules into node lists. Rules A9
 to A23 are those of docs/ggml_allocator.md; the byte level (A1 to A8) is `ggraph.alloc.dyn`.
 """
 

@@ -1,4 +1,4 @@
-"""Graphs and schedules as ggml node lists. Decides nothing about offsets.
+"""Schedules as ggml node lists. Decides nothing about offsets.
 
 ggml plans from a list of nodes and leafs, so a schedule is flattened to the order in which the host
 enqueues its launches; streams and events are dropped, which is exactly what upstream does. Rule
@@ -12,9 +12,8 @@ from ggraph.alloc.check import alignments, roots
 from ggraph.alloc.dyn import align_up
 from ggraph.alloc.ggml import Node, NodeList
 from ggraph.device import HOST
-from ggraph.graph import Graph
 from ggraph.plan import Command, Do, Schedule, Value
-from ggraph.tensor import Kind, Tensor
+from ggraph.tensor import Tensor
 
 _VIEW_OPS = frozenset(("RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"))
 
@@ -34,33 +33,6 @@ def layout(t: Tensor) -> Hashable:
     """Equal for two tensors just when ggml finds type, extents and strides equal (A16)."""
     pad = (1,) * (4 - len(t.shape))
     return (t.dtype.name, (*pad, *t.shape), t.strides)
-
-
-def node_of(t: Tensor, at: dict[str, int]) -> Node:
-    """The list entry of a graph tensor whose sources stand at the indices `at`."""
-    sources = tuple(at[s.name] for s in t.sources)
-    return Node(
-        name=t.name,
-        op=ggml_op(t),
-        nbytes=t.nbytes,
-        sources=sources,
-        view_of=None if t.storage is t else at[t.storage.name],
-        layout=layout(t),
-        is_input=t.kind is Kind.INPUT,
-        is_output=t.is_output,
-        external=t.kind in (Kind.WEIGHT, Kind.STATE),
-    )
-
-
-def list_graph(graph: Graph) -> NodeList:
-    """`graph` as ggml would build it: leaves first met first, weights and states with data."""
-    at: dict[str, int] = {}
-    tensors: list[Node] = []
-    for t in graph:
-        tensors.append(node_of(t, at))
-        at[t.name] = len(tensors) - 1
-    leafs = tuple(at[t.name] for t in graph if t.is_leaf)
-    return NodeList(tuple(tensors), tuple(at[t.name] for t in graph if not t.is_leaf), leafs)
 
 
 @dataclass

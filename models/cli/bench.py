@@ -36,6 +36,7 @@ bench_app = typer.Typer(
 Peers = Annotated[
     str, typer.Option("--peer", help="Such as llama.cpp,ik_llama.cpp; or none to leave them out.")
 ]
+Limit = Annotated[int, typer.Option(help="Prompts, the same number from each group.", min=1)]
 Minutes = Annotated[
     float | None, typer.Option(help="Start no further prompt after so many minutes.")
 ]
@@ -56,8 +57,8 @@ def cpu(
         str | None,
         typer.Option(help="File types to measure, such as q4_1,q8_0,f16; default: the file's own."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds per row.")] = 5,
-    tokens: Annotated[int, typer.Option(help="Tokens decoded per round.")] = 32,
+    rounds: Annotated[int, typer.Option(help="Alternating rounds per row.", min=1)] = 5,
+    tokens: Annotated[int, typer.Option(help="Tokens decoded per round.", min=1)] = 32,
     only: Annotated[str, typer.Option(help="Only rows whose name contains this text.")] = "",
     peer: Peers = "llama.cpp",
     out: Out = None,
@@ -76,7 +77,6 @@ def cpu(
 
       ggraph bench cpu --types q4_1,q8_0,q4_0,q4_k_m,q6_k,f16 --json cpu.json
     """
-    _check_counts(rounds=rounds, tokens=tokens)
     cases = [c for c in CASES if only in c.name]
     if not cases:
         raise InputError(f"--only {only!r}; rows: {', '.join(c.name for c in CASES)}")
@@ -95,10 +95,7 @@ def cpu(
         held = fitting(path, cases, tokens)
         if left := [c.name for c in cases if c not in held]:
             note(f"{path.name}: its context is too short for {', '.join(left)}")
-        plural = "" if threads == 1 else "s"
-        print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
-        heads = "".join(f" {n:>13}" for n in with_peers)
-        print(f"{'':16} {'ggraph':>9}{heads}  {'':8} {'over fastest':>12} by cpu  share   others")
+        _print_heads(path, threads, rounds, with_peers)
         rows: list[dict[str, Any]] = []
         result["tables"][path.name] = rows
         for case, samples, versions in measure(
@@ -109,6 +106,13 @@ def cpu(
             result["peers"] |= versions
             if out is not None:
                 write_text(out, json.dumps(result, indent=1) + "\n")
+
+
+def _print_heads(path: Path, threads: int, rounds: int, names: Sequence[str]) -> None:
+    plural = "" if threads == 1 else "s"
+    print(f"{path.name}, {threads} thread{plural}, medians of {rounds} alternating rounds")
+    heads = "".join(f" {n:>13}" for n in names)
+    print(f"{'':16} {'ggraph':>9}{heads}  {'':8} {'over fastest':>12} by cpu  share   others")
 
 
 def _line(r: dict[str, Any], names: Sequence[str]) -> str:
@@ -171,9 +175,9 @@ def spec(
     prompts: Annotated[
         Path, typer.Option(help="Lines of JSON with `category` and `turns`.")
     ] = PROMPTS,
-    limit: Annotated[int, typer.Option(help="Prompts, the same number from each group.")] = 20,
-    tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Rounds per prompt, between plain runs.")] = 5,
+    limit: Limit = 20,
+    tokens: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens each.", min=1)] = 128,
+    rounds: Annotated[int, typer.Option(help="Rounds per prompt, between plain runs.", min=1)] = 5,
     close_rounds: Annotated[
         int, typer.Option(help="Most further rounds, until the side of 0.97x is clear.")
     ] = 0,
@@ -195,7 +199,6 @@ def spec(
 
       ggraph bench spec --head head.gguf --settings eagle3,eagle3:4,eagle3:16/4/4,suffix+eagle3
     """
-    _check_counts(limit=limit, rounds=rounds, **{"n-predict": tokens})
     path = model_path(model)
     head = head_for(path) if head is None else head
     with_head = WITH_HEAD.replace("eagle3", "mtp") if head == path else WITH_HEAD
@@ -273,12 +276,6 @@ def _print_drafts(name: str, table: dict[str, dict[str, Any]]) -> None:
 
 def _speed(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise InputError(f"--{name} {value}: expected 1 or more")
 
 
 def _peer_names(peer: str) -> list[str]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ggraph.alloc.arena_blocks import make_blocks
 from ggraph.alloc.bounds import live_table, lower_bound
-from ggraph.alloc.check import alignments
 from ggraph.alloc.conflicts import conflict_pairs
 from ggraph.alloc.fit import Ints, Packing
 from ggraph.alloc.precedence import precedence
@@ -195,11 +194,6 @@ def _table(cliques: object, m: int) -> "np.ndarray[tuple[int, int], np.dtype[np.
     for k, members in enumerate(cliques):
         live[k, members] = 1
     return live
-
-
-def alignment_of(schedule: Schedule, device: str) -> int:
-    """Alignment in bytes of `device`'s arena."""
-    return alignments(schedule)[device]
 
 
 def to_plan(instance: Instance, at: Ints) -> Plan:
