@@ -293,6 +293,18 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
         yield " ".join(path), {o for p in command.params for o in p.opts}
 
 
+def test_every_option_that_a_page_shows_exists() -> None:
+    known, seen = dict(leaves(get_command(app))), 0
+    for page in PAGES:
+        for line in re.findall(r"(?:ggraph|-m models|dev.py run) ([^`\n]+)", page.read_text()):
+            name = max((n for n in known if f"{line} ".startswith(f"{n} ")), key=len, default="")
+            given = re.split(r" --(?= )|[|>&]", line.removeprefix(name))[0] if name else ""
+            shown = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", given))
+            assert shown <= known.get(name, set()) | {"--help", "-h"}, (short(page), line)
+            seen += len(shown)
+    assert seen > 100
+
+
 def test_the_readme_says_which_commands_have_no_json() -> None:
     found = re.search(r"and `--json`\s+(?:but for (.*?))?\.\n", README, re.S)
     assert found, "the README does not say who has --json"
