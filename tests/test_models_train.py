@@ -219,11 +219,16 @@ def test_the_training_time_test_is_what_decoding_does(
         assert np.abs(ours - theirs).max() < 2e-3 * np.ptp(theirs)
 
 
-def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bf16", [False, True])
+def test_training_goes_on_where_it_stopped(
+    loaded: Loaded, data: Path, tmp_path: Path, bf16: bool
+) -> None:
     torch = pytest.importorskip("torch", reason="training needs PyTorch (extra [train])")
     loop = importlib.import_module("models.train.loop")
     target = loop.Target.of(loaded.model)
-    options = loop.TrainOptions(draft_vocab=64, epochs=1, batch_tokens=512, save_seconds=0)
+    options = loop.TrainOptions(
+        draft_vocab=64, epochs=1, batch_tokens=512, save_seconds=0, bf16=bf16
+    )
 
     class Stop(Exception):
         pass
@@ -233,6 +238,7 @@ def test_training_goes_on_where_it_stopped(loaded: Loaded, data: Path, tmp_path:
             raise Stop
 
     whole, ids = loop.train(target, data, tmp_path / "whole", options)
+    assert whole.lm_head.bf16 == bf16
     with pytest.raises(Stop):
         loop.train(target, data, tmp_path / "parts", options, stop)
     parts, same = loop.train(target, data, tmp_path / "parts", options)
@@ -275,7 +281,7 @@ def test_the_command_makes_a_head(loaded: Loaded, tmp_path: Path) -> None:
     arguments = ["--tokens", "4000", "--new-tokens", "16", "--lanes", "8", "--draft-vocab", "64"]
     arguments += ["--steps", "2", "--epochs", "1", "--batch-tokens", "256", "--threads", "1"]
     arguments += ["--taps", "1,2,4", "--target", loaded.model.checkpoint.path]
-    arguments += ["--out", str(tmp_path), "--json"]
+    arguments += ["--out", str(tmp_path), "--json", "--bf16"]
     result = CliRunner().invoke(app, ["train-eagle3", *arguments])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)

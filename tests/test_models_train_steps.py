@@ -1,5 +1,6 @@
 """Lessons that leave positions or tokens out are those of everything, where they are kept."""
 
+import copy
 import importlib
 from typing import Any
 
@@ -102,3 +103,29 @@ def test_chains_go_on_only_where_guesses_were_near(net: Any, words: Any, batch: 
             assert torch.equal(found[1].known, whole[1].known & whole[0].right)
         else:
             assert int(found[1].known.sum()) > int((whole[1].known & whole[0].right).sum())
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65])
+def test_products_in_bfloat16_are_those_of_rounded_factors(rows: int) -> None:
+    x = torch.randn(2, rows, WIDTH, generator=torch.Generator().manual_seed(rows)).requires_grad_()
+    net = nets.Matrix(WIDTH, 70)
+    found = []
+    for bf16 in (False, True):
+        net.bf16 = bf16
+        net.zero_grad()
+        net(x).square().sum().backward()
+        found.append((net(x).detach(), net.weight.grad, x.grad))
+        x.grad = None
+    for exact, low in zip(*found, strict=True):
+        assert low.dtype == torch.float32 and low.shape == exact.shape
+        assert 0 < float((low - exact).abs().max()) < 0.02 * float(exact.abs().max())
+
+
+def test_lessons_in_bfloat16_are_nearly_the_exact_ones(net: Any, words: Any, batch: Any) -> None:
+    low = copy.deepcopy(net)
+    low.use_bf16()
+    lesson = lessons.Lesson(candidates=8)
+    results = [lessons.run_steps(n, batch, words, STEPS, lesson) for n in (net, low)]
+    for a, b in zip(*results, strict=True):
+        assert a.count == b.count
+        assert 0 < abs(float((a.loss - b.loss).detach())) < 0.02 * float(a.loss.detach())

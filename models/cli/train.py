@@ -53,6 +53,9 @@ Type = Annotated[str, typer.Option("--type", help="Type of the GGUF file.")]
 Round = Annotated[
     bool, typer.Option("--round", help="Learn with matrices rounded as --type stores them.")
 ]
+BF16 = Annotated[
+    bool, typer.Option("--bf16", help="Learn with products in bfloat16; faster with AMX.")
+]
 Openings = Annotated[
     Path | None,
     typer.Option(help="Like --prompts; one begins each prompt that it makes up."),
@@ -86,6 +89,7 @@ def train_eagle3(
     prompt_share: PromptShare = 1.0,
     gguf_type: Type = "q8_0",
     round_: Round = False,
+    bf16: BF16 = False,
     start: Start = None,
     seed: Annotated[int, typer.Option(help="Seed of answers and training.")] = 0,
     threads: Threads = None,
@@ -93,8 +97,7 @@ def train_eagle3(
 ) -> None:
     """Train an EAGLE-3 head for a model on its own answers. Interrupted runs go on.
 
-    Needs PyTorch: pip install 'ggraph-runtime\\[train]'. Writes OUT/head (SafeAILab's layout),
-    OUT/head.gguf, OUT/training.jsonl.
+    Needs PyTorch: pip install 'ggraph-runtime\\[train]'. Writes OUT/head, OUT/head.gguf, a log.
 
     Examples:
 
@@ -108,7 +111,7 @@ def train_eagle3(
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
         epochs=epochs, feedback_norm=feedback_norm, alive=alive, candidates=candidates, seed=seed,
-        prompts=prompt_share, rounding=gguf_type.lower() if round_ else None,
+        prompts=prompt_share, rounding=gguf_type.lower() if round_ else None, bf16=bf16,
     )  # fmt: skip
     loop.use_threads(threads)
     given = _given(prompts, exclude or ())

@@ -82,6 +82,8 @@ def train(
     held, total = surveyed(files, HELD)
     net, ids = _begun(target, data, files, options, start)
     net.to(device)
+    if options.bf16:
+        net.use_bf16()
     state = _State(net, optimizer_of(net, options.rate))
     _resume(out, state, options, ids)
     run = _Run(target, options, device, ids, state, out, report)

@@ -41,6 +41,35 @@ class NetConfig:
     feedback_norm: bool = False
 
 
+ROWS = 64  # rows and outputs of products in bfloat16 come in multiples of so many
+
+
+class Matrix(nn.Linear):  # type: ignore[misc]
+    """A matrix without bias. With `bf16` products are made in bfloat16."""
+
+    bf16 = False
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., K] -> [.., N]."""
+        return product(x, self.weight, self.bf16)
+
+
+def product(x: Tensor, weight: Tensor, bf16: bool = False) -> Tensor:
+    """x [.., K] times `weight` [N, K] -> [.., N]; with `bf16` of factors rounded to bfloat16.
+
+    Then rows and outputs are filled up to multiples of `ROWS`: PyTorch's library generates code
+    for every shape that it meets, which takes longer than the product.
+    """
+    if not bf16:
+        return F.linear(x, weight)
+    flat, n = x.reshape(-1, x.shape[-1]), len(weight)
+    padded = (F.pad(t.bfloat16(), (0, 0, 0, -len(t) % ROWS)) for t in (flat, weight))
+    return F.linear(*padded)[: len(flat), :n].float().view(*x.shape[:-1], n)
+
+
 class Norm(nn.Module):  # type: ignore[misc]
     """RMS norm with a weight [n]."""
 
@@ -60,19 +89,25 @@ class DraftNet(nn.Module):  # type: ignore[misc]
     def __init__(self, c: NetConfig) -> None:
         super().__init__()
         e, self.config = c.width, c
-        self.fc = nn.Linear(c.taps * e, e, bias=False)
+        self.fc = Matrix(c.taps * e, e)
         self.hidden_norm = Norm(e, c.eps)
         self.input_layernorm = Norm(e, c.eps)
-        self.q_proj = nn.Linear(2 * e, c.heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * e, c.kv_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * e, c.kv_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.heads * c.head_dim, e, bias=False)
+        self.q_proj = Matrix(2 * e, c.heads * c.head_dim)
+        self.k_proj = Matrix(2 * e, c.kv_heads * c.head_dim)
+        self.v_proj = Matrix(2 * e, c.kv_heads * c.head_dim)
+        self.o_proj = Matrix(c.heads * c.head_dim, e)
         self.post_attention_layernorm = Norm(e, c.eps)
-        self.gate_proj = nn.Linear(e, c.intermediate, bias=False)
-        self.up_proj = nn.Linear(e, c.intermediate, bias=False)
-        self.down_proj = nn.Linear(c.intermediate, e, bias=False)
+        self.gate_proj = Matrix(e, c.intermediate)
+        self.up_proj = Matrix(e, c.intermediate)
+        self.down_proj = Matrix(c.intermediate, e)
         self.norm = Norm(e, c.eps)
-        self.lm_head = nn.Linear(e, c.vocabulary, bias=False)
+        self.lm_head = Matrix(e, c.vocabulary)
+
+    def use_bf16(self) -> None:
+        """Products in bfloat16 from now on."""
+        for part in self.modules():
+            if isinstance(part, Matrix):
+                part.bf16 = True
 
     def forward(self, features: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
         """Outputs before the final norm, [B, N, E] for each step, at every position.
@@ -104,7 +139,7 @@ class DraftNet(nn.Module):  # type: ignore[misc]
     def logits(self, out: Tensor, chosen: Tensor | None = None) -> Tensor:
         """[.., E] -> [.., W], or of the draft tokens `chosen` [C] only: [.., C]."""
         weight = self.lm_head.weight if chosen is None else self.lm_head.weight[chosen]
-        return F.linear(self.norm(out), weight)
+        return product(self.norm(out), weight, self.lm_head.bf16)
 
     def _layer(self, g: Tensor, embedded: Tensor, mix: Callable[..., Tensor]) -> Tensor:
         c = self.config

@@ -34,7 +34,8 @@ class TrainOptions:
     `steps`. `prompts` is the share of the prompts' positions that is learnt from beside all of the
     answers'. `alive` and `candidates` leave
     out what teaches little (`steps.Lesson`); 0 keeps everything. With `rounding` steps are
-    computed with matrices as a GGUF file of that type would give them back (`round`).
+    computed with matrices as a GGUF file of that type would give them back (`round`); with `bf16`
+    products are made in bfloat16.
     """
 
     draft_vocab: int = 8192
@@ -53,6 +54,7 @@ class TrainOptions:
     candidates: int = 512
     warm_start: bool = True
     rounding: str | None = None
+    bf16: bool = False
     seed: int = 0
     save_seconds: float = 120.0
 
@@ -167,7 +169,7 @@ def optimizer_of(net: DraftNet, rate: float) -> Any:
     decayed = [p for p in net.parameters() if p.ndim > 1]
     plain = [p for p in net.parameters() if p.ndim == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
 
 def is_held(t: Text) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .net import DraftNet, Past, Tensor
+from .net import DraftNet, Past, Tensor, product
 
 LIKELY = 8  # tokens of each law that are always among the chosen ones
 
@@ -92,7 +92,9 @@ def run_steps(
     at = torch.arange(n, device=batch.tokens.device)
     real = at < batch.lengths[:, None]  # [B, N]
     labels = words.place[batch.tokens]  # [B, N + S]
-    laws = _Laws(batch.features[..., -e:], real, labels[:, :n], words.output, lesson)
+    laws = _Laws(
+        batch.features[..., -e:], real, labels[:, :n], words.output, lesson, net.lm_head.bf16
+    )
     out, past = net.first(batch.features[..., :-e], words.embedding[batch.tokens[:, :n]])
     # Step i at p guesses token p + 2 + i, whose chances the target gives at p + 1 + i.
     known = batch.wanted & (at + 1 < batch.lengths[:, None])
@@ -138,7 +140,13 @@ class _Laws:
     chosen: Tensor | None = None
 
     def __init__(
-        self, truth: Tensor, real: Tensor, labels: Tensor, output: Tensor, lesson: Lesson
+        self,
+        truth: Tensor,
+        real: Tensor,
+        labels: Tensor,
+        output: Tensor,
+        lesson: Lesson,
+        bf16: bool,
     ) -> None:
         self.kind = lesson.loss
         law = None
@@ -146,7 +154,7 @@ class _Laws:
             self.row = torch.full(real.shape, -1, dtype=torch.long, device=truth.device)
             self.row[real] = torch.arange(int(real.sum()), device=truth.device)
             with torch.no_grad():
-                law = torch.softmax(truth[real] @ output.T, -1)  # [rows, W]
+                law = torch.softmax(product(truth[real], output, bf16), -1)  # [rows, W]
         if lesson.candidates:
             self._choose(law, labels[real & (labels >= 0)], len(output), lesson)
         if law is not None and self.chosen is not None:
