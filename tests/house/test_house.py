@@ -295,12 +295,12 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 def test_every_option_that_a_page_shows_exists() -> None:
     known, seen = dict(leaves(get_command(app))), 0
-    for page in PAGES:
-        for line in re.findall(r"(?:ggraph|-m models|dev.py run) ([^`\n]+)", page.read_text()):
-            name = max((n for n in known if f"{line} ".startswith(f"{n} ")), key=len, default="")
-            given = re.split(r" --(?= )|[|>&]", line.removeprefix(name))[0] if name else ""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for said in re.findall(r"(?:ggraph|-m models|dev.py run) ([^`\n]+)", page.read_text()):
+            name = max((n for n in known if f"{said} ".startswith(f"{n} ")), key=len, default="")
+            given = re.split(r" --(?= )|[|>&]", said.removeprefix(name))[0] if name else ""
             shown = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", given))
-            assert shown <= known.get(name, set()) | {"--help", "-h"}, (short(page), line)
+            assert shown <= known.get(name, set()) | {"--help", "-h"}, (short(page), said)
             seen += len(shown)
     assert seen > 100
 
