@@ -57,11 +57,11 @@ def work(run: Callable[[], Result], room: str = "") -> tuple[Result, Work]:
     def line(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal held, at
         if event == "line":
-            now, peak = tracemalloc.get_traced_memory()
-            found.nbytes[at] += max(peak - held, 0)
-            tracemalloc.reset_peak()
-            held, at = now, (frame.f_code.co_filename, frame.f_lineno)
+            found.nbytes[at] += max(tracemalloc.get_traced_memory()[1] - held, 0)
+            at = frame.f_code.co_filename, frame.f_lineno
             found.runs[at] += 1
+            tracemalloc.reset_peak()  # behind the counters' own growth, which is no line's work
+            held = tracemalloc.get_traced_memory()[0]
         return line
 
     def call(frame: FrameType, event: str, _: Any) -> Any:
