@@ -39,7 +39,12 @@ SHORT = {  # rows of the README's table: file, cases
     "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
     "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
 }
-SHAPES = [true_shapes.result_file(n, t) for t in (true_shapes.HEADLINE, "") for n in (2, 1)]
+SHAPES = [
+    path
+    for type_name in (true_shapes.HEADLINE, "")
+    for n in (2, 1)
+    for path in true_shapes.results(n, type_name)
+]
 CASES = ("decode at 64", "decode at 1024", "prompt of 512")  # the README's, of true shapes
 OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
 DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
@@ -203,13 +208,31 @@ def peers_part() -> str:
 
 def readme_text() -> str:
     """README.md with its table of peers made anew."""
-    made = f"\n{peers_table(SHORT)}\nMeasured on {kept.measured_on(peers())}, two threads.\n"
-    shapes = true_shapes.result_file(2)
-    if rows := [[f"{r[0]}, {r[1]}", *r[2:-3]] for r in true_shapes.rows_of(shapes, CASES)]:
-        where = kept.measured_on(true_shapes.read(shapes))
-        made += f"\n{table(('tokens/s', *true_shapes.head_of(shapes)[2:-3]), rows)}\n"
-        made += f"Models of true shape on {where}, two threads.\n"
+    made = "".join(map(readme_part, true_shapes.results(2)))
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
+
+
+def readme_part(result: Path) -> str:
+    """Tokens a second of each model on one processor, and how often the fastest peer's that is."""
+    found = true_shapes.read(result)
+    rows = [
+        [file.removesuffix(".gguf"), *(_told(rows, case) for case in CASES)]
+        for file, rows in found["tables"].items()
+    ]
+    where, peers = kept.measured_on(found), ", ".join(found["peers"])
+    return (
+        f"\n{table((f'{true_shapes.units_of(result)}: tokens/s, over the fastest', *CASES), rows)}"
+        f"\nTwo threads of {where}; peers: {peers}.\n"
+    )
+
+
+def _told(rows: Sequence[Mapping[str, Any]], case: str) -> str:
+    """A row's cell; "-" where it was not measured."""
+    r = next((r for r in rows if r["case"] == case), None)
+    if r is None or r["ratio"] is None:
+        return "-"
+    digits = 0 if r["ours"] >= 100 else 1
+    return f"{r['ours']:.{digits}f}, **{r['ratio']:.2f}x**"
 
 
 def startup_part() -> str:

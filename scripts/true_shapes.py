@@ -6,11 +6,11 @@
     python scripts/performance.py page
 
 A piece is a row of one file: all sides read that file and take turns. Each is kept in
-bench/results/performance/shapesN.json (N threads; other types in typesN.json) as soon as it is
-there, and is not measured
-again unless asked to; `--seconds` starts no further one after so long. The headline's files come
-first. Files of random weights (scripts/random_model.py) are made where they are missing, in the
-cache's folder bench/shapes; SmolLM2 is the real one.
+bench/results/performance/shapesN-VECTORS.json (N threads, on a processor with such vectors; other
+types in typesN-VECTORS.json) as soon as it is there, and is not measured again unless asked to;
+`--seconds` starts no further one after so long. The headline's files come first. Files of random
+weights (scripts/random_model.py) are made where they are missing, in the cache's folder
+bench/shapes; SmolLM2 is the real one.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import random_model
 from pages import table
 
 from ggraph import cache_dir
+from ggraph.backends.cpu.isa import host
 from models.bench.cpu import CASES, Case, file_of, fitting, measure, row
 from models.bench.install import ORIGINS, built
 from models.bench.machine import machine
@@ -43,7 +44,14 @@ REAL = "smollm2-135m"
 TYPES = ("q4_k_m", "q4_0", "q6_k", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "f16")
 NAMES = (REAL, *random_model.SHAPES)
 SHORT = [c for c in CASES if c.context + c.rows < 2048]  # whose text is soon in the cache
-AFTER = ("over the fastest", "by processor time", "bar, aim", "least share of cores")
+UNITS = {  # of a processor, by the end of a result's name, the least first
+    "plain": "no dot products", "sdot": "Arm", "avx2": "AVX2", "avx512": "512-bit vectors",
+    "amx": "AMX",
+}  # fmt: skip
+AFTER = (
+    "over the fastest", "by processor time", "bar, aim", "weights of the read ceiling",
+    "least share of cores",
+)  # fmt: skip
 LONG = [c for c in CASES if c not in SHORT]
 
 
@@ -60,9 +68,32 @@ def file_for(name: str, type_name: str) -> Path:
     return out
 
 
-def result_file(threads: int, type_name: str = HEADLINE) -> Path:
-    """Where the rows with so many threads are kept: those of the headline's type, or of others."""
-    return RESULTS / f"{'shapes' if type_name == HEADLINE else 'types'}{threads}.json"
+def vectors() -> str:
+    """What results are told apart by: the widest units of this processor that products use."""
+    isa = host()
+    if isa.dot in ("avx2", "vnni"):
+        return "amx" if isa.tiles else "avx512" if isa.lanes == 16 else "avx2"
+    return isa.dot
+
+
+def result_file(threads: int, type_name: str) -> Path:
+    """Where this machine's rows with so many threads are kept: of the headline, or others."""
+    return RESULTS / f"{_kind(type_name)}{threads}-{vectors()}.json"
+
+
+def results(threads: int, type_name: str = HEADLINE) -> list[Path]:
+    """The same of every processor that was measured, the least first."""
+    named = (RESULTS / f"{_kind(type_name)}{threads}-{units}.json" for units in UNITS)
+    return [p for p in named if p.is_file()]
+
+
+def units_of(result: Path) -> str:
+    """What a result's processor multiplies with, in words."""
+    return UNITS[result.stem.rpartition("-")[2]]
+
+
+def _kind(type_name: str) -> str:
+    return "shapes" if type_name == HEADLINE else "types"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -132,7 +163,8 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
     what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
     asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
-    return [r["case"], *told, *found, asked, f"{least:.2f}"]
+    read = r.get("read_share")
+    return [r["case"], *told, *found, asked, f"{read:.0%}" if read else "-", f"{least:.2f}"]
 
 
 def part(result: Path) -> str:
@@ -142,14 +174,16 @@ def part(result: Path) -> str:
         return ""
     threads = found["threads"]
     plural = "s" * (threads > 1)
-    title = "Other types" if result == result_file(threads, "") else "Models of true shape"
+    title = "Other types" if result.stem.startswith(_kind("")) else "Models of true shape"
     who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
     return (
-        f"## {title}, {threads} thread{plural}\n\n`{found['command']}`; {who}; "
+        f"## {title}, {threads} thread{plural}, {units_of(result)}\n\n`{found['command']}`; {who}; "
         f"{kept.measured_on(found)}. Files of random weights are made by "
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
-        f"processor that a side used, which other programs disturb less.\n\n"
+        f"processor that a side used, which other programs disturb less. Weights of the read "
+        "ceiling: bytes of weights that a token reads, by its time and what the threads can read "
+        "a second, measured in the same run; 100 % is the floor of decoding.\n\n"
         f"{table(head_of(result), rows_of(result))}\n"
     )
 

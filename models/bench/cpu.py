@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import InputError, cache_dir, kept
+from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.rows import Rows
 from ggraph.decode.sampler import Sampler, SamplerConfig
 
@@ -73,13 +74,14 @@ class Samples:
     our_share: list[float] = field(default_factory=list)
     their_share: dict[str, list[float]] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
+    read_share: list[float] = field(default_factory=list)  # of decoding
 
 
 class Ours:
     """ggraph on one file: `rate` measures a case, after a warm-up of its plans."""
 
     def __init__(self, path: Path, threads: int, tokens: int, context: int) -> None:
-        self.m: Loaded = load(path, threads=threads, ctx_size=context)
+        self.m: Loaded = load(path, threads=threads, ctx_size=context, profile=True)
         self.threads, self.tokens = threads, tokens
         self.ids = prompt_ids(self.m, context)
         self._warm: set[Case] = set()
@@ -92,6 +94,17 @@ class Ours:
             action(case)
             self._warm.add(case)
         return action(case)
+
+    def read_share(self, case: Case, rate: float) -> float:
+        """How much of what the threads can read a second, measured now, the weights of so many
+        decoded tokens a second are: 1 is the floor of decoding."""
+        backend = self.m.session.backends["cpu"]
+        assert isinstance(backend, CpuBackend) and backend.profile is not None
+        profile, self.m.runner.past = backend.profile, case.context - 1
+        with profile.timing():
+            self.m.runner.text(self.ids[case.context - 1 : case.context])
+        read = sum(t.nbytes * len(t.times) for (n, _), t in profile.times.items() if "mul_mat" in n)
+        return read * rate / profile.ceilings().read
 
     def _read(self, count: int) -> None:
         """The first tokens of the text in the cache, what stands there already as it is."""
@@ -211,6 +224,8 @@ def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int
         rate, share = ours.rate(case)
         s.ours.append(rate)
         s.our_share.append(share)
+        if case.kind == "decode":
+            s.read_share.append(ours.read_share(case, rate))
 
     def they(peer: Peer) -> None:
         nonlocal their_cpu
@@ -255,6 +270,7 @@ def row(case: Case, s: Samples) -> dict[str, Any]:
         "case": case.name, "unit": case.unit, "ours": ours, "peers": peers, "fastest": fastest,
         "ratio": None if fastest is None else peers[fastest]["ratio"],
         "busy_ratio": min((p["busy_ratio"] for p in peers.values()), default=None),
+        "read_share": statistics.median(s.read_share) if s.read_share else None,
         "our_share": min(s.our_share),
         "their_share": min((p["share"] for p in peers.values()), default=None),
         "others": statistics.median(s.others) if s.others else None,
