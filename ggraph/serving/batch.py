@@ -35,7 +35,7 @@ from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shape
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
-PIECE = 4  # rows of prompts beside each text that goes on, at least
+PIECE, PIECES = 4, 128  # rows of prompts beside each text that goes on, and at most beside many
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Batch:
         going = len(self._parts)
         if not going:
             return self.limits.alone
-        least = max(self.limits.beside, min(going * (1 + PIECE), MIXED_ROWS[-1]))
-        return next(b for b in MIXED_ROWS if b >= least) - going
+        least = max(self.limits.beside, going + min(going * PIECE, PIECES))
+        return next((b for b in MIXED_ROWS if b >= least), MIXED_ROWS[-1]) - going
 
     def _piece(self, text: Text, budget: int) -> int:
         """Add the next rows of a prompt, at most `budget`: how many."""

@@ -22,7 +22,7 @@ from ggraph.serving.states import Course, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
 
-MIXED_ROWS = (16, 32, 48, 64, 96, 128, 256)  # of steps with rows that want no logits
+MIXED_ROWS = (16, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
 PARTS = 16  # in which the cache is touched
 WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many times as long
