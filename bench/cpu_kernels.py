@@ -62,7 +62,7 @@ def add_matmul(
     asm.add(
         "matmul_" + layout_of(w.dtype).name, barrier=barrier, w=w.data, x=x, y=y, n=w.n, k=w.k,
         m=len(y), xs=x.strides[0], ys=y.strides[0], add=0 if add is None else add,
-        adds=0 if add is None else add.strides[0],
+        adds=0 if add is None else add.strides[0], unit=1,
     )  # fmt: skip
 
 

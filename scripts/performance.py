@@ -1,13 +1,14 @@
 """All figures of docs/performance.md by one command, and the page made of them.
 
-    python scripts/performance.py measure [--quick] [--only cpu2,growth] [--head HEAD.gguf]
+    python scripts/performance.py measure [--quick] [--only startup,growth] [--head HEAD.gguf]
                                           [--first]
     python scripts/performance.py measure --only perplexity
     python scripts/performance.py page
 
 `measure` runs the benchmarks one after another, each in a process of its own, and keeps their JSON
-in bench/results/performance; run it on a quiet machine (about 20 minutes; --quick: about 6). Where
-other programs cannot be stopped, `--first` asks Linux to let the benchmark go first (as root).
+in bench/results/performance; run it on a quiet machine (--quick: fewer rounds). Where other
+programs cannot be stopped, `--first` asks Linux to let the benchmark go first (as root). Models of
+true shape beside other engines are `scripts/true_shapes.py`'s.
 Perplexity, which needs no quiet machine but ten more minutes, is measured where it is named.
 `page` writes docs/performance.md, its plots and README's table from whatever results there are.
 """
@@ -16,7 +17,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,8 @@ from growth import write_plots
 from pages import table
 
 RESULTS = ROOT / "bench" / "results" / "performance"
-PEERS = ROOT / "bench" / "results" / "peers"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
-SHORT = {  # rows of the README's table: file, cases
-    "SmolLM2-135M-Instruct.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
-    "Qwen2.5-Coder-0.5B.Q4_K_M.gguf": ("decode at 64", "decode at 1024", "prompt of 512"),
-}
 SHAPES = [
     path
     for type_name in (true_shapes.HEADLINE, "")
@@ -46,35 +41,19 @@ SHAPES = [
     for path in true_shapes.results(n, type_name)
 ]
 CASES = ("decode at 64", "decode at 1024", "prompt of 512")  # the README's, of true shapes
-OTHERS = "q8_0,q4_0,q4_k_m,q6_k,f16"
-DECODE, VERIFY, PROMPT = ("decode at 64", "decode at 1024"), ("5 rows at 64", "5 rows at 1024"), (
-    "prompt of 128", "prompt of 512")  # fmt: skip
-BARS = {  # cases, with two threads: bar, aim
-    **dict.fromkeys(DECODE, (1.4, 2.2)), **dict.fromkeys(VERIFY, (3.5, 6.0)),
-    **dict.fromkeys(PROMPT, (2.5, 4.5)),
-}  # fmt: skip
-ONE_THREAD, OTHER_FILES = (1.2, 2.0), (1.1, 1.6)
 WHERE_NAMED = ("perplexity",)
 
 
 def commands(quick: bool, head: Path | None) -> dict[str, list[str]]:
     """Name of each result and the command that makes it, as a user would type it."""
-    cpu = ["-m", "models", "bench", "cpu", "--rounds", "3" if quick else "5", "--types", "q4_1"]
-    files = ["-m", "models", "bench", "cpu", "--rounds", "3", "--tokens", "24", "--types", OTHERS]
     spec = ["-m", "models", "bench", "spec", "--rounds", "2" if quick else "5", "--threads", "2"]
     spec += ["--prompts", "bench/data/eval/spec_bench.jsonl"]
     found = {
-        "cpu2": [*cpu, "--threads", "2"],
-        "cpu1": [*cpu, "--threads", "1"],
         "startup": ["scripts/startup.py", "--threads", "2"],
         "spec": [*spec, "--settings", "suffix", "--limit", "12" if quick else "20"],
-        "files2": [*files, "--threads", "2"],
-        "files1": [*files, "--threads", "1"],
         "growth": ["bench/growth.py", "--threads", "2"],
         "perplexity": ["scripts/perplexity.py", "--windows", "8" if quick else "64"],
     }
-    if quick:
-        del found["files2"], found["files1"]
     if head is not None:
         eagle = [*spec, "--head", str(head)]
         mt = ["--prompts", "bench/data/eval/mt_bench.jsonl", "--limit", "16" if quick else "80"]
@@ -121,89 +100,6 @@ def result(name: str) -> dict[str, Any] | None:
     """A kept result, or None."""
     path = RESULTS / f"{name}.json"
     return kept.read(path) if path.is_file() else None
-
-
-def cpu_part(name: str) -> str:
-    """Ratios to the fastest peer, file by file."""
-    found = result(name)
-    if found is None:
-        return ""
-    what = ", other file types" if name.startswith("files") else ""
-    plural = "s" * (found["threads"] > 1)
-    names = ", ".join(found["peers"])
-    who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
-    text = f"## Against {names}, {found['threads']} thread{plural}{what}\n\n"
-    how = f" {found['how']}." if "how" in found else ""
-    text += f"`{found['command']}`; {who}; {kept.measured_on(found)}.{how}\n\n"
-    for file, rows in found["tables"].items():
-        own = ".Q4_1." in file
-        of_own = BARS if found["threads"] > 1 else dict.fromkeys(BARS, ONE_THREAD)
-        body = [
-            [
-                r["case"], f"{r['ours']:.1f}", *(f"{p['rate']:.1f}" for p in r["peers"].values()),
-                r["unit"], f"**{r['ratio']:.2f}x**" if r["ratio"] else "-",
-                f"{r['busy_ratio']:.2f}x" if r.get("busy_ratio") else "-",
-                *(f"{b:g}x" for b in (of_own[r["case"]] if own else OTHER_FILES)),
-                f"{r['our_share']:.2f}, {r['their_share'] or 0:.2f}",
-            ]
-            for r in rows
-        ]  # fmt: skip
-        columns = [
-            "",
-            "over the fastest",
-            "by processor time",
-            "bar",
-            "aim",
-            "least share of cores",
-        ]
-        head = ["", "ggraph", *found["peers"], *columns]
-        text += f"{file}\n\n{table(head, body)}\n"
-    return text
-
-
-def peers() -> dict[str, Any]:
-    """The newest comparison with other engines on the CPU."""
-    return kept.read(max(PEERS.glob("cpu-*.json")))
-
-
-def spread(values: Sequence[float] | None) -> str:
-    """A single measurement, or the least and the greatest."""
-    return "-" if values is None else " to ".join(f"{v:g}" for v in values)
-
-
-def times(ours: Sequence[float], theirs: Sequence[float] | None) -> str:
-    """The ratio of the middles."""
-    if theirs is None:
-        return "-"
-    return f"**{statistics.mean(ours) / statistics.mean(theirs):.2f}x**"
-
-
-def peers_table(chosen: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Speeds beside ik_llama.cpp and llama.cpp; all rows, or the chosen cases of some files."""
-    rows = [
-        (
-            f"{file.removesuffix('.gguf')}, {r['case']}", spread(r["ggraph"]),
-            spread(r["ik_llama.cpp"]), spread(r["llama.cpp"]),
-            times(r["ggraph"], r["ik_llama.cpp"]), times(r["ggraph"], r["llama.cpp"]),
-        )
-        for file, cases in peers()["tables"].items()
-        for r in cases
-        if chosen is None or r["case"] in chosen.get(file, ())
-    ]  # fmt: skip
-    head = ("tokens/s", "ggraph", "ik_llama.cpp", "llama.cpp", "over ik", "over llama.cpp")
-    return table(head, rows)
-
-
-def peers_part() -> str:
-    """The page's chapter on other engines."""
-    found = peers()
-    who = "; ".join(f"{name}: {how}" for name, how in found["peers"].items())
-    return (
-        f"## Against other engines, {found['threads']} threads\n\nThe honest peer on x86 is "
-        "ik_llama.cpp, and the honest file type Q4_K_M: llama.cpp has no repacked path for Q4_1, "
-        "so that the chapters on Q4_1 below flatter ggraph. "
-        f"{kept.measured_on(found)}; {found['how']}. {who}.\n\n{peers_table()}\n"
-    )
 
 
 def readme_text() -> str:
@@ -358,8 +254,10 @@ def roofline_table(t: dict[str, Any]) -> str:
 
 INTRODUCTION = """# Performance on the CPU
 
-Made by `python scripts/performance.py page` from the results that `python scripts/performance.py
-measure` keeps in `bench/results/performance`. Every ratio is of one run: the two sides take turns,
+Made by `python scripts/performance.py page` from the results that `python scripts/true_shapes.py
+measure` and `python scripts/performance.py measure` keep in `bench/results/performance`. The honest
+peer on x86 is ik_llama.cpp, and the honest file type Q4_K_M: llama.cpp has no fast path for some
+others, Q4_1 among them. Every ratio is of one run: the two sides take turns,
 medians count, and `share` says which part of its cores a side really got (1: all of it; below 0.9 a
 row is not fair, because other programs were running). `ggraph generate --profile` shows the time of
 every op on any machine.
@@ -369,7 +267,7 @@ every op on any machine.
 
 def machine_part() -> str:
     """Python and packages of the first result there is; every part names its own machine."""
-    for name in ("cpu2", "cpu1", "growth", "spec"):
+    for name in ("growth", "spec"):
         found = result(name)
         if found is not None:
             return (
@@ -382,8 +280,7 @@ def machine_part() -> str:
 def page_text() -> str:
     """The page that the kept results give."""
     parts = [
-        INTRODUCTION, machine_part(), *map(true_shapes.part, SHAPES), peers_part(),
-        *map(cpu_part, ("cpu2", "cpu1", "files2", "files1")), startup_part(),
+        INTRODUCTION, machine_part(), *map(true_shapes.part, SHAPES), startup_part(),
         perplexity_part(), *(spec_part(n) for n in ("spec", "eagle-spec", "eagle-mt")),
         growth_part(),
     ]  # fmt: skip

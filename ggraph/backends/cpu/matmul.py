@@ -18,6 +18,8 @@ from llvmlite import ir
 
 from ggraph.backends.cpu import amx, words
 from ggraph.backends.cpu.blocks import Block, blocks_of, prefetch
+from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group, Opened
+from ggraph.backends.cpu.passes import homes, next_rows, write_row
 from ggraph.backends.cpu.simd import (
     F32,
     F32X8,
@@ -63,7 +65,6 @@ Pass = Callable[[Val, list[Val]], None]
 
 
 def _parts(k: Kernel, tile: int = TILE) -> range:
-    """The vectors that a tile's outputs are spread over."""
     return range(tile // k.isa.lanes)
 
 
@@ -92,7 +93,7 @@ def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
     return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
 
 
-def _integer_sums(k: Kernel, block: Block, rows: list[Val], sub: int) -> list[Val]:
+def _integer_sums(k: Kernel, block: Block | Opened, rows: list[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
     layout, parts = block.layout, _parts(k)
     less = layout.zero != 0 and block.lifted
@@ -110,7 +111,7 @@ def _integer_sums(k: Kernel, block: Block, rows: list[Val], sub: int) -> list[Va
     return [dots[p][r].result() for p in parts for r in range(len(rows))]
 
 
-def _block(k: Kernel, block: Block, rows: list[Val], sums: list[Val]) -> None:
+def _block(k: Kernel, block: Block | Opened, rows: list[Val], sums: list[Val]) -> None:
     """Add one block's products to the sums of every (part, row)."""
     kind, parts, lanes = floats(k), _parts(k), k.isa.lanes
     for sub in range(block.layout.subs):
@@ -131,19 +132,15 @@ def _block(k: Kernel, block: Block, rows: list[Val], sums: list[Val]) -> None:
             k.store(sums[i % len(parts) * len(rows) + i // len(parts)], total)
 
 
-def _less_minimums(k: Kernel, block: Block, rows: list[Val], totals: list[Val]) -> list[Val]:
+def _less_minimums(
+    k: Kernel, block: Block | Opened, rows: list[Val], totals: list[Val]
+) -> list[Val]:
     """Totals of every (row, part) and what the minimums add."""
     lanes = k.isa.lanes
     minimums = [block.minimums(p * lanes, lanes) for p in _parts(k)]
     sums = [words.broadcast(k, x + X_SUM, lanes) for x in rows]
     n = len(minimums)
     return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]
-
-
-def homes(k: Kernel, home: Val, tile: int, count: int) -> list[Val]:
-    """Addresses of the sums of each (part, row); a row's outputs are contiguous."""
-    lanes = k.isa.lanes
-    return [home + (r * tile + p * lanes) * 4 for p in _parts(k, tile) for r in range(count)]
 
 
 def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
@@ -203,25 +200,11 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
     return run
 
 
-def write_row(k: Kernel, tile: int, home: Val, y: Val, add: Val, left: Val) -> None:
-    """Store a row's outputs of a tile at `y`, adding the residual at `add` unless that is 0."""
-    for h in range(tile // HALF):
-        value = k.var(k.load(home + h * HALF * 4, F32X8))
-        at = h * HALF * 4
-        rest = left - h * HALF
-        with k.when(add.ne(0)):
-            value.value = value.value + words.load_tail(k, add + at, rest)
-        with k.if_else(rest >= HALF) as (whole, part):
-            with whole:
-                k.store(y + at, value.value)
-            with part:
-                words.store_tail(k, y + at, value.value, rest)
-
-
 @dataclass(frozen=True)
 class Walk:
     """How a layout is walked: rows of a tile and of a pass, bytes of a tile, home of the sums; and
-    how whole heights of rows are, where the processor has tiles."""
+    how whole heights of rows are, where the processor has tiles, or many rows, where its vectors
+    are narrow."""
 
     tile: int
     rows: int
@@ -229,6 +212,7 @@ class Walk:
     home: Val
     run: Pass
     tiled: amx.Tiled | None = None
+    opened: Group | None = None
 
 
 @dataclass(frozen=True)
@@ -276,12 +260,6 @@ def _write(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val, count: Val | in
                 write_row(k, walk.tile, home, out + ys * r, own, left)
 
 
-def next_rows(k: Kernel, most: int, left: Val) -> Val:
-    """Rows of the next pass: as many as it can take, but the last two passes share alike."""
-    alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
-    return k.select(left <= most, left, alike)
-
-
 def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
     """All rows of x from row `begin` on with tile t."""
     m, first = k.arg("m"), k.var(begin)
@@ -295,6 +273,29 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
         first.value = first.value + rows
 
 
+def _all_rows(k: Kernel, walk: Walk, at: Bases, t: Val) -> None:
+    """All rows of x with tile t."""
+    if walk.opened is None:
+        _groups(k, walk, at, t)
+        return
+    with k.if_else(k.arg("m") >= MANY) as (many, few):
+        with many:
+            _opened_groups(k, walk, walk.opened, at, t)
+        with few:
+            _groups(k, walk, at, t)
+
+
+def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, t: Val) -> None:
+    """Many rows, for a group of which the tile's blocks are opened once."""
+    m, first = k.arg("m"), k.var(0)
+    with k.while_(lambda: first.value < m):
+        rows = next_rows(k, GROUP_ROWS, m - first.value)
+        weights, x = _place(k, walk, at, t, first.value)
+        group.run(weights, rows, lambda i: x + k.arg("xs") * i)
+        _write(k, replace(walk, home=group.sums), at, t, first.value, rows)
+        first.value = first.value + rows
+
+
 def _walk(k: Kernel, walk: Walk) -> None:
     """Loops over this thread's tiles, whole units of them, and, for each, over groups of rows."""
     n, m, unit = k.words("n m unit")
@@ -302,7 +303,7 @@ def _walk(k: Kernel, walk: Walk) -> None:
     first, end = k.part(tiles, unit)
     if walk.tiled is None:
         for t in k.loop(first, end):
-            _groups(k, walk, at, t)
+            _all_rows(k, walk, at, t)
         return
     for t in k.loop(first, end, amx.TILES):
         stop, high = k.minimum(t + amx.TILES, end), m // amx.HEIGHT * amx.HEIGHT
@@ -352,7 +353,9 @@ def _build(
     size = columns // (BLOCK * layout.blocks) * layout.run_bytes
     run = _quantised_pass(k, layout, home)
     if not tiled:
-        walk_rows(k, Walk(layout.tile, rows, size, home, run))
+        opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
+        opened = Group.of(k, layout, rows, _ahead(k, rows, AHEAD), _block) if opens else None
+        walk_rows(k, Walk(layout.tile, rows, size, home, run, opened=opened))
         return
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):

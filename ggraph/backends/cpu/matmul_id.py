@@ -3,7 +3,9 @@
 Legend: a pair is a token and one of its u experts; m pairs; t number of a tile of outputs.
 """
 
-from ggraph.backends.cpu.matmul import Walk, floats, homes, register, write_row
+from ggraph.backends.cpu.matmul import Walk, floats, register
+from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
+from ggraph.backends.cpu.passes import homes, next_rows, write_row
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
 from ggraph.backends.cpu.tiles import LAYOUTS
 
@@ -82,6 +84,49 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
 def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
     """All pairs of one expert with its tile t."""
+    if walk.opened is None:
+        _few_rows(k, walk, t, expert, order, alike)
+        return
+    known = k.select(_known(k, expert).ne(0), alike, 0)
+    with k.if_else(known >= MANY) as (many, few):
+        with many:
+            _many_rows(k, walk, walk.opened, t, expert, order, alike)
+        with few:
+            _few_rows(k, walk, t, expert, order, alike)
+
+
+def _many_rows(
+    k: Kernel, walk: Walk, group: Group, t: Val, expert: Val, order: Val, alike: Val
+) -> None:
+    """The same for many of an expert that there is, whose blocks are opened for a group of them."""
+    first, weights = k.var(0), k.arg("w") + k.arg("es") * expert + t * walk.tile_bytes
+    with k.while_(lambda: first.value < alike):
+        rows, own = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4
+        group.run(weights, rows, lambda i: _row_of(k, _pair(k, own, i)))
+        for i in k.loop(0, rows):
+            _write_pair(k, walk, t, _pair(k, own, i), group.sums + i * (walk.tile * 4))
+        first.value = first.value + rows
+
+
+def _pair(k: Kernel, order: Val, i: Val | int) -> Val:
+    """Number of a pair by its place in order."""
+    return k.cast("sext", k.load(order + k.same(i, order) * 4, I32), I64)
+
+
+def _row_of(k: Kernel, pair: Val) -> Val:
+    """Address of a pair's row of x."""
+    x, u, xs, xu = k.words("x u xs xu")
+    return x + xs * (pair // u) + xu * (pair % u)
+
+
+def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
+    """A pair's outputs of tile t."""
+    y, n, ys = k.words("y n ys")
+    out, left = y + ys * pair + t * (walk.tile * 4), n - t * walk.tile
+    write_row(k, walk.tile, home, out, k.const(0, I64), left)
+
+
+def _few_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
     first = k.var(0)
     with k.while_(lambda: first.value < alike):
         rows = k.minimum(alike - first.value, walk.rows)
@@ -93,19 +138,17 @@ def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: 
 
 def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: int) -> None:
     """Some pairs of one expert with its tile t."""
-    w, x, y, n, u, xs, xu, ys, es = k.words("w x y n u xs xu ys es")
-    pairs = [k.cast("sext", k.load(order + 4 * i, I32), I64) for i in range(count)]
+    w, es = k.words("w es")
+    pairs = [_pair(k, order, i) for i in range(count)]
     with k.if_else(_known(k, expert).ne(0)) as (some, none):
         with some:
             weights = w + es * expert + t * walk.tile_bytes
-            walk.run(weights, [x + xs * (pair // u) + xu * (pair % u) for pair in pairs])
+            walk.run(weights, [_row_of(k, pair) for pair in pairs])
         with none:
             for at in homes(k, walk.home, walk.tile, count):
                 k.store(at, k.const(float("nan"), floats(k)))
-    column, left = t * (walk.tile * 4), n - t * walk.tile
     for i, pair in enumerate(pairs):
-        home = walk.home + i * (walk.tile * 4)
-        write_row(k, walk.tile, home, y + ys * pair + column, k.const(0, I64), left)
+        _write_pair(k, walk, t, pair, walk.home + i * (walk.tile * 4))
 
 
 MATMUL_ID = {

@@ -1,0 +1,145 @@
+"""Products of many rows where vectors have 256 bits: a few blocks are opened once for all rows.
+
+Opened, a block's codes are bytes and its scales float32, on the thread's stack. Passes of few rows
+then only multiply: with four pipes for vectors, unpacking anew in each would take a fifth of them.
+
+Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the stack.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ggraph.backends.cpu.blocks import Block, ask_ahead
+from ggraph.backends.cpu.passes import homes, next_rows
+from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
+from ggraph.backends.cpu.tiles import (
+    BLOCK,
+    GROUP_BYTES,
+    GROUPS,
+    HALF,
+    TILE,
+    X_BLOCK,
+    Layout,
+)  # fmt: skip
+
+MANY, LEAST = 12, 3  # rows for which blocks are opened, and the fewest of a pass then
+GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
+CHUNK = 8  # blocks that are opened together; a run of integer scales has as many
+CODES, NUMBERS = GROUPS * GROUP_BYTES, TILE * 4  # bytes of a block's codes, and of its scales
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A block of `layout` as it lies opened at `at`; it answers as `Block` does."""
+
+    k: Kernel
+    layout: Layout
+    at: Val
+
+    @property
+    def lifted(self) -> bool:
+        """As the block that was opened."""
+        return Block(self.k, self.layout, self.at, self.at).lifted
+
+    def codes(self, group: int, part: int) -> Val:
+        """Codes or values of four columns of a part of the tile, one vector of bytes."""
+        width = self.k.isa.lanes * 4
+        return self.k.load(self.at + (group * GROUP_BYTES + part * width), vec(I8, width))
+
+    def scales(self, sub: int, first: int, lanes: int) -> Val:
+        """Scales of a part of the columns, float32."""
+        return self.k.load(self.at + (CODES + sub * NUMBERS + first * 4), vec(F32, lanes))
+
+    def minimums(self, first: int, lanes: int) -> Val:
+        """What is added to a weight, float32."""
+        return self.scales(self.layout.subs, first, lanes)
+
+
+def opened_bytes(layout: Layout) -> int:
+    """Bytes of one opened block."""
+    return CODES + (layout.subs + layout.stored_minimum) * NUMBERS
+
+
+def _open(block: Block, to: Val) -> None:
+    """Write a block there as `Opened` finds it."""
+    k, lanes = block.k, block.k.isa.lanes
+    for part in range(TILE // lanes):
+        for group in range(GROUPS):
+            at = to + (group * GROUP_BYTES + part * lanes * 4)
+            k.store(at, block.codes(group, part))
+        numbers = [block.scales(sub, part * lanes, lanes) for sub in range(block.layout.subs)]
+        if block.layout.stored_minimum:
+            numbers.append(block.minimums(part * lanes, lanes))
+        for i, number in enumerate(numbers):
+            k.store(to + (CODES + i * NUMBERS + part * lanes * 4), number)
+        k.keep_order()
+
+
+Add = Callable[[Kernel, Opened, list[Val], list[Val]], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sums of a group of rows, and the blocks that are open; both of this thread.
+
+    `add` adds a block's products with some rows at once, `most` or fewer, to their sums. Bytes
+    `ahead` are asked for as blocks are opened.
+    """
+
+    k: Kernel
+    layout: Layout
+    most: int
+    ahead: Num
+    add: Add
+    sums: Val
+    blocks: Val
+
+    @staticmethod
+    def of(k: Kernel, layout: Layout, most: int, ahead: Num, add: Add) -> "Group":
+        """On the stack."""
+        sums = k.scratch(GROUP_ROWS * NUMBERS)
+        blocks = k.scratch(CHUNK * opened_bytes(layout))
+        return Group(k, layout, most, ahead, add, sums, blocks)
+
+    def run(self, tile: Val, rows: Val, row_at: Callable[[Val], Val]) -> None:
+        """Leave the sums of rows 0 .. `rows` - 1 with a tile's weights in `sums`, row by row.
+        `rows` is MANY or more; `row_at` gives a row's address."""
+        k = self.k
+        for r in k.loop(0, rows):
+            for half in range(TILE // HALF):
+                k.store(self.sums + r * NUMBERS + half * HALF * 4, k.const(0.0, vec(F32, HALF)))
+        whole = k.arg("k") // BLOCK
+        for first in k.loop(0, whole, CHUNK):
+            count = k.minimum(whole - first, CHUNK)
+            self._open_all(tile, first, count)
+            self._passes(rows, row_at, first * X_BLOCK, count)
+
+    def _passes(self, rows: Val, row_at: Callable[[Val], Val], at: Val, count: Val) -> None:
+        """All rows, from `at` bytes behind their addresses on, with `count` open blocks."""
+        k = self.k
+        done = k.var(0)
+        with k.while_(lambda: done.value < rows):
+            height = next_rows(k, self.most, rows - done.value)
+            for some in range(LEAST, self.most + 1):
+                with k.when(height.eq(some)):
+                    starts = [k.opaque(row_at(done.value + r) + at) for r in range(some)]
+                    self._pass(starts, self.sums + done.value * NUMBERS, count)
+            done.value = done.value + height
+
+    def _open_all(self, tile: Val, first: Val, count: Val) -> None:
+        k, layout, each = self.k, self.layout, opened_bytes(self.layout)
+        run = tile + first // layout.blocks * layout.run_bytes
+        for j in k.loop(0, count):
+            alone = layout.blocks == 1
+            here = run + j * layout.run_bytes if alone else run
+            block = Block(k, layout, here, j * 0 if alone else j)
+            ask_ahead(block, self.ahead)
+            _open(block, self.blocks + j * each)
+
+    def _pass(self, starts: list[Val], home: Val, count: Val) -> None:
+        """Some of the rows; their sums are at `home`."""
+        k = self.k
+        sums = homes(k, home, TILE, len(starts))
+        for j in k.loop(0, count):
+            block = Opened(k, self.layout, self.blocks + j * opened_bytes(self.layout))
+            self.add(k, block, [start + j * X_BLOCK for start in starts], sums)
