@@ -67,6 +67,7 @@ SECTIONS: dict[str, Section] = {
     "ceilings": Section(60, gpu_speed.measure_ceilings),
     "llama-bf16": Section(240, _shape("Llama-3.1-8B", "bf16")),
     "llama-q4_k": Section(240, _shape("Llama-3.1-8B", "q4_k")),
+    "algorithms": Section(120, gpu_speed.measure_algorithms),
     "races": Section(200, gpu_correct.check_races),
     "identity": Section(200, gpu_correct.check_identity),
     "invariance": Section(120, gpu_correct.check_invariance),

@@ -133,7 +133,13 @@ def test_a_product_of_the_library(driver: Any, kind: str, add: str, rank: int) -
     added = {"": 0 * y, "in place": y, "apart": 2 * y}[add]
     space = driver.allocate(WORK_SPACE)
     made = Product(*addresses, result, n, m, k, row, kind, rest, space, WORK_SPACE)
-    driver.product(made, rank)(stream)
+    try:
+        step = driver.product(made, rank)
+    except BackendError as error:
+        if not rank:
+            raise
+        pytest.skip(str(error))
+    step(stream)
     got = fetched(driver, result, y.size, stream).reshape(y.shape)
     assert np.array_equal(got[:, :n], x @ w.T + added[:, :n])
     assert np.array_equal(got[:, n:], y[:, n:])
