@@ -58,7 +58,9 @@ def _shape(name: str, kind: str) -> Callable[[Driver, bool], Found]:
 
 SECTIONS: dict[str, Section] = {
     "compile": Section(240, gpu_correct.check_compile),
-    "driver": Section(120, files=("tests/test_cuda_gpu.py",), quick="bytes or memory"),
+    "driver": Section(
+        120, files=("tests/test_cuda_gpu.py", "tests/test_cuda_blas.py"), quick="bytes or memory"
+    ),
     "products": Section(
         300, files=("tests/test_cuda_matmul.py",), quick="decoded and (q4_k or bf16)"
     ),
