@@ -58,7 +58,9 @@ def _shape(name: str, kind: str) -> Callable[[Driver, bool], Found]:
 
 SECTIONS: dict[str, Section] = {
     "compile": Section(240, gpu_correct.check_compile),
-    "driver": Section(120, files=("tests/test_cuda_gpu.py",), quick="bytes or memory"),
+    "driver": Section(
+        120, files=("tests/test_cuda_gpu.py", "tests/test_cuda_blas.py"), quick="bytes or memory"
+    ),
     "products": Section(
         300, files=("tests/test_cuda_matmul.py",), quick="decoded and (q4_k or bf16)"
     ),
@@ -67,6 +69,7 @@ SECTIONS: dict[str, Section] = {
     "ceilings": Section(60, gpu_speed.measure_ceilings),
     "llama-bf16": Section(240, _shape("Llama-3.1-8B", "bf16")),
     "llama-q4_k": Section(240, _shape("Llama-3.1-8B", "q4_k")),
+    "algorithms": Section(120, gpu_speed.measure_algorithms),
     "races": Section(200, gpu_correct.check_races),
     "identity": Section(200, gpu_correct.check_identity),
     "invariance": Section(120, gpu_correct.check_invariance),

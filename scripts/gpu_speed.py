@@ -2,8 +2,9 @@
 
 import importlib.util
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gpu_models
@@ -12,6 +13,7 @@ from gpu_correct import Found, opened
 
 from ggraph import Options, Session, dtypes
 from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec
+from ggraph.backends.cuda.blas import MOST_GUESSES
 from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.matmul import WORK_SPACE
 from ggraph.decode.acceptance import only
@@ -21,9 +23,12 @@ from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
 from ggraph.decode.speculation import Speculation
+from ggraph.errors import BackendError
+from models.config import DecoderConfig
 
 PASTS = (64, 2048)  # tokens before those that are timed
 CONTEXT, PROMPT = 2304, 512
+PLENTY = 1 << 29  # bytes of weights that take turns: ten times an H100's L2 cache
 BATCHES, LEAST = 7, 0.15  # batches of a timing, and seconds of each
 
 
@@ -104,13 +109,83 @@ def measure_ceilings(driver: Driver, quick: bool) -> Found:
         driver.copy(address, values.ctypes.data, values.nbytes, stream)
     driver.synchronise()
     space = driver.allocate(WORK_SPACE)
-    made = Product(a, b, b + size // 2, n, n, n, n, "bf16", False, space, WORK_SPACE)
-    product = seconds_of(lambda: driver.product(made, stream), driver.synchronise, quick)
+    made = Product(a, b, b + size // 2, n, n, n, n, "bf16", 0, space, WORK_SPACE)
+    step = driver.product(made)
+    product = seconds_of(lambda: step(stream), driver.synchronise, quick)
     for address in (a, b, space):
         driver.free(address)
     return {"ok": True, "copy_bytes_per_s": 2 * size / copied.median,
             "bf16_flops": 2 * n**3 / product.median, **copied.to_json("copy"),
             **product.to_json("product")}  # fmt: skip
+
+
+def prompt_products(c: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Outputs and columns of a layer's products; K is V's, gate is up's. The last two are what Q, K
+    and V would be as one, and gate and up."""
+    e, f = c.hidden_size, c.intermediate_size
+    q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    return {"q": (q, e), "k": (kv, e), "output": (e, q), "gate": (f, e), "down": (e, f),
+            "q_k_v": (q + 2 * kv, e), "gate_up": (2 * f, e)}  # fmt: skip
+
+
+def measure_algorithms(driver: Driver, quick: bool) -> Found:
+    """The products of a prompt's layer by each algorithm that the library knows, its first beside
+    the fastest; and what joined weights would bring."""
+    shapes = prompt_products(gpu_models.TINY if quick else gpu_models.LLAMA_8B)
+    rows, size = (65, 1 << 18) if quick else (PROMPT, PLENTY)
+    room, x, y = (driver.allocate(n) for n in (size, size, size))
+    space, stream = driver.allocate(WORK_SPACE), opened(driver).stream(0)
+    values = np.resize(gpu_models.tile(dtypes.BF16), size)
+    for address in (room, x):
+        driver.copy(address, values.ctypes.data, size, stream)
+    driver.synchronise()
+    by_rank = {}
+    for name, (n, k) in shapes.items():
+        made = Product(room, x, y, n, rows, k, n, "bf16", 0, space, WORK_SPACE)
+        by_rank[name] = _seconds_by_rank(driver, made, size, stream, quick)
+    for address in (room, x, y, space):
+        driver.free(address)
+    first = {name: seconds[0] for name, seconds in by_rank.items()}
+    best = {name: min(seconds.values()) for name, seconds in by_rank.items()}
+    flops = {name: 2 * rows * n * k for name, (n, k) in shapes.items()}
+    return {
+        "ok": True, "rows": rows, "seconds_by_rank": by_rank,
+        "best_over_first": _layer(best) / _layer(first),
+        "flops_per_s": _layer(flops) / _layer(first),
+        "q_k_v_over_apart": first["q_k_v"] / (first["q"] + 2 * first["k"]),
+        "gate_up_over_apart": first["gate_up"] / (2 * first["gate"]),
+    }  # fmt: skip
+
+
+def _layer(of: Mapping[str, float]) -> float:
+    """The sum over a layer's seven products."""
+    return of["q"] + 2 * of["k"] + of["output"] + 2 * of["gate"] + of["down"]
+
+
+def _seconds_by_rank(
+    driver: Driver, p: Product, size: int, stream: int, quick: bool
+) -> dict[int, float]:
+    """Seconds of a product by each algorithm that runs; 0 is the library's own choice. Weights lie
+    side by side in `size` bytes and take turns, as a model's layers do, so that no cache holds
+    them; a turn is one graph, which costs the host nothing for each."""
+    each, found = 2 * p.n * p.k, {}
+    places = range(p.w, p.w + size - each + 1, each)
+    for rank in range(MOST_GUESSES):
+        try:
+            steps = [driver.product(replace(p, w=w), rank) for w in places]
+            steps[0](stream)  # also loads it, and tells whether it runs at all
+            driver.synchronise()
+        except BackendError:
+            if not rank:
+                raise
+            continue
+        driver.begin_capture(stream)
+        for step in steps:
+            step(stream)
+        graph = driver.end_capture(stream)
+        turn = seconds_of(partial(driver.launch_graph, graph, stream), driver.synchronise, quick)
+        found[rank] = turn.median / len(steps)
+    return found
 
 
 def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:

@@ -37,6 +37,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+PRODUCT = Product(1, 2, 3, 4, 5, 6, 7, "bf16", 0, 8, 9)
+
+
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> cupy_driver.CupyDriver:
     """A driver that claims a GPU; `setDevice`, which each call begins with, is let through."""
@@ -83,12 +86,12 @@ def test_loading_a_kernel_reaches_cuda(
 
 def test_a_product_reaches_cublas(driver: cupy_driver.CupyDriver) -> None:
     try:
-        cupy_driver.Blas().handle(1)
+        cupy_driver.Blas().product(PRODUCT)
     except BackendError as error:
         if "was not found" in str(error):
-            pytest.skip(f"cuBLAS is not installed: {error}")
-    with pytest.raises(BackendError, match="making a handle failed with cuBLAS status 1"):
-        driver.product(Product(1, 2, 3, 4, 5, 6, 7, "bf16", False, 8, 9), 1)
+            pytest.skip(f"cuBLASLt is not installed: {error}")
+    with pytest.raises(BackendError, match=r"^CUDA: cublasLtCreate failed: .*NOT_INITIALIZED$"):
+        driver.product(PRODUCT)
 
 
 def test_no_gpu_is_one_line() -> None:

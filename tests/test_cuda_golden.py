@@ -65,7 +65,7 @@ def logits(
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 33 rows on a step is a prompt's: through cuBLAS, and attention by tiles where it can."""
+    """From 33 rows on a step is a prompt's: by cuBLASLt, and attention by tiles where it can."""
     for room in (matmul, attention):
         monkeypatch.setattr(room, "FEW_ROWS", 32)
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from cuda_host import Fault, HostDriver, compiled, entry_of, need_compiler
 
+from ggraph.backends.cuda.driver import Product
+from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
 pytestmark = need_compiler
@@ -125,3 +127,58 @@ def test_barriers_and_shuffles_are_reached_together() -> None:
         run("half_a_warp", 16)
     with pytest.raises(Fault, match="diverged: threads meet at different barriers"):
         run("diverged", 16)
+
+
+def multiplied(driver: HostDriver, rank: int = 0, **changed: int | str) -> None:
+    """A product of 4 rows, 6 outputs in rows of 8, 5 columns, run; places of `changed` are offsets
+    in one buffer, in which each operand has 256 bytes."""
+    base, stream = driver.allocate(1280), driver.stream()
+    given = {"w": 0, "x": 256, "y": 512, "n": 6, "m": 4, "k": 5, "row": 8, "kind": "f16",
+             "rest": 768, "space": 1024, "space_bytes": 256, **changed}  # fmt: skip
+    places = {what: base + given[what] for what in ("w", "x", "y", "rest", "space")}
+    driver.product(Product(**{**given, **places}), rank)(stream)
+    driver.synchronise()
+    driver.free(base)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, ""),
+        ({"rest": 512}, ""),
+        ({"row": 6}, ""),
+        ({"row": 5}, "no product of the library's"),
+        ({"m": 0}, "no product of the library's"),
+        ({"rest": 512 + 32}, "y and rest of a product overlap"),
+        ({"rest": 512 - 32}, "y and rest of a product overlap"),
+        ({"w": 512 + 4}, "w and y of a product overlap"),
+        ({"x": 768, "rest": 256}, ""),
+        ({"space": 768, "rest": 1024}, ""),
+        ({"space": 768}, "rest and space of a product overlap"),
+        ({"space_bytes": 257}, "a product's space leaves its buffer"),
+        ({"w": -16}, "a product's w leaves its buffer"),
+        ({"space": 1024 + 16, "space_bytes": 16}, "space of a product not aligned"),
+        ({"x": 257}, "x of a product not aligned"),
+        ({"y": 514}, "y of a product not aligned"),
+    ],
+    ids=str,
+)
+def test_products_keep_to_what_the_library_asks_for(
+    changed: dict[str, int | str], why: str
+) -> None:
+    for rank in (0, 1):
+        if not why:
+            multiplied(HostDriver(), rank, **changed)
+            continue
+        with pytest.raises(Fault, match=why):
+            multiplied(HostDriver(), rank, **changed)
+
+
+def test_an_algorithm_is_asked_for_before_a_capture() -> None:
+    """As cuBLASLt of CUDA 13.3 has it; and there are two of them."""
+    driver = HostDriver()
+    with pytest.raises(BackendError, match="none of rank 2"):
+        multiplied(driver, 2)
+    driver.begin_capture(driver.stream())
+    with pytest.raises(BackendError, match="during a capture"):
+        multiplied(driver)

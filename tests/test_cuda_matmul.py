@@ -5,14 +5,17 @@ The reference is NumPy's decoder, which `test_formats_quants.py` holds to the `g
 
 import numpy as np
 import pytest
-from cuda_kit import need_driver, opened, run
+from cuda_host import HostDriver, need_compiler
+from cuda_kit import bytes_of, need_driver, opened, over, place, room, run
 
 from ggraph import dtype as dt
 from ggraph import ops
 from ggraph.backends.cuda import kernels, matmul
 from ggraph.backends.cuda.lower import accepts
+from ggraph.backends.protocol import Launch, Ref
 from ggraph.dtype import I32, DType
 from ggraph.formats.quants import dequantize
+from ggraph.plan import Actor, Command, Do
 from ggraph.tensor import Array, input, weight
 
 pytestmark = need_driver
@@ -129,6 +132,39 @@ def test_many_rows_go_to_the_library_in_slices(
         got = product(dtype, raw, x, add)
         wanted = x @ weights.T + (0 if add is None else add)
         assert (np.abs(got - wanted) <= coarse * bound + 1e-6).all(), f"{dtype} {add is None}"
+
+
+@need_compiler
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_is_added_is_read_where_it_lies(
+    in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows in slices: no copy, and nothing but the result is written."""
+    n, k, m = 21, 64, matmul.FEW_ROWS + 1
+    monkeypatch.setattr(matmul, "SLICE_BYTES", 8 * k * 2)
+    driver = HostDriver()
+    backend, rng = over(driver), np.random.default_rng(5)
+    raw = raw_weight(dt.Q8_0, n, k)
+    x, rest = (rng.normal(size=(m, size)).astype(np.float32) for size in (k, n))
+    w, a, r = weight("w", (n, k), dt.Q8_0), input("x", x.shape), input("r", rest.shape)
+    y = ops.mul_mat_add(w, a, r, name="y")
+    held = [place(backend, t, v) for t, v in ((w, raw.reshape(-1)), (a, bytes_of(a, x)))]
+    other = place(backend, r, bytes_of(r, rest))
+    target = other if in_place else place(backend, y)
+    sources = tuple(Ref(t, h, 0) for t, h in zip((w, a, r), (*held, other), strict=True))
+    command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
+    beside = {need.key: room(backend, need) for need in backend.spec.needs(y)}
+    program = backend.lower([Launch(command, Ref(y, target, 0), sources, beside)])
+    marks = len(driver.calls)
+    backend.submit(0, program)
+    backend.synchronise()
+    done = driver.calls[marks:]
+    assert done == ["unary", *["dequantise", "product bf16"] * 3]
+    got = backend.read(target, 0, y.nbytes).view(np.float32).reshape(m, n)
+    wanted = x @ decoded(dt.Q8_0, raw, k).T + rest
+    assert np.abs(got - wanted).max() < 8e-3 * np.abs(wanted).max()
+    if not in_place:
+        assert backend.read(other, 0, r.nbytes).tobytes() == rest.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [dt.F16, dt.Q4_K, dt.Q8_0], ids=str)

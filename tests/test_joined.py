@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from ggraph.errors import ShapeError
 from ggraph.graph import Graph
 from ggraph.ops.fused import FEW_ROWS, MOST_MATRICES
 from ggraph.pipeline import Options
+from ggraph.place import place
 from ggraph.rewrite import rewrite
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind, Tensor, input, state, weight
@@ -237,3 +239,40 @@ def test_what_is_refused() -> None:
     for wrong in ([], [w] * MOST_MATRICES, [weight("n", (8, 32))], [weight("e", (1, 8, 64))]):
         with pytest.raises(ShapeError, match=r"^mul_mats\("):
             ops.mul_mats(w, x, *wrong)
+
+
+def unit(rows: int, types: dict[str, DType]) -> Graph:
+    """A gated unit of two products."""
+    x = input("x", (rows, 256))
+    gate, up = (ops.mul_mat(weight(f"w{n}", (96, 256), types["q"]), x) for n in ("gate", "up"))
+    return Graph.of({"y": ops.swiglu(gate, up)})
+
+
+@pytest.mark.parametrize(("made", "op"), [(layer, "mul_mats"), (unit, "mul_mat_gated")])
+@pytest.mark.parametrize("rows", [(FEW_ROWS + 1, 3), (3, FEW_ROWS + 1)])
+def test_no_weight_of_a_launch_is_copied_where_memory_ends(
+    rows: tuple[int, int], made: Callable[[int, dict[str, DType]], Graph], op: str
+) -> None:
+    """A device's memory ends behind any weight, and first comes the plan of a prompt, whose
+    products are apart, or that of few rows; the second finds the weights where the first put them,
+    as in a session."""
+    matrices = {t.name: t for t in made(3, SAME).leaves(Kind.WEIGHT)}
+    cpu = replace(KNOWN, host_visible=True, fused=frozenset({op}))
+    homes = set()
+    for room in accumulate((t.nbytes for t in matrices.values()), initial=0):
+        devices = [replace(cpu, name="near", host_visible=False, memory_bytes=room), cpu]
+        pins: list[str] = []
+        for n in rows:
+            graph = rewrite(made(n, SAME), devices)
+            placed = place(graph, devices, pins).of
+            pins = [f"^{name}$={placed[name].device}" for name in matrices]
+            homes.add(there := frozenset(placed[name].device for name in matrices))
+            assert len(there) == 1, (room, n)
+            readers = [t for t in graph.nodes if not matrices.keys().isdisjoint(_names(t))]
+            assert {placed[t.name].device for t in readers} == there
+            assert (op in {t.op for t in readers}) == (n == 3)
+    assert homes == {frozenset({"cpu"}), frozenset({"near"})}
+
+
+def _names(t: Tensor) -> set[str]:
+    return {s.name for s in t.sources}

@@ -44,9 +44,31 @@ def test_layers_beyond_the_split_go_to_the_fallback() -> None:
 def test_first_device_with_room_is_left_for_good_when_it_is_full() -> None:
     small = replace(SIM0, memory_bytes=3 * E * E * 4 + 100)
     of = place(GRAPH, [small, SIM1, CPU]).of
-    first = [of[n].device for n in ("blk.0.k.weight", "cache.0", "blk.0.q.weight")]
+    first = [of[f"blk.0.{n}.weight"].device for n in "kqv"]
     assert first == ["sim0", "sim0", "sim0"], "in the order of their first readers"
-    assert of["blk.0.v.weight"].device == of["blk.1.q.weight"].device == "sim1"
+    assert of["cache.0"].device == of["blk.1.q.weight"].device == "sim1"
+
+
+def test_weights_of_one_x_are_never_torn_apart() -> None:
+    """Wherever the first device's memory ends. One op of several weights is one reader; what reads
+    beside no other value goes alone; a pin takes its weight out."""
+    x = ops.scale(input("x", (3, 8)), 2.0)
+    q, k, v = (ops.mul_mat(weight(n, (4, 8)), x, name=f"{n}.y") for n in "qkv")
+    both = ops.mul_mats(weight("m", (4, 4)), ops.scale(q, 3.0), weight("n", (4, 4)))
+    alone = [ops.scale(weight(n, (4,)), 2.0) for n in "ab"]
+    graph = Graph.of({f"y{i}": t for i, t in enumerate((q, k, v, both, *alone))})
+    whole = {"q": 128, "k": 128, "v": 128, "m": 64, "n": 64, "a": 16, "b": 16}
+    seen = set()
+    for room in range(0, sum(whole.values()) + 16, 16):
+        of = place(graph, [replace(SIM0, memory_bytes=room), SIM1, CPU]).of
+        homes = {n: of[n].device for n in whole}
+        assert homes["q"] == homes["k"] == homes["v"] and homes["m"] == homes["n"], room
+        there = sum(whole[n] for n, home in homes.items() if home == "sim0")
+        assert there <= room
+        seen.add(there)
+    assert seen == {0, 384, 512, 528, 544}
+    pinned = place(graph, [replace(SIM0, memory_bytes=256), SIM1, CPU], ["^k$=cpu"]).of
+    assert [pinned[n].device for n in "qkv"] == ["sim0", "cpu", "sim0"]
 
 
 def test_pins_decide_and_ops_follow_their_weights() -> None:
@@ -107,7 +129,8 @@ def test_weights_of_a_dtype_that_a_device_cannot_read_stay_away() -> None:
 def test_a_full_device_lists_what_was_placed_there() -> None:
     tight = replace(CPU, memory_bytes=600)
     with pytest.raises(
-        PlaceError, match=r"cpu: %cache.0 .* capacity 600 bytes, 608 .* %blk.0.k.weight 256, %x 96"
+        PlaceError,
+        match=r"cpu: %blk.0.k.weight .* capacity 600 bytes, 864 .* %blk.0.v.weight 256, %x 96",
     ):
         place(GRAPH, [tight])
     with pytest.raises(PlaceError, match=r"sim1: %.*does not fit: capacity 100"):

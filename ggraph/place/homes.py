@@ -1,7 +1,7 @@
 """Homes of inputs, weights and states, within the devices' capacity."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ggraph.errors import PlaceError
 from ggraph.place.work import Work
@@ -51,13 +51,35 @@ def _layer(work: Work, leaf: Tensor) -> int | None:
     return next((int(m[1]) for x in nearby if (m := _LAYER.search(x.name))), None)
 
 
+def _together(work: Work) -> dict[str, list[Tensor]]:
+    """For each weight that no pin holds those that one launch may read with it, itself among them.
+
+    That are weights of one op, or of ops of one kind that read the same beside them, as Q, K and V
+    of one x: a plan of other rows makes one op of these, and finds the weights where this one put
+    them. A weight that has several such readers goes by the first.
+    """
+    groups: dict[tuple[str, ...], list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
+    for t in work.graph.nodes:
+        beside = [s.name for s in t.sources if s.storage.kind is not Kind.WEIGHT]
+        group = groups.setdefault((t.op, *beside) if beside else (t.name,), [])
+        for leaf in (s.storage for s in t.sources if s.storage.kind is Kind.WEIGHT):
+            if leaf.name not in found and leaf.name not in work.pinned:
+                group.append(leaf)
+                found[leaf.name] = group
+    return found
+
+
 def leaves(work: Work, table: list[str]) -> None:
     """A home for every input, weight and state, within the devices' capacity."""
     room = {d.name: d.memory_bytes for d in work.devices}
     closed: set[str] = set()
+    together = _together(work)
     layer = 0
     for t in _by_first_use(work):
-        pin = work.pinned.get(t.name)
+        if t.name in work.of:  # it came with an earlier one
+            continue
+        pin, group = work.pinned.get(t.name), [t]
         if pin:
             device, cause = pin.device, f"pin {pin}"
         elif t.kind is Kind.INPUT:
@@ -67,24 +89,28 @@ def leaves(work: Work, table: list[str]) -> None:
             layer = layer if found is None else found
             device, cause = table[min(layer, len(table) - 1)], f"{t.kind.value}'s home, layer split"
         else:
-            device = _with_room(work, t, room, closed)
+            group = together.get(t.name, group)
+            device = _with_room(work, group, room, closed)
             cause = f"{t.kind.value}'s home, first device with room"
-        room[device] -= t.nbytes
-        work.put(t, device, cause)
+        for leaf in group:
+            room[device] -= leaf.nbytes
+            work.put(leaf, device, cause)
         if room[device] < 0:
             raise _full(work, t, device)
 
 
-def _with_room(work: Work, t: Tensor, room: Mapping[str, int], closed: set[str]) -> str:
-    """The first open device that can run all readers and has room. A full device is closed, so
-    that later small leaves do not tear the layers apart."""
-    readers = work.users[t.name]
+def _with_room(
+    work: Work, group: Sequence[Tensor], room: Mapping[str, int], closed: set[str]
+) -> str:
+    """The first open device that can run all readers and has room for all of the group. A full
+    device is closed, so that later small leaves do not tear the layers apart."""
+    readers, nbytes = [r for t in group for r in work.users[t.name]], sum(t.nbytes for t in group)
     able = [d.name for d in work.devices if all(d.supports(r) for r in readers)]
     for name in [d for d in able if d not in closed]:
-        if room[name] >= t.nbytes:
+        if room[name] >= nbytes:
             return name
         closed.add(name)
-    left = [d.name for d in work.devices if room[d.name] >= t.nbytes and d.name not in closed]
+    left = [d.name for d in work.devices if room[d.name] >= nbytes and d.name not in closed]
     return left[-1] if left else work.fallback.name
 
 

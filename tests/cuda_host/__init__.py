@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 from guard_pages import guarded, is_untouched
 
+from cuda_host import products
+from cuda_host.products import Fault
 from ggraph.backends.cuda import kernels
 from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit
@@ -102,10 +104,6 @@ class _Capture:
     graph: Graph
     last: dict[int, tuple[int, ...]]  # stream -> nodes that its next one comes after
     marks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # event -> nodes
-
-
-class Fault(AssertionError):
-    """A kernel did what a GPU would refuse or leave undefined."""
 
 
 class HostDriver:
@@ -275,18 +273,22 @@ class HostDriver:
 
         self._add(stream, kernel, seconds, run)
 
-    def product(self, p: Product, stream: int) -> None:
-        """NumPy's product, in the place of cuBLAS; the whole work space is overwritten."""
+    def product(self, p: Product, rank: int = 0) -> Callable[[int], None]:
+        """NumPy's product, in the place of cuBLASLt, by two algorithms; the whole work space is
+        overwritten. What the library refuses or leaves undefined is refused here."""
+        if self._capture is not None:
+            raise BackendError("cuBLASLt is asked for an algorithm during a capture")
+        if rank >= products.ALGORITHMS:
+            raise BackendError(f"{products.ALGORITHMS} algorithms, none of rank {rank}")
+        ranges = products.checked(p)
 
         def run() -> None:
-            left, right = _matrix(p.w, p.n, p.k, p.kind), _matrix(p.x, p.m, p.k, p.kind)
-            ctypes.memset(p.space, 0xA5, p.space_bytes)
-            count = (p.m - 1) * p.row + p.n
-            out = np.ctypeslib.as_array((ctypes.c_float * count).from_address(p.y))
-            out = np.lib.stride_tricks.as_strided(out, (p.m, p.n), (p.row * 4, 4))
-            out[:] = (right @ left.T) + (out if p.add else 0)
+            for what, (first, end) in ranges.items():
+                if not any(a <= first and end <= a + r.size for a, r in self._memory.items()):
+                    raise Fault(f"a product's {what} leaves its buffer: {p}")
+            products.compute(p, rank)
 
-        self._add(stream, f"product {p.kind}", 1e-6, run)
+        return lambda stream: self._add(stream, f"product {p.kind}", 1e-6, run)
 
     def begin_capture(self, stream: int) -> None:
         """Record from here on."""
@@ -397,14 +399,3 @@ class HostDriver:
         if work.run is not None:
             work.run()
         work.done_at = self._free_at[stream] = begin + work.seconds
-
-
-def _matrix(address: int, rows: int, k: int, kind: str) -> np.ndarray[Any, Any]:
-    """float32 [rows, k] of the values at an address."""
-    size = rows * k * (4 if kind == "f32" else 2)
-    raw = np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
-    if kind == "f32":
-        return raw.view(np.float32).reshape(rows, k)
-    if kind == "f16":
-        return raw.view(np.float16).astype(np.float32).reshape(rows, k)
-    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(rows, k)

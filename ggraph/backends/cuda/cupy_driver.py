@@ -185,10 +185,16 @@ class CupyDriver:
                 function.ptr, *grid, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
             )
 
-    def product(self, p: Product, stream: int) -> None:
-        """One call of cuBLAS."""
-        with self._here("a product"):
-            self._blas.product(p, stream)
+    def product(self, p: Product, rank: int = 0) -> Callable[[int], None]:
+        """One call of cuBLASLt."""
+        with self._here("choosing an algorithm"):
+            enqueue = self._blas.product(p, rank)
+
+        def step(stream: int) -> None:
+            with self._here("a product"):
+                enqueue(stream)
+
+        return step
 
     def begin_capture(self, stream: int) -> None:
         """Record; other threads may go on using the device."""

@@ -6,21 +6,23 @@ and graphs are plain integers or objects that the backend only passes on. Every 
 BackendError with one clear line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ggraph.backends.cuda.kernels import Unit
 
 Grid = tuple[int, int, int]
+ALIGNED = 256  # bytes of which device memory begins at a multiple
 
 
 @dataclass(frozen=True)
 class Product:
-    """y [m, n] (f32, rows `row` elements apart) = or += x [m, k] . w [n, k], by the library.
+    """y [m, n] (f32, rows `row` elements apart) = x [m, k] . w [n, k] (+ rest), by the library.
 
-    w, x and y are addresses; w and x are of `kind` "f32", "f16" or "bf16", sums are float32. The
-    library may write anything into the `space_bytes` at `space`.
+    w, x, y and rest are addresses; w and x are of `kind` "f32", "f16" or "bf16", sums are float32.
+    rest lies as y does, is y itself or shares no byte with it; 0: nothing is added. The library may
+    write anything into the `space_bytes` at `space`, a multiple of ALIGNED.
     """
 
     w: int
@@ -31,7 +33,7 @@ class Product:
     k: int
     row: int
     kind: str
-    add: bool
+    rest: int
     space: int
     space_bytes: int
 
@@ -47,7 +49,7 @@ class Driver(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> int:
-        """Address of device memory, aligned to 256 bytes. BackendError: out of memory."""
+        """Address of device memory, a multiple of ALIGNED. BackendError: out of memory."""
         ...
 
     def free(self, address: int) -> None:
@@ -96,8 +98,10 @@ class Driver(Protocol):
         """Enqueue a kernel; `block` threads per block, a multiple of 32."""
         ...
 
-    def product(self, p: Product, stream: int) -> None:
-        """Enqueue a product by the library; nothing is allocated for it."""
+    def product(self, p: Product, rank: int = 0) -> Callable[[int], None]:
+        """What enqueues a product on a stream; nothing is allocated for it. How is decided here,
+        alike for products of one shape: by the algorithm that the library expects to be the
+        fastest, or a further one by its `rank`. BackendError where the library knows of none."""
         ...
 
     def begin_capture(self, stream: int) -> None:

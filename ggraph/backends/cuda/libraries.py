@@ -40,6 +40,7 @@ def _loaded(name: str, package: str, major: int | None) -> Any:
         except OSError as error:
             tried.append(str(error))
     of = f" of CUDA {major}, as CuPy is," if major is not None else ""
+    package += "-cu12" if major == 12 else ""  # those of newer majors have no suffix
     raise BackendError(
         f"CUDA's library {name}{of} was not found; `pip install {package}` brings it"
         + (f" (tried: {'; '.join(tried)})" if tried else "")

@@ -1,11 +1,10 @@
-"""Matrix products on CUDA: few rows by a kernel of our own, many by cuBLAS.
+"""Matrix products on CUDA: few rows by a kernel of our own, many by cuBLASLt.
 
 Up to FEW_ROWS rows, as many as a tree has nodes, a row's bits do not depend on how many rows are
 computed with it, so that verifying a draft gives what one-by-one decoding gives. Legend: n outputs,
 k inner size, m rows.
 """
 
-from functools import partial
 from math import prod
 
 from ggraph.backends.cuda.driver import Product
@@ -29,6 +28,7 @@ SINGLE = ("q6_k",)  # of which two tiles do not fit the registers as they are be
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
+LIBRARY_TILE = 256  # outputs: the widest tile of cuBLASLt's that is common
 WORK_SPACE = 32 << 20  # bytes; what cuBLAS recommends for sm_90
 
 
@@ -76,7 +76,7 @@ def _parts(low: Lowering, launch: Launch) -> int:
 
 
 def _product_needs(t: Tensor) -> tuple[Need, ...]:
-    """Few rows: "parts" of them. Many: "work", cuBLAS's; rows in the type in which it multiplies,
+    """Few rows: "parts" of them. Many: "work", cuBLASLt's; rows in the type in which it multiplies,
     under its name; and "decoded", a slice of w in it."""
     w, x = t.sources[:2]
     m, k = prod(x.shape[:-1]), w.shape[-1]
@@ -94,7 +94,7 @@ def _product_needs(t: Tensor) -> tuple[Need, ...]:
 
 
 def rounds(t: Tensor) -> str:
-    """What a product rounds by itself: many rows, to the type in which cuBLAS multiplies."""
+    """What a product rounds by itself: many rows, to the type in which cuBLASLt multiplies."""
     if t.op not in ("mul_mat", "mul_mat_add"):
         return ""
     w, x = t.sources[:2]
@@ -104,7 +104,9 @@ def rounds(t: Tensor) -> str:
 
 
 def _slice_rows(n: int, k: int, kind: DType) -> int:
-    return max(1, min(n, SLICE_BYTES // (k * kind.block_bytes)))
+    """Outputs of a slice: whole tiles of the library, so that no slice ends amid one."""
+    most = SLICE_BYTES // (k * kind.block_bytes)
+    return max(1, min(n, most - most % LIBRARY_TILE if most > LIBRARY_TILE else most))
 
 
 def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
@@ -181,12 +183,12 @@ def _gated(low: Lowering, launch: Launch) -> None:
 
 
 def _fast_type(dtype: DType) -> DType:
-    """The type in which cuBLAS multiplies. Block types go to bf16: every scale is in its range."""
+    """The type in which cuBLASLt multiplies. Block types go to bf16, which holds every scale."""
     return dtype if dtype in (F32, F16, BF16) else BF16
 
 
 def _rows_as(low: Lowering, launch: Launch, kind: DType) -> int:
-    """Source 1 in the type in which cuBLAS multiplies: made once for all products that read it."""
+    """Source 1 in the type in which cuBLASLt multiplies, made once for all that read it."""
     x, room = launch.sources[1], launch.room(kind.name)
     if not room.ready:
         low.per_element(
@@ -207,10 +209,8 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     work = low.at(launch.room("work"))
     x = low.at(a) if kind is F32 else _rows_as(low, launch, kind)
     slices = low.at(launch.room("decoded")) if decoded else 0
-    if add:
-        low.copy(y, add, m * n * 4)
     for n0 in range(0, n, rows):
-        count = min(rows, n - n0)
+        count, beside = min(rows, n - n0), 4 * n0
         source = low.at(w) + n0 * w.tensor.dtype.row_bytes(k)
         if decoded:
             grid = (-(-count * -(-k // 8) // 256), 1, 1)
@@ -218,9 +218,10 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
                      rows=count, k=k, type_=PLAIN[kind])  # fmt: skip
             source = slices
         made = Product(
-            source, x, y + 4 * n0, count, m, k, n, kind.name, bool(add), work, WORK_SPACE
-        )
-        low.steps.append(partial(low.keeper.driver.product, made))
+            source, x, y + beside, count, m, k, n, kind.name, add + beside if add else 0, work,
+            WORK_SPACE,
+        )  # fmt: skip
+        low.steps.append(low.keeper.driver.product(made))
 
 
 def _any(low: Lowering, x: Launch, add: int) -> None:
