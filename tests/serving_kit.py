@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
+from ggraph.serving.states import States
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.tensor import Array
@@ -32,6 +33,7 @@ from models.run.load import Loaded, load
 CONTEXT = 96  # tokens of a text
 SLOTS = 400  # of the cache
 TEXTS = 6  # that run together
+STATES = 12  # of those and of earlier ones
 DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree", "model", "head and model")
 RECURRENT = "lfm2", QWEN  # short convolutions, gated delta nets
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
@@ -67,7 +69,8 @@ MODEL = HeadDrafter("model", lambda _: True, asks="model")  # has no state
 
 @dataclass(frozen=True)
 class Asked:
-    """One request of a history: when it comes, what it says, when it is cancelled."""
+    """One request of a history: when it comes, what it says, when it is cancelled. One that
+    `follows` another says that one's text first, as far as it has come, as a next turn does."""
 
     at: int
     prompt: tuple[int, ...]
@@ -77,6 +80,7 @@ class Asked:
     drafter: str  # "", "suffix", "chain", "tree", "head", ..: one of DRAFTERS
     gone_after: int  # steps; 0: stays
     priority: int
+    follows: int = -1
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,12 @@ class History:
     asked: tuple[Asked, ...]
     slots: int
     limits: Limits
+    states: int = STATES
 
 
 def history(seed: int) -> History:
-    """A random history. Prompts share beginnings, also those of answers' like."""
-    r = np.random.default_rng(seed)
+    """A random history. Prompts share beginnings, and some go on with others' texts."""
+    r, further = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     stems = [tuple(r.integers(0, VOCABULARY, int(r.integers(1, 40))).tolist()) for _ in range(3)]
     asked = []
     for i in range(int(r.integers(2, 9))):
@@ -106,13 +111,16 @@ def history(seed: int) -> History:
                 str(r.choice(DRAFTERS)),
                 int(r.integers(1, 14)) if r.random() < 0.25 else 0,
                 int(r.integers(0, 2)),
+                int(further.integers(-1, i)) if i and further.random() < 0.4 else -1,
             )
         )
     texts = int(r.integers(1, TEXTS + 1))
     limits = Limits(
-        texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16]))
-    )
-    return History(tuple(asked), int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), limits)
+        texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16])),
+        int(further.choice([1, 4, 16])),
+    )  # fmt: skip
+    slots, states = int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), int(further.integers(0, 7))
+    return History(tuple(asked), slots, limits, texts + states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,17 +149,18 @@ class World:
         path = small_model(folder / f"{name}.gguf", source=source)
         return World.of(path, threads, head=path if name == QWEN else None)
 
-    def fresh(self, limits: Limits, slots: int = SLOTS) -> Batch:
-        """A batch that has done nothing yet, and may use so many slots."""
+    def fresh(self, limits: Limits, slots: int = SLOTS, states: int = STATES) -> Batch:
+        """A batch that has done nothing yet, and may use so many slots and states."""
         m = self.batch
-        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=TEXTS)
+        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=STATES)
         guessers: list[ListHead] = []
         if m.head is not None:
             guessers.append(ListHead(m.head, m.session, SLOTS, CONTEXT))
         if self.smaller is not None:
             guessers.append(ListModel(self.smaller, m.session, SLOTS, CONTEXT))
         batch = Batch(runner, limits, guessers=guessers)
-        batch.memory = Memory(slots, runner.texts)
+        held = States(states, runner.copy) if runner.texts else None
+        batch.memory = Memory(slots, held, limits.apart)
         return batch
 
 
@@ -190,14 +199,14 @@ def play(
 ) -> list[tuple[Asked, Text]]:
     """Run a history to its end; the slots are counted after every step. What happened is added to
     `seen`; `watch` is told the batch before it begins."""
-    batch = w.fresh(h.limits, h.slots)
+    batch = w.fresh(h.limits, h.slots, h.states)
     watch(batch)
     texts: list[tuple[Asked, Text]] = []
     todo, step = sorted(h.asked, key=lambda a: a.at), 0
     gone: dict[Text, int] = {}
     while todo or not batch.idle:
         while todo and todo[0].at <= step:
-            a = todo.pop(0)
+            a = _after(todo.pop(0), [t for _, t in texts])
             text = batch.submit(request_of(w, a, batch.prices))
             texts.append((a, text))
             if a.gone_after:
@@ -216,6 +225,14 @@ def play(
             refused=c.drafted - c.accepted, evicted=batch.memory.evicted, cancelled=cancelled,
         )  # fmt: skip
     return texts
+
+
+def _after(a: Asked, texts: Sequence[Text]) -> Asked:
+    """A request with what it follows before its own words, where that fits."""
+    if not 0 <= a.follows < len(texts):
+        return a
+    whole = (*texts[a.follows].tokens, *a.prompt)
+    return replace(a, prompt=whole) if len(whole) < CONTEXT else a
 
 
 @lru_cache(maxsize=4096)
