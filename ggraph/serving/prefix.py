@@ -47,7 +47,7 @@ class PrefixTree:
         """The longest beginning of `tokens` that is there: its node, and all its slots."""
         node, at, slots, now = self.root, 0, list[int](), next(self._clock)
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = _alike(child.tokens, tokens, at)
+            same = alike(child.tokens, tokens, at)
             if same < len(child.tokens):
                 child = self._split(child, same)
             child.used = now
@@ -65,7 +65,7 @@ class PrefixTree:
             raise InputError(f"{len(tokens)} tokens with {len(slots)} slots")
         at, now, kept, spare = 0, next(self._clock), list[int](), list[int]()
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = _alike(child.tokens, tokens, at)
+            same = alike(child.tokens, tokens, at)
             if same < len(child.tokens):
                 child = self._split(child, same)
             kept += child.slots
@@ -147,7 +147,7 @@ class PrefixTree:
         return upper
 
 
-def _alike(run: Sequence[int], tokens: Sequence[int], at: int) -> int:
+def alike(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int:
     """How many tokens from `at` on are those of `run`."""
     most = min(len(run), len(tokens) - at)
     if run[:most] == list(tokens[at : at + most]):

@@ -126,7 +126,8 @@ class Text:
     def stem(self) -> int:
         """Tokens that later prompts are likely to begin with; the last one's row is always
         computed, for its logits."""
-        return len(self.request.prompt) - 1 if self.request.stem < 0 else self.request.stem
+        last = len(self.request.prompt) - 1
+        return last if self.request.stem < 0 else min(self.request.stem, last)
 
     @property
     def outstanding(self) -> int:
