@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from ggraph.decode.model import LOG
 from ggraph.decode.policy import Fixed
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.states import KEPT
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import LONGEST_DRAFT, Plain, Request
@@ -130,12 +128,8 @@ def test_texts_whose_features_are_kept_run_beside_drafts(world: World) -> None:
             assert len(np.concatenate(text.features)) == len(a.prompt) + len(new) - 1
 
 
-def test_what_cannot_be_had_is_refused(world: World, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_refused(world: World) -> None:
     m = world.batch
     runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=2)
     with pytest.raises(InputError, match=r"the runner of \w+ has states for 2 texts"):
         Batch(runner, Limits(texts=3))
-    disk = Disk(tmp_path, b"", 1 << 20)
-    with pytest.raises(InputError, match="recurrent layers, whose states are not kept on disk"):
-        Spill(disk, runner)
-    disk.close()

@@ -159,7 +159,7 @@ class Batch:
         for text in ended:
             self.running.remove(text)
             if self.disk is not None:
-                self.disk.keep(text)
+                self.disk.keep(text, self.memory)
             self.memory.forget(text)
         return ended
 

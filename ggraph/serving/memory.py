@@ -100,6 +100,18 @@ class Memory:
         text.spare, text.seen_version = [], -1
         text.unread.clear()
 
+    def standing(self, text: Text) -> list[tuple[int, int]]:
+        """Of a recurrent model: how many tokens of a text each state stands behind, and its slot;
+        those that are kept on its path, and last its own."""
+        found, node, count = list[tuple[int, int]](), text.node, text.shared
+        if self.states is None:
+            return found
+        while node.parent is not None:
+            if (slot := self.states.slot_of(node)) is not None:
+                found.append((count, slot))
+            count, node = count - len(node.tokens), node.parent
+        return [*found[::-1], (text.computed - len(text.replay), text.state)]
+
     def replay(self, text: Text, log: Sequence[int] = (), nodes: Sequence[int] = ()) -> None:
         """A text's states hold all but these nodes of a draft, whose rows lie in the log."""
         if log or text.replay:
