@@ -4,8 +4,9 @@
     python scripts/check_serving.py --model SmolLM2-135M-Instruct.Q4_1.gguf --histories 100
 
 Arrivals, prompts with shared beginnings, cancellations, priorities, drafts (chains, trees, those
-of a head and of a smaller model), and caches so small that texts are sent back: whatever differs is
-told with its history. The tiny models take turns; two are recurrent.
+of a head and of a smaller model), turns that go on with earlier answers, a cache on disk here and
+there, and caches so small that texts are sent back: whatever differs is told with its history. The
+tiny models take turns; two are recurrent.
 """
 
 import argparse

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from mtp_kit import QWEN, with_draft_layer
@@ -18,6 +19,7 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
 from ggraph.serving.prices import SharedPrices
@@ -91,6 +93,7 @@ class History:
     slots: int
     limits: Limits
     states: int = STATES
+    disk: bool = False
 
 
 def history(seed: int) -> History:
@@ -120,7 +123,7 @@ def history(seed: int) -> History:
         int(further.choice([1, 4, 16])),
     )  # fmt: skip
     slots, states = int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), int(further.integers(0, 7))
-    return History(tuple(asked), slots, limits, texts + states)
+    return History(tuple(asked), slots, limits, texts + states, bool(further.random() < 0.25))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +151,15 @@ class World:
             source = TINY.parent / "tiny2" / name
         path = small_model(folder / f"{name}.gguf", source=source)
         return World.of(path, threads, head=path if name == QWEN else None)
+
+    @cached_property
+    def _folder(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory()
+
+    @cached_property
+    def disk(self) -> Disk:
+        """What histories keep for later ones."""
+        return Disk(Path(self._folder.name), b"", 1 << 24)
 
     def fresh(self, limits: Limits, slots: int = SLOTS, states: int = STATES) -> Batch:
         """A batch that has done nothing yet, and may use so many slots and states."""
@@ -200,6 +212,7 @@ def play(
     """Run a history to its end; the slots are counted after every step. What happened is added to
     `seen`; `watch` is told the batch before it begins."""
     batch = w.fresh(h.limits, h.slots, h.states)
+    batch.disk = Spill(w.disk, batch.runner) if h.disk else None
     watch(batch)
     texts: list[tuple[Asked, Text]] = []
     todo, step = sorted(h.asked, key=lambda a: a.at), 0
@@ -223,6 +236,7 @@ def play(
         seen.update(
             texts=len(texts), preempted=c.preempted, reused=c.reused, accepted=c.accepted,
             refused=c.drafted - c.accepted, evicted=batch.memory.evicted, cancelled=cancelled,
+            restored=c.restored,
         )  # fmt: skip
     return texts
 
