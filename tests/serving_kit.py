@@ -19,6 +19,7 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
@@ -28,6 +29,7 @@ from ggraph.serving.states import States
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.tensor import Array
+from models.heads.dflash import BlockHead
 from models.registry import Model
 from models.run.drafting import smaller_model
 from models.run.load import Loaded, load
@@ -166,7 +168,9 @@ class World:
         m = self.batch
         runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=STATES)
         guessers: list[ListHead] = []
-        if m.head is not None:
+        if isinstance(m.head, BlockHead):
+            guessers.append(ListBlock(m.head, m.session, SLOTS, CONTEXT))
+        elif m.head is not None:
             guessers.append(ListHead(m.head, m.session, SLOTS, CONTEXT))
         if self.smaller is not None:
             guessers.append(ListModel(self.smaller, m.session, SLOTS, CONTEXT))
@@ -183,7 +187,7 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
     if a.drafter in ("chain", "tree"):
         knows = Knowing([*a.prompt, *alone(w, a)], a.drafter == "tree")
         drafts = Speculation([knows], Fixed(4))
-    elif a.drafter == "head":
+    elif a.drafter == "head" or (a.drafter == "head's tree" and isinstance(m.head, BlockHead)):
         drafts = Speculation([HeadDrafter("head", lambda _: True)], Fixed(3))
     elif a.drafter == "model":
         drafts = Speculation([MODEL], Fixed(3))

@@ -31,13 +31,15 @@ WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many 
 
 class Row(NamedTuple):
     """One token of a text: where it is written, and which slots it sees, itself included, in the
-    order of the text. `wanted`: whether it gets logits."""
+    order of the text. `wanted`: whether it gets logits. Of a row that sees later ones, `near` ends
+    with itself, for layers with a window."""
 
     token: int
     slot: int
     position: int
     seen: Array  # i32
     wanted: bool
+    near: Array | None = None
 
 
 class Lists:
@@ -70,6 +72,7 @@ class Lists:
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
         }
         if self._window is not None:
+            rows = [r if r.near is None else r._replace(seen=r.near) for r in rows]
             feeds["window_mask"] = self._listed("window_mask", rows, count, width, self._window)
         return feeds
 

@@ -16,6 +16,7 @@ from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.prefix import alike
@@ -109,13 +110,13 @@ class Service:
         m, head, found = self.m, self.m.head, list[ListHead]()
         if head is not None and getattr(head, "masked", None) is not None:
             raise InputError(f"{head.name} drafts in parallel, which a server cannot use yet")
-        if isinstance(head, BlockHead):
-            raise InputError(f"{head.name} drafts in blocks, which a server cannot use yet")
         if isinstance(head, AssistantHead):
             raise InputError(
                 f"{head.name} drafts from the model's own cache, which a server cannot"
             )
-        if head is not None:
+        if isinstance(head, BlockHead):
+            found.append(ListBlock(head, m.drafts, self.slots, m.runner.context))
+        elif head is not None:
             found.append(ListHead(head, m.drafts, self.slots, m.runner.context))
         if self.smaller is not None:
             found.append(ListModel(self.smaller, m.drafts, self.slots, m.runner.context))
@@ -285,6 +286,8 @@ class Service:
         found = [g for g in self.worker.batch.guessers if g.kind == kind]
         if not found:
             raise Refused(f"speculative.drafters: this server has no {kind}", param="speculative")
+        if name == "tree" and isinstance(found[0], ListBlock):
+            raise Refused("speculative.drafters: this head makes no trees", param="speculative")
         branches = min(BRANCHES, len(found[0].head.target_ids))
         tree = grown_to(most, branches) if name == "tree" else None
         return HeadDrafter(name, goes_on(policy, name), tree, asks=kind)
