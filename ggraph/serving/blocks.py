@@ -24,17 +24,22 @@ UNSEEN = np.zeros(0, np.int32)
 
 
 class MasksBlocks(DraftHead, Protocol):
-    """A head whose blocks have up to `block` rows, of which all but the first are the token `mask`.
-    Rows of a `causal` one see no later rows."""
+    """A head that guesses the tokens of a whole block."""
 
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """The most rows of a block."""
+        ...
 
     @property
-    def mask(self) -> int: ...
+    def mask(self) -> int:
+        """The token that all but the first of them are."""
+        ...
 
     @property
-    def causal(self) -> bool: ...
+    def causal(self) -> bool:
+        """Whether they see no later ones."""
+        ...
 
 
 class ListBlock(ListHead):
