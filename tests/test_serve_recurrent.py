@@ -67,7 +67,8 @@ def test_a_conversation_goes_on_from_its_messages(tmp_path: Path) -> None:
     """Although its template takes back what it wrote behind them: a state is kept before that."""
     changes = {"tokenizer.chat_template": THINKING}
     path = small_model(tmp_path / "small.gguf", source=TINY2 / QWEN, changes=changes)
-    running = started(path, "-t", "1", "--parallel", "2")
+    options = "-t", "1", "--parallel", "2", "--disk-cache", str(tmp_path / "disk")
+    running = started(path, *options)
     try:
         messages = [{"role": "user", "content": "to be or not to be, " * 4}]
         text, whole, cached = spoken(running, messages)
@@ -78,3 +79,9 @@ def test_a_conversation_goes_on_from_its_messages(tmp_path: Path) -> None:
         assert longer > whole
     finally:
         assert ended(running) == 0
+    again = started(path, *options)  # another process, which has the state from the disk
+    try:
+        _, _, cached = spoken(again, messages[:1])
+        assert cached == whole - 1 - len("assistant\n") - 2
+    finally:
+        assert ended(again) == 0

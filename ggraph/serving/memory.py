@@ -87,6 +87,7 @@ class Memory:
 
     def forget(self, text: Text) -> None:
         """A text holds nothing any more; what it computed stays in the tree, with its state."""
+        text.place = -1
         self.publish(text)
         self.pool.give(text.spare)
         self.pool.give(text.slots[text.shared : text.computed].tolist())
