@@ -4,8 +4,9 @@
     python scripts/check_serving.py --model SmolLM2-135M-Instruct.Q4_1.gguf --histories 100
 
 Arrivals, prompts with shared beginnings, cancellations, priorities, drafts (chains, trees, those
-of a head and of a smaller model), and caches so small that texts are sent back: whatever differs is
-told with its history. The tiny models take turns; two are recurrent.
+of a head and of a smaller model), turns that go on with earlier answers, a cache on disk here and
+there, and caches so small that texts are sent back: whatever differs is told with its history. The
+tiny models take turns; two are recurrent, and one has a head that drafts blocks.
 """
 
 import argparse
@@ -42,6 +43,9 @@ def main() -> None:
         worlds = {"tiny": World.of(path, asked.threads, head, smaller)}
         for name in () if asked.model else RECURRENT:
             worlds[name] = World.recurrent(name, Path(folder), asked.threads)
+        if not asked.model:
+            other = small_model(Path(folder) / "blocks.gguf", source=TINY / "qwen3_qknorm")
+            worlds["blocks"] = World.of(other, asked.threads, TINY.parent / "dflash")
     seen: dict[str, Counter[str]] = {name: Counter() for name in worlds}
     begun, wrong, done = time.perf_counter(), 0, 0
     for seed in range(asked.first, asked.first + asked.histories):

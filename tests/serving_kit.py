@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from mtp_kit import QWEN, with_draft_layer
@@ -18,13 +19,17 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.blocks import ListBlock
+from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
 from ggraph.serving.memory import Memory
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
+from ggraph.serving.states import States
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.tensor import Array
+from models.heads.dflash import BlockHead
 from models.registry import Model
 from models.run.drafting import smaller_model
 from models.run.load import Loaded, load
@@ -32,6 +37,7 @@ from models.run.load import Loaded, load
 CONTEXT = 96  # tokens of a text
 SLOTS = 400  # of the cache
 TEXTS = 6  # that run together
+STATES = 12  # of those and of earlier ones
 DRAFTERS = ("", "suffix", "chain", "tree", "head", "head's tree", "model", "head and model")
 RECURRENT = "lfm2", QWEN  # short convolutions, gated delta nets
 VOCABULARY = 6  # letters of prompts, so that many of them begin alike
@@ -67,7 +73,8 @@ MODEL = HeadDrafter("model", lambda _: True, asks="model")  # has no state
 
 @dataclass(frozen=True)
 class Asked:
-    """One request of a history: when it comes, what it says, when it is cancelled."""
+    """One request of a history: when it comes, what it says, when it is cancelled. One that
+    `follows` another says that one's text first, as far as it has come, as a next turn does."""
 
     at: int
     prompt: tuple[int, ...]
@@ -77,6 +84,7 @@ class Asked:
     drafter: str  # "", "suffix", "chain", "tree", "head", ..: one of DRAFTERS
     gone_after: int  # steps; 0: stays
     priority: int
+    follows: int = -1
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,13 @@ class History:
     asked: tuple[Asked, ...]
     slots: int
     limits: Limits
+    states: int = STATES
+    disk: bool = False
 
 
 def history(seed: int) -> History:
-    """A random history. Prompts share beginnings, also those of answers' like."""
-    r = np.random.default_rng(seed)
+    """A random history. Prompts share beginnings, and some go on with others' texts."""
+    r, further = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     stems = [tuple(r.integers(0, VOCABULARY, int(r.integers(1, 40))).tolist()) for _ in range(3)]
     asked = []
     for i in range(int(r.integers(2, 9))):
@@ -106,13 +116,16 @@ def history(seed: int) -> History:
                 str(r.choice(DRAFTERS)),
                 int(r.integers(1, 14)) if r.random() < 0.25 else 0,
                 int(r.integers(0, 2)),
+                int(further.integers(-1, i)) if i and further.random() < 0.4 else -1,
             )
         )
     texts = int(r.integers(1, TEXTS + 1))
     limits = Limits(
-        texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16]))
-    )
-    return History(tuple(asked), int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), limits)
+        texts, int(r.choice([3, 16, 64])), int(r.choice([1, 2, 3])), int(r.choice([8, 16])),
+        int(further.choice([1, 4, 16])),
+    )  # fmt: skip
+    slots, states = int(r.choice([CONTEXT, CONTEXT + 30, SLOTS])), int(further.integers(0, 7))
+    return History(tuple(asked), slots, limits, texts + states, bool(further.random() < 0.25))
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,17 +154,29 @@ class World:
         path = small_model(folder / f"{name}.gguf", source=source)
         return World.of(path, threads, head=path if name == QWEN else None)
 
-    def fresh(self, limits: Limits, slots: int = SLOTS) -> Batch:
-        """A batch that has done nothing yet, and may use so many slots."""
+    @cached_property
+    def _folder(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory()
+
+    @cached_property
+    def disk(self) -> Disk:
+        """What histories keep for later ones."""
+        return Disk(Path(self._folder.name), b"", 1 << 24)
+
+    def fresh(self, limits: Limits, slots: int = SLOTS, states: int = STATES) -> Batch:
+        """A batch that has done nothing yet, and may use so many slots and states."""
         m = self.batch
-        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=TEXTS)
+        runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=STATES)
         guessers: list[ListHead] = []
-        if m.head is not None:
+        if isinstance(m.head, BlockHead):
+            guessers.append(ListBlock(m.head, m.session, SLOTS, CONTEXT))
+        elif m.head is not None:
             guessers.append(ListHead(m.head, m.session, SLOTS, CONTEXT))
         if self.smaller is not None:
             guessers.append(ListModel(self.smaller, m.session, SLOTS, CONTEXT))
         batch = Batch(runner, limits, guessers=guessers)
-        batch.memory = Memory(slots, runner.texts)
+        held = States(states, runner.copy) if runner.texts else None
+        batch.memory = Memory(slots, held, limits.apart)
         return batch
 
 
@@ -162,7 +187,7 @@ def request_of(w: World, a: Asked, prices: Prices) -> Request:
     if a.drafter in ("chain", "tree"):
         knows = Knowing([*a.prompt, *alone(w, a)], a.drafter == "tree")
         drafts = Speculation([knows], Fixed(4))
-    elif a.drafter == "head":
+    elif a.drafter == "head" or (a.drafter == "head's tree" and isinstance(m.head, BlockHead)):
         drafts = Speculation([HeadDrafter("head", lambda _: True)], Fixed(3))
     elif a.drafter == "model":
         drafts = Speculation([MODEL], Fixed(3))
@@ -190,14 +215,15 @@ def play(
 ) -> list[tuple[Asked, Text]]:
     """Run a history to its end; the slots are counted after every step. What happened is added to
     `seen`; `watch` is told the batch before it begins."""
-    batch = w.fresh(h.limits, h.slots)
+    batch = w.fresh(h.limits, h.slots, h.states)
+    batch.disk = Spill(w.disk, batch.runner) if h.disk else None
     watch(batch)
     texts: list[tuple[Asked, Text]] = []
     todo, step = sorted(h.asked, key=lambda a: a.at), 0
     gone: dict[Text, int] = {}
     while todo or not batch.idle:
         while todo and todo[0].at <= step:
-            a = todo.pop(0)
+            a = _after(todo.pop(0), [t for _, t in texts])
             text = batch.submit(request_of(w, a, batch.prices))
             texts.append((a, text))
             if a.gone_after:
@@ -214,8 +240,17 @@ def play(
         seen.update(
             texts=len(texts), preempted=c.preempted, reused=c.reused, accepted=c.accepted,
             refused=c.drafted - c.accepted, evicted=batch.memory.evicted, cancelled=cancelled,
+            restored=c.restored,
         )  # fmt: skip
     return texts
+
+
+def _after(a: Asked, texts: Sequence[Text]) -> Asked:
+    """A request with what it follows before its own words, where that fits."""
+    if not 0 <= a.follows < len(texts):
+        return a
+    whole = (*texts[a.follows].tokens, *a.prompt)
+    return replace(a, prompt=whole) if len(whole) < CONTEXT else a
 
 
 @lru_cache(maxsize=4096)

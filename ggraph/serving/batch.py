@@ -31,6 +31,7 @@ from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
 from ggraph.serving.parts import Part, course_of, place, rows_of
 from ggraph.serving.prices import SharedPrices
+from ggraph.serving.states import States
 from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
@@ -42,16 +43,20 @@ PIECE, PIECES = 4, 128  # rows of prompts beside each text that goes on, and at 
 class Limits:
     """How much one step may do. At most `texts` run together. Where prompts are read, a step has up
     to `alone` rows if nobody waits for a next token, about `beside` if few do; where all go on,
-    `rows`, drafts included."""
+    `rows`, drafts included. A prompt is cut to keep a recurrent model's state where that is `apart`
+    tokens from the one before: a cut costs a step, as much as five to eight rows."""
 
     texts: int = 32
     alone: int = 256
     beside: int = 48
     rows: int = 64
+    apart: int = 64
 
     def __post_init__(self) -> None:
         if not (1 <= self.texts <= self.rows <= 256 and 1 <= self.beside <= self.alone <= 256):
             raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to 256")
+        if self.apart < 1:
+            raise InputError(f"{self}: expected states 1 or more tokens apart")
 
 
 @dataclass
@@ -90,7 +95,8 @@ class Batch:
         if 0 < self.runner.texts < self.limits.texts:
             most = f"states for {self.runner.texts} texts"
             raise InputError(f"{self.limits}: the runner of {self.runner.model.name} has {most}")
-        self.memory = Memory(self.runner.slots, self.runner.texts)
+        states = States(self.runner.texts, self.runner.copy) if self.runner.texts else None
+        self.memory = Memory(self.runner.slots, states, self.limits.apart)
         # Layers whose inputs a step gives, for the head's sake.
         self.taps = tuple(t for g in self.guessers for t in g.taps)
         self._arrived = 0
@@ -109,7 +115,10 @@ class Batch:
         runner, most = self.runner, self.limits.texts
         first, *others = (partial(runner.prepare, s) for s in first_shapes(runner, most, self.taps))
         touches = [partial(runner.touch, part) for part in range(PARTS)]
-        return [first, *touches, *others, *(p for g in self.guessers for p in g.plans(most))]
+        copying = [runner.copying] if runner.texts else []
+        return [
+            first, *touches, *copying, *others, *(p for g in self.guessers for p in g.plans(most)),
+        ]  # fmt: skip
 
     def submit(self, request: Request) -> Text:
         """A text to run. InputError where its prompt is empty, or does not fit."""
@@ -150,7 +159,7 @@ class Batch:
         for text in ended:
             self.running.remove(text)
             if self.disk is not None:
-                self.disk.keep(text)
+                self.disk.keep(text, self.memory)
             self.memory.forget(text)
         return ended
 
@@ -214,7 +223,7 @@ class Batch:
     def _piece(self, text: Text, budget: int) -> int:
         """Add the next rows of a prompt, at most `budget`: how many."""
         self.memory.look_up(text)
-        count = min(text.outstanding, budget)
+        count = min(self.memory.ahead(text), budget)
         if not self._reserve(text, count):
             return 0
         at, slots = text.computed, self._slots(text, count)

@@ -5,6 +5,9 @@ options (`identity`), and of all tokens up to the block's end: what a name stand
 and a text finds its blocks without an index. A block holds its tokens and a digest of its rows; one
 that does not hold what its name says is deleted and computed again. Files are safetensors, in which
 nothing can run. The oldest go first where there is no more room.
+
+Of a model with recurrent layers there are files of states, too: one holds what stands behind some
+tokens of a text, and the rows behind its last whole block. Its name says that and all those tokens.
 """
 
 import hashlib
@@ -28,10 +31,11 @@ from ggraph.serving.text import Text
 from ggraph.tensor import Array
 
 BLOCK = 64  # tokens of one file
-MOST_QUEUED = 64  # blocks that wait to be written; further ones are not kept
+MOST_WAITING = 1 << 28  # bytes that wait to be written; what comes beside them is not kept
 SUFFIX, PART = ".safetensors", ".part"  # of what is there, and of what is being written
 
-Rows = dict[str, Array]  # uint8 [BLOCK, bytes of a row] for each state
+Rows = dict[str, Array]  # uint8 [rows, bytes of a row] for each state
+Sizes = Mapping[str, tuple[int, int]]  # those numbers
 
 
 class Disk:
@@ -54,8 +58,9 @@ class Disk:
         self.refused = 0  # blocks that were not what their names say
         self._first = hashlib.sha256(identity).digest()
         self._sizes = {f.name: size for _, size, f in sorted(found)}  # used longest ago first
-        self._lock = threading.Lock()  # of the sizes
-        self._todo: queue.Queue[tuple[str, Rows] | None] = queue.Queue(MOST_QUEUED)
+        self._lock = threading.Lock()  # of the sizes, and of what waits
+        self._waiting = 0  # bytes
+        self._todo: queue.SimpleQueue[tuple[str, Rows] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="disk cache", daemon=True)
         self._writer.start()
         self._make_room()
@@ -72,8 +77,26 @@ class Disk:
     def keep(self, name: str, tokens: Sequence[int], rows: Mapping[str, Array]) -> None:
         """Have a block written, with its tokens."""
         block = {**rows, "tokens": np.array(tokens, np.int32)}
-        with suppress(queue.Full):
-            self._todo.put_nowait((name, {**block, "digest": digest(block)}))
+        with self._lock:
+            if self._waiting and self._waiting + _bytes(block) > MOST_WAITING:
+                return
+            self._waiting += _bytes(block)
+        self._todo.put((name, block))
+
+    def state_name(self, tokens: Sequence[int]) -> str | None:
+        """The name of the state behind these tokens, if it is not there."""
+        name = _state_name(self._ends(tokens), tokens)
+        return None if name in self._sizes else name
+
+    def state(self, tokens: Sequence[int], start: int) -> tuple[int, str] | None:
+        """How many of these tokens, more than `start`, the furthest state stands behind that blocks
+        lead to, and its name."""
+        known, ends = self.known(tokens, start), self._ends(tokens)
+        reach = known[-1][0] + BLOCK if known else start // BLOCK * BLOCK
+        for count in range(min(reach + BLOCK - 1, len(tokens)), start, -1):
+            if (name := _state_name(ends, tokens[:count])) in self._sizes:
+                return count, name
+        return None
 
     def known(self, tokens: Sequence[int], start: int) -> list[tuple[int, str]]:
         """First token and name of the blocks that go on from token `start`, one after another; of
@@ -81,8 +104,8 @@ class Disk:
         blocks = (b for b in self._blocks(tokens) if b[0] + BLOCK > start)
         return list(takewhile(lambda b: b[1] in self._sizes, blocks))
 
-    def load(self, name: str, tokens: Sequence[int], shapes: Mapping[str, int]) -> Rows | None:
-        """The rows of a block, with so many bytes each; None where they are not to be had."""
+    def load(self, name: str, tokens: Sequence[int], sizes: Sizes) -> Rows | None:
+        """The rows of a file, of these sizes; None where they are not to be had."""
         path = self.folder / name
         try:
             block = load_file(path)
@@ -90,8 +113,8 @@ class Disk:
         except (OSError, SafetensorError, KeyError, ValueError):
             block = {}
         said = block.pop("digest", None)
-        wanted = {**{n: (np.uint8, (BLOCK, size)) for n, size in shapes.items()},
-                  "tokens": (np.int32, (BLOCK,))}  # fmt: skip
+        wanted = {**{n: (np.uint8, size) for n, size in sizes.items()},
+                  "tokens": (np.int32, (len(tokens),))}  # fmt: skip
         fits = {n: (a.dtype.type, a.shape) for n, a in block.items()} == wanted
         right = fits and said is not None and np.array_equal(said, digest(block))
         if not right or block["tokens"].tolist() != list(tokens):
@@ -106,26 +129,34 @@ class Disk:
 
     def _blocks(self, tokens: Sequence[int]) -> Iterator[tuple[int, str]]:
         """First token and name of the whole blocks of a text."""
-        at = self._first
+        for block, end in enumerate(self._ends(tokens)[1:]):
+            yield block * BLOCK, end.hex() + SUFFIX
+
+    def _ends(self, tokens: Sequence[int]) -> list[bytes]:
+        """Hashes of what stands before a text's first block, and behind each whole one."""
+        ends = [self._first]
         for first in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            held = np.array(tokens[first : first + BLOCK], "<i4")
-            at = hashlib.sha256(at + held.tobytes()).digest()
-            yield first, at.hex() + SUFFIX
+            ends.append(_hash(ends[-1], tokens[first : first + BLOCK]))
+        return ends
 
     def _write(self) -> None:
         while (item := self._todo.get()) is not None:
             name, block = item
-            path, part = self.folder / name, (self.folder / name).with_suffix(PART)
-            if name in self._sizes:
-                continue
-            try:
-                save_file(block, part)
-                os.replace(part, path)
-                with self._lock:
-                    self._sizes[name] = path.stat().st_size
-            except OSError:  # a full disk: the block is not kept
-                part.unlink(missing_ok=True)
-            self._make_room()
+            if name not in self._sizes:
+                self._save(name, block)
+                self._make_room()
+            with self._lock:
+                self._waiting -= _bytes(block)
+
+    def _save(self, name: str, block: Rows) -> None:
+        path, part = self.folder / name, (self.folder / name).with_suffix(PART)
+        try:
+            save_file({**block, "digest": digest(block)}, part)
+            os.replace(part, path)
+            with self._lock:
+                self._sizes[name] = path.stat().st_size
+        except OSError:  # a full disk: the block is not kept
+            part.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         """Delete what was used longest ago."""
@@ -147,45 +178,94 @@ class Spill:
     """What texts of a runner's cache leave on a disk, and find there."""
 
     def __init__(self, disk: Disk, runner: ListRunner) -> None:
-        if runner.texts:
-            raise InputError(
-                f"{runner.model.name} has recurrent layers, whose states are not kept on disk"
-            )
         self.disk, self.runner = disk, runner
-
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        return self.runner.caches()
 
     def restore(
         self, text: Text, memory: Memory, slots_for: Callable[[Text, int], list[int]]
     ) -> int:
         """Take over what the disk has of a text beyond what is computed, but for its last token:
         how many tokens."""
-        begun, last, write = text.computed, len(text.tokens) - 1, self.runner.session.write_rows
-        found = [] if text.request.features else self.disk.known(text.tokens, begun)
-        for first, name in found:
+        if text.request.features:
+            return 0
+        begun = text.computed
+        if memory.states is not None:
+            self._resume(text, memory, slots_for)
+            return text.computed - begun
+        last = len(text.tokens) - 1
+        for first, name in self.disk.known(text.tokens, begun):
             at, end = text.computed, min(first + BLOCK, last)
             if at >= end or not memory.reserve(text, end - at):
                 break
-            told = text.tokens[first : first + BLOCK]
-            if (block := self.disk.load(name, told, self._sizes)) is None:
+            if (block := self._block(text, first, name)) is None:
                 break
-            slots = slots_for(text, end - at)
-            for state, rows in block.items():
-                write(state, slots, rows[at - first : end - first])
-            text.slots[at:end], text.computed = slots, end
-            text.unread.clear()
+            self._put(text, first, end, block, slots_for)
             memory.publish(text)
         return text.computed - begun
 
-    def keep(self, text: Text) -> None:
+    def keep(self, text: Text, memory: Memory) -> None:
         """Have the disk keep what it has not got of a text that ends."""
         known = 0 if text.request.features else text.computed
         for first, name in self.disk.missing(text.tokens[:known]):
-            slots = text.slots[first : first + BLOCK].tolist()
-            rows = {s: self.runner.session.read_rows(s, slots) for s in self._sizes}
-            self.disk.keep(name, text.tokens[first : first + BLOCK], rows)
+            self.disk.keep(name, text.tokens[first : first + BLOCK], self._rows(text, first, BLOCK))
+        for count, slot in memory.standing(text) if known else ():
+            if (new := self.disk.state_name(text.tokens[:count])) is not None:
+                first = count // BLOCK * BLOCK
+                rows = self._rows(text, first, count - first)
+                rows |= {s: self.runner.session.read_rows(s, [slot]) for s in self._states}
+                self.disk.keep(new, text.tokens[first:count], rows)
+
+    def _resume(
+        self, text: Text, memory: Memory, slots_for: Callable[[Text, int], list[int]]
+    ) -> None:
+        """Take over the furthest state, and the rows before it: all of that or nothing."""
+        begun = text.computed
+        if (found := self.disk.state(text.tokens[:-1], begun)) is None:
+            return
+        count, name = found
+        tail = count // BLOCK * BLOCK
+        if not memory.reserve(text, count - begun):
+            return
+        blocks: list[tuple[int, Rows | None]] = []
+        for first, block in self.disk.known(text.tokens[:tail], begun):
+            blocks.append((first, self._block(text, first, block)))
+        sizes = {**self._sizes(count - tail), **{s: (1, n) for s, n in self._states.items()}}
+        blocks.append((tail, self.disk.load(name, text.tokens[tail:count], sizes)))
+        if any(rows is None for _, rows in blocks):
+            return
+        for first, rows in blocks:
+            self._put(text, first, min(first + BLOCK, count), rows or {}, slots_for)
+        held = blocks[-1][1] or {}
+        for state in self._states:
+            self.runner.session.write_rows(state, [text.state], held[state])
+        text.place = count
+        memory.publish(text)
+
+    def _put(
+        self, text: Text, first: int, end: int, block: Rows,
+        slots_for: Callable[[Text, int], list[int]],
+    ) -> None:  # fmt: skip
+        """The text's next rows, up to token `end`, are these of a block from token `first` on."""
+        at = text.computed
+        slots = slots_for(text, max(0, end - at))
+        for state in self.runner.caches() if slots else ():
+            rows = block[state][at - first : end - first]
+            self.runner.session.write_rows(state, slots, rows)
+        text.slots[at : at + len(slots)], text.computed = slots, at + len(slots)
+        text.unread.clear()
+
+    def _block(self, text: Text, first: int, name: str) -> Rows | None:
+        return self.disk.load(name, text.tokens[first : first + BLOCK], self._sizes(BLOCK))
+
+    def _rows(self, text: Text, first: int, count: int) -> Rows:
+        slots = text.slots[first : first + count].tolist()
+        return {s: self.runner.session.read_rows(s, slots) for s in self.runner.caches()}
+
+    def _sizes(self, count: int) -> dict[str, tuple[int, int]]:
+        return {name: (count, size) for name, size in self.runner.caches().items()}
+
+    @cached_property
+    def _states(self) -> dict[str, int]:
+        return self.runner.states() if self.runner.texts else {}
 
 
 def digest(block: Mapping[str, Array]) -> Array:
@@ -195,3 +275,18 @@ def digest(block: Mapping[str, Array]) -> Array:
         h.update(name.encode() + b"\0")
         h.update(block[name].tobytes())
     return np.frombuffer(h.digest(), np.uint8)
+
+
+def _bytes(block: Mapping[str, Array]) -> int:
+    return sum(a.nbytes for a in block.values())
+
+
+def _hash(at: bytes, tokens: Sequence[int], what: bytes = b"") -> bytes:
+    """Of what stands before some tokens, and them."""
+    return hashlib.sha256(at + what + np.array(tokens, "<i4").tobytes()).digest()
+
+
+def _state_name(ends: Sequence[bytes], tokens: Sequence[int]) -> str:
+    """Of the state behind these tokens, of whose whole blocks these are the hashes."""
+    block = len(tokens) // BLOCK
+    return _hash(ends[block], tokens[block * BLOCK :], b"state").hex() + SUFFIX

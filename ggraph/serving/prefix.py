@@ -7,7 +7,7 @@ running are `held`; of the others the leaf that was used longest ago goes first,
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Optional
@@ -28,10 +28,11 @@ class Node:
 
 
 class PrefixTree:
-    """Texts that the cache still holds. It owns the slots that it was given until `evict`."""
+    """Texts that the cache still holds. It owns the slots that it was given until `evict`. A node
+    whose end is about to go is `forgotten`."""
 
-    def __init__(self) -> None:
-        self.root = Node([], [], None)
+    def __init__(self, forgotten: Callable[[Node], object] = lambda node: None) -> None:
+        self.root, self._forgotten = Node([], [], None), forgotten
         self.held_count = self.size = 0  # tokens in nodes that are held; in all
         self.version = 0  # grows whenever something is added
         self._clock = count(1)
@@ -46,7 +47,7 @@ class PrefixTree:
         """The longest beginning of `tokens` that is there: its node, and all its slots."""
         node, at, slots, now = self.root, 0, list[int](), next(self._clock)
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = _alike(child.tokens, tokens, at)
+            same = alike(child.tokens, tokens, at)
             if same < len(child.tokens):
                 child = self._split(child, same)
             child.used = now
@@ -64,7 +65,7 @@ class PrefixTree:
             raise InputError(f"{len(tokens)} tokens with {len(slots)} slots")
         at, now, kept, spare = 0, next(self._clock), list[int](), list[int]()
         while at < len(tokens) and (child := node.children.get(tokens[at])) is not None:
-            same = _alike(child.tokens, tokens, at)
+            same = alike(child.tokens, tokens, at)
             if same < len(child.tokens):
                 child = self._split(child, same)
             kept += child.slots
@@ -106,6 +107,7 @@ class PrefixTree:
             used, _, node = heapq.heappop(self._leaves)
             if node.users or node.children or node.used != used or node.parent is None:
                 continue
+            self._forgotten(node)
             kept = max(0, len(node.tokens) - (wanted - len(freed)))
             freed += node.slots[kept:]
             self.size -= len(node.tokens) - kept
@@ -145,7 +147,7 @@ class PrefixTree:
         return upper
 
 
-def _alike(run: Sequence[int], tokens: Sequence[int], at: int) -> int:
+def alike(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int:
     """How many tokens from `at` on are those of `run`."""
     most = min(len(run), len(tokens) - at)
     if run[:most] == list(tokens[at : at + most]):

@@ -18,7 +18,8 @@ from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
 from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
-from ggraph.serving.states import Course, course_feeds
+from ggraph.graph import Graph
+from ggraph.serving.states import Course, carried, copy_graph, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
 
@@ -30,13 +31,15 @@ WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many 
 
 class Row(NamedTuple):
     """One token of a text: where it is written, and which slots it sees, itself included, in the
-    order of the text. `wanted`: whether it gets logits."""
+    order of the text. `wanted`: whether it gets logits. Of a row that sees later ones, `near` ends
+    with itself, for layers with a window."""
 
     token: int
     slot: int
     position: int
     seen: Array  # i32
     wanted: bool
+    near: Array | None = None
 
 
 class Lists:
@@ -69,6 +72,7 @@ class Lists:
             "wanted": padded([i for i, r in enumerate(rows) if r.wanted], wanted, 0),
         }
         if self._window is not None:
+            rows = [r if r.near is None else r._replace(seen=r.near) for r in rows]
             feeds["window_mask"] = self._listed("window_mask", rows, count, width, self._window)
         return feeds
 
@@ -104,7 +108,7 @@ LOGITS, BEST = ("logits",), ("best", "greatest")  # what a step brings back besi
 
 class ListRunner:
     """Runs steps over a cache of `slots` rows, of which no text takes more than `context`; and, if
-    the model has recurrent layers, over the states of as many `texts`."""
+    the model has recurrent layers, over the states of as many `texts`, running ones and kept."""
 
     def __init__(
         self,
@@ -150,11 +154,32 @@ class ListRunner:
     def caches(self) -> dict[str, int]:
         """Names of the states that hold the texts' rows, with the bytes of a row."""
         if not self._caches:
-            shape = self.shape(1, 1, 1)
-            self.prepare(shape)
-            states = self.session.plan((self.model.name, shape)).plan.graph.leaves(Kind.STATE)
-            self._caches = {t.name: t.nbytes // t.shape[0] for t in states}
+            step = self._smallest()
+            others = {t.name for index in ("certain", "log_slots") for t in carried(step, index)}
+            rows = [t for t in step.leaves(Kind.STATE) if t.name not in others]
+            self._caches = {t.name: t.nbytes // t.shape[0] for t in rows}
         return self._caches
+
+    def states(self) -> dict[str, int]:
+        """Names of the states that hold a slot for each text, with the bytes of a slot."""
+        held = carried(self._smallest(), "certain")
+        return {t.name: t.nbytes // t.shape[0] for t in held}
+
+    def copying(self) -> Hashable:
+        """The key of the plan that copies a text's states, made on first use."""
+        key = (self.model.name, "copy", self.shape(1, 1, 1))
+        if key not in self.session:
+            self.session.prepare(key, copy_graph(self._smallest()), self.model.weight)
+        return key
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the states in one slot to another."""
+        given = np.array([source], np.int32), np.array([target], np.int64)
+        self.session.run(self.copying(), dict(zip(("from", "to"), given, strict=True)), ())
+
+    def _smallest(self) -> Graph:
+        """A step of one row, which has all states."""
+        return self.model.build(self.shape(1, 1, 1))
 
     def touch(self, part: int) -> None:
         """Have memory for one of `PARTS` parts of the cache before texts write there: the first

@@ -65,6 +65,7 @@ class Request:
 
     Higher `priority` goes first. `features` keeps the taps of every row; such a text takes nothing
     from earlier ones, whose taps nobody kept, and leaves nothing. With `limit` 0 it is only read.
+    Later prompts are likely to begin with the first `stem` tokens (-1: all but the last).
     """
 
     prompt: Sequence[int]
@@ -73,6 +74,7 @@ class Request:
     priority: int = 0
     drafts: Speculation | None = None
     features: bool = False
+    stem: int = -1
 
 
 @dataclass(eq=False)
@@ -82,8 +84,9 @@ class Text:
     The rows of the first `computed` tokens are in the cache, in `slots`; those of the first
     `shared` belong to the prefix tree, where `node` is held. `spare` slots are the text's own and
     hold nothing yet. Of a recurrent model it has slot `state` of the states, and `replay` are the
-    rows of the log that are text, but not in the states yet. `unread` are the features f32 [n, A*G]
-    of the latest rows, which a draft head has not read.
+    rows of the log that are text, but not in the states yet. A state was kept behind the first
+    `settled` tokens, and the next one is to be at `place`; behind `parted` of them the text is new.
+    `unread` are the features f32 [n, A*G] of the latest rows, which a draft head has not read.
     """
 
     request: Request
@@ -97,6 +100,9 @@ class Text:
     spare: list[int] = field(default_factory=list)
     state: int = -1
     replay: list[int] = field(default_factory=list)
+    settled: int = 0
+    place: int = -1
+    parted: int = 0
     features: list[Array] = field(default_factory=list)
     unread: list[Array] = field(default_factory=list)
     ended: str | None = None
@@ -115,6 +121,13 @@ class Text:
     def reused(self) -> int:
         """Tokens of the prompt that were in the cache."""
         return max(0, len(self.request.prompt) - self.read)
+
+    @property
+    def stem(self) -> int:
+        """Tokens that later prompts are likely to begin with; the last one's row is always
+        computed, for its logits."""
+        last = len(self.request.prompt) - 1
+        return last if self.request.stem < 0 else min(self.request.stem, last)
 
     @property
     def outstanding(self) -> int:

@@ -3,11 +3,12 @@
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ggraph import InputError
+from ggraph import GgraphError, InputError
 from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
 from ggraph.decode.draft.tree import Drafter
@@ -15,8 +16,10 @@ from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
 from ggraph.serving.heads import HeadDrafter, ListHead
+from ggraph.serving.prefix import alike
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
@@ -39,6 +42,7 @@ from .voice import AnswerVoice, Form
 from .worker import Ticket, Worker
 
 FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
+STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
@@ -68,6 +72,7 @@ class Wanted:
     limit: int
     top: int | None = None
     form: Callable[[], Form] | None = None  # a new one for each answer
+    stem: int = -1  # tokens of the prompt that later ones are likely to begin with
 
 
 @dataclass(eq=False)
@@ -87,7 +92,8 @@ class Service:
         self.slots = FULL_TEXTS * m.runner.context if cache_tokens is None else cache_tokens
         runner = ListRunner(
             m.model, m.session, self.slots, m.runner.context,
-            cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,), texts=parallel,
+            cache_dtype=m.runner.cache_dtype, taps=(m.model.layer_count,),
+            texts=STATES * parallel,
         )  # fmt: skip
         spill = None if self.disk is None else Spill(self.disk, runner)
         batch = Batch(runner, Limits(texts=parallel), m.prices, self._guessers(), spill)
@@ -104,13 +110,13 @@ class Service:
         m, head, found = self.m, self.m.head, list[ListHead]()
         if head is not None and getattr(head, "masked", None) is not None:
             raise InputError(f"{head.name} drafts in parallel, which a server cannot use yet")
-        if isinstance(head, BlockHead):
-            raise InputError(f"{head.name} drafts in blocks, which a server cannot use yet")
         if isinstance(head, AssistantHead):
             raise InputError(
                 f"{head.name} drafts from the model's own cache, which a server cannot"
             )
-        if head is not None:
+        if isinstance(head, BlockHead):
+            found.append(ListBlock(head, m.drafts, self.slots, m.runner.context))
+        elif head is not None:
             found.append(ListHead(head, m.drafts, self.slots, m.runner.context))
         if self.smaller is not None:
             found.append(ListModel(self.smaller, m.drafts, self.slots, m.runner.context))
@@ -144,6 +150,16 @@ class Service:
         """Token ids of a conversation. Refused where it is too long, or the template objects."""
         self.check_letters(sum(len(str(m.get("content") or "")) for m in messages))
         return self._fits(prompt_ids(self.m.tokenizer, messages, **extra))
+
+    def stem_of(self, ids: list[int], messages: Sequence[dict[str, Any]], **extra: Any) -> int:
+        """How many of a conversation's ids its next turn will begin with: those of the messages,
+        without what asks for the answer, which a template may write otherwise once there is one.
+        -1 where nobody needs to know, or the template cannot say."""
+        if self.m.model.recurrent:
+            with suppress(GgraphError):
+                asked = {"add_generation_prompt": False, **extra}
+                return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
+        return -1
 
     def text_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a text, or ids that were given. Refused where they are none, or too many."""
@@ -239,7 +255,7 @@ class Service:
         if told:
             others = drafts or Speculation()
             drafts = Retold(told, others.drafters, others.policy)
-        return Request(ids, voice, wanted.limit, body.priority, drafts)
+        return Request(ids, voice, wanted.limit, body.priority, drafts, stem=wanted.stem)
 
     def _bias(self, body: Sampling) -> dict[int, float]:
         most, found = self.m.model.vocab_size, {}
@@ -270,6 +286,8 @@ class Service:
         found = [g for g in self.worker.batch.guessers if g.kind == kind]
         if not found:
             raise Refused(f"speculative.drafters: this server has no {kind}", param="speculative")
+        if name == "tree" and isinstance(found[0], ListBlock):
+            raise Refused("speculative.drafters: this head makes no trees", param="speculative")
         branches = min(BRANCHES, len(found[0].head.target_ids))
         tree = grown_to(most, branches) if name == "tree" else None
         return HeadDrafter(name, goes_on(policy, name), tree, asks=kind)

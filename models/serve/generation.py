@@ -60,7 +60,8 @@ class Generation:
         ids = self.service.chat_ids(messages, **more)
         limit = asked.max_completion_tokens or asked.max_tokens
         top = (asked.top_logprobs or 0) if asked.logprobs else None
-        wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools))
+        stem = self.service.stem_of(ids, messages, **more)
+        wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools), stem)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, tools)
 

@@ -44,6 +44,10 @@ class BatchCollector(Collector):
             "ggraph_slots_free": ("Slots that hold nothing.", b.memory.pool.free),
             "ggraph_slots_kept": ("Slots kept for later texts.", b.memory.tree.evictable),
         }
+        if (states := b.memory.states) is not None:
+            gauges["ggraph_states"] = "Slots of recurrent states.", states.pool.count
+            gauges["ggraph_states_free"] = "Such slots that hold nothing.", states.pool.free
+            gauges["ggraph_states_kept"] = "Such slots kept for later texts.", states.kept
         for name, (what, value) in gauges.items():
             yield GaugeMetricFamily(name, what, value=value)
 
