@@ -24,6 +24,7 @@ from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from ggraph.session import Session
+from ggraph.tensor import input
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
@@ -89,19 +90,20 @@ def test_a_windowed_or_choosy_drafter_goes_step_by_step(tmp_path: Path) -> None:
     runner.unrolls = True
     assert EagleDrafter(runner)._is_one_plan(3)
     assert not EagleDrafter(runner, p_min=0.1)._is_one_plan(3)
-    assert not EagleDrafter(runner, random=np.random.default_rng(0))._is_one_plan(3)
+    assert EagleDrafter(runner, law=SamplerConfig())._is_one_plan(3)
+    assert not EagleDrafter(runner, p_min=0.1, law=SamplerConfig())._is_one_plan(3)
     assert not EagleDrafter(runner, reads_logits=True)._is_one_plan(3)
     session.close()
 
 
 def test_wrong_graphs_are_refused(tmp_path: Path) -> None:
     head = head_of("golden", tmp_path)
-    ids = table(head.name, head.target_ids)
+    ids, root = table(head.name, head.target_ids), input("root", (1, head.width))
     true_rows = head.build(DraftShape(1, 256, 1, 513, False))
     fed_back = head.build(DraftShape(1, 256, 1, 513, True))
     for graph, count in ((true_rows, 2), (fed_back, 0)):
         with pytest.raises(InputError, match="cannot be drafted"):
-            unrolled(graph, count, ids)
+            unrolled(graph, count, ids, root)
 
 
 @need_compiler
@@ -227,9 +229,8 @@ def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
 def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:
     """What a chain asks of the driver once its plan is captured; and its plan on one device."""
     for _ in range(2):
-        drafter.runner.chain(7, np.zeros((1, drafter.runner.model.width), np.float32), 3)
-    ones = np.ones((1, drafter.runner.model.width), np.float32)
-    one_replay(session, driver, lambda: drafter.runner.chain(9, ones, 3), "chain")
+        drafter.runner.chain(7, 3)
+    one_replay(session, driver, lambda: drafter.runner.chain(9, 3), "chain")
 
 
 @pytest.mark.parametrize("name", ["golden", "latent"])

@@ -216,10 +216,7 @@ class Runner:
         if not self.picks:
             return out["logits"][:count]
         if self.picks > 1:
-            found = np.empty(out["best"][:count].shape, CANDIDATE)
-            found["id"] = out["best"][:count]
-            found["logit"] = out["greatest"][:count, :, 0]
-            return found
+            return candidates(out, count)
         best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
         for at, value in enumerate(greatest):
             if not isfinite(value):
@@ -304,13 +301,26 @@ def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
     i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
     the least), in place of all logits, or beside them."""
-    logits = step["logits"]
+    best, greatest = greatest_of(step["logits"], count)
+    found = {"best": best, "greatest": greatest}
+    return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
+
+
+def greatest_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Tokens i32 [M, K] of the `count` greatest of logits [M, V], or i32 [M] of one, and those
+    logits f32 [M, K, 1]."""
     rows, size = logits.shape
     count = min(count, size)
     best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
-    greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
-    found = {"best": best, "greatest": greatest}
-    return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
+    return best, ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
+
+
+def candidates(out: Mapping[str, Array], count: int) -> Array:
+    """CANDIDATE [count, K], the best first: what `picking` brings back of so many rows."""
+    logits = out["greatest"][:count, :, 0]
+    found = np.empty(logits.shape, CANDIDATE)
+    found["id"], found["logit"] = out["best"][:count].reshape(logits.shape), logits
+    return found
 
 
 @checked
@@ -328,14 +338,20 @@ def spreading(step: Graph) -> Graph:
 def drawing(step: Graph, config: SamplerConfig) -> Graph:
     """A model's step with `best` i32 [M], a token drawn of each wanted row by `numbers` f64 [M], in
     place of all logits; -1 where `ops.draw` has none."""
-    logits = step["logits"]
-    rows, size = logits.shape
-    top_k, temp, top_p, min_p = config.stages
-    best = ops.draw(
-        logits, input("numbers", (rows,), F64), temp=temp, best=min(top_k, size), top_p=top_p,
-        min_p=min_p,
-    )  # fmt: skip
+    numbers = input("numbers", step["logits"].shape[:1], F64)
+    best = drawn_of(step["logits"], numbers, config)
     return _with(step, {"best": best}, f"draw of {step.name}", without="logits")
+
+
+def drawn_of(
+    logits: Tensor, numbers: Tensor, config: SamplerConfig, *, always: bool = False
+) -> Tensor:
+    """A token i32 [M] of rows of logits [M, V], by the stages of `config` and numbers f64 [M]."""
+    top_k, temp, top_p, min_p = config.stages
+    return ops.draw(
+        logits, numbers, temp=temp, best=min(top_k, logits.shape[1]), top_p=top_p, min_p=min_p,
+        always=always,
+    )  # fmt: skip
 
 
 def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:
