@@ -271,8 +271,9 @@ class EagleDrafter:
         return [Guess(t, law=self.drawing.law(f)) for t, f in zip(tokens, found, strict=True)]
 
     def _wants_more(self, found: Sequence[Guess]) -> bool:
-        chances = [g.chance for g in found if g.chance is not None]
-        return self.goes_on is None or self.drawing is not None or self.goes_on(chances)
+        if self.goes_on is None or self.drawing is not None:
+            return True
+        return self.goes_on([g.chance for g in found if g.chance is not None])
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
         runner, said, k = self.runner, self._last, shape.top_k

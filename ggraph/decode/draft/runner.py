@@ -1,9 +1,8 @@
 """Steps of a draft head over its own cache."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,19 +46,18 @@ class DraftSession(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Brings:
-    """What a step brings back of each wanted row: its `count` best draft tokens, with their chances
-    or, where a law is made of them, their `logits`; all logits where there is no count."""
+class Brings(NamedTuple):
+    """What a step brings back of each wanted row: its `most` best draft tokens, with their chances
+    or, where a law is made of them, their `logits`; all logits where that is 0."""
 
-    count: int = 0
+    most: int = 0
     logits: bool = False
 
     def of(self, step: Graph) -> Graph:
         """The step that brings this back."""
-        if not self.count:
+        if not self.most:
             return step
-        return picking(step, self.count) if self.logits else guessing(step, self.count)
+        return picking(step, self.most) if self.logits else guessing(step, self.most)
 
 
 ALL = Brings()

@@ -12,7 +12,7 @@ A chain is a tree in which parents[i] = i - 1.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from ggraph.tensor import Array
 ROOT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """A token of a chain, with what its drafter thinks of it, or the law f64 [V] that it was drawn
     from; neither where that is not known."""
 
