@@ -15,6 +15,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
+from ggraph.decode.picks import candidates, drawn_of, greatest_of
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
@@ -25,7 +26,7 @@ from ggraph.decode.rows import (
     row_bucket,
     visibility,
 )
-from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.taps import Taps, keeping
 from ggraph.door import checked
 from ggraph.dtype import F16, F32, F64, I32, I64, DType
@@ -306,23 +307,6 @@ def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
 
 
-def greatest_of(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens i32 [M, K] of the `count` greatest of logits [M, V], or i32 [M] of one, and those
-    logits f32 [M, K, 1]."""
-    rows, size = logits.shape
-    count = min(count, size)
-    best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
-    return best, ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
-
-
-def candidates(out: Mapping[str, Array], count: int) -> Array:
-    """CANDIDATE [count, K], the best first: what `picking` brings back of so many rows."""
-    logits = out["greatest"][:count, :, 0]
-    found = np.empty(logits.shape, CANDIDATE)
-    found["id"], found["logit"] = out["best"][:count].reshape(logits.shape), logits
-    return found
-
-
 @checked
 def spreading(step: Graph) -> Graph:
     """A model's step whose mask is made of its few different columns (`ggraph.decode.rows`):
@@ -341,17 +325,6 @@ def drawing(step: Graph, config: SamplerConfig) -> Graph:
     numbers = input("numbers", step["logits"].shape[:1], F64)
     best = drawn_of(step["logits"], numbers, config)
     return _with(step, {"best": best}, f"draw of {step.name}", without="logits")
-
-
-def drawn_of(
-    logits: Tensor, numbers: Tensor, config: SamplerConfig, *, always: bool = False
-) -> Tensor:
-    """A token i32 [M] of rows of logits [M, V], by the stages of `config` and numbers f64 [M]."""
-    top_k, temp, top_p, min_p = config.stages
-    return ops.draw(
-        logits, numbers, temp=temp, best=min(top_k, logits.shape[1]), top_p=top_p, min_p=min_p,
-        always=always,
-    )  # fmt: skip
 
 
 def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:

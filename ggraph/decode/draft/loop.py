@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ggraph import ops
+from ggraph.decode.picks import drawn_of, greatest_of
 from ggraph.decode.rows import Rows, visibility
-from ggraph.decode.runner import drawn_of, greatest_of
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.dtype import F32, F64, I32, I64
 from ggraph.errors import InputError

@@ -10,8 +10,9 @@ from ggraph.decode.draft.growth import Tree, grown, sown, tables
 from ggraph.decode.draft.head import DraftHead, DraftShape
 from ggraph.decode.draft.hidden import held, keeping, root
 from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
+from ggraph.decode.picks import candidates
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
-from ggraph.decode.runner import Runner, candidates, picking
+from ggraph.decode.runner import Runner, picking
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.taps import gathering, tap
 from ggraph.dtype import F16, DType
