@@ -245,7 +245,8 @@ def _index_limits(graph: Graph) -> dict[str, list[tuple[Tensor, int, str]]]:
             while ids.op == "copy":  # to the device that wants them
                 ids = ids.sources[0]
             if ids.root.kind is Kind.INPUT:
-                found.setdefault(ids.root.name, []).append((ids, limit, t.name))
+                seen = ids.root if ids.size == ids.root.size else ids  # all of it, as it lies
+                found.setdefault(ids.root.name, []).append((seen, limit, t.name))
     return {name: _strictest(rows) for name, rows in found.items()}
 
 

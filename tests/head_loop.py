@@ -7,11 +7,22 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from ggraph.decode.draft.hidden import held
+from ggraph.decode.draft.runner import DraftRunner
+from ggraph.session import Session
+
 TINY = Path(__file__).parent / "golden" / "tiny"
 E, HEADS, KV, EPS = 64, 4, 2, 1e-5
 Q_RANK, RANK, PLAIN, TURNED, VALUE = 24, 40, 12, 8, 10  # of heads with latent attention
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]
+
+
+def hidden(runner: DraftRunner, first: int, count: int) -> Array:
+    """What a step left behind rows, f32 [count, E]: from 0 on true ones, from 1 on others."""
+    assert isinstance(runner.session, Session)
+    name = held(runner.model.name, runner.model.width).name
+    return runner.session.read_rows(name, range(first, first + count)).view(np.float32)
 
 
 def base() -> Weights:

@@ -265,7 +265,7 @@ def top_k(x: Array, *, k: int) -> Array:
 
 @oracle("draw")
 def draw(
-    logits: Array, numbers: Array, *, k: int, temp: float, top_p: float, min_p: float
+    logits: Array, numbers: Array, *, k: int, always: bool, temp: float, top_p: float, min_p: float
 ) -> Array:
     y = np.zeros(len(logits), np.int64)
     for row, (scores, u) in enumerate(zip(logits.astype(float), numbers, strict=True)):

@@ -22,6 +22,7 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from ggraph.session import Session
+from ggraph.tensor import input
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
@@ -143,10 +144,10 @@ def test_windowed_heads_and_long_trees_grow_level_by_level(tmp_path: Path) -> No
 
 def test_graphs_that_cannot_grow_are_refused(tmp_path: Path) -> None:
     head = head_of("golden", tmp_path / "head")
-    ids = table(head.name, head.target_ids)
+    ids, root = table(head.name, head.target_ids), input("root", (1, head.width))
     shape = DraftShape(4, 256, 4, 513, True)
     for wrong, depth in (
         (replace(shape, fed_back=False), 2), (replace(shape, wanted=1), 2), (shape, 0)
     ):  # fmt: skip
         with pytest.raises(InputError, match="no tree grows"):
-            grown(head.build(wrong), depth, 9, ids)
+            grown(head.build(wrong), depth, 9, ids, root)

@@ -24,6 +24,7 @@ from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from ggraph.session import Session
+from ggraph.tensor import input
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
@@ -42,12 +43,14 @@ def head_of(name: str, folder: Path) -> Head:
     return made
 
 
-def drafts(session: Session, head: Head, unrolls: bool, limit: int) -> list[tuple[int, ...]]:
+def drafts(
+    session: Session, head: Head, unrolls: bool, limit: int, law: SamplerConfig | None = None
+) -> list[tuple[int, ...]]:
     """Two drafts after features that have nothing to do with a target."""
     rng = np.random.default_rng(3)
     runner = DraftRunner(head, session, 64, cache_dtype=F32)
     runner.unrolls = unrolls
-    drafter = EagleDrafter(runner)
+    drafter = EagleDrafter(runner, law=law)
     width = len(head.taps) * head.config.target_hidden_size
     found = []
     drafter.begin(PROMPT[0])
@@ -89,19 +92,20 @@ def test_a_windowed_or_choosy_drafter_goes_step_by_step(tmp_path: Path) -> None:
     runner.unrolls = True
     assert EagleDrafter(runner)._is_one_plan(3)
     assert not EagleDrafter(runner, p_min=0.1)._is_one_plan(3)
-    assert not EagleDrafter(runner, random=np.random.default_rng(0))._is_one_plan(3)
+    assert EagleDrafter(runner, law=SamplerConfig())._is_one_plan(3)
+    assert not EagleDrafter(runner, p_min=0.1, law=SamplerConfig())._is_one_plan(3)
     assert not EagleDrafter(runner, reads_logits=True)._is_one_plan(3)
     session.close()
 
 
 def test_wrong_graphs_are_refused(tmp_path: Path) -> None:
     head = head_of("golden", tmp_path)
-    ids = table(head.name, head.target_ids)
+    ids, root = table(head.name, head.target_ids), input("root", (1, head.width))
     true_rows = head.build(DraftShape(1, 256, 1, 513, False))
     fed_back = head.build(DraftShape(1, 256, 1, 513, True))
     for graph, count in ((true_rows, 2), (fed_back, 0)):
         with pytest.raises(InputError, match="cannot be drafted"):
-            unrolled(graph, count, ids)
+            unrolled(graph, count, ids, root)
 
 
 @need_compiler
@@ -227,9 +231,8 @@ def test_a_greatest_logit_that_is_no_number_is_refused() -> None:
 def _one_replay(session: Session, driver: HostDriver, drafter: EagleDrafter) -> None:
     """What a chain asks of the driver once its plan is captured; and its plan on one device."""
     for _ in range(2):
-        drafter.runner.chain(7, np.zeros((1, drafter.runner.model.width), np.float32), 3)
-    ones = np.ones((1, drafter.runner.model.width), np.float32)
-    one_replay(session, driver, lambda: drafter.runner.chain(9, ones, 3), "chain")
+        drafter.runner.chain(7, 3)
+    one_replay(session, driver, lambda: drafter.runner.chain(9, 3), "chain")
 
 
 @pytest.mark.parametrize("name", ["golden", "latent"])
@@ -252,7 +255,8 @@ def test_the_graphs_guess_is_what_the_host_reads_from_logits(name: str, tmp_path
     assert all(0 < c < 1 for c in graph.chances)
 
 
-def test_a_guess_leaves_nothing_to_numpy() -> None:
+@pytest.mark.parametrize("law", [None, SamplerConfig(seed=1)], ids=["best", "drawn"])
+def test_a_guess_leaves_nothing_to_numpy(law: SamplerConfig | None) -> None:
     """Else its plan runs in pieces, which costs more than reading the logits does."""
     session = open_session(threads=1, profile=True)
     backend = session.backends["cpu"]
@@ -260,8 +264,9 @@ def test_a_guess_leaves_nothing_to_numpy() -> None:
     backend.profile.on = True
     head = open_head(HEAD, open_model(TARGET))
     assert isinstance(head, Head)
-    drafts(session, head, False, 3)
+    drafts(session, head, False, 3, law)
     found = {op for op, _ in backend.profile.times}
     session.close()
-    assert {"argmax", "soft_max"} <= {op.split()[0] for op in found}
+    chosen = {"argmax", "soft_max"} if law is None else {"top_k", "get_rows"}
+    assert chosen <= {op.split()[0] for op in found}
     assert not [op for op in found if op.endswith("(NumPy)")]

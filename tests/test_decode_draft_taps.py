@@ -142,34 +142,40 @@ class Metered(Speculation):
 
 
 @need_compiler
+@pytest.mark.parametrize("rule", ["greedy", "drawn", "rejection"])
 @pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
-def test_a_round_brings_back_tokens_alone(tree: TreeShape | None, drawn: bool) -> None:
+def test_a_round_brings_back_tokens_alone(tree: TreeShape | None, rule: str) -> None:
     """Counted at the driver, by round: the target's tokens, the head's first guesses with their
-    chances and hidden state, and the draft. No taps, which were 768 bytes a row."""
+    chances, and the draft; by rejection the candidates of each row and of each drawn token. No
+    taps, which were 768 bytes a row, and nothing that is hidden, 256."""
     driver, target = HostDriver(), open_model(TARGET)
     session, head = Session({"cuda0": over(driver)}), open_head(HEAD, target)
     runner = Runner(target, session, 128, taps=head.taps)
-    sampler = Sampler(SamplerConfig(seed=11, temp=1.5, top_k=9), target.vocab_size)
-    runner.picks = sampler if drawn else 1
-    drafter = EagleDrafter(DraftRunner(head, session, 128, target=runner), tree=tree)
-    drafts = Metered([drafter], Fixed(4 if tree is None else 11))
+    config = SamplerConfig(seed=11, temp=1.5, top_k=9)
+    sampler, by_law = Sampler(config, target.vocab_size), rule == "rejection"
+    runner.picks = {"greedy": 1, "drawn": sampler, "rejection": 9}[rule]
+    reads = DraftRunner(head, session, 128, target=runner)
+    drafter = EagleDrafter(reads, tree=tree, law=config if by_law else None)
+    drafts = Metered([drafter], Fixed(4 if tree is None else 11), law=sampler if by_law else None)
     drafts.driver, drafts.rounds = driver, []
-    pick, engine = sampler.sample if drawn else only, Engine(runner, ())
+    pick, engine = only if rule == "greedy" else sampler.sample, Engine(runner, ())
     said = engine.generate(PROMPT, pick, lambda token: None, limit=24, drafts=drafts)
     assert len(list(said)) == 24
-    verified = 4 if drawn else 8  # of a row: its token, or the token and its logit
-    guesses = 1 if tree is None else tree.top_k
-    first = 8 * guesses + 4 * E
-    # a chain's other tokens; of a tree's nodes number and token, and who went on
-    drafted = 4 * 3 if tree is None else 8 * 11 + 4 * 3 * 2
     seen = [b - a for (a, _, _), (b, _, _) in pairwise(drafts.rounds)]
     full = [n for _, _, n in drafts.rounds[1:]]
     assert len(full) > 2
     for brought, nodes in zip(seen, full, strict=True):
         if nodes == drafts.policy.ask("", 99):
-            assert brought == first + drafted + verified * (nodes + 1)
-    session.close()
+            assert brought == bytes_of_a_round(tree, rule)
+
+
+def bytes_of_a_round(tree: TreeShape | None, rule: str) -> int:
+    """What a whole draft brings back, by 9 candidates of a row."""
+    verified = {"greedy": 8, "drawn": 4, "rejection": 8 * 9}[rule]  # of a row
+    if tree is not None:  # of nodes number and token, and who went on
+        return 8 * tree.top_k + 8 * 11 + 4 * 3 * 2 + 12 * verified
+    first, other = (72, 4 + 72) if rule == "rejection" else (8, 4)
+    return first + 3 * other + 5 * verified
 
 
 @need_compiler

@@ -10,6 +10,7 @@ from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
 from ggraph.decode.policy import Fixed
 from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.session import Session
 from models.eagle3 import Head
@@ -55,11 +56,13 @@ def plans_amid(
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("window", [None, 64])
 @pytest.mark.parametrize("unrolls", [False, True])
-@pytest.mark.parametrize("shape", [None, TreeShape(12, 3, 3)], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["chain", "drawn", "tree"])
 def test_a_round_behind_warm_plans_nothing(
-    shape: TreeShape | None, unrolls: bool, window: int | None, early: bool
+    kind: str, unrolls: bool, window: int | None, early: bool
 ) -> None:
     """Nor do later rounds, the last one of which has less room than the others."""
+    shape = TreeShape(12, 3, 3) if kind == "tree" else None
+    law = SamplerConfig(seed=1) if kind == "drawn" else None
     target = open_model(TARGET)
     head = open_head(HEAD, target)
     assert isinstance(head, Head)
@@ -68,7 +71,7 @@ def test_a_round_behind_warm_plans_nothing(
         runner = Runner(target, session, 600, taps=head.taps)
         reads = DraftRunner(head, session, 600, target=runner)
         reads.unrolls = unrolls
-        drafter = EagleDrafter(reads, tree=shape, window=window, prompt_window=window)
+        drafter = EagleDrafter(reads, tree=shape, law=law, window=window, prompt_window=window)
         prompt = [5 + 7 * i % 200 for i in range(count)]
         made, rounds = plans_amid(
             head, prompt, drafter, runner, 4 if shape is None else 11, early=early

@@ -57,7 +57,7 @@ class Noted(EagleDrafter):
 
     def propose(self, limit: int) -> Draft:
         draft = super().propose(limit)
-        self.seen = [*getattr(self, "seen", []), self._last.logits[0]]
+        self.seen = [*getattr(self, "seen", []), self._last.rows[0]]
         return draft
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from head_loop import hidden
 from identity_kit import NEW, assisted, calm_pair
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
@@ -19,6 +20,7 @@ from test_models_cli import ggraph, refused
 from test_models_golden import TOLERANCE, spread_error
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
+from ggraph.decode.draft.hidden import NEXT_ROW, ROOT_ROW
 from ggraph.decode.draft.shared import SharedRunner
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
@@ -56,13 +58,14 @@ def test_a_chain_has_the_golden_logits(assistant: Path, length: int) -> None:
     taps = target.text(ids[:length]).taps[MODEL.layer_count]
     assert spread_error(taps[-1:], expected[f"feature.{length}"][None]) < TOLERANCE
     runner = SharedRunner(head, target)
-    token, feature = ids[length], np.array([[length - 1]], np.int32)
-    for i, (logits, hidden) in enumerate(
+    token, behind = ids[length], np.array([[length - 1]], np.int32)  # the slot of its taps
+    for i, (logits, expected_hidden) in enumerate(
         zip(expected[f"logits.{length}"], expected[f"hidden.{length}"], strict=True)
     ):
-        said, feature = runner.step(Rows([token], [0], [0]), [0], feature, fed_back=i > 0)
+        said = runner.step(Rows([token], [0], [0]), [0], behind, fed_back=i > 0)
         assert spread_error(said, logits[None]) < TOLERANCE, i
-        assert spread_error(feature, hidden[None]) < TOLERANCE, i
+        left, behind = hidden(runner, min(i, 1), 1), ROOT_ROW if i == 0 else NEXT_ROW
+        assert spread_error(left, expected_hidden[None]) < TOLERANCE, i
         token = int(said[0].argmax())
     session.close()
 

@@ -71,7 +71,7 @@ def block_logits(head: BlockHead, length: int, parts: int) -> np.ndarray:
         drafter.read()
     draft = drafter.propose(head.block - 1)
     session.close()
-    (logits, _), *_ = said
+    logits, *_ = said
     assert list(draft.tokens) == logits.argmax(axis=1).tolist()
     return logits
 

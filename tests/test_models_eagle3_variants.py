@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from head_loop import TINY, Array, ByHand, base, grown, saved, variant
+from head_loop import TINY, Array, ByHand, base, grown, hidden, saved, variant
 
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.rows import Rows
@@ -18,6 +18,7 @@ from models.run.load import open_session
 
 TOKENS = [13, 259, 130, 208, 233, 290, 263]
 COUNT = len(TOKENS)
+LAST = np.array([[COUNT - 1]], np.int32)  # what a row behind all of them follows
 
 
 def features(width: int = 192) -> Array:
@@ -45,15 +46,15 @@ def test_a_variant_equals_the_loop(name: str, tmp_path: Path) -> None:
             for p, (t, f) in enumerate(zip(TOKENS, given, strict=True))]  # fmt: skip
     session = open_session(threads=1, exact=True)
     runner = DraftRunner(head, session, 64, cache_dtype=F32)
-    logits, hidden = runner.step(
+    logits = runner.step(
         Rows(TOKENS, range(COUNT), range(COUNT)), range(COUNT), given, fed_back=False
     )
-    close(hidden, np.array([r[0] for r in rows]))
+    close(hidden(runner, 0, COUNT), np.array([r[0] for r in rows]))
     close(logits, np.array([r[1] for r in rows]))
     runner.past = COUNT
     expected = hand.step(77, rows[-1][0], COUNT)  # a fed-back row behind the true ones
-    logits, hidden = runner.step(Rows([77], [COUNT], [COUNT]), [0], hidden[-1:], fed_back=True)
-    close(hidden[0], expected[0])
+    logits = runner.step(Rows([77], [COUNT], [COUNT]), [0], LAST, fed_back=True)
+    close(hidden(runner, 1, 1)[0], expected[0])
     close(logits[0], expected[1])
     session.close()
 
@@ -75,7 +76,8 @@ def test_rows_that_were_only_read_leave_what_computed_ones_leave(name: str, tmp_
             runner.past = read
         slots = range(read, COUNT)
         rows = Rows(TOKENS[read:], slots, slots)
-        found.append(runner.step(rows, [COUNT - read - 1], given[read:], fed_back=False))
+        logits = runner.step(rows, [COUNT - read - 1], given[read:], fed_back=False)
+        found.append((logits, hidden(runner, 0, 1)))
         session.close()
     for whole, parts in zip(*found, strict=True):
         close(parts, whole)
@@ -139,11 +141,11 @@ def outputs(head: Head) -> tuple[Array, Array]:
     session = open_session(threads=1, exact=True)
     runner = DraftRunner(head, session, 64, cache_dtype=F32)
     given = features(len(head.taps) * head.config.target_hidden_size)
-    first = runner.step(
-        Rows(TOKENS, range(COUNT), range(COUNT)), range(COUNT), given, fed_back=False
-    )
+    rows = Rows(TOKENS, range(COUNT), range(COUNT))
+    first = runner.step(rows, range(COUNT), given, fed_back=False), hidden(runner, 0, COUNT)
     runner.past = COUNT
-    then = runner.step(Rows([77], [COUNT], [COUNT]), [0], first[1][-1:], fed_back=True)
+    logits = runner.step(Rows([77], [COUNT], [COUNT]), [0], LAST, fed_back=True)
+    then = logits, hidden(runner, 1, 1)
     session.close()
     return np.concatenate([first[0], then[0]]), np.concatenate([first[1], then[1]])
 

@@ -152,7 +152,7 @@ def logits(head: Head) -> np.ndarray[Any, Any]:
     count = len(EXPECTED["ids"]) - 1
     runner = DraftRunner(head, session, 64, cache_dtype=F32)
     rows = Rows(EXPECTED["ids"][1:].tolist(), range(count), range(count))
-    out, _ = runner.step(rows, range(count), EXPECTED["features"][:count], fed_back=False)
+    out = runner.step(rows, range(count), EXPECTED["features"][:count], fed_back=False)
     session.close()
     return out
 

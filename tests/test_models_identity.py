@@ -23,7 +23,7 @@ from ggraph.decode.speculation import Speculation
 from ggraph.dtype import F32
 from ggraph.errors import InputError
 from models.registry import open_model
-from models.run.drafting import DraftOptions, Drawn, make_drafters, tree_shape
+from models.run.drafting import DraftOptions, make_drafters, tree_shape
 from models.run.generation import Drafting, Generation
 from models.run.load import load, open_session
 
@@ -236,7 +236,7 @@ def test_rejection_repeats_itself_and_draws_its_drafts(model: Path) -> None:
     drafting = Drafting(DraftOptions(("eagle3",), most=4, fixed=True), "reject")
     texts = ["".join(run.run(drafting)) for _ in range(2)]
     assert texts[0] == texts[1]
-    drafters = make_drafters(m, drafting.options, Drawn(np.random.default_rng(1), 2.0))
+    drafters = make_drafters(m, drafting.options, SamplerConfig(temp=2.0, seed=1))
     assert isinstance(drafters[0], EagleDrafter)
     drafters[0].begin(1)
     drafters[0].observe([5, 6], np.array([[0], [1]], np.int32))  # slots

@@ -88,14 +88,12 @@ def watched(runner: DraftRunner) -> list[float]:
     """How far apart the two best guesses will have been, step by step."""
     gaps, step = [], runner.step
 
-    def watching(
-        rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
-    ) -> tuple[Array, Array]:
-        logits, hidden = step(rows, wanted, features, fed_back=fed_back)
+    def watching(rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool) -> Array:
+        logits = step(rows, wanted, features, fed_back=fed_back)
         for row in logits:
             second, best = np.sort(row)[-2:]
             gaps.append(float(best - second))
-        return logits, hidden
+        return logits
 
     runner.step = watching  # type: ignore[method-assign]
     return gaps

@@ -14,6 +14,7 @@ from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.head import Masked
 from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.dtype import F32
 from ggraph.errors import InputError, ModelError
 from ggraph.session import Session
@@ -150,7 +151,7 @@ def test_unlikely_guesses_end_the_draft(session: Session, head: Head) -> None:
     made.begin(1)
     made.observe(TOKENS, FEATURES)
     assert not made.propose(5)
-    drawing = drafter(session, head, random=np.random.default_rng(1), temp=2.0)
+    drawing = drafter(session, head, law=SamplerConfig(seed=1, temp=2.0))
     drawing.begin(1)
     drawing.observe(TOKENS, FEATURES)
     draft = drawing.propose(4)

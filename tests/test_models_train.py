@@ -13,6 +13,7 @@ from small_model import learnable_model
 from typer.testing import CliRunner
 
 from ggraph import InputError
+from ggraph.decode.draft.hidden import NEXT_ROW, ROOT_ROW
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.rows import Rows
 from ggraph.errors import FormatError
@@ -209,12 +210,10 @@ def test_the_training_time_test_is_what_decoding_does(
         expected = [net.logits(o)[0, p].numpy() for o in outs]
     runner = DraftRunner(head, exact.session, 128)
     true = Rows(tokens[1 : p + 2], range(p + 1), range(p + 1))
-    logits, hidden = runner.step(true, [p], wide[: p + 1], fed_back=False)
-    found = [logits[0]]
-    for i in (1, 2):
+    found = [runner.step(true, [p], wide[: p + 1], fed_back=False)[0]]
+    for i, behind in ((1, ROOT_ROW), (2, NEXT_ROW)):
         row = Rows([tokens[p + 1 + i]], [p + i], [p + i])
-        logits, hidden = runner.step(row, [0], hidden, fed_back=True)
-        found.append(logits[0])
+        found.append(runner.step(row, [0], behind, fed_back=True)[0])
     for ours, theirs in zip(found, expected, strict=True):
         assert np.abs(ours - theirs).max() < 2e-3 * np.ptp(theirs)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ggraph import ops
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
+from ggraph.decode.picks import candidates, drawn_of, greatest_of
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
@@ -25,7 +26,7 @@ from ggraph.decode.rows import (
     row_bucket,
     visibility,
 )
-from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
+from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.taps import Taps, keeping
 from ggraph.door import checked
 from ggraph.dtype import F16, F32, F64, I32, I64, DType
@@ -216,10 +217,7 @@ class Runner:
         if not self.picks:
             return out["logits"][:count]
         if self.picks > 1:
-            found = np.empty(out["best"][:count].shape, CANDIDATE)
-            found["id"] = out["best"][:count]
-            found["logit"] = out["greatest"][:count, :, 0]
-            return found
+            return candidates(out, count)
         best, greatest = out["best"][:count], out["greatest"].reshape(-1)[:count].tolist()
         for at, value in enumerate(greatest):
             if not isfinite(value):
@@ -304,11 +302,7 @@ def picking(step: Graph, count: int = 1, *, alone: bool = True) -> Graph:
     """A model's step with `best` i32 [M], the token of each wanted row's greatest logit, or
     i32 [M, K] of the `count` greatest, and `greatest` f32 [M, K, 1], those logits (NaN counts as
     the least), in place of all logits, or beside them."""
-    logits = step["logits"]
-    rows, size = logits.shape
-    count = min(count, size)
-    best = ops.argmax(logits) if count == 1 else ops.top_k(logits, count)
-    greatest = ops.get_rows(logits.reshape(rows, size, 1), best.reshape(rows, count))
+    best, greatest = greatest_of(step["logits"], count)
     found = {"best": best, "greatest": greatest}
     return _with(step, found, f"best of {step.name}", without="logits" if alone else "")
 
@@ -328,13 +322,8 @@ def spreading(step: Graph) -> Graph:
 def drawing(step: Graph, config: SamplerConfig) -> Graph:
     """A model's step with `best` i32 [M], a token drawn of each wanted row by `numbers` f64 [M], in
     place of all logits; -1 where `ops.draw` has none."""
-    logits = step["logits"]
-    rows, size = logits.shape
-    top_k, temp, top_p, min_p = config.stages
-    best = ops.draw(
-        logits, input("numbers", (rows,), F64), temp=temp, best=min(top_k, size), top_p=top_p,
-        min_p=min_p,
-    )  # fmt: skip
+    numbers = input("numbers", step["logits"].shape[:1], F64)
+    best = drawn_of(step["logits"], numbers, config)
     return _with(step, {"best": best}, f"draw of {step.name}", without="logits")
 
 

@@ -100,15 +100,23 @@ class Sampler:
         u = self.uniform()
         if isinstance(logits, np.ndarray) and logits.dtype.kind == "i":
             return int(logits[0])
-        ids, law = self._law(logits)
+        ids, law = self.law(logits)
         return int(ids[first_beyond(law, u)])
 
     def probabilities(self, logits: Logits) -> Law:
         """The law f64 [V] that `sample` draws from: all stages applied, sums to 1."""
         out = np.zeros(self.vocab_size)
-        ids, law = self._law(logits)
+        ids, law = self.law(logits)
         out[ids] = law / np.cumsum(law)[-1]
         return out
+
+    def law(self, given: npt.NDArray[Any]) -> tuple[Ids, Law]:
+        """The same by candidates: their ids [m], in order, and their law [m], times its sum."""
+        if isinstance(given, np.ndarray) and given.dtype == CANDIDATE:
+            known, logits = self._candidates(given)
+            ids, law = self._law_of(logits)
+            return known[ids], law
+        return self._law_of(self._penalised(self._checked(given)))
 
     def accept(self, token: int) -> None:
         """Note that `token` stands in the text now. InputError when it is out of range."""
@@ -183,14 +191,6 @@ class Sampler:
             )
         found = np.sort(found, order="id")
         return found["id"].astype(np.int64), found["logit"]
-
-    def _law(self, given: npt.NDArray[Any]) -> tuple[Ids, Law]:
-        """Candidates in order of ids [m] and their law [m], times its sum."""
-        if isinstance(given, np.ndarray) and given.dtype == CANDIDATE:
-            known, logits = self._candidates(given)
-            ids, law = self._law_of(logits)
-            return known[ids], law
-        return self._law_of(self._penalised(self._checked(given)))
 
     def _law_of(self, logits: Logits) -> tuple[Ids, Law]:
         """The same of logits f32 [n], by their places."""

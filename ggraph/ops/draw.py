@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.dtype import F32, F64, I32
-from ggraph.ops.rules import expect, integer, rank, real, rule
+from ggraph.ops.rules import expect, flag, integer, rank, real, rule
 from ggraph.ops.sort import TOP_K, argmax
 from ggraph.tensor import Arg, Array, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
 
@@ -126,15 +126,16 @@ def _draw_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     expect(real(attrs, "temp") > 0, f"temp={attrs['temp']}: expected more than 0")
     expect(real(attrs, "top_p") >= 0, f"top_p={attrs['top_p']}: expected 0 or more")
     expect(0 <= real(attrs, "min_p") <= 1, f"min_p={attrs['min_p']}: expected 0 to 1")
+    flag(attrs, "always")
     return Meta((t,), I32)
 
 
 def _draw(
-    logits: Array, numbers: Array, *, k: int, temp: float, top_p: float, min_p: float
+    logits: Array, numbers: Array, *, k: int, always: bool, temp: float, top_p: float, min_p: float
 ) -> Array:
-    drawn = np.full(len(logits), NONE, np.int32)
-    best = np.sort(TOP_K.reference(logits, k=k))  # [T, k]
-    for row, (ids, number) in enumerate(zip(best, numbers, strict=True)):
+    found = TOP_K.reference(logits, k=k)  # [T, k]
+    drawn = found[:, 0].copy() if always else np.full(len(logits), NONE, np.int32)
+    for row, (ids, number) in enumerate(zip(np.sort(found), numbers, strict=True)):
         scores = logits[row, ids].astype(np.float64)
         if np.isfinite(scores.max()):  # NaN where one of them is
             law = weights(scores, temp, top_p, min_p)
@@ -147,7 +148,7 @@ def _drawing_cost(t: Tensor) -> Cost:
     return Cost(t.sources[0].size, t.nbytes + sum(s.nbytes for s in t.sources))
 
 
-_STAGES = {"temp": 0.8, "top_p": 0.95, "min_p": 0.05}
+_STAGES = {"temp": 0.8, "top_p": 0.95, "min_p": 0.05, "always": False}
 DRAW = register(
     OpSpec(
         "draw",
@@ -159,7 +160,7 @@ DRAW = register(
             Example((Arg((40, 300)), Arg((40,), F64, "chance")), {"k": 300, **_STAGES, "temp": 2}),
             Example(
                 (Arg((9, 20), F32, "ids:4"), Arg((9,), F64, "chance")),
-                {"k": 7, "temp": 1.0, "top_p": 1.0, "min_p": 0.0},
+                {"k": 7, "temp": 1.0, "top_p": 1.0, "min_p": 0.0, "always": True},
             ),
             Example((Arg((2, 5000)), Arg((2,), F64, "chance")), {"k": 40, **_STAGES, "top_p": 0.5}),
             Example((Arg((1, 1)), Arg((1,), F64, "chance")), {"k": 1, **_STAGES}),
@@ -178,18 +179,19 @@ def draw(
     best: int = 40,
     top_p: float = 0.95,
     min_p: float = 0.05,
+    always: bool = False,
     name: str = "",
 ) -> Tensor:
     """A token of each row: logits f32 [T, V], numbers f64 [T] in [0, 1) -> i32 [T].
 
     Of the `best` greatest logits those stay whose better ones sum to less than `top_p`, and whose
     chance is at least `min_p` of the greatest; with `temp` the token is the first, in order of ids,
-    at which the summed law exceeds the number. -1 where the greatest logit is infinite, or one of
-    the `best` no number. `temp` <= 0 takes the best token. Errors: ShapeError unless `best` is in
-    1 .. min(V, 1024). llama.cpp: `llama_sampler_chain`.
+    at which the summed law exceeds the number. Where the greatest logit is infinite, or one of the
+    `best` no number, there is no law: -1, or `always` the best token. `temp` <= 0 takes that.
+    Errors: ShapeError unless `best` is in 1 .. min(V, 1024). llama.cpp: `llama_sampler_chain`.
     """
     if temp <= 0:
         rank(logits, 2, 2)
         return argmax(logits, name=name)
-    stages = {"k": best, "temp": float(temp), "top_p": float(top_p), "min_p": float(min_p)}
-    return apply("draw", logits, numbers, name=name, **stages)
+    stages = {"temp": float(temp), "top_p": float(top_p), "min_p": float(min_p)}
+    return apply("draw", logits, numbers, name=name, k=best, always=always, **stages)

@@ -108,7 +108,7 @@ class BlockHead:
         own = s.has("output.weight")
         table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
         logits = blocks.capped(s, ops.mul_mat(table, final))
-        return Graph.of({"logits": logits, "feedback": final}, name="block step")
+        return Graph.of({"logits": logits}, name="block step")
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the drafter, or one borrowed from the target."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ggraph import InputError
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
@@ -19,6 +17,7 @@ from ggraph.decode.draft.tree import NOTHING, Drafter
 from ggraph.decode.policy import Adaptive, Fixed, Policy
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Runner
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.formats import open_checkpoint
 from ggraph.lazy import lazy
 
@@ -102,25 +101,20 @@ def make_policy(options: DraftOptions, prices: Prices) -> Policy:
     return Adaptive(most=options.longest, least=options.least, prices=prices)
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Random drafts: a head's chains are drawn at `temp`, which stochastic rejection keeps more of
-    than of the head's best guesses."""
-
-    random: "np.random.Generator | None" = None
-    temp: float = 1.0
-
-
 def make_drafters(
-    m: Loaded, options: DraftOptions, drawn: Drawn = Drawn(), policy: Policy | None = None
+    m: Loaded,
+    options: DraftOptions,
+    law: SamplerConfig | None = None,
+    policy: Policy | None = None,
 ) -> Sequence[Drafter]:
-    """The drafters in order, which may ask `policy` whether to go on. InputError when one needs
-    what is not there."""
-    return [_make(name, m, options, drawn, policy) for name in options.names]
+    """The drafters in order, which may ask `policy` whether to go on. By a `law` a head's chains
+    are drawn, of which stochastic rejection keeps more than of its best guesses. InputError when
+    one needs what is not there."""
+    return [_make(name, m, options, law, policy) for name in options.names]
 
 
 def _make(
-    name: str, m: Loaded, options: DraftOptions, drawn: Drawn, policy: Policy | None
+    name: str, m: Loaded, options: DraftOptions, law: SamplerConfig | None, policy: Policy | None
 ) -> Drafter:
     if name == "suffix":
         return SuffixDrafter()
@@ -129,7 +123,7 @@ def _make(
     if name in HEADS:
         if m.head is None or not isinstance(m.head, _FITTING[name]):
             raise InputError(_MISSING[name])
-        return _with_head(name, m, m.head, options, drawn, policy)
+        return _with_head(name, m, m.head, options, law, policy)
     if name not in NAMES:
         return _brought(name, m)
     if options.model_draft is None:
@@ -164,7 +158,7 @@ def _with_head(
     m: Loaded,
     head: AnyHead,
     options: DraftOptions,
-    drawn: Drawn,
+    law: SamplerConfig | None,
     policy: Policy | None,
 ) -> Drafter:
     """In turn or as a tree, or in parallel where the head was made for that."""
@@ -175,19 +169,17 @@ def _with_head(
     if isinstance(head, BlockHead):
         assert isinstance(runner, BlockRunner), head.name
         return BlockDrafter(
-            runner, head.mask, head.block, causal=head.causal, p_min=options.p_min,
-            random=drawn.random, temp=drawn.temp, name=name,
+            runner, head.mask, head.block, causal=head.causal, p_min=options.p_min, law=law,
+            name=name,
         )  # fmt: skip
     if masked is None:
         return EagleDrafter(
-            runner, tree=options.tree, p_min=options.p_min, random=drawn.random, temp=drawn.temp,
+            runner, tree=options.tree, p_min=options.p_min, law=law,
             window=None if options.fixed else WINDOW,
             prompt_window=None if options.fixed else PROMPT_WINDOW,
             goes_on=goes_on(policy, name) if policy is not None else None, name=name,
         )  # fmt: skip
-    return ParallelDrafter(
-        runner, masked, p_min=options.p_min, random=drawn.random, temp=drawn.temp
-    )
+    return ParallelDrafter(runner, masked, p_min=options.p_min, law=law)
 
 
 def _runner(m: Loaded, head: AnyHead) -> DraftRunner:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
@@ -15,7 +13,7 @@ from ggraph.decode.statistics import Statistics
 from ggraph.ops.draw import MOST
 from ggraph.text.stream import TextStream
 
-from .drafting import DraftOptions, Drawn, make_drafters, make_policy
+from .drafting import DraftOptions, make_drafters, make_policy
 from .load import Loaded
 
 RULES = ("match", "reject")
@@ -110,9 +108,7 @@ class Generation:
     def _speculation(self, drafting: Drafting, sampler: Sampler) -> Speculation:
         """Drafters and a policy for one run."""
         options, law = drafting.options, sampler if drafting.rule == "reject" else None
-        drawn = Drawn()
-        if law is not None and self.config.temp > 0:  # a stream of its own beside the sampler's
-            drawn = Drawn(np.random.default_rng([self.config.seed or 0, 1]), self.config.temp)
+        drawn = self.config if law is not None and not self.config.greedy else None
         policy = make_policy(options, self.m.prices)
         drafters = make_drafters(self.m, options, drawn, policy)
         return Speculation(drafters, policy, law=law, longest=options.longest)

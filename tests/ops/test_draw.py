@@ -32,10 +32,10 @@ CONFIGS = [
 NAMES = [f"temp {c.temp}, top_k {c.top_k}, top_p {c.top_p}" for c in CONFIGS]
 
 
-def drawn(config: SamplerConfig, rows: int, size: int = V) -> Tensor:
+def drawn(config: SamplerConfig, rows: int, size: int = V, always: bool = False) -> Tensor:
     return ops.draw(
         input("logits", (rows, size)), input("numbers", (rows,), F64), temp=config.temp,
-        best=config.top_k, top_p=config.top_p, min_p=config.min_p, name="token",
+        best=config.top_k, top_p=config.top_p, min_p=config.min_p, always=always, name="token",
     )  # fmt: skip
 
 
@@ -98,6 +98,20 @@ def test_one_token_everywhere(config: SamplerConfig) -> None:
     assert (found == NONE).sum() >= 3 and found[11] >= 0
     stored = {s.name: bytes_of(s, given[s.name]) for s in y.sources}
     assert run(y, stored).tolist() == found.tolist()
+
+
+@need_driver
+def test_a_row_without_a_law_has_its_best_token_where_one_is_always_wanted() -> None:
+    config, given = CONFIGS[0], hard(CONFIGS[0], 40)
+    found = evaluate(Graph.of({"token": drawn(config, 40)}), given)["token"]
+    y = drawn(config, 40, always=True)
+    always = evaluate(Graph.of({"token": y}), given)["token"]
+    none = found == NONE
+    assert none.sum() >= 3 and np.array_equal(always[~none], found[~none])
+    known = np.where(np.isnan(given["logits"]), -np.inf, given["logits"])
+    assert np.array_equal(always[none], known.argmax(axis=1)[none])
+    stored = {s.name: bytes_of(s, given[s.name]) for s in y.sources}
+    assert run(y, stored).tolist() == always.tolist()
 
 
 @need_driver

@@ -89,7 +89,7 @@ def _draw(low: Lowering, x: Launch) -> None:
         "draw", (t.shape[0], 1, 1), -(-k // 32) * 32, logits=low.at(x.sources[0]), ids=ids,
         numbers=low.at(x.sources[1]), y=low.at(x.result), n=x.sources[0].tensor.shape[-1], k=k,
         temp=number(x, "temp"), top_p=number(x, "top_p"),
-        least=math.log(least) if least else -math.inf,
+        least=math.log(least) if least else -math.inf, always=int(bool(t.attrs["always"])),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ggraph.decode.draft.parallel import ParallelDrafter
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import ROW_BUCKETS, Rows, visibility
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.tensor import Array
 
 NOTHING = np.zeros(0, np.float32)
@@ -51,13 +52,10 @@ class BlockDrafter(ParallelDrafter):
         *,
         causal: bool = False,
         p_min: float = 0.0,
-        random: "np.random.Generator | None" = None,
-        temp: float = 1.0,
+        law: SamplerConfig | None = None,
         name: str = "dflash",
     ) -> None:
-        super().__init__(
-            runner, Masked(mask, NOTHING), p_min=p_min, random=random, temp=temp, name=name
-        )
+        super().__init__(runner, Masked(mask, NOTHING), p_min=p_min, law=law, name=name)
         self.size, self.causal = size, causal
         self._last = -1  # the text's last token
 
@@ -88,7 +86,7 @@ class BlockDrafter(ParallelDrafter):
         seen = None if self.causal else np.ones((count, count), bool)
         tokens = [self._last] + [self.masked.token] * (count - 1)
         rows = Rows(tokens, slots, slots, self.runner.past, seen)
-        logits, _ = self.runner.step(
+        logits = self.runner.step(
             rows, range(1, count), np.zeros((count, 0), np.float32), fed_back=True
         )
         return self._picked(logits)

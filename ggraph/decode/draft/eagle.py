@@ -9,6 +9,8 @@ Index alignment (P = last position whose features are known, xP+1 already chosen
     draft 1    P+1      hidden of row P   guess 1  guess 2
     draft 2    P+2      hidden of draft 1 guess 2  guess 3
 
+What is hidden stays where the head runs (`hidden.py`).
+
 The cache holds true rows only: draft rows are written behind them and forgotten, so after a
 rejection the head is in the state of one that never drafted. With a `window`, the cache begins anew
 with the last true rows where more of them wait: reading all of a long prompt, or of what was
@@ -17,15 +19,16 @@ Sources: Li et al. 2024 (arXiv 2406.16858) for the tree, 2025 (arXiv 2503.01840)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from ggraph.decode.acceptance import draw
-from ggraph.decode.draft.head import DraftHead
-from ggraph.decode.draft.runner import DraftRunner
-from ggraph.decode.draft.tree import ROOT, Draft
+from ggraph.decode.draft.drawing import Drawing
+from ggraph.decode.draft.hidden import NEXT_ROW, ROOT_ROW, below
+from ggraph.decode.draft.runner import Brings, DraftRunner
+from ggraph.decode.draft.tree import ROOT, Draft, Guess
 from ggraph.decode.rows import ROW_BUCKETS, Rows
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
@@ -67,9 +70,9 @@ class EagleDrafter:
 
     `p_min` ends a chain at the first guess that the head itself finds less likely than that.
     `goes_on`, told how sure the head is of each guess so far, says whether another is wanted.
-    With `random`, a chain's guesses are drawn at `temp` and carry their law, for stochastic
-    rejection; nothing else may depend on them then, so they tell no chances and are not cut short.
-    The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
+    By a `law`, a chain's guesses are drawn (`Drawing`) and carry theirs, for stochastic rejection;
+    nothing else may depend on them then, so they tell no chances, and where they end goes by the
+    laws alone. The graph makes a chain's guesses, unless the host `reads_logits` and makes them.
     Of more than `window` true rows that wait (8 at least), the head reads the last; of a prompt,
     which it reads beforehand, the last `prompt_window`.
     """
@@ -80,8 +83,7 @@ class EagleDrafter:
         *,
         tree: TreeShape | None = None,
         p_min: float = 0.0,
-        random: "np.random.Generator | None" = None,
-        temp: float = 1.0,
+        law: SamplerConfig | None = None,
         window: int | None = None,
         prompt_window: int | None = None,
         goes_on: Callable[[Sequence[float]], bool] | None = None,
@@ -89,21 +91,24 @@ class EagleDrafter:
         name: str = "eagle3",
     ) -> None:
         few = any(w is not None and w < 1 for w in (window, prompt_window))
-        if not 0.0 <= p_min <= 1.0 or temp <= 0 or few:
+        if not 0.0 <= p_min <= 1.0 or few:
             raise InputError(
-                f"p_min {p_min}, temp {temp}, windows {window} and {prompt_window}: "
-                f"expected 0 to 1, above 0, and rows"
+                f"p_min {p_min}, windows {window} and {prompt_window}: expected 0 to 1, and rows"
             )
         if tree is not None and tree.top_k > len(runner.model.target_ids):
             raise InputError(
                 f"tree of top_k {tree.top_k}: the head knows {len(runner.model.target_ids)} tokens"
             )
         if tree is not None:
-            p_min, random = 0.0, None  # chains alone have these
+            p_min, law = 0.0, None  # chains alone have these
         self.runner, self.tree, self.p_min = runner, tree, p_min
-        self.random, self.temp, self.goes_on = random, temp, goes_on
-        self.reads_logits = reads_logits or random is not None
+        self.drawing = None if law is None else Drawing(runner.model, law)
+        self.goes_on, self.reads_logits = goes_on, reads_logits
+        self._law = None if self.drawing is None else self.drawing.config
         self._count = 1 if tree is None else tree.top_k  # guesses that are asked of a row
+        self._brings = Brings(0 if reads_logits else self._count)
+        if self._law is not None:
+            self._brings = Brings(self._law.top_k, logits=True)
         self.window = None if window is None else max(window, PARTS[-1])  # so many may wait
         self.prompt_window = prompt_window
         self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
@@ -119,7 +124,7 @@ class EagleDrafter:
     def warm(self, past: int, longest: int) -> None:
         """Make the plans of reading so much text, and of rounds behind it with up to `longest`
         guesses."""
-        runner, guesses = self.runner, 0 if self.reads_logits else self._count
+        runner, brings = self.runner, self._brings
         past, most = min(past, self.prompt_window or past), ROW_BUCKETS[-1]
         if self.window is None:
             parts, usual = [min(most, past - 1 - i) for i in range(0, past - 1, most)], longest + 1
@@ -128,23 +133,23 @@ class EagleDrafter:
         for i, rows in enumerate(parts):
             runner.ready(rows, 0, min(i * most + rows, past), fed_back=False)
         for rows in range(usual + 1):  # the first guess, and what a round kept
-            runner.ready(max(1, rows), 1, past + rows, fed_back=False, guesses=guesses)
+            runner.ready(max(1, rows), 1, past + rows, fed_back=False, brings=brings)
         if self.tree is None:
-            self._warm_chains(past, longest - 1, guesses)
+            self._warm_chains(past, longest - 1)
         elif self._is_one_plan(self.tree.depth):
             runner.treed(self._count, self.tree.depth, self.tree.total_tokens - 1, past)
         else:
             k = self._count
             for level in range(self.tree.depth):
-                runner.ready(k, k, past + (level + 1) * k, fed_back=True, guesses=guesses)
+                runner.ready(k, k, past + (level + 1) * k, fed_back=True, brings=brings)
 
-    def _warm_chains(self, past: int, most: int, guesses: int) -> None:
+    def _warm_chains(self, past: int, most: int) -> None:
         """Make the plans of up to `most` steps behind a guess."""
         for steps in range(1, most + 1):
             if self._is_one_plan(steps):
-                self.runner.chained(steps, past)
+                self.runner.chained(steps, past, self._law)
             else:
-                self.runner.ready(1, 1, past + steps, fed_back=True, guesses=guesses)
+                self.runner.ready(1, 1, past + steps, fed_back=True, brings=self._brings)
 
     def begin(self, first: int) -> None:
         """Forget the old text. The first token has no feature before it and is not drafted from."""
@@ -192,10 +197,14 @@ class EagleDrafter:
     def _ask(self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool) -> "Said":
         """What the head says behind the wanted rows."""
         runner, k = self.runner, self._count
+        if self._law is not None:
+            most = self._law.top_k
+            found = runner.candidates(rows, wanted, features, most, fed_back=fed_back)
+            return Said(NOTHING.best, NO_ROWS, found)
         if not self.reads_logits:
-            return Said(*runner.guess(rows, wanted, features, k, fed_back=fed_back))
-        logits, hidden = runner.step(rows, wanted, features, fed_back=fed_back)
-        return Said(*likeliest(logits, k), hidden, logits)
+            return Said(*runner.guess(rows, wanted, features, k, fed_back=fed_back), NO_ROWS)
+        logits = runner.step(rows, wanted, features, fed_back=fed_back)
+        return Said(*likeliest(logits, k), logits)
 
     def _waiting(self, window: int | None) -> tuple[list[int], Array]:
         """The true rows that wait, of which none waits any more; the last `window` of them, where
@@ -224,64 +233,80 @@ class EagleDrafter:
 
     def _is_one_plan(self, steps: int) -> bool:
         """Whether so many steps behind a guess need nothing of the host between them."""
-        runner, certain = self.runner, self.p_min == 0 and self.random is None
-        plain = runner.unrolls and runner.model.sliding_window is None and not self.reads_logits
-        return plain and certain and 1 <= steps <= LONGEST_LOOP
+        runner, plain = self.runner, self.p_min == 0 and not self.reads_logits
+        looped = runner.unrolls and runner.model.sliding_window is None
+        return looped and plain and 1 <= steps <= LONGEST_LOOP
 
     def _chain(self, limit: int) -> Draft:
-        ids, said, past = self.runner.model.target_ids, self._last, self.runner.past
+        numbers, past = self._numbers(limit), self.runner.past
+        found = [self._guess(self._last, numbers[0])]
         if self._is_one_plan(limit - 1):
-            first = int(ids[said.best[0, 0]])
-            return Draft.chain([first, *self.runner.chain(first, said.hidden, limit - 1)])
-        tokens: list[int] = []
-        laws: dict[int, Array] = {}
-        chances: list[float] = []
-        while (chance := float(said.chance[0, 0])) >= self.p_min:
-            best = int(said.best[0, 0])
-            if self.random is not None:
-                best, law = drawn(self.runner.model, said.logits[0], self.temp, self.random)
-                laws[len(tokens) - 1] = law
-            else:
-                chances.append(chance)
-            tokens.append(int(ids[best]))
-            if len(tokens) == limit or not self._wants_more(chances):
-                break
-            slot = [past + len(tokens) - 1]
-            said = self._step(Rows(tokens[-1:], slot, slot), said.hidden, fed_back=True)
-        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws, tuple(chances))
+            return Draft.guessed([*found, *self._others(found[0].token, numbers[1:])])
+        while found[-1].best >= self.p_min:
+            if len(found) == limit or not self._wants_more(found):
+                return Draft.guessed(found)
+            slot, behind = [past + len(found) - 1], NEXT_ROW if len(found) > 1 else ROOT_ROW
+            said = self._step(Rows([found[-1].token], slot, slot), behind, fed_back=True)
+            found.append(self._guess(said, numbers[len(found)]))
+        return Draft.guessed(found[:-1])
 
-    def _wants_more(self, chances: Sequence[float]) -> bool:
-        return self.goes_on is None or self.random is not None or self.goes_on(chances)
+    def _numbers(self, count: int) -> Array:
+        """What the next tokens of the text are drawn with f64 [count], where they are drawn."""
+        place = self.runner.past + self.runner.offset
+        return np.zeros(count) if self.drawing is None else self.drawing.numbers(place, count)
+
+    def _guess(self, said: "Said", number: float) -> Guess:
+        """What is guessed behind the first of the rows."""
+        if self.drawing is not None:
+            token, law = self.drawing.token(said.rows[0], number)
+            return Guess(token, law=law)
+        token = int(self.runner.model.target_ids[int(said.best[0, 0])])
+        return Guess(token, float(said.chance[0, 0]))
+
+    def _others(self, token: int, numbers: Array) -> list[Guess]:
+        """As many guesses behind a token as there are numbers, of one plan."""
+        if self.drawing is None:
+            return [Guess(t) for t in self.runner.chain(token, len(numbers))]
+        tokens, found = self.runner.drawn(token, self.drawing.config, numbers)
+        return [Guess(t, law=self.drawing.law(f)) for t, f in zip(tokens, found, strict=True)]
+
+    def _wants_more(self, found: Sequence[Guess]) -> bool:
+        if self.goes_on is None or self.drawing is not None:
+            return True
+        return self.goes_on([g.chance for g in found if g.chance is not None])
 
     def _tree(self, shape: TreeShape, limit: int) -> Draft:
         runner, said, k = self.runner, self._last, shape.top_k
         at, grown = runner.past, Expansion(shape, limit, runner.model.target_ids)
-        below = grown.add(said.best, said.chance)
-        if len(below) and self._is_one_plan(shape.depth):
-            known = said.best, said.chance, said.hidden
-            return runner.tree(known, shape.depth, shape.total_tokens - 1).draft(grown.count)
+        parents = grown.add(said.best, said.chance)
+        if len(parents) and self._is_one_plan(shape.depth):
+            tree = runner.tree(said.best, said.chance, shape.depth, shape.total_tokens - 1)
+            return tree.draft(grown.count)
         base, seen = at, np.zeros((1, 0), bool)  # [B, S]: draft slots that each row may see
-        while len(below):
-            seen = np.concatenate([seen[below], np.eye(k, dtype=bool)], axis=1)
+        behind = np.repeat(ROOT_ROW, k, axis=0)
+        while len(parents):
+            seen = np.concatenate([seen[parents], np.eye(k, dtype=bool)], axis=1)
             slots = range(base + seen.shape[1] - k, base + seen.shape[1])
             rows = Rows(grown.tokens, [at] * k, slots, base, seen)
-            said = self._ask(rows, range(k), said.hidden[below], fed_back=True)
-            below, at = grown.add(said.best, said.chance), at + 1
+            said = self._ask(rows, range(k), behind, fed_back=True)
+            parents, at = grown.add(said.best, said.chance), at + 1
+            behind = below(parents)
         return grown.draft()
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A head's output behind M rows: its K best draft tokens integers [M, K], the best first, their
-    chances f32 [M, K], hidden f32 [M, E], and logits f32 [M, W], empty where the graph guesses."""
+    """A head's output behind M rows: its K best draft tokens integers [M, K], the best first, and
+    their chances f32 [M, K]; and the `rows` as they were brought back where the host makes what
+    follows of them, logits f32 [M, W] or the greatest, CANDIDATE [M, k]."""
 
     best: Array
     chance: Array
-    hidden: Array
-    logits: Array = field(default_factory=lambda: np.zeros((1, 0), np.float32))
+    rows: Array
 
 
-NOTHING = Said(*(np.zeros((1, 0), kind) for kind in (np.int32, np.float32, np.float32)))
+NO_ROWS = np.zeros((1, 0), np.float32)
+NOTHING = Said(NO_ROWS.astype(np.int32), NO_ROWS, NO_ROWS)
 
 
 class Expansion:
@@ -347,23 +372,6 @@ class Scored:
         place = {node: i for i, node in enumerate(kept)}
         parents = [place[self.parents[n]] if self.parents[n] != ROOT else ROOT for n in kept]
         return Draft(tuple(self.tokens[n] for n in kept), tuple(parents))
-
-
-def drawn(
-    model: DraftHead, logits: Array, temp: float, random: "np.random.Generator"
-) -> tuple[int, Array]:
-    """A draft token drawn from logits [W], and that law f64 [V] over the target's vocabulary."""
-    own = np.exp(log_softmax(logits.astype(np.float64) / temp))  # [W]
-    law = np.zeros(model.target_vocabulary, np.float64)
-    law[model.target_ids] = own
-    return draw(own, random.random()), law
-
-
-def log_softmax(logits: Array) -> Array:
-    """Logarithms of the softmax over the last axis, f32."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
 
 
 def likeliest(logits: Array, count: int) -> tuple[Array, Array]:

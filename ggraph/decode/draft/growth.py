@@ -25,14 +25,15 @@ from ggraph.graph import Graph
 from ggraph.tensor import Array, Tensor, input, weight
 
 
-def grown(step: Graph, depth: int, nodes: int, target_ids: Tensor) -> Graph:
+def grown(step: Graph, depth: int, nodes: int, target_ids: Tensor, root: Tensor) -> Graph:
     """A tree of `nodes` nodes from `depth` levels of `step`, a head's graph of K fed-back rows that
-    are all wanted. target_ids i32 [W, 1] is a weight: the target's token of each draft token.
+    are all wanted. target_ids i32 [W, 1] is a weight: the target's token of each draft token; what
+    is hidden behind the tree's root is `root` f32 [1, E].
 
-    Inputs: `best` i32 [1, K] and `chance` f32 [1, K], the root's children; `hidden` f32 [1, E] and
-    `mask` f32 [1, C] of the root; of all D*K rows `positions`, `slots` and `own` i64, where each
-    finds itself in its level's masks; `length` [D]; `wanted` [K]. Outputs: `kept` i32 [N], scored
-    nodes, the best first; `tokens` i32 [N], theirs; `chosen` i32 [(D - 1) * K], where D > 1.
+    Inputs: `best` i32 [1, K] and `chance` f32 [1, K], the root's children; `mask` f32 [1, C] of the
+    root; of all D*K rows `positions`, `slots` and `own` i64, where each finds itself in its level's
+    masks; `length` [D]; `wanted` [K]. Outputs: `kept` i32 [N], scored nodes, the best first;
+    `tokens` i32 [N], theirs; `chosen` i32 [(D - 1) * K], where D > 1.
     """
     k, context = step["mask"].shape
     if depth < 1 or "hidden" not in {t.name for t in step} or step["logits"].shape[0] != k:
@@ -42,7 +43,7 @@ def grown(step: Graph, depth: int, nodes: int, target_ids: Tensor) -> Graph:
     rows = given_rows(step, depth)
     places = input("own", (depth * k,), I64)
     best, chance = input("best", (1, k), I32), input("chance", (1, k), F32)
-    hidden = ops.repeat(input("hidden", (1, step["hidden"].shape[1]), F32), step["hidden"].shape)
+    hidden = ops.repeat(root, step["hidden"].shape)
     masks = ops.repeat(input("mask", (1, context), F32), (k, context))
     said, scores, chosen = [best.reshape(k)], [chance.reshape(k)], []
     states: dict[str, Tensor] = {}
@@ -80,11 +81,9 @@ def tables(k: int) -> dict[str, Array]:
     return {f"tree.{k}.under": under, f"tree.{k}.shown": np.zeros((k, 1), np.float32)}
 
 
-def sown(
-    best: Array, chance: Array, hidden: Array, past: int, depth: int, context: int
-) -> dict[str, Array]:
-    """What `grown` is fed: guesses [1, K] behind the last of `past` true rows, and what is hidden
-    there f32 [1, E]. Each level takes K slots behind them, and a position."""
+def sown(best: Array, chance: Array, past: int, depth: int, context: int) -> dict[str, Array]:
+    """What `grown` is fed: guesses [1, K] behind the last of `past` true rows. Each level takes K
+    slots behind them, and a position."""
     k = best.shape[1]
     slots = np.arange(past, past + depth * k)
     own = np.tile(np.arange(k) * context, depth) + slots
@@ -92,7 +91,6 @@ def sown(
     return {
         "best": np.ascontiguousarray(best, np.int32),
         "chance": np.ascontiguousarray(chance, np.float32),
-        "hidden": np.ascontiguousarray(hidden, np.float32),
         "positions": (past + np.arange(depth).repeat(k)).astype(np.int32),
         "slots": slots.astype(np.int64),
         "own": own.astype(np.int64),

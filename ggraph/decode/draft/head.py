@@ -6,9 +6,9 @@ W draft vocabulary.
 Inputs as in `ggraph.decode.model`, and either `features` f32 [T, A*G] (true rows: the target's
 taps side by side) or `hidden` f32 [T, E] (fed-back rows). `tokens[t]` is the token AFTER the
 position that the feature belongs to.
-Outputs: `logits` f32 [M, W] and `feedback` f32 [M, E], the `hidden` for the next draft step. Where
-no row is wanted (M = 0, and no input `wanted`) the rows are only read into the caches; the output
-`read` is their slots then.
+Outputs: `logits` f32 [M, W] and, unless no draft step follows on it, `feedback` f32 [M, E], the
+`hidden` for the next one. Where no row is wanted (M = 0, and no input `wanted`) the rows are only
+read into the caches; the output `read` is their slots then.
 """
 
 from dataclasses import dataclass

@@ -19,18 +19,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggraph.decode.draft.eagle import drawn, log_softmax
+from ggraph.decode.draft.drawing import Drawing
+from ggraph.decode.draft.eagle import likeliest
 from ggraph.decode.draft.head import Masked
 from ggraph.decode.draft.runner import DraftRunner
-from ggraph.decode.draft.tree import Draft
+from ggraph.decode.draft.tree import Draft, Guess
 from ggraph.decode.rows import ROW_BUCKETS, Rows
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 
 class ParallelDrafter:
-    """Drafts with a head that knows a masked row. `p_min`, `random` and `temp` are those of
-    `EagleDrafter`; a draft drawn at random has the law of each position by itself."""
+    """Drafts with a head that knows a masked row. `p_min` and `law` are those of `EagleDrafter`; a
+    draft drawn at random has the law of each position by itself."""
 
     def __init__(
         self,
@@ -38,16 +40,15 @@ class ParallelDrafter:
         masked: Masked,
         *,
         p_min: float = 0.0,
-        random: "np.random.Generator | None" = None,
-        temp: float = 1.0,
+        law: SamplerConfig | None = None,
         name: str = "eagle3",
     ) -> None:
-        if not 0.0 <= p_min <= 1.0 or temp <= 0:
-            raise InputError(f"p_min {p_min}, temp {temp}: expected 0 to 1, and above 0")
+        if not 0.0 <= p_min <= 1.0:
+            raise InputError(f"p_min {p_min}: expected 0 to 1")
         if runner.gathers and masked.features.size:
             raise InputError(f"{name}: masked features are the host's: give its runner no target")
         self.runner, self.masked, self.p_min = runner, masked, p_min
-        self.random, self.temp = random, temp
+        self.drawing = None if law is None else Drawing(runner.model, law)
         self.name, self.taps, self.gathers = name, runner.model.taps, runner.gathers
         self._tokens: list[int] = []
         self._features: list[Array] = []
@@ -86,7 +87,7 @@ class ParallelDrafter:
         features = self._features[:true] + [self.masked.features] * masked
         slots = range(self.runner.past, self.runner.past + len(tokens))
         wanted = range(true - 1, true + masked)
-        logits, _ = self.runner.step(
+        logits = self.runner.step(
             Rows(tokens, slots, slots), wanted, np.stack(features), fed_back=False
         )
         done = min(true, len(self._tokens) - 1)
@@ -96,14 +97,15 @@ class ParallelDrafter:
 
     def _picked(self, logits: Array) -> Draft:
         """One token of each row, up to the first that the head finds unlikely."""
-        tokens: list[int] = []
-        laws: dict[int, Array] = {}
-        chances = np.exp(log_softmax(logits))  # [K, W]
+        found: list[Guess] = []
+        place = self.runner.past + len(self._tokens)
+        best, chances = likeliest(logits, 1)  # [K, 1]
         for i, row in enumerate(logits):
-            best = int(np.argmax(row))
-            if chances[i, best] < self.p_min:
+            if chances[i, 0] < self.p_min:
                 break
-            if self.random is not None:
-                best, laws[i - 1] = drawn(self.runner.model, row, self.temp, self.random)
-            tokens.append(int(self.runner.model.target_ids[best]))
-        return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)
+            if self.drawing is None:
+                found.append(Guess(int(self.runner.model.target_ids[best[i, 0]])))
+            else:
+                token, law = self.drawing.token(row, self.drawing.numbers(place + i, 1)[0])
+                found.append(Guess(token, law=law))
+        return Draft.guessed(found)

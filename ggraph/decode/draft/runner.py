@@ -1,15 +1,19 @@
 """Steps of a draft head over its own cache."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ggraph.decode.draft.growth import Tree, grown, sown, tables
 from ggraph.decode.draft.head import DraftHead, DraftShape
+from ggraph.decode.draft.hidden import held, keeping, root
 from ggraph.decode.draft.loop import feeds, guessing, table, unrolled
+from ggraph.decode.picks import candidates
 from ggraph.decode.rows import ROW_BUCKETS, Rows, context_bucket, padded, row_bucket, visibility
-from ggraph.decode.runner import Runner
+from ggraph.decode.runner import Runner, picking
+from ggraph.decode.sampler import SamplerConfig
 from ggraph.decode.taps import gathering, tap
 from ggraph.dtype import F16, DType
 from ggraph.graph import Graph
@@ -43,10 +47,28 @@ class DraftSession(Protocol):
         ...
 
 
+class Brings(NamedTuple):
+    """What a step brings back of each wanted row: its `most` best draft tokens, with their chances
+    or, where a law is made of them, their `logits`; all logits where that is 0."""
+
+    most: int = 0
+    logits: bool = False
+
+    def of(self, step: Graph) -> Graph:
+        """The step that brings this back."""
+        if not self.most:
+            return step
+        return picking(step, self.most) if self.logits else guessing(step, self.most)
+
+
+ALL = Brings()
+
+
 class DraftRunner:
     """Steps of a draft head over its own cache; `past` slots hold true rows, whose positions in
     the text are `offset` higher. In the session of the `target` it gathers the features of true
-    rows where they lie, so that they are given as slots i32 [T, 1]; elsewhere they travel."""
+    rows where they lie, so that they are given as slots i32 [T, 1]; elsewhere they travel. Of
+    fed-back rows is given which row each follows, i32 [T, 1] (`ggraph.decode.draft.hidden`)."""
 
     def __init__(
         self,
@@ -59,31 +81,37 @@ class DraftRunner:
     ) -> None:
         self.model, self.session, self.cache_dtype = model, session, cache_dtype
         self._target = target if target is not None and target.session is session else None
+        self._held = held(model.name, model.width)
         self.past = self.offset = 0
         self.unrolls = session.replays  # a chain is then one plan instead of one per token
         self._rows = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
-        self._ready: dict[tuple[int, int, int, bool, int], tuple[Hashable, DraftShape]] = {}
+        self._ready: dict[tuple[int, int, int, bool, Brings], tuple[Hashable, DraftShape]] = {}
 
     @property
     def gathers(self) -> bool:
         """Whether features are given as slots of the target's."""
         return self._target is not None
 
-    def step(
-        self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool
-    ) -> tuple[Array, Array]:
-        """Logits f32 [M, W] and hidden f32 [M, E] of the wanted rows; `past` does not move."""
-        out = self._run(rows, wanted, features, fed_back=fed_back)
-        return out["logits"][: len(wanted)], out["feedback"][: len(wanted)]
+    def step(self, rows: Rows, wanted: Sequence[int], features: Array, *, fed_back: bool) -> Array:
+        """Logits f32 [M, W] of the wanted rows; `past` does not move."""
+        return self._run(rows, wanted, features, fed_back=fed_back)["logits"][: len(wanted)]
 
     def guess(
         self, rows: Rows, wanted: Sequence[int], features: Array, count: int, *, fed_back: bool
-    ) -> tuple[Array, Array, Array]:
-        """The `count` best draft tokens of each wanted row i32 [M, count], their chances f32, and
-        hidden f32 [M, E]; as `step`, whose logits stay where they are."""
-        out = self._run(rows, wanted, features, fed_back=fed_back, guesses=count)
-        m = len(wanted)
-        return out["best"][:m], out["chance"][:m, :, 0], out["feedback"][:m]
+    ) -> tuple[Array, Array]:
+        """The `count` best draft tokens of each wanted row i32 [M, count], and their chances f32;
+        as `step`, whose logits stay where they are."""
+        out = self._run(rows, wanted, features, fed_back=fed_back, brings=Brings(count))
+        return out["best"][: len(wanted)], out["chance"][: len(wanted), :, 0]
+
+    def candidates(
+        self, rows: Rows, wanted: Sequence[int], features: Array, count: int, *, fed_back: bool
+    ) -> Array:
+        """The `count` best draft tokens of each wanted row and their logits, CANDIDATE [M, count],
+        the best first."""
+        brings = Brings(count, logits=True)
+        out = self._run(rows, wanted, features, fed_back=fed_back, brings=brings)
+        return candidates(out, len(wanted))
 
     def read(self, rows: Rows, features: Array) -> None:
         """Only write true rows into the cache, which takes a third of a step's weights."""
@@ -96,10 +124,10 @@ class DraftRunner:
         features: Array,
         *,
         fed_back: bool,
-        guesses: int = 0,
+        brings: Brings = ALL,
     ) -> dict[str, Array]:
         count, reach = len(rows.tokens), max(max(rows.slots) + 1, self.past)
-        key, shape = self.ready(count, len(wanted), reach, fed_back=fed_back, guesses=guesses)
+        key, shape = self.ready(count, len(wanted), reach, fed_back=fed_back, brings=brings)
         bucket, context = shape.rows, shape.context
         wide = features
         if count < bucket:
@@ -118,11 +146,12 @@ class DraftRunner:
 
     def _fed_as(self, fed_back: bool) -> str:
         """The input that a step's rows begin with."""
-        return "hidden" if fed_back else "tapped" if self.gathers else "features"
+        return "behind" if fed_back else "tapped" if self.gathers else "features"
 
     def _step(self, shape: DraftShape) -> Graph:
-        """The head's step; true rows gather their features where they can."""
-        step, target = self.model.build(shape), self._target
+        """The head's step, which begins and ends where hidden rows are held; true rows gather their
+        features where they can."""
+        step, target = keeping(self.model.build(shape), self._held), self._target
         if target is None or shape.fed_back:
             return step
         slots = target.shape(1, 1, 1).cache_rows
@@ -141,52 +170,65 @@ class DraftRunner:
         return self.session.run(key, {n: a for n, a in offered.items() if n in taken})
 
     def ready(
-        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: int = 0
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, brings: Brings = ALL
     ) -> tuple[Hashable, DraftShape]:
         """Key and bucket of the plan of a step of `rows` rows that see `reach` slots, made on first
-        use; of one that brings back so many `guesses` of a row and no logits, where any."""
-        asked = rows, wanted, context_bucket(reach, self._rows), fed_back, guesses
+        use."""
+        asked = rows, wanted, context_bucket(reach, self._rows), fed_back, brings
         found = self._ready.get(asked)
         if found is None:
             seen = row_bucket(wanted) if wanted else 0
             buckets = row_bucket(rows), asked[2], seen, self._rows + 1
             shape = DraftShape(*buckets, fed_back, self.cache_dtype)
-            key = self.model.name, guesses, shape, self.gathers
-
-            def build() -> Graph:
-                step = self._step(shape)
-                return guessing(step, guesses) if guesses else step
-
+            key = self.model.name, brings, shape, self.gathers
             if key not in self.session:  # else the graph would be built to be compared
-                self.session.prepare(key, build, self.model.weight)
+                weights = self.model.weight
+                self.session.prepare(key, lambda: brings.of(self._step(shape)), weights)
             found = self._ready[asked] = key, shape
         return found
 
-    def chain(self, token: int, hidden: Array, count: int) -> list[int]:
+    def chain(self, token: int, count: int) -> list[int]:
         """The `count` tokens that follow `token` by best guesses, in one run; `past` stays."""
-        key, shape = self.chained(count, self.past)
-        given = feeds(token, hidden, self.past, count, shape.context)
-        given["positions"] += np.int32(self.offset)
-        out = self._fed(key, given)
-        found: list[int] = out["drafted"].tolist()
+        found: list[int] = self._chain(token, count)["drafted"].tolist()
         return found
 
-    def tree(self, said: tuple[Array, Array, Array], depth: int, nodes: int) -> Tree:
-        """The tree of `nodes` nodes that grows from these guesses in `depth` levels, in one run;
-        `past` stays. What is said is the best draft tokens behind the last true row i32 [1, K],
-        their chances, and hidden f32 [1, E]."""
-        k = said[0].shape[1]
+    def drawn(self, token: int, law: SamplerConfig, numbers: Array) -> tuple[list[int], Array]:
+        """The tokens that follow `token`, as many as there are numbers f64 [K], which draw them by
+        the law's stages; and the best of each row, CANDIDATE [K, top_k]. In one run, as `chain`."""
+        out = self._chain(token, len(numbers), law, numbers)
+        return out["drafted"].tolist(), candidates(out, len(numbers))
+
+    def _chain(
+        self,
+        token: int,
+        count: int,
+        law: SamplerConfig | None = None,
+        numbers: Array | None = None,
+    ) -> dict[str, Array]:
+        key, shape = self.chained(count, self.past, law)
+        given = feeds(token, self.past, count, shape.context)
+        given["positions"] += np.int32(self.offset)
+        return self._fed(key, given if numbers is None else given | {"numbers": numbers})
+
+    def tree(self, best: Array, chance: Array, depth: int, nodes: int) -> Tree:
+        """The tree of `nodes` nodes that grows in `depth` levels, in one run, from the best draft
+        tokens behind the last true row i32 [1, K] and their chances; `past` stays."""
+        k = best.shape[1]
         key, shape = self.treed(k, depth, nodes, self.past)
-        given = sown(*said, self.past, depth, shape.context)
+        given = sown(best, chance, self.past, depth, shape.context)
         given["positions"] += np.int32(self.offset)
         return Tree.of(self._fed(key, given), k)
 
-    def chained(self, count: int, past: int) -> tuple[Hashable, DraftShape]:
-        """Key and bucket of the plan of `chain` behind `past` true rows, made on first use."""
+    def chained(
+        self, count: int, past: int, law: SamplerConfig | None = None
+    ) -> tuple[Hashable, DraftShape]:
+        """Key and bucket of the plan of `chain` behind `past` true rows, or of `drawn` by a law;
+        made on first use."""
         shape = self._fed_back(1, past + count)
-        key = (self.model.name, "chain", count, shape)
+        key = (self.model.name, "chain", count, shape, law.stages if law is not None else None)
         if key not in self.session:
-            self._plan(key, lambda ids: unrolled(self.model.build(shape), count, ids), {})
+            step = partial(self.model.build, shape)
+            self._plan(key, lambda ids, root: unrolled(step(), count, ids, root, law), {})
         return key, shape
 
     def treed(self, k: int, depth: int, nodes: int, past: int) -> tuple[Hashable, DraftShape]:
@@ -194,9 +236,8 @@ class DraftRunner:
         shape = self._fed_back(k, past + depth * k)
         key = (self.model.name, "tree", depth, nodes, shape)
         if key not in self.session:
-            self._plan(
-                key, lambda ids: grown(self.model.build(shape), depth, nodes, ids), tables(k)
-            )
+            step = partial(self.model.build, shape)
+            self._plan(key, lambda ids, root: grown(step(), depth, nodes, ids, root), tables(k))
         return key, shape
 
     def _fed_back(self, rows: int, reach: int) -> DraftShape:
@@ -205,10 +246,10 @@ class DraftRunner:
         return DraftShape(rows, context, rows, self._rows + 1, True, self.cache_dtype)
 
     def _plan(
-        self, key: Hashable, build: Callable[[Tensor], Graph], tables: Mapping[str, Array]
+        self, key: Hashable, build: Callable[[Tensor, Tensor], Graph], tables: Mapping[str, Array]
     ) -> None:
-        """Make the plan of what `build` makes of the head's target ids; it may know these `tables`
-        by name."""
+        """Make the plan of what `build` makes of the head's target ids and the row of the root; it
+        may know these `tables` by name."""
         model = self.model
         ids = table(model.name, model.target_ids)
         known = {ids.name: model.target_ids.astype(np.int32).reshape(ids.shape), **tables}
@@ -216,4 +257,4 @@ class DraftRunner:
         def storage(t: Tensor) -> Array:
             return known[t.name] if t.name in known else model.weight(t)
 
-        self.session.prepare(key, lambda: build(ids), storage)
+        self.session.prepare(key, lambda: build(ids, root(self._held)), storage)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from ggraph.decode.draft.head import DraftHead, DraftShape
-from ggraph.decode.draft.runner import DraftRunner
+from ggraph.decode.draft.runner import ALL, Brings, DraftRunner
 from ggraph.decode.rows import Rows, padded
 from ggraph.decode.runner import Runner
 from ggraph.tensor import Array
@@ -25,11 +25,11 @@ class SharedRunner(DraftRunner):
         self.target, self.unrolls = target, False
 
     def ready(
-        self, rows: int, wanted: int, reach: int, *, fed_back: bool, guesses: int = 0
+        self, rows: int, wanted: int, reach: int, *, fed_back: bool, brings: Brings = ALL
     ) -> tuple[Hashable, DraftShape]:
         """As in `DraftRunner`: rows of which nothing is wanted are not computed."""
         count = max(wanted, 1)
-        return super().ready(count, count, reach, fed_back=fed_back, guesses=guesses)
+        return super().ready(count, count, reach, fed_back=fed_back, brings=brings)
 
     def _run(
         self,
@@ -38,12 +38,12 @@ class SharedRunner(DraftRunner):
         features: Array,
         *,
         fed_back: bool,
-        guesses: int = 0,
+        brings: Brings = ALL,
     ) -> dict[str, Array]:
         if not wanted:
             return {}
         count, past = len(wanted), self.target.past
-        key, shape = self.ready(count, count, past, fed_back=fed_back, guesses=guesses)
+        key, shape = self.ready(count, count, past, fed_back=fed_back, brings=brings)
         wide = np.zeros((shape.rows, features.shape[1]), features.dtype)
         wide[:count] = features[list(wanted)]
         behind = past - np.arange(shape.context)  # how far each slot lies behind the rows

@@ -12,7 +12,7 @@ A chain is a tree in which parents[i] = i - 1.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,21 @@ from ggraph.errors import InputError
 from ggraph.tensor import Array
 
 ROOT = -1
+
+
+class Guess(NamedTuple):
+    """A token of a chain, with what its drafter thinks of it, or the law f64 [V] that it was drawn
+    from; neither where that is not known."""
+
+    token: int
+    chance: float | None = None
+    law: Array | None = None
+
+    @property
+    def best(self) -> float:
+        """The chance of the likeliest token in its place; 1 where nothing is known."""
+        known = 1.0 if self.chance is None else self.chance
+        return known if self.law is None else float(self.law.max())
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,15 @@ class Draft:
         """A draft without branches."""
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tuple(tokens), parents, chances=tuple(chances))
+
+    @staticmethod
+    def guessed(found: Sequence[Guess]) -> "Draft":
+        """A chain of guesses, with their laws, and their chances where all have one."""
+        laws = {i - 1: g.law for i, g in enumerate(found) if g.law is not None}
+        chances = [g.chance for g in found if g.chance is not None]
+        parents = tuple(range(-1, len(found) - 1))
+        told = tuple(chances) if len(chances) == len(found) else ()
+        return Draft(tuple(g.token for g in found), parents, laws, told)
 
     def first(self, count: int) -> "Draft":
         """The draft's first `count` nodes; their parents are among them."""

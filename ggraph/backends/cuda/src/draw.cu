@@ -49,10 +49,10 @@ DEV int nucleus(const double* law, const int* best_at, int k, double top_p) {
   return k;
 }
 
-// y [rows]: a token by each of `numbers`; -1 where the greatest logit is infinite, or one of the
-// candidates `ids` [rows, k], best first, no number. A block per row.
+// y [rows]: a token by each of `numbers`; -1, or `always` the best one, where the greatest logit is
+// infinite, or one of the candidates `ids` [rows, k], best first, no number. A block per row.
 KERNEL draw(const float* logits, const int* ids, const double* numbers, int* y, i64 n, int k,
-            double temp, double top_p, double least) {
+            double temp, double top_p, double least, int always) {
   SHARED double law[MOST];
   SHARED int best_at[MOST];  // in order of ids
   SHARED int many, bad;
@@ -80,6 +80,7 @@ KERNEL draw(const float* logits, const int* ids, const double* numbers, int* y, 
     law[at] = stays ? power(__ddiv_rn(__dadd_rn(score, -best), temp)) : 0.0;
   }
   __syncthreads();
-  if (threadIdx.x == 0)
-    y[blockIdx.x] = bad ? -1 : its[best_at[first_beyond(law, k, numbers[blockIdx.x])]];
+  if (threadIdx.x != 0) return;
+  const int none = always ? its[0] : -1;
+  y[blockIdx.x] = bad ? none : its[best_at[first_beyond(law, k, numbers[blockIdx.x])]];
 }
