@@ -77,9 +77,9 @@ def timed(action: Callable[[], None], repeats: int) -> float:
     return statistics.median(times)
 
 
-def bench_kernels(pool: Pool, types: list[str]) -> None:
-    """One table: rows at once against GMAC/s and GB/s of packed weights."""
-    n, k = 1536 * 16, 576
+def bench_kernels(pool: Pool, types: list[str], n: int = 1536 * 16) -> None:
+    """One table: rows at once against GMAC/s and GB/s of packed weights with `n` outputs."""
+    k = 576
     print(f"{'type':6} " + "".join(f"{m:>6} rows" + " " * 9 for m in (1, 2, 4, 5, 8, 64)))
     for name in types:
         w = random_weight(pool, dt.dtype(name), n, k if dt.dtype(name).block < 256 else 512)

@@ -1,5 +1,6 @@
 """Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
 
+import importlib
 from contextlib import closing
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from ggraph import dtype as dt
 from ggraph.backends.cpu import amx, matmul
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, dot_variant, host
-from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.pages import GUARD
+from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
 from ggraph.dtype import A8, DType
 from ggraph.errors import BackendError
@@ -239,3 +241,15 @@ def test_products_of_empty_weights(shape: tuple[int, int]) -> None:
         y = session.run("y", {"x": np.zeros((4, k), np.float32)})["y"]
     assert y.shape == (4, n)
     assert not y.any()
+
+
+def test_the_bench_of_products_runs_every_type(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "bench"))
+    bench = importlib.import_module("cpu_kernels")
+    types = ["q4_1", "q4_k", "q6_k", "f16"]
+    bench.bench_kernels(Pool(1, host_jit()), types, n=32)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["type", *types]
+    assert all(line.count("GMAC") == 6 for line in lines[1:])
