@@ -4,7 +4,8 @@ GGRAPH_TEST_DEVICE=cuda0 puts a real driver in the place of the stand-in; tests 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from cuda_host import COMPILER, HostDriver
 
+from ggraph import Options
+from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, open_driver
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
 from ggraph.device import Need
@@ -21,6 +24,7 @@ from ggraph.ops.evaluate import read, reference, to_logical, to_storage
 from ggraph.plan import Actor, Buffer, Command, Do, Plan
 from ggraph.session import Session
 from ggraph.tensor import Array, Tensor
+from models.run.load import open_session
 
 DEVICE = os.environ.get("GGRAPH_TEST_DEVICE", "")
 need_driver = pytest.mark.skipif(not DEVICE and COMPILER is None, reason="g++ is not installed")
@@ -44,6 +48,19 @@ def opened(alignment: int = 256, order: int | None = None) -> CudaBackend:
 def over(driver: Any) -> CudaBackend:
     """A backend of its own over this driver."""
     return CudaBackend(cuda_spec("cuda0", driver), driver, True, Events())
+
+
+@contextmanager
+def session_on(device: str) -> Iterator[Session]:
+    """A session on the stand-in ("cuda"), on `sim`, or on one thread of the CPU; closed behind."""
+    if device == "cuda":
+        session = Session({"cuda0": over(HostDriver())})
+    elif device == "sim":
+        session = Session({"sim0": open_backend("sim0")}, Options(streams=2))
+    else:
+        session = open_session(threads=1, exact=True)
+    yield session
+    session.close()
 
 
 def one_replay(session: Session, driver: HostDriver, ask: Callable[[], object], name: str) -> Plan:

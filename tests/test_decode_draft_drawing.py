@@ -1,18 +1,15 @@
 """Drafts that are drawn: within one plan as by the host, from the law that rejection is told."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_host import HostDriver, need_compiler
-from cuda_kit import one_replay, over
+from cuda_host import need_compiler
+from cuda_kit import one_replay, session_on
 from head_loop import base, saved
 
-from ggraph import Graph, Options, ops
-from ggraph.backends import open_backend
+from ggraph import Graph, ops
 from ggraph.decode.draft.drawing import CANDIDATES, Drawing
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.runner import DraftRunner
@@ -30,7 +27,6 @@ from ggraph.tensor import Array, input
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
-from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGET, HEAD = TINY / "llama_tied", TINY / "eagle3_for_llama_tied"
@@ -50,18 +46,6 @@ def head_of(folder: Path, name: str = "golden") -> Head:
     made = open_head(saved(folder, w, {}), open_model(TARGET))
     assert isinstance(made, Head)
     return made
-
-
-@contextmanager
-def session_on(device: str) -> Iterator[Session]:
-    if device == "cuda":
-        session = Session({"cuda0": over(HostDriver())})
-    elif device == "sim":
-        session = Session({"sim0": open_backend("sim0")}, Options(streams=2))
-    else:
-        session = open_session(threads=1, exact=True)
-    yield session
-    session.close()
 
 
 def told(drafter: EagleDrafter, parts: int = 1) -> EagleDrafter:

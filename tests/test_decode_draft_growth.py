@@ -1,18 +1,14 @@
 """The growth of a tree as one plan: the host's trees, ties and all, and nothing in between."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_host import HostDriver, need_compiler
-from cuda_kit import one_replay, over
+from cuda_host import need_compiler
+from cuda_kit import one_replay, session_on
 from head_loop import base, saved, variant
 
-from ggraph import Options
-from ggraph.backends import open_backend
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.growth import grown
 from ggraph.decode.draft.head import DraftShape
@@ -26,7 +22,6 @@ from ggraph.tensor import input
 from models.eagle3 import Head
 from models.heads.layouts import open_head
 from models.registry import open_model
-from models.run.load import open_session
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 TARGET = TINY / "llama_tied"
@@ -52,18 +47,6 @@ def head_of(name: str, folder: Path) -> Head:
     made = open_head(saved(folder, w | {"lm_head.weight": out}, options), open_model(TARGET))
     assert isinstance(made, Head)
     return made
-
-
-@contextmanager
-def session_on(device: str) -> Iterator[Session]:
-    if device == "cuda":
-        session = Session({"cuda0": over(HostDriver())})
-    elif device == "sim":
-        session = Session({"sim0": open_backend("sim0")}, Options(streams=2))
-    else:
-        session = open_session(threads=1, exact=True)
-    yield session
-    session.close()
 
 
 def drafter_of(session: Session, head: Head, shape: TreeShape, unrolls: bool) -> EagleDrafter:

@@ -18,7 +18,6 @@ from ggraph.decode.rows import ROW_BUCKETS
 from ggraph.dtype import F16, DType
 from ggraph.serving.heads import SPARE, WINDOW, Chain, ListHead, Question
 from ggraph.serving.steps import MIXED_ROWS, Row
-from ggraph.tensor import Array
 
 UNSEEN = np.zeros(0, np.int32)
 
@@ -84,13 +83,8 @@ class ListBlock(ListHead):
 
     def _read(self, asked: Sequence[Question]) -> None:
         """Read the features that wait."""
-        rows: list[Row] = []
-        features: list[Array] = []
-        for q in asked:
-            found = self._true_rows(q)
-            rows += found
-            features += self._features(q.text, found)
-        wide, most = np.concatenate(features), MIXED_ROWS[-1]
+        rows, wide = self._waiting(asked)
+        most = MIXED_ROWS[-1]
         for at in range(0, len(rows), most):
             part = rows[at : at + most]
             self._run(part, wide[at : at + most], Chain.branches, fed_back=False)

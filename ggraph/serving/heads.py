@@ -207,18 +207,23 @@ class ListHead:
 
     def _read(self, asked: Sequence[Question]) -> None:
         """Read the true rows that wait, and make the first guesses."""
+        rows, wide = self._waiting(asked)
+        most = MIXED_ROWS[-1]
+        answered = iter([q for q in asked if q.seen])
+        for at in range(0, len(rows), most):
+            part = rows[at : at + most]
+            told = [next(answered) for row in part if row.wanted]
+            self._ask(told, part, wide[at : at + most], fed_back=False)
+
+    def _waiting(self, asked: Sequence[Question]) -> tuple[list[Row], Array]:
+        """The true rows of all that ask, and their features."""
         rows: list[Row] = []
         features: list[Array] = []
         for q in asked:
             found = self._true_rows(q)
             rows += found
             features += self._features(q.text, found)
-        wide, most = np.concatenate(features), MIXED_ROWS[-1]
-        answered = iter([q for q in asked if q.seen])
-        for at in range(0, len(rows), most):
-            part = rows[at : at + most]
-            told = [next(answered) for row in part if row.wanted]
-            self._ask(told, part, wide[at : at + most], fed_back=False)
+        return rows, np.concatenate(features)
 
     def _true_rows(self, q: Question) -> list[Row]:
         """The rows of a text that wait: those of its latest tokens."""
