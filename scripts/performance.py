@@ -260,7 +260,11 @@ peer on x86 is ik_llama.cpp, and the honest file type Q4_K_M: llama.cpp has no f
 others, Q4_1 among them. Every ratio is of one run: the two sides take turns,
 medians count, and `share` says which part of its cores a side really got (1: all of it; below 0.9 a
 row is not fair, because other programs were running). `ggraph generate --profile` shows the time of
-every op on any machine.
+every op on any machine, and this measures a file of yours beside the peers:
+
+    ggraph bench install ik_llama.cpp
+    ggraph bench cpu -m FILE --threads 2 --peer llama.cpp,ik_llama.cpp --rounds 5 --tokens 32
+    ggraph bench cpu --types q4_0,q6_k --only "decode at" --json cpu.json
 
 """
 

@@ -251,6 +251,7 @@ def decoding() -> Calls:
         "Sampler": (Sampler, {"config": SamplerConfig(), "vocab_size": 6}),
         "Sampler.sample": (sampler.sample, {"logits": logits}),
         "Sampler.probabilities": (sampler.probabilities, {"logits": logits}),
+        "Sampler.law": (sampler.law, {"given": logits}),
         "Sampler.ahead": (sampler.ahead, {"places": [1]}),
         "Sampler.accept": (sampler.accept, {"token": 1}),
         "Sampler.accept_all": (sampler.accept_all, {"tokens": [1]}),
