@@ -15,6 +15,12 @@ from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, TILE, X_BLOCK, 
 SMALLEST = 0x00200000  # the bits of 2^-128 as float32, below its normal numbers
 
 
+def lifted(k: Kernel, layout: Layout) -> bool:
+    """Whether products take codes and values as they are stored, `zero` added. Only VNNI takes the
+    largest so: other products want them signed."""
+    return layout.bits < 8 or k.isa.dot == "vnni"
+
+
 @dataclass(frozen=True)
 class Block:
     """Block `j` of the run of 16 rows at address `run`."""
@@ -61,9 +67,8 @@ class Block:
 
     @property
     def lifted(self) -> bool:
-        """Whether products take codes and values as they are stored, `zero` added. Only VNNI takes
-        the largest so: other products want them signed."""
-        return self.layout.bits < 8 or self.k.isa.dot == "vnni"
+        """As `lifted` says."""
+        return lifted(self.k, self.layout)
 
     def codes(self, group: int, part: int) -> Val:
         """Codes or values of columns 4 * group .. + 3 of a part of the tile, one vector of bytes;

@@ -9,7 +9,7 @@ Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the st
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ggraph.backends.cpu.blocks import Block, ask_ahead
+from ggraph.backends.cpu.blocks import Block, ask_ahead, lifted
 from ggraph.backends.cpu.passes import homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import (
@@ -22,7 +22,7 @@ from ggraph.backends.cpu.tiles import (
     Layout,
 )  # fmt: skip
 
-MANY, LEAST = 12, 3  # rows for which blocks are opened, and the fewest of a pass then
+MANY = 12  # rows for which blocks are opened
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
 CHUNK = 8  # blocks that are opened together; a run of integer scales has as many
 CODES, NUMBERS = GROUPS * GROUP_BYTES, TILE * 4  # bytes of a block's codes, and of its scales
@@ -39,7 +39,7 @@ class Opened:
     @property
     def lifted(self) -> bool:
         """As the block that was opened."""
-        return Block(self.k, self.layout, self.at, self.at).lifted
+        return lifted(self.k, self.layout)
 
     def codes(self, group: int, part: int) -> Val:
         """Codes or values of four columns of a part of the tile, one vector of bytes."""
@@ -120,7 +120,7 @@ class Group:
         done = k.var(0)
         with k.while_(lambda: done.value < rows):
             height = next_rows(k, self.most, rows - done.value)
-            for some in range(LEAST, self.most + 1):
+            for some in range((self.most + 1) // 2, self.most + 1):  # fewer than half never come
                 with k.when(height.eq(some)):
                     starts = [k.opaque(row_at(done.value + r) + at) for r in range(some)]
                     self._pass(starts, self.sums + done.value * NUMBERS, count)
