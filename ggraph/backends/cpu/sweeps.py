@@ -55,7 +55,8 @@ SEVERAL = 12  # queries from which on sharing keys costs less than doing rows al
 AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
 SCORED = 3  # queries whose scores are made at once; divides those above
-VECTORS = {8: 1, 16: 2}  # of keys at once: two need fewer loads than multiply-adds
+VECTORS = 2  # of keys at once: fewer loads than multiply-adds
+SUMMED = {8: 2, 16: 4}  # of the sums of a query and a vector of keys, as many as registers hold
 STATE = state_bytes(MAX_HEAD)
 
 
@@ -92,11 +93,13 @@ def whole_rows(k: Kernel, kind: str) -> None:
     room, spare, last = room_of(k), QUERIES + AT_ONCE[lanes], k.var(-1)
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
     scores, states = k.scratch(spare * CHUNK * 4), k.scratch(QUERIES * STATE)
-    keys = k.scratch(max(MAX_HEAD * VECTORS[lanes], CHUNK * FOUR) * lanes * 4)
+    keys = k.scratch(max(MAX_HEAD * VECTORS, CHUNK * FOUR) * lanes * 4)
     part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
     parts = [k.scratch(STATE) for _ in range(FOUR)]
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
     most = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
+    tiles = (m + (most - 1)) // most
+    most = (m + (tiles - 1)) // k.maximum(tiles, 1)  # tiles alike, which threads can share evenly
     begin, end = k.var(1), k.var(0)
     for _ in k.loop(0, 2):
         row, before = k.var(0), k.var(0)
@@ -231,12 +234,12 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
     slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
     address_table(k, room.keys, slots, keys + kh * place.kv, ks, place.length)
     address_table(k, room.values, slots, values + vh * place.kv, vs, place.length)
-    wide = k.isa.lanes * VECTORS[k.isa.lanes]
+    wide = k.isa.lanes * VECTORS
     for p in k.loop(place.length, (place.length + (wide - 1)) // wide * wide):
         k.store(room.keys + p * 8, k.load(room.keys, I64))  # some key, whose scores nobody reads
     _ask_ahead(k, kind, room.values, place.length)
     for block in k.loop(0, place.length, wide):
-        for v in range(VECTORS[k.isa.lanes]):
+        for v in range(VECTORS):
             at = v * k.isa.lanes
             _turn(k, kind, room.keys + (block + at) * 8, tile.keys + at * 4)
         for first in k.loop(0, tile.count, SCORED):
@@ -288,7 +291,7 @@ def _widen(k: Kernel, kind: str, row: Val, d: Val, dims: Val, out: Val) -> None:
 def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
     """The keys of a table of addresses, as many as lanes, as columns of [hd, keys at once]."""
     lanes, step = k.isa.lanes, 32 if kind == "q8_0" else 8
-    wide = lanes * VECTORS[lanes] * 4
+    wide = lanes * VECTORS * 4
     rows = [k.load(table + i * 8, I64) for i in range(lanes)]
     for d in k.loop(0, k.arg("hd"), step):
         at = [number_at(kind, row, d) for row in rows]
@@ -319,26 +322,31 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
     """Scores of a block of keys for some queries: ((0+1)+(2+3)) + ((4+5)+(6+7)) of the sums over
     every eighth number."""
     lanes, hd = k.isa.lanes, k.arg("hd")
-    vectors, t = range(VECTORS[lanes]), vec(F32, lanes)
+    vectors, t = range(VECTORS), vec(F32, lanes)
     rows = [k.load(tile.queries + (first + q) * 8, I64) for q in range(SCORED)]
     out = [tile.scores + (first + q) * (CHUNK * 4) + block * 4 for q in range(SCORED)]
     scale = k.splat(k.arg("scale"), lanes)
+    each = SUMMED[lanes]
     for half in (0, FOUR):
-        sums = [[[k.var(0, t) for _ in range(FOUR)] for _ in vectors] for _ in rows]
-        for d in k.loop(0, hd, 8):
-            for j in range(FOUR):
-                at = tile.keys + (d + (half + j)) * (lanes * len(vectors) * 4)
-                keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
-                for own, row in zip(sums, rows, strict=True):
-                    query = words.broadcast(k, row + (d + (half + j)) * 4, lanes)
-                    for total, key in zip(own, keys, strict=True):
-                        total[j].value = words.fma(k, query, key, total[j].value)
-                k.keep_order()
-        for own, to in zip(sums, out, strict=True):
-            for v, total in enumerate(own):
-                a, b, c, e = (s.value for s in total)
-                found, place = (a + b) + (c + e), to + v * (lanes * 4)
-                k.store(place, found if not half else (k.load(place, t) + found) * scale)
+        made: list[list[list[Val]]] = [[[] for _ in vectors] for _ in rows]
+        for start in range(half, half + FOUR, each):
+            sums = [[[k.var(0, t) for _ in range(each)] for _ in vectors] for _ in rows]
+            for d in k.loop(0, hd, 8):
+                for j in range(each):
+                    at = tile.keys + (d + (start + j)) * (lanes * len(vectors) * 4)
+                    keys = [k.load(at + v * (lanes * 4), t) for v in vectors]
+                    for own, row in zip(sums, rows, strict=True):
+                        query = words.broadcast(k, row + (d + (start + j)) * 4, lanes)
+                        for total, key in zip(own, keys, strict=True):
+                            total[j].value = words.fma(k, query, key, total[j].value)
+                    k.keep_order()
+            for own, found in zip(sums, made, strict=True):
+                for total, parts in zip(own, found, strict=True):
+                    parts += [a.value + b.value for a, b in zip(total[::2], total[1::2])]
+        for found, to in zip(made, out, strict=True):
+            for v, (a, b) in enumerate(found):
+                whole, place = a + b, to + v * (lanes * 4)
+                k.store(place, whole if not half else (k.load(place, t) + whole) * scale)
 
 
 def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
@@ -360,7 +368,8 @@ def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
 
 def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
     """Weighted values of some queries added to their states: together as far as all of them see,
-    then each its own rest."""
+    then each its own rest. All weights are loaded before a value, not the other way round: eight
+    lanes have no register to spare, and a sum that is spilled waits for itself."""
     lanes = k.isa.lanes
     together, t, width = AT_ONCE[lanes], vec(F32, lanes), FOUR * lanes * 4
     lengths = [k.load(tile.lengths + (first + q) * 8, I64) for q in range(together)]
@@ -370,11 +379,13 @@ def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
     scores = tile.scores + first * (CHUNK * 4)
     sums = [[k.var(0, t) for _ in range(FOUR)] for _ in range(together)]
     for p in k.loop(0, common):
-        values = [k.load(tile.keys + p * width + i * (lanes * 4), t) for i in range(FOUR)]
-        for q, own in enumerate(sums):
-            weight = words.broadcast(k, scores + q * (CHUNK * 4) + p * 4, lanes)
-            for total, value in zip(own, values, strict=True):
-                total.value = words.fma(k, weight, value, total.value)
+        shares = (scores + q * (CHUNK * 4) + p * 4 for q in range(together))
+        weights = [words.broadcast(k, s, lanes) for s in shares]
+        for i in range(FOUR):
+            value = k.load(tile.keys + p * width + i * (lanes * 4), t)
+            for own, weight in zip(sums, weights, strict=True):
+                own[i].value = words.fma(k, weight, value, own[i].value)
+            k.keep_order()
     for q, own in enumerate(sums):
         for v, total in enumerate(own):
             k.store(tile.part + q * width + v * (lanes * 4), total.value)
