@@ -48,7 +48,7 @@ class Limits:
 
     texts: int = 32
     alone: int = 256
-    beside: int = 48
+    beside: int = 32
     rows: int = 64
     apart: int = 64
 

@@ -26,7 +26,9 @@ from ggraph.tensor import Array, Kind
 MIXED_ROWS = (16, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
 PARTS = 16  # in which the cache is touched
-WIDTH, WIDER = 256, 4  # entries of the shortest lists; longer ones are so many times as long
+# Entries of the shortest lists; longer ones are so many times as long. A text that outgrows its lists
+# may wait for a plan, half a second, while lists that are not full cost nothing that can be measured
+WIDTH, WIDER = 4096, 4
 
 
 class Row(NamedTuple):
