@@ -32,11 +32,11 @@ from ggraph.serving.memory import LUMP, Memory
 from ggraph.serving.parts import Part, course_of, place, rows_of
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
-from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, first_shapes
+from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, filling, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
-PIECE, PIECES = 4, 128  # rows of prompts beside each text that goes on, and at most beside many
+PIECE, PIECES = 3, 128  # rows of prompts beside each text that goes on, and at most beside many
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Batch:
         them, so that few have a short step; that of many is long anyway."""
         going = len(self._parts)
         if not going:
-            return self.limits.alone
+            return filling(sum(t.outstanding for t in self.running), self.limits.alone)
         least = max(self.limits.beside, going + min(going * PIECE, PIECES))
         return next((b for b in MIXED_ROWS if b >= least), MIXED_ROWS[-1]) - going
 

@@ -46,8 +46,9 @@ class Load:
     rounds: int = 2
 
     def prompts(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
-        """Token ids, by client and round; other ones for every seed."""
-        r = np.random.default_rng(seed)
+        """Token ids, by client and round; other ones for every seed and number of clients: what a
+        server has read already, it need not read again."""
+        r = np.random.default_rng((seed, self.clients))
         common = r.integers(100, vocabulary - 100, self.shared).tolist()
         own = r.integers(
             100, vocabulary - 100, (self.clients, self.rounds + 1, self.prompt - self.shared)
