@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ggraph.backends.cpu import lower  # noqa: F401: all kernels are there then
+from ggraph.backends.cpu import lower  # noqa: F401  (all kernels are there then)
 from ggraph.backends.cpu.compiler import assembly
 from ggraph.backends.cpu.isa import Isa, host
 
@@ -16,11 +16,12 @@ WIDE = BASIC + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni"
 TARGETS = {"avx2": ("znver3", BASIC, "avx2"), "avx512": ("icelake-server", WIDE, "vnni")}
 LABEL = re.compile(r"^(\.?L\w+):")
 JUMP = re.compile(r"^\tj\w+\s+(\.?L\w+)")
-STORE = re.compile(r"^\tvmov\w+\t%[xyz]mm\d+, (-?\d*\((%r\w+)\))")
+SHORT = 100  # lines: a turn of more takes longer than a vector's way over the stack, 12 cycles
+STORE = re.compile(r"^\tvmov\w+\t(%[xyz]mm\d+), (-?\d*\((%r\w+)\))")
 
 
 def inner_loops(text: str) -> Iterator[list[str]]:
-    """Lines of each loop without another in it."""
+    """Lines of each short loop without another in it."""
     lines, labels = text.splitlines(), dict[str, int]()
     for i, line in enumerate(lines):
         if label := LABEL.match(line):
@@ -28,19 +29,26 @@ def inner_loops(text: str) -> Iterator[list[str]]:
         jump = JUMP.match(line)
         if jump and jump[1] in labels:
             body = lines[labels[jump[1]] : i + 1]
-            if sum(bool(LABEL.match(x)) for x in body) == 1:
+            if sum(bool(LABEL.match(x)) for x in body) == 1 and len(body) <= SHORT:
                 yield body
 
 
 def spilled(text: str) -> list[str]:
-    """Places on the stack that an innermost loop of products both writes vectors to and reads."""
-    frame = {"%rsp", "%rbp", *re.findall(r"\tmovq\t%rsp, (%r\w+)", text)}
+    """Places on the stack through which an innermost loop of products passes a vector on from one
+    turn to the next."""
+    frame = {"%rsp", "%rbp", *re.findall(r"\tmovq\t%rsp, (%rbx)", text)}
     found = list[str]()
     for body in inner_loops(text):
-        stores = [s for line in body if (s := STORE.match(line)) and s[2] in frame]
-        if any("vfmadd" in line for line in body):
-            read = [line for line in body if not STORE.match(line)]
-            found += [s[1] for s in stores if any(s[1] in line for line in read)]
+        for i, line in enumerate(body if any("vfmadd" in line for line in body) else []):
+            store = STORE.match(line)
+            if store is None or store[3] not in frame:
+                continue
+            before, rest = body[:i], [x for x in body[i + 1 :] if not x.endswith(store[2])]
+            made = any(x.rstrip().endswith(store[1]) for x in before)
+            if any(store[2] in x for x in before if not x.endswith(store[2])):
+                found.append(store[2])  # read before it is written
+            elif not made and any(store[2] in x for x in rest):
+                found.append(store[2])  # what the turn before has left in a register
     return found
 
 

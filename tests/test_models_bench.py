@@ -120,6 +120,16 @@ def test_a_server_is_measured_beside_texts_without_one(model: Path, tmp_path: Pa
     assert len(said.splitlines()) == len(rows)
 
 
+def test_prompts_of_a_load_were_read_by_nobody_before() -> None:
+    """A server that keeps what it has read would answer a later number of clients sooner."""
+    loads = [Load(clients, prompt=12, shared=4) for clients in (1, 2, 4)]
+    asked = [tuple(p) for load in loads for own in load.prompts(500, 0) for p in own]
+    assert len({p[4:] for p in asked}) == len(asked) == (1 + 2 + 4) * 3
+    assert [
+        len({p[:4] for own in load.prompts(500, 0) for p in map(tuple, own)}) for load in loads
+    ] == [1, 1, 1]
+
+
 def test_what_is_told_of_answers_follows_from_when_they_came() -> None:
     """Two clients, two answers each of four tokens; seconds behind 10."""
     texts = [

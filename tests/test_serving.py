@@ -19,7 +19,7 @@ from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
-from ggraph.serving.steps import ListRunner
+from ggraph.serving.steps import CUT, MIXED_ROWS, ListRunner, filling
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.session import Session
 
@@ -264,6 +264,20 @@ def test_the_tree_forgets_the_oldest_end_first() -> None:
     assert found.parent is None
     with pytest.raises(InputError, match="nobody holds"):
         tree.release(tree.insert(tree.root, [1], [10])[0])
+
+
+def test_a_step_is_cut_where_that_costs_less_than_rows_that_fill_it_up() -> None:
+    """Against all ways to cut once, and no way at all."""
+
+    def cost(*pieces: int) -> int:
+        return sum(next(b for b in MIXED_ROWS if b >= p) + CUT for p in pieces)
+
+    for rows in range(1, 257):
+        first = filling(rows, 256)
+        pieces = (first, rows - first) if first < rows else (rows,)
+        least = min(cost(rows), *(cost(n, rows - n) for n in range(1, rows)), cost(rows))
+        assert cost(*pieces) == least, f"{rows} rows as {pieces}"
+    assert filling(1000, 256) == 256 and filling(200, 192) == 192 and filling(9, 5) == 5
 
 
 def test_rows_are_dear_where_many_share_a_step() -> None:

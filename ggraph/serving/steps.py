@@ -27,8 +27,8 @@ MIXED_ROWS = (16, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
 CUT = 8  # rows that a step costs beside its rows: five to eight were measured
 PARTS = 16  # in which the cache is touched
-# Entries of the shortest lists; longer ones are so many times as long. A text that outgrows its lists
-# may wait for a plan, half a second, while lists that are not full cost nothing that can be measured
+# Entries of the shortest lists; longer ones are so many times as long. A text that outgrows its
+# lists may wait for a plan, half a second; lists that are not full cost nothing to be measured
 WIDTH, WIDER = 4096, 4
 
 

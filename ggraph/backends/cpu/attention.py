@@ -7,9 +7,8 @@ decides its bits: neither the number of rows, the bucket or the threads, nor in 
 what it sees, so that a node of a draft tree gets the bits that it has as text. `attention_*` does
 whole rows, many at once (`sweeps.py`); where rows are few, `attend_chunks_*` shares out single
 chunks, those of all rows one after the other while the cache has what they read, and `merge_chunks`
-puts them together with the same arithmetic. What the next place reads is asked for while one is
-computed (`aheads_of`): lists lead anywhere, and a text's keys have left the caches since its last
-step.
+puts them together with the same arithmetic. What is read next is asked for meanwhile (`chunks.py`):
+lists lead anywhere, and a text's keys have left the caches since its last step.
 
 Legend: m rows, H heads on KV key heads (G = H / KV queries share a key head), hd numbers per head,
 vd of a value, n slots of which the mask shows some or entries of a list, c rows of the cache; a
@@ -17,23 +16,21 @@ state is [largest, sum, 0 .., out[vd]] in float32.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ggraph.backends.cpu.cache import ONE
-from ggraph.backends.cpu.chunks import CHUNK, HEAD, chunk, clear, finish, merge, state_bytes
+from ggraph.backends.cpu.chunks import CHUNK, HEAD, Heads, chunk, clear, finish, merge, state_bytes
 from ggraph.backends.cpu.jobs import (
     START,
-    Aheads,
     Place,
-    aheads_of,
-    head_of,
-    in_groups,
-    job_of,
+    jobs_of,
     length_at,
     place_at,
     queries_of,
     room_of,
+    until,
 )
-from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import shown_count
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 
@@ -42,7 +39,7 @@ ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "
 KINDS = (*ONE, "q8_0")
 
 
-def _part(k: Kernel, row: Val, head: Val, chunk: Val) -> Val:
+def _part(k: Kernel, head: Val, row: Val, chunk: Val) -> Val:
     """Address of the state of (row, head, chunk) in the scratch."""
     part, heads, vd, n = k.words("part heads vd n")
     chunks = (n + (CHUNK - 1)) // CHUNK
@@ -57,50 +54,42 @@ def _most_shown(k: Kernel) -> Val:
     return most.value
 
 
-def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val]]:
-    """(chunk, key head, row) for this thread's part of all, rows innermost: they read the same.
+def _share_chunks(k: Kernel) -> Iterator[tuple[Val, Val, Val, Val]]:
+    """(chunk, row, first key head, end of key heads) for this thread's part of all.
 
-    An item costs what the longest list has in its chunk, and `START`; the one belongs to the
-    thread in whose part of the whole cost its middle lies.
+    An item, a key head of a row in a chunk, costs what the longest list has in its chunk, and
+    `START`; the one belongs to the thread in whose part of the whole cost its middle lies.
     """
     m, kv_heads = k.words("m kv_heads")
     most, items = _most_shown(k), m * kv_heads
     chunks = (most + (CHUNK - 1)) // CHUNK
     whole = (most + chunks * START) * items
-    first, end = whole * k.thread // k.threads, whole * (k.thread + 1) // k.threads
+    marks = [whole * (k.thread + i) // k.threads for i in (0, 1)]
     for c in k.loop(0, chunks):
         cost = k.minimum(most - c * CHUNK, CHUNK) + START
-        before = c * (CHUNK + START) * items + cost // 2
-        for item in k.loop(0, items):
-            middle = before + item * cost
-            with k.when(middle >= first), k.when(middle < end):
-                yield c, item // m, item % m
+        before = c * (CHUNK + START) * items
+        first, end = (until(k, mark, before, cost, items) for mark in marks)
+        for row in k.loop(first // kv_heads, (end + kv_heads - 1) // kv_heads):
+            begin = k.maximum(first - row * kv_heads, 0)
+            yield c, row, begin, k.minimum(end - row * kv_heads, kv_heads)
 
 
 def _following(k: Kernel, at: Place) -> Place:
-    """What comes behind a row's chunk: the next row, else key head, else chunk."""
-    row, kv, start = k.var(at.row + 1), k.var(at.kv), k.var(at.start)
-    with k.when(row.value.eq(k.arg("m"))):
-        row.value, kv.value = 0, at.kv + 1
-        with k.when(kv.value.eq(k.arg("kv_heads"))):
-            kv.value, start.value = 0, at.start + CHUNK
-    return place_at(k, row.value, kv.value, start.value)
+    """What comes behind a row's chunk: the next row, else chunk."""
+    last = (at.row + 1).eq(k.arg("m"))
+    start = k.select(last, at.start + CHUNK, at.start)
+    return place_at(k, k.select(last, k.const(0, I64), at.row + 1), start)
 
 
 def _single_chunks(k: Kernel, kind: str) -> None:
-    room, last = room_of(k), k.var(-1)
-    for c, kv, row in _share_chunks(k):
-        at = Place(row, kv, c * CHUNK, length_at(k, row, c * CHUNK))
+    room = room_of(k)
+    for c, row, begin, end in _share_chunks(k):
+        at = Place(row, c * CHUNK, length_at(k, row, c * CHUNK))
         with k.when(at.length > 0):
-            aheads = aheads_of(k, kind, last, at, _following(k, at))
-
-            def queries(
-                first: Val, count: int, c: Val = c, at: Place = at, aheads: Aheads = aheads
-            ) -> None:
-                states = [_part(k, at.row, head_of(k, at.kv, first) + g, c) for g in range(count)]
-                chunk(k, job_of(k, kind, room, at, first, count, aheads), at.length, states)
-
-            in_groups(k, 0, queries_of(k), queries)
+            heads = Heads(begin, end, k.const(0, I64), queries_of(k))
+            state = partial(_part, k, chunk=c, row=row)
+            for job in jobs_of(k, kind, room, (at, _following(k, at)), heads, state):
+                chunk(k, job, at.length)
 
 
 def _merge_chunks(k: Kernel) -> None:
@@ -111,7 +100,7 @@ def _merge_chunks(k: Kernel) -> None:
         for head in k.loop(*parts):
             clear(k, state)
             for c in k.loop(0, (shown_count(k, row) + (CHUNK - 1)) // CHUNK):
-                merge(k, state, _part(k, row, head, c))
+                merge(k, state, _part(k, head, row, c))
             finish(k, state, y + ys * row + head * vd * 4, head)
 
 

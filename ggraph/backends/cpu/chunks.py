@@ -1,61 +1,86 @@
 """One chunk of attention: scores, exponentials, weighted values; and states put together.
 
 `attention.py` says which chunks there are and who does them. A chunk's state for a query is its
-largest score, the sum of exponentials and the weighted sum of values.
+largest score, the sum of exponentials and the weighted sum of values. Key heads of a row take turns
+every few keys, so that a row of the cache is read as it lies, all of it; and what lies `AHEAD` rows
+further is asked for, a line at a time, where one is done with.
 
 Legend: hd numbers per head of keys, vd of values; a state is [largest, sum, 0 .., out[vd]] in
 float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import add
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import SECOND, ask
 from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
-from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, vec
 from ggraph.backends.cpu.slots import LOWEST
-from ggraph.backends.cpu.tiles import Q8_BLOCK
+from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
 MAX_QUERIES = 4  # queries handled together
+MOST = 32  # queries that go through a chunk together
 FOUR = 4  # scores that are summed up together
+SOFTENED = {8: 32, 16: 16}  # scores at once, by lanes: vectors take turns, of long chains each
 TOGETHER = {8: 4, 16: 8}  # keys handled together, by lanes: a vector of 16 holds parts of two
+VALUES = 16  # values handled together: sums are fetched and put back as often
+AHEAD = 16  # rows of the cache
 SUMS = {8: 12, 16: 16}  # of vectors that registers hold beside what they are made of
 LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """Memory to ask for while something else is computed: of each slot of a part of a list the
-    `width` bytes at base + stride * slot. `entry` is the address of the next slot's number."""
+class Heads:
+    """Queries of one row, at most `MOST`: `each` of them from `first` on of every key head from
+    `begin` to before `end`."""
 
-    entry: Var
+    begin: Val
     end: Val
-    base: Val
-    stride: Val
-    width: Val
+    first: Val
+    each: Val
 
 
 @dataclass(frozen=True)
 class Job:
-    """A group of queries of one row on one key head; addresses of everything it reads.
+    """Queries of one row that go through a chunk; addresses of everything that they read.
 
-    `keys` and `values` are tables of addresses, one for each position of the chunk; `biases` are
-    those of the chunk's first position. `aheads`: to ask for
-    beside the keys and beside the values.
+    `keys` and `values` are tables of addresses of rows of the cache: one for each position of the
+    chunk, then `AHEAD` of what is read behind them. `biases` are those of the chunk's first
+    position. `state` gives the address of a query's state, by its number among all.
     """
 
     kind: str
-    count: int
-    q: Val  # [count, hd]
+    heads: Heads
+    shared: Val  # queries of a key head, among which are those of the job
+    q: Val  # of all queries
     keys: Val
     values: Val
     biases: Val
-    scores: Val  # [MAX_QUERIES, CHUNK]
-    aheads: tuple[Sequence[Ahead], Sequence[Ahead]]
+    scores: Val  # [MOST, CHUNK]
+    state: Callable[[Val], Val]
+
+    @property
+    def first(self) -> Val:
+        """The number of the first query among all; the others follow."""
+        return self.heads.begin * self.shared + self.heads.first
+
+
+@dataclass(frozen=True)
+class Group:
+    """Up to `MAX_QUERIES` queries of one key head."""
+
+    job: Job
+    count: int
+    head: Val  # number of the first query among all
+    q: Val  # [count, hd]
+    scores: Val  # [count, CHUNK]
+    key: Val  # bytes from a row's begin to the head's key
+    value: Val
 
 
 def state_bytes(hd: int) -> int:
@@ -63,50 +88,87 @@ def state_bytes(hd: int) -> int:
     return HEAD + 4 * hd
 
 
-def _ask(k: Kernel, ahead: Ahead, slots: int | None = None) -> None:
-    """Ask for what so many slots hold, or all that are left: hardware does not foresee where a list
-    goes, and has fewer lines on their way for what is read than for what is asked for."""
-    first = ahead.entry.value
-    stop = ahead.end if slots is None else k.minimum(first + slots * 4, ahead.end)
-    for at in k.loop(first, stop, 4):
-        start = ahead.base + k.cast("sext", k.load(at, I32), I64) * ahead.stride
-        for line in k.loop(start & -LINE, start + ahead.width, LINE):
-            ask(k, line, SECOND)
-    ahead.entry.value = k.maximum(first, stop)
+def in_groups(k: Kernel, first: Num, queries: Val, each: Callable[[Val, int], None]) -> None:
+    """`each(first query, count)` over queries of one key head, at most MAX_QUERIES at once."""
+    begin = k.same(first, queries)
+    whole = begin + queries // MAX_QUERIES * MAX_QUERIES
+    for g in k.loop(begin, whole, MAX_QUERIES):
+        each(g, MAX_QUERIES)
+    for count in range(1, MAX_QUERIES):
+        with k.when((begin + queries - whole).eq(count)):
+            each(whole, count)
+
+
+def _each_group(k: Kernel, job: Job, do: Callable[[Group], None]) -> None:
+    """`do` for all queries of the job."""
+    hd, kh, vh = k.words("hd kh vh")
+    heads = job.heads
+    for kv in k.loop(heads.begin, heads.end):
+
+        def group(first: Val, count: int, kv: Val = kv) -> None:
+            head = kv * job.shared + first
+            scores = job.scores + (head - job.first) * (CHUNK * 4)
+            do(Group(job, count, head, job.q + head * hd * 4, scores, kh * kv, vh * kv))
+
+        in_groups(k, heads.first, heads.each, group)
+
+
+def _ask_keys(k: Kernel, group: Group, position: Val, positions: int, d: Val, step: int) -> None:
+    """Beside `step` numbers of some keys as many bytes of those that come `AHEAD` later: whole
+    lines, of the keys by turns. Hardware does not foresee where a list goes, and has fewer lines on
+    their way for what is read than for what is asked for; at once it takes no more than 24."""
+    lines = max(positions * step * ONE.get(group.job.kind, 1) // LINE, 1)
+    for i in range(lines):
+        turn = (d // step * lines + i) % positions
+        row = _entry(k, group.job.keys, position + turn + AHEAD)
+        ask(k, number_at(group.job.kind, row + group.key, d), SECOND)
+
+
+def _ask_values(k: Kernel, group: Group, position: Val, d: Val, numbers: int) -> None:
+    """The same beside numbers of two values."""
+    kind = group.job.kind
+    nbytes = numbers * ONE[kind] if kind in ONE else numbers // Q8_BLOCK * Q8_BYTES
+    turns = [k.const(0, I64), k.const(1, I64)] if nbytes >= LINE else [d // numbers % 2]
+    for turn in turns:
+        row = _entry(k, group.job.values, position + turn + AHEAD)
+        for line in range(0, nbytes // LINE * LINE or LINE, LINE):
+            ask(k, number_at(kind, row + group.value, d) + line, SECOND)
 
 
 def _entry(k: Kernel, table: Val, position: Val) -> Val:
     return k.load(table + position * 8, I64)
 
 
-def _dots(k: Kernel, job: Job, position: Val, positions: int, first: int, count: int) -> None:
-    """Scores of `positions` keys, one or a multiple of four, for `count` queries, into job.scores.
+def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, count: int) -> None:
+    """Scores of `positions` keys, one or a multiple of four, for `count` queries of the group.
     The sum of a key has eight lanes in any case, and thus the same bits."""
-    hd = k.arg("hd")
-    keys = [_entry(k, job.keys, position + p) for p in range(positions)]
+    hd, kind = k.arg("hd"), group.job.kind
+    keys = [_entry(k, group.job.keys, position + p) + group.key for p in range(positions)]
     pairs = k.isa.lanes > 8 and positions > 1
     sums = [
         [k.var(0, vec(F32, 16 if pairs else 8)) for _ in range(0, positions, 1 + pairs)]
         for _ in range(count)
     ]
-    rows = [job.q + hd * (g * 4) for g in range(first, first + count)]
-    step = Q8_BLOCK if job.kind not in ONE else 8
+    rows = [group.q + hd * (g * 4) for g in range(first, first + count)]
+    step = Q8_BLOCK if kind not in ONE else 8
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
+        if positions > 1 and not first:
+            _ask_keys(k, group, position, positions, d, step)
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
                 queries = [k.joined(q, q) for q in queries]
-            at = [number_at(job.kind, key, d) for key in keys]
+            at = [number_at(kind, key, d) for key in keys]
             for v in range(len(sums[0])):
                 if pairs:
-                    loaded = load_pair(k, job.kind, at[2 * v], at[2 * v + 1], i)
+                    loaded = load_pair(k, kind, at[2 * v], at[2 * v + 1], i)
                 else:
-                    loaded = load8(k, job.kind, at[v], i)
+                    loaded = load8(k, kind, at[v], i)
                 for g, query in enumerate(queries):
                     sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
     for g in range(count):
-        to = job.scores + (position + (first + g) * CHUNK) * 4
+        to = group.scores + (position + (first + g) * CHUNK) * 4
         found = [s.value for s in sums[g]]
         if positions == 1:
             k.store(to, k.lane(words.folded4(k, found * FOUR, add), 0) * k.arg("scale"))
@@ -126,124 +188,128 @@ def _of_pairs(k: Kernel, x: Sequence[Val]) -> Val:
     return first + second
 
 
-def _all_dots(k: Kernel, job: Job, position: Val, positions: int) -> None:
-    """The same for all queries of the job: as many at once as registers hold sums of."""
+def _all_dots(k: Kernel, group: Group, position: Val, positions: int) -> None:
+    """The same for all queries of the group: as many at once as registers hold sums of."""
     vectors = positions * 8 // k.isa.lanes
-    at_once = job.count if job.count * vectors <= SUMS[k.isa.lanes] else 2
-    for first in range(0, job.count, at_once):
-        _dots(k, job, position, positions, first, min(at_once, job.count - first))
+    at_once = group.count if group.count * vectors <= SUMS[k.isa.lanes] else 2
+    for first in range(0, group.count, at_once):
+        _dots(k, group, position, positions, first, min(at_once, group.count - first))
 
 
-def _scores(k: Kernel, job: Job, length: Val) -> list[Val]:
-    """Biased scores of the chunk's `length` positions; returns the largest for each query."""
+def _scores(k: Kernel, job: Job, length: Val) -> None:
+    """Scores of the chunk's `length` positions, not biased yet."""
     together, done = TOGETHER[k.isa.lanes], k.const(0, I64)
     while together >= FOUR:
         whole = length // together * together
         for position in k.loop(done, whole, together):
-            for ahead in job.aheads[0]:
-                _ask(k, ahead, together)
-            _all_dots(k, job, position, together)
+            _each_group(k, job, partial(_all_dots, k, position=position, positions=together))
         together, done = together // 2, whole
-    for ahead in job.aheads[0]:
-        _ask(k, ahead)
     for position in k.loop(done, length):
-        _all_dots(k, job, position, 1)
-    return biased(k, job, length)
+        _each_group(k, job, partial(_all_dots, k, position=position, positions=1))
 
 
-def biased(k: Kernel, job: Job, length: Val) -> list[Val]:
-    """Capped scores with what the mask adds; returns the largest for each query."""
+def _soften(k: Kernel, job: Job, length: Val) -> None:
+    """Exponentials of all scores; states of the queries, with nothing summed up yet."""
+    for number in k.loop(0, (job.heads.end - job.heads.begin) * job.heads.each):
+        scores, state = job.scores + number * (CHUNK * 4), job.state(job.first + number)
+        clear(k, state)
+        top = biased(k, scores, job.biases, length)
+        k.store(state, top)
+        k.store(state + 4, exponentials(k, scores, length, top))
+
+
+def biased(k: Kernel, scores: Val, biases: Val, length: Val) -> Val:
+    """Capped scores with what the mask adds; returns the largest."""
     with k.when(k.arg("softcap") > 0.0):
-        _capped(k, job, length)
-    lanes = k.isa.lanes
-    tops = [k.var(k.const(LOWEST, vec(F32, lanes))) for _ in range(job.count)]
+        _capped(k, scores, length)
+    lanes = SOFTENED[k.isa.lanes]
+    top = k.var(k.const(LOWEST, vec(F32, lanes)))
     for i in k.loop(0, length, lanes):
         shown = words.tail_mask(k, length - i, lanes)
-        bias = k.load(job.biases + i * 4, vec(F32, lanes))
-        for g, top in enumerate(tops):
-            at = job.scores + g * (CHUNK * 4) + i * 4
-            value = k.select(shown, k.load(at, vec(F32, lanes)) + bias, float("-inf"))
-            k.store(at, value)
-            top.value = k.maximum(value, top.value)
-    return [words.hmax(k, top.value) for top in tops]
+        found = k.load(scores + i * 4, vec(F32, lanes)) + k.load(biases + i * 4, vec(F32, lanes))
+        value = k.select(shown, found, float("-inf"))
+        k.store(scores + i * 4, value)
+        top.value = k.maximum(value, top.value)
+    return words.hmax(k, top.value)
 
 
-def _capped(k: Kernel, job: Job, length: Val) -> None:
+def _capped(k: Kernel, scores: Val, length: Val) -> None:
     """Hold the chunk's scores within +-softcap by a tanh."""
     cap = k.splat(k.arg("softcap"), 8)
-    for g in range(job.count):
-        for i in k.loop(0, length, 8):
-            at = job.scores + g * (CHUNK * 4) + i * 4
-            k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
+    for i in k.loop(0, length, 8):
+        at = scores + i * 4
+        k.store(at, cap * words.tanh(k, k.load(at, F32X8) / cap))
 
 
-def exponentials(k: Kernel, job: Job, g: int, length: Val, top: Val) -> Val:
-    """Replace query g's scores by exp(score - top); returns their sum."""
-    total, lanes = k.var(0.0, F32X8), k.isa.lanes
+def exponentials(k: Kernel, scores: Val, length: Val, top: Val) -> Val:
+    """Replace a query's scores by exp(score - top); returns their sum."""
+    total, lanes = k.var(0.0, F32X8), SOFTENED[k.isa.lanes]
     for i in k.loop(0, length, lanes):
-        at = job.scores + g * (CHUNK * 4) + i * 4
-        value = words.exp_below(k, k.load(at, vec(F32, lanes)) - k.splat(top, lanes))
-        k.store(at, value)
+        value = words.exp_below(k, k.load(scores + i * 4, vec(F32, lanes)) - k.splat(top, lanes))
+        k.store(scores + i * 4, value)
         for half in range(0, lanes, 8):
             total.value = total.value + k.shuffle(value, value, range(half, half + 8))
     return words.hsum(k, total.value)
 
 
-def _weighted(k: Kernel, job: Job, length: Val, out: list[Val], width: int) -> None:
-    """Sums of values weighted by job.scores, `width` vectors of dimensions at a time."""
-    vd = k.arg("vd")
-
-    def dims(d: Val, count: int, lanes: int) -> None:
-        sums = [[k.var(0, vec(F32, lanes)) for _ in range(count)] for _ in out]
-        load = load_wide if lanes == k.isa.lanes else load8
-
-        def one(position: Val) -> None:
-            """Add the values of one position of the chunk."""
-            at = number_at(job.kind, _entry(k, job.values, position), d)
-            score = job.scores + position * 4
-            scores = [score + g * (CHUNK * 4) for g in range(job.count)]
-            weights = [words.broadcast(k, s, lanes) for s in scores]
-            for i in range(count):
-                value = load(k, job.kind, at, i * lanes)
-                for g, weight in enumerate(weights):
-                    sums[g][i].value = words.fma(k, weight, value, sums[g][i].value)
-
-        pairs = length // 2 * 2
-        for position in k.loop(0, pairs, 2):
-            for ahead in job.aheads[1]:
-                _ask(k, ahead, 2)
-            one(position)
-            one(position + 1)
-        for ahead in job.aheads[1]:
-            _ask(k, ahead)
-        for position in k.loop(pairs, length):
-            one(position)
-        for g, target in enumerate(out):
-            for i in range(count):
-                k.store(target + (d + i * lanes) * 4, sums[g][i].value)
-
-    step = k.isa.lanes * width
-    whole = vd // step * step
-    for d in k.loop(0, whole, step):
-        dims(d, width, k.isa.lanes)
-    if step > 8 and job.kind in ONE:
-        for d in k.loop(whole, vd, 8):
-            dims(d, 1, 8)
-
-
-def chunk(k: Kernel, job: Job, length: Val, states: list[Val]) -> None:
-    """State of a chunk of `length` positions for each query of the job, written to `states`."""
-    tops = _scores(k, job, length)
-    for g, (top, state) in enumerate(zip(tops, states, strict=True)):
-        k.store(state, top)
-        k.store(state + 4, exponentials(k, job, g, length, top))
-    if job.kind not in ONE:
+def _weighted(k: Kernel, group: Group, begin: Val, end: Val) -> None:
+    """Add values `begin` .. `end` - 1, weighted by the group's scores, to its states: as many
+    vectors of dimensions at a time as registers hold sums of."""
+    vd, kind = k.arg("vd"), group.job.kind
+    if kind not in ONE:
         width = Q8_BLOCK // k.isa.lanes
     elif k.isa.lanes > 8:
         width = 4
     else:
-        width = {1: 8, 2: 4, 3: 4}.get(job.count, 2)
-    _weighted(k, job, length, [s + HEAD for s in states], width)
+        width = {1: 8, 2: 4, 3: 4}.get(group.count, 2)
+    out = [group.job.state(group.head + g) + HEAD for g in range(group.count)]
+    step = k.isa.lanes * width
+    whole = vd // step * step
+    for d in k.loop(0, whole, step):
+        _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, (width, k.isa.lanes))
+    if step > 8 and kind in ONE:
+        for d in k.loop(whole, vd, 8):
+            _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, (1, 8))
+
+
+def _add_values(
+    k: Kernel, group: Group, span: tuple[Val, Val], out: Sequence[Val], d: Val,
+    shape: tuple[int, int],
+) -> None:  # fmt: skip
+    """Numbers from d on of values in `span`: so many vectors of so many lanes."""
+    (begin, end), (count, lanes), kind = span, shape, group.job.kind
+    places = range(0, count * lanes, lanes)
+    sums = [[k.var(k.load(o + i * 4, vec(F32, lanes))) for i in places] for o in out]
+    load = load_wide if lanes == k.isa.lanes else load8
+
+    def one(position: Val) -> None:
+        at = number_at(kind, _entry(k, group.job.values, position) + group.value, d)
+        scores = [group.scores + (position + g * CHUNK) * 4 for g in range(group.count)]
+        weights = [words.broadcast(k, s, lanes) for s in scores]
+        for v, i in enumerate(places):
+            value = load(k, kind, at, i)
+            for own, weight in zip(sums, weights, strict=True):
+                own[v].value = words.fma(k, weight, value, own[v].value)
+
+    pairs = begin + (end - begin) // 2 * 2
+    for position in k.loop(begin, pairs, 2):
+        _ask_values(k, group, position, d, count * lanes)
+        one(position)
+        one(position + 1)
+    for position in k.loop(pairs, end):
+        one(position)
+    for own, o in zip(sums, out, strict=True):
+        for total, i in zip(own, places, strict=True):
+            k.store(o + i * 4, total.value)
+
+
+def chunk(k: Kernel, job: Job, length: Val) -> None:
+    """States of a chunk of `length` positions for all queries of the job."""
+    _scores(k, job, length)
+    _soften(k, job, length)
+    for begin in k.loop(0, length, VALUES):
+        end = k.minimum(begin + VALUES, length)
+        _each_group(k, job, partial(_weighted, k, begin=begin, end=end))
 
 
 def merge_heads(k: Kernel, state: Val, top: Val, total: Val) -> tuple[Val, Val]:

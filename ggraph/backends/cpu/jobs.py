@@ -1,19 +1,16 @@
-"""Where attention is: a row, a key head, a chunk; and the jobs of its queries.
+"""Where attention is: a row, a chunk; and the jobs of its queries.
 
 Legend: as in `attention.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ggraph.backends.cpu.cache import ONE
-from ggraph.backends.cpu.chunks import CHUNK, MAX_QUERIES, Ahead, Job
-from ggraph.backends.cpu.simd import I32, I64, Kernel, Num, Val, Var
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.chunks import AHEAD, CHUNK, MOST, Heads, Job
+from ggraph.backends.cpu.simd import I32X8, I64, Kernel, Val, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
-from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
-Aheads = tuple[Sequence[Ahead], Sequence[Ahead]]  # beside keys and beside values
-NOTHING: Aheads = ((), ())
 START = 16  # what a chunk costs besides its positions, in positions
 
 
@@ -28,10 +25,9 @@ class Room:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is: a row, a key head, the first entry of a chunk, its length."""
+    """Where a job is: a row, the first entry of a chunk, its length."""
 
     row: Val
-    kv: Val
     start: Val
     length: Val
 
@@ -46,39 +42,17 @@ def first_slot(k: Kernel, at: Place) -> Val:
     return list_of(k, at.row) + (LIST_HEAD + at.start * 4)
 
 
-def place_at(k: Kernel, row: Val, kv: Val, start: Val) -> Place:
+def place_at(k: Kernel, row: Val, start: Val) -> Place:
     """The place from entry `start` on; without entries where there is no such row."""
     m = k.arg("m")
     own = k.minimum(row, m - 1)
-    return Place(own, kv, start, k.select(row < m, length_at(k, own, start), 0))
+    return Place(own, start, k.select(row < m, length_at(k, own, start), 0))
 
 
-def aheads_of(k: Kernel, kind: str, last: Var, at: Place, then: Place) -> Aheads:
-    """Beside a chunk's keys its values, beside its values the keys of the place that follows, each
-    where it is not what the place before, by its mark in `last`, has read: rows of a text read the
-    same."""
-    here = _mark(k, at)
-    there = k.var(here)
-    with k.when(then.length > 0):
-        there.value = _mark(k, then)
-    values = k.select(last.value.ne(here), at.length, 0)
-    keys = k.select(there.value.ne(here), then.length, 0)
-    last.value = here
-    beside_keys = _lines(k, kind, "v vs vh vd", at, values)
-    return (beside_keys,), (_lines(k, kind, "k ks kh hd", then, keys),)
-
-
-def _mark(k: Kernel, at: Place) -> Val:
-    """A number that places have in common which begin with the same key."""
-    return k.cast("zext", k.load(first_slot(k, at), I32), I64) | (at.kv << 32)
-
-
-def _lines(k: Kernel, kind: str, names: str, at: Place, length: Val) -> Ahead:
-    """One key head's part of `length` rows of a chunk."""
-    base, stride, head, numbers = k.words(names)
-    width = numbers * ONE[kind] if kind in ONE else numbers // Q8_BLOCK * Q8_BYTES
-    first = first_slot(k, at)
-    return Ahead(k.var(first), first + length * 4, base + head * at.kv, stride, width)
+def until(k: Kernel, mark: Val, before: Val, cost: Val, count: Val) -> Val:
+    """How many of `count` items of the same cost, `before` that of all in front of them, have their
+    middle in front of `mark`."""
+    return k.minimum(k.maximum(mark - before - cost // 2 + cost - 1, 0) // cost, count)
 
 
 def queries_of(k: Kernel) -> Val:
@@ -92,29 +66,71 @@ def head_of(k: Kernel, kv: Val, first: Val) -> Val:
 
 
 def room_of(k: Kernel) -> Room:
-    """A thread's."""
-    return Room(k.scratch(MAX_QUERIES * CHUNK * 4), *(k.scratch(CHUNK * 8) for _ in range(2)))
+    """A thread's. Tables name something everywhere, since what they name is asked for."""
+    entries = CHUNK + AHEAD + 8  # a table is filled in whole eights
+    room = Room(k.scratch(MOST * CHUNK * 4), *(k.scratch(entries * 8) for _ in range(2)))
+    for i in k.loop(0, entries * 8, 8):
+        for table, name in ((room.keys, "k"), (room.values, "v")):
+            k.store(table + i, k.arg(name))
+    return room
 
 
-def in_groups(k: Kernel, first: Num, queries: Val, each: Callable[[Val, int], None]) -> None:
-    """`each(first query, count)` over queries of one key head, at most MAX_QUERIES at once."""
-    begin = k.same(first, queries)
-    whole = begin + queries // MAX_QUERIES * MAX_QUERIES
-    for g in k.loop(begin, whole, MAX_QUERIES):
-        each(g, MAX_QUERIES)
-    for count in range(1, MAX_QUERIES):
-        with k.when((begin + queries - whole).eq(count)):
-            each(whole, count)
+def _pieces(k: Kernel, whole: Heads) -> Iterator[Heads]:
+    """The same queries, no more than `MOST` at once: whole key heads, or parts of one."""
+    fitting = k.maximum(k.const(MOST, I64) // whole.each, 1)
+    for i in k.loop(0, (whole.end - whole.begin + fitting - 1) // fitting):
+        begin = whole.begin + i * fitting
+        end = k.minimum(begin + fitting, whole.end)
+        for first in k.loop(whole.first, whole.first + whole.each, MOST):
+            each = k.minimum(whole.first + whole.each - first, MOST)
+            yield Heads(begin, end, first, each)
 
 
-def job_of(
-    k: Kernel, kind: str, room: Room, at: Place, first: Val, count: int, aheads: Aheads
-) -> Job:
-    """The job of queries first .. first + count - 1 at a place; fills the room's tables."""
-    q, keys, values, hd, n, qs, ks, kh, vs, vh = k.words("q k v hd n qs ks kh vs vh")
-    query = q + qs * at.row + head_of(k, at.kv, first) * hd * 4
-    slots = first_slot(k, at)
-    biases = slots + (n + SPARE) * 4
-    address_table(k, room.keys, slots, keys + kh * at.kv, ks, at.length)
-    address_table(k, room.values, slots, values + vh * at.kv, vs, at.length)
-    return Job(kind, count, query, room.keys, room.values, biases, room.scores, aheads)
+def _fill(k: Kernel, room: Room, at: Place, then: Place) -> None:
+    """The tables of a place: of keys, then its first values; of values, then the keys of the place
+    that follows."""
+    keys, values, ks, vs = k.words("k v ks vs")
+    slots, next_slots = first_slot(k, at), first_slot(k, then)
+    own, following = (k.minimum(p.length, AHEAD) for p in (at, then))
+    address_table(k, room.keys, slots, keys, ks, at.length)
+    address_table(k, room.keys + at.length * 8, slots, values, vs, own)
+    address_table(k, room.values, slots, values, vs, at.length)
+    address_table(k, room.values + at.length * 8, next_slots, keys, ks, following)
+
+
+def jobs_of(
+    k: Kernel, kind: str, room: Room, places: tuple[Place, Place], whole: Heads,
+    state: Callable[[Val], Val],
+) -> Iterator[Job]:  # fmt: skip
+    """The jobs of queries at the first place; another follows."""
+    q, n, qs = k.words("q n qs")
+    at, shared = places[0], k.opaque(queries_of(k))
+    _fill(k, room, *places)
+    biases = first_slot(k, at) + (n + SPARE) * 4
+    for heads in _pieces(k, whole):
+        yield Job(
+            kind, heads, shared, q + qs * at.row, room.keys, room.values, biases, room.scores, state
+        )
+
+
+def begins_alike(k: Kernel, row: Val, wanted: Val) -> Val:
+    """Whether it is `wanted`, and there is such a row, which sees something and begins its first
+    chunk as the row before, as far as both go."""
+    length, i = k.var(0), k.var(0)
+    with k.when(wanted), k.when(row < k.arg("m")):
+        length.value = k.minimum(*(length_at(k, r, k.const(0, I64)) for r in (row - 1, row)))
+    here, before = (list_of(k, r) + LIST_HEAD for r in (row, row - 1))
+    whole = length.value
+    with k.while_(lambda: i.value < length.value):
+        at = i.value * 4
+        odd = k.load(here + at, I32X8) ^ k.load(before + at, I32X8)
+        found = lanes_or(k, k.select(words.tail_mask(k, whole - i.value), odd, 0))
+        length.value = k.select(found.eq(0), length.value, 0)
+        i.value = i.value + 8
+    return length.value > 0
+
+
+def lanes_or(k: Kernel, x: Val) -> Val:
+    """0 where all of eight integers are."""
+    quads = k.cast("bitcast", x, vec(I64, 4))
+    return k.lane(quads, 0) | k.lane(quads, 1) | k.lane(quads, 2) | k.lane(quads, 3)

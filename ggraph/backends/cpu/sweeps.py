@@ -9,7 +9,7 @@ that see other slots, and few ones, are done one by one.
 Legend: as in `attention.py`; t queries of a tile, W lanes of a vector.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
@@ -19,7 +19,8 @@ from ggraph.backends.cpu.chunks import (
     CHUNK,
     HEAD,
     LINE,
-    Job,
+    MOST,
+    Heads,
     biased,
     chunk,
     clear,
@@ -31,30 +32,29 @@ from ggraph.backends.cpu.chunks import (
     state_bytes,
 )
 from ggraph.backends.cpu.jobs import (
-    NOTHING,
     START,
-    Aheads,
     Place,
     Room,
-    aheads_of,
+    begins_alike,
     head_of,
-    in_groups,
-    job_of,
+    jobs_of,
+    lanes_or,
     length_at,
     place_at,
     queries_of,
     room_of,
+    until,
 )
-from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, Var, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
 SEVERAL = 12  # queries from which on sharing keys costs less than doing rows alone
-AT_ONCE = {8: 3, 16: 6}  # queries whose sums registers hold, by lanes; divide QUERIES
+AT_ONCE = {8: 3, 16: 4}  # queries whose sums registers hold, by lanes; divide QUERIES, at most FOUR
 FOUR = 4  # sums of a query at once, and vectors of a value's numbers
-SCORED = 3  # queries whose scores are made at once; divides those above
+SCORED = 3  # queries whose scores are made at once; divides QUERIES
 VECTORS = 2  # of keys at once: fewer loads than multiply-adds
 SUMMED = {8: 2, 16: 4}  # of the sums of a query and a vector of keys, as many as registers hold
 STATE = state_bytes(MAX_HEAD)
@@ -62,12 +62,10 @@ STATE = state_bytes(MAX_HEAD)
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries `first` .. `first + each - 1` of a key head in `rows` rows from `row` on, and where a
-    thread keeps what belongs to it."""
+    """Queries of some key heads in `rows` rows from `row` on, and where a thread keeps what belongs
+    to it. Rows that are done one by one have several key heads, others one."""
 
-    kv: Val
-    first: Val
-    each: Val
+    heads: Heads
     row: Val
     rows: Val
     queries: Val  # addresses of the queries, the last ones repeated
@@ -77,25 +75,35 @@ class Tile:
     states: Val
     keys: Val  # [hd, keys at once], or values [CHUNK, 4 W]
     part: Val
-    last: Var  # the mark of the place that was read before
+    parts: Val  # states of a row's chunk
+
+    @property
+    def of_row(self) -> Val:
+        """Queries of a row."""
+        return (self.heads.end - self.heads.begin) * self.heads.each
 
     @property
     def count(self) -> Val:
         """Queries."""
-        return self.rows * self.each
+        return self.rows * self.of_row
+
+    def head(self, k: Kernel) -> Val:
+        """The number of a row's first query among all; the others follow."""
+        return head_of(k, self.heads.begin, self.heads.first)
 
 
 def whole_rows(k: Kernel, kind: str) -> None:
-    """Attention of rows, tile by tile; a thread has the tiles whose middles lie in its part of what
-    all of them cost, which the first of two turns finds out."""
+    """Attention of rows, tile by tile; a thread has the key heads of rows whose middles lie in its
+    part of what all of them cost, which the first of two turns finds out."""
     m, kv_heads = k.words("m kv_heads")
     queries, lanes = queries_of(k), k.isa.lanes
-    room, spare, last = room_of(k), QUERIES + AT_ONCE[lanes], k.var(-1)
+    room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
     addresses, lengths, factors = (k.scratch(spare * 8) for _ in range(3))
-    scores, states = k.scratch(spare * CHUNK * 4), k.scratch(QUERIES * STATE)
+    scores = k.scratch(spare * CHUNK * 4)
+    states, parts = (k.scratch(QUERIES * STATE) for _ in range(2))
     keys = k.scratch(max(MAX_HEAD * VECTORS, CHUNK * FOUR) * lanes * 4)
     part = k.scratch(AT_ONCE[lanes] * FOUR * lanes * 4)
-    parts = [k.scratch(STATE) for _ in range(FOUR)]
+    memory = addresses, lengths, factors, scores, states, keys, part, parts
     fitting = k.const(QUERIES, I64) // k.minimum(queries, QUERIES)
     most = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
     tiles = (m + (most - 1)) // most
@@ -105,75 +113,64 @@ def whole_rows(k: Kernel, kind: str) -> None:
         row, before = k.var(0), k.var(0)
         with k.while_(lambda row=row: row.value < m):  # type: ignore[misc]
             own, cost = _alike(k, row.value, most)
-            for kv in k.loop(0, kv_heads):
-                middle = before.value + cost // 2
-                with k.when(middle >= begin.value), k.when(middle < end.value):
-                    for first in k.loop(0, queries, QUERIES):
-                        each = k.minimum(queries - first, QUERIES)
-                        tile = Tile(
-                            kv, first, each, row.value, own, addresses, lengths, factors, scores,
-                            states, keys, part, last,
-                        )  # fmt: skip
-                        _tile(k, kind, room, tile, parts)
-                before.value = before.value + cost
+            marks = (begin.value, end.value)
+            kvs = [until(k, mark, before.value, cost, kv_heads) for mark in marks]
+            for heads in _tiles(k, kvs, own):
+                _tile(k, kind, room, Tile(heads, row.value, own, *memory))
+            before.value = before.value + cost * kv_heads
             row.value = row.value + own
         begin.value = before.value * k.thread // k.threads
         end.value = before.value * (k.thread + 1) // k.threads
+
+
+def _tiles(k: Kernel, kvs: Sequence[Val], rows: Val) -> Iterator[Heads]:
+    """The queries of the key heads kvs[0] to before kvs[1] in some rows, tile by tile."""
+    queries = queries_of(k)
+    fitting = k.select(rows * queries < SEVERAL, k.const(MOST, I64) // (rows * queries), 1)
+    for i in k.loop(0, (k.maximum(kvs[1] - kvs[0], 0) + fitting - 1) // fitting):
+        begin = kvs[0] + i * fitting
+        end = k.minimum(begin + fitting, kvs[1])
+        for first in k.loop(0, queries, QUERIES):
+            yield Heads(begin, end, first, k.minimum(queries - first, QUERIES))
 
 
 def _alike(k: Kernel, row: Val, most: Val) -> tuple[Val, Val]:
     """How many rows from `row` on, at most so many, begin with what the one before begins with, in
     their first chunk; and what a key head of them costs, in keys of a row."""
     rows, cost = k.var(1), k.var(shown_count(k, row) + START)
-    with k.while_(lambda: _begins_alike(k, row + rows.value, rows.value < most)):
+    with k.while_(lambda: begins_alike(k, row + rows.value, rows.value < most)):
         cost.value = cost.value + shown_count(k, row + rows.value) + START
         rows.value = rows.value + 1
     return rows.value, cost.value
-
-
-def _begins_alike(k: Kernel, row: Val, wanted: Val) -> Val:
-    """Whether it is `wanted`, and there is such a row, which sees something and begins its first
-    chunk as the row before, as far as both go."""
-    length, i = k.var(0), k.var(0)
-    with k.when(wanted), k.when(row < k.arg("m")):
-        length.value = k.minimum(*(length_at(k, r, k.const(0, I64)) for r in (row - 1, row)))
-    here, before = (list_of(k, r) + LIST_HEAD for r in (row, row - 1))
-    whole = length.value
-    with k.while_(lambda: i.value < length.value):
-        at = i.value * 4
-        odd = k.load(here + at, I32X8) ^ k.load(before + at, I32X8)
-        found = _lanes_or(k, k.select(words.tail_mask(k, whole - i.value), odd, 0))
-        length.value = k.select(found.eq(0), length.value, 0)
-        i.value = i.value + 8
-    return length.value > 0
 
 
 def _state(k: Kernel, tile: Tile, t: Val) -> Val:
     return tile.states + t * (k.arg("vd") * 4 + HEAD)
 
 
-def _tile(k: Kernel, kind: str, room: Room, tile: Tile, parts: Sequence[Val]) -> None:
+def _tile(k: Kernel, kind: str, room: Room, tile: Tile) -> None:
     y, q, hd, vd, qs, ys = k.words("y q hd vd qs ys")
     most, seer = k.var(0), k.var(tile.row)  # who sees most
     for t in k.loop(0, tile.count + AT_ONCE[k.isa.lanes]):
         at = k.minimum(t, tile.count - 1)
-        row, head = tile.row + at // tile.each, head_of(k, tile.kv, tile.first + at % tile.each)
+        row, head = tile.row + at // tile.of_row, tile.head(k) + at % tile.of_row
         k.store(tile.queries + t * 8, q + qs * row + head * hd * 4)
         with k.when(t < tile.count):
             clear(k, _state(k, tile, t))
         shown = shown_count(k, row)
         seer.value = k.select(shown > most.value, row, seer.value)
         most.value = k.maximum(shown, most.value)
+    several = tile.rows * tile.heads.each >= SEVERAL
     for start in k.loop(0, most.value, CHUNK):
         length = k.minimum(most.value - start, CHUNK)
-        place = Place(seer.value, tile.kv, start, length)
-        with k.if_else(_agree(k, tile, place) & (tile.count >= SEVERAL)) as (together, apart):
+        place = Place(seer.value, start, length)
+        with k.if_else(_agree(k, tile, place) & several) as (together, apart):
             with together:
                 _together(k, kind, room, tile, place)
             with apart:
-                _apart(k, kind, room, tile, start, parts)
+                _apart(k, kind, room, tile, start)
     for t in k.loop(0, tile.count):
-        row, head = tile.row + t // tile.each, head_of(k, tile.kv, tile.first + t % tile.each)
+        row, head = tile.row + t // tile.of_row, tile.head(k) + t % tile.of_row
         finish(k, _state(k, tile, t), y + ys * row + head * vd * 4, head)
 
 
@@ -187,53 +184,43 @@ def _agree(k: Kernel, tile: Tile, place: Place) -> Val:
             here = words.tail_mask(k, length - i)
             odd = k.load(slots + i * 4, I32X8) ^ k.load(own + i * 4, I32X8)
             differ.value = differ.value | k.select(here, odd, 0)
-    return _lanes_or(k, differ.value).eq(0)
+    return lanes_or(k, differ.value).eq(0)
 
 
-def _lanes_or(k: Kernel, x: Val) -> Val:
-    """0 where all of eight integers are."""
-    quads = k.cast("bitcast", x, vec(I64, 4))
-    return k.lane(quads, 0) | k.lane(quads, 1) | k.lane(quads, 2) | k.lane(quads, 3)
-
-
-def _apart(k: Kernel, kind: str, room: Room, tile: Tile, start: Val, parts: Sequence[Val]) -> None:
+def _apart(k: Kernel, kind: str, room: Room, tile: Tile, start: Val) -> None:
     """A chunk of each row alone."""
+    nbytes, first = k.arg("vd") * 4 + HEAD, tile.head(k)
+
+    def state(head: Val) -> Val:
+        return tile.parts + (head - first) * nbytes
+
     for r in k.loop(0, tile.rows):
-        row = tile.row + r
-        at = Place(row, tile.kv, start, length_at(k, row, start))
+        at = Place(tile.row + r, start, length_at(k, tile.row + r, start))
         with k.when(at.length > 0):
-            aheads = aheads_of(k, kind, tile.last, at, _following(k, tile, at))
-
-            def queries(
-                first: Val, count: int, r: Val = r, at: Place = at, aheads: Aheads = aheads
-            ) -> None:
-                job = job_of(k, kind, room, at, first, count, aheads)
-                chunk(k, job, at.length, list(parts[:count]))
-                for g in range(count):
-                    merge(k, _state(k, tile, r * tile.each + (first - tile.first) + g), parts[g])
-
-            in_groups(k, tile.first, tile.each, queries)
+            places = at, _following(k, tile, at)
+            for job in jobs_of(k, kind, room, places, tile.heads, state):
+                chunk(k, job, at.length)
+            for t in k.loop(0, tile.of_row):
+                merge(k, _state(k, tile, r * tile.of_row + t), tile.parts + t * nbytes)
 
 
 def _following(k: Kernel, tile: Tile, at: Place) -> Place:
-    """What comes behind a row's chunk: another row's of the tile, the row's next one, or the next
-    key head, or row, from the start."""
-    row, kv, start = k.var(at.row + 1), k.var(at.kv), k.var(at.start)
+    """What comes behind a row's chunk: another row's of the tile, the row's next one, or the rows
+    behind the tile, from the start."""
+    row, start = k.var(at.row + 1), k.var(at.start)
     with k.when(row.value.eq(tile.row + tile.rows)):
         row.value, start.value = tile.row, at.start + CHUNK
         with k.when(start.value >= shown_count(k, tile.row)):
-            start.value, kv.value = 0, at.kv + 1
-            with k.when(kv.value.eq(k.arg("kv_heads"))):
-                kv.value, row.value = 0, tile.row + tile.rows
-    return place_at(k, row.value, kv.value, start.value)
+            row.value, start.value = tile.row + tile.rows, 0
+    return place_at(k, row.value, start.value)
 
 
 def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
     """A chunk of all rows: scores, exponentials, weighted values."""
     keys, values, ks, kh, vs, vh = k.words("k v ks kh vs vh")
     slots = list_of(k, place.row) + (LIST_HEAD + place.start * 4)
-    address_table(k, room.keys, slots, keys + kh * place.kv, ks, place.length)
-    address_table(k, room.values, slots, values + vh * place.kv, vs, place.length)
+    address_table(k, room.keys, slots, keys + kh * tile.heads.begin, ks, place.length)
+    address_table(k, room.values, slots, values + vh * tile.heads.begin, vs, place.length)
     wide = k.isa.lanes * VECTORS
     for p in k.loop(place.length, (place.length + (wide - 1)) // wide * wide):
         k.store(room.keys + p * 8, k.load(room.keys, I64))  # some key, whose scores nobody reads
@@ -244,7 +231,7 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
             _turn(k, kind, room.keys + (block + at) * 8, tile.keys + at * 4)
         for first in k.loop(0, tile.count, SCORED):
             _scores(k, tile, first, block)
-    _next_keys(k, kind, room, place)
+    _next_keys(k, kind, room, tile, place)
     for t in k.loop(0, tile.count):
         _soften(k, tile, place, t)
     for t in k.loop(tile.count, tile.count + AT_ONCE[k.isa.lanes]):
@@ -269,13 +256,13 @@ def _ask_ahead(k: Kernel, kind: str, table: Val, count: Val) -> None:
             ask(k, row + at)
 
 
-def _next_keys(k: Kernel, kind: str, room: Room, place: Place) -> None:
+def _next_keys(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> None:
     """Ask for the keys of the chunk that follows in the list."""
     keys, ks, kh = k.words("k ks kh")
     begin = place.start + CHUNK
     count = k.maximum(k.minimum(shown_count(k, place.row) - begin, CHUNK), 0)
     slots = list_of(k, place.row) + (LIST_HEAD + begin * 4)
-    address_table(k, room.keys, slots, keys + kh * place.kv, ks, count)
+    address_table(k, room.keys, slots, keys + kh * tile.heads.begin, ks, count)
     _ask_ahead(k, kind, room.keys, count)
 
 
@@ -342,7 +329,9 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
                     k.keep_order()
             for own, found in zip(sums, made, strict=True):
                 for total, parts in zip(own, found, strict=True):
-                    parts += [a.value + b.value for a, b in zip(total[::2], total[1::2])]
+                    parts += [
+                        a.value + b.value for a, b in zip(total[::2], total[1::2], strict=True)
+                    ]
         for found, to in zip(made, out, strict=True):
             for v, (a, b) in enumerate(found):
                 whole, place = a + b, to + v * (lanes * 4)
@@ -351,15 +340,13 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
 
 def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
     """Exponentials of a query's scores, and what becomes of its state."""
-    row = tile.row + t // tile.each
+    row = tile.row + t // tile.of_row
     length = length_at(k, row, place.start)
     k.store(tile.lengths + t * 8, length)
     biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
     scores = tile.scores + t * (CHUNK * 4)
-    zero = k.const(0, I64)
-    job = Job("f32", 1, zero, zero, zero, biases, scores, NOTHING)
-    (top,) = biased(k, job, length)
-    total = exponentials(k, job, 0, length, top)
+    top = biased(k, scores, biases, length)
+    total = exponentials(k, scores, length, top)
     with k.when(length > 0):
         keep, add = merge_heads(k, _state(k, tile, t), top, total)
         k.store(tile.factors + t * 8, keep)
@@ -368,8 +355,8 @@ def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
 
 def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
     """Weighted values of some queries added to their states: together as far as all of them see,
-    then each its own rest. All weights are loaded before a value, not the other way round: eight
-    lanes have no register to spare, and a sum that is spilled waits for itself."""
+    then each its own rest. Weights are held, of which there are no more than
+    values: eight lanes have no register to spare, and a sum that is spilled waits for itself."""
     lanes = k.isa.lanes
     together, t, width = AT_ONCE[lanes], vec(F32, lanes), FOUR * lanes * 4
     lengths = [k.load(tile.lengths + (first + q) * 8, I64) for q in range(together)]
@@ -381,10 +368,10 @@ def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
     for p in k.loop(0, common):
         shares = (scores + q * (CHUNK * 4) + p * 4 for q in range(together))
         weights = [words.broadcast(k, s, lanes) for s in shares]
-        for i in range(FOUR):
-            value = k.load(tile.keys + p * width + i * (lanes * 4), t)
+        for n in range(FOUR):
+            value = k.load(tile.keys + p * width + n * (lanes * 4), t)
             for own, weight in zip(sums, weights, strict=True):
-                own[i].value = words.fma(k, weight, value, own[i].value)
+                own[n].value = words.fma(k, weight, value, own[n].value)
             k.keep_order()
     for q, own in enumerate(sums):
         for v, total in enumerate(own):

@@ -90,9 +90,10 @@ def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val
 
 
 def hmax(k: Kernel, x: Val) -> Val:
-    """Largest of 8 or 16 lanes."""
-    if x.v.type.count > 8:
-        x = k.maximum(k.shuffle(x, x, range(8)), k.shuffle(x, x, range(8, 16)))
+    """Largest of 8 lanes, or of a power of two times as many."""
+    while (lanes := x.v.type.count) > 8:
+        halves = range(lanes // 2), range(lanes // 2, lanes)
+        x = k.maximum(*(k.shuffle(x, x, half) for half in halves))
     four = k.maximum(k.shuffle(x, x, (0, 1, 2, 3)), k.shuffle(x, x, (4, 5, 6, 7)))
     two = k.maximum(k.shuffle(four, four, (0, 1)), k.shuffle(four, four, (2, 3)))
     return k.maximum(k.lane(two, 0), k.lane(two, 1))
