@@ -16,10 +16,11 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
+from ggraph.serving.pieces import CUT, PAUSE, beside, filling, mixed_bucket
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
-from ggraph.serving.steps import CUT, MIXED_ROWS, ListRunner, filling
+from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request, Text
 from ggraph.session import Session
 
@@ -270,7 +271,7 @@ def test_a_step_is_cut_where_that_costs_less_than_rows_that_fill_it_up() -> None
     """Against all ways to cut once, and no way at all."""
 
     def cost(*pieces: int) -> int:
-        return sum(next(b for b in MIXED_ROWS if b >= p) + CUT for p in pieces)
+        return sum(mixed_bucket(p) + CUT for p in pieces)
 
     for rows in range(1, 257):
         first = filling(rows, 256)
@@ -278,6 +279,15 @@ def test_a_step_is_cut_where_that_costs_less_than_rows_that_fill_it_up() -> None
         least = min(cost(rows), *(cost(n, rows - n) for n in range(1, rows)), cost(rows))
         assert cost(*pieces) == least, f"{rows} rows as {pieces}"
     assert filling(1000, 256) == 256 and filling(200, 192) == 192 and filling(9, 5) == 5
+
+
+def test_prompts_are_read_in_smaller_pieces_where_rows_are_dear() -> None:
+    for going in range(1, 257):
+        known = [beside(going, 48, seconds) for seconds in (0.0, 0.0005, 0.001, 0.002, 0.004, 1.0)]
+        assert known == sorted(known, reverse=True) and known[-1] > (0 if going < 200 else -1)
+    assert beside(1, 48, 0.0) == 47, "nothing was measured"
+    for row_seconds in (0.0005, 0.001, 0.002):
+        assert (beside(3, 48, row_seconds) + 3) * row_seconds <= PAUSE
 
 
 def test_rows_are_dear_where_many_share_a_step() -> None:

@@ -30,13 +30,12 @@ from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
 from ggraph.serving.parts import Part, course_of, place, rows_of
+from ggraph.serving.pieces import beside, filling, mixed_bucket
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
-from ggraph.serving.steps import MIXED_ROWS, PARTS, ListRunner, Row, filling, first_shapes
+from ggraph.serving.steps import PARTS, ListRunner, Row, first_shapes
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
-
-PIECE, PIECES = 3, 128  # rows of prompts beside each text that goes on, and at most beside many
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Limits:
 
     texts: int = 32
     alone: int = 256
-    beside: int = 32
+    beside: int = 48
     rows: int = 64
     apart: int = 64
 
@@ -103,6 +102,7 @@ class Batch:
         self._clock = Clock(self.now)
         self._parts: dict[Text, Part] = {}  # of the step that is being put together
         self._rows = 0  # of it, where all its texts go on
+        self._row_seconds = 0.0  # of the latest step with prompts
 
     @property
     def idle(self) -> bool:
@@ -212,13 +212,10 @@ class Batch:
             self._draft()
 
     def _budget(self) -> int:
-        """How many rows of prompts fill a step well beside those who go on. These wait for all of
-        them, so that few have a short step; that of many is long anyway."""
-        going = len(self._parts)
-        if not going:
-            return filling(sum(t.outstanding for t in self.running), self.limits.alone)
-        least = max(self.limits.beside, going + min(going * PIECE, PIECES))
-        return next((b for b in MIXED_ROWS if b >= least), MIXED_ROWS[-1]) - going
+        """How many rows of prompts this step reads beside those who go on."""
+        if going := len(self._parts):
+            return beside(going, self.limits.beside, self._row_seconds)
+        return filling(sum(t.outstanding for t in self.running), self.limits.alone)
 
     def _piece(self, text: Text, budget: int) -> int:
         """Add the next rows of a prompt, at most `budget`: how many."""
@@ -312,7 +309,9 @@ class Batch:
         took = self.now() - start
         self.counters.steps += 1
         self.counters.seconds += took
-        if logits == len(rows) and taps == self.taps:
+        if logits < len(rows):
+            self._row_seconds = took / mixed_bucket(len(rows))
+        elif taps == self.taps:
             self.prices.note_step(row_bucket(logits), took)
         for part in parts:
             self._take(part, result, took)

@@ -17,7 +17,8 @@ from ggraph.decode.draft.runner import DraftSession
 from ggraph.decode.rows import ROW_BUCKETS
 from ggraph.dtype import F16, DType
 from ggraph.serving.heads import SPARE, WINDOW, Chain, ListHead, Question
-from ggraph.serving.steps import MIXED_ROWS, Row
+from ggraph.serving.pieces import MIXED_ROWS
+from ggraph.serving.steps import Row
 
 UNSEEN = np.zeros(0, np.int32)
 

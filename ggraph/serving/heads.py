@@ -28,7 +28,8 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.decode.rows import ROW_BUCKETS, row_bucket
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
-from ggraph.serving.steps import MIXED_ROWS, Lists, Row
+from ggraph.serving.pieces import MIXED_ROWS
+from ggraph.serving.steps import Lists, Row
 from ggraph.serving.text import Request, Text
 from ggraph.tensor import Array
 

@@ -19,13 +19,12 @@ from ggraph.decode.runner import Result, picking
 from ggraph.dtype import F16, DType
 from ggraph.errors import InputError
 from ggraph.graph import Graph
+from ggraph.serving.pieces import MIXED_ROWS, mixed_bucket
 from ggraph.serving.states import Course, carried, copy_graph, course_feeds
 from ggraph.session import Session
 from ggraph.tensor import Array, Kind
 
-MIXED_ROWS = (16, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want no logits
 MIXED_WANTED = (1, 16, 64, 256)  # rows of such steps that do
-CUT = 8  # rows that a step costs beside its rows: five to eight were measured
 PARTS = 16  # in which the cache is touched
 # Entries of the shortest lists; longer ones are so many times as long. A text that outgrows its
 # lists may wait for a plan, half a second; lists that are not full cost nothing to be measured
@@ -59,7 +58,7 @@ class Lists:
         if wanted == rows:
             bucket = seen = row_bucket(rows)
         else:
-            bucket = next(b for b in MIXED_ROWS if b >= rows)
+            bucket = mixed_bucket(rows)
             seen = min(bucket, next(b for b in MIXED_WANTED if b >= wanted))
         return bucket, seen, min(width_bucket(reach), self.context)
 
@@ -103,17 +102,6 @@ def width_bucket(reach: int) -> int:
     while width < reach:
         width *= WIDER
     return width
-
-
-def filling(rows: int, most: int) -> int:
-    """How many of so many rows of prompts a step takes at once, at most `most`: as many as fill a
-    bucket, where the rest as a step of its own costs less than rows that fill up."""
-    if rows > most or rows <= MIXED_ROWS[0]:
-        return min(rows, most)
-    bucket = next(b for b in MIXED_ROWS if b >= rows)
-    below = max(b for b in MIXED_ROWS if b < rows)
-    rest = next(b for b in MIXED_ROWS if b >= rows - below)
-    return below if below + rest + CUT < bucket else rows
 
 
 _Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs

@@ -1,0 +1,33 @@
+"""How much of prompts a step reads.
+
+Those who go on wait for all rows of their step. Few of them would feel a long one, so that it is
+kept brief; that of many is long anyway. Where nobody goes on, a step reads as much as it can.
+"""
+
+MIXED_ROWS = (16, 24, 32, 48, 64, 96, 128, 192, 256)  # of steps with rows that want no logits
+CUT = 8  # rows that a step costs beside its rows: five to eight were measured
+PIECE, PIECES = 3, 128  # rows beside each text that goes on, and at most beside many
+PAUSE = 0.04  # seconds: a step beside few takes no longer, as far as that can be
+
+
+def mixed_bucket(rows: int) -> int:
+    """Rows of the step that so many are planned for, where some want no logits."""
+    return next(b for b in MIXED_ROWS if b >= rows)
+
+
+def filling(rows: int, most: int) -> int:
+    """How many of so many rows a step reads where nobody goes on, at most `most`: those that fill a
+    bucket, where the rest as a step of its own costs less than rows that would fill this one up."""
+    if rows > most or rows <= MIXED_ROWS[0]:
+        return min(rows, most)
+    cuts = ((b + mixed_bucket(rows - b) + CUT, -b) for b in MIXED_ROWS if b < rows)
+    cost, first = min(cuts)
+    return -first if cost < mixed_bucket(rows) else rows
+
+
+def beside(going: int, most: int, row_seconds: float) -> int:
+    """How many rows fill a step well beside so many that go on: the step has about `most` or, if a
+    row takes so many seconds, fewer; more where many go on."""
+    brief = max((b for b in MIXED_ROWS if b * row_seconds <= PAUSE), default=MIXED_ROWS[0])
+    least = max(min(most, brief), going + min(going * PIECE, PIECES))
+    return mixed_bucket(min(least, MIXED_ROWS[-1])) - going
