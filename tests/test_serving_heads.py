@@ -247,7 +247,10 @@ def test_a_smaller_model_says_in_a_batch_what_it_says_alone(
     batch.submit(asked(world, PROMPTS[0], beside))
     finish(batch)
     for noting, by_itself in zip(notes, model_alone, strict=True):
-        assert noting.drafts == by_itself.drafts and len(noting.drafts) > 5
+        missing = set(by_itself.drafts) - set(noting.drafts)
+        assert missing <= {1}, "who is done with reading first waits for others before it drafts"
+        kept = {n: draft for n, draft in by_itself.drafts.items() if n not in missing}
+        assert noting.drafts == kept and len(kept) > 5
     assert beside.drafts == alone[0].drafts
     again = Noting()
     text = batch.submit(asked(world, PROMPTS[3], again, asks="model"))
