@@ -10,21 +10,15 @@ what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 b
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import chain
-from operator import add
-
-from llvmlite import ir
 
 from ggraph.backends.cpu import amx, words
-from ggraph.backends.cpu.blocks import Block, blocks_of, prefetch
-from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group, Opened
+from ggraph.backends.cpu.blocks import blocks_of, prefetch
+from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import homes, next_rows, write_row
+from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
-    F32,
     F32X8,
-    I16,
-    I32,
     I64,
     KERNELS,
     STREAM,
@@ -32,22 +26,9 @@ from ggraph.backends.cpu.simd import (
     KernelSpec,
     Num,
     Val,
-    vec,
 )  # fmt: skip
-from ggraph.backends.cpu.tiles import (
-    BLOCK,
-    GROUP,
-    GROUPS,
-    HALF,
-    LAYOUTS,
-    TILE,
-    X_SCALE,
-    X_SUM,
-    X_SUMS,
-    FloatLayout,
-    Layout,
-    Packed,
-)  # fmt: skip
+from ggraph.backends.cpu.sums import add_block, floats, parts_of
+from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
 
 ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
 FLOAT_ROWS = {8: 3, 16: 8}
@@ -64,15 +45,6 @@ ARGS = "w x y n k m xs ys add adds unit"
 Pass = Callable[[Val, list[Val]], None]
 
 
-def _parts(k: Kernel, tile: int = TILE) -> range:
-    return range(tile // k.isa.lanes)
-
-
-def floats(k: Kernel) -> ir.VectorType:
-    """A vector of this processor."""
-    return vec(F32, k.isa.lanes)
-
-
 def _ahead(k: Kernel, count: int, few: int) -> int:
     """Bytes between use and prefetch in a pass of `count` rows; `few` in one of few."""
     far = not k.isa.bypasses or (k.isa.lanes > HALF and count >= FAR_ROWS)
@@ -86,63 +58,6 @@ def _codes_ahead(k: Kernel, count: int) -> Num:
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
 
 
-def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
-    """What products of lifted codes add too much, negative: zero times the sum of activations."""
-    halves = (sub,) if layout.subs == 2 else (0, 1)
-    sums = [k.cast("sext", k.load(x + X_SUMS + 2 * h, I16), I32) for h in halves]
-    return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
-
-
-def _integer_sums(k: Kernel, block: Block | Opened, rows: list[Val], sub: int) -> list[Val]:
-    """For each (part, row) the int32 sums of code products over one scale's columns."""
-    layout, parts = block.layout, _parts(k)
-    less = layout.zero != 0 and block.lifted
-    first = [_lifted(k, layout, x, sub) if less else None for x in rows]
-    dots = [[words.Dot(k, layout.bits, f) for f in first] for _ in parts]
-    per_sub = GROUPS // layout.subs
-    for group in range(sub * per_sub, (sub + 1) * per_sub):
-        weights = [block.codes(group, p) for p in parts]
-        for r, x in enumerate(rows):
-            four = words.broadcast4(k, x + GROUP * group, k.isa.lanes)
-            for p in parts:
-                dots[p][r].step(weights[p], four)
-        words.Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
-        k.keep_order()
-    return [dots[p][r].result() for p in parts for r in range(len(rows))]
-
-
-def _block(k: Kernel, block: Block | Opened, rows: list[Val], sums: list[Val]) -> None:
-    """Add one block's products to the sums of every (part, row)."""
-    kind, parts, lanes = floats(k), _parts(k), k.isa.lanes
-    for sub in range(block.layout.subs):
-        ints = _integer_sums(k, block, rows, sub)
-        scales = [block.scales(sub, p * lanes, lanes) for p in parts]
-        totals = []
-        for r, x in enumerate(rows):
-            one = words.broadcast(k, x + X_SCALE, lanes)
-            for p in parts:
-                product = k.cast("sitofp", ints[p * len(rows) + r], kind)
-                home = sums[p * len(rows) + r]
-                totals.append(words.fma(k, product, scales[p] * one, k.load(home, kind)))
-            k.keep_order()
-        if block.layout.stored_minimum:
-            k.keep_order()
-            totals = _less_minimums(k, block, rows, totals)
-        for i, total in enumerate(totals):
-            k.store(sums[i % len(parts) * len(rows) + i // len(parts)], total)
-
-
-def _less_minimums(
-    k: Kernel, block: Block | Opened, rows: list[Val], totals: list[Val]
-) -> list[Val]:
-    """Totals of every (row, part) and what the minimums add."""
-    lanes = k.isa.lanes
-    minimums = [block.minimums(p * lanes, lanes) for p in _parts(k)]
-    sums = [words.broadcast(k, x + X_SUM, lanes) for x in rows]
-    n = len(minimums)
-    return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]
-
-
 def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
     """The sums stay on the stack, one load and one store per block: registers hold codes."""
 
@@ -154,7 +69,7 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
         starts = [k.opaque(row) for row in rows]
         ahead = _codes_ahead(k, len(rows))
         for block, at in blocks_of(k, layout, tile, ahead):
-            _block(k, block, [start + at for start in starts], sums)
+            add_block(k, block, [start + at for start in starts], sums)
 
     return run
 
@@ -173,7 +88,7 @@ def float_sums(
 ) -> None:  # fmt: skip
     """Sums of the products of `tile` with rows of floats, in registers, then in `home`: `columns`
     are the columns in order, each with its place in a row in bytes."""
-    step, parts = layout.element_bytes, _parts(k, layout.tile)
+    step, parts = layout.element_bytes, parts_of(k, layout.tile)
     sums = [[k.var(0, floats(k)) for _ in starts] for _ in parts]
     ahead = _ahead(k, len(starts), FLOAT_AHEAD)
     for c, place in columns:
@@ -204,7 +119,7 @@ def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
 class Walk:
     """How a layout is walked: rows of a tile and of a pass, bytes of a tile, home of the sums; and
     how whole heights of rows are, where the processor has tiles, or many rows, where its vectors
-    are narrow."""
+    are narrow, or one row, where several places of memory are better than one."""
 
     tile: int
     rows: int
@@ -213,6 +128,7 @@ class Walk:
     run: Pass
     tiled: amx.Tiled | None = None
     opened: Group | None = None
+    places: Places | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +181,7 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
     m, first = k.arg("m"), k.var(begin)
     with k.while_(lambda: first.value < m):
         rows = next_rows(k, walk.rows, m - first.value)
-        for count in range(1, walk.rows + 1):
+        for count in range(1 if walk.places is None else 2, walk.rows + 1):
             with k.when(rows.eq(count)):
                 weights, x = _place(k, walk, at, t, first.value)
                 walk.run(weights, [x + k.arg("xs") * r for r in range(count)])
@@ -301,6 +217,14 @@ def _walk(k: Kernel, walk: Walk) -> None:
     n, m, unit = k.words("n m unit")
     at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
     first, end = k.part(tiles, unit)
+    if walk.places is not None:
+        with k.if_else(m.eq(1)) as (one, more):
+            with one:
+                _one_row(k, walk, walk.places, at, first, end)
+            with more:
+                for t in k.loop(first, end):
+                    _all_rows(k, walk, at, t)
+        return
     if walk.tiled is None:
         for t in k.loop(first, end):
             _all_rows(k, walk, at, t)
@@ -310,6 +234,16 @@ def _walk(k: Kernel, walk: Walk) -> None:
         _high_groups(k, walk, walk.tiled, at, (t, stop), high)
         for rest in k.loop(t, stop):
             _groups(k, walk, at, rest, high)
+
+
+def _one_row(k: Kernel, walk: Walk, places: Places, at: Bases, first: Val, end: Val) -> None:
+    """The only row of x with these tiles."""
+
+    def write(i: Val, home: Val) -> None:
+        _write(k, replace(walk, home=home), at, first + i, k.const(0, I64), 1)
+
+    weights, x = _place(k, walk, at, first, k.const(0, I64))
+    places.run(weights, end - first, x, write)
 
 
 def _high_groups(
@@ -354,8 +288,9 @@ def _build(
     run = _quantised_pass(k, layout, home)
     if not tiled:
         opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
-        opened = Group.of(k, layout, rows, _ahead(k, rows, AHEAD), _block) if opens else None
-        walk_rows(k, Walk(layout.tile, rows, size, home, run, opened=opened))
+        opened = Group.of(k, layout, rows, _ahead(k, rows, AHEAD), add_block) if opens else None
+        places = Places.of(k, layout, size)
+        walk_rows(k, Walk(layout.tile, rows, size, home, run, opened=opened, places=places))
         return
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):

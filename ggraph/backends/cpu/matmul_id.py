@@ -3,10 +3,12 @@
 Legend: a pair is a token and one of its u experts; m pairs; t number of a tile of outputs.
 """
 
-from ggraph.backends.cpu.matmul import Walk, floats, register
+from ggraph.backends.cpu.matmul import Walk, register
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import homes, next_rows, write_row
+from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
+from ggraph.backends.cpu.sums import floats
 from ggraph.backends.cpu.tiles import LAYOUTS
 
 ARGS = "w x y ids n k m u xs xu ys es experts"
@@ -69,17 +71,54 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
     An id that is no expert's gives a row that is not a number.
     """
-    n, m = k.words("n m")
+    m = k.arg("m")
     done, at = k.var(0), k.var(0)
     with k.while_(lambda: done.value < m):
         count = k.minimum(m - done.value, SORTED)
         order, at.value = _by_expert(k, done.value, count), 0
         with k.while_(lambda: at.value < count):
             expert, alike = _alike(k, order, at.value, count)
-            for t in k.share((n + (walk.tile - 1)) // walk.tile):
-                _expert_rows(k, walk, t, expert, order + at.value * 4, alike)
+            _expert(k, walk, expert, order + at.value * 4, alike)
             at.value = at.value + alike
         done.value = done.value + count
+
+
+def _expert(k: Kernel, walk: Walk, expert: Val, order: Val, alike: Val) -> None:
+    """All pairs of one expert with this thread's tiles of it."""
+    first, end = k.part((k.arg("n") + (walk.tile - 1)) // walk.tile)
+    if walk.places is None:
+        for t in k.loop(first, end):
+            _expert_rows(k, walk, t, expert, order, alike)
+        return
+    with k.if_else(alike.eq(1)) as (one, more):
+        with one:
+            _one_pair(k, walk, walk.places, (first, end), expert, _pair(k, order, 0))
+        with more:
+            for t in k.loop(first, end):
+                _expert_rows(k, walk, t, expert, order, alike)
+
+
+def _one_pair(
+    k: Kernel, walk: Walk, places: Places, tiles: tuple[Val, Val], expert: Val, pair: Val
+) -> None:
+    """The only pair of an expert with some of its tiles."""
+    (first, end), weights = tiles, k.arg("w") + k.arg("es") * expert
+    with k.if_else(_known(k, expert).ne(0)) as (some, none):
+        with some:
+            places.run(
+                weights + first * walk.tile_bytes, end - first, _row_of(k, pair),
+                lambda i, home: _write_pair(k, walk, first + i, pair, home),
+            )  # fmt: skip
+        with none:
+            _no_numbers(k, walk, 1)
+            for t in k.loop(first, end):
+                _write_pair(k, walk, t, pair, walk.home)
+
+
+def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
+    """Sums of rows that no expert was chosen for."""
+    for at in homes(k, walk.home, walk.tile, count):
+        k.store(at, k.const(float("nan"), floats(k)))
 
 
 def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
@@ -129,8 +168,8 @@ def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
 def _few_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
     first = k.var(0)
     with k.while_(lambda: first.value < alike):
-        rows = k.minimum(alike - first.value, walk.rows)
-        for count in range(1, walk.rows + 1):
+        rows = next_rows(k, walk.rows, alike - first.value)
+        for count in range(1 if walk.places is None else 2, walk.rows + 1):
             with k.when(rows.eq(count)):
                 _expert_pass(k, walk, t, expert, order + first.value * 4, count)
         first.value = first.value + rows
@@ -145,8 +184,7 @@ def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: 
             weights = w + es * expert + t * walk.tile_bytes
             walk.run(weights, [_row_of(k, pair) for pair in pairs])
         with none:
-            for at in homes(k, walk.home, walk.tile, count):
-                k.store(at, k.const(float("nan"), floats(k)))
+            _no_numbers(k, walk, count)
     for i, pair in enumerate(pairs):
         _write_pair(k, walk, t, pair, walk.home + i * (walk.tile * 4))
 

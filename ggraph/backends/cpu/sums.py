@@ -1,0 +1,91 @@
+"""What one block of a packed matrix adds to the sums of some rows of x.
+
+Legend: M rows handled at once; a part is what one vector holds of a tile's outputs (8, or all 16
+where vectors have 512 bits); sub: which part of a block's columns has a scale.
+"""
+
+from functools import reduce
+from operator import add
+
+from llvmlite import ir
+
+from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import Block
+from ggraph.backends.cpu.opened import Opened
+from ggraph.backends.cpu.simd import F32, I16, I32, Kernel, Val, vec
+from ggraph.backends.cpu.tiles import (
+    GROUP,
+    GROUPS,
+    TILE,
+    X_SCALE,
+    X_SUM,
+    X_SUMS,
+    Layout,
+)  # fmt: skip
+
+
+def parts_of(k: Kernel, tile: int = TILE) -> range:
+    """Numbers of a tile's parts."""
+    return range(tile // k.isa.lanes)
+
+
+def floats(k: Kernel) -> ir.VectorType:
+    """A vector of this processor."""
+    return vec(F32, k.isa.lanes)
+
+
+def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
+    """What products of lifted codes add too much, negative: zero times the sum of activations."""
+    halves = (sub,) if layout.subs == 2 else (0, 1)
+    sums = [k.cast("sext", k.load(x + X_SUMS + 2 * h, I16), I32) for h in halves]
+    return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
+
+
+def _integer_sums(k: Kernel, block: Block | Opened, rows: list[Val], sub: int) -> list[Val]:
+    """For each (part, row) the int32 sums of code products over one scale's columns."""
+    layout, parts = block.layout, parts_of(k)
+    less = layout.zero != 0 and block.lifted
+    first = [_lifted(k, layout, x, sub) if less else None for x in rows]
+    dots = [[words.Dot(k, layout.bits, f) for f in first] for _ in parts]
+    per_sub = GROUPS // layout.subs
+    for group in range(sub * per_sub, (sub + 1) * per_sub):
+        weights = [block.codes(group, p) for p in parts]
+        for r, x in enumerate(rows):
+            four = words.broadcast4(k, x + GROUP * group, k.isa.lanes)
+            for p in parts:
+                dots[p][r].step(weights[p], four)
+        words.Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
+        k.keep_order()
+    return [dots[p][r].result() for p in parts for r in range(len(rows))]
+
+
+def add_block(k: Kernel, block: Block | Opened, rows: list[Val], sums: list[Val]) -> None:
+    """Add one block's products to the sums of every (part, row)."""
+    kind, parts, lanes = floats(k), parts_of(k), k.isa.lanes
+    for sub in range(block.layout.subs):
+        ints = _integer_sums(k, block, rows, sub)
+        scales = [block.scales(sub, p * lanes, lanes) for p in parts]
+        totals = []
+        for r, x in enumerate(rows):
+            one = words.broadcast(k, x + X_SCALE, lanes)
+            for p in parts:
+                product = k.cast("sitofp", ints[p * len(rows) + r], kind)
+                home = sums[p * len(rows) + r]
+                totals.append(words.fma(k, product, scales[p] * one, k.load(home, kind)))
+            k.keep_order()
+        if block.layout.stored_minimum:
+            k.keep_order()
+            totals = _less_minimums(k, block, rows, totals)
+        for i, total in enumerate(totals):
+            k.store(sums[i % len(parts) * len(rows) + i // len(parts)], total)
+
+
+def _less_minimums(
+    k: Kernel, block: Block | Opened, rows: list[Val], totals: list[Val]
+) -> list[Val]:
+    """Totals of every (row, part) and what the minimums add."""
+    lanes = k.isa.lanes
+    minimums = [block.minimums(p * lanes, lanes) for p in parts_of(k)]
+    sums = [words.broadcast(k, x + X_SUM, lanes) for x in rows]
+    n = len(minimums)
+    return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]
