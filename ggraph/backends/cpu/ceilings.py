@@ -12,6 +12,7 @@ import numpy as np
 
 from ggraph.backends.cpu import copying  # noqa: F401  (registers "copy")
 from ggraph.backends.cpu.blocks import ONCE, ask
+from ggraph.backends.cpu.places import AHEAD, PLACES
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import F32X8, I32X8, Kernel, Val, kernel
@@ -21,8 +22,6 @@ STREAMS = 8  # independent sums; enough to hide the latency of a load or a multi
 CHUNK = 32 * STREAMS  # bytes that one turn of `stream_read` reads
 LARGE = 1 << 26  # bytes: more than the caches hold
 TURNS = 1 << 20
-PLACES = 1, 4  # at which a thread reads: four are more pages, and on some processors more bytes
-AHEAD = 512  # bytes between use and prefetch
 LINE = 64
 
 
@@ -76,7 +75,7 @@ def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
     sink = np.zeros((pool.threads, LINE), np.uint8)
     reads = [
         _program(pool, "stream_read", x=source, chunks=LARGE // CHUNK // n, places=n, sink=sink)
-        for n in PLACES
+        for n in (1, PLACES)  # as products read, whichever is more on this processor
     ]
     moving = _program(pool, "copy", to=target, at=source, nbytes=LARGE)
     adding = _program(pool, "peak_fma", turns=TURNS, sink=sink)
