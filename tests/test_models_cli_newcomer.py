@@ -128,7 +128,8 @@ def test_a_full_disk_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         ("plan", model, "--html", tmp_path / "plan.html"),
         ("quantize", model, tmp_path / "small.gguf"),
     ):
-        done = python("-m", "models", *asked, before=full_disk)
+        # -B: bytecode would be cut off as well, and stay (the interpreter does not look)
+        done = python("-B", "-m", "models", *asked, before=full_disk)
         assert done.returncode == 2, done.stderr
         said = [x for x in done.stderr.splitlines() if x != "compiling kernels for this processor"]
         assert len(said) == 1 and said[0].startswith("ggraph: "), done.stderr
