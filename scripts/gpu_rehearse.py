@@ -61,8 +61,16 @@ def send(tree: Path, pieces: Path, travels: str) -> int:
 def run(command: str, tree: Path, out: Path, home: Path, limit: float) -> int:
     """The command in the tree; its status, 124 where it was ended."""
     given = command.replace("gpu_check.py", "gpu_check.py --device stand-in --quick")
-    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH", "LANG", "TMPDIR")}
-    environment = {**kept, "OUT": str(out), "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {k: v for k, v in os.environ.items() if k in ("PYTHONPATH", "LANG", "TMPDIR")}
+    # The page says `python`: here that is this one, whose packages are known
+    found = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {
+        **kept,
+        "PATH": found,
+        "OUT": str(out),
+        "HOME": str(home),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     child = subprocess.Popen(
         ["bash", "-c", given], cwd=tree, env=environment, start_new_session=True
     )
