@@ -104,19 +104,34 @@ def test_a_dear_program_leaves_tries_to_a_cheap_one() -> None:
     assert 4 <= tried[id(token)] <= 60
 
 
+def test_a_short_program_that_waits_at_times_is_not_a_long_one() -> None:
+    """Feeds are copied in 0.1 ms; waking a thread for it may take 1 ms, so that the mean says
+    little. What such a program finds out must hold for nobody else: a server's steps of 190 rows
+    ran on one thread, since that was better for their copies."""
+    usual = Usual()
+    assert not usual.long, "nothing is known yet"
+    for i in range(50):
+        usual.add(1e-3 if i % 3 else 1e-4)
+        assert not usual.long
+    token = Usual()
+    for _ in range(5):
+        token.add(4e-3)
+    assert token.long
+
+
 def test_a_pool_says_how_its_latest_long_program_ran() -> None:
     """What keeps times apart is what really happened, a single try of the other way included."""
     backend = open_backend("cpu", threads=2)
     assert isinstance(backend, CpuBackend)
-    x = input("x", (1 << 12, 1 << 10), F32)
+    x = input("x", (1 << 11, 1 << 10), F32)
     graph = Graph.of({"y": ops.silu(ops.silu(x))})
     session, feeds = Session({"cpu": backend}), {"x": np.ones(x.shape, np.float32)}
     session.prepare("wide", lambda: graph, lambda t: np.zeros(0))
     pool, seen = backend.pool, []
-    for _ in range(3 * FIRST_TRY):
+    for _ in range(FIRST_TRY + MOST_GAP):
         session.run("wide", feeds)
         seen.append(pool.alone)
-    assert not seen[0] and any(seen), "the other way is tried after eight runs"
+    assert not seen[0] and any(seen), "the other way is tried, if late where no processor is taken"
     alone = open_backend("cpu", threads=1)
     assert isinstance(alone, CpuBackend) and alone.pool.alone
     session.close()

@@ -26,7 +26,7 @@ from ggraph.backends.cpu.interpreter import (
 )  # fmt: skip
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.program import Flat, encode
-from ggraph.backends.cpu.tempo import LONG, Tempo
+from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
@@ -145,7 +145,7 @@ class Pool:
                 self._entry(self._job.ctypes.data, 0, 1)
                 return
             usual = program.usual
-            long = usual.seconds > LONG
+            long = usual.long
             tempo = self._tempo if long else program.tempo
             alone = tempo.choose(usual)
             computed, begun = time.process_time() if long else 0.0, time.perf_counter()

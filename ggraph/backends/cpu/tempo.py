@@ -7,10 +7,11 @@ pool may change it from run to run, by what it measures.
 
 Whether a processor is taken is a matter of the pool: what one of its programs finds out holds for
 all. Only a short program, which may lose more by its meetings than it gains at any time, goes by
-itself. A try costs as much as the program that makes it: a program that takes a second waits for
-many seconds, and a decoded token, which tells as much, makes it before; and where threads had their
-processors to themselves, there is hardly a reason for one. A single run tells nothing, for anything
-may have interrupted it; so the other way must beat the present one before and behind a run of it.
+itself, however long a single run of it had to wait for sleeping threads. A try costs as much as the
+program that makes it: a program that takes a second waits for many seconds, and a decoded token,
+which tells as much, makes it before; and where threads had their processors to themselves, there is
+hardly a reason for one. A single run tells nothing, for anything may have interrupted it; so the
+other way must beat the present one before and behind a run of it.
 """
 
 import math
@@ -20,7 +21,7 @@ RATE = 0.3  # weight of the newest run in a running mean
 SPIKE = 1.5  # greatest share of the mean that a run counts as; more than that is a surprise
 SURPRISES = 3  # in a row, after which the other way is tried at once
 KNOWN = 4  # runs of a program on all threads before it may serve to compare the two ways
-LONG = 3e-4  # seconds of a program from which meetings are a small part of it
+LONG = 3e-4  # least seconds of a program from which meetings are a small part of it
 FIRST_TRY = 8  # a program's times before it tries the other way, at first and behind a change
 GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # the same between tries; doubles while they lose
 TAKEN = 0.4  # processors' worth of a run that its threads did not get: 0.5 where one is shared,
@@ -30,14 +31,21 @@ MARGIN = 0.95  # the caller alone must be faster by this much
 
 @dataclass
 class Usual:
-    """The running mean of one program's seconds on all threads."""
+    """The running mean of one program's seconds on all threads, and the least of them."""
 
     seconds: float = 0.0
+    least: float = math.inf
     runs: int = 0
+
+    @property
+    def long(self) -> bool:
+        """Whether the program is known to be long: a short one may take so long at times."""
+        return LONG < self.least < math.inf
 
     def add(self, seconds: float) -> None:
         """Count a run. The second replaces the first, which touched memory, where it is less."""
         self.runs += 1
+        self.least = min(self.least, seconds)
         if self.runs <= 2:
             self.seconds = seconds if self.runs == 1 else min(self.seconds, seconds)
             return
