@@ -12,7 +12,9 @@ import numpy as np
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ROW_BUCKETS = (
+    *range(1, 11), 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512,
+)  # fmt: skip
 CONTEXT_STEP = 256  # smallest context bucket; larger ones double
 
 

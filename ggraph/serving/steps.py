@@ -6,6 +6,7 @@ The cost of a step follows from what its rows see, and not from how large the ca
 are planned: steps whose rows all want logits in each bucket of rows, and others in coarse ones.
 """
 
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -237,5 +238,6 @@ def first_shapes(runner: ListRunner, most: int, taps: tuple[int, ...] = ()) -> l
     """The shapes that up to `most` short texts need, alone and together, the commonest first."""
     alone = [runner.shape(rows, 1, 1, taps) for rows in (1, *MIXED_ROWS)]
     going = [runner.shape(rows, rows, 1, taps) for rows in ROW_BUCKETS if rows <= row_bucket(most)]
-    beside = [runner.shape(rows, 2, 1, taps) for rows in MIXED_ROWS] if most > 1 else []
+    seen = MIXED_WANTED[1 : bisect_left(MIXED_WANTED, most) + 1]  # none where one text runs alone
+    beside = [runner.shape(rows, wanted, 1, taps) for wanted in seen for rows in MIXED_ROWS]
     return list(dict.fromkeys([*alone, *going, *beside]))
