@@ -295,10 +295,10 @@ class Session:
 
     def _executor(self, key: Hashable) -> Executor:
         self._check_whole()
-        found = self._executors.get(key) if isinstance(key, Hashable) else None
-        if found is None:
-            raise InputError(f"no plan was prepared for {shown(key)}")
-        return found
+        try:
+            return self._executors[key]
+        except (KeyError, TypeError):  # it may have no hash
+            raise InputError(f"no plan was prepared for {shown(key)}") from None
 
     def _check_whole(self) -> None:
         if self._failure:

@@ -12,7 +12,7 @@ import numpy as np
 from ggraph.errors import InputError
 from ggraph.tensor import Array
 
-ROW_BUCKETS = (
+ROW_BUCKETS: tuple[int, ...] = (
     *range(1, 11), 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512,
 )  # fmt: skip
 CONTEXT_STEP = 256  # smallest context bucket; larger ones double

@@ -311,8 +311,8 @@ class Batch:
         self.counters.seconds += took
         if logits < len(rows):
             self._row_seconds = took / mixed_bucket(len(rows))
-        elif taps == self.taps:
-            self.prices.note_step(row_bucket(logits), took)
+        elif taps == self.taps and any(p.text.request.drafts is not None for p in parts):
+            self.prices.note_step(row_bucket(logits), took)  # who drafts needs to know
         for part in parts:
             self._take(part, result, took)
 
