@@ -4,8 +4,10 @@ Those who go on wait for all rows of their step. Few of them would feel a long o
 kept brief; that of many is long anyway. Where nobody goes on, a step reads as much as it can.
 """
 
+from ggraph.decode.rows import ROW_BUCKETS
+
 # Rows of steps in which some want no logits; prompts of up to 256 fill them to 0.89 in the mean
-MIXED_ROWS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
+MIXED_ROWS = tuple(b for b in ROW_BUCKETS if 16 <= b <= 256)
 CUT = 8  # rows that a step costs beside its rows: five to eight were measured
 PIECE, PIECES = 2, 96  # rows beside each text that goes on, and at most beside many
 PAUSE = 0.025  # seconds: a step beside few takes no longer, as far as that can be

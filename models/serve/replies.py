@@ -12,7 +12,6 @@ from .inbox import Ended
 from .voice import Chance, Said
 
 JSON = json.JSONEncoder(ensure_ascii=False)
-QUOTED = json.encoder.encode_basestring  # what it makes of a string
 
 
 @dataclass(eq=False)
@@ -104,7 +103,7 @@ class Dialect:
             chunk = event(self.envelope([self.piece(index, "", None)], chunk=True))
             before, _, behind = chunk.rpartition(b'""')  # the text is the last that a chunk holds
             around = self._around[index] = before, behind
-        return b"".join((around[0], QUOTED(text).encode(), around[1]))
+        return b"".join((around[0], JSON.encode(text).encode(), around[1]))
 
     @cached_property
     def _around(self) -> dict[int, tuple[bytes, bytes]]:
