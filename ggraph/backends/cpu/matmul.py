@@ -33,28 +33,26 @@ from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, L
 ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
 FLOAT_ROWS = {8: 3, 16: 8}
 REST = 8  # rows of a pass beside tiles: with 12, kernels took twice as long to compile
-# Bytes between use and prefetch where what is read once passes the caches by: from 8192 on, some
-# lines have left the nearest cache; float weights' lines are used up faster; where several rows
-# multiply 512 bits, arithmetic and memory take about as long, and what comes late adds to both.
-AHEAD, FLOAT_AHEAD, FAR_ROWS = 2048, 1024, 3
-FAR_AHEAD = 8192  # in that last case, and where the second cache is asked for, unless codes come
-# from memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB,
-# and up to a quarter slower on weights that this keeps
+# Bytes between use and prefetch with vectors of 256 bits, where what is read once passes the caches
+# by: from 8192 on, some lines have left the nearest cache; float weights' lines are used up faster.
+AHEAD, FLOAT_AHEAD = 2048, 1024
+FAR_AHEAD = 8192  # with 512 bits, and where the second cache is asked for, unless codes come from
+# memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB, and up
+# to a quarter slower on weights that this keeps
 EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
 ARGS = "w x y n k m xs ys add adds unit"
 Pass = Callable[[Val, list[Val]], None]
 
 
-def _ahead(k: Kernel, count: int, few: int) -> int:
-    """Bytes between use and prefetch in a pass of `count` rows; `few` in one of few."""
-    far = not k.isa.bypasses or (k.isa.lanes > HALF and count >= FAR_ROWS)
-    return FAR_AHEAD if far else few
+def _ahead(k: Kernel, near: int) -> int:
+    """Bytes between use and prefetch; `near` where lines would leave the nearest cache."""
+    return near if k.isa.bypasses and k.isa.lanes == HALF else FAR_AHEAD
 
 
-def _codes_ahead(k: Kernel, count: int) -> Num:
+def _codes_ahead(k: Kernel) -> Num:
     """The same of codes."""
     if k.isa.bypasses:
-        return _ahead(k, count, AHEAD)
+        return _ahead(k, AHEAD)
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
 
 
@@ -67,7 +65,7 @@ def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
         for at in sums:
             k.store(at, k.const(0.0, floats(k)))
         starts = [k.opaque(row) for row in rows]
-        ahead = _codes_ahead(k, len(rows))
+        ahead = _codes_ahead(k)
         for block, at in blocks_of(k, layout, tile, ahead):
             add_block(k, block, [start + at for start in starts], sums)
 
@@ -90,7 +88,7 @@ def float_sums(
     are the columns in order, each with its place in a row in bytes."""
     step, parts = layout.element_bytes, parts_of(k, layout.tile)
     sums = [[k.var(0, floats(k)) for _ in starts] for _ in parts]
-    ahead = _ahead(k, len(starts), FLOAT_AHEAD)
+    ahead = _ahead(k, FLOAT_AHEAD)
     for c, place in columns:
         at = tile + c * (layout.tile * step)
         prefetch(k, at + ahead, layout.tile * step)
@@ -288,7 +286,7 @@ def _build(
     run = _quantised_pass(k, layout, home)
     if not tiled:
         opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
-        opened = Group.of(k, layout, rows, _ahead(k, rows, AHEAD), add_block) if opens else None
+        opened = Group.of(k, layout, rows, _ahead(k, AHEAD), add_block) if opens else None
         places = Places.of(k, layout, size)
         walk_rows(k, Walk(layout.tile, rows, size, home, run, opened=opened, places=places))
         return
