@@ -77,7 +77,8 @@ def _chunk(k: Kernel, layout: FloatLayout, home: Val, image: Val, t: Val, chunk:
             with k.when(rows.eq(count)):
                 starts = _starts(k, x + image * xn, begin + first.value, count)
                 own = home + first.value * (layout.tile * 4)
-                float_sums(k, layout, own, tile, starts, _columns(k))
+                numbers = ((c, [s + place for s in starts]) for c, place in _columns(k))
+                float_sums(k, layout, own, tile, count, numbers)
         first.value = first.value + rows
     output = image * n + t * layout.tile
     _write(k, layout, home, y + (output * m + begin) * 4, n - t * layout.tile, places)

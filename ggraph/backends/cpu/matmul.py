@@ -15,7 +15,7 @@ from itertools import chain
 from ggraph.backends.cpu import amx, words
 from ggraph.backends.cpu.blocks import blocks_of, prefetch
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
-from ggraph.backends.cpu.passes import homes, next_rows, write_row
+from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
     F32X8,
@@ -37,11 +37,11 @@ REST = 8  # rows of a pass beside tiles: with 12, kernels took twice as long to 
 # by: from 8192 on, some lines have left the nearest cache; float weights' lines are used up faster.
 AHEAD, FLOAT_AHEAD = 2048, 1024
 FAR_AHEAD = 8192  # with 512 bits, and where the second cache is asked for, unless codes come from
-# memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB, and up
-# to a quarter slower on weights that this keeps
+# memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB, and
+# up to a quarter slower on weights that this keeps
 EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
 ARGS = "w x y n k m xs ys add adds unit"
-Pass = Callable[[Val, list[Val]], None]
+Pass = Callable[[Val, Rows], None]
 
 
 def _ahead(k: Kernel, near: int) -> int:
@@ -57,17 +57,21 @@ def _codes_ahead(k: Kernel) -> Num:
 
 
 def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
-    """The sums stay on the stack, one load and one store per block: registers hold codes."""
+    """Where registers are few, they hold codes, and the sums stay on the stack: one load and one
+    store per block."""
 
-    def run(tile: Val, rows: list[Val]) -> None:
-        """Sums of the rows of x at these addresses with `tile`'s weights, left in `home`."""
-        sums = homes(k, home, TILE, len(rows))
-        for at in sums:
-            k.store(at, k.const(0.0, floats(k)))
-        starts = [k.opaque(row) for row in rows]
+    def run(tile: Val, rows: Rows) -> None:
+        """Sums of these rows of x with `tile`'s weights, left in `home`."""
+        held = homes(k, home, TILE, rows.count)
+        sums = [h if k.isa.lanes == HALF else k.var(0.0, floats(k)) for h in held]
+        for own in sums:
+            own.value = 0.0
         ahead = _codes_ahead(k)
         for block, at in blocks_of(k, layout, tile, ahead):
-            add_block(k, block, [start + at for start in starts], sums)
+            add_block(k, block, rows.at(at), sums)
+        for h, own in zip(held, sums, strict=True):
+            if own is not h:
+                h.value = own.value
 
     return run
 
@@ -81,34 +85,34 @@ def _load_floats(k: Kernel, layout: FloatLayout, address: Val) -> Val:
 
 
 def float_sums(
-    k: Kernel, layout: FloatLayout, home: Val, tile: Val, starts: Sequence[Val],
-    columns: Iterable[tuple[Val, Val]],
+    k: Kernel, layout: FloatLayout, home: Val, tile: Val, count: int,
+    columns: Iterable[tuple[Val, Sequence[Val]]],
 ) -> None:  # fmt: skip
-    """Sums of the products of `tile` with rows of floats, in registers, then in `home`: `columns`
-    are the columns in order, each with its place in a row in bytes."""
+    """Sums of the products of `tile` with `count` rows of floats, in registers, then in `home`:
+    `columns` are the columns in order, each with the addresses of the rows' numbers."""
     step, parts = layout.element_bytes, parts_of(k, layout.tile)
-    sums = [[k.var(0, floats(k)) for _ in starts] for _ in parts]
+    sums = [[k.var(0, floats(k)) for _ in range(count)] for _ in parts]
     ahead = _ahead(k, FLOAT_AHEAD)
-    for c, place in columns:
+    for c, numbers in columns:
         at = tile + c * (layout.tile * step)
         prefetch(k, at + ahead, layout.tile * step)
-        ones = [words.broadcast(k, start + place, k.isa.lanes) for start in starts]
+        ones = [words.broadcast(k, number, k.isa.lanes) for number in numbers]
         for p in parts:
             w = _load_floats(k, layout, at + p * k.isa.lanes * step)
             for total, one in zip(sums[p], ones, strict=True):
                 total.value = words.fma(k, w, one, total.value)
             k.keep_order()
-    for at, total in zip(homes(k, home, layout.tile, len(starts)), chain(*sums), strict=True):
-        k.store(at, total.value)
+    for held, total in zip(homes(k, home, layout.tile, count), chain(*sums), strict=True):
+        held.value = total.value
 
 
 def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
     columns = k.arg("k")
 
-    def run(tile: Val, rows: list[Val]) -> None:
+    def run(tile: Val, rows: Rows) -> None:
         """The same with float weights and float activations."""
-        starts = [k.opaque(row) for row in rows]
-        float_sums(k, layout, home, tile, starts, ((c, c * 4) for c in k.loop(0, columns)))
+        places = ((c, rows.at(c * 4)) for c in k.loop(0, columns))
+        float_sums(k, layout, home, tile, rows.count, places)
 
     return run
 
@@ -182,7 +186,7 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
         for count in range(1 if walk.places is None else 2, walk.rows + 1):
             with k.when(rows.eq(count)):
                 weights, x = _place(k, walk, at, t, first.value)
-                walk.run(weights, [x + k.arg("xs") * r for r in range(count)])
+                walk.run(weights, Rows.evenly(k, x, k.arg("xs"), count))
                 _write(k, walk, at, t, first.value, count)
         first.value = first.value + rows
 

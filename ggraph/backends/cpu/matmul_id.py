@@ -5,10 +5,9 @@ Legend: a pair is a token and one of its u experts; m pairs; t number of a tile 
 
 from ggraph.backends.cpu.matmul import Walk, register
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
-from ggraph.backends.cpu.passes import homes, next_rows, write_row
+from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
-from ggraph.backends.cpu.sums import floats
 from ggraph.backends.cpu.tiles import LAYOUTS
 
 ARGS = "w x y ids n k m u xs xu ys es experts"
@@ -117,8 +116,8 @@ def _one_pair(
 
 def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
     """Sums of rows that no expert was chosen for."""
-    for at in homes(k, walk.home, walk.tile, count):
-        k.store(at, k.const(float("nan"), floats(k)))
+    for held in homes(k, walk.home, walk.tile, count):
+        held.value = float("nan")
 
 
 def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
@@ -182,7 +181,7 @@ def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: 
     with k.if_else(_known(k, expert).ne(0)) as (some, none):
         with some:
             weights = w + es * expert + t * walk.tile_bytes
-            walk.run(weights, [_row_of(k, pair) for pair in pairs])
+            walk.run(weights, Rows.anywhere(k, [_row_of(k, pair) for pair in pairs]))
         with none:
             _no_numbers(k, walk, count)
     for i, pair in enumerate(pairs):

@@ -6,11 +6,11 @@ then only multiply: with four pipes for vectors, unpacking anew in each would ta
 Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the stack.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ggraph.backends.cpu.blocks import Block, ask_ahead, lifted
-from ggraph.backends.cpu.passes import homes, next_rows
+from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import (
     BLOCK,
@@ -75,7 +75,7 @@ def _open(block: Block, to: Val) -> None:
         k.keep_order()
 
 
-Add = Callable[[Kernel, Opened, list[Val], list[Val]], None]
+Add = Callable[[Kernel, Opened, Sequence[Val], Sequence[Held]], None]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,50 @@
 Legend: a part is what one vector holds of a tile's outputs.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32X8, Kernel, Val
+from ggraph.backends.cpu.simd import F32, F32X8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import HALF
+
+FOUR = 4  # rows whose addresses are one register and what x86 adds to it: 0, 1, 2 or 3 steps
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of x that a pass meets: `count` of them at `starts`, each followed by those that lie
+    `steps` behind it. Registers for addresses are few: a pass of 12 rows that lie anywhere loads 73
+    of them again for each block."""
+
+    k: Kernel
+    count: int
+    starts: Sequence[Val]
+    steps: Sequence[Val] = ()
+
+    @staticmethod
+    def anywhere(k: Kernel, rows: Sequence[Val]) -> "Rows":
+        """Rows at these addresses."""
+        return Rows(k, len(rows), [k.opaque(row) for row in rows])
+
+    @staticmethod
+    def evenly(k: Kernel, first: Val, step: Val, count: int) -> "Rows":
+        """Rows from an address on, each so many bytes behind the one before."""
+        starts = [k.opaque(first + step * r) for r in range(0, count, FOUR)]
+        one = k.opaque(step)
+        return Rows(k, count, starts, [one, one * 2, k.opaque(one * 3)])
+
+    def at(self, place: Val) -> list[Val]:
+        """The addresses of what lies at this place of each row."""
+        if not self.steps:
+            return [start + place for start in self.starts]
+        found = []
+        for start in self.starts:
+            here = self.k.opaque(start + place)
+            found += [here, *(here + step for step in self.steps)]
+        return found[: self.count]
 
 
 def next_rows(k: Kernel, most: int, left: Val) -> Val:
@@ -14,10 +55,31 @@ def next_rows(k: Kernel, most: int, left: Val) -> Val:
     return k.select(left <= most, left, alike)
 
 
-def homes(k: Kernel, home: Val, tile: int, count: int) -> list[Val]:
-    """Addresses of the sums of each (part, row); a row's outputs are contiguous."""
-    lanes = k.isa.lanes
-    return [home + (r * tile + p * lanes) * 4 for p in range(tile // lanes) for r in range(count)]
+@dataclass(eq=False)
+class Held:
+    """A sum that waits in memory: a vector of float32."""
+
+    k: Kernel
+    at: Val
+
+    @property
+    def value(self) -> Val:
+        """As it is now."""
+        return self.k.load(self.at, self._kind)
+
+    @value.setter
+    def value(self, new: Num) -> None:
+        self.k.store(self.at, new if isinstance(new, Val) else self.k.const(new, self._kind))
+
+    @property
+    def _kind(self) -> ir.Type:
+        return vec(F32, self.k.isa.lanes)
+
+
+def homes(k: Kernel, home: Val, tile: int, count: int) -> list[Held]:
+    """The sums of each (part, row), which wait there; a row's outputs are contiguous."""
+    parts, rows = range(0, tile, k.isa.lanes), range(count)
+    return [Held(k, home + (r * tile + p) * 4) for p in parts for r in rows]
 
 
 def write_row(k: Kernel, tile: int, home: Val, y: Val, add: Val, left: Val) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ggraph.backends.cpu.blocks import Block, ask_ahead
 from ggraph.backends.cpu.passes import homes
 from ggraph.backends.cpu.simd import Kernel, Val
-from ggraph.backends.cpu.sums import add_block, floats
+from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.tiles import BLOCK, HALF, TILE, X_BLOCK, Layout
 
 PLACES = 4  # eight may share sets of the nearest cache, and are then slower than one
@@ -45,8 +45,8 @@ class Places:
         for i in k.loop(0, each):
             some = (count - i + (each - 1)) // each  # places that have as many tiles
             for s in k.loop(0, some):
-                for at in homes(k, self.home + s * SUMS, TILE, 1):
-                    k.store(at, k.const(0.0, floats(k)))
+                for held in homes(k, self.home + s * SUMS, TILE, 1):
+                    held.value = 0.0
             self._tile_of_each(tiles + i * self.tile_bytes, some, each * self.tile_bytes, start)
             for s in k.loop(0, some):
                 write(s * each + i, self.home + s * SUMS)

@@ -4,15 +4,17 @@ Legend: M rows handled at once; a part is what one vector holds of a tile's outp
 where vectors have 512 bits); sub: which part of a block's columns has a scale.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
+from typing import Protocol
 
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import Block
 from ggraph.backends.cpu.opened import Opened
-from ggraph.backends.cpu.simd import F32, I16, I32, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, I16, I32, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import (
     GROUP,
     GROUPS,
@@ -22,6 +24,18 @@ from ggraph.backends.cpu.tiles import (
     X_SUMS,
     Layout,
 )  # fmt: skip
+
+
+class Sum(Protocol):
+    """A vector of float32 that is added to, in registers or in memory."""
+
+    @property
+    def value(self) -> Val:
+        """As it is now."""
+        ...
+
+    @value.setter
+    def value(self, new: Num) -> None: ...
 
 
 def parts_of(k: Kernel, tile: int = TILE) -> range:
@@ -41,7 +55,7 @@ def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
     return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
 
 
-def _integer_sums(k: Kernel, block: Block | Opened, rows: list[Val], sub: int) -> list[Val]:
+def _integer_sums(k: Kernel, block: Block | Opened, rows: Sequence[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
     layout, parts = block.layout, parts_of(k)
     less = layout.zero != 0 and block.lifted
@@ -59,7 +73,7 @@ def _integer_sums(k: Kernel, block: Block | Opened, rows: list[Val], sub: int) -
     return [dots[p][r].result() for p in parts for r in range(len(rows))]
 
 
-def add_block(k: Kernel, block: Block | Opened, rows: list[Val], sums: list[Val]) -> None:
+def add_block(k: Kernel, block: Block | Opened, rows: Sequence[Val], sums: Sequence[Sum]) -> None:
     """Add one block's products to the sums of every (part, row)."""
     kind, parts, lanes = floats(k), parts_of(k), k.isa.lanes
     for sub in range(block.layout.subs):
@@ -70,18 +84,18 @@ def add_block(k: Kernel, block: Block | Opened, rows: list[Val], sums: list[Val]
             one = words.broadcast(k, x + X_SCALE, lanes)
             for p in parts:
                 product = k.cast("sitofp", ints[p * len(rows) + r], kind)
-                home = sums[p * len(rows) + r]
-                totals.append(words.fma(k, product, scales[p] * one, k.load(home, kind)))
+                before = sums[p * len(rows) + r].value
+                totals.append(words.fma(k, product, scales[p] * one, before))
             k.keep_order()
         if block.layout.stored_minimum:
             k.keep_order()
             totals = _less_minimums(k, block, rows, totals)
         for i, total in enumerate(totals):
-            k.store(sums[i % len(parts) * len(rows) + i // len(parts)], total)
+            sums[i % len(parts) * len(rows) + i // len(parts)].value = total
 
 
 def _less_minimums(
-    k: Kernel, block: Block | Opened, rows: list[Val], totals: list[Val]
+    k: Kernel, block: Block | Opened, rows: Sequence[Val], totals: list[Val]
 ) -> list[Val]:
     """Totals of every (row, part) and what the minimums add."""
     lanes = k.isa.lanes
