@@ -16,7 +16,7 @@ from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.pieces import CUT, MIXED_ROWS, PAUSE, beside, filling, mixed_bucket
+from ggraph.serving.pieces import CUT, MIXED_ROWS, PACE, PAUSE, beside, filling, mixed_bucket
 from ggraph.serving.prefix import PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
@@ -281,14 +281,18 @@ def test_a_step_is_cut_where_that_costs_less_than_rows_that_fill_it_up() -> None
     assert filling(1000, 256) == 256 and filling(200, 192) == 192 and filling(9, 5) == 5
 
 
-def test_prompts_are_read_in_smaller_pieces_where_rows_are_dear() -> None:
+def test_prompts_are_read_in_smaller_pieces_where_rows_are_dear_or_steps_are_short() -> None:
+    dear = (0.0, 0.0005, 0.001, 0.002, 0.004, 1.0)
     for going in range(1, 257):
-        known = [beside(going, 48, seconds) for seconds in (0.0, 0.0005, 0.001, 0.002, 0.004, 1.0)]
-        assert known == sorted(known, reverse=True) and known[-1] > (0 if going < 200 else -1)
-    assert beside(1, 48, 0.0) == 47, "nothing was measured"
-    for row_seconds in (0.0005, 0.001, 0.002, 0.004):
-        rows = beside(3, 48, row_seconds) + 3
-        assert rows == MIXED_ROWS[0] or rows * row_seconds <= PAUSE, "no step has fewer rows"
+        for step in (0.0, 0.002, 1.0):
+            known = [beside(going, 48, row, step) for row in dear]
+            assert known == sorted(known, reverse=True) and known[-1] > (0 if going < 200 else -1)
+    assert beside(1, 48, 0.0, 0.002) == beside(1, 48, 0.001, 0.0) + 24 == 47
+    for row in dear[1:-1]:
+        for step in (0.0, 0.002, 0.005, 1.0):
+            rows = beside(3, 48, row, step) + 3
+            assert rows == MIXED_ROWS[0] or rows * row <= PAUSE, "no step has fewer rows"
+            assert rows == MIXED_ROWS[0] or not step or rows * row <= PACE * step
 
 
 def test_rows_are_dear_where_many_share_a_step() -> None:

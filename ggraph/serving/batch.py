@@ -103,6 +103,7 @@ class Batch:
         self._parts: dict[Text, Part] = {}  # of the step that is being put together
         self._rows = 0  # of it, where all its texts go on
         self._row_seconds = 0.0  # of the latest step with prompts
+        self._step_seconds = 0.0  # of the latest one without
 
     @property
     def idle(self) -> bool:
@@ -214,7 +215,8 @@ class Batch:
     def _budget(self) -> int:
         """How many rows of prompts this step reads beside those who go on."""
         if going := len(self._parts):
-            return beside(going, self.limits.beside, self._row_seconds)
+            most = self.limits.beside
+            return beside(going, most, self._row_seconds, self._step_seconds)
         return filling(sum(t.outstanding for t in self.running), self.limits.alone)
 
     def _piece(self, text: Text, budget: int) -> int:
@@ -311,8 +313,10 @@ class Batch:
         self.counters.seconds += took
         if logits < len(rows):
             self._row_seconds = took / mixed_bucket(len(rows))
-        elif taps == self.taps and any(p.text.request.drafts is not None for p in parts):
-            self.prices.note_step(row_bucket(logits), took)  # who drafts needs to know
+        else:
+            self._step_seconds = took
+            if taps == self.taps and any(p.text.request.drafts is not None for p in parts):
+                self.prices.note_step(row_bucket(logits), took)  # who drafts needs to know
         for part in parts:
             self._take(part, result, took)
 

@@ -10,7 +10,9 @@ from ggraph.decode.rows import ROW_BUCKETS
 MIXED_ROWS = tuple(b for b in ROW_BUCKETS if 16 <= b <= 256)
 CUT = 8  # rows that a step costs beside its rows: five to eight were measured
 PIECE, PIECES = 2, 96  # rows beside each text that goes on, and at most beside many
-PAUSE = 0.025  # seconds: a step beside few takes no longer, as far as that can be
+# A step beside few takes no longer than this, as far as that can be: seconds, and steps without
+# prompts, which are shorter on a quick machine
+PAUSE, PACE = 0.025, 6
 
 
 def mixed_bucket(rows: int) -> int:
@@ -28,9 +30,11 @@ def filling(rows: int, most: int) -> int:
     return -first if cost < mixed_bucket(rows) else rows
 
 
-def beside(going: int, most: int, row_seconds: float) -> int:
+def beside(going: int, most: int, row_seconds: float, step_seconds: float) -> int:
     """How many rows fill a step well beside so many that go on: the step has about `most` or, if a
-    row takes so many seconds, fewer; more where many go on."""
-    brief = max((b for b in MIXED_ROWS if b * row_seconds <= PAUSE), default=MIXED_ROWS[0])
+    row takes so many seconds and a step without prompts as many as that, fewer; more where many go
+    on. Seconds are 0 where they are not known."""
+    longest = min(PAUSE, PACE * step_seconds or PAUSE)
+    brief = max((b for b in MIXED_ROWS if b * row_seconds <= longest), default=MIXED_ROWS[0])
     least = max(min(most, brief), going + min(going * PIECE, PIECES))
     return mixed_bucket(min(least, MIXED_ROWS[-1])) - going
