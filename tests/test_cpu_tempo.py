@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Session, input, open_backend, ops
 from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.jit import host_jit
+from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.program import Assembler
 from ggraph.backends.cpu.tempo import FIRST_TRY, MOST_ALONE, MOST_GAP, SURPRISES, Tempo, Usual
 from ggraph.dtype import F32
 
@@ -117,6 +120,18 @@ def test_a_short_program_that_waits_at_times_is_not_a_long_one() -> None:
     for _ in range(5):
         token.add(4e-3)
     assert token.long
+
+
+def test_what_holds_for_a_token_need_not_hold_for_a_prompt() -> None:
+    """Where memory bounds tokens, one thread may be as quick for them; prompts, which compute, then
+    took twice their time for as long as only prompts came."""
+    pool, jit = Pool(2), host_jit()
+    token, other, prompt, copy = (Assembler(jit).freeze() for _ in range(4))
+    for seconds, program in ((3e-3, token), (4e-3, other), (3e-2, prompt), (1e-4, copy)):
+        program.usual.add(seconds)
+    assert pool.tempo_of(token) is pool.tempo_of(other) is not pool.tempo_of(prompt)
+    assert pool.tempo_of(copy) is copy.tempo
+    pool.close()
 
 
 def test_a_pool_says_how_its_latest_long_program_ran() -> None:

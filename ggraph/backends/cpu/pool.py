@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,8 @@ class Pool:
         crowded = threads > env.usable_cores()
         self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
         self._entry = ENTRY(self.jit.address("pool_run"))
-        self._tempo, self.alone = Tempo(), threads == 1
+        self._tempos = defaultdict[int, Tempo](Tempo)  # of long programs, by length
+        self.alone = threads == 1
         self._start()
         _POOLS.add(self)
 
@@ -144,9 +146,8 @@ class Pool:
             if self.threads == 1:
                 self._entry(self._job.ctypes.data, 0, 1)
                 return
-            usual = program.usual
+            usual, tempo = program.usual, self.tempo_of(program)
             long = usual.long
-            tempo = self._tempo if long else program.tempo
             alone = tempo.choose(usual)
             computed, begun = time.process_time() if long else 0.0, time.perf_counter()
             self._entry(self._job.ctypes.data, 0, 1 if alone else self.threads)
@@ -156,6 +157,11 @@ class Pool:
             self.alone = alone if long else self.alone
             if not alone:
                 usual.add(seconds)
+
+    def tempo_of(self, program: Flat) -> Tempo:
+        """What decides by how many threads a program runs."""
+        usual = program.usual
+        return self._tempos[usual.length] if usual.long else program.tempo
 
     def close(self) -> None:
         """End the workers; the pool cannot run again."""

@@ -6,8 +6,10 @@ all threads together are slower than one. Results do not depend on the number of
 pool may change it from run to run, by what it measures.
 
 Whether a processor is taken is a matter of the pool: what one of its programs finds out holds for
-all. Only a short program, which may lose more by its meetings than it gains at any time, goes by
-itself, however long a single run of it had to wait for sleeping threads. A try costs as much as the
+all that take about as long. A decoded token, which waits for memory, may be as quick on one thread,
+and a prompt of ten times its seconds, which computes, half as quick then. A short program, which
+may lose more by its meetings than it gains at any time, goes by itself, however long a single run
+of it had to wait for sleeping threads. A try costs as much as the
 program that makes it: a program that takes a second waits for many seconds, and a decoded token,
 which tells as much, makes it before; and where threads had their processors to themselves, there is
 hardly a reason for one. A single run tells nothing, for anything may have interrupted it; so the
@@ -22,6 +24,7 @@ SPIKE = 1.5  # greatest share of the mean that a run counts as; more than that i
 SURPRISES = 3  # in a row, after which the other way is tried at once
 KNOWN = 4  # runs of a program on all threads before it may serve to compare the two ways
 LONG = 3e-4  # least seconds of a program from which meetings are a small part of it
+ALIKE = 4  # times the least seconds of a program, the least of others that are not about as long
 FIRST_TRY = 8  # a program's times before it tries the other way, at first and behind a change
 GAP, MOST_GAP, MOST_ALONE = 16, 256, 64  # the same between tries; doubles while they lose
 TAKEN = 0.4  # processors' worth of a run that its threads did not get: 0.5 where one is shared,
@@ -41,6 +44,11 @@ class Usual:
     def long(self) -> bool:
         """Whether the program is known to be long: a short one may take so long at times."""
         return LONG < self.least < math.inf
+
+    @property
+    def length(self) -> int:
+        """The same number for long programs that take about as long."""
+        return int(math.log(self.least / LONG, ALIKE))
 
     def add(self, seconds: float) -> None:
         """Count a run. The second replaces the first, which touched memory, where it is less."""
