@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mtp_kit import TINY2
 from small_model import small_model
 
 from ggraph import InputError
@@ -76,6 +77,16 @@ def test_measuring_leaves_the_cache_where_the_case_put_it(model: Path) -> None:
     for case in SMALL:
         ours.rate(case)
     assert ours.m.session.plans_made == made, "a second measurement plans nothing"
+    ours.m.close()
+
+
+def test_the_read_share_of_a_model_that_cannot_go_back(tmp_path: Path) -> None:
+    """Its state is that of all it has read: a share is measured where a case begins again."""
+    path = small_model(tmp_path / "small.gguf", source=TINY2 / "lfm2")
+    ours = Ours(path, 1, tokens=3, context=64)
+    for case in (SMALL[0], Case("decode", "decode", 1, 7)):
+        rate, _ = ours.rate(case)
+        assert ours.read_share(case, rate) > 0
     ours.m.close()
 
 

@@ -100,7 +100,8 @@ class Ours:
         decoded tokens a second are: 1 is the floor of decoding."""
         backend = self.m.session.backends["cpu"]
         assert isinstance(backend, CpuBackend) and backend.profile is not None
-        profile, self.m.runner.past = backend.profile, case.context - 1
+        self._read(case.context - 1)  # a recurrent model cannot go back
+        profile = backend.profile
         with profile.timing():
             self.m.runner.text(self.ids[case.context - 1 : case.context])
         read = sum(t.nbytes * len(t.times) for (n, _), t in profile.times.items() if "mul_mat" in n)
