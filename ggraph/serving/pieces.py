@@ -12,7 +12,7 @@ CUT = 8  # rows that a step costs beside its rows: five to eight were measured
 PIECE, PIECES = 2, 96  # rows beside each text that goes on, and at most beside many
 # A step beside few takes no longer than this, as far as that can be: seconds, and steps without
 # prompts, which are shorter on a quick machine
-PAUSE, PACE = 0.025, 5
+PAUSE, PACE = 0.025, 3
 
 
 def mixed_bucket(rows: int) -> int:
