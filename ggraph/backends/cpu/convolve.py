@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.lay import turned
 from ggraph.backends.cpu.matmul import FLOAT_ROWS, float_sums
-from ggraph.backends.cpu.passes import next_rows
+from ggraph.backends.cpu.passes import floats, next_rows
 from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.sums import floats
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout
 
 ARGS = "w x y n k images m across i h width xn xr xc si sh sw"

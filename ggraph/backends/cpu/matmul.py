@@ -15,7 +15,7 @@ from itertools import chain
 from ggraph.backends.cpu import amx, words
 from ggraph.backends.cpu.blocks import blocks_of, prefetch
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
-from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
+from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
     F32X8,
@@ -27,7 +27,7 @@ from ggraph.backends.cpu.simd import (
     Num,
     Val,
 )  # fmt: skip
-from ggraph.backends.cpu.sums import add_block, floats, parts_of
+from ggraph.backends.cpu.sums import add_block, parts_of
 from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
 
 ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers

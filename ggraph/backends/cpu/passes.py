@@ -49,6 +49,11 @@ class Rows:
         return found[: self.count]
 
 
+def floats(k: Kernel) -> ir.VectorType:
+    """A vector of this processor."""
+    return vec(F32, k.isa.lanes)
+
+
 def next_rows(k: Kernel, most: int, left: Val) -> Val:
     """Rows of the next pass: as many as it can take, but the last two passes share alike."""
     alike = k.select(left <= 2 * most - 2, (left + 1) // 2, most)
@@ -65,15 +70,11 @@ class Held:
     @property
     def value(self) -> Val:
         """As it is now."""
-        return self.k.load(self.at, self._kind)
+        return self.k.load(self.at, floats(self.k))
 
     @value.setter
     def value(self, new: Num) -> None:
-        self.k.store(self.at, new if isinstance(new, Val) else self.k.const(new, self._kind))
-
-    @property
-    def _kind(self) -> ir.Type:
-        return vec(F32, self.k.isa.lanes)
+        self.k.store(self.at, new if isinstance(new, Val) else self.k.const(new, floats(self.k)))
 
 
 def homes(k: Kernel, home: Val, tile: int, count: int) -> list[Held]:

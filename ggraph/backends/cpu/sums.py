@@ -9,12 +9,11 @@ from functools import reduce
 from operator import add
 from typing import Protocol
 
-from llvmlite import ir
-
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import Block
 from ggraph.backends.cpu.opened import Opened
-from ggraph.backends.cpu.simd import F32, I16, I32, Kernel, Num, Val, vec
+from ggraph.backends.cpu.passes import floats
+from ggraph.backends.cpu.simd import I16, I32, Kernel, Num, Val
 from ggraph.backends.cpu.tiles import (
     GROUP,
     GROUPS,
@@ -41,11 +40,6 @@ class Sum(Protocol):
 def parts_of(k: Kernel, tile: int = TILE) -> range:
     """Numbers of a tile's parts."""
     return range(tile // k.isa.lanes)
-
-
-def floats(k: Kernel) -> ir.VectorType:
-    """A vector of this processor."""
-    return vec(F32, k.isa.lanes)
 
 
 def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
