@@ -147,6 +147,16 @@ class Session:
             wanted = None if outputs is None else output_names(outputs)
             return self._replayed(key, executor, executor.checked(feeds), wanted)
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work` done once by the thread that asks: while the next run that it starts computes
+        where there is one device, which can begin by itself; else now. It must not use the session.
+
+        What a host does from one run to the next, and the next does not need, costs less so: to
+        tell somebody what the run before has found. Where no run comes, it is not done.
+        """
+        devices = [b for n, b in self.backends.items() if n != HOST]
+        devices[0].meanwhile(work) if len(devices) == 1 else work()
+
     def scan(self, key: Hashable, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """A loop whose body is planned once: the plan of `key` run for one step after the other.
 

@@ -4,8 +4,8 @@
 
 Every program is a random chain of element-wise kernels over shared arrays, with barriers only where
 the next instruction needs one; its result must be bit-equal to NumPy's. Programs run on pools of 1,
-2 and 4 threads, from one or two Python threads. In between: the process forks after use and the
-child runs on, a signal raises an exception while a program runs, workers get time to fall asleep,
+2 and 4 threads, from one or two Python threads, some of whom come late. In between: the process
+forks after use and the child runs on, a signal raises an exception while a program runs, workers get time to fall asleep,
 and two sessions run their plans from two Python threads. A stop of 120 s without progress counts as
 a hang: all stacks are printed and the status is 1.
 """
@@ -129,9 +129,13 @@ def _barriers(steps: Sequence[Step]) -> list[bool]:
     return needed
 
 
-def run_one(pool: Pool, case: Case) -> None:
-    """Run, check, and make it ready to run again."""
+def run_one(pool: Pool, case: Case, late: float | None = None) -> None:
+    """Run, check, and make it ready to run again; with a caller who comes `late` seconds late."""
     case.reset()
+    if late is not None:
+        case.program.usual.least = 1.0  # it counts as long
+        end = time.perf_counter() + late
+        pool.meanwhile(lambda: time.sleep(max(0.0, end - time.perf_counter())))
     pool.run(case.program)
     case.check()
 
@@ -178,15 +182,23 @@ def run_in_a_child(pool: Pool, case: Case) -> None:
 def run_interrupted(pool: Pool, case: Case, delay: float) -> bool:
     """A signal during repeated runs; the pool must work afterwards. Whether it came in time."""
 
+    armed = [True]
+
     def handler(number: int, frame: object) -> None:
-        raise Interrupted
+        if armed:
+            armed.clear()
+            raise Interrupted
 
     before = signal.signal(signal.SIGALRM, handler)
     came = False
     try:
         signal.setitimer(signal.ITIMER_REAL, delay)
-        for _ in range(50):
+        for i in range(50):
+            if i % 2:
+                case.program.usual.least = 1.0
+                pool.meanwhile(lambda: None)
             pool.run(case.program)
+        armed.clear()
     except Interrupted:
         came = True
     finally:
@@ -243,8 +255,11 @@ def stress(programs: int, seed: int) -> Counter[str]:
         faulthandler.dump_traceback_later(HANG, exit=True)
         pool, case = pools[r.choice(THREADS)], random_case(r)
         chance = r.random()
-        if chance < 0.80:
+        if chance < 0.60:
             run_one(pool, case)
+        elif chance < 0.80:
+            run_one(pool, case, r.choice((0.0, 1e-5, 1e-4)))
+            done["late callers"] += 1
         elif chance < 0.92:
             other = pools[r.choice(THREADS)]
             run_from_two_threads([pool, other], [case, random_case(r)])

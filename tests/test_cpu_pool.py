@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,74 @@ def test_every_instruction_runs_once_and_in_order(threads: int) -> None:
     for turn in range(1, 30):
         pool.run(program)
         assert (x == 20 * turn).all()
+    pool.close()
+
+
+def busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def seems_long(program: Flat) -> None:
+    """As far as the pool knows, and it has not run often enough to be tried on one thread."""
+    program.usual.runs, program.usual.least = 1, 1.0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_a_run_begins_without_its_caller_who_joins_it(threads: int) -> None:
+    """However late the caller is: amid the program, behind its end, or before its first meeting."""
+    pool, seen = Pool(threads), Counter[str]()
+    program, x = counting(300)
+    for turn in range(1, 200):
+        called = list[int]()
+        seems_long(program)
+
+        def work(turn: int = turn, called: list[int] = called) -> None:
+            wait = time.sleep if turn % 3 else busy
+            wait((turn % 20) ** 2 * 1e-5)
+            seen["after the end" if x[0, -1] == 300 * turn else "before the end"] += 1
+            called.append(threading.get_ident())
+
+        pool.meanwhile(work)
+        pool.run(program)
+        assert (x == 300 * turn).all()
+        assert called == [threading.get_ident()]
+    if threads == 2:  # more of them than processors may take any time
+        assert seen["before the end"] and seen["after the end"], seen
+    pool.close()
+
+
+def test_other_threads_and_short_programs_do_not_take_a_callers_work() -> None:
+    pool, called = Pool(2), list[int]()
+    program, x = counting(10)
+    pool.meanwhile(lambda: called.append(int(x[0, 0])))
+    other = threading.Thread(target=pool.run, args=(program,))
+    other.start()
+    other.join()
+    assert not called
+    pool.run(program)
+    assert called == [10], "before a program that is not known to be long"
+    pool.run(program)
+    assert called == [10], "once"
+    pool.close()
+
+
+def test_work_that_fails_leaves_a_whole_run_behind() -> None:
+    pool = Pool(2)
+    program, x = counting(50)
+
+    def fail() -> None:
+        raise ValueError("from work")
+
+    for turn in range(1, 20):
+        pool.meanwhile(fail)
+        seems_long(program)
+        with pytest.raises(ValueError, match="from work"):
+            pool.run(program)
+        assert (x == 100 * turn - 50).all()
+        pool.run(program)
+        assert (x == 100 * turn).all()
     pool.close()
 
 

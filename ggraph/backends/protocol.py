@@ -142,6 +142,11 @@ class Backend(Store, Protocol):
         """Prepare consecutive launches of one stream; all decisions about kernels fall here."""
         ...
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work`, which must not use this backend, done by the thread that asks, once: while
+        the next program that it submits runs, or before (optional; default: now)."""
+        work()
+
     def submit(self, stream: int, program: Any) -> None:
         """Enqueue a program, which this backend has lowered, on a stream."""
         ...

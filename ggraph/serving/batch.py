@@ -146,6 +146,10 @@ class Batch:
             self.running.remove(text)
             self.memory.forget(text)
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work`, which must not use the batch, done while the next step computes."""
+        self.runner.session.meanwhile(work)
+
     def step(self) -> list[Text]:
         """Run one step of whoever can go on: the texts that ended by it."""
         self._admit()

@@ -23,6 +23,10 @@ class Detokenizer:
         self._hidden = frozenset[int]() if special else tokenizer.special_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
+    def knows(self, token: int) -> bool:
+        """Whether the id is in the vocabulary."""
+        return 0 <= token < self._tokenizer.vocab_size
+
     def push(self, token: int) -> str:
         """The text that `token` completes, maybe empty."""
         piece = self._tokenizer.token_bytes(token)
@@ -45,23 +49,23 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if isinstance(stops, str) or not all(isinstance(s, str) and s for s in stops):
             raise InputError(f"stop strings: expected non-empty strings, got {stops!r}")
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._held = ""
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
         """The text that may be shown now; empty once `stopped` is set."""
-        if not self._stops:
+        if not self.stops:
             return text
         if self.stopped is not None:
             return ""
         text = self._held + text
-        found = [(at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self.stops if (at := text.find(s)) >= 0]
         if found:
             _, start, self.stopped = min(found)
             self._held = ""
             return text[:start]
-        keep = max((_overlap(text, s) for s in self._stops), default=0)
+        keep = max((_overlap(text, s) for s in self.stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -84,6 +88,11 @@ class TextStream:
     def stopped(self) -> str | None:
         """The stop string that ended the stream, or None."""
         return self._match.stopped
+
+    def is_plain(self, token: int) -> bool:
+        """Whether nothing but text can come of `token`: no stop string is looked for, and the id is
+        in range."""
+        return not self._match.stops and self._text.knows(token)
 
     def push(self, token: int) -> str:
         """The text that may be shown after `token`. InputError on an id out of range."""

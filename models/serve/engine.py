@@ -245,7 +245,7 @@ class Service:
             sampler,
             TextStream(m.tokenizer, body.stops),
             frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
-            lambda said: self.worker.hear(ticket, said),
+            lambda saying: self.worker.hear(ticket, saying),
             self._bias(body),
             wanted.form() if wanted.form is not None else None,
             wanted.top,

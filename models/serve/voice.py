@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,13 +26,19 @@ class Chance:
     logprob: float
 
 
+Chances = tuple[Chance, ...]
+
+
 class Said(NamedTuple):
     """A token, the text that it lets be shown, and the likeliest tokens in its place."""
 
     token: int | None
     text: str
     chance: Chance | None = None
-    best: tuple[Chance, ...] = ()
+    best: Chances = ()
+
+
+Saying = Callable[[], Said]  # called once, in the order in which they were handed on
 
 
 class Form(Protocol):
@@ -54,18 +60,22 @@ class Form(Protocol):
 @dataclass(eq=False)
 class AnswerVoice:
     """Samples tokens and hands on what they say, until an end token, a stop string, or the end of
-    the form. `top` is how many of the likeliest tokens are told; None tells no chances."""
+    the form. `top` is how many of the likeliest tokens are told; None tells no chances.
+
+    What a token says is found when it is told, unless the answer may end by it: the next step need
+    not wait for that.
+    """
 
     sampler: Sampler
     stream: TextStream
     ends: frozenset[int]
-    say: Callable[[Said], None]
+    say: Callable[[Saying], None]
     bias: Mapping[int, float]
     form: Form | None = None
     top: int | None = None
     told: deque[int] = field(default_factory=deque)  # said elsewhere, and to be said again
     _chance: Chance | None = None
-    _best: tuple[Chance, ...] = ()
+    _best: Chances = ()
 
     @cached_property
     def greedy(self) -> bool:
@@ -95,12 +105,13 @@ class AnswerVoice:
         self.sampler.accept(token)
         done = self.form is not None and self.form.accept(token)
         if token in self.ends:
-            self.say(Said(None, self.stream.finish()))
+            self.say(self._rest)
             return STOP
-        text = self.stream.push(token)
-        if done and self.stream.stopped is None:
-            text += self.stream.finish()
-        self.say(Said(token, text, self._chance, self._best))
+        saying: Saying = partial(self._said, token, done, self._chance, self._best)
+        if not self.stream.is_plain(token):
+            said = saying()
+            saying = lambda: said  # noqa: E731
+        self.say(saying)
         return STOP if done or self.stream.stopped is not None else None
 
     def permitted(self, draft: Draft) -> Draft:
@@ -110,10 +121,19 @@ class AnswerVoice:
     def rest(self) -> None:
         """Say what was held back, where the answer ended otherwise."""
         if self.stream.stopped is None:
-            self.say(Said(None, self.stream.finish()))
+            self.say(self._rest)
+
+    def _said(self, token: int, last: bool, chance: Chance | None, best: Chances) -> Said:
+        text = self.stream.push(token)
+        if last and self.stream.stopped is None:
+            text += self.stream.finish()
+        return Said(token, text, chance, best)
+
+    def _rest(self) -> Said:
+        return Said(None, self.stream.finish())
 
 
-def chances(logits: Array, token: int, top: int) -> tuple[Chance, tuple[Chance, ...]]:
+def chances(logits: Array, token: int, top: int) -> tuple[Chance, Chances]:
     """The chance of a token and those of the `top` likeliest, greatest first."""
     wide = logits.astype(np.float64)
     greatest = wide.max()

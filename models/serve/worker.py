@@ -14,7 +14,7 @@ from ggraph.serving.text import Request, Text
 
 from .errors import Refused
 from .inbox import Ended, Inbox
-from .voice import AnswerVoice, Said
+from .voice import AnswerVoice, Said, Saying
 
 
 @dataclass(eq=False)
@@ -33,6 +33,8 @@ class Ticket:
 class Worker:
     """Runs a batch until it is told to stop. Its methods are for the event loop's thread.
 
+    What the texts of a step say is told while the next one computes.
+
     At most `most` answers may be open; further ones are refused with a time to come again.
     """
 
@@ -40,14 +42,13 @@ class Worker:
         self.batch, self.most, self.open = batch, most, 0
         self.failure: str | None = None
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._outbox: list[tuple[Ticket, Said | Ended]] = []
-        self._speaking: set[Inbox] = set()  # who said something in this step
+        self._heard: list[tuple[Ticket, Saying | Ended]] = []  # in this step
+        self._outbox: list[tuple[Ticket, Said | Ended]] = []  # which the loop is to tell
         self._tickets: dict[Text, Ticket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # where somebody listens
         self._thread = threading.Thread(target=self._run, name="batch", daemon=True)
         self._cold = batch.plans()
         self._seconds = 1.0  # of an answer, lately
-        self._urgent = False  # whether somebody waits for what is to be handed over
 
     @property
     def cold(self) -> int:
@@ -86,16 +87,12 @@ class Worker:
         """Nobody waits for this answer any more."""
         self._commands.put(lambda: self._cancel(ticket))
 
-    def hear(self, ticket: Ticket, said: Said) -> None:
-        """What an answer says, in the batch's thread."""
+    def hear(self, ticket: Ticket, saying: Saying) -> None:
+        """What an answer says, in the batch's thread; it is asked when it is told."""
         ticket.last = time.perf_counter()
         if ticket.first is None:
             ticket.first = ticket.last
-        if ticket.said.say(ticket.index, said):
-            self._speaking.add(ticket.said)
-        else:
-            self._outbox.append((ticket, said))
-            self._urgent |= ticket.said.eager
+        self._heard.append((ticket, saying))
 
     def _submit(self, ticket: Ticket, request: Request) -> None:
         try:
@@ -118,15 +115,14 @@ class Worker:
         self._end_with(ticket, Ended(text, error))
 
     def _end_with(self, ticket: Ticket, ended: Ended) -> None:
-        self._outbox.append((ticket, ended))
-        self._urgent = True
+        self._heard.append((ticket, ended))
 
     def _run(self) -> None:
         try:
             while self._obey():
+                self.batch.meanwhile(self._tell)
                 for text in self.batch.step():
                     self._end(text)
-                self._tell()
         except Exception as error:  # the thread's end must not go unnoticed
             self.failure = f"{type(error).__name__}: {error}"
         for text in list(self._tickets):
@@ -139,6 +135,8 @@ class Worker:
         while True:
             if self._commands.empty() and not self.batch.idle:
                 return True
+            if self.batch.idle:  # no step will come
+                self._tell()
             if self._commands.empty() and self._cold:
                 self._cold.pop(0)()
                 continue
@@ -146,15 +144,23 @@ class Worker:
             if command is None:
                 return False
             command()
-            self._tell()
 
     def _tell(self) -> None:
         """Send what was said, and hand over to the loop what that is to tell, where somebody
         waits."""
-        while self._speaking:
-            self._speaking.pop().send()
-        if self._urgent and self._loop is not None:
-            outbox, self._outbox, self._urgent = self._outbox, [], False
+        heard, self._heard = self._heard, []
+        urgent, speaking = False, set[Inbox]()
+        for ticket, told in heard:
+            what = told if isinstance(told, Ended) else told()
+            if isinstance(what, Said) and ticket.said.say(ticket.index, what):
+                speaking.add(ticket.said)
+            else:
+                self._outbox.append((ticket, what))
+                urgent |= ticket.said.eager or isinstance(what, Ended)
+        for inbox in speaking:
+            inbox.send()
+        if urgent and self._loop is not None:
+            outbox, self._outbox = self._outbox, []
             with suppress(RuntimeError):  # the loop is closed: nobody listens
                 self._loop.call_soon_threadsafe(self._deliver, outbox)
 

@@ -151,6 +151,10 @@ class CpuBackend(HostMemory, Backend):
             held = {id(key[0]): packed.data.nbytes for key, packed in self._packer.made.items()}
             pieces += pieces_of(self.pool, flat, spans, held)
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work` done while the workers have begun with the next program."""
+        self.pool.meanwhile(work)
+
     def submit(self, stream: int, program: CpuProgram) -> None:
         """Run the program; everything is complete on return."""
         if self.profile is not None and self.profile.on:

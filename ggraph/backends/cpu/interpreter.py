@@ -10,12 +10,20 @@ A thread that is woken may be put on its waker's processor and stay there for ma
 although another is idle; then both wait for each other. So each thread notes the processor it runs
 on, and a worker that finds itself on one of an earlier thread's moves away at once.
 
+A run may begin without its caller, who has something else to do: the workers share the program
+among themselves until the caller is there, and with it from then on. That changes at a meeting
+alone, since instructions without one between them must be shared out alike. The first worker
+decides at which: before it arrives there it says from which instruction on the caller takes part.
+
 States of a worker: ASLEEP (in the read), AWAKE (looking out), JOB (has something to run), QUIT.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 from llvmlite import ir
 
-from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Val, Var, kernel
+from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, I32, I64, Kernel, Num, Val, Var, kernel
 
 WORDS = 64  # of an instruction
 ASLEEP, AWAKE, JOB, QUIT = range(4)
@@ -26,6 +34,12 @@ CPU_AT = 8  # offset of a thread's processor number in its line of `states`
 SPINS_ALONE, SPINS_CROWDED = 10000, 300
 CPU_SET = 128  # bytes of a Linux cpu_set_t
 YIELDS = 3000  # turns of offering before a worker goes to sleep (about a millisecond)
+BEGIN, JOIN = 1, 2  # what a call of `pool_run` does; both at once where the caller is there
+# Words of the caller's line: the address of the first instruction in which it takes part, how many
+# arrivals are before that, and whether it is there.
+SHARED, BEFORE, THERE = 0, 8, 16
+UNKNOWN = 1 << 62  # `SHARED` of a run whose caller is missed
+ENDED = UNKNOWN + 1  # and of one that the caller has seen the end of: beyond all instructions
 
 
 def atomic_load(k: Kernel, address: Val) -> Val:
@@ -33,8 +47,8 @@ def atomic_load(k: Kernel, address: Val) -> Val:
     return Val(k, k.b.load_atomic(k.pointer(address), "acquire", 8, typ=I64))
 
 
-def _atomic_store(k: Kernel, address: Val, value: int) -> None:
-    k.b.atomic_rmw("xchg", k.pointer(address), I64(value), "release")
+def _atomic_store(k: Kernel, address: Val, value: Num) -> None:
+    k.b.atomic_rmw("xchg", k.pointer(address), k.same(value, address).v, "release")
 
 
 def atomic(k: Kernel, op: str, address: Val, value: int) -> Val:
@@ -74,16 +88,35 @@ def _wait_for(k: Kernel, address: Val, target: Val) -> None:
         _relax(k, turns)
 
 
-def _replay(k: Kernel, code: Val, count: Val, arrived: Val) -> None:
-    """Run the program; `arrived` counts barrier arrivals since its start."""
-    meetings = k.var(0)
-    for i in k.loop(0, count):
-        at = code + i * (8 * WORDS)
-        call(k, k.load(at, I64), ir.VoidType(), at, k.thread, k.threads)
-        with k.when((k.load(at + 8, I64) & BARRIER).ne(0)):
-            meetings.value = meetings.value + k.threads
+def _replay(k: Kernel, job: Sequence[Val], first: Val, met: Num) -> None:
+    """Run a job's program from the instruction at `first` on, before which there are `met`
+    arrivals. As long as workers are without the caller, they are numbered from 0."""
+    code, count, arrived, _, caller = job
+    at, end, meetings = k.var(first), code + count * (8 * WORDS), k.var(met)
+    thread, threads = k.var(k.thread), k.var(k.threads)
+
+    def look() -> None:
+        missed = atomic_load(k, caller + SHARED) > at.value
+        absent = k.select(missed, k.const(1, I64), 0)
+        thread.value, threads.value = k.thread - absent, k.threads - absent
+
+    look()
+    with k.while_(lambda: at.value < end):
+        call(k, k.load(at.value, I64), ir.VoidType(), at.value, thread.value, threads.value)
+        flags = k.load(at.value + 8, I64)
+        at.value = at.value + 8 * WORDS
+        with k.when((flags & BARRIER).ne(0)):
+            meetings.value = meetings.value + threads.value
+            absent = threads.value < k.threads
+            with k.when(absent & thread.value.eq(0)), k.when(atomic_load(k, caller + THERE).ne(0)):
+                k.store(caller + BEFORE, meetings.value)
+                _atomic_store(k, caller + SHARED, at.value)
             atomic(k, "add", arrived, 1)
             _wait_for(k, arrived, meetings.value)
+            with k.when(absent):
+                look()
+    with k.when((threads.value < k.threads) & thread.value.eq(0)):
+        _atomic_store(k, caller + SHARED, end)
 
 
 def _state(k: Kernel, worker: Val) -> Val:
@@ -123,12 +156,25 @@ def _spread(k: Kernel) -> None:
             _note_processor(k)
 
 
-@kernel("code count arrived finished states pipes write yield getcpu spins")
+JOB_WORDS = "code count arrived finished caller"
+
+
+@kernel(f"{JOB_WORDS} states pipes write yield getcpu spins do")
 def pool_run(k: Kernel) -> None:
-    """Thread 0: hand the program to `threads` - 1 workers, run it, wait until all are through."""
-    arrived, finished = k.words("arrived finished")
-    _atomic_store(k, arrived, 0)
-    _atomic_store(k, finished, 0)
+    """Thread 0: hand the program to `threads` - 1 workers, and run it with them to its end."""
+    job = k.words(JOB_WORDS)
+    with k.when((k.arg("do") & BEGIN).ne(0)):
+        _begin(k, job)
+    with k.when((k.arg("do") & JOIN).ne(0)):
+        _join(k, job)
+
+
+def _begin(k: Kernel, job: Sequence[Val]) -> None:
+    code, _, arrived, finished, caller = job
+    for word in (arrived, finished, caller + BEFORE, caller + THERE):
+        _atomic_store(k, word, 0)
+    is_there = (k.arg("do") & JOIN).ne(0)
+    _atomic_store(k, caller + SHARED, k.select(is_there, code, UNKNOWN))
     with k.when(k.arg("getcpu").ne(0)):
         _note_processor(k)
     for worker in k.loop(1, k.threads):
@@ -136,8 +182,20 @@ def pool_run(k: Kernel) -> None:
         with k.when(before.eq(ASLEEP)):
             pipe = k.cast("trunc", k.load(k.arg("pipes") + worker * 8, I64), I32)
             call(k, k.arg("write"), I64, pipe, arrived, k.const(1, I64))
-    _replay(k, k.arg("code"), k.arg("count"), arrived)
+
+
+def _join(k: Kernel, job: Sequence[Val]) -> None:
+    """Take part from where the first worker says on; nothing where the run has ended."""
+    _, _, arrived, finished, caller = job
+    turns, shared = k.var(0), partial(atomic_load, k, caller + SHARED)
+    _atomic_store(k, caller + THERE, 1)
+    with k.while_(lambda: shared().eq(UNKNOWN)):
+        _relax(k, turns)
+    first, met = shared(), k.load(caller + BEFORE, I64)
+    _wait_for(k, arrived, met)
+    _replay(k, job, first, met)
     _wait_for(k, finished, k.threads - 1)
+    _atomic_store(k, caller + SHARED, ENDED)
 
 
 def _look_out(k: Kernel, state: Val) -> None:
@@ -164,16 +222,16 @@ def _sleep(k: Kernel, state: Val) -> None:
 def pool_work(k: Kernel) -> None:
     """The life of worker `thread`; `job` is the address of pool_run's instruction."""
     state = _state(k, k.thread)
-    job = [k.arg("job") + 8 * (HEADER_WORDS + i) for i in range(4)]
+    words = [k.arg("job") + 8 * (HEADER_WORDS + i) for i in range(len(JOB_WORDS.split()))]
     with k.while_(lambda: atomic_load(k, state).ne(QUIT)):
         _look_out(k, state)
         _sleep(k, state)
         with k.when(atomic_load(k, state).eq(JOB)):
-            code, count, arrived, finished = (k.load(at, I64) for at in job)
+            job = [k.load(at, I64) for at in words]
             _spread(k)
-            _replay(k, code, count, arrived)
+            _replay(k, job, job[0], 0)
             _atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
-            atomic(k, "add", finished, 1)
+            atomic(k, "add", job[3], 1)
 
 
 __all__ = ["ASLEEP", "CPU_SET", "LINE", "QUIT", "WORDS", "pool_run", "pool_work"]

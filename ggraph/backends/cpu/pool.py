@@ -3,6 +3,9 @@
 Workers are Python threads that enter compiled code once and stay there; a run costs one foreign
 call that holds no Python lock. Runs of one pool are serialised by a lock, so two sessions may share
 it from two threads. After a fork the child has workers of its own.
+
+Who has something else to do than to run a program may do it while the workers have begun: see
+`meanwhile`.
 """
 
 import ctypes
@@ -12,6 +15,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +23,12 @@ import numpy as np
 from ggraph import env
 from ggraph.backends.cpu.interpreter import (
     ASLEEP,
+    BEGIN,
     CPU_SET,
+    ENDED,
+    JOIN,
     LINE,
+    SHARED,
     QUIT,
     SPINS_ALONE,
     SPINS_CROWDED,
@@ -32,6 +40,7 @@ from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+SHORT = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)  # keeps the lock
 STATE_WORDS = LINE // 8
 
 
@@ -78,8 +87,9 @@ class Pool:
         self.jit = jit or host_jit()
         crowded = threads > env.usable_cores()
         self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
-        self._entry = ENTRY(self.jit.address("pool_run"))
+        self._entry, self._short = (f(self.jit.address("pool_run")) for f in (ENTRY, SHORT))
         self._tempos = defaultdict[int, Tempo](Tempo)  # of long programs, by length
+        self._meanwhile: dict[int, Callable[[], object]] = {}  # by the thread that asked for it
         self.alone = threads == 1
         self._start()
         _POOLS.add(self)
@@ -89,7 +99,9 @@ class Pool:
         self._lock = threading.Lock()
         self._crew: list[threading.Thread] = []
         self._pipes = [os.pipe() for _ in range(self.threads - 1)]
-        self._counters = np.zeros(2 * STATE_WORDS, np.int64)
+        self._begun = False  # a run that the caller has not seen the end of
+        self._counters = np.zeros(3 * STATE_WORDS, np.int64)
+        self._counters[2 * STATE_WORDS + SHARED // 8] = ENDED
         self._states = np.full((self.threads, STATE_WORDS), ASLEEP, np.int64)
         self._readers = np.array([0] + [r for r, _ in self._pipes], np.int64)
         self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
@@ -107,8 +119,8 @@ class Pool:
             "pool_run",
             {
                 "code": 0, "count": 0, "arrived": base, "finished": base + LINE,
-                "states": self._states, "pipes": self._writers,
-                "spins": self._spins,
+                "caller": base + 2 * LINE, "states": self._states, "pipes": self._writers,
+                "spins": self._spins, "do": 0,
                 **{name: self._calls[name] for name in ("write", "yield", "getcpu")},
             },
         )  # fmt: skip
@@ -137,26 +149,59 @@ class Pool:
         thread.start()
         self._crew.append(thread)
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work` done once by this thread's next run: while the workers have begun with the
+        program, where it is long enough to be worth it, else before. It must not run this pool."""
+        self._meanwhile[threading.get_ident()] = work
+
     def run(self, program: Flat) -> None:
         """Run a program to its end. Other threads that call this wait for their turn."""
         if not self._stop.alive:
             raise BackendError("the pool is closed")
+        work = self._meanwhile.pop(threading.get_ident(), None)
         with self._lock:
-            self._job[2], self._job[3] = program.code.ctypes.data, len(program.code)
-            if self.threads == 1:
-                self._entry(self._job.ctypes.data, 0, 1)
-                return
+            self._join()
             usual, tempo = program.usual, self.tempo_of(program)
             long = usual.long
-            alone = tempo.choose(usual)
+            alone = self.threads == 1 or tempo.choose(usual)
+            if work is not None and (alone or not long):
+                work()
+                work = None
+            self._job[2], self._job[3] = program.code.ctypes.data, len(program.code)
+            if self.threads == 1:
+                self._call(BEGIN | JOIN, 1)
+                return
             computed, begun = time.process_time() if long else 0.0, time.perf_counter()
-            self._entry(self._job.ctypes.data, 0, 1 if alone else self.threads)
+            if work is None:
+                self._call(BEGIN | JOIN, 1 if alone else self.threads)
+            else:
+                self._run_beside(work)
             seconds = time.perf_counter() - begun
             computed = time.process_time() - computed if long else 0.0
             tempo.note(usual, seconds, self.threads - computed / max(seconds, 1e-9))
             self.alone = alone if long else self.alone
             if not alone:
                 usual.add(seconds)
+
+    def _run_beside(self, work: Callable[[], object]) -> None:
+        """The workers begin, and the caller joins them when its work is done."""
+        self._begun = True
+        try:
+            self._job[-1] = BEGIN
+            self._short(self._job.ctypes.data, 0, self.threads)
+            work()
+        finally:
+            self._join()
+
+    def _join(self) -> None:
+        """See the end of a run that was begun, or of none where a signal came before."""
+        if self._begun:
+            self._call(JOIN, self.threads)
+            self._begun = False
+
+    def _call(self, do: int, threads: int) -> None:
+        self._job[-1] = do
+        self._entry(self._job.ctypes.data, 0, threads)
 
     def tempo_of(self, program: Flat) -> Tempo:
         """What decides by how many threads a program runs."""
@@ -166,6 +211,8 @@ class Pool:
     def close(self) -> None:
         """End the workers; the pool cannot run again."""
         with self._lock:
+            if self._stop.alive:
+                self._join()
             self._stop()
 
     def after_fork(self) -> None:
