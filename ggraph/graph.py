@@ -8,6 +8,7 @@ make new graphs, they never change one.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError, shown
@@ -273,3 +274,11 @@ def _updates(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
             t = heir[t.name]
         last[title] = t
     return last
+
+
+def first_difference(one: Graph, other: Graph) -> tuple[str, str] | None:
+    """The first line in which two graphs differ, as each has it; None where they are the same."""
+    if one is other:
+        return None
+    pairs = zip_longest(repr(one).splitlines(), repr(other).splitlines(), fillvalue="no more")
+    return next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)

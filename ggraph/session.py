@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -31,7 +30,7 @@ from ggraph.device import HOST
 from ggraph.errors import BackendError, InputError, ModelError, shown
 from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
-from ggraph.graph import Graph
+from ggraph.graph import Graph, first_difference
 from ggraph.lazy import lazy
 from ggraph.ops.copies import slice_runs
 from ggraph.pipeline import Options, in_numpy, make_plan
@@ -112,7 +111,11 @@ class Session:
             if key not in self._executors:
                 self._make(key, graph, weight_source(weights))
             else:
-                _check_same(key, self._graphs[key], graph)
+                if line := first_difference(self._graphs[key], graph):
+                    raise InputError(
+                        f"{key!r} is prepared with another graph: it has {line[0]}, this one "
+                        f"{line[1]}; prepare this one under a key of its own"
+                    )
             return self.plan(key)
 
     def expect(self, weights: Iterable[RawTensor]) -> None:
@@ -148,11 +151,9 @@ class Session:
             return self._replayed(key, executor, executor.checked(feeds), wanted)
 
     def meanwhile(self, work: Callable[[], object]) -> None:
-        """Have `work` done once by the thread that asks: while the next run that it starts computes
-        where there is one device, which can begin by itself; else now. It must not use the session.
-
-        What a host does from one run to the next, and the next does not need, costs less so: to
-        tell somebody what the run before has found. Where no run comes, it is not done.
+        """Have `work`, which must not use the session and which the next run does not need, done
+        once by the thread that asks: while the next run that it starts computes, where that can
+        begin by itself; else before it, or now. Where no run comes, it may not be done.
         """
         devices = [b for n, b in self.backends.items() if n != HOST]
         devices[0].meanwhile(work) if len(devices) == 1 else work()
@@ -394,15 +395,3 @@ def _check_backends(backends: object) -> None:
         if name != HOST and (spec is None or spec.name != name):
             what = f"the backend of {spec.name!r}" if spec is not None else f"{shown(backend)}"
             raise InputError(f"device {name!r}: expected its backend, got {what}")
-
-
-def _check_same(key: Hashable, held: Graph, given: Graph) -> None:
-    """InputError, with the first line in which they differ, unless two graphs are the same."""
-    if held is given:
-        return
-    for old, new in zip_longest(repr(held).splitlines(), repr(given).splitlines()):
-        if old != new:
-            raise InputError(
-                f"{key!r} is prepared with another graph: it has {(old or 'no more').strip()}, "
-                f"this one {(new or 'no more').strip()}; prepare this one under a key of its own"
-            )

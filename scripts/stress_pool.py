@@ -5,9 +5,9 @@
 Every program is a random chain of element-wise kernels over shared arrays, with barriers only where
 the next instruction needs one; its result must be bit-equal to NumPy's. Programs run on pools of 1,
 2 and 4 threads, from one or two Python threads, some of whom come late. In between: the process
-forks after use and the child runs on, a signal raises an exception while a program runs, workers get time to fall asleep,
-and two sessions run their plans from two Python threads. A stop of 120 s without progress counts as
-a hang: all stacks are printed and the status is 1.
+forks after use and the child runs on, a signal raises an exception while a program runs, workers
+get time to fall asleep, and two sessions run their plans from two Python threads. A stop of 120 s
+without progress counts as a hang: all stacks are printed and the status is 1.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -221,6 +221,7 @@ def play(
     texts: list[tuple[Asked, Text]] = []
     todo, step = sorted(h.asked, key=lambda a: a.at), 0
     gone: dict[Text, int] = {}
+    told, strides = list[Text](), 0
     while todo or not batch.idle:
         while todo and todo[0].at <= step:
             a = _after(todo.pop(0), [t for _, t in texts])
@@ -231,9 +232,15 @@ def play(
         for text in [t for t, at in gone.items() if at <= step]:
             batch.cancel(text)
             del gone[text]
-        batch.step()
+        told.clear()
+        begun = batch.counters.steps
+        last = begun + 1 + step % 5
+        ended = batch.step(told.extend, partial(_before, batch, last))
+        assert all(t.ended is not None for t in [*told, *ended]), "told of one that goes on"
+        assert len({*told, *ended}) == len(told) + len(ended), "told twice of an end"
+        strides += batch.counters.steps - begun > 1
         batch.memory.check(batch.running)
-        step += 1
+        step += max(1, batch.counters.steps - begun)
         assert step < 3000, f"{h} does not come to an end"
     if seen is not None:
         c, cancelled = batch.counters, sum(t.ended == "cancelled" for _, t in texts)
@@ -242,7 +249,14 @@ def play(
             refused=c.drafted - c.accepted, evicted=batch.memory.evicted, cancelled=cancelled,
             restored=c.restored,
         )  # fmt: skip
+        if not batch.runner.texts:
+            seen.update(strides=strides)
     return texts
+
+
+def _before(batch: Batch, step: int) -> bool:
+    """Whether steps may go on, before it is that one's turn."""
+    return batch.counters.steps < step
 
 
 def _after(a: Asked, texts: Sequence[Text]) -> Asked:

@@ -114,7 +114,7 @@ def test_an_engine_without_room_is_asked_again_and_one_that_fails_ends_a_job(
     assert len(answers(out)) == 10 and {s for s, _ in answers(out).values()} == {200, 400}
     service = Service(m, Settings(parallel=4), 2048)
 
-    def step() -> None:
+    def step(*_: object) -> None:
         raise RuntimeError("the device is gone")
 
     service.worker.batch.step = step  # type: ignore[assignment, method-assign]

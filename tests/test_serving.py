@@ -75,14 +75,14 @@ def test_logits_are_brought_back_where_somebody_looks_at_them(
 ) -> None:
     """Of texts that take the greatest no more than that comes back, and the texts are the same."""
     brought: list[bool] = []
-    step = ListRunner.step
+    run = ListRunner.run
 
     def noted(self: ListRunner, *given: Any, **named: Any) -> Result:
-        found = step(self, *given, **named)
+        found = run(self, *given, **named)
         brought.append(found.logits.dtype == np.float32)
         return found
 
-    monkeypatch.setattr(ListRunner, "step", noted)
+    monkeypatch.setattr(ListRunner, "run", noted)
     batch, ends = batch_of(world), world.batch.tokenizer.eos_ids
     prompts, limits = [[3, 1, 4], [1, 5, 9], [2, 6, 5]], (24, 24, 8)
     voices = [*(Plain(best, ends, greedy=True) for _ in "ab"), Plain(best, ends)]

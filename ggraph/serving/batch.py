@@ -26,6 +26,7 @@ from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
 from ggraph.errors import GgraphError, InputError
+from ggraph.serving.counters import Counters
 from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
@@ -34,6 +35,7 @@ from ggraph.serving.pieces import beside, filling, mixed_bucket
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
 from ggraph.serving.steps import PARTS, ListRunner, Row, first_shapes
+from ggraph.serving.stride import Meanwhile, Stride, may_stride
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
 
@@ -56,21 +58,6 @@ class Limits:
             raise InputError(f"{self}: expected texts <= rows and beside <= alone, 1 to 256")
         if self.apart < 1:
             raise InputError(f"{self}: expected states 1 or more tokens apart")
-
-
-@dataclass
-class Counters:
-    """What a batch has done so far."""
-
-    steps: int = 0
-    prompt_rows: int = 0
-    reused: int = 0  # tokens of prompts that were in the cache
-    new_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    preempted: int = 0
-    restored: int = 0  # tokens whose rows were read from the disk
-    seconds: float = 0.0  # of steps
 
 
 _Asked = tuple[ListHead, Part, Asking, Question]  # whom a text asks, and what
@@ -146,27 +133,38 @@ class Batch:
             self.running.remove(text)
             self.memory.forget(text)
 
-    def meanwhile(self, work: Callable[[], object]) -> None:
-        """Have `work`, which must not use the batch, done while the next step computes."""
-        self.runner.session.meanwhile(work)
+    def step(
+        self, meanwhile: Meanwhile = lambda _: None, go_on: Callable[[], bool] = lambda: False
+    ) -> list[Text]:
+        """Run a step of whoever can go on: the texts that ended by it.
 
-    def step(self) -> list[Text]:
-        """Run one step of whoever can go on: the texts that ended by it."""
+        `meanwhile`, which must not use the batch, is called while it computes. A next step that
+        needs nothing but tokens follows where `go_on` says so, and so on; the texts that the one
+        before has ended are then told to `meanwhile` alone.
+        """
         self._admit()
         self._compose()
         parts = list(self._parts.values())
         self._parts.clear()
-        for tapped in (False, True):
-            group = [p for p in parts if p.text.request.features == tapped]
-            if group:
-                self._run(group, self.runner.taps if tapped else self.taps)
-        ended = [p.text for p in parts if p.text.ended is not None]
+        if may_stride(self, parts):
+            ended = Stride(self, parts, meanwhile, go_on).run()
+        else:
+            self.runner.session.meanwhile(lambda: meanwhile(()))
+            for tapped in (False, True):
+                group = [p for p in parts if p.text.request.features == tapped]
+                if group:
+                    self._run(group, self.runner.taps if tapped else self.taps)
+            ended = [p.text for p in parts if p.text.ended is not None]
+        self.dismiss(ended)
+        return ended
+
+    def dismiss(self, ended: Sequence[Text]) -> None:
+        """Texts that have ended hold nothing any more."""
         for text in ended:
             self.running.remove(text)
             if self.disk is not None:
                 self.disk.keep(text, self.memory)
             self.memory.forget(text)
-        return ended
 
     def _admit(self) -> None:
         """Let those who wait begin, as far as there is room for what they will compute."""
@@ -181,7 +179,7 @@ class Batch:
             self.memory.begin(text)
             bisect.insort(self.running, text, key=_order)
             if self.disk is not None:
-                self.counters.restored += self.disk.restore(text, self.memory, self._slots)
+                self.counters.restored += self.disk.restore(text, self.memory, self.slots)
 
     def _preempt(self, text: Text) -> None:
         """The text waits again, and computes again what will not be in the tree by then."""
@@ -206,7 +204,7 @@ class Batch:
         """The rows of a step: one for each text that goes on, pieces of prompts, or drafts."""
         for text in list(self.running):
             if text in self.running and text.outstanding == 1 and self._reserve(text, 1):
-                slots = self._slots(text, 1)
+                slots = self.slots(text, 1)
                 self._parts[text] = Part(text, [text.tokens[-1]], slots, text.limit > 0)
         reading = [t for t in self.running if t.outstanding > 1]
         budget = self._budget() if reading else 0
@@ -229,12 +227,12 @@ class Batch:
         count = min(self.memory.ahead(text), budget)
         if not self._reserve(text, count):
             return 0
-        at, slots = text.computed, self._slots(text, count)
+        at, slots = text.computed, self.slots(text, count)
         wanted = count == text.outstanding and text.limit > 0
         self._parts[text] = Part(text, text.tokens[at : at + count], slots, wanted)
         return count
 
-    def _slots(self, text: Text, count: int) -> list[int]:
+    def slots(self, text: Text, count: int) -> list[int]:
         """The next of a text's spare slots, which it will write to."""
         slots = text.spare[:count]
         del text.spare[:count]
@@ -288,7 +286,7 @@ class Batch:
         if draft and self.memory.reserve(text, len(draft)):
             part.draft, self._rows = draft, self._rows + len(draft)
             part.tokens += draft.tokens
-            part.slots += self._slots(text, len(draft))
+            part.slots += self.slots(text, len(draft))
             if self.runner.texts:
                 part.log = self.memory.log.take(len(draft))
         return []
@@ -313,18 +311,23 @@ class Batch:
         greedy = all(p.text.request.voice.greedy for p in parts if p.wanted)
         result = self.runner.step(rows, taps, courses, greedy=greedy)
         took = self.now() - start
+        reads = logits < len(rows)
+        self.count(took, len(rows) if reads else 0)
+        if not reads and taps == self.taps and any(p.text.request.drafts for p in parts):
+            self.prices.note_step(row_bucket(logits), took)  # who drafts needs to know
+        for part in parts:
+            self.take(part, result, took)
+
+    def count(self, took: float, rows: int = 0) -> None:
+        """A step was run; of so many rows where prompts are among them."""
         self.counters.steps += 1
         self.counters.seconds += took
-        if logits < len(rows):
-            self._row_seconds = took / mixed_bucket(len(rows))
+        if rows:
+            self._row_seconds = took / mixed_bucket(rows)
         else:
             self._step_seconds = took
-            if taps == self.taps and any(p.text.request.drafts is not None for p in parts):
-                self.prices.note_step(row_bucket(logits), took)  # who drafts needs to know
-        for part in parts:
-            self._take(part, result, took)
 
-    def _take(self, part: Part, result: Result, took: float) -> None:
+    def take(self, part: Part, result: Result, took: float) -> None:
         """Move a text on by what its rows brought."""
         text, certain = part.text, part.certain
         first = not text.new

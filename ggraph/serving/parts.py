@@ -37,9 +37,10 @@ def course_of(part: Part) -> Course:
     return Course(text.state, begun, text.replay, part.certain, parents, part.log)
 
 
-def rows_of(part: Part) -> list[Row]:
-    """The rows of a part: a piece of its text, then the draft below its last token."""
-    text, at = part.text, part.text.computed
+def rows_of(part: Part, behind: int = 0) -> list[Row]:
+    """The rows of a part: a piece of its text, then the draft below its last token; `behind` as
+    many rows that are about to be computed."""
+    text, at = part.text, part.text.computed + behind
     certain = part.certain
     text.slots[at : at + certain] = part.slots[:certain]
     last = certain - 1 if part.wanted else certain

@@ -46,12 +46,14 @@ class Row(NamedTuple):
 
 
 class Lists:
-    """What rows feed a step with: shape buckets, and lists that are kept from step to step."""
+    """What rows feed a step with: shape buckets, and lists, in memory that two steps in turn have:
+    one may be made while another is run."""
 
     def __init__(self, slots: int, context: int, window: int | None) -> None:
         self.context, self._window = context, window
         self._spare, self._length = slots, np.array([slots + 1], np.int32)
-        self._lists: dict[tuple[str, int, int], Array] = {}
+        self._lists: dict[tuple[str, int, int, int], Array] = {}
+        self._turn = 0
 
     def bucket(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int]:
         """T, M and S of a step of `rows` rows, `wanted` of them with logits, the longest list of
@@ -66,6 +68,7 @@ class Lists:
     def feeds(self, rows: Sequence[Row], count: int, wanted: int, width: int) -> dict[str, Array]:
         """The inputs of a step of `count` rows, `wanted` of them with logits, whose lists have
         `width` entries. Rows that fill it up are written to the slot behind all others."""
+        self._turn ^= 1
         feeds = {
             "tokens": padded([r.token for r in rows], count, 0),
             "positions": padded([r.position for r in rows], count, 0),
@@ -82,8 +85,8 @@ class Lists:
     def _listed(
         self, name: str, rows: Sequence[Row], count: int, width: int, window: int = 1 << 30
     ) -> Array:
-        """i32 [T, S], kept from step to step: what lies behind an end says nothing."""
-        key = name, count, width
+        """i32 [T, S], in kept memory: what lies behind an end says nothing."""
+        key = name, count, width, self._turn
         if key not in self._lists:
             self._lists[key] = np.full((count, width), -1, np.int32)
         lists = self._lists[key]
@@ -105,8 +108,19 @@ def width_bucket(reach: int) -> int:
     return width
 
 
-_Ready = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs
+_Planned = tuple[StepShape, Hashable, tuple[str, ...]]  # a step's bucket, its plan's key and inputs
 LOGITS, BEST = ("logits",), ("best", "greatest")  # what a step brings back beside its taps
+
+
+class Ready(NamedTuple):
+    """A step that can be run: its bucket, its plan's key, what it is fed, and how many rows it has,
+    and of them with logits."""
+
+    shape: StepShape
+    key: Hashable
+    feeds: dict[str, Array]
+    rows: int
+    wanted: int
 
 
 class ListRunner:
@@ -134,7 +148,7 @@ class ListRunner:
         self.texts = texts if model.recurrent else 0
         self.cache_dtype, self.taps = cache_dtype, tuple(taps)
         self._lists = Lists(slots, context, model.sliding_window)
-        self._ready: dict[tuple[object, ...], _Ready] = {}
+        self._plans: dict[tuple[object, ...], _Planned] = {}
         self._caches: dict[str, int] = {}
 
     def shape(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...] = ()) -> StepShape:
@@ -198,30 +212,46 @@ class ListRunner:
         *,
         greedy: bool = False,
     ) -> Result:
-        """One step: logits f32 [M, V] of the rows that want them, in order, or where that is
-        `greedy` the token of the greatest alone, i32 [M, 1], below 0 where that is no number; taps
-        f32 [T, E]. Recurrent layers are told the `courses` of the texts whose rows these are, in
+        """One step; recurrent layers are told the `courses` of the texts whose rows these are, in
         order."""
+        return self.run(self.ready(rows, taps, courses), greedy=greedy)
+
+    def ready(
+        self, rows: Sequence[Row], taps: tuple[int, ...] = (), courses: Sequence[Course] = ()
+    ) -> Ready:
+        """A step of these rows, which holds until the next but one is made."""
         count, wanted = len(rows), sum([r.wanted for r in rows])
         shape, key, taken = self._planned(count, wanted, max([len(r.seen) for r in rows]), taps)
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
-        outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in shape.taps])
-        out = self.session.run(key, {n: offered[n] for n in taken}, outputs)
-        found = {i: out[f"layer_input.{i}"][:count] for i in shape.taps}
-        said = _tokens(out, wanted) if greedy else out["logits"][:wanted]
+        return Ready(shape, key, {n: offered[n] for n in taken}, count, wanted)
+
+    def run(self, step: Ready, *, greedy: bool = False) -> Result:
+        """Run it: logits f32 [M, V] of the rows that want them, in order, or where that is
+        `greedy` the token of the greatest alone, i32 [M, 1], below 0 where that is no number; taps
+        f32 [T, E]."""
+        taps = step.shape.taps
+        outputs = (BEST if greedy else LOGITS) + tuple([f"layer_input.{i}" for i in taps])
+        out = self.session.run(step.key, step.feeds, outputs)
+        found = {i: out[f"layer_input.{i}"][: step.rows] for i in taps}
+        said = _tokens(out, step.wanted) if greedy else out["logits"][: step.wanted]
         return Result(said, found, int(greedy))
 
-    def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Ready:
+    def has_plan(self, rows: int, reach: int, taps: tuple[int, ...]) -> bool:
+        """Whether a step of `rows` rows, all with logits, needs no plan any more, whose longest
+        list has `reach` entries."""
+        return (rows, rows, width_bucket(reach), taps) in self._plans
+
+    def _planned(self, rows: int, wanted: int, reach: int, taps: tuple[int, ...]) -> _Planned:
         """The bucket of a step whose plan is there; looked up, since every token asks."""
         asked = rows, wanted, width_bucket(reach), taps
-        found = self._ready.get(asked)
+        found = self._plans.get(asked)
         if found is None:
             shape = self.shape(rows, max(1, wanted), reach, taps)
             self.prepare(shape)
             key = (self.model.name, shape)
-            found = self._ready[asked] = shape, key, tuple(self.session.inputs(key))
+            found = self._plans[asked] = shape, key, tuple(self.session.inputs(key))
         return found
 
 

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -120,13 +120,17 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._obey():
-                self.batch.meanwhile(self._tell)
-                for text in self.batch.step():
+                for text in self.batch.step(self._meanwhile, self._commands.empty):
                     self._end(text)
         except Exception as error:  # the thread's end must not go unnoticed
             self.failure = f"{type(error).__name__}: {error}"
         for text in list(self._tickets):
             self._end_with(self._tickets.pop(text), Ended(text, self.failure or "stopping"))
+        self._tell()
+
+    def _meanwhile(self, ended: Sequence[Text]) -> None:
+        for text in ended:
+            self._end(text)
         self._tell()
 
     def _obey(self) -> bool:

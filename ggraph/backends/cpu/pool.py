@@ -28,8 +28,8 @@ from ggraph.backends.cpu.interpreter import (
     ENDED,
     JOIN,
     LINE,
-    SHARED,
     QUIT,
+    SHARED,
     SPINS_ALONE,
     SPINS_CROWDED,
 )  # fmt: skip
