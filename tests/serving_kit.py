@@ -267,6 +267,11 @@ def _after(a: Asked, texts: Sequence[Text]) -> Asked:
     return replace(a, prompt=whole) if len(whole) < CONTEXT else a
 
 
+def greedy(h: History) -> History:
+    """The same history of texts that need nothing but tokens to go on."""
+    return replace(h, asked=tuple(replace(a, drafter="", temp=0.0) for a in h.asked))
+
+
 @lru_cache(maxsize=4096)
 def _alone(w: World, prompt: tuple[int, ...], limit: int, temp: float, seed: int) -> list[int]:
     sampler = Sampler(SamplerConfig(temp=temp, seed=seed), w.plain.model.vocab_size)

@@ -17,7 +17,7 @@ from ggraph.decode.model import LOG
 from ggraph.plan import Plan
 from ggraph.plan_builder import Bytes, PlanBuilder, Space
 from ggraph.serving.batch import Batch
-from ggraph.serving.steps import Row
+from ggraph.serving.steps import Ready, Row
 
 GPU = "sim0"
 CACHE, STATES, LOGGED = "cache", "states", "log"
@@ -64,23 +64,37 @@ class Recorder:
 
     def watch(self, batch: Batch) -> None:
         """From now on."""
-        run, step, states = batch._run, batch.runner.step, batch.memory.states
+        run, runner, states = batch._run, batch.runner, batch.memory.states
+        ready, compute = runner.ready, runner.run
+        made: dict[int, tuple[Ready, list[tuple[Row, list[int]]]]] = {}
         meant: list[tuple[int, tuple[int, ...]]] = []
         courses: Step = []
 
-        def stepped(given: Sequence[Row], *more: Any, **named: Any) -> Any:
-            # Rows as they are now: texts change their lists
-            found = zip(given, meant, strict=True)
-            rows = [(who, _row(r.slot, r.seen.tolist(), m)) for r, (who, m) in found]
+        def readied(given: Sequence[Row], *more: Any) -> Ready:
+            # Lists as they are now: texts change them
+            step = ready(given, *more)
+            made[id(step)] = step, [(r, r.seen.tolist()) for r in given]
+            return step
+
+        def computed(step: Ready, **named: Any) -> Any:
+            given = made.pop(id(step))[1]
+            tokens = step.feeds["tokens"].tolist()
+            whose = meant or [
+                self._of_stride(batch, r, t) for (r, _), t in zip(given, tokens, strict=False)
+            ]
+            found = zip(given, whose, strict=True)
+            rows = [(who, _row(r.slot, seen, m)) for (r, seen), (who, m) in found]
             self.steps.append(rows + courses)
-            return step(given, *more, **named)
+            meant.clear()
+            return compute(step, **named)
 
         def noted(parts: Sequence[Any], taps: tuple[int, ...]) -> None:
             meant[:] = [(p.text.arrived, m) for p in parts for m in self._meant(p)]
             courses[:] = [(p.text.arrived, self._course(p)) for p in parts if states is not None]
             run(parts, taps)
 
-        batch.runner.step = stepped  # type: ignore[method-assign]
+        runner.ready = readied  # type: ignore[method-assign]
+        runner.run = computed  # type: ignore[method-assign]
         batch._run = noted  # type: ignore[method-assign]
         if states is not None:
             copy = states._copy
@@ -90,6 +104,11 @@ class Recorder:
                 copy(source, target)
 
             states._copy = copied
+
+    def _of_stride(self, batch: Batch, row: Row, token: int) -> tuple[int, tuple[int, ...]]:
+        """Whose row a step has of which the batch was told tokens alone, and what it stands for."""
+        (text,) = [t for t in batch.running if t.slots[row.position] == row.slot]
+        return text.arrived, self._named((), [*text.tokens[: row.position], token])
 
     def _meant(self, part: Any) -> list[tuple[int, ...]]:
         """The names of all beginnings of each of a part's rows."""

@@ -1,16 +1,20 @@
 """What a batch does to its slots, proved by the prover that judges plans."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from serving_kit import RECURRENT, SLOTS, STATES, World, history, play
+from serving_kit import RECURRENT, SLOTS, STATES, World, greedy, history, play
 from serving_proof import Copied, Recorder, as_plan
 from small_model import TINY, learnable_model
 
 from ggraph import InputError
 from ggraph.serving.batch import Limits
+from ggraph.serving.parts import Part
 from ggraph.serving.prefix import Node, PrefixTree
 from ggraph.serving.states import States
+from ggraph.serving.steps import Ready
+from ggraph.serving.stride import Stride
 from ggraph.serving.text import Plain, Request
 from ggraph.verify import Rejected, verify
 
@@ -43,6 +47,42 @@ def test_every_read_of_a_history_is_proved(world: World, seed: int) -> None:
     assert alone.reads_proved > 0
     for waits in ("host", "slots"):
         assert verify(as_plan(recorder, SLOTS, 2, waits)).certificate.pairs_checked > 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_read_of_strides_is_proved(world: World, seed: int) -> None:
+    """Among them those of rows that were begun before their text was known to have ended."""
+    recorder, seen = Recorder(), Counter[str]()
+    play(world, greedy(history(seed)), seen, watch=recorder.watch)
+    assert seen["strides"]
+    assert verify(as_plan(recorder, SLOTS, 1, "nobody")).certificate.reads_proved > 0
+    assert verify(as_plan(recorder, SLOTS, 2, "slots")).certificate.pairs_checked > 0
+
+
+def test_a_stride_that_gives_a_slot_away_twice_is_found_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts write to one slot in a step that was made while another computed."""
+    rows = Stride._rows
+
+    def careless(self: Stride, parts: list[Part], ahead: int) -> Ready:
+        if ahead and len(parts) > 1:
+            parts[1].slots = parts[0].slots
+        return rows(self, parts, ahead)
+
+    recorder, batch = Recorder(), world.fresh(Limits(texts=3), slots=96)
+    recorder.watch(batch)
+    for i in range(3):
+        prompt = [*range(5 + i), 9]
+        batch.submit(Request(prompt, Plain(lambda row: int(row.argmax()), greedy=True), 20))
+    for turn in range(4):
+        if turn == 2:
+            verify(as_plan(recorder, SLOTS, 1, "host"))
+            monkeypatch.setattr(Stride, "_rows", careless)
+        left = iter(range(4))
+        batch.step(go_on=lambda left=left: next(left, None) is not None)  # type: ignore[misc]
+    with pytest.raises((Rejected, AssertionError), match=r"stale|overwritten|value"):
+        verify(as_plan(recorder, SLOTS, 1, "host"))
 
 
 def together(world: World) -> Recorder:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from serving_kit import History, World, differences, history
+from serving_kit import World, differences, greedy, history
 from small_model import learnable_model
 
 from ggraph import InputError
@@ -22,11 +22,6 @@ PROMPTS = [3, 1, 4], [1, 5, 9], [2, 6, 5, 3], [5, 8, 9]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World.of(learnable_model(tmp_path_factory.mktemp("stride")))
-
-
-def greedy(h: History) -> History:
-    """The same history of texts that need nothing but tokens to go on."""
-    return replace(h, asked=tuple(replace(a, drafter="", temp=0.0) for a in h.asked))
 
 
 @pytest.mark.parametrize("asks", ["now", "late"])
