@@ -153,8 +153,11 @@ class Session:
     def meanwhile(self, work: Callable[[], object]) -> None:
         """Have `work`, which must not use the session and which the next run does not need, done
         once by the thread that asks: while the next run that it starts computes, where that can
-        begin by itself; else before it, or now. Where no run comes, it may not be done.
+        begin by itself; else before it, or now. Where no run comes, it may not be done. InputError
+        for what cannot be called.
         """
+        if not callable(work):
+            raise InputError(f"meanwhile: expected a function, got {shown(work)}")
         devices = [b for n, b in self.backends.items() if n != HOST]
         devices[0].meanwhile(work) if len(devices) == 1 else work()
 

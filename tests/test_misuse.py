@@ -202,6 +202,7 @@ def running() -> Calls:
         "Session.scan": (SESSION.scan, {"key": "k", "feeds": {"x": np.zeros((1, 2, 3), "f4")}}),
         "Session.profile": (SESSION.profile, {"key": "k", "feeds": ZEROS, "runs": 1}),
         "Session.read_state": (SESSION.read_state, {"name": "held"}),
+        "Session.meanwhile": (SESSION.meanwhile, {"work": lambda: None}),
         "Session.expect": (SESSION.expect, {"weights": [STORED]}),
         "Session.touch": (SESSION.touch, {"name": "held"}),
         "Session.write_state": (SESSION.write_state, {"name": "held", "data": ZEROS["x"]}),
