@@ -89,7 +89,6 @@ class Pool:
         self._spins = SPINS_CROWDED if crowded else SPINS_ALONE
         self._entry, self._short = (f(self.jit.address("pool_run")) for f in (ENTRY, SHORT))
         self._tempos = defaultdict[int, Tempo](Tempo)  # of long programs, by length
-        self._meanwhile: dict[int, Callable[[], object]] = {}  # by the thread that asked for it
         self.alone = threads == 1
         self._start()
         _POOLS.add(self)
@@ -99,6 +98,7 @@ class Pool:
         self._lock = threading.Lock()
         self._crew: list[threading.Thread] = []
         self._pipes = [os.pipe() for _ in range(self.threads - 1)]
+        self._meanwhile: dict[int, Callable[[], object]] = {}  # by the thread that asked for it
         self._begun = False  # a run that the caller has not seen the end of
         self._counters = np.zeros(3 * STATE_WORDS, np.int64)
         self._counters[2 * STATE_WORDS + SHARED // 8] = ENDED
