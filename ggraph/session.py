@@ -110,12 +110,11 @@ class Session:
                 raise InputError(f"{shown(key)} is no key: expected what a dict takes as one")
             if key not in self._executors:
                 self._make(key, graph, weight_source(weights))
-            else:
-                if line := first_difference(self._graphs[key], graph):
-                    raise InputError(
-                        f"{key!r} is prepared with another graph: it has {line[0]}, this one "
-                        f"{line[1]}; prepare this one under a key of its own"
-                    )
+            elif line := first_difference(self._graphs[key], graph):
+                raise InputError(
+                    f"{key!r} is prepared with another graph: it has {line[0]}, this one "
+                    f"{line[1]}; prepare this one under a key of its own"
+                )
             return self.plan(key)
 
     def expect(self, weights: Iterable[RawTensor]) -> None:

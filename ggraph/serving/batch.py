@@ -30,11 +30,11 @@ from ggraph.serving.counters import Counters
 from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
-from ggraph.serving.parts import Part, course_of, place, rows_of
+from ggraph.serving.parts import Part, course_of, place, rows_of_all
 from ggraph.serving.pieces import beside, filling, mixed_bucket
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
-from ggraph.serving.steps import PARTS, ListRunner, Row, first_shapes
+from ggraph.serving.steps import PARTS, ListRunner, first_shapes
 from ggraph.serving.stride import Meanwhile, Stride, may_stride
 from ggraph.serving.text import LONGEST_DRAFT, Request, Text, begun
 from ggraph.tensor import Array
@@ -300,12 +300,8 @@ class Batch:
 
     def _run(self, parts: Sequence[Part], taps: tuple[int, ...]) -> None:
         """One step of the runner for these parts, and what follows from it."""
-        rows: list[Row] = []
-        logits = 0
-        for part in parts:
-            part.first, part.logits = len(rows), logits
-            rows += rows_of(part)
-            logits += len(part.draft) + part.wanted
+        rows = rows_of_all(parts)
+        logits = sum([r.wanted for r in rows])
         start = self.now()
         courses = [course_of(p) for p in parts] if self.runner.texts else []
         greedy = all(p.text.request.voice.greedy for p in parts if p.wanted)

@@ -54,6 +54,17 @@ def rows_of(part: Part, behind: int = 0) -> list[Row]:
     return rows
 
 
+def rows_of_all(parts: Sequence[Part], behind: int = 0) -> list[Row]:
+    """The rows of a step, part by part; each learns which are its first ones."""
+    rows = list[Row]()
+    wanted = 0
+    for part in parts:
+        part.first, part.logits = len(rows), wanted
+        rows += rows_of(part, behind)
+        wanted += len(part.draft) + part.wanted
+    return rows
+
+
 def place(part: Part, nodes: Sequence[int]) -> None:
     """The certain rows of a part are its text's, and so are those of its draft's `nodes` now; the
     slots of others are spare again."""

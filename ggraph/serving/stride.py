@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ggraph.decode.runner import Result
-from ggraph.serving.parts import Part, rows_of
+from ggraph.serving.parts import Part, rows_of_all
 from ggraph.serving.steps import Ready
 from ggraph.serving.text import Text
 
@@ -111,10 +111,7 @@ class Stride:
         self._ready = self._rows(self._next, 1)
 
     def _rows(self, parts: Sequence[Part], ahead: int) -> Ready:
-        for i, part in enumerate(parts):
-            part.first = part.logits = i
-        rows = [row for p in parts for row in rows_of(p, ahead)]
-        return self.batch.runner.ready(rows, self.batch.taps)
+        return self.batch.runner.ready(rows_of_all(parts, ahead), self.batch.taps)
 
     @staticmethod
     def _give_back(parts: Sequence[Part]) -> None:

@@ -107,11 +107,12 @@ class AnswerVoice:
         if token in self.ends:
             self.say(self._rest)
             return STOP
-        saying: Saying = partial(self._said, token, done, self._chance, self._best)
-        if not self.stream.is_plain(token):
+        saying = partial(self._said, token, done, self._chance, self._best)
+        if self.stream.is_plain(token):
+            self.say(saying)
+        else:
             said = saying()
-            saying = lambda: said  # noqa: E731
-        self.say(saying)
+            self.say(lambda: said)
         return STOP if done or self.stream.stopped is not None else None
 
     def permitted(self, draft: Draft) -> Draft:

@@ -39,7 +39,7 @@ BEGIN, JOIN = 1, 2  # what a call of `pool_run` does; both at once where the cal
 # arrivals are before that, and whether it is there.
 SHARED, BEFORE, THERE = 0, 8, 16
 UNKNOWN = 1 << 62  # `SHARED` of a run whose caller is missed
-ENDED = UNKNOWN + 1  # and of one that the caller has seen the end of: beyond all instructions
+ENDED = UNKNOWN + 1  # and of one that the caller has seen the end of
 
 
 def atomic_load(k: Kernel, address: Val) -> Val:
@@ -185,7 +185,7 @@ def _begin(k: Kernel, job: Sequence[Val]) -> None:
 
 
 def _join(k: Kernel, job: Sequence[Val]) -> None:
-    """Take part from where the first worker says on; nothing where the run has ended."""
+    """Take part from where the first worker says on, to the end."""
     _, _, arrived, finished, caller = job
     turns, shared = k.var(0), partial(atomic_load, k, caller + SHARED)
     _atomic_store(k, caller + THERE, 1)

@@ -42,6 +42,7 @@ from ggraph.tensor import Array
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 SHORT = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)  # keeps the lock
 STATE_WORDS = LINE // 8
+CALLER = 2 * STATE_WORDS + SHARED // 8  # the word of the counters that says how far its run is
 
 
 _NEITHER: list[Any] = [None, None]
@@ -99,9 +100,8 @@ class Pool:
         self._crew: list[threading.Thread] = []
         self._pipes = [os.pipe() for _ in range(self.threads - 1)]
         self._meanwhile: dict[int, Callable[[], object]] = {}  # by the thread that asked for it
-        self._begun = False  # a run that the caller has not seen the end of
         self._counters = np.zeros(3 * STATE_WORDS, np.int64)
-        self._counters[2 * STATE_WORDS + SHARED // 8] = ENDED
+        self._counters[CALLER] = ENDED
         self._states = np.full((self.threads, STATE_WORDS), ASLEEP, np.int64)
         self._readers = np.array([0] + [r for r, _ in self._pipes], np.int64)
         self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
@@ -185,7 +185,6 @@ class Pool:
 
     def _run_beside(self, work: Callable[[], object]) -> None:
         """The workers begin, and the caller joins them when its work is done."""
-        self._begun = True
         try:
             self._job[-1] = BEGIN
             self._short(self._job.ctypes.data, 0, self.threads)
@@ -194,10 +193,9 @@ class Pool:
             self._join()
 
     def _join(self) -> None:
-        """See the end of a run that was begun, or of none where a signal came before."""
-        if self._begun:
+        """See the end of a run that was begun; a signal may have come before, or at its end."""
+        if self._counters[CALLER] != ENDED:
             self._call(JOIN, self.threads)
-            self._begun = False
 
     def _call(self, do: int, threads: int) -> None:
         self._job[-1] = do
