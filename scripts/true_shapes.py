@@ -7,10 +7,10 @@
 
 A piece is a row of one file: all sides read that file and take turns. Each is kept in
 bench/results/performance/shapesN-VECTORS.json (N threads, on a processor with such vectors; other
-types in typesN-VECTORS.json) as soon as it is there, and is not measured again unless asked to;
-`--seconds` starts no further one after so long. The headline's files come first. Files of random
-weights (scripts/random_model.py) are made where they are missing, in the cache's folder
-bench/shapes; SmolLM2 is the real one.
+types in typesN-VECTORS.json; single runs packed beside it) as soon as it is there, and is not
+measured again unless asked to; `--seconds` starts no further one after so long. The headline's
+files come first. Files of random weights (scripts/random_model.py) are made where they are
+missing, in the cache's folder bench/shapes; SmolLM2 is the real one.
 """
 
 import argparse
@@ -106,6 +106,8 @@ def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[s
     found = read(path)
     here = machine()
     new |= {"commit": here["commit"], "date": here["date"]}
+    runs = found.setdefault("answers", {}).setdefault(file, {})
+    runs[new["case"]] = new.pop("samples")
     rows = [r for r in found["tables"].get(file, []) if r["case"] != new["case"]] + [new]
     order = [c.name for c in CASES]
     found["tables"][file] = sorted(rows, key=lambda r: order.index(r["case"]))
@@ -113,7 +115,7 @@ def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[s
     every = sorted({r["commit"] for rows in found["tables"].values() for r in rows})
     command = f"python scripts/true_shapes.py measure --threads {threads}"
     head = {**here, "commit": " and ".join(every), "threads": threads, "command": command}
-    kept.write(path, {**head, "peers": found["peers"], "tables": found["tables"]})
+    kept.write(path, {**head, **{k: found[k] for k in ("peers", "tables", "answers")}})
 
 
 def pieces(only: str) -> Iterator[tuple[str, str, list[Case]]]:

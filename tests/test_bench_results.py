@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,21 @@ def test_the_raw_answers_give_the_tables() -> None:
             assert min(speeds) == pytest.approx(whole["least_speedup"], rel=1e-6)
             checked += 1
     assert checked >= 8
+
+
+def test_the_raw_rates_give_the_rows() -> None:
+    checked = 0
+    for path in RESULTS.glob("performance/*-*.json"):
+        found = kept.read(path)
+        for file, rows in found["tables"].items():
+            for r in rows:
+                runs = found["answers"][file][r["case"]]
+                assert statistics.median(runs["ours"]) == pytest.approx(r["ours"], rel=1e-6)
+                assert set(runs) == {"ours", *r["peers"]}
+                for name, peer in r["peers"].items():
+                    assert statistics.median(runs[name]) == pytest.approx(peer["rate"], rel=1e-6)
+                checked += 1
+    assert checked > 200
 
 
 def test_the_page_of_performance_is_what_the_results_give() -> None:
