@@ -9,8 +9,10 @@ from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggraph.backends.cpu import attention
+from ggraph.backends.cpu import attention, chunks
+from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
 from ggraph.formats.quants import dequantize, quantize
@@ -285,3 +287,33 @@ def test_lists_give_the_bits_of_a_mask_wherever_slots_lie() -> None:
     attend("attend_chunks_f16", 3, chunked)
     attend("merge_chunks", 1, chunked)
     assert np.array_equal(chunked["y"], a["y"])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("shape", [(9, 3, 64), (7, 1, 128), (4, 2, 64), (40, 8, 64)])
+def test_what_is_read_later_is_asked_for_in_the_order_in_which_it_lies(
+    kind: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = np.zeros(1 << 16, np.int64)  # the first: how many follow
+
+    def noted(k: Kernel, address: Val, keep: int = 0) -> None:
+        at = k.const(log.ctypes.data, I64)
+        count = k.load(at, I64) + 1
+        k.store(at, count)
+        k.store(at + count * 8, address)
+
+    monkeypatch.setattr(chunks, "ask", noted)
+    spec = KERNELS["attend_chunks_" + kind]
+    monkeypatch.setitem(KERNELS, "noted", KernelSpec("noted", spec.args, spec.build))
+    a = arguments(kind, 1, *shape, 2 * chunks.CHUNK, 1)
+    a |= listed(np.zeros_like(a.pop("mask")))
+    call_with(Jit(host(), tmp_path), "noted", **a)
+    asked = log[1 : log[0] + 1]
+    for cache, first in ((a["k"], chunks.AHEAD), (a["v"], 0)):
+        begin, end, row = cache.ctypes.data, cache.ctypes.data + cache.nbytes, cache.strides[0]
+        own = asked[(asked >= begin + first * row) & (asked < end)]
+        lines = set(own // chunks.LINE)
+        wanted = set(range((begin + first * row) // chunks.LINE + 1, end // chunks.LINE))
+        assert len(wanted - lines) <= len(wanted) // 50, "nearly all lines"
+        _, at = np.unique(own, return_index=True)
+        assert np.mean(np.diff(own[np.sort(at)]) > 0) > 0.99, "as they lie"

@@ -3,7 +3,7 @@
 `attention.py` says which chunks there are and who does them. A chunk's state for a query is its
 largest score, the sum of exponentials and the weighted sum of values. Key heads of a row take turns
 every few keys, so that a row of the cache is read as it lies, all of it; and what lies `AHEAD` rows
-further is asked for, a line at a time, where one is done with.
+further is asked for meanwhile.
 
 Legend: hd numbers per head of keys, vd of values; a state is [largest, sum, 0 .., out[vd]] in
 float32.
@@ -15,9 +15,9 @@ from functools import partial
 from operator import add
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.blocks import SECOND, ask
+from ggraph.backends.cpu.blocks import ask
 from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
-from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.slots import LOWEST
 from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
@@ -71,6 +71,49 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Asks for the rows of the cache that a job reads `AHEAD` later: all its key heads of a row,
+    then of the next, a line at a time. Hardware does not foresee where a list goes, and a processor
+    takes few lines at once; but memory gives more where they come in the order in which they lie.
+    """
+
+    k: Kernel
+    table: Val  # of addresses of rows
+    offset: Val  # bytes from a row's begin to the job's first key head
+    nbytes: Val  # of the job's key heads in a row
+    entry: Var  # of the table
+    last: Var
+    line: Var
+    end: Var  # of the row
+
+    @classmethod
+    def of(cls, k: Kernel, table: Val, heads: Heads, stride: Val) -> "Ahead":
+        """Asks for key heads that lie `stride` bytes apart, in rows of a table."""
+        nbytes = (heads.end - heads.begin) * stride
+        return cls(k, table, heads.begin * stride, nbytes, *(k.var(0) for _ in range(4)))
+
+    def seek(self, position: Val, rows: int) -> None:
+        """From now on, ask for as many rows as are read from `position` on."""
+        first = self.table + (position + AHEAD) * 8
+        self.last.value = first + (rows - 1) * 8
+        self._begin(first)
+
+    def ask(self, nbytes: int) -> None:
+        """Ask for as many bytes, in whole lines; behind the last row, for that one again."""
+        for _ in range(-(-nbytes // LINE)):
+            ask(self.k, self.line.value)
+            self.line.value = self.line.value + LINE
+            with self.k.when(self.line.value >= self.end.value):
+                self._begin(self.k.minimum(self.entry.value + 8, self.last.value))
+
+    def _begin(self, entry: Val) -> None:
+        """Go on with a row. Where it begins amid a line, that is likely the end of another's."""
+        row = self.k.load(entry, I64) + self.offset
+        self.entry.value, self.end.value = entry, row + self.nbytes
+        self.line.value = (row + (LINE - 1)) & -LINE
+
+
+@dataclass(frozen=True)
 class Group:
     """Up to `MAX_QUERIES` queries of one key head."""
 
@@ -81,6 +124,13 @@ class Group:
     scores: Val  # [count, CHUNK]
     key: Val  # bytes from a row's begin to the head's key
     value: Val
+    ahead: Ahead
+    asks: Val  # whether it is the first of its key head
+
+    def ask(self, k: Kernel, nbytes: int) -> None:
+        """Ask for as much of what comes later as is read here."""
+        with k.when(self.asks):
+            self.ahead.ask(nbytes)
 
 
 def state_bytes(hd: int) -> int:
@@ -99,7 +149,7 @@ def in_groups(k: Kernel, first: Num, queries: Val, each: Callable[[Val, int], No
             each(whole, count)
 
 
-def _each_group(k: Kernel, job: Job, do: Callable[[Group], None]) -> None:
+def _each_group(k: Kernel, job: Job, ahead: Ahead, do: Callable[[Group], None]) -> None:
     """`do` for all queries of the job."""
     hd, kh, vh = k.words("hd kh vh")
     heads = job.heads
@@ -108,31 +158,10 @@ def _each_group(k: Kernel, job: Job, do: Callable[[Group], None]) -> None:
         def group(first: Val, count: int, kv: Val = kv) -> None:
             head = kv * job.shared + first
             scores = job.scores + (head - job.first) * (CHUNK * 4)
-            do(Group(job, count, head, job.q + head * hd * 4, scores, kh * kv, vh * kv))
+            q, asks = job.q + head * hd * 4, first.eq(heads.first)
+            do(Group(job, count, head, q, scores, kh * kv, vh * kv, ahead, asks))
 
         in_groups(k, heads.first, heads.each, group)
-
-
-def _ask_keys(k: Kernel, group: Group, position: Val, positions: int, d: Val, step: int) -> None:
-    """Beside `step` numbers of some keys as many bytes of those that come `AHEAD` later: whole
-    lines, of the keys by turns. Hardware does not foresee where a list goes, and has fewer lines on
-    their way for what is read than for what is asked for; at once it takes no more than 24."""
-    lines = max(positions * step * ONE.get(group.job.kind, 1) // LINE, 1)
-    for i in range(lines):
-        turn = (d // step * lines + i) % positions
-        row = _entry(k, group.job.keys, position + turn + AHEAD)
-        ask(k, number_at(group.job.kind, row + group.key, d), SECOND)
-
-
-def _ask_values(k: Kernel, group: Group, position: Val, d: Val, numbers: int) -> None:
-    """The same beside numbers of two values."""
-    kind = group.job.kind
-    nbytes = numbers * ONE[kind] if kind in ONE else numbers // Q8_BLOCK * Q8_BYTES
-    turns = [k.const(0, I64), k.const(1, I64)] if nbytes >= LINE else [d // numbers % 2]
-    for turn in turns:
-        row = _entry(k, group.job.values, position + turn + AHEAD)
-        for line in range(0, nbytes // LINE * LINE or LINE, LINE):
-            ask(k, number_at(kind, row + group.value, d) + line, SECOND)
 
 
 def _entry(k: Kernel, table: Val, position: Val) -> Val:
@@ -150,10 +179,10 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
         for _ in range(count)
     ]
     rows = [group.q + hd * (g * 4) for g in range(first, first + count)]
-    step = Q8_BLOCK if kind not in ONE else 8
+    step, step_bytes = (8, 8 * ONE[kind]) if kind in ONE else (Q8_BLOCK, Q8_BYTES)
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
         if positions > 1 and not first:
-            _ask_keys(k, group, position, positions, d, step)
+            group.ask(k, positions * step_bytes)
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
@@ -199,13 +228,15 @@ def _all_dots(k: Kernel, group: Group, position: Val, positions: int) -> None:
 def _scores(k: Kernel, job: Job, length: Val) -> None:
     """Scores of the chunk's `length` positions, not biased yet."""
     together, done = TOGETHER[k.isa.lanes], k.const(0, I64)
+    ahead = Ahead.of(k, job.keys, job.heads, k.arg("kh"))
     while together >= FOUR:
         whole = length // together * together
         for position in k.loop(done, whole, together):
-            _each_group(k, job, partial(_all_dots, k, position=position, positions=together))
+            ahead.seek(position, together)
+            _each_group(k, job, ahead, partial(_all_dots, k, position=position, positions=together))
         together, done = together // 2, whole
     for position in k.loop(done, length):
-        _each_group(k, job, partial(_all_dots, k, position=position, positions=1))
+        _each_group(k, job, ahead, partial(_all_dots, k, position=position, positions=1))
 
 
 def _soften(k: Kernel, job: Job, length: Val) -> None:
@@ -280,6 +311,8 @@ def _add_values(
     (begin, end), (count, lanes), kind = span, shape, group.job.kind
     places = range(0, count * lanes, lanes)
     sums = [[k.var(k.load(o + i * 4, vec(F32, lanes))) for i in places] for o in out]
+    numbers = count * lanes
+    nbytes = numbers * ONE[kind] if kind in ONE else numbers // Q8_BLOCK * Q8_BYTES
     load = load_wide if lanes == k.isa.lanes else load8
 
     def one(position: Val) -> None:
@@ -293,7 +326,7 @@ def _add_values(
 
     pairs = begin + (end - begin) // 2 * 2
     for position in k.loop(begin, pairs, 2):
-        _ask_values(k, group, position, d, count * lanes)
+        group.ask(k, 2 * nbytes)
         one(position)
         one(position + 1)
     for position in k.loop(pairs, end):
@@ -307,9 +340,11 @@ def chunk(k: Kernel, job: Job, length: Val) -> None:
     """States of a chunk of `length` positions for all queries of the job."""
     _scores(k, job, length)
     _soften(k, job, length)
+    ahead = Ahead.of(k, job.values, job.heads, k.arg("vh"))
     for begin in k.loop(0, length, VALUES):
         end = k.minimum(begin + VALUES, length)
-        _each_group(k, job, partial(_weighted, k, begin=begin, end=end))
+        ahead.seek(begin, VALUES)
+        _each_group(k, job, ahead, partial(_weighted, k, begin=begin, end=end))
 
 
 def merge_heads(k: Kernel, state: Val, top: Val, total: Val) -> tuple[Val, Val]:
