@@ -49,7 +49,7 @@ UNITS = {  # of a processor, by the end of a result's name, the least first
     "amx": "AMX",
 }  # fmt: skip
 AFTER = (
-    "over the fastest", "by processor time", "bar, aim", "weights of the read ceiling",
+    "over the fastest", "by processor time", "bar, aim", "of the read ceiling", "at the ceiling",
     "least share of cores",
 )  # fmt: skip
 LONG = [c for c in CASES if c not in SHORT]
@@ -165,8 +165,10 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
     what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
     asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
-    read = r.get("read_share")
-    return [r["case"], *told, *found, asked, f"{read:.0%}" if read else "-", f"{least:.2f}"]
+    read, most = r["read_share"], "-"
+    if read and r["ratio"]:
+        most = f"{r['ratio'] / read:.2f}x"
+    return [r["case"], *told, *found, asked, f"{read:.0%}" if read else "-", most, f"{least:.2f}"]
 
 
 def part(result: Path) -> str:
@@ -183,9 +185,11 @@ def part(result: Path) -> str:
         f"{kept.measured_on(found)}. Files of random weights are made by "
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
-        f"processor that a side used, which other programs disturb less. Weights of the read "
-        "ceiling: bytes of weights that a token reads, by its time and what the threads can read "
-        "a second, measured in the same run; 100 % is the floor of decoding.\n\n"
+        "processor that a side used, which other programs disturb less. Of the read ceiling: bytes "
+        "that a token reads, of weights and from 1,024 tokens on of the cache, by its time and by "
+        "what the threads can read a second, measured in the same run. At the ceiling: what over "
+        "the fastest would be if they were read as fast as that; no program with these bytes has "
+        "more.\n\n"
         f"{table(head_of(result), rows_of(result))}\n"
     )
 
