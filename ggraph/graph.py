@@ -199,7 +199,21 @@ def _order(roots: list[Tensor]) -> list[Tensor]:
         for t in seen
         if t.overwritten is not None
     }
-    return _walk(roots, extra) if any(extra.values()) else seen
+    if not any(extra.values()):
+        return seen
+    return _moved_forward(_walk(roots, extra), extra)
+
+
+def _moved_forward(ordered: list[Tensor], extra: Mapping[int, list[Tensor]]) -> list[Tensor]:
+    """The same order, but right behind what it needs comes what is to come soon."""
+    place = {id(t): i for i, t in enumerate(ordered)}
+    for t in ordered:
+        if t.spec is not None and t.spec.soon:
+            before = (*t.sources, *extra.get(id(t), ()))
+            place[id(t)] = max((place[id(s)] for s in before if not s.is_leaf), default=0)
+            for s in t.sources:
+                place[id(s)] = min(place[id(s)], place[id(t)])  # a leaf that nothing else needs
+    return sorted(ordered, key=lambda t: place[id(t)])
 
 
 def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) -> list[Tensor]:

@@ -110,7 +110,8 @@ class OpSpec:
     in NumPy on logical arrays (f16, bf16 and block types arrive as float32 and are rounded when
     stored); the reference of an overwriting op writes into the array it is given for that source
     and returns it. The result `view_of` source i is a window on its bytes and costs nothing; one
-    that `overwrites` source i leaves its result in that source's bytes. `inplace_ok` lists the
+    that `overwrites` source i leaves its result in that source's bytes, and `soon`, right behind
+    the last other reader, if it reads all of them: caches hold them. `inplace_ok` lists the
     sources whose bytes the result may replace, provided that no other source shows a byte of them:
     a promise about every kernel, and tested. Where the op is `elementwise` (element i of the result
     needs element i of the sources alone, those that repeat apart) another source may show them if
@@ -129,6 +130,7 @@ class OpSpec:
     cost: Callable[["Tensor"], Cost] = elementwise_cost
     view_of: int | None = None
     overwrites: int | None = None
+    soon: bool = False
     inplace_ok: tuple[int, ...] = ()
     elementwise: bool = False
     reduces: Callable[[tuple[int, ...], Attrs], tuple[int, ...]] | None = None

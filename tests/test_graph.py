@@ -7,6 +7,7 @@ import ggraph.ops.elementwise as ops
 from ggraph.dtype import F16, F32, I32, Q4_0
 from ggraph.errors import GraphError, ShapeError
 from ggraph.graph import Graph
+from ggraph.ops.recurrent import ssm_conv, ssm_conv_next
 from ggraph.ops.rows import set_rows
 from ggraph.tensor import Kind, Tensor, contiguous, input, leaf, state, weight
 
@@ -109,3 +110,20 @@ def test_an_unknown_dtype_is_told(given: object) -> None:
         return
     with pytest.raises(ShapeError, match=r"^unknown dtype .*; known: f32, f16"):
         input("x", (2,), given)  # type: ignore[arg-type]
+
+
+def test_a_state_goes_on_right_behind_its_last_reader() -> None:
+    """Caches hold it then, and its operands need not be kept until the end."""
+    x, w = input("x", (4, 8)), weight("w", (3, 8))
+    rows = input("parents", (4,), I32), input("replay", (1, 2), I32), input("past", (1,), I32)
+    at, certain = input("at", (4,), I32), input("certain", (1,), I32)
+    also = []
+    for i in range(3):
+        held, log = state(f"held.{i}", (1, 2, 8)), state(f"log.{i}", (6, 8))
+        also.append(set_rows(log, x, at, name=f"log.{i}.new"))
+        also.append(ssm_conv_next(held, log, x, *rows, certain, name=f"held.{i}.new"))
+        x = ops.scale(ssm_conv(held, log, x, w, *rows, name=f"conv.{i}"), 2.0, name=f"x.{i}")
+    g = Graph.of([x], also=also)
+    first = [part for i in range(3) for part in (f"conv.{i}", f"held.{i}.new", f"x.{i}")]
+    assert [t.name for t in g.nodes] == [*first, *(f"log.{i}.new" for i in range(3))]
+    assert [t.name for t in g.replace({}).nodes] == [t.name for t in g.nodes]

@@ -177,6 +177,7 @@ SSM_CONV_NEXT = register(
         reference=_conv_next,
         cost=_conv_cost,
         overwrites=0,
+        soon=True,
         examples=_conv_examples(True),
         doc="ssm_conv_next(state, log, x, parents, replay, past, certain): what texts end with.",
     )
@@ -318,6 +319,7 @@ DELTA_NET_NEXT = register(
         reference=_delta_next,
         cost=_delta_cost,
         overwrites=0,
+        soon=True,
         examples=_delta_examples(True),
         doc="delta_net_next(state, log, rows, parents, replay, past, certain): where texts end.",
     )

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import ask
 from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
 MAX_KERNEL = 8  # inputs that a convolution sees
 MAX_ROWS = 512  # of a step
+LINE = 64
 
 
 def _entry(k: Kernel, table: Val, i: Val) -> Val:
@@ -223,11 +225,16 @@ class _Tile:
         return whole + (((slot * heads + self.h) * d + i) * v + self.j) * 4
 
     def load(self, slot: Val) -> None:
-        """A slot's columns, zeros where a text begins."""
-        k, (state, d) = self.k, self.k.words("state d")
+        """A slot's columns, zeros where a text begins. Beside each row as many bytes of the next
+        head are asked for, as they lie: memory gives less where columns are read one by one."""
+        k, (state, heads, d, v) = self.k, self.k.words("state heads d v")
+        nbytes = 4 * self.lanes * self.count
+        ahead = state + (((slot * heads + self.h + 1) * v + self.j) * d) * 4
         with k.if_else(_entry(k, k.arg("past"), slot).ne(0)) as (known, new):
             with known:
                 for i in k.loop(0, d):
+                    for line in range(0, nbytes, LINE):
+                        ask(k, ahead + (i * nbytes + line))
                     self.store(self.row(i), self.vectors(self.given(state, slot, i)))
             with new:
                 for i in k.loop(0, d):
