@@ -32,6 +32,37 @@ pool.jit.address("matmul_n4m")
 print(json.dumps([pool.jit.compiled, "llvmlite.binding" in sys.modules]))
 """
 
+SCATTERED = """
+import ctypes
+from ggraph.backends.cpu import lower
+from ggraph.backends.cpu.compiler import Linker, compile_object
+from ggraph.backends.cpu.isa import Isa, host
+from ggraph.backends.cpu.simd import KERNELS
+old = Isa(host().triple, "x86-64", "", "plain")
+names = "soft_max", "silu_mul", "rms_norm"
+objects = {name: compile_object(KERNELS[name], old) for name in names}
+system = ctypes.CDLL(None)
+system.mmap.restype = ctypes.c_void_p
+system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+def taken(nbytes):  # addresses, and no memory
+    return system.mmap(None, nbytes, 0, 0x4022, -1, 0)
+low = taken(1 << 32)  # what follows lies below, as soon as the gaps above are full
+for size in (1 << 24, 1 << 20, 1 << 16, 1 << 14, 1 << 12):
+    while taken(size) > low:
+        pass
+gaps = []
+for _ in range(200):
+    gaps.append(taken(4096))
+    taken(3 << 30)
+for gap in gaps:
+    system.munmap(gap, 4096)
+linkers = [Linker(old) for _ in range(20)]
+for linker in linkers:
+    for name, code in objects.items():
+        assert linker.load(name, code)
+"""
+
 
 def outputs(kernels: Jit) -> list[bytes]:
     """Bits that three kernels with constants and tables in their objects write."""
@@ -136,3 +167,12 @@ def test_the_processor_is_noted_and_a_note_of_another_version_is_written_again(
         assert host() == found
         assert key is None or isa._noted(key) == found
     host.cache_clear()
+
+
+@only_elf
+def test_objects_are_loaded_where_addresses_are_scattered() -> None:
+    """As in a process that has lived long: gaps of a page lie gigabytes apart."""
+    command = [sys.executable, "-c", SCATTERED]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr[-500:]

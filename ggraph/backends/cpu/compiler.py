@@ -71,10 +71,15 @@ def assembly(name: str, isa: Isa | None = None) -> str:
 
 
 class Linker:
-    """LLVM's own loader, for objects that cannot be images. They live as long as it does."""
+    """LLVM's own loader, for objects that cannot be images. They live as long as it does.
+
+    Its newer linker has all sections of an object beside each other. The older one puts them where
+    there is room, and ends the process where that is farther apart than they can reach (2 GB).
+    """
 
     def __init__(self, isa: Isa) -> None:
-        self._jit = llvm.create_lljit_compiler(machine(isa))
+        newer = "windows" not in isa.triple  # it does not read all that objects have there
+        self._jit = llvm.create_lljit_compiler(machine(isa), use_jit_link=newer)
         self._held: list[object] = []
 
     def load(self, name: str, code: bytes) -> int:
