@@ -2,9 +2,9 @@
 
     python bench/kept.py RESULT.json [RESULT.json ...] --into bench/results/heads
 
-A summary is JSON with one line per row of its tables and numbers of nine digits. Single
-runs and prompts (`answers`), thousands of lines, go beside it into NAME.answers.json.gz; the same
-runs give the same file. `read` puts both together again.
+A summary is JSON with one line per row of its tables and numbers of nine digits. Single runs and
+prompts (`answers`), thousands of lines, go beside it into NAME.answers.json.gz; the same runs give
+the same file. `read` puts both together again.
 """
 
 import argparse

@@ -98,7 +98,7 @@ def _kind(type_name: str) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """What is kept there."""
-    return kept.read(path) if path.is_file() else {"tables": {}, "peers": {}}
+    return kept.read(path) if path.is_file() else {"tables": {}, "peers": {}, "answers": {}}
 
 
 def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[str, str]) -> None:
@@ -106,8 +106,7 @@ def keep(path: Path, threads: int, file: str, new: dict[str, Any], peers: dict[s
     found = read(path)
     here = machine()
     new |= {"commit": here["commit"], "date": here["date"]}
-    runs = found.setdefault("answers", {}).setdefault(file, {})
-    runs[new["case"]] = new.pop("samples")
+    found["answers"].setdefault(file, {})[new["case"]] = new.pop("samples")
     rows = [r for r in found["tables"].get(file, []) if r["case"] != new["case"]] + [new]
     order = [c.name for c in CASES]
     found["tables"][file] = sorted(rows, key=lambda r: order.index(r["case"]))

@@ -107,8 +107,8 @@ class Ours:
         with profile.timing():
             self.m.runner.text(self.ids[case.context - 1 : case.context])
         counted = ("mul_mat", "flash_attn") if case.context >= FILLED else ("mul_mat",)
-        ops = [(n, t.nbytes * len(t.times)) for (n, _), t in profile.times.items()]
-        read = sum(nbytes for n, nbytes in ops if n.startswith(counted))
+        times = profile.times.items()
+        read = sum(t.nbytes * len(t.times) for (n, _), t in times if n.startswith(counted))
         return read * rate / profile.ceilings().read
 
     def _read(self, count: int) -> None:

@@ -4,6 +4,7 @@ Legend: m rows, H heads of hd numbers each, nr rotated dimensions (even, <= hd).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from llvmlite import ir
 
@@ -35,12 +36,18 @@ ONE = {"f32": 4, "f16": 2}  # bytes of a number
 MISSING = -(1 << 31)  # an integer of a row that does not exist
 
 
+Count = TypeVar("Count", int, Val)
 Store = Callable[[Kernel, str, Val, Val], None]
+
+
+def bytes_of(kind: str, count: Count) -> Count:
+    """Bytes of so many numbers of a cache row; in block types of whole blocks."""
+    return count // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else count * ONE[kind]
 
 
 def number_at(kind: str, row: Val, d: Val) -> Val:
     """Address of number d of a cache row; in block types d begins a block."""
-    return row + d // Q8_BLOCK * Q8_BYTES if kind == "q8_0" else row + d * ONE[kind]
+    return row + bytes_of(kind, d)
 
 
 def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:

@@ -70,7 +70,7 @@ class Ceilings:
 
 
 def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
-    """The best of a few rounds, about a third of a second."""
+    """The best of a few rounds, about a tenth of a second."""
     source, half = np.ones(LARGE, np.uint8), LARGE // 2
     sink = np.zeros((pool.threads, LINE), np.uint8)
     reads = [

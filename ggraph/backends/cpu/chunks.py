@@ -16,10 +16,10 @@ from operator import add
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
-from ggraph.backends.cpu.cache import ONE, load8, load_pair, load_wide, number_at
+from ggraph.backends.cpu.cache import ONE, bytes_of, load8, load_pair, load_wide, number_at
 from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.slots import LOWEST
-from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
+from ggraph.backends.cpu.tiles import Q8_BLOCK
 
 CHUNK = 128  # positions of a chunk
 HEAD = 32  # bytes before a state's sums: largest score, sum of exponentials, padding
@@ -179,10 +179,10 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
         for _ in range(count)
     ]
     rows = [group.q + hd * (g * 4) for g in range(first, first + count)]
-    step, step_bytes = (8, 8 * ONE[kind]) if kind in ONE else (Q8_BLOCK, Q8_BYTES)
+    step = Q8_BLOCK if kind not in ONE else 8
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
         if positions > 1 and not first:
-            group.ask(k, positions * step_bytes)
+            group.ask(k, positions * bytes_of(kind, step))
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
@@ -311,8 +311,6 @@ def _add_values(
     (begin, end), (count, lanes), kind = span, shape, group.job.kind
     places = range(0, count * lanes, lanes)
     sums = [[k.var(k.load(o + i * 4, vec(F32, lanes))) for i in places] for o in out]
-    numbers = count * lanes
-    nbytes = numbers * ONE[kind] if kind in ONE else numbers // Q8_BLOCK * Q8_BYTES
     load = load_wide if lanes == k.isa.lanes else load8
 
     def one(position: Val) -> None:
@@ -326,7 +324,7 @@ def _add_values(
 
     pairs = begin + (end - begin) // 2 * 2
     for position in k.loop(begin, pairs, 2):
-        group.ask(k, 2 * nbytes)
+        group.ask(k, 2 * bytes_of(kind, count * lanes))
         one(position)
         one(position + 1)
     for position in k.loop(pairs, end):

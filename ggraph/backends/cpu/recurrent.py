@@ -15,12 +15,12 @@ from itertools import pairwise
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
 MAX_KERNEL = 8  # inputs that a convolution sees
 MAX_ROWS = 512  # of a step
-LINE = 64
 
 
 def _entry(k: Kernel, table: Val, i: Val) -> Val:

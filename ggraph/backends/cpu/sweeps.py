@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
-from ggraph.backends.cpu.cache import ONE, load8, load_pair, number_at
+from ggraph.backends.cpu.cache import bytes_of, load8, load_pair, number_at
 from ggraph.backends.cpu.chunks import (
     CHUNK,
     HEAD,
@@ -47,7 +47,6 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
-from ggraph.backends.cpu.tiles import Q8_BLOCK, Q8_BYTES
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
@@ -249,7 +248,7 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
 def _ask_ahead(k: Kernel, kind: str, table: Val, count: Val) -> None:
     """Ask for one head's part of the cache rows of a table of addresses."""
     hd = k.arg("hd")
-    width = hd * ONE[kind] if kind in ONE else hd // Q8_BLOCK * Q8_BYTES
+    width = bytes_of(kind, hd)
     for p in k.loop(0, count):
         row = k.load(table + p * 8, I64)
         for at in k.loop(0, width, LINE):
