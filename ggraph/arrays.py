@@ -189,6 +189,19 @@ class _Fed:
     indices: tuple[tuple[Tensor, int, str], ...]  # a view of the input, its limit, whose it is
 
 
+@dataclass(frozen=True, eq=False)
+class Feeds:
+    """Feeds that were held against the inputs of one plan. A run of it takes them as they are: what
+    is written to their arrays afterwards is not looked at."""
+
+    stored: dict[str, Array]  # by the names of inputs
+    check: "FeedCheck"  # that held them
+
+    def put(self, name: str, value: Array) -> None:
+        """Another feed in place of one. InputError where it is unfit, or no such input is fed."""
+        self.stored[name] = self.check.one(name, value)
+
+
 class FeedCheck:
     """Holds the feeds of a graph against its inputs, before anything runs.
 
@@ -199,28 +212,37 @@ class FeedCheck:
     def __init__(self, graph: Graph, known: frozenset[str]) -> None:
         found = _index_limits(graph)
         self._known = known
-        self._inputs = tuple(
-            _Fed(t, storage_shape(t.shape, t.dtype), t.dtype.np, tuple(found.get(t.name, ())))
+        self._inputs = {
+            t.name: _Fed(
+                t, storage_shape(t.shape, t.dtype), t.dtype.np, tuple(found.get(t.name, ()))
+            )
             for t in graph.leaves(Kind.INPUT)
-        )
+        }
 
-    def checked(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+    def checked(self, feeds: Mapping[str, Array]) -> Feeds:
         """The storage of every input. InputError for a missing, unknown or unfit feed."""
         if not isinstance(feeds, Mapping):
             raise InputError(f"feeds: expected a mapping of names to arrays, got {shown(feeds)}")
-        ready: dict[str, Array] = {}
-        for fed in self._inputs:
-            name = fed.tensor.name
-            given = feeds.get(name)
-            plain = type(given) is np.ndarray and given.dtype == fed.kind
-            if given is None or not plain or given.shape != fed.shape:
-                given = self._converted(fed.tensor, feeds)
-            ready[name] = given
-            for view, limit, whose in fed.indices:
-                _check_indices(view, given, limit, whose)
+        ready = {name: self._fit(fed, feeds) for name, fed in self._inputs.items()}
         if len(feeds) != len(ready):
             self._refuse_unknown(feeds)
-        return ready
+        return Feeds(ready, self)
+
+    def one(self, name: str, value: Array) -> Array:
+        """The storage of one input. InputError where it is unfit, or there is no such input."""
+        fed = self._inputs.get(name) if isinstance(name, str) else None
+        if fed is None:
+            raise self._unknown(name)
+        return self._fit(fed, {name: value})
+
+    def _fit(self, fed: _Fed, feeds: Mapping[str, Array]) -> Array:
+        given = feeds.get(fed.tensor.name)
+        plain = type(given) is np.ndarray and given.dtype == fed.kind
+        if given is None or not plain or given.shape != fed.shape:
+            given = self._converted(fed.tensor, feeds)
+        for view, limit, whose in fed.indices:
+            _check_indices(view, given, limit, whose)
+        return given
 
     def _converted(self, t: Tensor, feeds: Mapping[str, Array]) -> Array:
         if t.name not in feeds:
@@ -231,8 +253,11 @@ class FeedCheck:
     def _refuse_unknown(self, feeds: Mapping[str, Array]) -> None:
         extra = [n for n in feeds if n not in self._known]
         if extra:
-            names = ", ".join(sorted(self._known)) or "none"
-            raise InputError(f"no input is called {shown(extra[0])}; the graph's inputs: {names}")
+            raise self._unknown(extra[0])
+
+    def _unknown(self, name: object) -> InputError:
+        names = ", ".join(sorted(self._known)) or "none"
+        return InputError(f"no input is called {shown(name)}; the graph's inputs: {names}")
 
 
 def _index_limits(graph: Graph) -> dict[str, list[tuple[Tensor, int, str]]]:

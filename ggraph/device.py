@@ -1,10 +1,10 @@
 """What a device can do, as data. Planning asks this record and never a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ggraph.door import fit
-from ggraph.errors import PlaceError, shown
+from ggraph.errors import InputError, PlaceError, shown
 from ggraph.tensor import Tensor
 
 HOST = "host"
@@ -120,3 +120,16 @@ class DeviceSpec:
         if self.weight_dtypes is None:
             return True
         return all(s.dtype.name in self.weight_dtypes for s in t.sources)
+
+
+def check_backends(backends: object) -> None:
+    """InputError unless this maps the names of devices to their backends."""
+    if not isinstance(backends, Mapping):
+        raise InputError(f"expected device names with backends, got {shown(backends)}")
+    if not any(name != HOST for name in backends):
+        raise InputError("a session needs at least one device")
+    for name, backend in backends.items():
+        spec = getattr(backend, "spec", None)
+        if name != HOST and (spec is None or spec.name != name):
+            what = f"the backend of {spec.name!r}" if spec is not None else f"{shown(backend)}"
+            raise InputError(f"device {name!r}: expected its backend, got {what}")

@@ -12,7 +12,7 @@ from math import lcm
 
 import numpy as np
 
-from ggraph.arrays import FeedCheck
+from ggraph.arrays import FeedCheck, Feeds
 from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
 from ggraph.device import HOST
@@ -71,18 +71,23 @@ class Executor:
         self.runs = 0
         self.torn: frozenset[str] = frozenset()
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array] | Feeds) -> dict[str, Array]:
         """Replay the plan once. `feeds` has an array per input; the result has one per output.
 
         Raises InputError, before anything runs, for a missing, unknown or unfit feed. After any
         exception nothing is in flight and the next run is the plan's first one; what `torn` names
         is not known.
         """
-        return self.replay(self._feeds.checked(feeds))
+        return self.replay(self.checked(feeds).stored)
 
-    def checked(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The storage of every input. InputError for a missing, unknown or unfit feed."""
-        return self._feeds.checked(feeds)
+    def checked(self, feeds: Mapping[str, Array] | Feeds) -> Feeds:
+        """The storage of every input. InputError for a missing, unknown or unfit feed, and for what
+        was checked for another plan."""
+        if not isinstance(feeds, Feeds):
+            return self._feeds.checked(feeds)
+        if feeds.check is not self._feeds:
+            raise InputError("feeds: they were checked for another plan, or in another session")
+        return feeds
 
     def replay(
         self, stored: Mapping[str, Array], outputs: tuple[str, ...] | None = None

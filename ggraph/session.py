@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ggraph.arrays import (
+    Feeds,
     Weights,
     output_names,
     row_places,
@@ -26,7 +27,7 @@ from ggraph.arrays import (
 )
 from ggraph.backends.host import PAGE, HostMemory
 from ggraph.backends.protocol import Backend, Memory
-from ggraph.device import HOST
+from ggraph.device import HOST, check_backends
 from ggraph.errors import BackendError, InputError, ModelError, shown
 from ggraph.execute import Executor
 from ggraph.formats.checkpoint import RawTensor
@@ -55,7 +56,7 @@ class Session:
     """
 
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
-        _check_backends(backends)
+        check_backends(backends)
         if not isinstance(options, Options | None):
             raise InputError(f"a session takes Options, got {shown(options)}")
         self.backends = dict(backends)
@@ -136,8 +137,16 @@ class Session:
         """Names of the inputs of the graph under `key`. InputError when there is none."""
         return self._executor(key).inputs
 
+    def feeds(self, key: Hashable, feeds: Mapping[str, Array]) -> Feeds:
+        """These feeds, held against the inputs of the plan of `key` ahead of a run, which has
+        nothing left to check then: see `meanwhile`. Raises InputError as `run` does."""
+        return self._executor(key).checked(feeds)
+
     def run(
-        self, key: Hashable, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None
+        self,
+        key: Hashable,
+        feeds: Mapping[str, Array] | Feeds,
+        outputs: Sequence[str] | None = None,
     ) -> dict[str, Array]:
         """Replay the plan of `key`: an array per input gives one per output, or these `outputs`.
 
@@ -147,10 +156,10 @@ class Session:
         with self._lock:
             executor = self._executor(key)
             wanted = None if outputs is None else output_names(outputs)
-            return self._replayed(key, executor, executor.checked(feeds), wanted)
+            return self._replayed(key, executor, executor.checked(feeds).stored, wanted)
 
     def meanwhile(self, work: Callable[[], object]) -> None:
-        """Have `work`, which must not use the session and which the next run does not need, done
+        """Have `work`, which must not run the session and which the next run does not need, done
         once by the thread that asks: while the next run that it starts computes, where that can
         begin by itself; else before it, or now. Where no run comes, it may not be done. InputError
         for what cannot be called.
@@ -171,8 +180,8 @@ class Session:
         """
         with self._lock:
             executor = self._executor(key)
-            stored = [executor.checked(f) for f in step_feeds(key, self._graphs[key], feeds)]
-            found = [self._replayed(key, executor, s) for s in stored]
+            steps = [executor.checked(f) for f in step_feeds(key, self._graphs[key], feeds)]
+            found = [self._replayed(key, executor, s.stored) for s in steps]
             return {name: np.stack([step[name] for step in found]) for name in found[0]}
 
     def _replayed(
@@ -384,16 +393,3 @@ class Session:
 def _described(t: Tensor, buffer: Buffer) -> str:
     """What a name means: kind, type and shape, and where its bytes lie."""
     return f"{t.kind.value} {t.dtype}{list(t.shape)} on {buffer.device}"
-
-
-def _check_backends(backends: object) -> None:
-    """InputError unless this maps the names of devices to their backends."""
-    if not isinstance(backends, Mapping):
-        raise InputError(f"expected device names with backends, got {shown(backends)}")
-    if not any(name != HOST for name in backends):
-        raise InputError("a session needs at least one device")
-    for name, backend in backends.items():
-        spec = getattr(backend, "spec", None)
-        if name != HOST and (spec is None or spec.name != name):
-            what = f"the backend of {spec.name!r}" if spec is not None else f"{shown(backend)}"
-            raise InputError(f"device {name!r}: expected its backend, got {what}")

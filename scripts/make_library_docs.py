@@ -28,7 +28,7 @@ from pages import table
 
 import ggraph
 import ggraph.face
-from ggraph import Array, Graph, Tensor, dtype, open_backend, ops, plan
+from ggraph import Array, Graph, Tensor, arrays, dtype, open_backend, ops, plan
 from ggraph.backends import KINDS
 from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.examples import build
@@ -43,7 +43,7 @@ FAMILIES = (
 )  # fmt: skip
 NOUNS = (
     ggraph.Tensor, ggraph.face.Face, ggraph.Graph, ggraph.Session, ggraph.Options,
-    ggraph.DeviceSpec, ggraph.Plan, ggraph.VerifiedPlan, plan.Certificate,
+    arrays.Feeds, ggraph.DeviceSpec, ggraph.Plan, ggraph.VerifiedPlan, plan.Certificate,
 )  # fmt: skip
 ROOMS = (
     "ggraph.tensor", "ggraph.extend", "ggraph.testing", "ggraph.verify", "ggraph.show",

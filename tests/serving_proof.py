@@ -78,7 +78,7 @@ class Recorder:
 
         def computed(step: Ready, **named: Any) -> Any:
             given = made.pop(id(step))[1]
-            tokens = step.feeds["tokens"].tolist()
+            tokens = step.feeds.stored["tokens"].tolist()
             whose = meant or [
                 self._of_stride(batch, r, t) for (r, _), t in zip(given, tokens, strict=False)
             ]

@@ -198,6 +198,8 @@ def running() -> Calls:
         "Session": (Session, {"backends": SESSION.backends, "options": None}),
         "Session.prepare": (SESSION.prepare, {"key": "again", "build": GRAPH, "weights": None}),
         "Session.__contains__": (SESSION.__contains__, {"key": "k"}),
+        "Session.feeds": (SESSION.feeds, {"key": "k", "feeds": ZEROS}),
+        "Feeds.put": (SESSION.feeds("k", ZEROS).put, {"name": "x", "value": ZEROS["x"]}),
         "Session.run": (SESSION.run, {"key": "k", "feeds": ZEROS, "outputs": ["y"]}),
         "Session.scan": (SESSION.scan, {"key": "k", "feeds": {"x": np.zeros((1, 2, 3), "f4")}}),
         "Session.profile": (SESSION.profile, {"key": "k", "feeds": ZEROS, "runs": 1}),
@@ -286,7 +288,13 @@ OURS = {  # what a session, an executor, an order or an engine calls, never a us
     "SimHost", "Order", "InOrder", "Adversarial", "Random", "Scripted", "Timed", "OpSpec",
     "CausalModel", "VerifiedPlan", "Rejected", "DeviceSpec",
 }  # fmt: skip
-BETWEEN_ROUNDS = {"Runner.step", "Runner.keep", "Runner.tapped", "verification_rows"}
+BETWEEN_ROUNDS = {
+    "Runner.follow",
+    "Runner.step",
+    "Runner.keep",
+    "Runner.tapped",
+    "verification_rows",
+}
 
 
 def public() -> Iterator[str]:

@@ -166,6 +166,32 @@ def test_refusals_name_what_was_expected() -> None:
     session.close()
 
 
+def test_feeds_are_held_against_one_plan_ahead_of_its_runs() -> None:
+    session = cpu_session()
+    session.prepare("k", lambda: doubled(2), raw)
+    session.prepare("same", lambda: doubled(2), raw)
+    session.prepare("counter", counter)
+    ones = {"x": np.ones((2, 3), np.float32)}
+    ready = session.feeds("k", ones)
+    ready.put("x", [[1, 2, 3], [4, 5, 6]])
+    for _ in range(2):
+        out = session.run("k", ready)["y"]
+        assert np.array_equal(out, 2 * np.arange(1.0, 7).reshape(2, 3) @ WEIGHTS["w"].T)
+    with pytest.raises(InputError, match="for another plan"):
+        session.run("same", ready)
+    with pytest.raises(InputError, match="'x' was not fed"):
+        session.feeds("k", {})
+    with pytest.raises(InputError, match=r"no input is called 'y'; the graph's inputs: x"):
+        ready.put("y", ones["x"])
+    with pytest.raises(InputError, match=r"expected shape \[2, 3\], got \[3\]"):
+        ready.put("x", np.ones(3, np.float32))
+    row = session.feeds("counter", {"rows": np.ones((1, 2), np.float32), "index": [1]})
+    with pytest.raises(InputError, match=r"indices 4 \.\. 4 leave"):
+        row.put("index", [4])
+    assert session.run("counter", row)["sum"].sum() == 8 * 0.5 + 2
+    session.close()
+
+
 @pytest.mark.parametrize("other", [(4, 3), (3, 2), (6,), (2, 3, 1)])
 def test_a_name_means_one_weight_in_all_plans(other: tuple[int, ...]) -> None:
     """Also where the bytes are as many: what a device makes of a weight is made for its shape."""

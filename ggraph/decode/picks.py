@@ -3,12 +3,13 @@
 Legend: M wanted rows, V tokens of the vocabulary, K greatest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ggraph import ops
-from ggraph.decode.sampler import CANDIDATE, SamplerConfig
+from ggraph.decode.rows import Rows
+from ggraph.decode.sampler import CANDIDATE, Sampler, SamplerConfig
 from ggraph.tensor import Array, Tensor
 
 
@@ -38,3 +39,12 @@ def candidates(out: Mapping[str, Array], count: int) -> Array:
     found = np.empty(logits.shape, CANDIDATE)
     found["id"], found["logit"] = out["best"][:count].reshape(logits.shape), logits
     return found
+
+
+def numbers_of(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:
+    """f64 [count]: what each wanted row's token is drawn with, one number for each place behind the
+    first of them."""
+    first = rows.positions[wanted[0]]
+    numbers = np.zeros(count)
+    numbers[: len(wanted)] = sampler.ahead([rows.positions[w] - first for w in wanted])
+    return numbers

@@ -9,13 +9,16 @@ the writes of rows that only fill a bucket up.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
 from ggraph import ops
+from ggraph.arrays import Feeds
 from ggraph.decode.model import LOG, REPLAYED, CausalModel, StepShape
-from ggraph.decode.picks import candidates, drawn_of, greatest_of
+from ggraph.decode.picks import candidates, drawn_of, greatest_of, numbers_of
 from ggraph.decode.rows import (
     ROW_BUCKETS,
     Rows,
@@ -39,6 +42,17 @@ from ggraph.tensor import Array, Kind, Tensor, input
 # The bucket of a step whose plan is there, its key, and what the model looks at of all that a step
 # offers
 Ready = tuple[StepShape, tuple[Hashable, ...], frozenset[str]]
+
+
+class _Step(NamedTuple):
+    """A step that can be run: its plan's key, what it is fed, the slots of its rows, how many of
+    them have logits; and what it brings back of a row."""
+
+    key: Hashable
+    feeds: Feeds
+    slots: Sequence[int]
+    wanted: int
+    brings: Hashable
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Runner:
         self._full = context_bucket(context + ROW_BUCKETS[-1], 1 << 30)
         self._window: int | None = model.sliding_window
         self._ready: dict[tuple[int, int, int, Hashable], Ready] = {}
+        self._ahead: _Step | None = None  # of one more token of text, but for that token
 
     @property
     def past(self) -> int:
@@ -164,20 +179,43 @@ class Runner:
         """
         if not tokens:
             raise InputError("a step needs at least one token, got none")
-        if self.past + len(tokens) > self.context:
-            raise InputError(
-                f"context of {self.context} tokens is full: {self.past} in use, "
-                f"{len(tokens)} more wanted"
-            )
+        self._check_room(len(tokens))
         first, results = self.past, []
         parts = [tokens[i : i + self.batch] for i in range(0, len(tokens), self.batch)]
         for part in parts:
             slots = range(self.past, self.past + len(part))
             wanted = range(len(part)) if every else [len(part) - 1]
-            results.append(self._run(Rows(part, slots, slots), wanted, len(part)))
+            results.append(self._run(self._composed(Rows(part, slots, slots), wanted, len(part))))
             self._past += len(part)
         logits = np.concatenate([r.logits for r in results]) if every else results[-1].logits
         return Result(logits, self.tapped(range(first, self.past)), results[-1].picked)
+
+    def follow(self, token: int) -> Result:
+        """Append one token. What its step is fed is made while the one before computes."""
+        past, step, self._ahead = self._past, self._ahead, None
+        at = range(past, past + 1)
+        if step is None or self._replay or (step.slots, step.brings) != (at, self._brings):
+            self._check_room(1)
+            step = self._composed(Rows([token], at, at), [0], 1)
+        else:
+            step.feeds.put("tokens", np.array([token], np.int32))
+        if not isinstance(self.picks, Sampler):  # which knows its numbers when a token is drawn
+            self.session.meanwhile(partial(self._look_ahead, past + 1))
+        result = self._run(step)
+        self._past = past + 1
+        return result
+
+    def _check_room(self, count: int) -> None:
+        if self.past + count > self.context:
+            raise InputError(
+                f"context of {self.context} tokens is full: {self.past} in use, {count} more wanted"
+            )
+
+    def _look_ahead(self, past: int) -> None:
+        """Compose the step of one more token behind so many, where its plan is there."""
+        if past < self.context and self._asked(1, 1, past + 1) in self._ready:
+            at = range(past, past + 1)
+            self._ahead = self._composed(Rows([0], at, at), [0], 1)
 
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
@@ -186,9 +224,9 @@ class Runner:
                 f"{self.model.name} has recurrent layers: a step of {len(rows.tokens)} rows from "
                 f"slot {rows.slots[0]} does not follow {self._past} tokens, or is no draft"
             )
-        return self._run(rows, wanted, 0)
+        return self._run(self._composed(rows, wanted, 0))
 
-    def _run(self, rows: Rows, wanted: Sequence[int], certain: int) -> Result:
+    def _composed(self, rows: Rows, wanted: Sequence[int], certain: int) -> _Step:
         """One step whose first `certain` rows are text."""
         count = len(rows.tokens)
         reach = max(max(rows.slots) + 1, self.past)
@@ -196,11 +234,15 @@ class Runner:
         offered = self._feeds(rows, wanted, shape, reach)
         if self.recurrent:
             offered.update(self._course(rows, shape.rows, certain))
-            self._replay = ()
         if isinstance(self.picks, Sampler):
-            offered["numbers"] = _numbers(self.picks, rows, wanted, shape.wanted)
-        out = self.session.run(key, {n: a for n, a in offered.items() if n in taken})
-        return Result(self._said(out, len(wanted)), self.tapped(rows.slots), self.picks)
+            offered["numbers"] = numbers_of(self.picks, rows, wanted, shape.wanted)
+        feeds = self.session.feeds(key, {n: a for n, a in offered.items() if n in taken})
+        return _Step(key, feeds, rows.slots, len(wanted), self._brings)
+
+    def _run(self, step: _Step) -> Result:
+        self._replay = ()
+        out = self.session.run(step.key, step.feeds)
+        return Result(self._said(out, step.wanted), self.tapped(step.slots), self.picks)
 
     def tapped(self, slots: Sequence[int]) -> Taps:
         """The taps of the rows that lie in these slots."""
@@ -226,7 +268,7 @@ class Runner:
 
     def _planned(self, rows: int, wanted: int, reach: int) -> Ready:
         """The plan of a step, which is there then; looked up, since every token asks."""
-        asked = rows, wanted, context_bucket(reach, self._full), self._brings
+        asked = self._asked(rows, wanted, reach)
         found = self._ready.get(asked)
         if found is None:
             shape = self.shape(rows, wanted, reach)
@@ -234,6 +276,10 @@ class Runner:
             key = self._key(shape)
             found = self._ready[asked] = shape, key, self.session.inputs(key)
         return found
+
+    def _asked(self, rows: int, wanted: int, reach: int) -> tuple[int, int, int, Hashable]:
+        """What tells the plans of steps apart."""
+        return rows, wanted, context_bucket(reach, self._full), self._brings
 
     def keep(self, rows: Sequence[int]) -> None:
         """Make the given rows of the last step part of the text: root first, then down a path.
@@ -271,7 +317,7 @@ class Runner:
         found: dict[str, Array] = {
             "parents": parents_of(rows, count),
             "replay": padded(self._replay, REPLAYED, -1)[None],
-            "past": np.array([self._past], np.int32),
+            "past": np.array([rows.slots[0]], np.int32),
             "certain": np.array([certain - 1], np.int32),
         }
         if count <= LOG:
@@ -325,15 +371,6 @@ def drawing(step: Graph, config: SamplerConfig) -> Graph:
     numbers = input("numbers", step["logits"].shape[:1], F64)
     best = drawn_of(step["logits"], numbers, config)
     return _with(step, {"best": best}, f"draw of {step.name}", without="logits")
-
-
-def _numbers(sampler: Sampler, rows: Rows, wanted: Sequence[int], count: int) -> Array:
-    """f64 [count]: what each wanted row's token is drawn with, one number for each place behind the
-    first of them."""
-    first = rows.positions[wanted[0]]
-    numbers = np.zeros(count)
-    numbers[: len(wanted)] = sampler.ahead([rows.positions[w] - first for w in wanted])
-    return numbers
 
 
 def _with(step: Graph, found: Mapping[str, Tensor], name: str, without: str) -> Graph:

@@ -67,6 +67,10 @@ class Steps(Tapped, Protocol):
         """Append text."""
         ...
 
+    def follow(self, token: int) -> Result:
+        """Append one token, which others will follow."""
+        ...
+
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Compute rows behind the text."""
         ...

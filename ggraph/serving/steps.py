@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ggraph.arrays import Feeds
 from ggraph.decode.model import CausalModel, StepShape
 from ggraph.decode.rows import ROW_BUCKETS, padded, row_bucket
 from ggraph.decode.runner import Result, picking
@@ -118,7 +119,7 @@ class Ready(NamedTuple):
 
     shape: StepShape
     key: Hashable
-    feeds: dict[str, Array]
+    feeds: Feeds
     rows: int
     wanted: int
 
@@ -225,7 +226,8 @@ class ListRunner:
         offered = self._lists.feeds(rows, shape.rows, shape.wanted, shape.listed)
         if self.texts:
             offered |= course_feeds(courses, shape.rows, shape.texts)
-        return Ready(shape, key, {n: offered[n] for n in taken}, count, wanted)
+        feeds = self.session.feeds(key, {n: offered[n] for n in taken})
+        return Ready(shape, key, feeds, count, wanted)
 
     def run(self, step: Ready, *, greedy: bool = False) -> Result:
         """Run it: logits f32 [M, V] of the rows that want them, in order, or where that is

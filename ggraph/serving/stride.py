@@ -74,7 +74,7 @@ class Stride:
             return None
         for part, token in zip(parts, tokens, strict=True):
             part.tokens = [token]
-        ready.feeds["tokens"][: len(tokens)] = tokens
+        ready.feeds.stored["tokens"][: len(tokens)] = tokens
         self.parts = parts
         return ready
 

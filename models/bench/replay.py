@@ -105,6 +105,11 @@ class Target:
         self.past += len(tokens)
         return self._said([self.past - 1])
 
+    def follow(self, token: int) -> Result:
+        """A step of one row, which stays."""
+        self.time.at += self.machine.step(1) + self.machine.host
+        return self.text([token])
+
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """One step of the target."""
         self.time.at += self.machine.step(len(rows.tokens)) + self.machine.host

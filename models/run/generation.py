@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ggraph import InputError
+from ggraph.decode.acceptance import only
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.decode.statistics import Statistics
@@ -86,10 +87,10 @@ class Generation:
         sampler.accept_all(self.ids)
         engine.reset()
         drafts = None if drafting is None else self._speculation(drafting, sampler)
-        self.m.runner.picks = self._picks(sampler, drafts is not None and drafts.law is not None)
-        return engine.generate(
-            self.ids, sampler.sample, sampler.accept, limit=self.limit, drafts=drafts
-        )
+        picks = self._picks(sampler, drafts is not None and drafts.law is not None)
+        self.m.runner.picks = picks
+        pick = only if picks == 1 else sampler.sample
+        return engine.generate(self.ids, pick, sampler.accept, limit=self.limit, drafts=drafts)
 
     def _picks(self, sampler: Sampler, by_law: bool) -> int | Sampler:
         """What a step brings back of a row: the best token of greedy text, a drawn token, the

@@ -107,6 +107,7 @@ class Pool:
         self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
         self._calls, self._allowed = _system_calls(), _allowed()
         self._job = np.array([0, 0, *self._job_words()], np.int64)
+        self._job_at = int(self._job.ctypes.data)
         for worker in range(1, self.threads):
             self._hire(worker)
         self._stop: Any = weakref.finalize(
@@ -167,7 +168,7 @@ class Pool:
             if work is not None and (alone or not long):
                 work()
                 work = None
-            self._job[2], self._job[3] = program.code.ctypes.data, len(program.code)
+            self._job[2], self._job[3] = program.address, len(program.code)
             if self.threads == 1:
                 self._call(BEGIN | JOIN, 1)
                 return
@@ -187,7 +188,7 @@ class Pool:
         """The workers begin, and the caller joins them when its work is done."""
         try:
             self._job[-1] = BEGIN
-            self._short(self._job.ctypes.data, 0, self.threads)
+            self._short(self._job_at, 0, self.threads)
             work()
         finally:
             self._join()
@@ -199,7 +200,7 @@ class Pool:
 
     def _call(self, do: int, threads: int) -> None:
         self._job[-1] = do
-        self._entry(self._job.ctypes.data, 0, threads)
+        self._entry(self._job_at, 0, threads)
 
     def tempo_of(self, program: Flat) -> Tempo:
         """What decides by how many threads a program runs."""

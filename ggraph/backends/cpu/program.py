@@ -6,6 +6,7 @@ NumPy arrays (their addresses). The assembler keeps every array it was given ali
 
 import struct
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -124,6 +125,11 @@ class Flat:
     kept: tuple[Array, ...]
     usual: Usual = field(default_factory=Usual)
     tempo: Tempo = field(default_factory=Tempo)
+
+    @cached_property
+    def address(self) -> int:
+        """Of the code, which NumPy takes a dozen calls to tell."""
+        return int(self.code.ctypes.data)
 
 
 __all__ = ["Assembler", "Flat", "encode"]
