@@ -16,6 +16,7 @@ from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat, Touched, encode
 from ggraph.backends.cpu.simd import BARRIER
+from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError
 
 
@@ -87,6 +88,24 @@ def test_other_threads_and_short_programs_do_not_take_a_callers_work() -> None:
     assert called == [10], "before a program that is not known to be long"
     pool.run(program)
     assert called == [10], "once"
+    pool.close()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_is_done_meanwhile_counts_as_much_alone(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one thread would look better than two, by what only those are asked to do beside."""
+    noted = list[float]()
+    monkeypatch.setattr(Tempo, "choose", lambda self, usual: alone)
+    monkeypatch.setattr(Tempo, "note", lambda self, usual, seconds, missing: noted.append(seconds))
+    pool = Pool(2)
+    program, _ = counting(3)
+    for _ in range(3):
+        seems_long(program)
+        pool.meanwhile(lambda: busy(0.02))
+        pool.run(program)
+    assert min(noted) >= 0.02
     pool.close()
 
 

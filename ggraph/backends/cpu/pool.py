@@ -165,7 +165,7 @@ class Pool:
             usual, tempo = program.usual, self.tempo_of(program)
             long = usual.long
             alone = self.threads == 1 or tempo.choose(usual)
-            if work is not None and (alone or not long):
+            if work is not None and (self.threads == 1 or not long):
                 work()
                 work = None
             self._job[2], self._job[3] = program.address, len(program.code)
@@ -173,10 +173,12 @@ class Pool:
                 self._call(BEGIN | JOIN, 1)
                 return
             computed, begun = time.process_time() if long else 0.0, time.perf_counter()
-            if work is None:
-                self._call(BEGIN | JOIN, 1 if alone else self.threads)
-            else:
+            if work is not None and not alone:
                 self._run_beside(work)
+            else:
+                if work is not None:
+                    work()  # counts either way: what is to be compared is all that a run takes
+                self._call(BEGIN | JOIN, 1 if alone else self.threads)
             seconds = time.perf_counter() - begun
             computed = time.process_time() - computed if long else 0.0
             tempo.note(usual, seconds, self.threads - computed / max(seconds, 1e-9))
