@@ -49,8 +49,8 @@ UNITS = {  # of a processor, by the end of a result's name, the least first
     "amx": "AMX",
 }  # fmt: skip
 AFTER = (
-    "over the fastest", "by processor time", "bar, aim", "of the read ceiling", "at the ceiling",
-    "least share of cores",
+    "over the fastest", "by processor time", "bar, aim", "read ceiling, GB/s", "of it",
+    "at the ceiling", "least share of cores",
 )  # fmt: skip
 LONG = [c for c in CASES if c not in SHORT]
 
@@ -167,7 +167,9 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     read, most = r["read_share"], "-"
     if read and r["ratio"]:
         most = f"{r['ratio'] / read:.2f}x"
-    return [r["case"], *told, *found, asked, f"{read:.0%}" if read else "-", most, f"{least:.2f}"]
+    ceiling = f"{r['ceiling'] / 1e9:.0f}" if r.get("ceiling") else "-"
+    share = f"{read:.0%}" if read else "-"
+    return [r["case"], *told, *found, asked, ceiling, share, most, f"{least:.2f}"]
 
 
 def part(result: Path) -> str:
@@ -184,10 +186,11 @@ def part(result: Path) -> str:
         f"{kept.measured_on(found)}. Files of random weights are made by "
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
-        "processor that a side used, which other programs disturb less. Of the read ceiling: bytes "
-        "that a token reads, of weights and from 1,024 tokens on of the cache, by its time and by "
-        "what the threads can read a second, measured in the same run. At the ceiling: what over "
-        "the fastest would be if they were read as fast as that; no program with these bytes has "
+        "processor that a side used, which other programs disturb less. Read ceiling: what the "
+        "threads can read a second, measured in the same run; neighbours on the host take their "
+        "part of it, by the hour. Of it: bytes that a token reads, of weights and from 1,024 "
+        "tokens on of the cache, by its time and by the ceiling. At the ceiling: what over the "
+        "fastest would be if they were read as fast as that; no program with these bytes has "
         "more.\n\n"
         f"{table(head_of(result), rows_of(result))}\n"
     )

@@ -22,7 +22,7 @@ from ggraph.decode.rows import Rows
 from ..registry import open_model
 from ..run.convert import model_to_gguf
 from ..run.load import Loaded, load
-from .machine import QUIET, Others
+from .machine import Others
 from .peer import Peer, Reply
 
 SAID = (
@@ -74,6 +74,7 @@ class Samples:
     their_share: dict[str, list[float]] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
     read_share: list[float] = field(default_factory=list)  # of decoding
+    ceiling: list[float] = field(default_factory=list)  # what that is a share of, bytes a second
 
 
 class Ours:
@@ -95,10 +96,10 @@ class Ours:
             self._warm.add(case)
         return action(case)
 
-    def read_share(self, case: Case, rate: float) -> float:
-        """How much of what the threads can read a second, measured now, so many decoded tokens a
-        second are, weights and cache: 1 is the floor. A short text's cache is not counted, since an
-        op says how much there is room for."""
+    def reads(self, case: Case) -> tuple[float, float]:
+        """Bytes that a decoded token reads, weights and cache, and what the threads can read a
+        second, measured now. A short text's cache is not counted, since an op says how much there
+        is room for."""
         backend = self.m.session.backends["cpu"]
         assert isinstance(backend, CpuBackend) and backend.profile is not None
         self._read(case.context - 1)  # a recurrent model cannot go back
@@ -108,7 +109,7 @@ class Ours:
         counted = ("mul_mat", "flash_attn") if case.context >= FILLED else ("mul_mat",)
         times = profile.times.items()
         read = sum(t.nbytes * len(t.times) for (n, _), t in times if n.startswith(counted))
-        return read * rate / profile.ceilings().read
+        return read, profile.ceilings().read
 
     def _read(self, count: int) -> None:
         """The first tokens of the text in the cache, what stands there already as it is."""
@@ -229,7 +230,9 @@ def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int
         s.ours.append(rate)
         s.our_share.append(share)
         if case.kind == "decode":
-            s.read_share.append(ours.read_share(case, rate))
+            read, ceiling = ours.reads(case)
+            s.read_share.append(read * rate / ceiling)
+            s.ceiling.append(ceiling)
 
     def they(peer: Peer) -> None:
         nonlocal their_cpu
@@ -275,10 +278,10 @@ def row(case: Case, s: Samples) -> dict[str, Any]:
         "ratio": None if fastest is None else peers[fastest]["ratio"],
         "busy_ratio": min((p["busy_ratio"] for p in peers.values()), default=None),
         "read_share": statistics.median(s.read_share) if s.read_share else None,
+        "ceiling": statistics.median(s.ceiling) if s.ceiling else None,
         "our_share": min(s.our_share),
         "their_share": min((p["share"] for p in peers.values()), default=None),
         "others": statistics.median(s.others) if s.others else None,
-        "quiet": bool(s.others) and statistics.median(s.others) <= QUIET,
         "samples": {"ours": s.ours, **s.theirs},
     }  # fmt: skip
 

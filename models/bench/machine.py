@@ -15,7 +15,6 @@ from ggraph import __version__
 from ggraph.backends.cpu.isa import host
 
 CHECKOUT = Path(ggraph.__file__).parent.parent
-QUIET = 0.05  # cores that others may use in a sample that counts as undisturbed
 
 
 def machine() -> dict[str, Any]:
