@@ -116,9 +116,12 @@ def readme_part(result: Path) -> str:
         for file, rows in found["tables"].items()
     ]
     where, peers = kept.measured_on(found), ", ".join(found["peers"])
+    every = (r for rows in found["tables"].values() for r in rows if r["case"] in CASES)
+    memory = sorted(round(r["ceiling"] / 1e9) for r in every if r.get("ceiling"))
+    told = f" Memory gave them {memory[0]} to {memory[-1]} GB/s as they decoded." if memory else ""
     return (
         f"\n{table((f'{true_shapes.units_of(result)}: tokens/s, over the fastest', *CASES), rows)}"
-        f"\nTwo threads of {where}; peers: {peers}.\n"
+        f"\nTwo threads of {where}; peers: {peers}.{told}\n"
     )
 
 
