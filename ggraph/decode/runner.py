@@ -8,6 +8,7 @@ the writes of rows that only fill a bucket up.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -33,7 +34,7 @@ from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.taps import Taps, keeping
 from ggraph.door import checked
 from ggraph.dtype import F16, F32, F64, I32, I64, DType
-from ggraph.errors import InputError
+from ggraph.errors import GgraphError, InputError
 from ggraph.graph import Graph
 from ggraph.plan import VerifiedPlan
 from ggraph.session import Session
@@ -212,10 +213,11 @@ class Runner:
             )
 
     def _look_ahead(self, past: int) -> None:
-        """Compose the step of one more token behind so many, where its plan is there."""
+        """Compose the step of one more token behind so many, where that can be done now."""
         if past < self.context and self._asked(1, 1, past + 1) in self._ready:
             at = range(past, past + 1)
-            self._ahead = self._composed(Rows([0], at, at), [0], 1)
+            with suppress(GgraphError):
+                self._ahead = self._composed(Rows([0], at, at), [0], 1)
 
     def step(self, rows: Rows, wanted: Sequence[int]) -> Result:
         """Run one step; `past` is not moved, so rows beyond it are forgotten unless kept."""
