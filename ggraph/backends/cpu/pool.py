@@ -173,12 +173,13 @@ class Pool:
                 self._call(BEGIN | JOIN, 1)
                 return
             computed, begun = time.process_time() if long else 0.0, time.perf_counter()
-            if work is not None and not alone:
-                self._run_beside(work)
-            else:
-                if work is not None:
-                    work()  # counts either way: what is to be compared is all that a run takes
+            if work is not None and alone:
+                work()  # counts as it does beside: what is compared is all that a run takes
+                work = None
+            if work is None:
                 self._call(BEGIN | JOIN, 1 if alone else self.threads)
+            else:
+                self._run_beside(work)
             seconds = time.perf_counter() - begun
             computed = time.process_time() - computed if long else 0.0
             tempo.note(usual, seconds, self.threads - computed / max(seconds, 1e-9))
