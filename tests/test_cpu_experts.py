@@ -6,8 +6,9 @@ from cpu_calls import activations, call, packed_weight, product, raw_weight
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph.backends.cpu.matmul_id import BUCKETS
 from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
-from ggraph.dtype import DType
+from ggraph.dtype import Q4_K, DType
 
 EXPERTS = 4
 
@@ -15,7 +16,7 @@ EXPERTS = 4
 @pytest.mark.parametrize("dtype", list(LAYOUTS), ids=str)
 @given(
     n=st.sampled_from([1, 16, 35]),
-    tokens=st.sampled_from([0, 1, 2, 5, 40, 530]),  # beyond what is put in order at once, too
+    tokens=st.sampled_from([0, 1, 2, 5, 40, 1370]),  # beyond what is put in order at once, too
     used=st.integers(1, 3),
     own=st.booleans(),
     threads=st.integers(1, 3),
@@ -49,3 +50,26 @@ def test_each_pair_gets_its_experts_product(
         mine = ids == expert
         want = product(dtype, each[expert], np.ascontiguousarray(rows[mine]), n, k, 1)
         assert np.array_equal(y[mine], want)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_experts_are_more_than_are_counted_at_once(threads: int) -> None:
+    """Pairs of each of them, of the first and last ones many, and of none."""
+    dtype, n, k, experts = Q4_K, 70, 256, 2 * BUCKETS + 3
+    rng = np.random.default_rng(threads)
+    size = packed_bytes(dtype, n, k)
+    each = [packed_weight(dtype, raw_weight(dtype, n, k, e), n, k) for e in range(experts)]
+    tiles = np.concatenate([*(t[:size] for t in each), np.zeros(1 << 14, np.uint8)])
+    wanted = [*range(experts), *[0] * 30, *[BUCKETS] * 13, *[experts - 1] * 12, -1, experts, 2**30]
+    ids = rng.permutation(wanted).astype(np.int32)
+    x, _ = activations(dtype, rng.normal(size=(ids.size, k)).astype(np.float32))
+    y = np.full((ids.size, n), 7.0, np.float32)
+    call(
+        "matmul_id_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, ids=ids, n=n, k=k,
+        m=ids.size, u=1, xs=x.strides[0], xu=0, ys=n * 4, es=size, experts=experts,
+    )  # fmt: skip
+    for expert in range(experts):
+        mine = ids == expert
+        rows = np.ascontiguousarray(x[mine])
+        assert np.array_equal(y[mine], product(dtype, each[expert], rows, n, k, 1))
+    assert np.isnan(y[(ids < 0) | (ids >= experts)]).all()

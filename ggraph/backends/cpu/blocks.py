@@ -3,8 +3,9 @@
 Legend: lanes are rows of the tile, from row `first` on; j number of the block in its run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from llvmlite import ir
 
@@ -23,31 +24,43 @@ def lifted(k: Kernel, layout: Layout) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """Block `j` of the run of 16 rows at address `run`."""
+    """Block `j` of the run of 16 rows at address `run`.
+
+    What the compiler is not shown of addresses, it does not take a register for each group of codes
+    for, of which it then has too few.
+    """
 
     k: Kernel
     layout: Layout
     run: Val
     j: Val
 
-    def scale_at(self, sub: int) -> Val:
-        """Address of the scales of a part of the columns."""
-        a = self.layout
-        return self.run + (a.scales_at + sub * TILE * a.scale.nbytes) + self.j * a.scales_bytes
+    def behind(self, nbytes: int) -> Val:
+        """Address of what lies so many bytes behind that of block j - 1."""
+        step = self.j * nbytes
+        return self.run + (self.k.opaque(step) if self.layout.blocks > 1 else step)
 
-    @property
+    @cached_property
+    def _scales_at(self) -> Val:
+        return self.behind(self.layout.scales_bytes) + self.layout.scales_at
+
+    def scales_of(self, sub: int) -> Val:
+        """Address of the scales of a part of the columns."""
+        return self._scales_at + sub * TILE * self.layout.scale.nbytes
+
+    @cached_property
     def minimum_at(self) -> Val:
         """Address of the minimums."""
-        return self.run + self.layout.minimums_at + self.j * self.layout.minimums_bytes
+        return self.behind(self.layout.minimums_bytes) + self.layout.minimums_at
 
-    @property
+    @cached_property
     def codes_at(self) -> Val:
         """Address of the codes."""
-        return self.run + self.layout.codes_at + self.j * self.layout.codes_bytes
+        return self.behind(self.layout.codes_bytes) + self.layout.codes_at
 
     def scales(self, sub: int, first: Val | int, lanes: int) -> Val:
         """Scales of a part of the columns, float32."""
-        return self._numbers(self.run, self.scale_at(sub), first, lanes)
+        return self._numbers(self.run, self.scales_of(sub), first, lanes)
 
     def minimums(self, first: Val | int, lanes: int) -> Val:
         """What is added to a weight, float32."""
@@ -64,6 +77,11 @@ class Block:
             return k.cast("bitcast", k.select(e < 2, tiny, (e - 1) << 23), vec(F32, lanes))
         whole = k.cast("sitofp", k.cast("sext", bytes_, vec(I32, lanes)), vec(F32, lanes))
         return words.load_f16(k, supers + k.same(first, supers) * 2, lanes) * whole
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix in it."""
+        return TILE
 
     @property
     def lifted(self) -> bool:
@@ -84,6 +102,41 @@ class Block:
         if a.values:
             return words.look_up(k, a.values, 0 if self.lifted else a.zero, found)
         return found if self.lifted else found ^ words.SIGN
+
+
+@dataclass(frozen=True)
+class Abreast:
+    """The same block of several tiles, as one block of all their rows."""
+
+    blocks: Sequence[Block]
+
+    @property
+    def layout(self) -> Layout:
+        """How the tiles are packed."""
+        return self.blocks[0].layout
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix in it."""
+        return TILE * len(self.blocks)
+
+    @property
+    def lifted(self) -> bool:
+        """As `lifted` says."""
+        return self.blocks[0].lifted
+
+    def codes(self, group: int, part: int) -> Val:
+        """As a block's, of the tile in which the part is."""
+        each = TILE // self.blocks[0].k.isa.lanes
+        return self.blocks[part // each].codes(group, part % each)
+
+    def scales(self, sub: int, first: int, lanes: int) -> Val:
+        """As a block's, of the tile in which output `first` is."""
+        return self.blocks[first // TILE].scales(sub, first % TILE, lanes)
+
+    def minimums(self, first: int, lanes: int) -> Val:
+        """What is added to a weight, float32."""
+        return self.blocks[first // TILE].minimums(first % TILE, lanes)
 
 
 ONCE, SECOND, NEAREST = 0, 2, 3  # for how long a line is kept: read once, or in which cache
@@ -113,15 +166,18 @@ def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
 def ask_ahead(block: Block, ahead: Num) -> None:
     """Ask for what lies `ahead` bytes behind a block's share of its run."""
     share = -(-block.layout.run_bytes // block.layout.blocks)
-    prefetch(block.k, (block.run + ahead) + block.j * share, share)
+    prefetch(block.k, block.behind(share) + ahead, share)
 
 
-def blocks_of(k: Kernel, layout: Layout, tile: Val, ahead: Num) -> Iterator[tuple[Block, Val]]:
-    """A loop over the blocks of a tile, each with the offset of its block in a row of x; what lies
-    `ahead` bytes further is asked for."""
+def blocks_of(
+    k: Kernel, layout: Layout, tiles: Sequence[Val], ahead: Num
+) -> Iterator[tuple[Abreast, Val]]:
+    """A loop over the blocks of some tiles, all of them abreast, each with the offset of its block
+    in a row of x; what lies `ahead` bytes further is asked for."""
     for i in k.loop(0, k.arg("k") // (BLOCK * layout.blocks)):
-        run = tile + i * layout.run_bytes
+        runs = [k.opaque(tile + i * layout.run_bytes) for tile in tiles]
         for j in k.loop(0, layout.blocks):
-            block = Block(k, layout, run, j)
-            ask_ahead(block, ahead)
-            yield block, (i * layout.blocks + j) * X_BLOCK
+            blocks = [Block(k, layout, run, j) for run in runs]
+            for block in blocks:
+                ask_ahead(block, ahead)
+            yield Abreast(blocks), (i * layout.blocks + j) * X_BLOCK

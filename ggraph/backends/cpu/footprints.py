@@ -130,7 +130,7 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _matrix(a, layout)
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
     yield _reads(a, "add", a["m"], a["adds"], a["n"] * 4)
-    shared = a["unit"] * LAYOUTS[_DTYPES[layout]].tile == BLOCK
+    shared = a["unit"] * LAYOUTS[_DTYPES[layout]].tile == BLOCK and a["m"] <= MANY
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4, shared=shared)
 
 

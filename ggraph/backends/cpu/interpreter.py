@@ -47,7 +47,8 @@ def atomic_load(k: Kernel, address: Val) -> Val:
     return Val(k, k.b.load_atomic(k.pointer(address), "acquire", 8, typ=I64))
 
 
-def _atomic_store(k: Kernel, address: Val, value: Num) -> None:
+def atomic_store(k: Kernel, address: Val, value: Num) -> None:
+    """Write a word that other threads read."""
     k.b.atomic_rmw("xchg", k.pointer(address), k.same(value, address).v, "release")
 
 
@@ -110,13 +111,13 @@ def _replay(k: Kernel, job: Sequence[Val], first: Val, met: Num) -> None:
             absent = threads.value < k.threads
             with k.when(absent & thread.value.eq(0)), k.when(atomic_load(k, caller + THERE).ne(0)):
                 k.store(caller + BEFORE, meetings.value)
-                _atomic_store(k, caller + SHARED, at.value)
+                atomic_store(k, caller + SHARED, at.value)
             atomic(k, "add", arrived, 1)
             _wait_for(k, arrived, meetings.value)
             with k.when(absent):
                 look()
     with k.when((threads.value < k.threads) & thread.value.eq(0)):
-        _atomic_store(k, caller + SHARED, end)
+        atomic_store(k, caller + SHARED, end)
 
 
 def _state(k: Kernel, worker: Val) -> Val:
@@ -172,9 +173,9 @@ def pool_run(k: Kernel) -> None:
 def _begin(k: Kernel, job: Sequence[Val]) -> None:
     code, _, arrived, finished, caller = job
     for word in (arrived, finished, caller + BEFORE, caller + THERE):
-        _atomic_store(k, word, 0)
+        atomic_store(k, word, 0)
     is_there = (k.arg("do") & JOIN).ne(0)
-    _atomic_store(k, caller + SHARED, k.select(is_there, code, UNKNOWN))
+    atomic_store(k, caller + SHARED, k.select(is_there, code, UNKNOWN))
     with k.when(k.arg("getcpu").ne(0)):
         _note_processor(k)
     for worker in k.loop(1, k.threads):
@@ -188,14 +189,14 @@ def _join(k: Kernel, job: Sequence[Val]) -> None:
     """Take part from where the first worker says on, to the end."""
     _, _, arrived, finished, caller = job
     turns, shared = k.var(0), partial(atomic_load, k, caller + SHARED)
-    _atomic_store(k, caller + THERE, 1)
+    atomic_store(k, caller + THERE, 1)
     with k.while_(lambda: shared().eq(UNKNOWN)):
         _relax(k, turns)
     first, met = shared(), k.load(caller + BEFORE, I64)
     _wait_for(k, arrived, met)
     _replay(k, job, first, met)
     _wait_for(k, finished, k.threads - 1)
-    _atomic_store(k, caller + SHARED, ENDED)
+    atomic_store(k, caller + SHARED, ENDED)
 
 
 def _look_out(k: Kernel, state: Val) -> None:
@@ -230,7 +231,7 @@ def pool_work(k: Kernel) -> None:
             job = [k.load(at, I64) for at in words]
             _spread(k)
             _replay(k, job, job[0], 0)
-            _atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
+            atomic_store(k, state, AWAKE)  # before `finished`: the next job may come right after
             atomic(k, "add", job[3], 1)
 
 

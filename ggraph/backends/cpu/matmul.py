@@ -1,8 +1,10 @@
 """y[m, n] = x[m, k] . W[n, k]^T (+ residual), for every packed layout.
 
 A thread takes a share of the weight tiles and meets each tile with all rows of x, up to `ROWS` at a
-time, so that unpacking is shared. A row's sums are formed in the same order whatever m, the row's
-position or the thread count: bits never depend on the batch.
+time, so that unpacking is shared; of many rows, tile after tile as it gets done with one, so that a
+thread whose processor is slower, or somebody else's for a while, takes fewer. A row's sums are
+formed in the same order whatever m, the row's position or the thread count: bits never depend on
+the batch.
 
 Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z minimum; a part is
 what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 bits).
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ggraph.backends.cpu import amx, words
+from ggraph.backends.cpu import amx, routine, words
 from ggraph.backends.cpu.blocks import blocks_of, prefetch
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, write_row
@@ -28,11 +30,14 @@ from ggraph.backends.cpu.simd import (
     Val,
 )  # fmt: skip
 from ggraph.backends.cpu.sums import add_block, parts_of
+from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
 
-ROWS = {8: 5, 16: 12}  # rows of x per pass, by lanes: vectors of 512 bits have twice the registers
+# Rows of x per pass, by lanes: vectors of 512 bits have twice the registers. Of many rows they meet
+# two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
+ROWS = {8: 5, 16: 8}
+ABREAST, ABREAST_ROWS = 2, 6
 FLOAT_ROWS = {8: 3, 16: 8}
-REST = 8  # rows of a pass beside tiles: with 12, kernels took twice as long to compile
 # Bytes between use and prefetch with vectors of 256 bits, where what is read once passes the caches
 # by: from 8192 on, some lines have left the nearest cache; float weights' lines are used up faster.
 AHEAD, FLOAT_AHEAD = 2048, 1024
@@ -41,7 +46,7 @@ FAR_AHEAD = 8192  # with 512 bits, and where the second cache is asked for, unle
 # up to a quarter slower on weights that this keeps
 EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
 ARGS = "w x y n k m xs ys add adds unit"
-Pass = Callable[[Val, Rows], None]
+Pass = Callable[[Val, Val, Rows], None]
 
 
 def _ahead(k: Kernel, near: int) -> int:
@@ -56,18 +61,19 @@ def _codes_ahead(k: Kernel) -> Num:
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
 
 
-def _quantised_pass(k: Kernel, layout: Layout, home: Val) -> Pass:
+def _quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
     """Where registers are few, they hold codes, and the sums stay on the stack: one load and one
     store per block."""
 
-    def run(tile: Val, rows: Rows) -> None:
-        """Sums of these rows of x with `tile`'s weights, left in `home`."""
-        held = homes(k, home, TILE, rows.count)
+    def run(home: Val, tile: Val, rows: Rows) -> None:
+        """Sums of these rows of x with the weights of `tile` and those abreast, left in `home`."""
+        held = homes(k, home, TILE * abreast, rows.count)
         sums = [h if k.isa.lanes == HALF else k.var(0.0, floats(k)) for h in held]
         for own in sums:
             own.value = 0.0
         ahead = _codes_ahead(k)
-        for block, at in blocks_of(k, layout, tile, ahead):
+        tiles = [tile + _tile_bytes(k, layout) * i for i in range(abreast)]
+        for block, at in blocks_of(k, layout, tiles, ahead):
             add_block(k, block, rows.at(at), sums)
         for h, own in zip(held, sums, strict=True):
             if own is not h:
@@ -106,30 +112,38 @@ def float_sums(
         held.value = total.value
 
 
-def _float_pass(k: Kernel, layout: FloatLayout, home: Val) -> Pass:
-    columns = k.arg("k")
-
-    def run(tile: Val, rows: Rows) -> None:
+def _float_pass(k: Kernel, layout: FloatLayout) -> Pass:
+    def run(home: Val, tile: Val, rows: Rows) -> None:
         """The same with float weights and float activations."""
-        places = ((c, rows.at(c * 4)) for c in k.loop(0, columns))
+        places = ((c, rows.at(c * 4)) for c in k.loop(0, k.arg("k")))
         float_sums(k, layout, home, tile, rows.count, places)
 
     return run
 
 
+def _tile_bytes(k: Kernel, layout: Packed) -> Val:
+    """Bytes of a tile."""
+    if isinstance(layout, FloatLayout):
+        return k.arg("k") * (layout.tile * layout.element_bytes)
+    return k.arg("k") // (BLOCK * layout.blocks) * layout.run_bytes
+
+
 @dataclass(frozen=True)
 class Walk:
-    """How a layout is walked: rows of a tile and of a pass, bytes of a tile, home of the sums; and
-    how whole heights of rows are, where the processor has tiles, or many rows, where its vectors
-    are narrow, or one row, where several places of memory are better than one."""
+    """How a layout is walked: rows of a tile, most and least ones of a pass, bytes of a tile, home
+    of the sums; and how whole heights of rows are, where the processor has tiles, or many rows,
+    with blocks opened where its vectors are narrow, else tiles abreast, or one row, where several
+    places of memory are better than one."""
 
     tile: int
     rows: int
+    least: int
     tile_bytes: Val
     home: Val
     run: Pass
     tiled: amx.Tiled | None = None
     opened: Group | None = None
+    abreast: "Walk | None" = None
     places: Places | None = None
 
 
@@ -178,29 +192,26 @@ def _write(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val, count: Val | in
                 write_row(k, walk.tile, home, out + ys * r, own, left)
 
 
+def _pass(k: Kernel, walk: Walk, count: int, tile: Val, x: Val) -> None:
+    """So many rows of x, from the one at address `x` on, with the tile."""
+
+    def body(home: Val, tile: Val, x: Val) -> None:
+        walk.run(home, tile, Rows.evenly(k, x, k.arg("xs"), count))
+
+    routine.call(k, f"{k.spec.name}_{walk.tile}_{count}", body, walk.home, tile, x)
+
+
 def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
     """All rows of x from row `begin` on with tile t."""
     m, first = k.arg("m"), k.var(begin)
     with k.while_(lambda: first.value < m):
         rows = next_rows(k, walk.rows, m - first.value)
-        for count in range(1 if walk.places is None else 2, walk.rows + 1):
+        weights, x = _place(k, walk, at, t, first.value)
+        for count in range(walk.least, walk.rows + 1):
             with k.when(rows.eq(count)):
-                weights, x = _place(k, walk, at, t, first.value)
-                walk.run(weights, Rows.evenly(k, x, k.arg("xs"), count))
-                _write(k, walk, at, t, first.value, count)
+                _pass(k, walk, count, weights, x)
+        _write(k, walk, at, t, first.value, rows)
         first.value = first.value + rows
-
-
-def _all_rows(k: Kernel, walk: Walk, at: Bases, t: Val) -> None:
-    """All rows of x with tile t."""
-    if walk.opened is None:
-        _groups(k, walk, at, t)
-        return
-    with k.if_else(k.arg("m") >= MANY) as (many, few):
-        with many:
-            _opened_groups(k, walk, walk.opened, at, t)
-        with few:
-            _groups(k, walk, at, t)
 
 
 def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, t: Val) -> None:
@@ -215,25 +226,58 @@ def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, t: Val) -> No
 
 
 def _walk(k: Kernel, walk: Walk) -> None:
-    """Loops over this thread's tiles, whole units of them, and, for each, over groups of rows."""
+    """Loops over this thread's tiles and, for each, over groups of rows."""
     n, m, unit = k.words("n m unit")
     at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
-    first, end = k.part(tiles, unit)
-    if walk.places is not None:
-        with k.if_else(m.eq(1)) as (one, more):
-            with one:
-                _one_row(k, walk, walk.places, at, first, end)
-            with more:
-                for t in k.loop(first, end):
-                    _all_rows(k, walk, at, t)
+    if walk.tiled is not None:
+        _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
         return
-    if walk.tiled is None:
-        for t in k.loop(first, end):
-            _all_rows(k, walk, at, t)
+    with k.if_else(m >= MANY) as (many, few):
+        with many:
+            _many_rows(k, walk, at, tiles)
+        with few:
+            _few_rows(k, walk, at, k.part(tiles, unit))
+
+
+def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
+    """Few rows with a part of the tiles."""
+    if walk.places is None:
+        for t in k.loop(*part):
+            _groups(k, walk, at, t)
         return
+    with k.if_else(k.arg("m").eq(1)) as (one, more):
+        with one:
+            _one_row(k, walk, walk.places, at, *part)
+        with more:
+            for t in k.loop(*part):
+                _groups(k, walk, at, t)
+
+
+def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> None:
+    """Many rows with such of the tiles as no other thread has taken."""
+    if walk.abreast is None:
+        for t in taken(k, tiles):
+            if walk.opened is None:
+                _groups(k, walk, at, t)
+            else:
+                _opened_groups(k, walk, walk.opened, at, t)
+        return
+    for i in taken(k, (tiles + (ABREAST - 1)) // ABREAST):
+        with k.if_else((i + 1) * ABREAST <= tiles) as (whole, rest):
+            with whole:
+                _groups(k, walk.abreast, at, i)
+            with rest:
+                for t in k.loop(i * ABREAST, tiles):
+                    _groups(k, walk, at, t)
+
+
+def _high_walk(k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, part: tuple[Val, Val]) -> None:
+    """Any rows with a part of the tiles."""
+    first, end = part
+    high = k.arg("m") // amx.HEIGHT * amx.HEIGHT
     for t in k.loop(first, end, amx.TILES):
-        stop, high = k.minimum(t + amx.TILES, end), m // amx.HEIGHT * amx.HEIGHT
-        _high_groups(k, walk, walk.tiled, at, (t, stop), high)
+        stop = k.minimum(t + amx.TILES, end)
+        _high_groups(k, walk, tiled, at, (t, stop), high)
         for rest in k.loop(t, stop):
             _groups(k, walk, at, rest, high)
 
@@ -273,32 +317,38 @@ def _walk_each(k: Kernel, walk: Walk) -> None:
         _groups(k, walk, at, item % tiles)
 
 
+def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
+    """Many rows, of which `next_rows` never gives a pass fewer than half of the most."""
+    run, size = _quantised_pass(k, layout, ABREAST), _tile_bytes(k, layout) * ABREAST
+    return Walk(layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run)
+
+
 def _build(
     k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None], most: int | None = None
 ) -> None:
-    columns = k.arg("k")
+    size = _tile_bytes(k, layout)
     rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
     rows = min(rows, most or rows)
     tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
-    rows = min(rows, REST) if tiled else rows
-    home = k.scratch((amx.MOST * amx.TILES if tiled else rows) * layout.tile * 4)
+    most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
+    home = k.scratch(most_sums * layout.tile * 4)
     if isinstance(layout, FloatLayout):
-        size = columns * (layout.tile * layout.element_bytes)
-        walk_rows(k, Walk(layout.tile, rows, size, home, _float_pass(k, layout, home)))
+        walk_rows(k, Walk(layout.tile, rows, 1, size, home, _float_pass(k, layout)))
         return
-    size = columns // (BLOCK * layout.blocks) * layout.run_bytes
-    run = _quantised_pass(k, layout, home)
+    run = _quantised_pass(k, layout)
     if not tiled:
         opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
         opened = Group.of(k, layout, rows, _ahead(k, AHEAD), add_block) if opens else None
         places = Places.of(k, layout, size)
-        walk_rows(k, Walk(layout.tile, rows, size, home, run, opened=opened, places=places))
+        least = 1 if places is None else 2
+        abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
+        walk_rows(k, Walk(layout.tile, rows, least, size, home, run, None, opened, abreast, places))
         return
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
         amx.configure(k, layout)
     tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
-    walk_rows(k, Walk(layout.tile, rows, size, home, run, tiles))
+    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, tiles))
     with k.when(many):
         amx.release(k)
 

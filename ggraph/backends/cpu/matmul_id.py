@@ -3,7 +3,10 @@
 Legend: a pair is a token and one of its u experts; m pairs; t number of a tile of outputs.
 """
 
-from ggraph.backends.cpu.matmul import Walk, register
+from collections.abc import Iterator
+
+from ggraph.backends.cpu import routine
+from ggraph.backends.cpu.matmul import ABREAST, Walk, register
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
@@ -11,7 +14,8 @@ from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
 from ggraph.backends.cpu.tiles import LAYOUTS
 
 ARGS = "w x y ids n k m u xs xu ys es experts"
-SORTED = 1024  # pairs that are put in order at once
+SORTED = 4096  # pairs that are put in order at once; each time the weights are read anew
+BUCKETS = 256  # experts whose pairs are counted at once
 FEW_PAIRS = 16  # hardly any of so few share an expert
 MOST_ROWS = 6  # every count of rows is code of its own
 
@@ -24,23 +28,38 @@ def _known(k: Kernel, expert: Val) -> Val:
 def _by_expert(k: Kernel, first: Val, count: Val) -> Val:
     """Address of `count` pairs from `first` on, int32, those of one expert behind one another; few
     as they come. Those of no expert come last."""
-    order, at, ids = k.scratch(SORTED * 4), k.var(0), k.arg("ids")
+    order, places = k.scratch(SORTED * 4), k.scratch(BUCKETS * 8)
+    experts, placed = k.arg("experts"), k.var(0)
 
-    def append(pair: Val) -> None:
-        k.store(order + at.value * 4, k.cast("trunc", pair, I32))
-        at.value = at.value + 1
+    def each_of(base: Val) -> Iterator[tuple[Val, Val]]:
+        """The pairs of some experts, each with the address of what is noted for its expert."""
+        for pair in k.loop(first, first + count):
+            own = k.cast("sext", k.load(k.arg("ids") + pair * 4, I32), I64)
+            bucket = k.select(_known(k, own).ne(0), own, experts) - base
+            with k.when(k.select(bucket >= 0, bucket, BUCKETS) < BUCKETS):
+                yield pair, places + bucket * 8
+
+    def put(pair: Val, place: Val) -> None:
+        k.store(order + place * 4, k.cast("trunc", pair, I32))
 
     with k.if_else(count <= FEW_PAIRS) as (few, many):
         with few:
-            for pair in k.loop(0, count):
-                append(first + pair)
+            for i in k.loop(0, count):
+                put(first + i, i)
         with many:
-            for expert in k.loop(0, k.arg("experts") + 1):
-                for pair in k.loop(0, count):
-                    own = k.cast("sext", k.load(ids + (first + pair) * 4, I32), I64)
-                    own = k.select(_known(k, own).ne(0), own, k.arg("experts"))
-                    with k.when(own.eq(expert)):
-                        append(first + pair)
+            for base in k.loop(0, experts + 1, BUCKETS):
+                for bucket in k.loop(0, BUCKETS):
+                    k.store(places + bucket * 8, k.const(0, I64))
+                for _, at in each_of(base):
+                    k.store(at, k.load(at, I64) + 1)
+                for bucket in k.loop(0, BUCKETS):
+                    begin, at = placed.value, places + bucket * 8
+                    placed.value = begin + k.load(at, I64)
+                    k.store(at, begin)
+                for pair, at in each_of(base):
+                    place = k.load(at, I64)
+                    put(pair, place)
+                    k.store(at, place + 1)
     return order
 
 
@@ -84,7 +103,10 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
 def _expert(k: Kernel, walk: Walk, expert: Val, order: Val, alike: Val) -> None:
     """All pairs of one expert with this thread's tiles of it."""
-    first, end = k.part((k.arg("n") + (walk.tile - 1)) // walk.tile)
+    tiles = (k.arg("n") + (walk.tile - 1)) // walk.tile
+    first, end = k.part(tiles, 1 if walk.abreast is None else ABREAST)
+    if walk.abreast is not None:
+        first = _abreast(k, walk.abreast, (first, end), expert, order, alike)
     if walk.places is None:
         for t in k.loop(first, end):
             _expert_rows(k, walk, t, expert, order, alike)
@@ -95,6 +117,17 @@ def _expert(k: Kernel, walk: Walk, expert: Val, order: Val, alike: Val) -> None:
         with more:
             for t in k.loop(first, end):
                 _expert_rows(k, walk, t, expert, order, alike)
+
+
+def _abreast(
+    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
+) -> Val:
+    """Many pairs of an expert with its tiles as far as they come abreast; the first one left."""
+    first, end = tiles
+    stop = k.select(alike >= MANY, end // ABREAST * ABREAST, first)
+    for t in k.loop(first, stop, ABREAST):
+        _few_rows(k, walk, t // ABREAST, expert, order, alike)
+    return k.maximum(first, stop)
 
 
 def _one_pair(
@@ -165,27 +198,33 @@ def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
 
 
 def _few_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
+    """All pairs of one expert with its tile t."""
     first = k.var(0)
     with k.while_(lambda: first.value < alike):
-        rows = next_rows(k, walk.rows, alike - first.value)
-        for count in range(1 if walk.places is None else 2, walk.rows + 1):
+        rows, own = next_rows(k, walk.rows, alike - first.value), order + first.value * 4
+        for count in range(walk.least, walk.rows + 1):
             with k.when(rows.eq(count)):
-                _expert_pass(k, walk, t, expert, order + first.value * 4, count)
+                _expert_pass(k, walk, t, expert, own, count)
+        for i in k.loop(0, rows):
+            _write_pair(k, walk, t, _pair(k, own, i), walk.home + i * (walk.tile * 4))
         first.value = first.value + rows
 
 
 def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: int) -> None:
-    """Some pairs of one expert with its tile t."""
+    """The sums of some pairs of one expert with its tile t."""
     w, es = k.words("w es")
-    pairs = [_pair(k, order, i) for i in range(count)]
+
+    def body(home: Val, tile: Val, *rows: Val) -> None:
+        walk.run(home, tile, Rows.anywhere(k, rows))
+
     with k.if_else(_known(k, expert).ne(0)) as (some, none):
         with some:
             weights = w + es * expert + t * walk.tile_bytes
-            walk.run(weights, Rows.anywhere(k, [_row_of(k, pair) for pair in pairs]))
+            rows = [_row_of(k, _pair(k, order, i)) for i in range(count)]
+            name = f"{k.spec.name}_{walk.tile}_{count}"
+            routine.call(k, name, body, walk.home, weights, *rows)
         with none:
             _no_numbers(k, walk, count)
-    for i, pair in enumerate(pairs):
-        _write_pair(k, walk, t, pair, walk.home + i * (walk.tile * 4))
 
 
 MATMUL_ID = {

@@ -37,6 +37,11 @@ class Opened:
     at: Val
 
     @property
+    def outputs(self) -> int:
+        """Rows of the matrix in it."""
+        return TILE
+
+    @property
     def lifted(self) -> bool:
         """As the block that was opened."""
         return lifted(self.k, self.layout)

@@ -67,7 +67,7 @@ def _store_numbers(k: Kernel, block: Block, lane: Val, read: Codes) -> None:
     """Put scales and minimum of one row's block into its lane of the tile."""
     size = lane * block.layout.scale.nbytes
     for sub, scale in enumerate(read.scales):
-        k.store(block.scale_at(sub) + size, scale)
+        k.store(block.scales_of(sub) + size, scale)
     if read.minimum is not None:
         k.store(block.minimum_at + size, read.minimum)
 

@@ -1,7 +1,7 @@
 """What one block of a packed matrix adds to the sums of some rows of x.
 
-Legend: M rows handled at once; a part is what one vector holds of a tile's outputs (8, or all 16
-where vectors have 512 bits); sub: which part of a block's columns has a scale.
+Legend: M rows handled at once; a part is what one vector holds of the block's outputs (8 of a
+tile's, or all 16 where vectors have 512 bits); sub: which part of a block's columns has a scale.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,11 @@ from operator import add
 from typing import Protocol
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.blocks import Block
-from ggraph.backends.cpu.opened import Opened
 from ggraph.backends.cpu.passes import floats
 from ggraph.backends.cpu.simd import I16, I32, Kernel, Num, Val
 from ggraph.backends.cpu.tiles import (
     GROUP,
     GROUPS,
-    TILE,
     X_SCALE,
     X_SUM,
     X_SUMS,
@@ -37,9 +34,40 @@ class Sum(Protocol):
     def value(self, new: Num) -> None: ...
 
 
-def parts_of(k: Kernel, tile: int = TILE) -> range:
-    """Numbers of a tile's parts."""
-    return range(tile // k.isa.lanes)
+class Weights(Protocol):
+    """A block, however it lies: `outputs` of its rows, all its columns."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the matrix is packed."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix."""
+        ...
+
+    @property
+    def lifted(self) -> bool:
+        """Whether codes have `zero` added, as `blocks.lifted` says."""
+        ...
+
+    def codes(self, group: int, part: int) -> Val:
+        """Codes or values of columns 4 * group .. + 3 of a part, one vector of bytes."""
+        ...
+
+    def scales(self, sub: int, first: int, lanes: int) -> Val:
+        """Scales of a part of the columns, float32, from output `first` on."""
+        ...
+
+    def minimums(self, first: int, lanes: int) -> Val:
+        """What is added to a weight, float32."""
+        ...
+
+
+def parts_of(k: Kernel, outputs: int) -> range:
+    """Numbers of the parts."""
+    return range(outputs // k.isa.lanes)
 
 
 def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
@@ -49,9 +77,9 @@ def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
     return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
 
 
-def _integer_sums(k: Kernel, block: Block | Opened, rows: Sequence[Val], sub: int) -> list[Val]:
+def _integer_sums(k: Kernel, block: Weights, rows: Sequence[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
-    layout, parts = block.layout, parts_of(k)
+    layout, parts = block.layout, parts_of(k, block.outputs)
     less = layout.zero != 0 and block.lifted
     first = [_lifted(k, layout, x, sub) if less else None for x in rows]
     dots = [[words.Dot(k, layout.bits, f) for f in first] for _ in parts]
@@ -67,9 +95,9 @@ def _integer_sums(k: Kernel, block: Block | Opened, rows: Sequence[Val], sub: in
     return [dots[p][r].result() for p in parts for r in range(len(rows))]
 
 
-def add_block(k: Kernel, block: Block | Opened, rows: Sequence[Val], sums: Sequence[Sum]) -> None:
+def add_block(k: Kernel, block: Weights, rows: Sequence[Val], sums: Sequence[Sum]) -> None:
     """Add one block's products to the sums of every (part, row)."""
-    kind, parts, lanes = floats(k), parts_of(k), k.isa.lanes
+    kind, parts, lanes = floats(k), parts_of(k, block.outputs), k.isa.lanes
     for sub in range(block.layout.subs):
         ints = _integer_sums(k, block, rows, sub)
         scales = [block.scales(sub, p * lanes, lanes) for p in parts]
@@ -88,12 +116,10 @@ def add_block(k: Kernel, block: Block | Opened, rows: Sequence[Val], sums: Seque
             sums[i % len(parts) * len(rows) + i // len(parts)].value = total
 
 
-def _less_minimums(
-    k: Kernel, block: Block | Opened, rows: Sequence[Val], totals: list[Val]
-) -> list[Val]:
+def _less_minimums(k: Kernel, block: Weights, rows: Sequence[Val], totals: list[Val]) -> list[Val]:
     """Totals of every (row, part) and what the minimums add."""
     lanes = k.isa.lanes
-    minimums = [block.minimums(p * lanes, lanes) for p in parts_of(k)]
+    minimums = [block.minimums(p * lanes, lanes) for p in parts_of(k, block.outputs)]
     sums = [words.broadcast(k, x + X_SUM, lanes) for x in rows]
     n = len(minimums)
     return [words.fma(k, minimums[i % n], sums[i // n], total) for i, total in enumerate(totals)]
