@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from ggraph.backends.cpu.cache import ONE
-from ggraph.backends.cpu.chunks import CHUNK, HEAD, Heads, chunk, clear, finish, merge, state_bytes
+from ggraph.backends.cpu.chunks import CHUNK, Heads, chunk
 from ggraph.backends.cpu.jobs import (
     START,
     Place,
@@ -32,6 +32,7 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import shown_count
+from ggraph.backends.cpu.states import HEAD, clear, finish, merge, state_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD, whole_rows
 
 ARGS = ("q", "k", "v", "list", "y", "m", "heads", "kv_heads", "hd", "vd", "n", "c", "qs", "ks",

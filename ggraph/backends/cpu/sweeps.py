@@ -14,23 +14,8 @@ from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
-from ggraph.backends.cpu.cache import bytes_of, load8, load_pair, number_at
-from ggraph.backends.cpu.chunks import (
-    CHUNK,
-    HEAD,
-    LINE,
-    MOST,
-    Heads,
-    biased,
-    chunk,
-    clear,
-    exponentials,
-    finish,
-    merge,
-    merge_heads,
-    merge_sums,
-    state_bytes,
-)
+from ggraph.backends.cpu.cache import bytes_of, load8, load_pair, load_wide, number_at
+from ggraph.backends.cpu.chunks import CHUNK, LINE, MOST, Heads, chunk
 from ggraph.backends.cpu.jobs import (
     START,
     Place,
@@ -47,6 +32,17 @@ from ggraph.backends.cpu.jobs import (
 )
 from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
+from ggraph.backends.cpu.states import (
+    HEAD,
+    biased,
+    clear,
+    exponentials,
+    finish,
+    merge,
+    merge_heads,
+    merge_sums,
+    state_bytes,
+)
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
@@ -231,8 +227,7 @@ def _together(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> Non
         for first in k.loop(0, tile.count, SCORED):
             _scores(k, tile, first, block)
     _next_keys(k, kind, room, tile, place)
-    for t in k.loop(0, tile.count):
-        _soften(k, tile, place, t)
+    _soften(k, tile, place)
     for t in k.loop(tile.count, tile.count + AT_ONCE[k.isa.lanes]):
         k.store(tile.lengths + t * 8, k.load(tile.lengths + (tile.count - 1) * 8, I64))
     width = FOUR * k.isa.lanes
@@ -267,11 +262,15 @@ def _next_keys(k: Kernel, kind: str, room: Room, tile: Tile, place: Place) -> No
 
 def _widen(k: Kernel, kind: str, row: Val, d: Val, dims: Val, out: Val) -> None:
     """Numbers d .. d + dims - 1 of a row as float32."""
-    step = 32 if kind == "q8_0" else 8
-    for i in k.loop(0, dims, step):
+    step = 32 if kind == "q8_0" else k.isa.lanes
+    whole = dims // step * step
+    for i in k.loop(0, whole, step):
         at = number_at(kind, row, d + i)
-        for j in range(0, step, 8):
-            k.store(out + (i + j) * 4, load8(k, kind, at, j))
+        for j in range(0, step, k.isa.lanes):
+            k.store(out + (i + j) * 4, load_wide(k, kind, at, j))
+    if kind != "q8_0":
+        for i in k.loop(whole, dims, 8):
+            k.store(out + i * 4, load8(k, kind, number_at(kind, row, d + i), 0))
 
 
 def _turn(k: Kernel, kind: str, table: Val, out: Val) -> None:
@@ -337,19 +336,25 @@ def _scores(k: Kernel, tile: Tile, first: Val, block: Val) -> None:
                 k.store(place, whole if not half else (k.load(place, t) + whole) * scale)
 
 
-def _soften(k: Kernel, tile: Tile, place: Place, t: Val) -> None:
-    """Exponentials of a query's scores, and what becomes of its state."""
-    row = tile.row + t // tile.of_row
-    length = length_at(k, row, place.start)
-    k.store(tile.lengths + t * 8, length)
-    biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
-    scores = tile.scores + t * (CHUNK * 4)
-    top = biased(k, scores, biases, length)
-    total = exponentials(k, scores, length, top)
-    with k.when(length > 0):
-        keep, add = merge_heads(k, _state(k, tile, t), top, total)
-        k.store(tile.factors + t * 8, keep)
-        k.store(tile.factors + t * 8 + 4, add)
+def _soften(k: Kernel, tile: Tile, place: Place) -> None:
+    """Exponentials of all scores, and what becomes of the states. In three turns, since each step
+    of a query waits for the one before: what one waits for, others have meanwhile."""
+    for t in k.loop(0, tile.count):
+        row = tile.row + t // tile.of_row
+        length = length_at(k, row, place.start)
+        biases = list_of(k, row) + (LIST_HEAD + place.start * 4) + (k.arg("n") + SPARE) * 4
+        k.store(tile.lengths + t * 8, length)
+        k.store(tile.factors + t * 8, biased(k, tile.scores + t * (CHUNK * 4), biases, length))
+    for t in k.loop(0, tile.count):
+        scores, length = tile.scores + t * (CHUNK * 4), k.load(tile.lengths + t * 8, I64)
+        total = exponentials(k, scores, length, k.load(tile.factors + t * 8, F32))
+        k.store(tile.factors + t * 8 + 4, total)
+    for t in k.loop(0, tile.count):
+        with k.when(k.load(tile.lengths + t * 8, I64) > 0):
+            top, total = (k.load(tile.factors + t * 8 + at, F32) for at in (0, 4))
+            keep, add = merge_heads(k, _state(k, tile, t), top, total)
+            k.store(tile.factors + t * 8, keep)
+            k.store(tile.factors + t * 8 + 4, add)
 
 
 def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
@@ -377,7 +382,7 @@ def _weighted(k: Kernel, tile: Tile, first: Val, d: Val, dims: Val) -> None:
             k.store(tile.part + q * width + v * (lanes * 4), total.value)
     for one in k.loop(0, k.minimum(tile.count - first, together)):
         length, part = k.load(tile.lengths + (first + one) * 8, I64), tile.part + one * width
-        for i in k.loop(0, dims * 4, 32):
+        for i in k.loop(0, k.select(length > common, dims * 4, 0), 32):
             rest = k.var(k.load(part + i, F32X8))
             for p in k.loop(common, length):
                 weight = words.broadcast(k, scores + one * (CHUNK * 4) + p * 4)
