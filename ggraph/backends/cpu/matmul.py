@@ -10,7 +10,7 @@ Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z min
 what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 bits).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -131,9 +131,10 @@ def _tile_bytes(k: Kernel, layout: Packed) -> Val:
 @dataclass(frozen=True)
 class Walk:
     """How a layout is walked: rows of a tile, most and least ones of a pass, bytes of a tile, home
-    of the sums; and how whole heights of rows are, where the processor has tiles, or many rows,
-    with blocks opened where its vectors are narrow, else tiles abreast, or one row, where several
-    places of memory are better than one."""
+    of the sums, and whether a pass is called: that takes a fiftieth of the time in which a tile of
+    codes comes from memory, and code that has several places once. And how whole heights of rows
+    are, where the processor has tiles, or many rows, with blocks opened where its vectors are
+    narrow, else tiles abreast, or one row, where several places of memory are better than one."""
 
     tile: int
     rows: int
@@ -141,6 +142,7 @@ class Walk:
     tile_bytes: Val
     home: Val
     run: Pass
+    called: bool = False
     tiled: amx.Tiled | None = None
     opened: Group | None = None
     abreast: "Walk | None" = None
@@ -198,7 +200,10 @@ def _pass(k: Kernel, walk: Walk, count: int, tile: Val, x: Val) -> None:
     def body(home: Val, tile: Val, x: Val) -> None:
         walk.run(home, tile, Rows.evenly(k, x, k.arg("xs"), count))
 
-    routine.call(k, f"{k.spec.name}_{walk.tile}_{count}", body, walk.home, tile, x)
+    if walk.called:
+        routine.call(k, f"{k.spec.name}_{walk.tile}_{count}", body, walk.home, tile, x)
+    else:
+        body(walk.home, tile, x)
 
 
 def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
@@ -232,15 +237,17 @@ def _walk(k: Kernel, walk: Walk) -> None:
     if walk.tiled is not None:
         _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
         return
-    with k.if_else(m >= MANY) as (many, few):
-        with many:
-            _many_rows(k, walk, at, tiles)
-        with few:
-            _few_rows(k, walk, at, k.part(tiles, unit))
+    first, end = (k.var(bound) for bound in k.part(tiles, unit))
+    with k.when(m >= MANY):
+        first.value = tiles
+        for t in _many_rows(k, walk, at, tiles):
+            first.value = t
+        end.value = tiles
+    _few_rows(k, walk, at, (first.value, end.value))
 
 
 def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
-    """Few rows with a part of the tiles."""
+    """A part of the tiles, one by one."""
     if walk.places is None:
         for t in k.loop(*part):
             _groups(k, walk, at, t)
@@ -253,8 +260,9 @@ def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
                 _groups(k, walk, at, t)
 
 
-def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> None:
-    """Many rows with such of the tiles as no other thread has taken."""
+def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
+    """Many rows with such of the tiles as no other thread has taken; the number of what is left
+    then of this thread's, the last tile where tiles come abreast and that has none beside it."""
     if walk.abreast is None:
         for t in taken(k, tiles):
             if walk.opened is None:
@@ -267,8 +275,7 @@ def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> None:
             with whole:
                 _groups(k, walk.abreast, at, i)
             with rest:
-                for t in k.loop(i * ABREAST, tiles):
-                    _groups(k, walk, at, t)
+                yield i * ABREAST
 
 
 def _high_walk(k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, part: tuple[Val, Val]) -> None:
@@ -320,7 +327,9 @@ def _walk_each(k: Kernel, walk: Walk) -> None:
 def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
     """Many rows, of which `next_rows` never gives a pass fewer than half of the most."""
     run, size = _quantised_pass(k, layout, ABREAST), _tile_bytes(k, layout) * ABREAST
-    return Walk(layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run)
+    return Walk(
+        layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run, called=True
+    )
 
 
 def _build(
@@ -333,7 +342,7 @@ def _build(
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
     if isinstance(layout, FloatLayout):
-        walk_rows(k, Walk(layout.tile, rows, 1, size, home, _float_pass(k, layout)))
+        walk_rows(k, Walk(layout.tile, rows, 1, size, home, _float_pass(k, layout), called=True))
         return
     run = _quantised_pass(k, layout)
     if not tiled:
@@ -342,13 +351,15 @@ def _build(
         places = Places.of(k, layout, size)
         least = 1 if places is None else 2
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
-        walk_rows(k, Walk(layout.tile, rows, least, size, home, run, None, opened, abreast, places))
+        again = opened is None and abreast is None  # few and many rows are done alike
+        walk = Walk(layout.tile, rows, least, size, home, run, again, None, opened, abreast, places)
+        walk_rows(k, walk)
         return
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
         amx.configure(k, layout)
     tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
-    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, tiles))
+    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, tiled=tiles))
     with k.when(many):
         amx.release(k)
 

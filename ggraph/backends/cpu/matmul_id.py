@@ -11,6 +11,7 @@ from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
+from ggraph.backends.cpu.taking import Taking
 from ggraph.backends.cpu.tiles import LAYOUTS
 
 ARGS = "w x y ids n k m u xs xu ys es experts"
@@ -89,45 +90,64 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
     An id that is no expert's gives a row that is not a number.
     """
-    m = k.arg("m")
+    m, tiles = k.arg("m"), (k.arg("n") + (walk.tile - 1)) // walk.tile
     done, at = k.var(0), k.var(0)
+    pieces, count = Taking(k), k.var(0)
     with k.while_(lambda: done.value < m):
-        count = k.minimum(m - done.value, SORTED)
-        order, at.value = _by_expert(k, done.value, count), 0
-        with k.while_(lambda: at.value < count):
-            expert, alike = _alike(k, order, at.value, count)
-            _expert(k, walk, expert, order + at.value * 4, alike)
+        some = k.minimum(m - done.value, SORTED)
+        order, at.value = _by_expert(k, done.value, some), 0
+        with k.while_(lambda: at.value < some):
+            expert, alike = _alike(k, order, at.value, some)
+            own = order + at.value * 4
+            known = k.select(_known(k, expert).ne(0), alike, 0)
+            first, end = (k.var(bound) for bound in k.part(tiles))
+            with k.when(known >= MANY):
+                before, first.value = count.value, tiles
+                count.value = before + (tiles + (ABREAST - 1)) // ABREAST
+                for piece in pieces.before(count.value):
+                    for t in _many_rows(k, walk, piece - before, tiles, expert, own, alike):
+                        first.value = t
+                end.value = tiles
+            _few_rows(k, walk, (first.value, end.value), expert, own, alike)
             at.value = at.value + alike
-        done.value = done.value + count
+        done.value = done.value + some
+    pieces.finish(count.value)
 
 
-def _expert(k: Kernel, walk: Walk, expert: Val, order: Val, alike: Val) -> None:
-    """All pairs of one expert with this thread's tiles of it."""
-    tiles = (k.arg("n") + (walk.tile - 1)) // walk.tile
-    first, end = k.part(tiles, 1 if walk.abreast is None else ABREAST)
-    if walk.abreast is not None:
-        first = _abreast(k, walk.abreast, (first, end), expert, order, alike)
+def _few_rows(
+    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
+) -> None:
+    """Pairs of one expert with some of its tiles, one by one."""
     if walk.places is None:
-        for t in k.loop(first, end):
-            _expert_rows(k, walk, t, expert, order, alike)
+        for t in k.loop(*tiles):
+            _rows(k, walk, t, expert, order, alike)
         return
     with k.if_else(alike.eq(1)) as (one, more):
         with one:
-            _one_pair(k, walk, walk.places, (first, end), expert, _pair(k, order, 0))
+            _one_pair(k, walk, walk.places, tiles, expert, _pair(k, order, 0))
         with more:
-            for t in k.loop(first, end):
-                _expert_rows(k, walk, t, expert, order, alike)
+            for t in k.loop(*tiles):
+                _rows(k, walk, t, expert, order, alike)
 
 
-def _abreast(
-    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
-) -> Val:
-    """Many pairs of an expert with its tiles as far as they come abreast; the first one left."""
-    first, end = tiles
-    stop = k.select(alike >= MANY, end // ABREAST * ABREAST, first)
-    for t in k.loop(first, stop, ABREAST):
-        _few_rows(k, walk, t // ABREAST, expert, order, alike)
-    return k.maximum(first, stop)
+def _many_rows(
+    k: Kernel, walk: Walk, piece: Val, tiles: Val, expert: Val, order: Val, alike: Val
+) -> Iterator[Val]:
+    """Many pairs of an expert that there is with a piece of its tiles; the number of what is left
+    then: the last tile where tiles come abreast and that has none beside it."""
+    first, end = piece * ABREAST, k.minimum((piece + 1) * ABREAST, tiles)
+    if walk.abreast is None:
+        for t in k.loop(first, end):
+            if walk.opened is None:
+                _rows(k, walk, t, expert, order, alike)
+            else:
+                _opened_rows(k, walk, walk.opened, t, expert, order, alike)
+        return
+    with k.if_else((end - first).eq(ABREAST)) as (whole, rest):
+        with whole:
+            _rows(k, walk.abreast, piece, expert, order, alike)
+        with rest:
+            yield first
 
 
 def _one_pair(
@@ -153,23 +173,10 @@ def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
         held.value = float("nan")
 
 
-def _expert_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
-    """All pairs of one expert with its tile t."""
-    if walk.opened is None:
-        _few_rows(k, walk, t, expert, order, alike)
-        return
-    known = k.select(_known(k, expert).ne(0), alike, 0)
-    with k.if_else(known >= MANY) as (many, few):
-        with many:
-            _many_rows(k, walk, walk.opened, t, expert, order, alike)
-        with few:
-            _few_rows(k, walk, t, expert, order, alike)
-
-
-def _many_rows(
+def _opened_rows(
     k: Kernel, walk: Walk, group: Group, t: Val, expert: Val, order: Val, alike: Val
 ) -> None:
-    """The same for many of an expert that there is, whose blocks are opened for a group of them."""
+    """Many pairs of an expert with its tile t, whose blocks are opened for a group of them."""
     first, weights = k.var(0), k.arg("w") + k.arg("es") * expert + t * walk.tile_bytes
     with k.while_(lambda: first.value < alike):
         rows, own = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4
@@ -197,8 +204,8 @@ def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
     write_row(k, walk.tile, home, out, k.const(0, I64), left)
 
 
-def _few_rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
-    """All pairs of one expert with its tile t."""
+def _rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
+    """All pairs of one expert with its tile t, as many at a time as a pass takes."""
     first = k.var(0)
     with k.while_(lambda: first.value < alike):
         rows, own = next_rows(k, walk.rows, alike - first.value), order + first.value * 4
@@ -221,8 +228,11 @@ def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: 
         with some:
             weights = w + es * expert + t * walk.tile_bytes
             rows = [_row_of(k, _pair(k, order, i)) for i in range(count)]
-            name = f"{k.spec.name}_{walk.tile}_{count}"
-            routine.call(k, name, body, walk.home, weights, *rows)
+            if walk.called:
+                name = f"{k.spec.name}_{walk.tile}_{count}"
+                routine.call(k, name, body, walk.home, weights, *rows)
+            else:
+                body(walk.home, weights, *rows)
         with none:
             _no_numbers(k, walk, count)
 

@@ -17,7 +17,6 @@ from ggraph.backends.cpu.blocks import ask
 from ggraph.backends.cpu.cache import bytes_of, load8, load_pair, load_wide, number_at
 from ggraph.backends.cpu.chunks import CHUNK, LINE, MOST, Heads, chunk
 from ggraph.backends.cpu.jobs import (
-    START,
     Place,
     Room,
     begins_alike,
@@ -28,9 +27,8 @@ from ggraph.backends.cpu.jobs import (
     place_at,
     queries_of,
     room_of,
-    until,
 )
-from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.states import (
     HEAD,
@@ -43,6 +41,7 @@ from ggraph.backends.cpu.states import (
     merge_sums,
     state_bytes,
 )
+from ggraph.backends.cpu.taking import Taking
 
 MAX_HEAD = 512  # numbers per head
 QUERIES = 96  # of a tile: 48, 96, 192 gave 42, 44 and 46 GMAC/s, and take as much more memory
@@ -88,8 +87,7 @@ class Tile:
 
 
 def whole_rows(k: Kernel, kind: str) -> None:
-    """Attention of rows, tile by tile; a thread has the key heads of rows whose middles lie in its
-    part of what all of them cost, which the first of two turns finds out."""
+    """Attention of rows, tile by tile; a thread takes the key heads of a tile that come next."""
     m, kv_heads = k.words("m kv_heads")
     queries, lanes = queries_of(k), k.isa.lanes
     room, spare = room_of(k), QUERIES + AT_ONCE[lanes]
@@ -103,40 +101,35 @@ def whole_rows(k: Kernel, kind: str) -> None:
     most = k.maximum(k.minimum(m * kv_heads // (k.threads * 2), fitting), 1)
     tiles = (m + (most - 1)) // most
     most = (m + (tiles - 1)) // k.maximum(tiles, 1)  # tiles alike, which threads can share evenly
-    begin, end = k.var(1), k.var(0)
-    for _ in k.loop(0, 2):
-        row, before = k.var(0), k.var(0)
-        with k.while_(lambda row=row: row.value < m):  # type: ignore[misc]
-            own, cost = _alike(k, row.value, most)
-            marks = (begin.value, end.value)
-            kvs = [until(k, mark, before.value, cost, kv_heads) for mark in marks]
-            for heads in _tiles(k, kvs, own):
-                _tile(k, kind, room, Tile(heads, row.value, own, *memory))
-            before.value = before.value + cost * kv_heads
-            row.value = row.value + own
-        begin.value = before.value * k.thread // k.threads
-        end.value = before.value * (k.thread + 1) // k.threads
+    row, pieces, count = k.var(0), Taking(k), k.var(0)
+    with k.while_(lambda: row.value < m):
+        own = _alike(k, row.value, most)
+        for heads in _tiles(k, pieces, count, own):
+            _tile(k, kind, room, Tile(heads, row.value, own, *memory))
+        row.value = row.value + own
+    pieces.finish(count.value)
 
 
-def _tiles(k: Kernel, kvs: Sequence[Val], rows: Val) -> Iterator[Heads]:
-    """The queries of the key heads kvs[0] to before kvs[1] in some rows, tile by tile."""
-    queries = queries_of(k)
+def _tiles(k: Kernel, pieces: Taking, count: Var, rows: Val) -> Iterator[Heads]:
+    """The queries of some rows, tile by tile, those that this thread takes; `count` pieces came
+    before them."""
+    queries, kv_heads, before = queries_of(k), k.arg("kv_heads"), count.value
     fitting = k.select(rows * queries < SEVERAL, k.const(MOST, I64) // (rows * queries), 1)
-    for i in k.loop(0, (k.maximum(kvs[1] - kvs[0], 0) + fitting - 1) // fitting):
-        begin = kvs[0] + i * fitting
-        end = k.minimum(begin + fitting, kvs[1])
+    count.value = before + (kv_heads + fitting - 1) // fitting
+    for piece in pieces.before(count.value):
+        begin = (piece - before) * fitting
+        end = k.minimum(begin + fitting, kv_heads)
         for first in k.loop(0, queries, QUERIES):
             yield Heads(begin, end, first, k.minimum(queries - first, QUERIES))
 
 
-def _alike(k: Kernel, row: Val, most: Val) -> tuple[Val, Val]:
+def _alike(k: Kernel, row: Val, most: Val) -> Val:
     """How many rows from `row` on, at most so many, begin with what the one before begins with, in
-    their first chunk; and what a key head of them costs, in keys of a row."""
-    rows, cost = k.var(1), k.var(shown_count(k, row) + START)
+    their first chunk."""
+    rows = k.var(1)
     with k.while_(lambda: begins_alike(k, row + rows.value, rows.value < most)):
-        cost.value = cost.value + shown_count(k, row + rows.value) + START
         rows.value = rows.value + 1
-    return rows.value, cost.value
+    return rows.value
 
 
 def _state(k: Kernel, tile: Tile, t: Val) -> Val:

@@ -12,15 +12,35 @@ from ggraph.backends.cpu.simd import Kernel, Val
 TAKEN = WORDS - 1  # the word of an instruction that counts; 0 before and after a run
 
 
+class Taking:
+    """Pieces of an instruction, numbered from 0: each is done by the thread that is the first to
+    take it. All threads go through them in the same order."""
+
+    def __init__(self, k: Kernel) -> None:
+        self._k, self._word = k, k.instruction + 8 * TAKEN
+        self._mine = k.var(self._next())
+
+    def _next(self) -> Val:
+        return atomic(self._k, "add", self._word, 1)
+
+    def before(self, end: Val) -> Iterator[Val]:
+        """The pieces before `end` that this thread takes, one after the other."""
+        mine = self._mine
+        with self._k.while_(lambda: mine.value < end):
+            yield mine.value
+            mine.value = self._next()
+
+    def finish(self, count: Val) -> None:
+        """All `count` of them are taken."""
+        with self._k.when(self._mine.value.eq(count + (self._k.threads - 1))):
+            atomic_store(self._k, self._word, 0)  # every other thread has asked in vain
+
+
 def taken(k: Kernel, count: Val) -> Iterator[Val]:
-    """Those of range(count) that this thread is the first to take, one after the other."""
-    word = k.instruction + 8 * TAKEN
-    mine = k.var(atomic(k, "add", word, 1))
-    with k.while_(lambda: mine.value < count):
-        yield mine.value
-        mine.value = atomic(k, "add", word, 1)
-    with k.when(mine.value.eq(count + (k.threads - 1))):  # every other thread has asked in vain
-        atomic_store(k, word, 0)
+    """Those of `count` pieces that this thread takes."""
+    pieces = Taking(k)
+    yield from pieces.before(count)
+    pieces.finish(count)
 
 
-__all__ = ["taken"]
+__all__ = ["Taking", "taken"]
