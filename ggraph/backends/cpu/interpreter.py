@@ -3,7 +3,9 @@
 A program is an array of instructions of `WORDS` 64-bit words: the kernel's address, flags, then the
 kernel's arguments. Every thread runs every instruction and each kernel takes its own share of it;
 where the flag `BARRIER` is set, all threads meet before the next instruction. The caller is thread
-0. The others live in `pool_work`: they run a job, look out for the next one for a while, then sleep
+0. An instruction's last word is its kernel's, to count in (`taking.py`).
+
+The others live in `pool_work`: they run a job, look out for the next one for a while, then sleep
 in a blocking read of a pipe, which needs neither Python nor its lock.
 
 A thread that is woken may be put on its waker's processor and stay there for many milliseconds

@@ -46,7 +46,7 @@ FAR_AHEAD = 8192  # with 512 bits, and where the second cache is asked for, unle
 # up to a quarter slower on weights that this keeps
 EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
 ARGS = "w x y n k m xs ys add adds unit"
-Pass = Callable[[Val, Val, Rows], None]
+Pass = Callable[[Val, Val, Rows], None]  # home of the sums, tile, rows
 
 
 def _ahead(k: Kernel, near: int) -> int:
@@ -239,7 +239,7 @@ def _walk(k: Kernel, walk: Walk) -> None:
         return
     first, end = (k.var(bound) for bound in k.part(tiles, unit))
     with k.when(m >= MANY):
-        first.value = tiles
+        first.value = tiles  # nothing is left for the loops below, which have code of their own
         for t in _many_rows(k, walk, at, tiles):
             first.value = t
         end.value = tiles
@@ -261,8 +261,9 @@ def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
 
 
 def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
-    """Many rows with such of the tiles as no other thread has taken; the number of what is left
-    then of this thread's, the last tile where tiles come abreast and that has none beside it."""
+    """Many rows with such of the tiles as no other thread has taken. Gives the tile that is left to
+    do, if this thread took that: the last one, where tiles come abreast and it has none beside it.
+    """
     if walk.abreast is None:
         for t in taken(k, tiles):
             if walk.opened is None:

@@ -133,8 +133,8 @@ def _few_rows(
 def _many_rows(
     k: Kernel, walk: Walk, piece: Val, tiles: Val, expert: Val, order: Val, alike: Val
 ) -> Iterator[Val]:
-    """Many pairs of an expert that there is with a piece of its tiles; the number of what is left
-    then: the last tile where tiles come abreast and that has none beside it."""
+    """Many pairs of an expert that there is with a piece of its tiles. Gives the tile that is left
+    to do: the last one, where tiles come abreast and it has none beside it."""
     first, end = piece * ABREAST, k.minimum((piece + 1) * ABREAST, tiles)
     if walk.abreast is None:
         for t in k.loop(first, end):
