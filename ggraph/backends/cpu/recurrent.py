@@ -1,196 +1,18 @@
-"""Kernels of layers that carry a state: short convolutions and gated delta nets.
+"""Kernels of gated delta nets, whose state is a matrix per head.
 
-`ggraph.ops.recurrent` says what the course of a text's rows is. Both walk it from the state that
-text has for certain, over replayed rows of the log and a row's forerunners, with one order of
-operations: a node of a draft tree gets the bits that it has as text.
-
-Legend: `slots` texts with a state each, m rows, n channels or columns of values, L rows of the
-log, R most replayed rows, P remembered inputs, K = P + 1; H heads of values, G of keys, D numbers
-per key, V per value.
+Legend: as in `courses.py`; H heads of values, G of keys, D numbers per key, V per value.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
+from ggraph.backends.cpu.courses import MAX_ROWS, each_changed, each_replayed, entry, follow, walk
 from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import F32, F32X8, I32, I64, Kernel, Val, Var, kernel, vec
+from ggraph.backends.cpu.simd import F32, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
-MAX_KERNEL = 8  # inputs that a convolution sees
-MAX_ROWS = 512  # of a step
-
-
-def _entry(k: Kernel, table: Val, i: Val) -> Val:
-    return k.cast("sext", k.load(table + i * 4, I32), I64)
-
-
-def _each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
-    """`body(row of the log)` for a slot's rows that became text, in order; -1 ends them."""
-    replay, r, limit = k.words("replay r limit")
-    at, row = k.var(0), k.var(-1)
-
-    def goes_on() -> Val:
-        row.value = -1
-        with k.when(at.value < r):
-            row.value = _entry(k, replay, slot * r + at.value)
-        return k.select(row.value < limit, row.value, -1) >= 0
-
-    with k.while_(goes_on):
-        body(row.value)
-        at.value = at.value + 1
-
-
-def _before(k: Kernel, row: Val) -> Val:
-    """The row before one of this step in its course; below 0: -1 - its slot."""
-    return k.minimum(_entry(k, k.arg("parents"), row), row - 1)
-
-
-def _walk(
-    k: Kernel, row: Val, most: int, base: Callable[[Val], None], each: Callable[[Val], None]
-) -> None:
-    """A course up to `row`, which is `base(slot)` where that is below 0, else base and `each(row)`
-    for the last `most` rows of this step, the last one last."""
-    path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
-    with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
-        k.store(path + count.value * 8, at.value)
-        at.value = _before(k, at.value)
-        count.value = count.value + 1
-    base(k.minimum(-1 - at.value, k.arg("slots") - 1))
-    with k.while_(lambda: count.value > 0):
-        count.value = count.value - 1
-        each(k.load(path + count.value * 8, I64))
-
-
-def _follow(
-    k: Kernel, t: Val, last: Var, base: Callable[[Val], None], each: Callable[[Val], None]
-) -> None:
-    """Bring what is carried to the forerunner of row t, which is there already in a chain."""
-    before = _before(k, t)
-    with k.when(before.ne(last.value)):
-        _walk(k, before, MAX_ROWS, base, each)
-    last.value = t
-
-
-def _each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
-    """`body(slot, its last certain row)` for the slots that the step changes."""
-    past, replay, certain = k.words("past replay certain")
-    for slot in k.loop(0, k.arg("slots")):
-        last = k.minimum(_entry(k, certain, slot), k.arg("m") - 1)
-        became = k.maximum(last, _entry(k, replay, slot * k.arg("r")))
-        begun = _entry(k, past, slot)
-        with k.when(k.select(begun.ne(0), became, 0) >= 0):
-            body(slot, last)
-
-
-def _push(k: Kernel, window: list[Var], value: Val) -> None:
-    """The oldest input leaves, the newest comes."""
-    for older, newer in pairwise(window):
-        older.value = newer.value
-    window[-1].value = value
-
-
-def _eight(k: Kernel, at: Val, left: Val | None) -> Val:
-    return k.load(at, F32X8) if left is None else words.load_tail(k, at, left)
-
-
-def _channels(k: Kernel, body: Callable[[Val, Val | None], None]) -> None:
-    """`body(first channel, how many are left)` for this thread's eights of channels."""
-    n = k.arg("n")
-    for unit in k.share((n + 7) // 8):
-        c = unit * 8
-        with k.if_else(c + 8 <= n) as (whole, part):
-            with whole:
-                body(c, None)
-            with part:
-                body(c, n - c)
-
-
-def _remembered(k: Kernel, window: list[Var], slot: Val, c: Val, left: Val | None) -> None:
-    """The inputs before the step's first row: the state's (zeros where a text begins), then those
-    that were replayed. The newest stands last."""
-    state, log, n = k.words("state log n")
-    with k.if_else(_entry(k, k.arg("past"), slot).ne(0)) as (known, new):
-        with known:
-            for i, held in enumerate(window):
-                at = (slot * len(window) + i) * n + c
-                held.value = _eight(k, state + at * 4, left)
-        with new:
-            for held in window:
-                held.value = k.const(0.0, F32X8)
-    _each_replayed(k, slot, lambda row: _push(k, window, _eight(k, log + (row * n + c) * 4, left)))
-
-
-def _conv(k: Kernel, taps: int) -> None:
-    """y[t] = the last `taps` inputs of row t's course by w, oldest first."""
-    x, w, y, m, n = k.words("x w y m n")
-
-    def channels(c: Val, left: Val | None) -> None:
-        window = [k.var(k.const(0.0, F32X8)) for _ in range(taps - 1)]
-        weights = [_eight(k, w + (n * j + c) * 4, left) for j in range(taps)]
-        last = k.var(m)
-
-        def row(t: Val) -> None:
-            _push(k, window, _eight(k, x + (t * n + c) * 4, left))
-
-        for t in k.loop(0, m):
-            _follow(k, t, last, lambda slot: _remembered(k, window, slot, c, left), row)
-            own = _eight(k, x + (t * n + c) * 4, left)
-            total = weights[-1] * own
-            for held, weight in zip(window, weights, strict=False):
-                total = words.fma(k, held.value, weight, total)
-            _push(k, window, own)
-            at = y + (t * n + c) * 4
-            if left is None:
-                k.store(at, total)
-            else:
-                words.store_tail(k, at, total, left)
-
-    _channels(k, channels)
-
-
-def _conv_next(k: Kernel, taps: int) -> None:
-    """y = the last taps - 1 inputs of every text: the state's own bytes."""
-    x, y, n = k.words("x y n")
-
-    def channels(c: Val, left: Val | None) -> None:
-        window = [k.var(k.const(0.0, F32X8)) for _ in range(taps - 1)]
-
-        def after(slot: Val, last: Val) -> None:
-            def row(t: Val) -> None:
-                _push(k, window, _eight(k, x + (t * n + c) * 4, left))
-
-            _walk(k, last, taps - 1, lambda _: _remembered(k, window, slot, c, left), row)
-            for i, held in enumerate(window):
-                at = y + ((slot * len(window) + i) * n + c) * 4
-                if left is None:
-                    k.store(at, held.value)
-                else:
-                    words.store_tail(k, at, held.value, left)
-
-        _each_changed(k, after)
-
-    _channels(k, channels)
-
-
-def _by_taps(k: Kernel, body: Callable[[Kernel, int], None]) -> None:
-    for taps in range(2, MAX_KERNEL + 1):
-        with k.when(k.arg("taps").eq(taps)):
-            body(k, taps)
-
-
-@kernel("state log x w y parents replay past slots m n taps r limit")
-def ssm_conv(k: Kernel) -> None:
-    """Rows by a short convolution; w is [K, n]."""
-    _by_taps(k, _conv)
-
-
-@kernel("state log x y parents replay past certain slots m n taps r limit")
-def ssm_conv_next(k: Kernel) -> None:
-    """What the convolution remembers of each text."""
-    _by_taps(k, _conv_next)
 
 
 @dataclass(frozen=True)
@@ -230,7 +52,7 @@ class _Tile:
         k, (state, heads, d, v) = self.k, self.k.words("state heads d v")
         nbytes = 4 * self.lanes * self.count
         ahead = state + (((slot * heads + self.h + 1) * v + self.j) * d) * 4
-        with k.if_else(_entry(k, k.arg("past"), slot).ne(0)) as (known, new):
+        with k.if_else(entry(k, k.arg("past"), slot).ne(0)) as (known, new):
             with known:
                 for i in k.loop(0, d):
                     for line in range(0, nbytes, LINE):
@@ -256,14 +78,33 @@ class _Tile:
         columns = zip(*turns, strict=True)
         return [(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns]
 
-    def advance(self, row: Val, q: Val | None = None) -> list[Val]:
-        """The state after a row; what q finds in it, where q is given."""
+    def _gate(self, row: Val) -> tuple[Val, Val, Val]:
+        """A row's key and values, and by what the state fades."""
         k, (d, v, heads, groups) = self.k, self.k.words("d v heads groups")
         key, values = row + (self.h % groups) * d * 4, row + groups * d * 4
-        gates = values + heads * v * 4
-        gate = words.exp(k, words.broadcast(k, gates + self.h * 4))
-        fade = k.splat(k.lane(gate, 0), self.lanes)
-        beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
+        gate = words.exp(k, words.broadcast(k, values + (heads * v + self.h) * 4))
+        return key, values, k.splat(k.lane(gate, 0), self.lanes)
+
+    def change_at(self, t: Val) -> Val:
+        """Where the change that row t makes in these columns is kept, as told to its key."""
+        heads, v, changes = self.k.words("heads v changes")
+        return changes + ((t * heads + self.h) * v + self.j) * 4
+
+    def repeat(self, row: Val, t: Val) -> None:
+        """The state after row t of the step, whose change is known."""
+        k, (key, _, fade) = self.k, self._gate(row)
+        change = self.vectors(self.change_at(t))
+        for i in k.loop(0, k.arg("d")):
+            share = words.broadcast(k, key + i * 4, self.lanes)
+            pairs = zip(change, self.vectors(self.row(i)), strict=True)
+            self.store(self.row(i), [words.fma(k, share, c, o * fade) for c, o in pairs])
+
+    def advance(self, row: Val, q: Val | None = None, t: Val | None = None) -> list[Val]:
+        """The state after a row; what q finds in it, where q is given. The change is kept where the
+        row is row t of the step."""
+        k, (v, heads) = self.k, self.k.words("v heads")
+        key, values, fade = self._gate(row)
+        beta = words.broadcast(k, values + (heads * v + heads + self.h) * 4, self.lanes)
 
         def seen(i: Val, totals: list[Var]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
@@ -272,7 +113,10 @@ class _Tile:
 
         known = self._sums(seen)
         told = self.vectors(values + (self.h * v + self.j) * 4)
-        change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
+        change = [(one - s * fade) * beta for one, s in zip(told, known, strict=True)]
+        if t is not None:
+            with k.when(k.arg("changes").ne(0)):
+                self.store(self.change_at(t), change)
 
         def corrected(i: Val, totals: list[Var]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
@@ -294,7 +138,7 @@ class _Tile:
         def row(at: Val) -> None:
             self.advance(log + at * width * 4)
 
-        _each_replayed(self.k, slot, row)
+        each_replayed(self.k, slot, row)
 
 
 def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
@@ -316,40 +160,61 @@ def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
             shared(8, 1)
 
 
-@kernel("state log rows q y parents replay past slots m heads groups d v width r limit")
-def delta_net(k: Kernel) -> None:
-    """y[t, h] = what q finds in head h of its text's state after row t."""
-    rows, q, y, m, heads, groups, d, v, width = k.words("rows q y m heads groups d v width")
+def _delta(k: Kernel, each: Callable[[_Tile, Val, Val], object]) -> None:
+    """`each(tile, address of a row, its number)` for all rows of the step, in a state that is as
+    the row finds it."""
+    rows, m, width = k.words("rows m width")
 
     def found(tile: _Tile) -> None:
         last = k.var(m)
 
-        def follow(t: Val) -> None:
+        def on_the_way(t: Val) -> None:
             tile.advance(rows + t * width * 4)
 
         for t in k.loop(0, m):
-            _follow(k, t, last, tile.base, follow)
-            asked = q + (t * groups + tile.h % groups) * d * 4
-            given = tile.advance(rows + t * width * 4, asked)
-            tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
+            follow(k, t, last, tile.base, on_the_way)
+            each(tile, rows + t * width * 4, t)
 
     _tiles(k, found)
 
 
-@kernel("state log rows y parents replay past certain slots m heads groups d v width r limit")
+@kernel("state log rows q y changes parents replay past slots m heads groups d v width r limit")
+def delta_net(k: Kernel) -> None:
+    """y[t, h] = what q finds in head h of its text's state after row t; changes[t, h] = what is
+    told to the row's key there, unless `changes` is 0."""
+    q, y, heads, groups, d, v = k.words("q y heads groups d v")
+
+    def each(tile: _Tile, row: Val, t: Val) -> None:
+        asked = q + (t * groups + tile.h % groups) * d * 4
+        given = tile.advance(row, asked, t)
+        tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
+
+    _delta(k, each)
+
+
+@kernel("state log rows changes parents replay past slots m heads groups d v width r limit")
+def delta_net_changes(k: Kernel) -> None:
+    """The changes alone."""
+    _delta(k, lambda tile, row, t: tile.advance(row, None, t))
+
+
+@kernel(
+    "state log rows y changes parents replay past certain slots m heads groups d v width r limit"
+)
 def delta_net_next(k: Kernel) -> None:
-    """y, the state's own bytes = each slot's state after the rows that are text."""
+    """y, the state's own bytes = each slot's state after the rows that are text, whose changes are
+    known."""
     rows, y, d, width = k.words("rows y d width")
 
     def after(tile: _Tile) -> None:
         def state(slot: Val, last: Val) -> None:
             def row(t: Val) -> None:
-                tile.advance(rows + t * width * 4)
+                tile.repeat(rows + t * width * 4, t)
 
-            _walk(k, last, MAX_ROWS, lambda _: tile.base(slot), row)
+            walk(k, last, MAX_ROWS, lambda _: tile.base(slot), row)
             for i in k.loop(0, d):
                 tile.store(tile.given(y, slot, i), tile.vectors(tile.row(i)))
 
-        _each_changed(k, state)
+        each_changed(k, state)
 
     _tiles(k, after)

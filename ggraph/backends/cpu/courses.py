@@ -1,0 +1,80 @@
+"""Courses of rows through layers that carry a state.
+
+`ggraph.ops.recurrent` says what the course of a text's rows is. Kernels walk it from the state that
+the text has for certain, over replayed rows of the log and a row's forerunners, with one order of
+operations: a node of a draft tree gets the bits that it has as text.
+
+Legend: `slots` texts with a state each, m rows, L rows of the log, R most replayed rows.
+"""
+
+from collections.abc import Callable
+
+from ggraph.backends.cpu.simd import I32, I64, Kernel, Val, Var
+
+MAX_ROWS = 512  # of a step
+
+
+def entry(k: Kernel, table: Val, i: Val) -> Val:
+    """A table's number i, int32."""
+    return k.cast("sext", k.load(table + i * 4, I32), I64)
+
+
+def each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
+    """`body(row of the log)` for a slot's rows that became text, in order; -1 ends them."""
+    replay, r, limit = k.words("replay r limit")
+    at, row = k.var(0), k.var(-1)
+
+    def goes_on() -> Val:
+        row.value = -1
+        with k.when(at.value < r):
+            row.value = entry(k, replay, slot * r + at.value)
+        return k.select(row.value < limit, row.value, -1) >= 0
+
+    with k.while_(goes_on):
+        body(row.value)
+        at.value = at.value + 1
+
+
+def before(k: Kernel, row: Val) -> Val:
+    """The row before one of this step in its course; below 0: -1 - its slot."""
+    return k.minimum(entry(k, k.arg("parents"), row), row - 1)
+
+
+def walk(
+    k: Kernel, row: Val, most: int, base: Callable[[Val], None], each: Callable[[Val], None]
+) -> None:
+    """A course up to `row`, which is `base(slot)` where that is below 0, else base and `each(row)`
+    for the last `most` rows of this step, the last one last."""
+    path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
+    with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
+        k.store(path + count.value * 8, at.value)
+        at.value = before(k, at.value)
+        count.value = count.value + 1
+    base(k.minimum(-1 - at.value, k.arg("slots") - 1))
+    with k.while_(lambda: count.value > 0):
+        count.value = count.value - 1
+        each(k.load(path + count.value * 8, I64))
+
+
+def follow(
+    k: Kernel, t: Val, last: Var, base: Callable[[Val], None], each: Callable[[Val], None]
+) -> None:
+    """Bring what is carried to the forerunner of row t, which is there already in a chain."""
+    forerunner = before(k, t)
+    with k.when(forerunner.ne(last.value)):
+        walk(k, forerunner, MAX_ROWS, base, each)
+    last.value = t
+
+
+def each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
+    """`body(slot, its last certain row)` for the slots that the step changes."""
+    past, replay, certain = k.words("past replay certain")
+    for slot in k.loop(0, k.arg("slots")):
+        last = k.minimum(entry(k, certain, slot), k.arg("m") - 1)
+        became = k.maximum(last, entry(k, replay, slot * k.arg("r")))
+        begun = entry(k, past, slot)
+        with k.when(k.select(begun.ne(0), became, 0) >= 0):
+            body(slot, last)
+
+
+__all__ = ["MAX_ROWS", "each_changed", "each_replayed", "entry", "follow", "walk"]
