@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ggraph.backends.cpu import courses, short_conv
+from ggraph.backends.cpu import courses, recurrent, short_conv
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import carries, is_rows
+from ggraph.backends.cpu.needs import is_rows
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.dtype import F32, I32
 
@@ -49,35 +49,32 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
     return True
 
 
-def _sizes(x: Launch) -> dict[str, Any]:
-    """The sizes of a delta net."""
+def _sizes(x: Launch) -> dict[str, Any] | None:
+    """The sizes of a delta net, None where the kernels do not take them."""
     _, heads, d, v = x.sources[0].tensor.shape
-    width = x.sources[2].tensor.shape[1]
+    m, width = x.sources[2].tensor.shape
+    if not _sound(x) or v % 8 or d > recurrent.MAX_KEY or m > courses.MAX_ROWS:
+        return None
     groups = (width - heads * v - 2 * heads) // d
     return {"heads": heads, "groups": groups, "d": d, "v": v, "width": width}
 
 
 def delta_net(low: Lowering, x: Launch) -> bool:
-    """What queries find in the state after each row, and what the rows change."""
-    if not carries(x.result.tensor):
-        return False
+    """What queries find in the state after each row."""
     _, _, rows, q, *course = x.sources
-    room, given = x.room("changes"), {"rows": low.at(rows), "q": low.at(q), **_sizes(x)}
-    made = [] if room.ready else [room]
-    given |= {"changes": 0 if room.ready else room, **_course(low, x, course)}
-    low.add("delta_net", makes=made, result=True, **given)
+    sizes = _sizes(x)
+    if sizes is None:
+        return False
+    given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
+    low.add("delta_net", **sizes, **given)
     return True
 
 
 def delta_net_next(low: Lowering, x: Launch) -> bool:
     """The states that texts end in, in place."""
-    if not carries(x.result.tensor):
-        return False
     _, _, rows, *course = x.sources
-    changes, given = x.room("changes"), {"rows": low.at(rows), **_sizes(x)}
-    given |= {"changes": changes, **_course(low, x, course)}
-    if not changes.ready:
-        alone = {name: word for name, word in given.items() if name not in ("certain", "y")}
-        low.add("delta_net_changes", makes=[changes], **alone)
-    low.add("delta_net_next", uses=[changes], **given)
+    sizes = _sizes(x)
+    if sizes is None:
+        return False
+    low.add("delta_net_next", rows=low.at(rows), **sizes, **_course(low, x, course))
     return True

@@ -303,24 +303,16 @@ def _conv_next(a: Args, _: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["slots"] * (a["taps"] - 1), width, width)
 
 
-def _delta_changes(a: Args, _: str) -> Iterator[Patch]:
+def _delta(a: Args, _: str) -> Iterator[Patch]:
     yield from _course(a, a["width"] * 4, "rows")
     yield _reads(a, "state", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4, "any")
-    values = a["heads"] * a["v"] * 4
-    yield _writes(a, "changes", a["m"], values, values)
-
-
-def _delta(a: Args, _: str) -> Iterator[Patch]:
-    row, values = a["groups"] * a["d"] * 4, a["heads"] * a["v"] * 4
-    yield from _delta_changes(a, _)
+    row = a["groups"] * a["d"] * 4
     yield _reads(a, "q", a["m"], row, row, "any")
-    yield _writes(a, "y", a["m"], values, values)
+    yield _writes(a, "y", a["m"], a["heads"] * a["v"] * 4, a["heads"] * a["v"] * 4)
 
 
 def _delta_next(a: Args, _: str) -> Iterator[Patch]:
-    values = a["heads"] * a["v"] * 4
     yield from _course(a, a["width"] * 4, "rows")
-    yield _reads(a, "changes", a["m"], values, values, "any")
     yield _reads(a, "state", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
     yield _writes(a, "y", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
@@ -356,8 +348,7 @@ RULES: dict[str, Rule] = {
     "top_k_": _row_by_row,
     "solve_tri": _solve, "enlarge": _enlarge,
     "moe_shares": _shares, "moe_mix": _together, "add_id": _add_id, "ssm_conv": _conv,
-    "ssm_conv_next": _conv_next, "delta_net": _delta,
-    "delta_net_changes": _delta_changes, "delta_net_next": _delta_next,
+    "ssm_conv_next": _conv_next, "delta_net": _delta, "delta_net_next": _delta_next,
 }  # fmt: skip
 
 

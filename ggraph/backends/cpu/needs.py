@@ -8,7 +8,7 @@ Legend: m rows, n slots of a cache, k columns of a product.
 
 from math import prod
 
-from ggraph.backends.cpu import attention, cache, courses, recurrent
+from ggraph.backends.cpu import attention, cache
 from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD
@@ -25,7 +25,6 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.tensor import Kind, Tensor
 
 FEW_ROWS = 8  # up to here attention splits the cache among threads
-CHANGES = {"delta_net": (0, 1, 2, 4, 5, 6), "delta_net_next": (0, 1, 2, 3, 4, 5)}  # made of what
 PLACES = ("argmax", "argsort", "top_k")  # ops whose results are places in a row
 
 
@@ -43,15 +42,6 @@ def is_matrix(t: Tensor) -> bool:
 def is_rows(t: Tensor) -> bool:
     """Whether a tensor is float32 without gaps."""
     return t.dtype is F32 and t.is_contiguous and len(t.shape) >= 1
-
-
-def carries(t: Tensor) -> bool:
-    """Whether the kernels of a delta net take it: all numbers float32, all indices int32, no gaps,
-    and sizes that they have room for."""
-    (_, _, d, v), m = t.sources[0].shape, t.sources[2].shape[0]
-    plain = all(s.is_contiguous and s.dtype in (F32, I32) for s in t.sources)
-    sized = v % 8 == 0 and d <= recurrent.MAX_KEY and m <= courses.MAX_ROWS
-    return plain and sized and all(map(is_rows, t.sources[:3]))
 
 
 def kept_as(dtype: DType, exact: bool) -> DType:
@@ -236,8 +226,8 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     """What the kernels of a launch of `t` touch beside its operands.
 
     "rows": rows of a product in 8 bits; "gate", "up": what a unit takes; "slots": lists of what
-    each row of a mask shows; "parts": attention by chunks; "changes": what rows change in a state;
-    "turned": rotated rows on their way to a cache of blocks.
+    each row of a mask shows; "parts": attention by chunks; "turned": rotated rows on their way to a
+    cache of blocks.
     """
     if not t.size:
         return ()
@@ -253,9 +243,6 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return _attention_needs(t)
     if t.op == "flash_attn" and attends_plainly(t):
         return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
-    if t.op in CHANGES and carries(t):
-        _, heads, _, v = t.sources[0].shape
-        return (Need("changes", t.sources[2].shape[0] * heads * v * 4, CHANGES[t.op]),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
         return (Need("turned", t.sources[1].nbytes),)
     return rooms(t)
@@ -329,8 +316,8 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "carries", "convolves", "factors", "gates",
-    "held_bytes", "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots",
-    "looks_up", "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
+    "attends", "attends_plainly", "bounded", "convolves", "factors", "gates", "held_bytes",
+    "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots", "looks_up",
+    "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
     "stores", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

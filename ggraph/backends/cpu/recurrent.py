@@ -78,33 +78,14 @@ class _Tile:
         columns = zip(*turns, strict=True)
         return [(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns]
 
-    def _gate(self, row: Val) -> tuple[Val, Val, Val]:
-        """A row's key and values, and by what the state fades."""
+    def advance(self, row: Val, q: Val | None = None) -> list[Val]:
+        """The state after a row; what q finds in it, where q is given."""
         k, (d, v, heads, groups) = self.k, self.k.words("d v heads groups")
         key, values = row + (self.h % groups) * d * 4, row + groups * d * 4
-        gate = words.exp(k, words.broadcast(k, values + (heads * v + self.h) * 4))
-        return key, values, k.splat(k.lane(gate, 0), self.lanes)
-
-    def change_at(self, t: Val) -> Val:
-        """Where the change that row t makes in these columns is kept, as told to its key."""
-        heads, v, changes = self.k.words("heads v changes")
-        return changes + ((t * heads + self.h) * v + self.j) * 4
-
-    def repeat(self, row: Val, t: Val) -> None:
-        """The state after row t of the step, whose change is known."""
-        k, (key, _, fade) = self.k, self._gate(row)
-        change = self.vectors(self.change_at(t))
-        for i in k.loop(0, k.arg("d")):
-            share = words.broadcast(k, key + i * 4, self.lanes)
-            pairs = zip(change, self.vectors(self.row(i)), strict=True)
-            self.store(self.row(i), [words.fma(k, share, c, o * fade) for c, o in pairs])
-
-    def advance(self, row: Val, q: Val | None = None, t: Val | None = None) -> list[Val]:
-        """The state after a row; what q finds in it, where q is given. The change is kept where the
-        row is row t of the step."""
-        k, (v, heads) = self.k, self.k.words("v heads")
-        key, values, fade = self._gate(row)
-        beta = words.broadcast(k, values + (heads * v + heads + self.h) * 4, self.lanes)
+        gates = values + heads * v * 4
+        gate = words.exp(k, words.broadcast(k, gates + self.h * 4))
+        fade = k.splat(k.lane(gate, 0), self.lanes)
+        beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
 
         def seen(i: Val, totals: list[Var]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
@@ -113,10 +94,7 @@ class _Tile:
 
         known = self._sums(seen)
         told = self.vectors(values + (self.h * v + self.j) * 4)
-        change = [(one - s * fade) * beta for one, s in zip(told, known, strict=True)]
-        if t is not None:
-            with k.when(k.arg("changes").ne(0)):
-                self.store(self.change_at(t), change)
+        change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
 
         def corrected(i: Val, totals: list[Var]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
@@ -160,10 +138,10 @@ def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
             shared(8, 1)
 
 
-def _delta(k: Kernel, each: Callable[[_Tile, Val, Val], object]) -> None:
-    """`each(tile, address of a row, its number)` for all rows of the step, in a state that is as
-    the row finds it."""
-    rows, m, width = k.words("rows m width")
+@kernel("state log rows q y parents replay past slots m heads groups d v width r limit")
+def delta_net(k: Kernel) -> None:
+    """y[t, h] = what q finds in head h of its text's state after row t."""
+    rows, q, y, m, heads, groups, d, v, width = k.words("rows q y m heads groups d v width")
 
     def found(tile: _Tile) -> None:
         last = k.var(m)
@@ -173,43 +151,22 @@ def _delta(k: Kernel, each: Callable[[_Tile, Val, Val], object]) -> None:
 
         for t in k.loop(0, m):
             follow(k, t, last, tile.base, on_the_way)
-            each(tile, rows + t * width * 4, t)
+            asked = q + (t * groups + tile.h % groups) * d * 4
+            given = tile.advance(rows + t * width * 4, asked)
+            tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
 
     _tiles(k, found)
 
 
-@kernel("state log rows q y changes parents replay past slots m heads groups d v width r limit")
-def delta_net(k: Kernel) -> None:
-    """y[t, h] = what q finds in head h of its text's state after row t; changes[t, h] = what is
-    told to the row's key there, unless `changes` is 0."""
-    q, y, heads, groups, d, v = k.words("q y heads groups d v")
-
-    def each(tile: _Tile, row: Val, t: Val) -> None:
-        asked = q + (t * groups + tile.h % groups) * d * 4
-        given = tile.advance(row, asked, t)
-        tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
-
-    _delta(k, each)
-
-
-@kernel("state log rows changes parents replay past slots m heads groups d v width r limit")
-def delta_net_changes(k: Kernel) -> None:
-    """The changes alone."""
-    _delta(k, lambda tile, row, t: tile.advance(row, None, t))
-
-
-@kernel(
-    "state log rows y changes parents replay past certain slots m heads groups d v width r limit"
-)
+@kernel("state log rows y parents replay past certain slots m heads groups d v width r limit")
 def delta_net_next(k: Kernel) -> None:
-    """y, the state's own bytes = each slot's state after the rows that are text, whose changes are
-    known."""
+    """y, the state's own bytes = each slot's state after the rows that are text."""
     rows, y, d, width = k.words("rows y d width")
 
     def after(tile: _Tile) -> None:
         def state(slot: Val, last: Val) -> None:
             def row(t: Val) -> None:
-                tile.repeat(rows + t * width * 4, t)
+                tile.advance(rows + t * width * 4)
 
             walk(k, last, MAX_ROWS, lambda _: tile.base(slot), row)
             for i in k.loop(0, d):
