@@ -36,7 +36,7 @@ class Block:
     j: Val
 
     def behind(self, nbytes: int) -> Val:
-        """Address of what lies so many bytes behind that of block j - 1."""
+        """Address of the block's part of the run, where each block has so many bytes."""
         step = self.j * nbytes
         return self.run + (self.k.opaque(step) if self.layout.blocks > 1 else step)
 

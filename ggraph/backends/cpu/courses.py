@@ -35,7 +35,7 @@ def each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
         at.value = at.value + 1
 
 
-def before(k: Kernel, row: Val) -> Val:
+def _before(k: Kernel, row: Val) -> Val:
     """The row before one of this step in its course; below 0: -1 - its slot."""
     return k.minimum(entry(k, k.arg("parents"), row), row - 1)
 
@@ -48,7 +48,7 @@ def walk(
     path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
     with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
         k.store(path + count.value * 8, at.value)
-        at.value = before(k, at.value)
+        at.value = _before(k, at.value)
         count.value = count.value + 1
     base(k.minimum(-1 - at.value, k.arg("slots") - 1))
     with k.while_(lambda: count.value > 0):
@@ -60,7 +60,7 @@ def follow(
     k: Kernel, t: Val, last: Var, base: Callable[[Val], None], each: Callable[[Val], None]
 ) -> None:
     """Bring what is carried to the forerunner of row t, which is there already in a chain."""
-    forerunner = before(k, t)
+    forerunner = _before(k, t)
     with k.when(forerunner.ne(last.value)):
         walk(k, forerunner, MAX_ROWS, base, each)
     last.value = t

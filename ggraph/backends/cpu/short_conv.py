@@ -27,6 +27,14 @@ def _load(k: Kernel, at: Val, left: Val | None) -> Val:
     return k.load(at, vec(F32, lanes)) if left is None else words.load_tail(k, at, left, lanes)
 
 
+def _store(k: Kernel, at: Val, value: Val, left: Val | None) -> None:
+    """The other way."""
+    if left is None:
+        k.store(at, value)
+    else:
+        words.store_tail(k, at, value, left)
+
+
 def _window(k: Kernel, count: int) -> list[Var]:
     """Zeros for the channels of so many inputs."""
     return [k.var(0.0, vec(F32, VECTORS * k.isa.lanes)) for _ in range(count)]
@@ -79,10 +87,7 @@ def _conv(k: Kernel, taps: int) -> None:
                 total = words.fma(k, held.value, weight, total)
             _push(k, window, own)
             at = y + (t * n + c) * 4
-            if left is None:
-                k.store(at, total)
-            else:
-                words.store_tail(k, at, total, left)
+            _store(k, at, total, left)
 
     _channels(k, channels)
 
@@ -101,10 +106,7 @@ def _conv_next(k: Kernel, taps: int) -> None:
             walk(k, last, taps - 1, lambda _: _remembered(k, window, slot, c, left), row)
             for i, held in enumerate(window):
                 at = y + ((slot * len(window) + i) * n + c) * 4
-                if left is None:
-                    k.store(at, held.value)
-                else:
-                    words.store_tail(k, at, held.value, left)
+                _store(k, at, held.value, left)
 
         each_changed(k, after)
 
