@@ -30,9 +30,10 @@ from pages import table
 
 from ggraph import cache_dir
 from ggraph.backends.cpu.isa import host
-from models.bench.cpu import CASES, Case, file_of, fitting, measure, row
+from models.bench.cpu import CASES, Case, file_of, fitting, measure
 from models.bench.install import ORIGINS, built
 from models.bench.machine import machine
+from models.bench.rounds import row
 from models.cli.common import model_path
 from models.run.convert import FILE_TYPES
 
@@ -187,8 +188,8 @@ def part(result: Path) -> str:
         "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
         "beside the peers' decoding. By processor time: the same ratio for each second of "
         "processor that a side used, which other programs disturb less. Read ceiling: what the "
-        "threads can read a second, measured in the same run; neighbours on the host take their "
-        "part of it, by the hour. Of it: bytes that a token reads, of weights and from 1,024 "
+        "threads can read a second, measured between the turns; neighbours on the host take their "
+        "part of it, by the minute, and rounds in which it changes are not counted. Of it: bytes that a token reads, of weights and from 1,024 "
         "tokens on of the cache, by its time and by the ceiling. At the ceiling: what over the "
         "fastest would be if they were read as fast as that; no program with these bytes has "
         "more.\n\n"
@@ -224,10 +225,10 @@ def main() -> None:
             continue
         if time.monotonic() - begun > given.seconds:
             break
-        for case, samples, versions in measure(
+        for case, measured, versions in measure(
             path, given.threads, given.rounds, given.tokens, peers, asked
         ):
-            new = row(case, samples)
+            new = row(case.name, case.unit, measured)
             keep(out, given.threads, path.name, new, versions)
             sides = {"ggraph": new["ours"], **{p: r["rate"] for p, r in new["peers"].items()}}
             told = {k: round(v, 1) for k, v in sides.items()}

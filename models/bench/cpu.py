@@ -3,19 +3,24 @@
 All engines read the same GGUF file with the same number of threads and the same token ids, and
 take turns, so that a machine that slows down slows both. Our figures are a user's: graph replay,
 feeds, masks and the choice of a token are in them. Medians of the rounds.
+
+Memory that neighbours on the host share may give half of what it gave a second ago. What threads
+can read is measured between any two turns of decoding, and a round in which it changes is done
+again.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ggraph import InputError, cache_dir, kept
 from ggraph.backends.cpu.backend import CpuBackend
+from ggraph.backends.cpu.ceilings import read_ceiling
+from ggraph.backends.cpu.profile import Profile
 from ggraph.decode.acceptance import only
 from ggraph.decode.rows import Rows
 
@@ -24,6 +29,7 @@ from ..run.convert import model_to_gguf
 from ..run.load import Loaded, load
 from .machine import Others
 from .peer import Peer, Reply
+from .rounds import OURS, Measured, Round, changed, steadiest
 
 SAID = (
     "The quick survey of the coast began at dawn, when the tide was low and the light was clear. "
@@ -31,6 +37,7 @@ SAID = (
     "By noon they had listed 14 species, argued about one of them, and lost the rope to the sea. "
 )
 FILLED = 1000  # tokens from which on the room for them is about full
+PATIENCE = 5  # rounds for one that is wanted
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,6 @@ CASES = (  # a text that one leaves behind is the next one's, as far as it goes
 )
 
 
-@dataclass
-class Samples:
-    """Rates of one case, one per round; `share` is the part of its cores that a side got."""
-
-    ours: list[float] = field(default_factory=list)
-    theirs: dict[str, list[float]] = field(default_factory=dict)
-    our_share: list[float] = field(default_factory=list)
-    their_share: dict[str, list[float]] = field(default_factory=dict)
-    others: list[float] = field(default_factory=list)
-    read_share: list[float] = field(default_factory=list)  # of decoding
-    ceiling: list[float] = field(default_factory=list)  # what that is a share of, bytes a second
-
-
 class Ours:
     """ggraph on one file: `rate` measures a case, after a warm-up of its plans."""
 
@@ -96,20 +90,25 @@ class Ours:
             self._warm.add(case)
         return action(case)
 
-    def reads(self, case: Case) -> tuple[float, float]:
-        """Bytes that a decoded token reads, weights and cache, and what the threads can read a
-        second, measured now. A short text's cache is not counted, since an op says how much there
-        is room for."""
+    def ceiling(self) -> float:
+        """Bytes that the threads can read a second, measured now."""
+        return read_ceiling(self._profile().pool)
+
+    def _profile(self) -> Profile:
         backend = self.m.session.backends["cpu"]
         assert isinstance(backend, CpuBackend) and backend.profile is not None
+        return backend.profile
+
+    def reads(self, case: Case) -> float:
+        """Bytes that a decoded token reads, weights and cache. A short text's cache is not counted,
+        since an op says how much there is room for."""
+        profile = self._profile()
         self._read(case.context - 1)  # a recurrent model cannot go back
-        profile = backend.profile
         with profile.timing():
             self.m.runner.text(self.ids[case.context - 1 : case.context])
         counted = ("mul_mat", "flash_attn") if case.context >= FILLED else ("mul_mat",)
         times = profile.times.items()
-        read = sum(t.nbytes * len(t.times) for (n, _), t in times if n.startswith(counted))
-        return read, profile.ceilings().read
+        return sum(t.nbytes * len(t.times) for (n, _), t in times if n.startswith(counted))
 
     def _read(self, count: int) -> None:
         """The first tokens of the text in the cache, what stands there already as it is."""
@@ -194,7 +193,7 @@ def measure(
     cases: Sequence[Case],
     *,
     report: Callable[[str], None] = print,
-) -> Iterator[tuple[Case, Samples, dict[str, str]]]:
+) -> Iterator[tuple[Case, Measured, dict[str, str]]]:
     """Case by case what alternating rounds gave, and the peers' versions; the side that begins
     changes from round to round. A peer that refuses the file is reported and left out."""
     context = max(c.cache(tokens) for c in cases)
@@ -215,38 +214,38 @@ def measure(
             for peer in opened:
                 if case.kind != "prompt":  # its text in the cache
                     their_rate(peer, case, ours.ids, 1)
-            samples = Samples()
-            for i in range(rounds):
-                _round(samples, case, ours, opened, i)
-            yield case, samples, {p.name: p.version for p in opened}
+            found = list[Round]()
+            while changed(found, rounds) and len(found) < PATIENCE * rounds:
+                found.append(_round(case, ours, opened, len(found)))
+            read = ours.reads(case) if case.kind == "decode" else None
+            measured = Measured(steadiest(found, rounds), len(found) - rounds, read)
+            yield case, measured, {p.name: p.version for p in opened}
 
 
-def _round(s: Samples, case: Case, ours: Ours, peers: Sequence[Peer], first: int) -> None:
-    others, cpu = Others(), time.process_time()
-    their_cpu = 0.0
+def _round(case: Case, ours: Ours, peers: Sequence[Peer], first: int) -> Round:
+    others, cpu, their_cpu = Others(), time.process_time(), 0.0
+    rates, shares, gave = dict[str, float](), dict[str, float](), list[float]()
+
+    def look() -> None:
+        if case.kind == "decode":
+            gave.append(ours.ceiling())
 
     def we() -> None:
-        rate, share = ours.rate(case)
-        s.ours.append(rate)
-        s.our_share.append(share)
-        if case.kind == "decode":
-            read, ceiling = ours.reads(case)
-            s.read_share.append(read * rate / ceiling)
-            s.ceiling.append(ceiling)
+        rates[OURS], shares[OURS] = ours.rate(case)
 
     def they(peer: Peer) -> None:
         nonlocal their_cpu
-        rate, reply = their_rate(peer, case, ours.ids, ours.tokens)
-        s.theirs.setdefault(peer.name, []).append(rate)
-        s.their_share.setdefault(peer.name, []).append(reply.share)
+        rates[peer.name], reply = their_rate(peer, case, ours.ids, ours.tokens)
+        shares[peer.name] = reply.share
         their_cpu += reply.raw["cpu"]
 
     turns: list[Callable[[], None]] = [we, *(partial(they, p) for p in peers)]
     for i in range(len(turns)):
+        look()
         turns[(first + i) % len(turns)]()
+    look()
     busy = others.cores(time.process_time() - cpu + their_cpu)
-    if busy is not None:
-        s.others.append(busy)
+    return Round(rates, shares, busy, tuple(gave))
 
 
 def prompt_ids(m: Loaded, count: int) -> list[int]:
@@ -255,35 +254,6 @@ def prompt_ids(m: Loaded, count: int) -> list[int]:
     if not ids:
         raise InputError(f"{m.model.name}: no tokens for plain English")
     return (ids * -(-count // len(ids)))[:count]
-
-
-def row(case: Case, s: Samples) -> dict[str, Any]:
-    """One row of the table: medians, their spread, and the ratio over the fastest peer.
-
-    `busy_ratio`: by processor time in place of time, the least over the peers. On one thread it
-    holds while others take the cores; threads that wait for one another by spinning spoil it.
-    """
-    ours = statistics.median(s.ours)
-    busy = statistics.median(r / c for r, c in zip(s.ours, s.our_share, strict=True))
-    peers = {
-        name: {"rate": (rate := statistics.median(rates)), "ratio": ours / rate,
-               "share": min(s.their_share[name]),
-               "busy_ratio": busy / statistics.median(
-                   r / c for r, c in zip(rates, s.their_share[name], strict=True))}
-        for name, rates in s.theirs.items()
-    }  # fmt: skip
-    fastest = max(peers, key=lambda name: peers[name]["rate"], default=None)
-    return {
-        "case": case.name, "unit": case.unit, "ours": ours, "peers": peers, "fastest": fastest,
-        "ratio": None if fastest is None else peers[fastest]["ratio"],
-        "busy_ratio": min((p["busy_ratio"] for p in peers.values()), default=None),
-        "read_share": statistics.median(s.read_share) if s.read_share else None,
-        "ceiling": statistics.median(s.ceiling) if s.ceiling else None,
-        "our_share": min(s.our_share),
-        "their_share": min((p["share"] for p in peers.values()), default=None),
-        "others": statistics.median(s.others) if s.others else None,
-        "samples": {"ours": s.ours, **s.theirs},
-    }  # fmt: skip
 
 
 def file_of(type_name: str, source: Path, report: Callable[[str], None]) -> Path:

@@ -13,10 +13,11 @@ import typer
 from ggraph import InputError
 from ggraph.env import thread_count
 
-from ..bench.cpu import CASES, file_of, fitting, measure, row
+from ..bench.cpu import CASES, file_of, fitting, measure
 from ..bench.install import ORIGINS, built, home_of, install
 from ..bench.machine import machine, peer_version
 from ..bench.peer import MISSING, NOT_BUILT, Peer
+from ..bench.rounds import row
 from ..bench.spec import FLOOR, Answer, outcome, parse_setting, read_prompts
 from ..bench.spec import measure as measure_drafts
 from ..run.convert import FILE_TYPES
@@ -98,10 +99,10 @@ def cpu(
         _print_heads(path, threads, rounds, with_peers)
         rows: list[dict[str, Any]] = []
         result["tables"][path.name] = rows
-        for case, samples, versions in measure(
+        for case, measured, versions in measure(
             path, threads, rounds, tokens, with_peers, held, report=note
         ):
-            rows.append(row(case, samples))
+            rows.append(row(case.name, case.unit, measured))
             print(_line(rows[-1], with_peers), flush=True)
             result["peers"] |= versions
             if out is not None:

@@ -17,6 +17,7 @@ from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import F32X8, I32X8, Kernel, Val, kernel
 from ggraph.backends.cpu.words import fma
+from ggraph.tensor import Array
 
 STREAMS = 8  # independent sums; enough to hide the latency of a load or a multiply-add
 CHUNK = 32 * STREAMS  # bytes that one turn of `stream_read` reads
@@ -72,19 +73,33 @@ class Ceilings:
 def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
     """The best of a few rounds, about a tenth of a second."""
     source, half = np.ones(LARGE, np.uint8), LARGE // 2
-    sink = np.zeros((pool.threads, LINE), np.uint8)
-    reads = [
-        _program(pool, "stream_read", x=source, chunks=LARGE // CHUNK // n, places=n, sink=sink)
-        for n in (1, PLACES)  # as products read, whichever is more on this processor
-    ]
+    sink = _sinks(pool)
     moving = _program(pool, "copy", to=source[half:], at=source, nbytes=half)
     adding = _program(pool, "peak_fma", turns=TURNS, sink=sink)
     operations = TURNS * STREAMS * 8 * 2 * pool.threads
     return Ceilings(
-        LARGE / min(_best(pool, reading, rounds) for reading in reads),
+        _read(pool, source, rounds),
         LARGE / _best(pool, moving, rounds),
         operations / _best(pool, adding, rounds),
     )
+
+
+def read_ceiling(pool: Pool, rounds: int = 2) -> float:
+    """Bytes that all threads read a second, alone."""
+    return _read(pool, np.ones(LARGE, np.uint8), rounds)
+
+
+def _read(pool: Pool, source: Array, rounds: int) -> float:
+    sink = _sinks(pool)
+    reads = [
+        _program(pool, "stream_read", x=source, chunks=LARGE // CHUNK // n, places=n, sink=sink)
+        for n in (1, PLACES)  # as products read, whichever is more on this processor
+    ]
+    return LARGE / min(_best(pool, reading, rounds) for reading in reads)
+
+
+def _sinks(pool: Pool) -> Array:
+    return np.zeros((pool.threads, LINE), np.uint8)
 
 
 def launch_seconds(pool: Pool) -> float:
@@ -109,4 +124,4 @@ def _once(pool: Pool, program: Flat) -> float:
     return time.perf_counter() - begun
 
 
-__all__ = ["Ceilings", "launch_seconds", "measure_ceilings"]
+__all__ = ["Ceilings", "launch_seconds", "measure_ceilings", "read_ceiling"]
