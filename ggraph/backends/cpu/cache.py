@@ -50,7 +50,13 @@ def number_at(kind: str, row: Val, d: Val) -> Val:
     return row + bytes_of(kind, d)
 
 
-def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
+def scale_at(k: Kernel, kind: str, at: Val) -> Val | None:
+    """What a block's codes are multiplied by, float32; None in types without blocks. Loads that are
+    not told it read it themselves, each anew where the order of memory accesses is kept."""
+    return k.cast("fpext", k.load(at, F16), F32) if kind == "q8_0" else None
+
+
+def load8(k: Kernel, kind: str, at: Val, i: int, scale: Val | None = None) -> Val:
     """Eight cache numbers as float32, `i` after those at the address that `number_at` gave."""
     if kind == "f16":
         return words.load_f16(k, at + i * 2)
@@ -58,10 +64,21 @@ def load8(k: Kernel, kind: str, at: Val, i: int) -> Val:
         return words.load_bf16(k, at + i * 2)
     if kind == "f32":
         return k.load(at + i * 4, F32X8)
+    return _codes(k, at, i, 8, scale)
+
+
+def _codes(k: Kernel, at: Val, i: int, lanes: int, scale: Val | None) -> Val:
+    """So many numbers of one of the blocks there, from number `i` on."""
     block = at + i // Q8_BLOCK * Q8_BYTES
-    codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, 8))
-    scale = k.cast("fpext", k.load(block, F16), F32)
-    return k.cast("sitofp", k.cast("sext", codes, I32X8), F32X8) * k.splat(scale, 8)
+    codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, lanes))
+    one = scale if scale is not None else scale_at(k, "q8_0", block)
+    assert one is not None
+    return _whole(k, codes) * k.splat(one, lanes)
+
+
+def _whole(k: Kernel, codes: Val) -> Val:
+    lanes = codes.v.type.count
+    return k.cast("sitofp", k.cast("sext", codes, vec(I32, lanes)), vec(F32, lanes))
 
 
 def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
@@ -70,14 +87,22 @@ def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
         return load8(k, kind, at, i)
     if kind == "f16":
         return words.load_f16(k, at + i * 2, k.isa.lanes)
+    if kind == "q8_0":
+        return _codes(k, at, i, k.isa.lanes, None)
     return k.joined(load8(k, kind, at, i), load8(k, kind, at, i + 8))
 
 
-def load_pair(k: Kernel, kind: str, first: Val, second: Val, i: int) -> Val:
+def load_pair(
+    k: Kernel, kind: str, first: Val, second: Val, i: int, scales: Sequence[Val | None] = ()
+) -> Val:
     """Eight numbers of each of two rows side by side, as float32."""
     if kind == "f16":
         halves = k.joined(*(k.load(at + i * 2, vec(F16, 8)) for at in (first, second)))
         return k.cast("fpext", halves, vec(F32, 16))
+    if kind == "q8_0":
+        codes = k.joined(*(k.load(at + (Q8_CODES + i), vec(I8, 8)) for at in (first, second)))
+        ones = scales or [scale_at(k, kind, at) for at in (first, second)]
+        return _whole(k, codes) * k.joined(*(k.splat(s, 8) for s in ones if s is not None))
     return k.joined(load8(k, kind, first, i), load8(k, kind, second, i))
 
 

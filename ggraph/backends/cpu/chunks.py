@@ -14,7 +14,15 @@ from operator import add
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
-from ggraph.backends.cpu.cache import ONE, bytes_of, load8, load_pair, load_wide, number_at
+from ggraph.backends.cpu.cache import (
+    ONE,
+    bytes_of,
+    load8,
+    load_pair,
+    load_wide,
+    number_at,
+    scale_at,
+)
 from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.states import HEAD, biased, clear, exponentials
 from ggraph.backends.cpu.tiles import Q8_BLOCK
@@ -174,16 +182,18 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
     for d in k.loop(0, hd, step):  # not unrolled: the compiler would load early and spill
         if positions > 1 and not first:
             group.ask(k, positions * bytes_of(kind, step))
+        at = [number_at(kind, key, d) for key in keys]
+        scales = [scale_at(k, kind, a) for a in at]
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
                 queries = [k.joined(q, q) for q in queries]
-            at = [number_at(kind, key, d) for key in keys]
             for v in range(len(sums[0])):
                 if pairs:
-                    loaded = load_pair(k, kind, at[2 * v], at[2 * v + 1], i)
+                    own = scales[2 * v : 2 * v + 2]
+                    loaded = load_pair(k, kind, at[2 * v], at[2 * v + 1], i, own)
                 else:
-                    loaded = load8(k, kind, at[v], i)
+                    loaded = load8(k, kind, at[v], i, scales[v])
                 for g, query in enumerate(queries):
                     sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
@@ -246,21 +256,20 @@ def _soften(k: Kernel, job: Job, length: Val) -> None:
 def _weighted(k: Kernel, group: Group, begin: Val, end: Val) -> None:
     """Add values `begin` .. `end` - 1, weighted by the group's scores, to its states: as many
     vectors of dimensions at a time as registers hold sums of."""
-    vd, kind = k.arg("vd"), group.job.kind
-    if kind not in ONE:
-        width = Q8_BLOCK // k.isa.lanes
-    elif k.isa.lanes > 8:
-        width = 4
-    else:
-        width = {1: 8, 2: 4, 3: 4}.get(group.count, 2)
+    vd, kind, lanes = k.arg("vd"), group.job.kind, k.isa.lanes
+    shapes = [(4, 16), (2, 16)] if lanes > 8 else [({1: 8, 2: 4, 3: 4}.get(group.count, 2), 8)]
+    if kind in ONE:
+        shapes = [shapes[0], (1, 8)]
+    elif lanes == 8:
+        shapes = [(Q8_BLOCK // lanes, lanes)]
     out = [group.job.state(group.head + g) + HEAD for g in range(group.count)]
-    step = k.isa.lanes * width
-    whole = vd // step * step
-    for d in k.loop(0, whole, step):
-        _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, (width, k.isa.lanes))
-    if step > 8 and kind in ONE:
-        for d in k.loop(whole, vd, 8):
-            _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, (1, 8))
+    done = k.const(0, I64)
+    for shape in dict.fromkeys(shapes):
+        step = shape[0] * shape[1]
+        whole = vd // step * step
+        for d in k.loop(done, whole, step):
+            _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, shape)
+        done = whole
 
 
 def _add_values(

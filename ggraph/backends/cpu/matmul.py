@@ -99,14 +99,18 @@ def float_sums(
     step, parts = layout.element_bytes, parts_of(k, layout.tile)
     sums = [[k.var(0, floats(k)) for _ in range(count)] for _ in parts]
     ahead = _ahead(k, FLOAT_AHEAD)
+    full = k.isa.is_x86 and k.isa.lanes == HALF and count == FLOAT_ROWS[HALF]
     for c, numbers in columns:
         at = tile + c * (layout.tile * step)
         prefetch(k, at + ahead, layout.tile * step)
         ones = [words.broadcast(k, number, k.isa.lanes) for number in numbers]
         for p in parts:
             w = _load_floats(k, layout, at + p * k.isa.lanes * step)
-            for total, one in zip(sums[p], ones, strict=True):
-                total.value = words.fma(k, w, one, total.value)
+            new = [words.fma(k, w, one, s.value) for s, one in zip(sums[p], ones, strict=True)]
+            if full:  # no register is left for another w
+                new = k.settle(new)
+            for total, value in zip(sums[p], new, strict=True):
+                total.value = value
             k.keep_order()
     for held, total in zip(homes(k, home, layout.tile, count), chain(*sums), strict=True):
         held.value = total.value
