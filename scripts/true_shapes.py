@@ -189,10 +189,10 @@ def part(result: Path) -> str:
         "beside the peers' decoding. By processor time: the same ratio for each second of "
         "processor that a side used, which other programs disturb less. Read ceiling: what the "
         "threads can read a second, measured between the turns; neighbours on the host take their "
-        "part of it, by the minute, and rounds in which it changes are not counted. Of it: bytes that a token reads, of weights and from 1,024 "
-        "tokens on of the cache, by its time and by the ceiling. At the ceiling: what over the "
-        "fastest would be if they were read as fast as that; no program with these bytes has "
-        "more.\n\n"
+        "part of it, by the minute, and rounds in which it changes are not counted. Of it: bytes "
+        "that a token reads, of weights and from 1,024 tokens on of the cache, by its time and by "
+        "the ceiling. At the ceiling: what over the fastest would be if they were read as fast as "
+        "that; no program with these bytes has more.\n\n"
         f"{table(head_of(result), rows_of(result))}\n"
     )
 

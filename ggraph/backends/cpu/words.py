@@ -148,7 +148,14 @@ def exp_below(k: Kernel, x: Val) -> Val:
     """e to the x of an x <= 0, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3
     (-inf included) and for what is not a number."""
     p, n = _exp_parts(k, _cut(k, x, EXP_HIGH))
-    return k.select(x > EXP_LOW, p * _power(k, _whole(k, n), x.v.type), 0.0)
+    return k.select(x > EXP_LOW, _times_power(k, p, n), 0.0)
+
+
+def _times_power(k: Kernel, p: Val, n: Val) -> Val:
+    """p times 2^n, for n from -126 to 127."""
+    if k.isa.lanes > 8 and n.v.type.count == k.isa.lanes:
+        return _scaled(k, p, n)
+    return p * _power(k, _whole(k, n), n.v.type)
 
 
 def exp(k: Kernel, x: Val) -> Val:
@@ -173,11 +180,16 @@ def _exp_scaled(k: Kernel, x: Val) -> Val:
     high, low = k.const(EXP_INFINITE, t), k.const(EXP_LOW, t)
     below = k.select(high < x, high, x)
     p, n = _exp_parts(k, k.select(low > below, low, below))
+    return k.select(x <= EXP_LOW, k.const(0.0, t), _scaled(k, p, n))
+
+
+def _scaled(k: Kernel, p: Val, n: Val) -> Val:
+    """p times 2^n by the processor's own instruction."""
+    t = p.v.type
     mask, usual = ir.Constant(ir.IntType(t.count), -1), I32(4)  # all lanes, the usual rounding
     name = f"llvm.x86.avx512.mask.scalef.ps.{32 * t.count}"
     rounding = [usual] if t.count == 16 else []
-    y = k.intrinsic(name, t, p, n, p, mask, *rounding)
-    return k.select(x <= EXP_LOW, k.const(0.0, t), y)
+    return k.intrinsic(name, t, p, n, p, mask, *rounding)
 
 
 def sigmoid(k: Kernel, x: Val) -> Val:
