@@ -75,7 +75,7 @@ class Block:
             e = k.cast("zext", bytes_, vec(I32, lanes))
             tiny = k.const(SMALLEST, e.v.type) << (e & 1)
             return k.cast("bitcast", k.select(e < 2, tiny, (e - 1) << 23), vec(F32, lanes))
-        whole = k.cast("sitofp", k.cast("sext", bytes_, vec(I32, lanes)), vec(F32, lanes))
+        whole = words.floats_of(k, bytes_)
         return words.load_f16(k, supers + k.same(first, supers) * 2, lanes) * whole
 
     @property

@@ -50,10 +50,10 @@ def number_at(kind: str, row: Val, d: Val) -> Val:
     return row + bytes_of(kind, d)
 
 
-def scale_at(k: Kernel, kind: str, at: Val) -> Val | None:
-    """What a block's codes are multiplied by, float32; None in types without blocks. Loads that are
-    not told it read it themselves, each anew where the order of memory accesses is kept."""
-    return k.cast("fpext", k.load(at, F16), F32) if kind == "q8_0" else None
+def scale_at(k: Kernel, block: Val) -> Val:
+    """What a block's codes are multiplied by, float32. Loads that are not told it read it
+    themselves, each anew where the order of memory accesses is kept."""
+    return k.cast("fpext", k.load(block, F16), F32)
 
 
 def load8(k: Kernel, kind: str, at: Val, i: int, scale: Val | None = None) -> Val:
@@ -67,18 +67,12 @@ def load8(k: Kernel, kind: str, at: Val, i: int, scale: Val | None = None) -> Va
     return _codes(k, at, i, 8, scale)
 
 
-def _codes(k: Kernel, at: Val, i: int, lanes: int, scale: Val | None) -> Val:
+def _codes(k: Kernel, at: Val, i: int, lanes: int, scale: Val | None = None) -> Val:
     """So many numbers of one of the blocks there, from number `i` on."""
     block = at + i // Q8_BLOCK * Q8_BYTES
     codes = k.load(block + (Q8_CODES + i % Q8_BLOCK), vec(I8, lanes))
-    one = scale if scale is not None else scale_at(k, "q8_0", block)
-    assert one is not None
-    return _whole(k, codes) * k.splat(one, lanes)
-
-
-def _whole(k: Kernel, codes: Val) -> Val:
-    lanes = codes.v.type.count
-    return k.cast("sitofp", k.cast("sext", codes, vec(I32, lanes)), vec(F32, lanes))
+    one = scale_at(k, block) if scale is None else scale
+    return words.floats_of(k, codes) * k.splat(one, lanes)
 
 
 def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
@@ -88,12 +82,12 @@ def load_wide(k: Kernel, kind: str, at: Val, i: int) -> Val:
     if kind == "f16":
         return words.load_f16(k, at + i * 2, k.isa.lanes)
     if kind == "q8_0":
-        return _codes(k, at, i, k.isa.lanes, None)
+        return _codes(k, at, i, k.isa.lanes)
     return k.joined(load8(k, kind, at, i), load8(k, kind, at, i + 8))
 
 
 def load_pair(
-    k: Kernel, kind: str, first: Val, second: Val, i: int, scales: Sequence[Val | None] = ()
+    k: Kernel, kind: str, first: Val, second: Val, i: int, scales: Sequence[Val] = ()
 ) -> Val:
     """Eight numbers of each of two rows side by side, as float32."""
     if kind == "f16":
@@ -101,8 +95,8 @@ def load_pair(
         return k.cast("fpext", halves, vec(F32, 16))
     if kind == "q8_0":
         codes = k.joined(*(k.load(at + (Q8_CODES + i), vec(I8, 8)) for at in (first, second)))
-        ones = scales or [scale_at(k, kind, at) for at in (first, second)]
-        return _whole(k, codes) * k.joined(*(k.splat(s, 8) for s in ones if s is not None))
+        ones = scales or [scale_at(k, at) for at in (first, second)]
+        return words.floats_of(k, codes) * k.joined(*(k.splat(one, 8) for one in ones))
     return k.joined(load8(k, kind, first, i), load8(k, kind, second, i))
 
 

@@ -183,7 +183,7 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
         if positions > 1 and not first:
             group.ask(k, positions * bytes_of(kind, step))
         at = [number_at(kind, key, d) for key in keys]
-        scales = [scale_at(k, kind, a) for a in at]
+        scales = [] if kind in ONE else [scale_at(k, block) for block in at]
         for i in range(0, step, 8):
             queries = [k.load(q + (d + i) * 4, F32X8) for q in rows]
             if pairs:
@@ -193,7 +193,7 @@ def _dots(k: Kernel, group: Group, position: Val, positions: int, first: int, co
                     own = scales[2 * v : 2 * v + 2]
                     loaded = load_pair(k, kind, at[2 * v], at[2 * v + 1], i, own)
                 else:
-                    loaded = load8(k, kind, at[v], i, scales[v])
+                    loaded = load8(k, kind, at[v], i, *scales[v : v + 1])
                 for g, query in enumerate(queries):
                     sums[g][v].value = words.fma(k, query, loaded, sums[g][v].value)
                 k.keep_order()
@@ -256,20 +256,25 @@ def _soften(k: Kernel, job: Job, length: Val) -> None:
 def _weighted(k: Kernel, group: Group, begin: Val, end: Val) -> None:
     """Add values `begin` .. `end` - 1, weighted by the group's scores, to its states: as many
     vectors of dimensions at a time as registers hold sums of."""
-    vd, kind, lanes = k.arg("vd"), group.job.kind, k.isa.lanes
-    shapes = [(4, 16), (2, 16)] if lanes > 8 else [({1: 8, 2: 4, 3: 4}.get(group.count, 2), 8)]
-    if kind in ONE:
-        shapes = [shapes[0], (1, 8)]
-    elif lanes == 8:
-        shapes = [(Q8_BLOCK // lanes, lanes)]
+    vd = k.arg("vd")
     out = [group.job.state(group.head + g) + HEAD for g in range(group.count)]
     done = k.const(0, I64)
-    for shape in dict.fromkeys(shapes):
+    for shape in _shapes(group.job.kind, group.count, k.isa.lanes):
         step = shape[0] * shape[1]
         whole = vd // step * step
         for d in k.loop(done, whole, step):
             _add_values(k, group, (begin, end), [o + d * 4 for o in out], d, shape)
         done = whole
+
+
+def _shapes(kind: str, queries: int, lanes: int) -> list[tuple[int, int]]:
+    """How many vectors of how many lanes are summed up at a time, and those that do the rest: eight
+    numbers, or in block types a block."""
+    if lanes > 8:
+        return [(4, lanes), (1, 8) if kind in ONE else (Q8_BLOCK // lanes, lanes)]
+    if kind in ONE:
+        return [({1: 8, 2: 4, 3: 4}.get(queries, 2), 8), (1, 8)]
+    return [(Q8_BLOCK // lanes, lanes)]
 
 
 def _add_values(

@@ -63,7 +63,7 @@ def store_row(k: Kernel, layout: Layout, block: Val, to: Val, numbers: Val) -> N
 
 def _bits_of(k: Kernel, codes: Val) -> Val:
     """Bits of integers of 8 bits as float32: the lower half is 0."""
-    return k.cast("bitcast", k.cast("sitofp", k.cast("sext", codes, INTS), FLOATS), INTS)
+    return k.cast("bitcast", words.floats_of(k, codes), INTS)
 
 
 def store_codes(k: Kernel, block: Block, to: Val) -> None:

@@ -50,6 +50,12 @@ def load_bf16(k: Kernel, address: Val, lanes: int = 8) -> Val:
     return k.cast("bitcast", wide << 16, vec(F32, lanes))
 
 
+def floats_of(k: Kernel, codes: Val) -> Val:
+    """Signed bytes as float32, in as many lanes."""
+    lanes = codes.v.type.count
+    return k.cast("sitofp", k.cast("sext", codes, vec(I32, lanes)), vec(F32, lanes))
+
+
 def broadcast4(k: Kernel, address: Val, lanes: int = 8) -> Val:
     """Four bytes at `address`, repeated in each lane: int8 x32 for 8 lanes."""
     return k.cast("bitcast", k.splat(k.load(address, I32), lanes), vec(I8, 4 * lanes))
@@ -148,14 +154,8 @@ def exp_below(k: Kernel, x: Val) -> Val:
     """e to the x of an x <= 0, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3
     (-inf included) and for what is not a number."""
     p, n = _exp_parts(k, _cut(k, x, EXP_HIGH))
-    return k.select(x > EXP_LOW, _times_power(k, p, n), 0.0)
-
-
-def _times_power(k: Kernel, p: Val, n: Val) -> Val:
-    """p times 2^n, for n from -126 to 127."""
-    if k.isa.lanes > 8 and n.v.type.count == k.isa.lanes:
-        return _scaled(k, p, n)
-    return p * _power(k, _whole(k, n), n.v.type)
+    y = _scaled(k, p, n) if k.isa.lanes > 8 else p * _power(k, _whole(k, n), n.v.type)
+    return k.select(x > EXP_LOW, y, 0.0)
 
 
 def exp(k: Kernel, x: Val) -> Val:
