@@ -14,6 +14,8 @@ from ggraph.errors import InputError
 SWITCHES: dict[str, str] = {
     "GGRAPH_CACHE": "folder for downloaded models and compiled kernels (default: ~/.cache/ggraph)",
     "GGRAPH_THREADS": "worker threads of the CPU backend (default: all cores)",
+    "GGRAPH_VECTORS": "widest units that the CPU backend uses: `avx2`, or `avx512` without AMX "
+    "(default: all that the processor has)",
 }
 
 
@@ -40,6 +42,14 @@ MOST_THREADS = 256  # of a CPU backend, whoever asks
 def thread_count() -> int:
     """Worker threads of the CPU backend: GGRAPH_THREADS, else the cores this process may use."""
     return _integer("GGRAPH_THREADS", usable_cores(), low=1, high=MOST_THREADS)
+
+
+def vector_limit() -> str:
+    """Widest units that kernels may use, of x86: "avx2", "avx512", or "" for all there are."""
+    text = os.environ.get("GGRAPH_VECTORS", "")
+    if text not in ("", "avx2", "avx512"):
+        raise InputError(f"GGRAPH_VECTORS: expected avx2 or avx512, got {text!r}")
+    return text
 
 
 def usable_cores() -> int:

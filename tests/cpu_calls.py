@@ -19,7 +19,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     slots,
 )
 from ggraph.backends.cpu import cache as cache_kernels  # noqa: F401
-from ggraph.backends.cpu.isa import Isa, host, plain, without_tiles
+from ggraph.backends.cpu.isa import Isa, host, limited, plain
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.pool import Pool
@@ -63,11 +63,11 @@ def variants() -> dict[str, Isa]:
     if here.lanes > 8:
         found["vnni of 256 bits"] = narrow
     if here.tiles:
-        found["vnni of 512 bits"] = without_tiles(here)
+        found["vnni of 512 bits"] = limited(here, "avx512")
     if here.moves_bits:
         found["no moving of bits"] = replace(here, features=here.features.replace("+gfni", "-gfni"))
     if here.dot == "vnni":
-        found["avx2"] = replace(narrow, dot="avx2")
+        found["avx2"] = limited(here, "avx2")
     return found
 
 

@@ -24,13 +24,14 @@ from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt
 from ggraph.backends.cpu import amx, matmul
 from ggraph.backends.cpu.compiler import assembly
-from ggraph.backends.cpu.isa import Isa, dot_variant, host
+from ggraph.backends.cpu.isa import Isa, dot_variant, host, limited
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.pages import GUARD
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
 from ggraph.dtype import A8, DType
-from ggraph.errors import BackendError
+from ggraph.env import vector_limit
+from ggraph.errors import BackendError, InputError
 
 TYPES = list(LAYOUTS)
 
@@ -193,6 +194,29 @@ def test_vnni_is_chosen_and_selected() -> None:
         text = assembly(name, rapids)
         own, other = ("tdpbssd", "tdpbf16ps")[:: 1 if name == "matmul_b8" else -1]
         assert text.count("tilerelease") == 1 and own in text and other not in text
+
+
+def test_units_that_the_user_withholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GGRAPH_VECTORS: what is left of a processor with AMX is what lesser ones have."""
+    all_of_them = (
+        "+avx2,+fma,+avxvnni,+gfni,-avx512fp16,+avx512bw,+avx512vl,+avx512vnni,+avx512vbmi,"
+        "+amx-tile,+amx-int8,+amx-bf16"
+    )
+    rapids = Isa("x86_64-linux", "sapphirerapids", all_of_them, "vnni")
+    wide, narrow = limited(rapids, "avx512"), limited(rapids, "avx2")
+    assert (rapids.tiles, wide.tiles, narrow.tiles) == (True, False, False)
+    assert (wide.dot, wide.lanes, wide.moves_bits) == ("vnni", 16, True)
+    assert (narrow.dot, narrow.lanes, narrow.moves_bits) == ("avx2", 8, False)
+    assert "+avx2,+fma" in narrow.features and "+avx512" not in narrow.features
+    assert limited(rapids, "") == rapids
+    grace = Isa("aarch64-linux", "neoverse-v2", "+dotprod", "sdot")
+    assert limited(grace, "avx2") == grace
+    if "+avx2" in host().features:
+        text = assembly("matmul_n4m", limited(host(), "avx2"))
+        assert "vpmaddubsw" in text and "vpdpbusd" not in text and "zmm" not in text
+    monkeypatch.setenv("GGRAPH_VECTORS", "sse")
+    with pytest.raises(InputError, match="avx2 or avx512, got 'sse'"):
+        vector_limit()
 
 
 def test_bad_requests() -> None:

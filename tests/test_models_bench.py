@@ -18,7 +18,7 @@ from small_model import small_model
 from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from models.bench.cpu import CASES, Case, Ours, file_of, fitting, measure
-from models.bench.install import ORIGINS, Origin, built, fetched, install
+from models.bench.install import ORIGINS, Origin, built, fetched, home_of, install
 from models.bench.peer import MISSING, Peer
 from models.bench.rounds import OURS, Measured, Round, changed, row, steadiest
 from models.bench.serve import Heard, Load, figures
@@ -314,6 +314,21 @@ def test_what_cannot_be_installed(tmp_path: Path) -> None:
     (tmp_path / "build").mkdir()
     with pytest.raises(InputError, match="cmake"):
         install("ik_llama.cpp", tmp_path, None, lambda said: None)
+
+
+def test_peers_with_fewer_units_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    whole = home_of("llama.cpp")
+    monkeypatch.setenv("GGRAPH_VECTORS", "avx2")
+    assert home_of("llama.cpp") not in (whole, home_of("ik_llama.cpp"))
+    with pytest.raises(InputError, match="a wheel"):
+        install("openvino", None, None, print)
+    monkeypatch.setenv("GGRAPH_VECTORS", "avx512")
+    with pytest.raises(InputError, match="or for avx2"):
+        install("llama.cpp", None, None, print)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_types_are_made_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 """Peers that are built for this very processor: fetched, compiled and kept under the cache folder.
+With `GGRAPH_VECTORS=avx2` they have no more than that, and a folder of their own.
 
 A wheel is compiled for all processors, and what it leaves out (512 bits, tiles of AMX) would
 flatter us. llama.cpp comes as the source distribution of its Python binding, ik_llama.cpp by git.
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggraph import InputError, cache_dir
+from ggraph.env import vector_limit
 from ggraph.record.plugin import COMPILERS, fetch_sources
 
 NATIVE = Path(__file__).parent / "native" / "peer.cpp"
 MENDED = NATIVE.with_name("ldtilecfg.h")  # what gcc 12 makes of AMX ends in a fault
-FLAGS = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=ON",
+FLAGS = ("CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON",
          "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_CURL=OFF")  # fmt: skip
 PARTS = ("LLAMA_BUILD_SERVER", "LLAMA_BUILD_TOOLS")  # that the server is one of
 SERVER = "llama-server"
@@ -62,7 +64,8 @@ class Built:
 
 def home_of(name: str) -> Path:
     """Where a peer is kept."""
-    return cache_dir() / "bench" / "peers" / name
+    limit = vector_limit()
+    return cache_dir() / "bench" / "peers" / (f"{name}-{limit}" if limit else name)
 
 
 def built(name: str) -> Built | None:
@@ -89,27 +92,34 @@ def install(
     origin = ORIGINS.get(name)
     if origin is None:
         raise InputError(f"peer {name!r} is not one that is built; known: {', '.join(ORIGINS)}")
+    limit = vector_limit()
+    if limit == "avx512":
+        raise InputError("a peer is built for all units of a processor, or for avx2")
     home, version = home_of(name), origin.version
-    home.mkdir(parents=True, exist_ok=True)
     if origin.wheel:
-        if source or build or server:
-            raise InputError(f"{name} is a wheel: it has no --source, --build or --server")
+        if source or build or server or limit:
+            raise InputError(
+                f"{name} is a wheel: it has no --source, --build or --server, and takes whatever "
+                "units the processor has"
+            )
         _environment(f"{origin.wheel}=={version}", home / "venv", report)
         return _noted(name, {"version": version})
+    home.mkdir(parents=True, exist_ok=True)
     if source is None:
         report(f"fetching {name} {version[:8]}")
         source = fetched(origin, home / "source")
-    build = build or source / "build"
+    build = build or source / f"build{limit}"
     wanted = ("llama", SERVER) if server else ("llama",)
     if not list(build.rglob("libllama.so")) or (server and not list(build.rglob(SERVER))):
         report(f"compiling {name} with {os.cpu_count()} processes: some minutes")
-        flags = [*FLAGS, *(f"{part}={'ON' if server else 'OFF'}" for part in PARTS)]
+        native = f"GGML_NATIVE={'OFF' if limit else 'ON'}"  # which is AVX2, where it is off
+        flags = [*FLAGS, native, *(f"{part}={'ON' if server else 'OFF'}" for part in PARTS)]
         given = [f"-D{f}" for f in (*flags, *origin.flags)]
         _run("cmake", "-S", str(source), "-B", str(build), *given)
         jobs = str(os.cpu_count() or 1)
         _run("cmake", "--build", str(build), "--target", *wanted, "-j", jobs)
     _compile(origin, source, build, home / "peer.so")
-    told = f"{version[:8]}, native build"
+    told = f"{version[:8]}, {limit or 'native'} build"
     made: dict[str, str | None] = {"version": told, "source": str(source)}
     made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
     return _noted(name, made)

@@ -146,7 +146,8 @@ def install_peer(
     """Build another engine for this very processor, to measure beside it.
 
     Needs cmake and a C++ compiler, for ik_llama.cpp git too; openvino is a wheel (270 MB). Kept in
-    the folder bench/peers of the cache (`GGRAPH_CACHE`); remove that to be rid of it.
+    the folder bench/peers of the cache (`GGRAPH_CACHE`); remove that to be rid of it. With
+    `GGRAPH_VECTORS=avx2` in the environment, here as in what measures, no side has 512 bits.
 
     Examples:
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import llvmlite
 
 from ggraph import kept
+from ggraph.env import vector_limit
 from ggraph.lazy import lazy
 
 if TYPE_CHECKING:
@@ -103,12 +104,21 @@ def host() -> Isa:
         found = detect()
         if key is not None:
             kept.write(kept.folder("cpu"), NOTE, key, json.dumps(asdict(found)).encode())
-    return found if not found.tiles or _tiles_granted() else without_tiles(found)
+    found = limited(found, vector_limit())
+    return found if not found.tiles or _tiles_granted() else limited(found, "avx512")
 
 
-def without_tiles(isa: Isa) -> Isa:
-    """The same target where nothing may use AMX."""
-    return replace(isa, features=isa.features.replace("+amx", "-amx"))
+NOT_OF = {"avx512": ("amx",), "avx2": ("amx", "avx512", "avx10", "avxvnni", "gfni")}
+
+
+def limited(isa: Isa, widest: str) -> Isa:
+    """The same x86 target without what came after `widest`, a key of `NOT_OF`; "" leaves all."""
+    beyond = NOT_OF.get(widest)
+    if beyond is None or not isa.is_x86:
+        return isa
+    told = ["-" + x[1:] if x[1:].startswith(beyond) else x for x in isa.features.split(",")]
+    dot = dot_variant(isa.triple, frozenset(x[1:] for x in told if x.startswith("+")))
+    return replace(isa, features=",".join(told), dot=dot)
 
 
 def _tiles_granted() -> bool:
