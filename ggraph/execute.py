@@ -54,20 +54,19 @@ class Executor:
         self._prefix = f"{next(_NUMBERS)}/"
         self._backends = backends
         self._host: Store = backends.get(HOST) or HostMemory()
-        self._arenas = {
-            b.name: self._owner(b).allocate(b)
-            for b in self.plan.memory.buffers.values()
-            if not b.external
-        }
-        self._memory: dict[str, Memory] = {**_brought(self.plan, external), **self._arenas}
+        self._arenas: dict[str, Memory] = {}
         self._looked_at: dict[str, Array] = {}  # indices that choose what later copies move
         self._fetches: dict[Step, str] = {}  # those of outputs, by name
-        slots = [len(r.offsets) for r in self.plan.memory.regions.values()]
-        self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
+        self._phases: list[list[Step]] = []
+        self._some: dict[tuple[int, tuple[str, ...]], list[Step]] = {}
+        try:
+            self._bind_all(external)
+        except BaseException:
+            self.close()
+            raise
         needed = (t.name for t in self.plan.graph.leaves(Kind.INPUT))
         self.inputs = inputs.union(needed)
         self._feeds = FeedCheck(self.plan.graph, self.inputs)
-        self._some: dict[tuple[int, tuple[str, ...]], list[Step]] = {}
         self.runs = 0
         self.torn: frozenset[str] = frozenset()
 
@@ -138,6 +137,17 @@ class Executor:
 
     def _owner(self, buffer: Buffer) -> Store:
         return self._host if buffer.device == HOST else self._backends[buffer.device]
+
+    def _bind_all(self, external: Mapping[str, Memory]) -> None:
+        """Arenas, and the closures of every phase."""
+        memory = self.plan.memory
+        brought = _brought(self.plan, external)
+        for b in memory.buffers.values():
+            if not b.external:
+                self._arenas[b.name] = self._owner(b).allocate(b)
+        self._memory = {**brought, **self._arenas}
+        slots = [len(r.offsets) for r in memory.regions.values()]
+        self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
 
     def _bind(self, phase: int) -> list[Step]:
         """The closures of one phase, launches of one stream taken together."""

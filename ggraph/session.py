@@ -52,7 +52,8 @@ class Session:
 
     One run at a time: a second thread that calls `run` waits for the first. A call that raises
     leaves the session as it was, but for a run that fails half-way through its states: then every
-    further call raises BackendError with the cause.
+    further call raises BackendError with the cause. A run that is interrupted (Ctrl-C) leaves its
+    states half written, too, and the session open to whoever writes them or begins anew.
     """
 
     def __init__(self, backends: Mapping[str, Backend], options: Options | None = None) -> None:
@@ -204,8 +205,7 @@ class Session:
         with self._lock:
             memory, _ = self._state(name)
             self._settle()
-            backend = self.backends[memory.buffer.device]
-            return backend.read(memory, 0, memory.buffer.nbytes)
+            return self.backends[memory.buffer.device].read(memory, 0, memory.buffer.nbytes)
 
     def write_state(self, name: str, data: Array) -> None:
         """Replace a state by storage of its shape and dtype, or by what `read_state` gave.
@@ -278,7 +278,7 @@ class Session:
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
             raise InputError(f"profile: runs={shown(runs)}: expected a whole number from 1")
         held: list[Any] = [getattr(b, "profile", None) for b in self.backends.values()]
-        timed = [p for p in held if p is not None]
+        timed = list(filter(None, held))
         if not timed:
             raise InputError('no device can be timed: open it as open_backend("cpu", profile=True)')
         with ExitStack() as clocks:
@@ -302,13 +302,16 @@ class Session:
             for executor in self._executors.values():
                 executor.close()
             for memory in self._external.values():
-                self.backends[memory.buffer.device].free(memory)
+                self._free(memory)
             self._executors.clear()
             self._external.clear()
             self._leaves.clear()
             self._failure = "the session is closed"
             for backend in self.backends.values():
                 backend.close()
+
+    def _free(self, memory: Memory) -> None:
+        self.backends[memory.buffer.device].free(memory)
 
     def _settle(self) -> None:
         """Wait for everything that was enqueued."""
@@ -330,7 +333,7 @@ class Session:
         self._check_whole()
         t = self._leaves.get(name) if isinstance(name, str) else None
         if t is None or t.kind is not Kind.STATE:
-            known = [n for n, x in sorted(self._leaves.items()) if x.kind is Kind.STATE]
+            known = sorted(n for n, x in self._leaves.items() if x.kind is Kind.STATE)
             raise InputError(f"no state {shown(name)}; known: {', '.join(known) or 'none'}")
         return self._external[name], t
 
@@ -340,10 +343,16 @@ class Session:
         verified = make_plan(graph, specs, self._where_leaves_lie(graph))
         planned = time.perf_counter()
         self._tell(verified)
-        self._load(verified, weights)
         inputs = frozenset(t.name for t in graph.leaves(Kind.INPUT))
-        self._executors[key] = Executor(verified, self.backends, self._external, inputs)
-        self._graphs[key] = graph
+        leaves = dict(self._leaves)
+        try:
+            self._load(verified, weights, leaves)
+            self._executors[key] = Executor(verified, self.backends, self._external, inputs)
+        except BaseException:
+            for name in self._external.keys() - self._leaves.keys():
+                self._free(self._external.pop(name))
+            raise
+        self._graphs[key], self._leaves = graph, leaves
         self.plans_made += 1
         self.plan_seconds += planned - begun
         self.load_seconds += time.perf_counter() - planned
@@ -363,31 +372,27 @@ class Session:
         several = sum(n != HOST for n in self.backends) > 1
         return replace(self.options, pins=(*self.options.pins, *pins)) if several else self.options
 
-    def _load(self, verified: VerifiedPlan, weights: Callable[[Tensor], object]) -> None:
-        """Memory for the plan's weights and states that no earlier plan has brought in."""
+    def _load(
+        self, verified: VerifiedPlan, weights: Callable[[Tensor], object], known: dict[str, Tensor]
+    ) -> None:
+        """Memory for the plan's weights and states that are not `known`, and become so."""
         plan = verified.plan
-        leaves: Sequence[Tensor] = (*plan.graph.leaves(Kind.WEIGHT), *plan.graph.leaves(Kind.STATE))
-        for t in leaves:
+        for t in (*plan.graph.leaves(Kind.WEIGHT), *plan.graph.leaves(Kind.STATE)):
             buffer = plan.memory.buffers[plan.memory.regions[t.name].buffer]
-            held = self._leaves.get(t.name)
-            if held is None:
-                self._external[t.name] = self._bring_in(buffer, t, weights)
-                self._leaves[t.name] = t
-                continue
-            here, there = _described(t, buffer), _described(held, self._external[t.name].buffer)
-            if here != there:
-                raise ModelError(
-                    f"{t.name!r} is {here} in this plan, but {there} in an earlier one"
-                )
+            if t.name not in self._external:
+                self._bring_in(buffer, t, weights)
+            there = _described(known.setdefault(t.name, t), self._external[t.name].buffer)
+            if (here := _described(t, buffer)) != there:
+                raise ModelError(f"{t.name!r} is {here} in this plan, but {there} in another")
 
-    def _bring_in(self, buffer: Buffer, t: Tensor, weights: Callable[[Tensor], object]) -> Memory:
+    def _bring_in(self, buffer: Buffer, t: Tensor, weights: Callable[[Tensor], object]) -> None:
         backend = self.backends[buffer.device]
         if t.kind is Kind.WEIGHT:
-            return backend.load(buffer, t, weight_storage(t, weights(t)))
-        memory = backend.allocate(buffer)
+            self._external[t.name] = backend.load(buffer, t, weight_storage(t, weights(t)))
+            return
+        memory = self._external[t.name] = backend.allocate(buffer)
         if not isinstance(backend, HostMemory):  # which is zero, and costs pages only when used
             backend.write(memory, 0, np.zeros(buffer.nbytes, np.uint8))
-        return memory
 
 
 def _described(t: Tensor, buffer: Buffer) -> str:

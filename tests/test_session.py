@@ -1,5 +1,7 @@
 """Session: one plan per key, weights and states that live on, and clear refusals."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -336,6 +338,60 @@ def test_a_weight_is_what_the_graph_says(what: str, device: str) -> None:
     session.prepare(1, doubled(1), raw)  # nothing of the failure is left
     assert session.run(1, {"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[6.0, 24.0]]
     session.close()
+
+
+class Failing:
+    """A backend whose call number `at` of those that bring memory in or use it fails."""
+
+    def __init__(self, inner: Any, at: int) -> None:
+        self.inner, self.left, self.held = inner, at, set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name == "free":
+            return self.free
+        if name not in ("allocate", "load", "write", "lower"):
+            return found
+
+        def call(*given: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                raise MemoryError(name)
+            made = found(*given)
+            if name in ("allocate", "load"):
+                self.held.add(id(made))
+            return made
+
+        return call
+
+    def free(self, memory: Any) -> None:
+        self.held.remove(id(memory))
+        self.inner.free(memory)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+def test_a_prepare_that_fails_anywhere_leaves_nothing(device: str) -> None:
+    """Its weights stayed, and the next call under the same names took them for its own."""
+    s, x = state("s", (2, 2)), input("x", (2, 3))
+    one, two = (weight(n, (2, 3)) for n in ("one", "two"))
+    graph = Graph.of({"y": ops.mul_mat(one, x) + ops.mul_mat(two, x) + s})
+    wrong, right = ({n: np.full((2, 3), v, np.float32) for n in ("one", "two")} for v in (9, 1))
+    at = 0
+    while True:
+        at += 1
+        backend = Failing(open_backend(device), at)
+        session = Session({device: backend})
+        try:
+            session.prepare(1, graph, wrong)
+        except MemoryError:
+            assert not backend.held and 1 not in session
+        else:
+            break
+        session.prepare(1, graph, right)
+        found = session.run(1, {"x": np.ones((2, 3), np.float32)})["y"]
+        assert found.tolist() == [[6.0, 6.0], [6.0, 6.0]], at
+        session.close()
+    assert at > 5, "two weights, a state, an arena and a program"
 
 
 LAYOUTS = {
