@@ -4,6 +4,8 @@ Damage is tried byte by byte on each kind of file that ggraph keeps. Files of an
 (chown); the rest runs as anybody.
 """
 
+import ast
+import importlib
 import json
 import os
 import random
@@ -15,14 +17,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggraph import env, kept
+from ggraph import dtype, env, kept
 from ggraph.alloc.search import jit as search
 from ggraph.backends.cpu import isa
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.image import Unlinkable, link
 from ggraph.backends.cpu.isa import detect, host
+from ggraph.backends.cpu.jit import BAKED
 from ggraph.backends.cpu.simd import KERNELS
 from ggraph.backends.cuda import nvrtc
+from ggraph.dtype import DType
 from ggraph.errors import CacheWarning, InputError
 
 KEY, CONTENT = "key of it", bytes(range(64))
@@ -318,6 +322,24 @@ def test_every_damage_of_native_code_is_found(kind: str, tmp_path: Path) -> None
         path.write_bytes(damaged)
         assert kept.read(tmp_path, name, KEY) is None
     assert kept.checked(whole, KEY) == content
+
+
+def test_all_numbers_that_kernels_are_made_of_are_in_their_key() -> None:
+    """A table of values elsewhere was not: once changed, old machine code went on with the old."""
+    found = set[str]()
+    for path in Path(isa.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if not module.startswith("ggraph") or module.startswith("ggraph.backends.cpu"):
+                continue
+            assert isinstance(node, ast.ImportFrom)
+            held = vars(importlib.import_module(module))
+            for value in (held.get(a.name) for a in node.names):
+                if value is dtype:
+                    found.add(dtype.__name__)
+                elif isinstance(value, int | float | str | tuple | np.ndarray | DType):
+                    found.add(module)
+    assert found == {m.__name__ for m in BAKED}
 
 
 def test_every_damage_of_the_processors_note_leads_to_a_fresh_one(

@@ -1,7 +1,8 @@
 """Finds compiled kernels in the cache on disk, or has them compiled.
 
 One file per kernel, kept under the kernel's name, the processor, the compiler's version and a hash
-of the source of this package, so that a changed kernel or another machine never meets stale code.
+of the source of this package and of what `BAKED` names, so that a changed kernel or another machine
+never meets stale code.
 Where `image.py` can, the file is an image, which runs without LLVM; else it is the system's object
 file (.o), which LLVM loads. Whose files may be run, and how damage is found, is `ggraph/kept.py`.
 """
@@ -14,21 +15,25 @@ from pathlib import Path
 
 import llvmlite
 
-from ggraph import kept
+from ggraph import dtype, kept
 from ggraph.backends.cpu.compiler import Linker, compile_object
 from ggraph.backends.cpu.image import Mapped, Unlinkable, link, map_image
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS
 from ggraph.backends.cpu.together import Crew
 from ggraph.errors import BackendError
+from ggraph.formats import levels
+from ggraph.ops import steps
 
+BAKED = (dtype, levels, steps)  # modules elsewhere whose numbers kernels are made of
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
 
 
 @cache
 def _source_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    elsewhere = (Path(str(module.__file__)) for module in BAKED)
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *elsewhere):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -19,7 +19,8 @@ from ggraph.dtype import F32, DType
 from ggraph.ops.evaluate import encode
 from ggraph.ops.passes import held
 from ggraph.ops.rules import identity
-from ggraph.ops.trace import ROOM, Box, Shape, Step, Trace, Untraceable, trace
+from ggraph.ops.steps import ROOM, Box, Shape, Step, Trace, Untraceable
+from ggraph.ops.trace import trace
 from ggraph.tensor import Array, Attr, Tensor, contiguous
 
 MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 6, 3, 12

@@ -7,7 +7,7 @@ from ggraph.backends.cpu.loops import Planned, plan_nests
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.nest import names, register
 from ggraph.backends.protocol import Launch, Ref, Scratch
-from ggraph.ops.trace import ROOM
+from ggraph.ops.steps import ROOM
 
 
 def nests(low: Lowering, x: Launch) -> bool:
