@@ -102,6 +102,25 @@ def make_folder(place: Path) -> None:
     os.close(_walk(place, make=True))
 
 
+def ours(path: Path) -> bool:
+    """Whether a file or a folder is there, of which no more is checked than whose it is. InputError
+    where another user may have put it there, or can change it."""
+    try:
+        here = _walk(path.parent, make=False)
+        try:
+            found = os.stat(path.name, dir_fd=here, follow_symlinks=False)
+        finally:
+            os.close(here)
+        if told := _whose(found):
+            raise Foreign(f"{path} {told}")
+    except Foreign as error:
+        told = f"{error}, so nothing there is run; GGRAPH_CACHE names another folder"
+        raise InputError(told) from None
+    except OSError:
+        return False
+    return True
+
+
 def holds(path: Path, key: str, check: Callable[[], bool] = lambda: False) -> bool:
     """Whether a large file is what `key` says: it is as it was when `stamp` noted so, or `check`
     finds it out now, which is noted where that can be done."""
@@ -230,6 +249,8 @@ def _whose(found: os.stat_result, *, folder: bool = False) -> str:
     """Empty where only this user and root can change a file or a folder; else who can."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}"
+    if stat.S_ISLNK(found.st_mode):
+        return ""  # its mode says nothing
     sticky = folder and found.st_mode & stat.S_ISVTX
     if found.st_mode & OTHERS and not sticky:
         return f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o})"

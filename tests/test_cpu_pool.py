@@ -12,12 +12,14 @@ from cpu_calls import call, sum_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph import open_backend
 from ggraph.backends.cpu.jit import host_jit
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat, Touched, encode
 from ggraph.backends.cpu.simd import BARRIER
 from ggraph.backends.cpu.tempo import Tempo
-from ggraph.errors import BackendError
+from ggraph.env import MOST_THREADS
+from ggraph.errors import BackendError, InputError
 
 
 def counting(length: int, n: int = 1500) -> tuple[Flat, np.ndarray[Any, Any]]:
@@ -179,6 +181,36 @@ def test_close_ends_the_workers() -> None:
     assert threading.active_count() == before
     with pytest.raises(BackendError, match="closed"):
         pool.run(counting(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [(os, "pipe", OSError("too many files")), (threading.Thread, "start", RuntimeError("no"))],
+)
+def test_a_pool_that_cannot_have_its_threads_gives_back_those_it_has(
+    of: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = getattr(of, name), [0]
+
+    def failing(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise error
+        return real(*given)
+
+    host_jit().address("pool_work")
+    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(of, name, failing)
+    with pytest.raises(BackendError, match="the system gives no 8 threads"):
+        Pool(8)
+    monkeypatch.undo()
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_more_threads_than_a_pool_has_are_refused_alike() -> None:
+    with pytest.raises(InputError, match=f"from 1 to {MOST_THREADS}"):
+        open_backend("cpu", threads=MOST_THREADS + 1)
 
 
 def test_a_forgotten_pool_ends_its_workers() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ggraph import kept
 from ggraph.env import cache_dir
 from ggraph.errors import InputError
 
@@ -89,7 +90,7 @@ def fetch_sources(version: str) -> Path:
     if not re.fullmatch(r"\d+(\.\d+)+", version):
         raise InputError(f"{version!r} is no version of {SDIST}")
     home = cache_dir() / "record" / f"source-{version}"
-    if not (home / IMPL).is_file():
+    if not kept.ours(home / IMPL):
         with tempfile.TemporaryDirectory() as folder:
             _unpack(_download(version, Path(folder)), home)
     return home
@@ -108,7 +109,7 @@ def _download(version: str, into: Path) -> Path:
 
 def _unpack(archive: Path, home: Path) -> None:
     """The folder vendor/llama.cpp of a source distribution, moved to its place at once."""
-    home.parent.mkdir(parents=True, exist_ok=True)
+    kept.make_folder(home.parent)
     with tempfile.TemporaryDirectory(dir=home.parent) as folder:
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
@@ -124,8 +125,8 @@ def plugin(engine: Engine) -> Path:
     if compiler is None:
         raise InputError(f"no C++ compiler here: one of {', '.join(COMPILERS)} is needed")
     target = cache_dir() / "record" / f"plugin-{_fingerprint(engine)}.so"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if not kept.ours(target):
+        kept.make_folder(target.parent)
         _compile(compiler, engine, target)
     return target
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggraph import InputError, cache_dir
+from ggraph import InputError, cache_dir, kept
 from ggraph.env import vector_limit
 from ggraph.record.plugin import COMPILERS, fetch_sources
 
@@ -69,10 +69,11 @@ def home_of(name: str) -> Path:
 
 
 def built(name: str) -> Built | None:
-    """The peer as it was installed, None where it was not."""
+    """The peer as it was installed, None where it was not. InputError where another user may have
+    done that."""
     home = home_of(name)
     note, library, python = home / "built.json", home / "peer.so", home / "venv" / "bin" / "python"
-    if not note.is_file() or not (library.is_file() or python.is_file()):
+    if not kept.ours(note) or not (kept.ours(library) or kept.ours(python)):
         return None
     said = json.loads(note.read_text())
     started = (
@@ -104,7 +105,7 @@ def install(
             )
         _environment(f"{origin.wheel}=={version}", home / "venv", report)
         return _noted(name, {"version": version})
-    home.mkdir(parents=True, exist_ok=True)
+    kept.make_folder(home)
     if source is None:
         report(f"fetching {name} {version[:8]}")
         source = fetched(origin, home / "source")

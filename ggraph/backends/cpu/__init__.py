@@ -27,8 +27,9 @@ def open(
     `exact` keeps activations in float32; `profile` lets `backend.profile` time every launch.
     """
     count = env.thread_count() if threads is None else threads
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
-        raise InputError(f"threads = {count!r}: expected a whole number from 1 to 1024")
+    most = env.MOST_THREADS
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise InputError(f"threads = {count!r}: expected a whole number from 1 to {most}")
     for option, value in (("exact", exact), ("profile", profile)):
         if not isinstance(value, bool):
             raise InputError(f"{option} = {value!r}: expected True or False")

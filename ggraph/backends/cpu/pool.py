@@ -98,21 +98,25 @@ class Pool:
         """Fresh control words, pipes and workers."""
         self._lock = threading.Lock()
         self._crew: list[threading.Thread] = []
-        self._pipes = [os.pipe() for _ in range(self.threads - 1)]
+        self._pipes: list[tuple[int, int]] = []
         self._meanwhile: dict[int, Callable[[], object]] = {}  # by the thread that asked for it
         self._counters = np.zeros(3 * STATE_WORDS, np.int64)
         self._counters[CALLER] = ENDED
         self._states = np.full((self.threads, STATE_WORDS), ASLEEP, np.int64)
-        self._readers = np.array([0] + [r for r, _ in self._pipes], np.int64)
-        self._writers = np.array([0] + [w for _, w in self._pipes], np.int64)
+        self._readers, self._writers = np.zeros((2, self.threads), np.int64)
         self._calls, self._allowed = _system_calls(), _allowed()
         self._job = np.array([0, 0, *self._job_words()], np.int64)
         self._job_at = int(self._job.ctypes.data)
-        for worker in range(1, self.threads):
-            self._hire(worker)
-        self._stop: Any = weakref.finalize(
-            self, _dismiss, self._states, self._writers, self._crew, self._pipes
-        )
+        self._stop: Any = weakref.finalize(self, _dismiss, self._states, self._crew, self._pipes)
+        try:
+            for worker in range(1, self.threads):
+                pipe = os.pipe()
+                self._pipes.append(pipe)
+                self._readers[worker], self._writers[worker] = pipe
+                self._hire(worker)
+        except (OSError, RuntimeError) as error:  # of files, of threads
+            self._stop()
+            raise BackendError(f"the system gives no {self.threads} threads: {error}") from None
 
     def _job_words(self) -> list[int]:
         base = self._counters.ctypes.data
@@ -233,13 +237,11 @@ def _live(entry: "ctypes._FuncPointer", worker: int, threads: int, kept: tuple[A
     entry(kept[0].ctypes.data, worker, threads)
 
 
-def _dismiss(
-    states: Array, writers: Array, crew: list[threading.Thread], pipes: list[tuple[int, int]]
-) -> None:
+def _dismiss(states: Array, crew: list[threading.Thread], pipes: list[tuple[int, int]]) -> None:
     """Make every worker leave, then close its pipe."""
-    for worker in range(1, len(states)):
+    for worker, (_, end) in enumerate(pipes, 1):
         states[worker, 0] = QUIT
-        os.write(int(writers[worker]), b"q")
+        os.write(end, b"q")
     for thread in crew:
         if thread is not threading.current_thread():
             thread.join()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ggraph import kept
 from ggraph.env import cache_dir, usable_cores
 from ggraph.errors import InputError
 from ggraph.record.plugin import fetch_sources
@@ -64,8 +65,9 @@ def build(version: str, *targets: str) -> Build:
         raise InputError("no cmake here: it is needed to build llama.cpp")
     home = cache_dir() / "record" / f"build-{version}"
     made = Build(version, fetch_sources(version), home / "source", home / "build")
-    if not made.sources.is_dir():
+    if not kept.ours(made.sources):
         partly = home / "partly"
+        kept.make_folder(home)
         shutil.rmtree(partly, ignore_errors=True)
         shutil.copytree(made.whole, partly)
         partly.rename(made.sources)
