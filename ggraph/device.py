@@ -20,12 +20,15 @@ class Need:
     first of them fills. Without, they are the launch's own. Of its RESULT a launch offers bytes: it
     gets them where a later launch of its stream needs them of that source. What is `flat` is made
     of a source's elements in order, whatever its shape, so that views of all of a tensor share it.
+    What beside the sources decides what is in them, such as other operands' shapes, stands in
+    `how`: only those who say the same there share.
     """
 
     name: str
     nbytes: int
     of: tuple[int, ...] = ()
     flat: bool = False
+    how: str = ""
 
     @property
     def is_offered(self) -> bool:

@@ -154,12 +154,13 @@ class Command:
 
 def scratch(t: Tensor, need: Need, actor: Actor) -> str:
     """Name of the value that a launch of `t` on `actor` has for `need`: `NODE#need`, or, where it
-    is made of sources alone and shared, `SOURCE#need` with the stream behind it."""
+    is made of sources and shared, `SOURCE#need` with the stream behind it. No other name has a #.
+    """
     if not need.of:
         return f"{t.name}#{need.name}"
     made_of = [t if i == RESULT else t.sources[i] for i in need.of]
     names = [(s.root if need.flat and shows_all(s) else s).name for s in made_of]
-    return f"{'+'.join(names)}#{need.name}.{actor.stream}"
+    return f"{'#'.join(names)}#{need.name}{need.how}.{actor.stream}"
 
 
 def shows_all(t: Tensor) -> bool:

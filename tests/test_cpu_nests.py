@@ -1,5 +1,8 @@
 """Kernels by rule: traced meanings, loop nests over any layout, and what has no kernel."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +18,12 @@ from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.loops import plan_nests
 from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.tiles import packed_bytes
-from ggraph.dtype import F32
-from ggraph.errors import PlaceError
+from ggraph.dtype import BY_NAME, F32
+from ggraph.errors import GraphError, PlaceError, ShapeError
 from ggraph.ops import examples
 from ggraph.ops.evaluate import decode, evaluate, to_storage
 from ggraph.ops.trace import trace
-from ggraph.tensor import OPS, Array, Kind, apply, leaf
+from ggraph.tensor import OPS, Array, Example, Kind, apply, leaf
 
 SPEC = cpu_spec("cpu")
 RNG = np.random.default_rng(5)
@@ -84,6 +87,37 @@ def test_every_example_is_compiled_but_for_a_short_list() -> None:
     assert lacking == WITHOUT
     page = (Path(__file__).parent.parent / "docs" / "library.md").read_text()
     assert all(f"`{n}`" in page for n in WITHOUT)
+
+
+OTHER_TYPES = {"f16": 2e-3, "bf16": 2e-2}  # with how near their results are
+
+
+def in_another_type(name: str, kind: str) -> Iterator[tuple[Tensor, Example]]:
+    """The examples of an op with numbers of another type, as far as it takes them."""
+    for e in OPS[name].examples:
+        args = [replace(a, dtype=BY_NAME[kind] if a.dtype is F32 else a.dtype) for a in e.args]
+        other = replace(e, args=tuple(args))
+        if other != e and OPS[name].overwrites is None:
+            with suppress(GraphError, ShapeError):
+                yield apply(name, *examples.leaves(OPS[name], other), name="y", **e.attrs), other
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+@pytest.mark.parametrize("name", sorted(set(OPS) - {"copy"}))  # which planning alone makes
+def test_every_op_of_another_float_type(name: str, kind: str) -> None:
+    """Most of bf16 ended in LLVM's errors, and two signs and squares were those of the bits."""
+    for y, example in in_another_type(name, kind):
+        if not y.size or y.dtype.is_block or not SPEC.compiled(y):
+            continue
+        graph, feeds = Graph.of({"y": y}), examples.feeds(OPS[name], example, 3)
+        want = evaluate(graph, feeds)["y"]
+        got = decode(
+            run(graph, {n: to_storage(a, graph[n]) for n, a in feeds.items()})["y"], y.dtype
+        )
+        span = np.abs(want[np.isfinite(want)]).max(initial=1e-30)
+        with np.errstate(all="ignore"):
+            near = np.abs(got - want) <= OTHER_TYPES[kind] * span
+        assert ((got == want) | near | (np.isnan(got) & np.isnan(want))).all(), example
 
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)

@@ -290,8 +290,43 @@ def kept_copy() -> Graph:
     return Graph.of({"y": ops.add(copy, new)})
 
 
-GRAPHS = (experts, masks, products, residuals, turned_into_itself, kept_copy)
+def caches() -> Graph:
+    """One list, and one length, for caches and rows of several numbers: 56 slots of one row take
+    as many bytes as ten of two. What one cache has not, another may have."""
+    found, listed, length = {}, input("listed", (1, 4), I32), input("length", (1,), I32)
+    for i, (rows, slots) in enumerate(((1, 90), (1, 12), (2, 10), (1, 56), (1, 9))):
+        q = input(f"q{i}", (rows, 1, 8))
+        k, v = (input(f"{n}{i}", (slots, 1, 8)) for n in "kv")
+        found[f"long{i}"] = ops.flash_attn(q, k, v, length=length, scale=0.3)
+        if rows == 1:
+            found[f"listed{i}"] = ops.flash_attn(q, k, v, listed, scale=0.3)
+    return Graph.of(found)
+
+
+def kernels() -> Graph:
+    """One value as the kernels of a convolution and as the matrices of a product."""
+    found = {}
+    for i, shape in enumerate(((16, 1, 16, 2), (48, 1, 48, 2), (4, 2, 3, 3))):
+        w = input(f"w{i}", shape)
+        found[f"c{i}"] = ops.conv_2d(w, input(f"image{i}", (1, shape[1], 50, 5)))
+        found[f"m{i}"] = ops.mul_mat(w, input(f"x{i}", (*shape[:2], 3, shape[3])))
+    return Graph.of(found)
+
+
+def names() -> Graph:
+    """Two names, and a third that is written as both."""
+    q, k, v = (input(n, (2, 1, 8)) for n in "qkv")
+    m, both, length = input("m", (2, 2)), input("m+n", (2, 2)), input("n", (1,), I32)
+    some = ops.flash_attn(q, k, v, m, length, scale=0.3)
+    return Graph.of({"some": some, "all": ops.flash_attn(q, k, v, both, scale=0.3)})
+
+
+GRAPHS = (
+    experts, masks, products, residuals, turned_into_itself, kept_copy, caches, kernels, names
+)  # fmt: skip
 FILLS = {
+    "listed": "ids:90",
+    "n": "ids:2",
     "ids": "ids:4",
     "ids2": "ids:4",
     "length": "ids:9",

@@ -8,6 +8,7 @@ ELEMENT_BYTES = {
     "f32": 4, "f16": 2, "bf16": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
     "b1": 1, "b2": 2, "b8": 8,
 }  # fmt: skip  # b: bytes that are only moved
+MOVED = ("b1", "b2", "b8")
 STORED: dict[str, ir.Type] = {
     "f32": F32, "f16": F16, "bf16": I16, "i8": I8, "i16": I16, "i32": I32, "i64": I64,
     "b1": I8, "b2": I16, "b8": I64,
@@ -56,4 +57,4 @@ def _to_bf16(k: Kernel, value: Val) -> Val:
     return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), _like(value, I16))
 
 
-__all__ = ["ELEMENT_BYTES", "STORED", "as_computed", "as_stored"]
+__all__ = ["ELEMENT_BYTES", "MOVED", "STORED", "as_computed", "as_stored"]

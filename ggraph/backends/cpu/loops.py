@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ggraph.backends.cpu.elements import ELEMENT_BYTES
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, MOVED
 from ggraph.backends.cpu.interpreter import WORDS
 from ggraph.backends.cpu.nest import FIRST, Nest, Operand
 from ggraph.backends.cpu.simd import HEADER_WORDS
@@ -307,7 +307,7 @@ def _lies(stride: int, size: int) -> str:
 
 def _computes(kinds: Sequence[str]) -> str:
     if len(kinds) == 2 and kinds[0] == kinds[1]:
-        return kinds[0] if kinds[0].startswith("b") else "f32"
+        return kinds[0] if kinds[0] in MOVED else "f32"
     return "i64" if all(k.startswith("i") for k in kinds) else "f32"
 
 

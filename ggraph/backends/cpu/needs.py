@@ -269,15 +269,17 @@ def _tiles(t: Tensor) -> tuple[Need, ...]:
     if not lays(t):
         return () if not kernels and multiplies_each(t) else rooms(t)
     count, n, k = matrices(w) if kernels else (prod(w.shape[:-2]), *w.shape[-2:])
-    return (Need("tiles", count * packed_bytes(F32, n, k), (0,)),)
+    how = f"[{count}x{n}x{k}]"  # matrices of a product, and of a convolution, lie otherwise
+    return (Need("tiles", count * packed_bytes(F32, n, k), (0,), how=how),)
 
 
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     m, heads, _ = t.sources[0].shape
-    n = t.sources[3].shape[1] if t.attrs["has_mask"] else t.sources[2].shape[0]
+    masked, bounded = bool(t.attrs["has_mask"]), bool(t.attrs["has_length"])
+    n = t.sources[3].shape[1] if masked else t.sources[2].shape[0]
     dim = t.sources[2].shape[2]
-    count = bool(t.attrs["has_mask"]) + bool(t.attrs["has_length"])
-    listed = Need("slots", m * list_bytes(n), tuple(range(3, 3 + count)))
+    how = f"[{'masked ' * masked}{m}x{n} of {t.sources[1].shape[0]}]"
+    listed = Need("slots", m * list_bytes(n), tuple(range(3, 3 + masked + bounded)), how=how)
     if m > FEW_ROWS:
         return (listed,)
     return listed, Need("parts", attention.scratch_bytes(m, heads, dim, n))

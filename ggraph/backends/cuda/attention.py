@@ -232,7 +232,9 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
         return ()
     end = len(t.sources) - bool(t.attrs["has_sinks"])
     deciding = tuple(range(3, end)) if t.attrs["has_mask"] else ()
-    lists = Need("lists", t.shape[0] * 4 * (1 + _width(t)), deciding)
+    rows, width, context = t.shape[0], _width(t), t.sources[1].shape[0]
+    how = f"[{rows}x{width} of {context}]"
+    lists = Need("lists", rows * 4 * (1 + width), deciding, how=how)
     return Need("splits", _slice(t)[1]), lists, *offered(t)
 
 
