@@ -296,8 +296,8 @@ class Session:
         return "\n".join([f"{key!r}: {total * 1e6:.1f} us in {len(rows)} kinds of launch", *table])
 
     def close(self) -> None:
-        """Give all memory back; the session cannot run any more. `with Session(..) as session:`
-        ends with it."""
+        """Give all memory back and close the backends: the session cannot run any more, nor can
+        another with these. `with Session(..) as session:` ends with it."""
         with self._lock:
             for executor in self._executors.values():
                 executor.close()

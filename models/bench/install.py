@@ -109,9 +109,11 @@ def install(
     if source is None:
         report(f"fetching {name} {version[:8]}")
         source = fetched(origin, home / "source")
-    build = build or source / f"build{limit}"
+    whose, build = build, build or source / f"build{limit}"
     wanted = ("llama", SERVER) if server else ("llama",)
-    if not list(build.rglob("libllama.so")) or (server and not list(build.rglob(SERVER))):
+    files = ("libllama.so", SERVER) if server else ("libllama.so",)
+    # Of another version, maybe, where the sources have gone on: cmake knows what is to do.
+    if whose is None or not all(list(build.rglob(file)) for file in files):
         report(f"compiling {name} with {os.cpu_count()} processes: some minutes")
         native = f"GGML_NATIVE={'OFF' if limit else 'ON'}"  # which is AVX2, where it is off
         flags = [*FLAGS, native, *(f"{part}={'ON' if server else 'OFF'}" for part in PARTS)]

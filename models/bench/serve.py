@@ -255,7 +255,9 @@ def peer_server(
     binary: str, model: Path, threads: int, parallel: int, context: int
 ) -> Iterator[str]:
     """The address of llama.cpp's server on the same file, with as many slots."""
-    port = 18080
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [
         binary, "-m", str(model), "-t", str(threads), "-np", str(parallel), "-c",
         str(context * parallel), "--port", str(port), "--host", "127.0.0.1",
