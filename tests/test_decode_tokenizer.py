@@ -279,6 +279,7 @@ def test_text_streams_stop():
     stream = TextStream(t, ["STOP"])
     shown = [stream.push(i) for i in [*t.encode("é STO"), *t.encode("<|im_end|>", special=True)]]
     assert "".join(shown) == "é " and stream.finish() == "STO" and stream.stopped is None
+    assert stream.letters == len("é STO")
     for bad in ("abc", [""], [1]):
         with pytest.raises(InputError, match="stop strings"):
             StopMatcher(bad)

@@ -113,6 +113,27 @@ def test_replies_are_as_the_reference_says(
     assert stream.text.endswith("data: [DONE]\n\n") == (path != "/v1/responses")
 
 
+@pytest.mark.parametrize("stop", [None, "a", "xyz"])
+def test_tokens_of_completions_are_where_they_say(server: Server, stop: str | None) -> None:
+    """In a stream as in a whole reply, where text is held back too."""
+    for seed in range(4):
+        asked = {"prompt": ["ab", "cd"], "max_tokens": 20, "logprobs": 2, "seed": seed,
+                 "temperature": 2, "top_k": 0, "top_p": 1, "min_p": 0, "stop": stop,
+                 "logit_bias": {str(i): -100 for i in range(256, 319)}}  # fmt: skip
+        choices = WEB.post(f"{server.url}/v1/completions", json=asked).json()["choices"]
+        stream = WEB.post(f"{server.url}/v1/completions", json={**asked, "stream": True})
+        pieces = [c for _, data in events(stream.text) for c in data["choices"]]
+        for choice in choices:
+            told, text = choice["logprobs"], choice["text"]
+            tokens, offsets = told["tokens"], told["text_offset"]
+            assert len(tokens) == len(offsets) and offsets == sorted(offsets) and offsets[0] == 0
+            for token, at in zip(tokens, offsets, strict=True):
+                behind = text[at:].removeprefix("\ufffd")  # a broken letter, known by what follows
+                assert not token.isascii() or token.startswith(behind[: len(token)])
+            own = [p["logprobs"] for p in pieces if p["index"] == choice["index"]]
+            assert [at for p in own if p for at in p["text_offset"]] == offsets
+
+
 def test_lists_and_vectors_are_too(server: Server) -> None:
     found = WEB.get(f"{server.url}/v1/models").json()
     assert found["object"] == "list"

@@ -83,6 +83,7 @@ class TextStream:
     ) -> None:
         self._text = Detokenizer(tokenizer, special=special)
         self._match = StopMatcher(stops)
+        self.letters = 0  # of text so far, held back or shown
 
     @property
     def stopped(self) -> str | None:
@@ -96,7 +97,9 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that may be shown after `token`. InputError on an id out of range."""
-        return self._match.push(self._text.push(token))
+        text = self._text.push(token)
+        self.letters += len(text)
+        return self._match.push(text)
 
     def finish(self) -> str:
         """The rest of the text, when generation ended without a stop string."""

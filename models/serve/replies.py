@@ -138,7 +138,7 @@ class Dialect:
             "tokens": [self._shown(c.token) for c, _ in known],
             "token_logprobs": [c.logprob for c, _ in known],
             "top_logprobs": [{self._shown(b.token): b.logprob for b in best} for _, best in known],
-            "text_offset": [],
+            "text_offset": [s.at for s in said if s.chance is not None],
         }
 
     def _entry(self, c: Chance) -> dict[str, Any]:

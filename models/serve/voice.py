@@ -30,12 +30,14 @@ Chances = tuple[Chance, ...]
 
 
 class Said(NamedTuple):
-    """A token, the text that it lets be shown, and the likeliest tokens in its place."""
+    """A token, the text that it lets be shown, the likeliest tokens in its place, and how many
+    letters there are before it."""
 
     token: int | None
     text: str
     chance: Chance | None = None
     best: Chances = ()
+    at: int = 0
 
 
 Saying = Callable[[], Said]  # called once, in the order in which they were handed on
@@ -125,10 +127,11 @@ class AnswerVoice:
             self.say(self._rest)
 
     def _said(self, token: int, last: bool, chance: Chance | None, best: Chances) -> Said:
+        at = self.stream.letters
         text = self.stream.push(token)
         if last and self.stream.stopped is None:
             text += self.stream.finish()
-        return Said(token, text, chance, best)
+        return Said(token, text, chance, best, at)
 
     def _rest(self) -> Said:
         return Said(None, self.stream.finish())
