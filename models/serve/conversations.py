@@ -59,7 +59,8 @@ class Conversations:
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """The input of a response as messages; calls side by side are one message."""
+    """The input of a response as messages; calls side by side are one message, with the
+    assistant's text before them."""
     if isinstance(given, str):
         return [Message(role="user", content=given)]
     found: list[Message] = []
@@ -75,9 +76,7 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
 
 
 def _call(found: list[Message], call: ToolCall) -> None:
-    """Add a call to the message before, where that is made of calls."""
-    before = found[-1].tool_calls if found else None
-    if before is None:
-        found.append(Message(role="assistant", tool_calls=[call]))
-    else:
-        found[-1] = Message(role="assistant", tool_calls=[*before, call])
+    """Add a call to the message before, where that is the assistant's."""
+    before = found.pop() if found and found[-1].role == "assistant" else Message(role="assistant")
+    calls = [*(before.tool_calls or ()), call]
+    found.append(Message(role="assistant", content=before.content, tool_calls=calls))

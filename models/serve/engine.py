@@ -33,7 +33,7 @@ from ..registry import Model
 from ..run.drafting import goes_on
 from ..run.load import Loaded
 from .errors import Refused
-from .grammar import ANY_OBJECT, Grammars
+from .grammar import Grammars, schema_of
 from .inbox import Inbox
 from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
@@ -134,15 +134,9 @@ class Service:
 
     def form(self, wanted: ResponseFormat | None) -> Callable[[], Form] | None:
         """The form of an answer. Refused for a schema that cannot be followed."""
-        if wanted is None or wanted.type == "text":
+        schema = schema_of(wanted)
+        if schema is None:
             return None
-        schema = ANY_OBJECT
-        if wanted.type == "json_schema":
-            if wanted.json_schema is None:
-                raise Refused(
-                    "response_format.json_schema: Field required", param="response_format"
-                )
-            schema = wanted.json_schema.schema_
         self.grammars.json_schema(schema)  # refuses it before anything runs
         return lambda: self.grammars.json_schema(schema)
 

@@ -4,17 +4,18 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .engine import Answers, Service, Wanted
 from .errors import Refused, body
+from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .metrics import Metrics
-from .replies import DONE, PING, Dialect, Events, Whole, event, usage
+from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
-from .tools import answer_grammar, call_schema, calls_of, chosen, demanded, for_template
+from .tools import Reading, answer_grammar, chosen, demanded, for_template
 from .voice import Form, Said
 from .wire import Wire
 from .worker import Ticket
@@ -27,7 +28,19 @@ class Asked:
     answers: Answers
     dialect: Dialect
     body: Sampling
-    tools: list[Tool] = field(default_factory=list)
+    reading: Reading | None = None  # where it may call functions
+
+    def shown(self, a: Whole) -> int:
+        """How many letters of an answer, as far as it has come, are text for the client."""
+        return len(a.text) if self.reading is None else self.reading.shown(a.text, a.finish, a.told)
+
+    def text(self, a: Whole) -> str:
+        """The text of an answer that is there."""
+        return a.text[: self.shown(a)]
+
+    def calls(self, a: Whole, index: int = 0) -> list[dict[str, Any]]:
+        """The calls of an answer that is there."""
+        return self.reading.calls(a.text, self.dialect.id, index) if self.reading else []
 
 
 class _Silence:
@@ -62,8 +75,10 @@ class Generation:
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         stem = self.service.stem_of(ids, messages, **more)
         wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools), stem)
-        dialect = self.dialect(asked, "chatcmpl-")
-        return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, tools)
+        dialect, formed = self.dialect(asked, "chatcmpl-"), schema_of(asked.response_format)
+        names = frozenset(t.function.name for t in tools)
+        reading = Reading(names, formed is not None) if tools else None
+        return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
         """The same for plain text."""
@@ -87,7 +102,7 @@ class Generation:
             if a.error is not None:
                 raise Refused(a.error)
         choices = [
-            asked.dialect.choice(i, a, self._message(asked, a) if asked.dialect.chat else None)
+            asked.dialect.choice(i, a, _message(asked, i, a) if asked.dialect.chat else None)
             for i, a in enumerate(found)
         ]
         envelope = asked.dialect.envelope(choices, chunk=False)
@@ -131,12 +146,11 @@ class Generation:
         if isinstance(what, Ended):
             if a.error is not None:
                 return event(body(a.error, "server_error"))
-            return b"".join([_chunk(d, choice) for choice in self._endings(asked, index, a)])
-        if may_be_call(asked, a):
-            return b""
+            return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
+        text = a.untold(asked.shown(a))
         if what.chance is not None:
-            return _chunk(d, d.piece(index, a.untold(), what))
-        return d.told(index, a.untold()) if what.text else b""
+            return _chunk(d, d.piece(index, text, what))
+        return d.told(index, text) if text else b""
 
     async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
         """What the answers say, in order; None where nothing was said for a while. What has come
@@ -171,36 +185,15 @@ class Generation:
             self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
     def _form(self, asked: ChatRequest, tools: list[Tool]) -> Callable[[], Form] | None:
+        """The form of text, of calls, or of both. Refused where one cannot be followed."""
+        form = self.service.form(asked.response_format)
         if not tools:
-            return self.service.form(asked.response_format)
+            return form
+        must, schema = demanded(asked.tool_choice), schema_of(asked.response_format)
         grammars = self.service.grammars
-        if demanded(asked.tool_choice):
-            schema = call_schema(tools)
-            grammars.json_schema(schema)
-            return lambda: grammars.json_schema(schema)
-        grammar = answer_grammar(tools)
+        grammar = answer_grammar(tools, demanded=must, schema=schema)
         grammars.lark(grammar, "tools")
         return lambda: grammars.lark(grammar, "tools")
-
-    def _message(self, asked: Asked, a: Whole) -> dict[str, Any]:
-        calls = calls_of(a.text, asked.tools, asked.dialect.id) if asked.tools else []
-        if calls:
-            return {"role": "assistant", "content": None, "tool_calls": calls}
-        return {"role": "assistant", "content": a.text, "refusal": None}
-
-    def _endings(self, asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:
-        """The last pieces of an answer: calls, or text that might have become some."""
-        d = asked.dialect
-        if not asked.tools or not may_be_call(asked, a):
-            return [d.last(index, a.finish)]
-        calls = calls_of(a.text, asked.tools, d.id)
-        if not calls:
-            return [d.piece(index, a.untold(), None), d.last(index, a.finish)]
-        delta = {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}
-        return [
-            {"index": index, "delta": delta, "finish_reason": None},
-            d.last(index, "tool_calls"),
-        ]
 
     def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
         """The form of a reply, whose name begins with `kind`."""
@@ -214,9 +207,20 @@ def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
     return event(d.envelope([choice], chunk=True))
 
 
-def may_be_call(asked: Asked, a: Whole) -> bool:
-    """Whether what was said so far is kept until it is known to be a call or not."""
-    if not asked.tools:
-        return False
-    forced = isinstance(asked.body, ChatRequest) and demanded(asked.body.tool_choice)
-    return forced or a.text.lstrip()[:1] in ("", "<")
+def _message(asked: Asked, index: int, a: Whole) -> dict[str, Any]:
+    text, calls = asked.text(a), asked.calls(a, index)
+    if calls:
+        return {"role": "assistant", "content": text or None, "tool_calls": calls}
+    return {"role": "assistant", "content": text, "refusal": None}
+
+
+def _endings(asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:
+    """The last pieces of an answer: text that might have become a call, and its calls."""
+    d, found = asked.dialect, list[dict[str, Any]]()
+    if text := a.untold(asked.shown(a)):
+        found.append(d.piece(index, text, None))
+    calls = asked.calls(a, index)
+    if calls:
+        delta = {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}
+        found.append({"index": index, "delta": delta, "finish_reason": None})
+    return [*found, d.last(index, finish_of(a, calls))]

@@ -12,6 +12,7 @@ from ggraph.decode.draft.tree import Draft
 from ggraph.text.tokenizer import Tokenizer
 
 from .errors import Refused
+from .schema import ResponseFormat
 
 MOST_SCHEMA = 1 << 16  # bytes of a schema
 ANY_OBJECT = {"type": "object"}
@@ -65,7 +66,10 @@ class Grammars:
         return self._form(grammar, "response_format")
 
     def lark(self, grammar: str, param: str) -> "GrammarForm":
-        """What a grammar in Lark's notation describes."""
+        """What a grammar in Lark's notation describes. Refused as a schema is."""
+        if len(grammar) > MOST_SCHEMA:
+            given = f"expected at most {MOST_SCHEMA} bytes together, got {len(grammar)}"
+            raise Refused(f"schema: {given}", param=param)
         return self._form(LLMatcher.grammar_from_lark(grammar), param)
 
     def _form(self, grammar: str, param: str) -> "GrammarForm":
@@ -104,6 +108,17 @@ class GrammarForm:
             path = draft.path(leaf)
             kept.update(path[: self.matcher.validate_tokens([draft.tokens[n] for n in path])])
         return draft.pruned(kept)
+
+
+def schema_of(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    """The schema of an answer's text; None where any text will do. Refused where it is missing."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return ANY_OBJECT
+    if wanted.json_schema is None:
+        raise Refused("response_format.json_schema: Field required", param="response_format")
+    return wanted.json_schema.schema_
 
 
 def dumped(schema: dict[str, Any]) -> str:

@@ -28,9 +28,9 @@ class Whole:
     error: str | None = None
     told: int = 0  # letters of its text that the client has
 
-    def untold(self) -> str:
-        """What the client has not been told yet, which it will be now."""
-        new, self.told = self.text[self.told :], len(self.text)
+    def untold(self, end: int) -> str:
+        """What the client has not been told of the first `end` letters, which it will be now."""
+        new, self.told = self.text[self.told : end], end
         return new
 
     def add(self, what: Said | Ended) -> None:
@@ -44,6 +44,11 @@ class Whole:
             self.finish = "stop" if t.ended == "stop" else "length"
             self.tokens, self.reused = t.new, t.reused
             self.drafted, self.accepted = t.drafted, t.accepted
+
+
+def finish_of(a: Whole, calls: Any) -> str | None:
+    """Why an answer ended, in OpenAI's words: one that was cut is that, whatever it calls."""
+    return "tool_calls" if calls and a.finish == "stop" else a.finish
 
 
 def usage(prompt_tokens: int, answers: Sequence[Whole]) -> dict[str, Any]:
@@ -87,13 +92,12 @@ class Dialect:
 
     def choice(self, index: int, a: Whole, message: dict[str, Any] | None) -> dict[str, Any]:
         """A whole answer; `message` is a chat's."""
-        logprobs = self.logprobs(a.said)
-        found: dict[str, Any] = {"index": index, "finish_reason": a.finish, "logprobs": logprobs}
+        found: dict[str, Any] = {"index": index, "finish_reason": a.finish}
+        found["logprobs"] = self.logprobs(a.said)
         if message is None:
             return {**found, "text": a.text}
-        if message.get("tool_calls") and a.finish == "stop":
-            found["finish_reason"] = "tool_calls"
-        return {**found, "message": message}
+        finish = finish_of(a, message.get("tool_calls"))
+        return {**found, "finish_reason": finish, "message": message}
 
     def told(self, index: int, text: str) -> bytes:
         """The event of a piece without chances. There is one for every token, of which only the

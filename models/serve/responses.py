@@ -6,7 +6,7 @@ from typing import Any
 
 from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
-from .generation import Asked, Generation, may_be_call
+from .generation import Asked, Generation
 from .inbox import Ended
 from .replies import PING, Events, Whole, event, usage
 from .schema import (
@@ -14,8 +14,10 @@ from .schema import (
     ChatRequest,
     FlatChoice,
     Function,
+    Item,
     JsonSchema,
     Message,
+    MessageItem,
     NamedFunction,
     ResponseFormat,
     ResponsesRequest,
@@ -23,7 +25,6 @@ from .schema import (
     Tool,
     ToolChoice,
 )
-from .tools import calls_of
 from .voice import Said
 from .wire import Wire
 
@@ -78,8 +79,8 @@ class Responses:
             if what is None:
                 return PING
             a.add(what)
-            open_text = isinstance(what, Said) and not may_be_call(turn.asked, a)
-            return told.more(turn, a) if open_text else b""
+            text = a.untold(turn.asked.shown(a)) if isinstance(what, Said) else ""
+            return told.more(turn, text) if text else b""
 
         async for said in self.generation.told(turn.asked.answers, tell, wire):
             yield said
@@ -91,7 +92,7 @@ class Responses:
             if item["type"] == "function_call":
                 yield told.call(index, item)
             else:
-                yield told.more(turn, a) + told.closed(turn, item)
+                yield told.more(turn, a.untold(turn.asked.shown(a))) + told.closed(turn, item)
         response = self._finished(turn, a, output)
         kind = "completed" if response["status"] == "completed" else "incomplete"
         yield told(f"response.{kind}", response=response)
@@ -127,10 +128,9 @@ class _Teller:
         added = self("response.output_item.added", output_index=0, item=item)
         return added + self("response.content_part.added", **_place(turn), part=_part(""))
 
-    def more(self, turn: Turn, a: Whole) -> bytes:
+    def more(self, turn: Turn, text: str) -> bytes:
         """What the message has beyond what was told of it, and its beginning before that."""
-        head = b"" if self.open else self.opened(turn)
-        text, self.open = a.untold(), True
+        head, self.open = b"" if self.open else self.opened(turn), True
         if not text:
             return head
         at = _place(turn)
@@ -183,24 +183,26 @@ def _chosen(named: FlatChoice) -> ToolChoice:
 
 
 def output_of(turn: Turn, a: Whole) -> list[dict[str, Any]]:
-    """The items of a response: calls of functions, or one message."""
-    calls = calls_of(a.text, turn.asked.tools, turn.id) if turn.asked.tools else []
-    if not calls:
-        return [_message(turn, a)]
-    return [
+    """The items of a response: a message, calls of functions, or one and then the others."""
+    calls = [
         {
             "type": "function_call", "id": f"fc_{call['id'].removeprefix('call_')}",
             "call_id": call["id"], "status": "completed", **call["function"],
         }
-        for call in calls
+        for call in turn.asked.calls(a)
     ]  # fmt: skip
+    message = _message(turn, a)
+    return [message, *calls] if message["content"][0]["text"] or not calls else calls
 
 
 def _as_message(output: list[dict[str, Any]]) -> Message:
     """A response as a later one sees it."""
-    if output[0]["type"] == "message":
-        return Message(role="assistant", content=output[0]["content"][0]["text"])
-    items = [CallItem.model_validate(i) for i in output]
+    items: list[Item] = []
+    for i in output:
+        if i["type"] == "message":
+            items.append(MessageItem(role="assistant", content=i["content"][0]["text"]))
+        else:
+            items.append(CallItem.model_validate(i))
     return messages_of(items)[0]
 
 
@@ -220,7 +222,7 @@ def _part(text: str) -> dict[str, Any]:
 def _message(turn: Turn, a: Whole) -> dict[str, Any]:
     status = "incomplete" if a.finish == "length" else "completed"
     base = {"id": _message_id(turn), "type": "message", "role": "assistant", "status": status}
-    return {**base, "content": [_part(a.text)]}
+    return {**base, "content": [_part(turn.asked.text(a))]}
 
 
 def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Functions that a model may call: how it is told of them, and how its calls are read.
 
 A call is `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, as Hermes and Qwen write it. An
-answer that begins with "<" is one or more of them, held to the functions' own schemas; any other
-answer is text. Where a call is demanded, the answer is its JSON alone.
+answer is text, then calls: nothing but the marker `<tool_call>` tells them apart, and what follows
+it is held to the functions' own schemas.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .grammar import dumped
@@ -18,34 +20,37 @@ TOLD = (
     "You may call functions. Each line describes one:\n{functions}\n"
     'To call one, answer with <tool_call>{{"name": NAME, "arguments": OBJECT}}</tool_call> only.'
 )
+_BEGINNING = re.compile(rf'{OPEN}\s*{{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"arguments"\s*:\s*')
+_END = re.compile(rf"\s*}}\s*({CLOSE}\s*)?")
+_VALUES = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length and size
 
 
-def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The JSON of one call of any of these functions."""
-    return {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": t.function.name},
-                    "arguments": t.function.parameters or {"type": "object"},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for t in tools
-        ]
-    }
-
-
-def answer_grammar(tools: Sequence[Tool]) -> str:
-    """Text, or calls of these functions, in Lark's notation."""
+def answer_grammar(
+    tools: Sequence[Tool], *, demanded: bool = False, schema: dict[str, Any] | None = None
+) -> str:
+    """Text and then calls of these functions, in Lark's notation. Where one is `demanded`, it is
+    all; where text has a `schema`, there is either text or calls."""
+    start = "TEXT | before calls"
+    if demanded:
+        start = f'"{OPEN}" call'
+    elif schema is not None:
+        start = f'%json {dumped(schema)} | "{OPEN}" calls'
     return (
-        "start: TEXT | call+\n"
-        f'call: "{OPEN}" WS? %json {dumped(call_schema(tools))} WS? "{CLOSE}" WS?\n'
-        "TEXT: /[^<](.|\\n)*/\n"
+        f"start: {start}\n"
+        f'before[lazy]: TEXT "{OPEN}"\n'  # lazy: the first marker ends the text
+        f'calls: call (WS? "{OPEN}" call)* WS?\n'
+        f'call: WS? function WS? "{CLOSE}"\n'
+        f"function: {' | '.join(map(_function, tools))}\n"
+        "TEXT: /(.|\\n)*/\n"
         "WS: /[ \\n]{1,4}/\n"
     )
+
+
+def _function(tool: Tool) -> str:
+    """One function's calls. Its schema stands alone, so that what it refers to is found."""
+    name, schema = tool.function.name, tool.function.parameters or {"type": "object"}
+    before = json.dumps(f'{{"name": "{name}", "arguments": ')
+    return f'{before} %json {dumped(schema)} "}}"'
 
 
 def chosen(tools: Sequence[Tool], choice: str | ToolChoice | None) -> list[Tool]:
@@ -86,9 +91,14 @@ def _as_dict(m: Message, knows: bool) -> dict[str, Any]:
         for c in m.tool_calls or ()
     ]
     if knows:
-        as_calls = [{"type": "function", "function": c} for c in calls]
-        more = {"tool_calls": as_calls} if calls else {}
-        return {"role": role, "content": m.text, **({"name": m.name} if m.name else {}), **more}
+        named = {"name": m.name, "tool_call_id": m.tool_call_id}
+        more: dict[str, Any] = {k: v for k, v in named.items() if v}
+        if calls:
+            more["tool_calls"] = [
+                {**({"id": given.id} if given.id else {}), "type": "function", "function": c}
+                for given, c in zip(m.tool_calls or (), calls, strict=True)
+            ]
+        return {"role": role, "content": m.text, **more}
     if role in ("tool", "function"):
         return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
     return {"role": role, "content": m.text + "".join(map(_written, calls))}
@@ -105,18 +115,53 @@ def _object(text: str) -> Any:
         return text
 
 
-def calls_of(text: str, tools: Sequence[Tool], reply: str) -> list[dict[str, Any]]:
-    """The calls that an answer consists of, in OpenAI's form; none where it is text, or was cut.
-    Their names follow from that of the `reply`, whoever makes it."""
-    text = text.strip()
-    parts = [p.split(CLOSE)[0] for p in text.split(OPEN)[1:]] if text[:1] == "<" else [text]
-    known, found = {t.function.name for t in tools}, list[dict[str, Any]]()
-    for part in parts:
-        call = _object(part)
-        if not isinstance(call, dict) or call.get("name") not in known or "arguments" not in call:
-            return []
-        arguments = json.dumps(call["arguments"], ensure_ascii=False)
-        function = {"name": call["name"], "arguments": arguments}
-        name = hashlib.sha256(f"{reply} {len(found)} {text}".encode()).hexdigest()[:16]
-        found.append({"id": f"call_{name}", "type": "function", "function": function})
-    return found
+@dataclass(frozen=True)
+class Reading:
+    """How an answer that may call functions is read. The marker means nothing within text that is
+    `formed`, JSON: there the first letters decide."""
+
+    names: frozenset[str]  # of the functions
+    formed: bool = False
+
+    def shown(self, text: str, finish: str | None, told: int = 0) -> int:
+        """How many letters of an answer are text for the client, who has `told` of them. Before
+        the `finish`, and where it was cut, what may be a marker's beginning is none."""
+        at = self._marker(text, told)
+        if at < 0:
+            at = len(text) if finish == "stop" else self._undecided(text)
+            if finish is not None and at == len(text):
+                return at
+        return len(text[:at].rstrip())
+
+    def calls(self, text: str, reply: str, choice: int) -> list[dict[str, Any]]:
+        """The whole calls of an answer, in OpenAI's form, with arguments as the model wrote them.
+        Their names follow from the reply's, whoever makes it, and the choice's index."""
+        at, found = self._marker(text), list[dict[str, Any]]()
+        while at >= 0 and (begun := _BEGINNING.match(text, at)) and begun[1] in self.names:
+            end = _END.match(text, _behind_value(text, begun.end()))
+            if end is None:
+                break
+            at = end.end()
+            function = {"name": begun[1], "arguments": text[begun.end() : end.start()]}
+            id = hashlib.sha256(f"{reply} {choice} {len(found)}".encode()).hexdigest()[:16]
+            found.append({"id": f"call_{id}", "type": "function", "function": function})
+        return found
+
+    def _marker(self, text: str, since: int = 0) -> int:
+        """Where the calls begin; -1 where there are none yet."""
+        if self.formed:
+            return 0 if text.startswith(OPEN) else -1
+        return text.find(OPEN, since)
+
+    def _undecided(self, text: str) -> int:
+        """Where the text's end may be a marker's beginning."""
+        at = 0 if self.formed else text.rfind("<")
+        return at if at >= 0 and OPEN.startswith(text[at:]) else len(text)
+
+
+def _behind_value(text: str, at: int) -> int:
+    """The place behind a JSON value; behind the text where the value is cut."""
+    try:
+        return _VALUES.raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return len(text)

@@ -1,0 +1,426 @@
+"""Calls of functions beside text: what the grammar lets through, how it is read, whole and in
+pieces, and what of it reaches a client."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serve_kit import Server, ended, started
+from small_model import learnable_model, small_model
+
+from ggraph.formats import open_checkpoint
+from ggraph.text.tokenizer import Tokenizer
+from models.serve.conversations import Conversations
+from models.serve.engine import Answers
+from models.serve.generation import Asked, Generation
+from models.serve.grammar import Grammars
+from models.serve.inbox import Ended, Inbox
+from models.serve.replies import Dialect, Events
+from models.serve.responses import Responses, Turn
+from models.serve.schema import ChatRequest, Message, ResponsesRequest, Tool
+from models.serve.tools import CLOSE, OPEN, Reading, answer_grammar, for_template
+from models.serve.voice import Chance, Said
+from models.serve.worker import Ticket
+
+WEB = httpx.Client(timeout=60)
+FLAG: dict[str, Any] = {
+    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+    "additionalProperties": False,
+}  # fmt: skip
+WORD: dict[str, Any] = {
+    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"],
+    "additionalProperties": False,
+}  # fmt: skip
+ELSEWHERE = {**FLAG, "properties": {"on": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "null"}}}
+
+
+def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def call(name: str, arguments: str) -> str:
+    return f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{CLOSE}'
+
+
+TOOLS = [
+    Tool.model_validate(tool(n, s))
+    for n, s in (("f", FLAG), ("ff", WORD), ("g", None), ("refers", ELSEWHERE))
+]
+F, FF = call("f", '{"on": true}'), call("ff", f'{{"word": "a{OPEN}b{CLOSE}c"}}')
+G, REFERS = call("g", '{"any": [1.50, 1e999]}'), call("refers", '{"on": null}')
+THOUGHT = "<think>a < b, no <tool> yet</think>\n\n<b>So</b>"
+
+
+# ----- what the grammar lets through
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokenizer]:
+    path = small_model(tmp_path_factory.mktemp("grammars") / "small.gguf")
+    tokenizer = Tokenizer.from_gguf(open_checkpoint(path).metadata)
+    return Grammars(tokenizer, tokenizer.vocab_size), tokenizer
+
+
+FREE: dict[str, Any] = {}
+FORMED: dict[str, Any] = {"schema": FLAG}
+DEMANDED: dict[str, Any] = {"demanded": True}
+JSON = '{"on": false}'
+PASSES = [
+    (FREE, ""), (FREE, "text"), (FREE, THOUGHT), (FREE, "<"), (FREE, OPEN[:-1]), (FREE, JSON),
+    (FREE, F), (FREE, FF + F), (FREE, f"{F}\n{G}\n"), (FREE, REFERS), (FREE, "Let me look.\n" + F),
+    (FREE, THOUGHT + FF + F), (FREE, "<" + F), (FREE, OPEN[:5] + F),
+    (FORMED, JSON), (FORMED, F), (FORMED, FF + F),
+    (DEMANDED, F), (DEMANDED, FF), (DEMANDED, REFERS),
+]  # fmt: skip
+FAILS = [
+    (FREE, OPEN), (FREE, f"a{OPEN}b"), (FREE, "a" + call("h", "{}")), (FREE, F + "text"),
+    (FREE, call("f", '{"on": 1}')), (FREE, call("refers", '{"on": 1}')), (FREE, F[:-1]),
+    (FREE, "a" + F + call("f", "{}")), (FREE, THOUGHT + call("ff", "{}")),
+    (FORMED, ""), (FORMED, "text"), (FORMED, "text" + F), (FORMED, JSON + F), (FORMED, F + JSON),
+    (FORMED, '{"on": 1}'), (FORMED, call("f", '{"on": 1}')),
+    (DEMANDED, ""), (DEMANDED, "text"), (DEMANDED, JSON), (DEMANDED, "a" + F), (DEMANDED, F + F),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "passes"),
+    [*((k, t, True) for k, t in PASSES), *((k, t, False) for k, t in FAILS)],
+)
+def test_answers_are_text_then_calls(
+    grammars: tuple[Grammars, Tokenizer], kind: dict[str, Any], text: str, passes: bool
+) -> None:
+    made, tokenizer = grammars
+    matcher = made.lark(answer_grammar(TOOLS, **kind), "tools").matcher
+    ids = tokenizer.encode(text, bos=False)
+    fits = matcher.validate_tokens(ids) == len(ids)
+    assert (fits and matcher.consume_tokens(ids) and matcher.is_accepting()) == passes
+
+
+# ----- how it is read
+
+READING = Reading(frozenset(t.function.name for t in TOOLS))
+
+
+def read(text: str, finish: str = "stop") -> tuple[str, list[tuple[str, Any]]]:
+    called = [c["function"] for c in READING.calls(text, "reply", 0)]
+    json.dumps(called, ensure_ascii=False).encode()
+    shown = text[: READING.shown(text, finish)]
+    return shown, [(c["name"], c["arguments"]) for c in called]
+
+
+ON, MARKED = ("f", '{"on": true}'), ("ff", f'{{"word": "a{OPEN}b{CLOSE}c"}}')
+READ = [
+    ("text ", "stop", "text ", []),
+    (THOUGHT, "stop", THOUGHT, []),
+    ("a <tool_", "stop", "a <tool_", []),
+    ("a <tool_", "length", "a", []),
+    ("a <b", "length", "a <b", []),
+    ("Let me look.\n" + F, "stop", "Let me look.", [ON]),
+    (THOUGHT + "\n" + FF + F, "stop", THOUGHT, [MARKED, ON]),
+    ("a" + FF + F[:-30], "length", "a", [MARKED]),
+    ("a" + FF + F[: -len(CLOSE)], "stop", "a", [MARKED, ON]),  # which may be a stop string
+    (F[:-30], "length", "", []),
+    (G, "stop", "", [("g", '{"any": [1.50, 1e999]}')]),  # as it was written
+    (call("g", '"\\ud800"'), "stop", "", [("g", '"\\ud800"')]),
+    (call("g", "[" * 200_000), "length", "", []),
+    (call("g", "9" * 5000), "stop", "", [("g", "9" * 5000)]),
+    (OPEN + '{"name": ["f"], "arguments": {}}' + CLOSE, "stop", "", []),
+    (OPEN + '{"name": "f", "arguments": 12', "length", "", []),
+    (OPEN + '{"name": "h", "arguments": {}}' + CLOSE, "stop", "", []),
+]
+
+
+@pytest.mark.parametrize(("text", "finish", "shown", "calls"), READ)
+def test_text_and_whole_calls_are_read(
+    text: str, finish: str, shown: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(text, finish) == (shown, calls)
+
+
+def test_wherever_an_answer_is_cut_its_markup_is_no_text() -> None:
+    text = "Let me look.\n" + FF + "\n" + F
+    seen = [read(text[:n], "length") for n in range(len(text) + 1)]
+    assert all("Let me look.\n".startswith(shown) for shown, _ in seen)
+    assert [len(calls) for _, calls in seen] == sorted(len(calls) for _, calls in seen)
+    assert {len(calls) for _, calls in seen} == {0, 1, 2}
+
+
+PARTS = st.sampled_from(["a", " ", "\n", "<", OPEN[:5], "<b>", "{", "}", F, FF, F[:20], JSON])
+
+
+@given(st.lists(PARTS).map("".join), st.booleans(), st.sampled_from(["stop", "length"]), st.data())
+def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.DataObject) -> None:
+    """What is shown of a beginning stays."""
+    reading, told, at = Reading(READING.names, formed), 0, 0
+    while at < len(text):
+        at = data.draw(st.integers(at + 1, len(text)))
+        shown = reading.shown(text[:at], None, told)
+        assert shown >= told
+        assert shown == reading.shown(text[:at], None)
+        told = shown
+    assert told <= reading.shown(text, finish, told) == reading.shown(text, finish)
+
+
+def test_a_marker_in_text_that_has_a_form_is_text() -> None:
+    reading, text = Reading(READING.names, formed=True), f'{{"word": "{F}"}}'
+    assert reading.shown(text, "stop") == len(text) and not reading.calls(text, "reply", 0)
+    assert reading.shown(F, "stop") == 0 and len(reading.calls(F, "reply", 0)) == 1
+
+
+def test_calls_have_names_of_their_own() -> None:
+    """Within an answer, and among those of one request that say the same."""
+    ids = [c["id"] for choice in range(3) for c in READING.calls(F + F, "reply", choice)]
+    assert len(set(ids)) == 6
+    again = [c["id"] for choice in range(3) for c in READING.calls(F + F, "reply", choice)]
+    assert ids == again != [c["id"] for c in READING.calls(F + F, "other", 0)]
+
+
+def test_templates_are_told_which_call_a_result_is_of() -> None:
+    called = {"id": "c1", "function": {"name": "f", "arguments": '{"on": true}'}}
+    messages = [
+        Message.model_validate({"role": "assistant", "content": "a", "tool_calls": [called]}),
+        Message(role="tool", content="done", tool_call_id="c1"),
+    ]
+    found, _ = for_template(messages, TOOLS, "{{ tools }}")
+    function = {"name": "f", "arguments": {"on": True}}
+    assert found == [
+        {"role": "assistant", "content": "a",
+         "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "content": "done", "tool_call_id": "c1"},
+    ]  # fmt: skip
+
+
+# ----- what reaches a client
+
+
+SILENT: Any = None  # metrics of answers that nobody measures
+
+
+def told(texts: Sequence[str], finish: str, dialect: Dialect, chances: bool) -> Answers:
+    """Answers that say these texts, some letters at a time."""
+    inbox, chance = Inbox(eager=True), Chance(97, -1.0) if chances else None
+    for index, text in enumerate(texts):
+        for at in range(0, len(text), 3):
+            inbox.put((index, Said(97, text[at : at + 3], chance)))
+        t: Any = SimpleNamespace(ended=finish, new=5, reused=0, drafted=0, accepted=0)
+        inbox.put((index, Ended(t)))
+    return Answers([Ticket(i, inbox) for i in range(len(texts))], inbox, 3)
+
+
+def data_of(events: Events) -> list[dict[str, Any]]:
+    async def run() -> bytes:
+        return b"".join([e async for e in events])
+
+    lines = asyncio.run(run()).decode().splitlines()
+    found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(d) for d in found if d != "[DONE]"]
+
+
+SAID = [
+    (["Let me look.\n" + F, F + FF], "stop", "tool_calls"),
+    ([THOUGHT + "\n" + FF, THOUGHT + FF + F], "stop", "tool_calls"),
+    ([THOUGHT, "plain ", "<"], "stop", "stop"),
+    (["a" + F + FF[:40], F + F[:30]], "length", "length"),
+    ([F[:40], F[:5], F[: len(OPEN)], "a <tool"], "length", "length"),
+    ([G, REFERS], "stop", "tool_calls"),
+]
+
+
+@pytest.mark.parametrize("chances", [False, True], ids=["", "chances"])
+@pytest.mark.parametrize(("texts", "finish", "reason"), SAID)
+def test_a_stream_is_the_whole_answer(
+    grammars: tuple[Grammars, Tokenizer],
+    texts: list[str],
+    finish: str,
+    reason: str,
+    chances: bool,
+) -> None:
+    dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
+    generation = Generation(service, SILENT)
+    body = ChatRequest(messages=[Message(role="user", content="a")])
+
+    def asked() -> Asked:
+        return Asked(told(texts, finish, dialect, chances), dialect, body, READING)
+
+    async def whole() -> dict[str, Any]:
+        return await generation.whole(asked())
+
+    async def events() -> Events:
+        async for e in generation.events(asked()):
+            yield e
+
+    choices = asyncio.run(whole())["choices"]
+    streamed = [joined(data_of(events()), i) for i in range(len(texts))]
+    for choice, (content, calls, logprobs, end), text in zip(choices, streamed, texts, strict=True):
+        message = choice["message"]
+        assert (message["content"] or "", message.get("tool_calls", [])) == (content, calls)
+        assert choice["finish_reason"] == end == reason
+        assert ((choice["logprobs"] or {}).get("content") or []) == logprobs
+        assert text.startswith(content) and OPEN not in content
+        assert len(calls) == text.count("\n" + CLOSE)
+    ids = [c["id"] for _, calls, *_ in streamed for c in calls]
+    assert len(ids) == len(set(ids))
+
+
+def joined(events: list[dict[str, Any]], index: int) -> tuple[str, list[Any], list[Any], str]:
+    """Text, calls, chances and end of a streamed choice."""
+    found = [c for e in events for c in e["choices"] if c["index"] == index]
+    deltas = [c["delta"] for c in found]
+    calls = [c for d in deltas for c in d.get("tool_calls", ())]
+    assert [c.pop("index") for c in calls] == list(range(len(calls)))
+    logprobs = [e for c in found for e in (c.get("logprobs") or {}).get("content", ())]
+    text = "".join(d.get("content", "") for d in deltas)
+    return text, calls, logprobs, found[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "kinds"),
+    [
+        ("Let me look.\n" + F, "stop", ["message", "function_call"]),
+        (THOUGHT + FF + F, "stop", ["message", "function_call", "function_call"]),
+        (F + FF, "stop", ["function_call", "function_call"]),
+        (F + FF[:40], "length", ["function_call"]),
+        (F[:40], "length", ["message"]),
+        (THOUGHT, "stop", ["message"]),
+    ],
+)
+def test_a_response_has_its_text_before_its_calls(
+    grammars: tuple[Grammars, Tokenizer], text: str, finish: str, kinds: list[str]
+) -> None:
+    """Whole, in events, and as a later response sees it."""
+    dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
+    kept = Conversations(9, 9999)
+    responses = Responses(Generation(service, SILENT), kept)
+    body = ResponsesRequest(input="a")
+
+    def turn() -> Turn:
+        return Turn(Asked(told([text], finish, dialect, False), dialect, body, READING), body, ())
+
+    async def whole() -> dict[str, Any]:
+        return await responses.whole(turn())
+
+    async def streamed() -> Events:
+        async for e in responses.events(turn()):
+            yield e
+
+    output, events = asyncio.run(whole())["output"], data_of(streamed())
+    assert [item["type"] for item in output] == kinds
+    assert output == events[-1]["response"]["output"]
+    assert output == [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    places = [e["output_index"] for e in events if e["type"] == "response.output_item.added"]
+    assert places == list(range(len(output)))
+    content = "".join(i["content"][0]["text"] for i in output if i["type"] == "message")
+    assert content == text[: READING.shown(text, finish)]
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == content
+    later = kept.find("resp_1").messages[-1]
+    assert (later.text, len(later.tool_calls or ())) == (content, kinds.count("function_call"))
+
+
+# ----- a server that is asked for both a form and calls
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path: Path = learnable_model(tmp_path_factory.mktemp("tools"))
+    running = started(path, "-t", "1", "--parallel", "2")
+    yield running
+    assert ended(running) == 0
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": WORD}}
+FLAT_FORM = {"format": {"type": "json_schema", "name": "a", "schema": WORD}}
+LIKES = {  # the model's first letter, and that it then ends as soon as it may
+    "text": {str(ord("{")): 50, str(ord('"')): 80, "257": 100},
+    "call": {str(ord("<")): 50, "257": 100},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["", "stream"])
+@pytest.mark.parametrize("likes", LIKES)
+def test_a_form_and_tools_hold_together(server: Server, likes: str, stream: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 120,
+        "tools": [tool("f", FLAG)], "response_format": FORM, "logit_bias": LIKES[likes],
+    }  # fmt: skip
+    if stream:
+        pieces = list(server.client.chat.completions.create(**asked, stream=True))
+        text, calls, _, end = joined([p.to_dict() for p in pieces], 0)
+        found = [c["function"]["arguments"] for c in calls]
+    else:
+        choice = server.client.chat.completions.create(**asked).choices[0]
+        text, end = choice.message.content or "", choice.finish_reason
+        found = [c.function.arguments for c in choice.message.tool_calls or ()]
+    checked(likes, text, found)
+    assert end == {"text": "stop", "call": "tool_calls"}[likes]
+
+
+@pytest.mark.parametrize("likes", LIKES)
+def test_a_form_and_tools_hold_together_in_a_response(server: Server, likes: str) -> None:
+    flat = {"type": "function", "name": "f", "parameters": FLAG, "strict": True}
+    asked: dict[str, Any] = {
+        "model": "m", "input": "Hi", "max_output_tokens": 120, "tools": [flat], "text": FLAT_FORM,
+        "extra_body": {"logit_bias": LIKES[likes]},
+    }  # fmt: skip
+    whole = server.client.responses.create(**asked)
+    events = list(server.client.responses.create(**asked, stream=True))
+    for reply in (whole, events[-1].response):
+        calls = [i.arguments for i in reply.output if i.type == "function_call"]
+        checked(likes, reply.output_text, calls)
+        assert reply.status == "completed"
+
+
+def checked(likes: str, text: str, calls: list[str]) -> None:
+    """An answer of the one kind or the other."""
+    assert len(calls) == (likes == "call") and (text == "") == (likes == "call")
+    for arguments in calls:
+        jsonschema.validate(json.loads(arguments), FLAG)
+    if text:
+        jsonschema.validate(json.loads(text), WORD)
+
+
+def test_a_demanded_call_that_is_cut_is_no_text(server: Server) -> None:
+    for limit in range(1, 50, 7):
+        asked: dict[str, Any] = {
+            "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": limit,
+            "tools": [tool("f", FLAG)], "tool_choice": "required",
+        }  # fmt: skip
+        choice = server.client.chat.completions.create(**asked).choices[0]
+        pieces = list(server.client.chat.completions.create(**asked, stream=True))
+        text, calls, _, end = joined([p.to_dict() for p in pieces], 0)
+        assert (choice.message.content, choice.finish_reason) == (text, end) == ("", "length")
+        assert not choice.message.tool_calls and not calls
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_form_that_cannot_be_followed_is_refused_beside_tools(
+    server: Server, choice: str
+) -> None:
+    no_schema: dict[str, Any] = {"type": "none"}
+    for form in (
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": no_schema}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a" * 70_000]}}},
+    ):
+        asked: dict[str, Any] = {
+            "model": "m", "messages": [{"role": "user", "content": "Hi"}],
+            "tools": [tool("f", FLAG)], "tool_choice": choice, "response_format": form,
+        }  # fmt: skip
+        with pytest.raises(openai.BadRequestError, match="schema"):
+            server.client.chat.completions.create(**asked)
+    body = {
+        "input": "Hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": choice,
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": no_schema}},
+    }  # fmt: skip
+    assert WEB.post(f"{server.url}/v1/responses", json=body).status_code == 400
