@@ -28,6 +28,7 @@ class Ticket:
     begun: float = field(default_factory=time.perf_counter)
     first: float | None = None
     last: float = 0.0
+    over: bool = False  # nothing of it is told any more
 
 
 class Worker:
@@ -41,6 +42,8 @@ class Worker:
     def __init__(self, batch: Batch, most: int) -> None:
         self.batch, self.most, self.open = batch, most, 0
         self.failure: str | None = None
+        self._over: str | None = None  # why nothing is answered any more
+        self._door = threading.Lock()  # of `_over`: who comes in before it is set is answered
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._heard: list[tuple[Ticket, Saying | Ended]] = []  # in this step
         self._outbox: list[tuple[Ticket, Said | Ended]] = []  # which the loop is to tell
@@ -79,9 +82,13 @@ class Worker:
             )
 
     def submit(self, ticket: Ticket, request: Request) -> None:
-        """Have a request answered; what is wrong with it is told by `Ended`."""
-        self.open += 1
-        self._commands.put(lambda: self._submit(ticket, request))
+        """Have a request answered; what is wrong with it is told by `Ended`. Refused where nothing
+        is answered any more."""
+        with self._door:
+            if self._over is not None:
+                raise Refused(f"the engine has ended: {self._over}", 503)
+            self.open += 1
+            self._commands.put(lambda: self._submit(ticket, request))
 
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for this answer any more."""
@@ -95,10 +102,13 @@ class Worker:
         self._heard.append((ticket, saying))
 
     def _submit(self, ticket: Ticket, request: Request) -> None:
+        if self._over is not None:
+            self._end_with(ticket, Ended(None, self._over))
+            return
         try:
             ticket.text = self.batch.submit(request)
-        except GgraphError as error:
-            self._end_with(ticket, Ended(None, str(error)))
+        except Exception as error:  # its own fault alone
+            self._end_with(ticket, Ended(None, _said_of(error)))
             return
         self._tickets[ticket.text] = ticket
 
@@ -123,9 +133,15 @@ class Worker:
                 for text in self.batch.step(self._meanwhile, self._commands.empty):
                     self._end(text)
         except Exception as error:  # the thread's end must not go unnoticed
-            self.failure = f"{type(error).__name__}: {error}"
-        for text in list(self._tickets):
-            self._end_with(self._tickets.pop(text), Ended(text, self.failure or "stopping"))
+            self.failure = _said_of(error)
+        with self._door:
+            self._over = self.failure or "stopping"
+        for text, ticket in self._tickets.items():
+            self._end_with(ticket, Ended(text, self._over))
+        self._tickets.clear()
+        while not self._commands.empty():  # of those who came before the end
+            if (command := self._commands.get()) is not None:
+                command()
         self._tell()
 
     def _meanwhile(self, ended: Sequence[Text]) -> None:
@@ -155,12 +171,14 @@ class Worker:
         heard, self._heard = self._heard, []
         urgent, speaking = False, set[Inbox]()
         for ticket, told in heard:
-            what = told if isinstance(told, Ended) else told()
-            if isinstance(what, Said) and ticket.said.say(ticket.index, what):
+            if ticket.over:
+                continue
+            if (what := self._told(ticket, told)) is None:
                 speaking.add(ticket.said)
             else:
                 self._outbox.append((ticket, what))
-                urgent |= ticket.said.eager or isinstance(what, Ended)
+                ticket.over = isinstance(what, Ended)
+                urgent |= ticket.said.eager or ticket.over
         for inbox in speaking:
             inbox.send()
         if urgent and self._loop is not None:
@@ -168,9 +186,24 @@ class Worker:
             with suppress(RuntimeError):  # the loop is closed: nobody listens
                 self._loop.call_soon_threadsafe(self._deliver, outbox)
 
+    def _told(self, ticket: Ticket, told: Saying | Ended) -> Said | Ended | None:
+        """What the loop is to tell, None where the wire does. What cannot be told ends its own
+        answer, and keeps nobody else's from being told."""
+        try:
+            what = told if isinstance(told, Ended) else told()
+            return None if isinstance(what, Said) and ticket.said.say(ticket.index, what) else what
+        except Exception as error:
+            self.cancel(ticket)
+            return Ended(None, _said_of(error))
+
     def _deliver(self, outbox: list[tuple[Ticket, Said | Ended]]) -> None:
         for ticket, what in outbox:
             ticket.said.put((ticket.index, what))
             if isinstance(what, Ended):
                 self.open -= 1
                 self._seconds += 0.1 * (time.perf_counter() - ticket.begun - self._seconds)
+
+
+def _said_of(error: Exception) -> str:
+    """An error on one line; who made it is named where that was not ggraph."""
+    return str(error) if isinstance(error, GgraphError) else f"{type(error).__name__}: {error}"
