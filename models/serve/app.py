@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -223,8 +223,9 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return as_reply(Refused(said.get(status, "the server failed"), status))
 
 
-def make_app(service: Service) -> Starlette:
-    """The application. Its life is that of the worker's thread."""
+def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
+    """The application. Its life is that of the worker's thread. `near` are other names of the site
+    that it is, whose pages may ask as its own do."""
     api = Api(service)
     posts = {
         "/v1/chat/completions": api.chat,
@@ -254,8 +255,9 @@ def make_app(service: Service) -> Starlette:
         yield
         await run_in_threadpool(service.stop)
 
-    origins = list(service.settings.origins)
-    middleware = [Middleware(Guard, settings=service.settings)]
+    settings = service.settings
+    origins = [*settings.origins, *near]
+    middleware = [Middleware(Guard, keys=settings.keys, origins=origins)]
     if origins:
         every = ["*"]
         cors = Middleware(

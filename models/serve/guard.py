@@ -2,13 +2,14 @@
 
 import hashlib
 import hmac
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import Refused, as_reply
-from .settings import Settings
 
 OPEN = ("/", "/health")  # they tell nothing
 
@@ -19,11 +20,12 @@ def _digest(text: str) -> bytes:
 
 class Guard:
     """Lets requests through that bring a key, where keys are asked for, and that no page of another
-    site has sent: a browser would send it to this machine for whoever asks."""
+    site has sent: a browser would send it to this machine for whoever asks. `origins` are sites
+    that were named."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.origins = app, set(settings.origins)
-        self._keys = [_digest(k) for k in settings.keys]
+    def __init__(self, app: ASGIApp, keys: Sequence[str], origins: Sequence[str]) -> None:
+        self.app, self.origins = app, set(origins)
+        self._keys = [_digest(k) for k in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -36,7 +38,7 @@ class Guard:
     def _refused(self, scope: Scope) -> Refused | None:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is not None and not self._known(origin, headers.get("host", "")):
+        if origin is not None and not self._known(origin, headers.get("host", ""), scope):
             return Refused(f"pages of {origin[:200]} may not ask (see --cors-origin)", 403)
         if not self._keys or scope["path"] in OPEN:
             return None
@@ -47,11 +49,34 @@ class Guard:
         challenge = {"www-authenticate": "Bearer"}
         return Refused("a valid API key is needed", 401, headers=challenge)
 
-    def _known(self, origin: str, host: str) -> bool:
+    def _known(self, origin: str, host: str, scope: Scope) -> bool:
         """Whether a page comes from this server, or from a site that was named."""
         if "*" in self.origins or origin in self.origins:
             return True
         try:
-            return urlsplit(origin).netloc == host != ""
+            page = urlsplit(origin)
         except ValueError:
             return False
+        own = page.netloc == host != ""
+        return own and (_is_plain(page.hostname or "") or not _is_near(scope))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether nobody can have a host's name lead elsewhere than it says."""
+    return name == "localhost" or _address(name) is not None
+
+
+def _is_near(scope: Scope) -> bool:
+    """Whether a request came in where only this machine asks, or nobody knows where. A page there
+    under a name of its own may be any site's, whose owner has had the name lead to this machine
+    once the page was loaded."""
+    address = _address((scope.get("server") or ("",))[0])
+    return address is None or address.is_loopback
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(name)
+    except ValueError:
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from types import FrameType
 
 import uvicorn
@@ -39,7 +40,7 @@ def serve(
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service, near(*address[:2])),
         log_level=logging.INFO if log else logging.WARNING,
         access_log=log,
         server_header=False,
@@ -67,6 +68,14 @@ def serve(
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
+
+
+def near(host: str, port: int) -> list[str]:
+    """The sites that a server is to this machine's browsers, where nobody else's can reach it."""
+    if not ip_address(host).is_loopback:
+        return []
+    end = "" if port == 80 else f":{port}"
+    return [f"http://{name}{end}" for name in ("localhost", "127.0.0.1", "[::1]")]
 
 
 def listening(host: str, port: int) -> socket.socket:
