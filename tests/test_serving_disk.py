@@ -1,17 +1,21 @@
 """What a disk gives back is what was computed, or nothing."""
 
+import resource
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from serving_kit import CONTEXT, World
 from small_model import learnable_model
 
 from ggraph import InputError
+from ggraph.serving import disk as disk_module
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.disk import BLOCK, Disk, Spill
+from ggraph.serving.disk import BLOCK, PART, SUFFIX, Disk, Spill
 from ggraph.serving.text import Plain, Request, Text
 from models.run.load import load
 from models.serve.identity import of as identity_of
@@ -166,3 +170,50 @@ def test_the_identity_is_of_model_options_and_code(tmp_path: Path) -> None:
     found.append(identity_of(m))
     m.close()
     assert found[0] == found[1] and len(set(found)) == 4
+
+
+def test_a_disk_that_was_full_is_written_to_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever says so, and where not even the part can be taken away: what comes later is kept."""
+    real, left = disk_module.save, [OSError("full"), SafetensorError("full"), None, None]
+    take = Path.unlink
+
+    def saved(block: dict[str, np.ndarray]) -> bytes:
+        if (error := left.pop(0)) is not None:
+            raise error
+        return real(block)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == PART and len(left) == 3:
+            raise OSError("read-only")
+        take(path, missing_ok)
+
+    monkeypatch.setattr(disk_module, "save", saved)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    disk = disk_of(tmp_path)
+    for i in range(4):
+        disk.keep(f"{i}{SUFFIX}", [i], {"cache.k.0": np.zeros((1, 4), np.uint8)})
+    disk.close()
+    found = sorted(f.name for f in tmp_path.iterdir())
+    assert found == [f"0{PART}", f"2{SUFFIX}", f"3{SUFFIX}"] and not disk._waiting
+    assert {f.stat().st_mode & 0o777 for f in tmp_path.iterdir()} == {0o600}
+    disk_of(tmp_path).close()
+    assert len(list(tmp_path.iterdir())) == 2, "a part goes with the next start"
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    """The real one: files of this process have no room for a while."""
+    disk, block = disk_of(tmp_path), {"cache.k.0": np.zeros((1, 1 << 20), np.uint8)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        disk.keep(f"a{SUFFIX}", [1], block)
+        until = time.monotonic() + 10
+        while disk._waiting and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    disk.keep(f"b{SUFFIX}", [1], block)
+    disk.close()
+    assert [f.name for f in tmp_path.iterdir()] == [f"b{SUFFIX}"]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ggraph.errors import InputError
 from ggraph.serving.memory import Memory
@@ -151,12 +151,14 @@ class Disk:
     def _save(self, name: str, block: Rows) -> None:
         path, part = self.folder / name, (self.folder / name).with_suffix(PART)
         try:
-            save_file({**block, "digest": digest(block)}, part)
+            with open(part, "wb", opener=_private) as file:  # no other name is ever left behind
+                file.write(save({**block, "digest": digest(block)}))
             os.replace(part, path)
             with self._lock:
                 self._sizes[name] = path.stat().st_size
-        except OSError:  # a full disk: the block is not kept
-            part.unlink(missing_ok=True)
+        except (OSError, SafetensorError):  # a full disk: the block is not kept
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         """Delete what was used longest ago."""
@@ -275,6 +277,11 @@ def digest(block: Mapping[str, Array]) -> Array:
         h.update(name.encode() + b"\0")
         h.update(block[name].tobytes())
     return np.frombuffer(h.digest(), np.uint8)
+
+
+def _private(path: str, flags: int) -> int:
+    """A file of this user's alone, in whatever folder."""
+    return os.open(path, flags, 0o600)
 
 
 def _bytes(block: Mapping[str, Array]) -> int:
