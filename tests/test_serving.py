@@ -1,5 +1,6 @@
 """Many texts at once are the texts that decoding alone gives, whatever happens around them."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Speculation
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.pieces import CUT, MIXED_ROWS, PACE, PAUSE, beside, filling, mixed_bucket
-from ggraph.serving.prefix import PrefixTree
+from ggraph.serving.prefix import Node, PrefixTree
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.slots import Slots
 from ggraph.serving.steps import ListRunner
@@ -308,3 +309,46 @@ def test_rows_are_dear_where_many_share_a_step() -> None:
     shared.others = 7
     assert shared.rows(4) > 1.6 * alone
     assert shared.rows(1) == 0
+
+
+def forgotten_first(tree: PrefixTree, wanted: int) -> list[int]:
+    """The slots that should go, found by looking at all nodes for each."""
+    left = {node: list(node.slots) for node in tree.nodes()}
+    gone: list[int] = []
+    while len(gone) < wanted:
+        ends = [n for n in left if not n.users and not any(c in left for c in n.children.values())]
+        if not ends:
+            break
+        oldest = min(ends, key=lambda n: n.used)
+        gone.append(left[oldest].pop())
+        if not left[oldest]:
+            del left[oldest]
+    return gone
+
+
+def test_the_tree_has_an_entry_for_each_end_however_often_it_is_used() -> None:
+    """Random histories; the oldest ends go first in each, and all that nobody holds can go."""
+    r = random.Random(5)
+    for _ in range(60):
+        tree, held, free = PrefixTree(), list[Node](), iter(range(10_000))
+        for _ in range(60):
+            tokens = [r.randrange(2) for _ in range(r.randint(1, 8))]
+            node, slots = tree.match(tokens)
+            if r.random() < 0.5:
+                tree.hold(node)
+                rest = tokens[len(slots) :]
+                end, _, _ = tree.insert(node, rest, [next(free) for _ in rest])
+                tree.hold(end)
+                tree.release(node)
+                held.append(end)
+            if held and r.random() < 0.5:
+                tree.release(held.pop(r.randrange(len(held))))
+            if r.random() < 0.3:
+                wanted = r.randint(1, 6)
+                expected = forgotten_first(tree, wanted)
+                assert sorted(tree.evict(wanted)) == sorted(expected)
+            assert len(tree._leaves) <= len(list(tree.nodes()))
+        for node in held:
+            tree.release(node)
+        tree.evict(tree.size)
+        assert (tree.size, list(tree.nodes()), tree._leaves) == (0, [], [])

@@ -17,13 +17,15 @@ from ggraph.errors import InputError
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A run of tokens behind those of its parent. `users` hold it or something below it."""
+    """A run of tokens behind those of its parent. `users` hold it or something below it; one that
+    is `offered` has its entry among those that may be forgotten."""
 
     tokens: list[int]
     slots: list[int]
     parent: Optional["Node"]
     used: int = 0
     users: int = 0
+    offered: bool = False
     children: dict[int, "Node"] = field(default_factory=dict)
 
 
@@ -36,7 +38,7 @@ class PrefixTree:
         self.held_count = self.size = 0  # tokens in nodes that are held; in all
         self.version = 0  # grows whenever something is added
         self._clock = count(1)
-        self._leaves: list[tuple[int, int, Node]] = []  # a heap; outdated entries are passed over
+        self._leaves: list[tuple[int, int, Node]] = []  # a heap, of one entry a node
 
     @property
     def evictable(self) -> int:
@@ -53,7 +55,6 @@ class PrefixTree:
             child.used = now
             slots += child.slots
             node, at = child, at + same
-        self._offer(node)
         return node, slots
 
     def insert(
@@ -105,7 +106,11 @@ class PrefixTree:
         freed: list[int] = []
         while self._leaves and len(freed) < wanted:
             used, _, node = heapq.heappop(self._leaves)
-            if node.users or node.children or node.used != used or node.parent is None:
+            node.offered = False
+            if node.users or node.children:
+                continue  # it is offered again when that ends
+            if node.used != used:
+                self._offer(node)
                 continue
             self._forgotten(node)
             kept = max(0, len(node.tokens) - (wanted - len(freed)))
@@ -114,6 +119,7 @@ class PrefixTree:
             first = node.tokens[0]
             del node.tokens[kept:], node.slots[kept:]
             parent = node.parent
+            assert parent is not None, "the root is never offered"
             if not kept:
                 del parent.children[first]
                 node.parent = None
@@ -132,7 +138,9 @@ class PrefixTree:
 
     def _offer(self, node: Node) -> None:
         """Note a node that may be forgotten."""
-        if node.parent is not None and not node.users and not node.children:
+        fit = node.parent is not None and not node.users and not node.children
+        if fit and not node.offered:
+            node.offered = True
             heapq.heappush(self._leaves, (node.used, next(self._clock), node))
 
     def _split(self, node: Node, at: int) -> Node:
