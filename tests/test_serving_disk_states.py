@@ -1,7 +1,9 @@
 """What a disk gives back of recurrent models: rows with a state behind them, or nothing."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from test_serving_disk import disk_of, flipped, new, plain, torn
 
 from ggraph.serving import disk as disk_module
 from ggraph.serving.batch import Batch, Limits
-from ggraph.serving.disk import BLOCK, Disk, Spill
+from ggraph.serving.disk import BLOCK, SUFFIX, Disk, Spill
 from ggraph.serving.text import Plain, Request, Text
 
 PROMPT = [(7 * i) % 50 for i in range(BLOCK + 10)]
@@ -125,3 +127,58 @@ def test_what_waits_for_the_disk_is_bounded(
         disk.keep(f"{i}", [1], {"cache.k.0": np.zeros((1, 400), np.uint8)})
     assert disk._todo.qsize() == 2
     disk.close()
+
+
+def test_names_of_states_are_what_they_were(tmp_path: Path) -> None:
+    """Written out, since files of an earlier server are found by them."""
+    disk, tokens = disk_of(tmp_path, b"model"), list(range(2 * BLOCK + 3))
+
+    def of(*parts: bytes) -> bytes:
+        return hashlib.sha256(b"".join(parts)).digest()
+
+    def raw(first: int, end: int) -> bytes:
+        return b"".join(t.to_bytes(4, "little") for t in tokens[first:end])
+
+    ends = [of(b"model")]
+    for at in (0, BLOCK):
+        ends.append(of(ends[-1], raw(at, at + BLOCK)))
+    assert [name for _, name in disk.missing(tokens)] == [f"{e.hex()}{SUFFIX}" for e in ends[1:]]
+    for count in (1, BLOCK - 1, BLOCK, BLOCK + 1, len(tokens)):
+        block = count // BLOCK
+        name = of(ends[block], b"state", raw(block * BLOCK, count)).hex() + SUFFIX
+        assert disk.state_name(tokens[:count]) == name
+    disk.close()
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are copied."""
+
+    copied = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.copied += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_a_state_is_looked_for_in_time_that_grows_with_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind blocks that are all there, of which no end has a state but the first."""
+    monkeypatch.setattr(Disk, "_write", lambda self: None)
+    disk, tokens, hashed = disk_of(tmp_path), Counted(range(100 * BLOCK)), 0
+    disk._sizes |= {name: 1 for _, name in disk.missing(tokens)}
+    first = disk.state_name(tokens[:BLOCK])
+    assert first is not None
+    disk._sizes[first] = 1
+    real = disk_module._hash
+
+    def counted(at: bytes, raw: bytes, what: bytes = b"") -> bytes:
+        nonlocal hashed
+        hashed += len(raw) // 4
+        return real(at, raw, what)
+
+    monkeypatch.setattr(disk_module, "_hash", counted)
+    tokens.copied = 0
+    assert disk.state(tokens, 0) == (BLOCK, first)
+    assert tokens.copied <= 4 * len(tokens) and hashed <= len(tokens) * (BLOCK // 2 + 2)

@@ -85,16 +85,16 @@ class Disk:
 
     def state_name(self, tokens: Sequence[int]) -> str | None:
         """The name of the state behind these tokens, if it is not there."""
-        name = _state_name(self._ends(tokens), tokens)
+        name = _state_name(self._ends(tokens), _raw(tokens), len(tokens))
         return None if name in self._sizes else name
 
     def state(self, tokens: Sequence[int], start: int) -> tuple[int, str] | None:
         """How many of these tokens, more than `start`, the furthest state stands behind that blocks
         lead to, and its name."""
-        known, ends = self.known(tokens, start), self._ends(tokens)
+        known, ends, raw = self.known(tokens, start), self._ends(tokens), _raw(tokens)
         reach = known[-1][0] + BLOCK if known else start // BLOCK * BLOCK
         for count in range(min(reach + BLOCK - 1, len(tokens)), start, -1):
-            if (name := _state_name(ends, tokens[:count])) in self._sizes:
+            if (name := _state_name(ends, raw, count)) in self._sizes:
                 return count, name
         return None
 
@@ -134,9 +134,9 @@ class Disk:
 
     def _ends(self, tokens: Sequence[int]) -> list[bytes]:
         """Hashes of what stands before a text's first block, and behind each whole one."""
-        ends = [self._first]
-        for first in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            ends.append(_hash(ends[-1], tokens[first : first + BLOCK]))
+        ends, raw = [self._first], _raw(tokens)
+        for end in range(BLOCK, len(tokens) + 1, BLOCK):
+            ends.append(_hash(ends[-1], _tail(raw, end - BLOCK, end)))
         return ends
 
     def _write(self) -> None:
@@ -288,12 +288,22 @@ def _bytes(block: Mapping[str, Array]) -> int:
     return sum(a.nbytes for a in block.values())
 
 
-def _hash(at: bytes, tokens: Sequence[int], what: bytes = b"") -> bytes:
+def _raw(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, "<i4").tobytes()
+
+
+def _tail(raw: bytes, first: int, end: int) -> bytes:
+    """Of tokens, some; no more than these are copied, since it is asked for each of a long text."""
+    return raw[4 * first : 4 * end]
+
+
+def _hash(at: bytes, tokens: bytes, what: bytes = b"") -> bytes:
     """Of what stands before some tokens, and them."""
-    return hashlib.sha256(at + what + np.array(tokens, "<i4").tobytes()).digest()
+    return hashlib.sha256(at + what + tokens).digest()
 
 
-def _state_name(ends: Sequence[bytes], tokens: Sequence[int]) -> str:
-    """Of the state behind these tokens, of whose whole blocks these are the hashes."""
-    block = len(tokens) // BLOCK
-    return _hash(ends[block], tokens[block * BLOCK :], b"state").hex() + SUFFIX
+def _state_name(ends: Sequence[bytes], raw: bytes, count: int) -> str:
+    """Of the state behind these first tokens of a text, of whose whole blocks these are the
+    hashes."""
+    block = count // BLOCK
+    return _hash(ends[block], _tail(raw, block * BLOCK, count), b"state").hex() + SUFFIX
