@@ -16,7 +16,12 @@ from .schema import EmbeddingsRequest
 
 
 def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
-    """Token ids of every text."""
+    """Token ids of every text. Refused where a vector cannot have as many numbers as asked for."""
+    width = service.m.model.width
+    if (asked.dimensions or 0) > width:
+        raise Refused(
+            f"dimensions: expected 1 to {width}, got {asked.dimensions}", param="dimensions"
+        )
     given = asked.input
     several = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: list[Any] = list(given) if several and given else [given]
@@ -49,9 +54,10 @@ async def embeddings(
 
 
 def _pooled(text: Text, asked: EmbeddingsRequest) -> Array:
-    """f32 [E], of length 1."""
+    """f32 [E] or the first of these, of length 1."""
     states = np.concatenate(text.features).astype(np.float64)
     vector = states[-1] if asked.pooling == "last" else states.mean(axis=0)
+    vector = vector[: asked.dimensions]
     even: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
     return even.astype(np.float32)
 

@@ -203,7 +203,8 @@ class CompletionRequest(Sampling):
 
 
 class EmbeddingsRequest(Body):
-    """POST /v1/embeddings. `pooling` of the last layer's states; the result has length 1."""
+    """POST /v1/embeddings. `pooling` of the last layer's states; the result has length 1, of its
+    first `dimensions` where that is given."""
 
     model: Annotated[str, Field(max_length=512)] | None = None
     input: (
@@ -214,6 +215,7 @@ class EmbeddingsRequest(Body):
     )
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] = "mean"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
 
 
 class MessageItem(Body):
