@@ -20,6 +20,8 @@ FIELDS = [
     "response_format", "frequency_penalty", "presence_penalty", "repeat_penalty", "repeat_last_n",
     "speculative", "priority", "user", "echo", "suffix", "instructions", "text", "pooling",
     "encoding_format", "previous_response_id", "store", "unknown",
+    "grammar", "json_schema", "functions", "modalities", "parallel_tool_calls", "best_of",
+    "chat_template_kwargs", "background", "truncation", "dimensions", "parse_special",
 ]  # fmt: skip
 FORM = {"type": "json_schema", "json_schema": {"name": "a"}}
 SCHEMAS: list[Any] = [

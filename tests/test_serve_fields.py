@@ -47,3 +47,57 @@ def test_vectors_have_as_many_numbers_as_asked_for(server: Server) -> None:
     for count in (0, -1, len(whole) + 1):
         error = refused(server, "/v1/embeddings", {"input": "abc", "dimensions": count})
         assert error["param"] == "dimensions" and "dimensions" in error["message"]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SEVERAL: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
+UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that is named
+    *((path, {field: value}, field) for path in (CHAT, TEXT, "/v1/responses") for field, value in (
+        ("grammar", 'root ::= "a"'), ("json_schema", {"type": "object"}), ("json_schema", {}),
+    )),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"modalities": ["audio"]}, "modalities"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    (CHAT, SEVERAL, "parallel_tool_calls"),
+    (CHAT, {**SEVERAL, "tool_choice": "auto"}, "parallel_tool_calls"),
+    (TEXT, {"best_of": 3}, "best_of"),
+    (TEXT, {"n": 2, "best_of": 3}, "best_of"),
+    ("/v1/responses", {"background": True}, "background"),
+    ("/v1/responses", {"truncation": "auto"}, "truncation"),
+]  # fmt: skip
+ABLE: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"grammar": None, "json_schema": None, "functions": [], "modalities": ["text"]}),
+    (CHAT, {"chat_template_kwargs": {}, "parallel_tool_calls": True, "tools": [TOOL]}),
+    (CHAT, {"parallel_tool_calls": False}),
+    (CHAT, {**SEVERAL, "tool_choice": "none"}),
+    (CHAT, {**SEVERAL, "tool_choice": "required"}),
+    (TEXT, {"best_of": 1}),
+    (TEXT, {"best_of": 1, "n": 2}),
+    (TEXT, {"best_of": 2, "n": 2}),
+    (TEXT, {"user": "u", "service_tier": "flex", "whatever": [1]}),
+    ("/v1/responses", {"background": False, "truncation": "disabled"}),
+    ("/v1/responses", {"background": None, "truncation": None, "include": []}),
+]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TALK, "max_tokens": 2},
+    TEXT: {"prompt": "ab", "max_tokens": 2},
+    "/v1/responses": {"input": "ab", "max_output_tokens": 2},
+}
+
+
+@pytest.mark.parametrize(("path", "body", "field"), UNABLE)
+def test_what_would_change_the_answer_and_cannot_is_refused_by_name(
+    server: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    error = refused(server, path, {**ASKED[path], **body})
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: this server cannot do that: leave it out")
+
+
+@pytest.mark.parametrize(("path", "body"), ABLE)
+def test_what_asks_for_no_more_than_is_done_is_answered(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    reply = WEB.post(server.url + path, json={**ASKED[path], **body})
+    assert reply.status_code == 200, reply.text

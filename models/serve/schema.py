@@ -1,8 +1,19 @@
 """What a request may hold, with bounds on everything. Fields that are not known are passed over."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 MOST_TEXT = 1 << 22  # letters of one string
 MOST_LIST = 4096
@@ -16,6 +27,24 @@ class Body(BaseModel):
     """Common ground: no infinities, names of Python's beside those of the wire."""
 
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
+
+
+def _unable(default: str = "") -> PydanticCustomError:
+    """What a field is refused with that would change the answer, and cannot."""
+    left = "leave it out" + (f", or say {default}" if default else "")
+    return PydanticCustomError("unable", "this server cannot do that: {left}", {"left": left})
+
+
+def _only(*defaults: Any) -> BeforeValidator:
+    """Of a field whose defaults alone can be had. It is named here so that nobody takes
+    an answer for one that followed it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in defaults:
+            raise _unable(json.dumps(defaults[0]) if defaults else "")
+        return value
+
+    return BeforeValidator(check)
 
 
 DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
@@ -93,6 +122,8 @@ class Sampling(Body):
     speculative: Speculative | None = None
     response_format: ResponseFormat | None = None
     going_on: GoingOn | None = None
+    grammar: Annotated[Any, _only()] = None
+    json_schema: Annotated[Any, _only()] = None
 
     @property
     def stops(self) -> list[str]:
@@ -177,6 +208,19 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[Any, _only([])] = None
+    modalities: Annotated[Any, _only(["text"])] = None
+    chat_template_kwargs: Annotated[Any, _only({})] = None
+
+    @field_validator("parallel_tool_calls")
+    @classmethod
+    def _may_call_several(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        """One call at most can be had where there must be one, and where there is no tool."""
+        may = info.data.get("tool_choice") in (None, "auto") and info.data.get("tools")
+        if value is False and may:
+            raise _unable('true, or demand a call by "tool_choice"')
+        return value
 
 
 class CompletionRequest(Sampling):
@@ -192,6 +236,15 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
+    best_of: int | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _as_many_as_told(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Answers are not chosen among: all that are made are told."""
+        if value not in (None, 1, info.data.get("n") or 1):
+            raise _unable("as many as n")
+        return value
 
     @property
     def is_short(self) -> bool:
@@ -301,6 +354,8 @@ class ResponsesRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
+    background: Annotated[Any, _only(False)] = None
+    truncation: Annotated[Any, _only("disabled")] = None
 
 
 class TokenizeRequest(Body):
