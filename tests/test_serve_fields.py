@@ -1,10 +1,12 @@
 """What fields of requests do, or why they are refused; what clients look for in refusals."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 from serve_kit import Server, ended, started
 from small_model import learnable_model
@@ -101,3 +103,15 @@ def test_what_asks_for_no_more_than_is_done_is_answered(
 ) -> None:
     reply = WEB.post(server.url + path, json={**ASKED[path], **body})
     assert reply.status_code == 200, reply.text
+
+
+def test_a_model_is_found_by_its_name(server: Server) -> None:
+    """As the `openai` client asks for it; another name is told in OpenAI's form."""
+    (listed,) = server.client.models.list().data
+    assert server.client.models.retrieve(listed.id) == listed
+    assert abs(time.time() - listed.created) < 600
+    for other in ("gpt-4", "meta-llama/Llama-3", listed.id + "x"):
+        with pytest.raises(openai.NotFoundError) as told:
+            server.client.models.retrieve(other)
+        assert (told.value.code, told.value.param) == ("model_not_found", "model")
+        assert told.value.type == "invalid_request_error" and other in told.value.message

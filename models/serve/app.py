@@ -115,10 +115,22 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        m = self.service.m
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        one, id = self._model(), request.path_params["id"]
+        if id != one["id"]:
+            message = f"no model {id[:200]!r} here, but {one['id']!r}"
+            raise Refused(message, 404, "model", code="model_not_found")
+        return JSONResponse(one)
+
+    def _model(self) -> dict[str, Any]:
+        """The one that is served, as of when the server began."""
+        m, begun = self.service.m, self.service.begun
         facts = {"context_length": self.service.context, "vocab_size": m.model.vocab_size}
-        one = {"id": m.model.name, "object": "model", "created": 0, "owned_by": "ggraph"}
-        return JSONResponse({"object": "list", "data": [{**one, "meta": facts}]})
+        one = {"id": m.model.name, "object": "model", "created": begun, "owned_by": "ggraph"}
+        return {**one, "meta": facts}
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 where answers can be had."""
@@ -237,6 +249,7 @@ def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
     }
     gets = {
         "/v1/models": api.models,
+        "/v1/models/{id:path}": api.model,
         "/v1/responses/{id}": api.response,
         "/health": api.health,
         "/metrics": api.show_metrics,

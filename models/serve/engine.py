@@ -1,6 +1,7 @@
 """A loaded model as a server uses it: prompts to requests, requests to tickets."""
 
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -86,6 +87,7 @@ class Service:
     smaller: Model | None = None  # that drafts
     slots: int = field(init=False)  # of the cache
     worker: Worker = field(init=False)
+    begun: int = field(init=False, default_factory=lambda: int(time.time()))
 
     def __post_init__(self, cache_tokens: int | None) -> None:
         m, parallel = self.m, self.settings.parallel

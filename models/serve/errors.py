@@ -12,7 +12,8 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 
 
 class Refused(GgraphError):
-    """A request that is not served. `param` names the field that is wrong."""
+    """A request that is not served. `param` names the field that is wrong, `code` what clients look
+    for."""
 
     def __init__(
         self,
@@ -20,9 +21,11 @@ class Refused(GgraphError):
         status: int = 400,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(" ".join(message.split()))
         self.status, self.param, self.headers = status, param, dict(headers or {})
+        self.code = code
 
 
 def as_reply(error: Refused) -> JSONResponse:
@@ -30,12 +33,15 @@ def as_reply(error: Refused) -> JSONResponse:
     kind = KINDS.get(error.status, "invalid_request_error")
     if error.status >= 500:
         kind = "server_error"
-    return JSONResponse(body(str(error), kind, error.param), error.status, headers=error.headers)
+    told = body(str(error), kind, error.param, error.code)
+    return JSONResponse(told, error.status, headers=error.headers)
 
 
-def body(message: str, kind: str, param: str | None = None) -> dict[str, Any]:
+def body(
+    message: str, kind: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     """The JSON of an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def of_validation(error: ValidationError) -> Refused:
