@@ -115,3 +115,58 @@ def test_a_model_is_found_by_its_name(server: Server) -> None:
             server.client.models.retrieve(other)
         assert (told.value.code, told.value.param) == ("model_not_found", "model")
         assert told.value.type == "invalid_request_error" and other in told.value.message
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+SEEN = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
+SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+TEXT_ONLY = "this model reads text only, expected 'text'"
+SELF = "schema: no text can follow it, since a $ref leads back to itself"
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [SEEN]}, f"messages.0.content.1.type: {TEXT_ONLY}"),
+    ("/v1/responses", {"input": [SHOWN]}, f"input.0.message.content.0.type: {TEXT_ONLY}"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]},
+     "messages.0.content: Input should be a valid string or a valid array"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+     "messages.0.content.0.text: Input should be a valid string"),
+    (CHAT, {"stop": ["a"] * 17},
+     "stop: List should have at most 16 items after validation, not 17"),
+    (CHAT, {"tool_choice": "f"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+    (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+    (CHAT, {"stop": 5, "messages": TALK * 5000},
+     "stop: Input should be a valid string or a valid array"),
+    (TEXT, {"prompt": [5, -1]}, "prompt.1: Input should be greater than or equal to 0"),
+    (TEXT, {"prompt": [[5], [-1]]}, "prompt.1.0: Input should be greater than or equal to 0"),
+    (TEXT, {"prompt": 5}, "prompt: Input should be a valid string or a valid array"),
+    (TEXT, {"prompt": ["a"] * 65},
+     "prompt: List should have at most 64 items after validation, not 65"),
+    ("/v1/embeddings", {"input": ["a"] * 3000},
+     "input: List should have at most 256 items after validation, not 3000"),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "a"}]},
+     "input.0: the type of an item: expected message, function_call, function_call_output or"
+     " reasoning"),
+    (CHAT, form({"$ref": "#"}), SELF),
+    (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
+    (TEXT, form(LOOP), SELF),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "says"), WRONG, ids=range(len(WRONG)))
+def test_refusals_say_what_is_wrong_where(
+    server: Server, path: str, body: dict[str, Any], says: str
+) -> None:
+    error = refused(server, path, {**ASKED.get(path, {}), **body})
+    assert error["message"] == says
+    assert error["param"] == next(iter(body))
+
+
+def test_a_reference_that_can_end_is_followed(server: Server) -> None:
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+            "required": ["next"], "additionalProperties": False}  # fmt: skip
+    asked = {**ASKED[TEXT], **form(node), "max_tokens": 60, "temperature": 0}
+    assert WEB.post(server.url + TEXT, json=asked).status_code == 200

@@ -9,6 +9,8 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ggraph import GgraphError, InputError
 from ggraph.decode.draft.eagle import TreeShape
 from ggraph.decode.draft.lookup import PromptLookup, SuffixDrafter
@@ -45,6 +47,7 @@ from .worker import Ticket, Worker
 FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
+NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
@@ -139,8 +142,23 @@ class Service:
         schema = schema_of(wanted)
         if schema is None:
             return None
-        self.grammars.json_schema(schema)  # refuses it before anything runs
+        self._check(schema)
         return lambda: self.grammars.json_schema(schema)
+
+    def _check(self, schema: dict[str, Any]) -> None:
+        """Refused, before anything runs, for a schema that cannot be followed."""
+        form = self.grammars.json_schema(schema)
+        if "$ref" not in str(schema):
+            return  # else what no text can follow is known by now
+        try:
+            form.allow(np.zeros(self.m.model.vocab_size, np.float32))
+        except Refused as error:
+            if NO_WAY not in str(error):
+                raise
+            raise Refused(
+                "schema: no text can follow it, since a $ref leads back to itself",
+                param="response_format",
+            ) from None
 
     def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a conversation. Refused where it is too long, or the template objects."""

@@ -1,13 +1,16 @@
 """What a client is told when a request cannot be served: a status and one line."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
 
 from ggraph import GgraphError
 
+FORM = re.compile(r"^[A-Z]|[\[-]")  # ToolChoice, list[..], constrained-str
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -45,8 +48,26 @@ def body(
 
 
 def of_validation(error: ValidationError) -> Refused:
-    """The first thing that is wrong with a body, on one line."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(x) for x in first["loc"])
-    message = f"{where}: {first['msg']}" if where else str(first["msg"])
-    return Refused(message[:500], param=str(first["loc"][0]) if first["loc"] else None)
+    """What is wrong with a body's first wrong field, on one line. Where a field may have several
+    forms, each says why it is not the one: the one that was meant has the deepest fault."""
+    all_wrong = error.errors(include_url=False, include_input=False, include_context=False)
+    field = all_wrong[0]["loc"][:1]
+    wrong = [(_place(e["loc"]), e) for e in all_wrong if e["loc"][:1] == field]
+    place, first = max(wrong, key=lambda w: (not _other_form(w[1]), len(w[0])))
+    said = [str(first["msg"])]
+    if _other_form(first):
+        said = list(dict.fromkeys(str(e["msg"]) for at, e in wrong if at == place))
+    where = ".".join(map(str, place))
+    message = " or ".join([said[0], *(s.removeprefix("Input should be ") for s in said[1:])])
+    message = f"{where}: {message}" if where else message
+    return Refused(message[:500], param=str(field[0]) if field else None)
+
+
+def _place(loc: tuple[int | str, ...]) -> list[int | str]:
+    """Where in a body that is, without the names of forms that pydantic puts in between."""
+    return [x for x in loc if not (isinstance(x, str) and FORM.search(x))]
+
+
+def _other_form(wrong: ErrorDetails) -> bool:
+    """Whether there is something of quite another form."""
+    return wrong["type"].endswith(("_type", "_parsing"))

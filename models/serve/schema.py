@@ -131,10 +131,17 @@ class Sampling(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
+def _readable(kind: Any) -> Any:
+    """Refuses pictures and sounds in words: who sends them thinks that they can be seen."""
+    if kind not in ("text", "input_text", "output_text"):
+        raise PydanticCustomError("unreadable", "this model reads text only, expected 'text'")
+    return kind
+
+
 class TextPart(Body):
     """A part of a message. Only text can be read."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(_readable)]
     text: LongText
 
 
@@ -313,7 +320,12 @@ Item = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind_of_item),
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="kind",
+        custom_error_message="the type of an item: expected message, function_call,"
+        " function_call_output or reasoning",
+    ),
 ]
 
 
