@@ -170,3 +170,23 @@ def test_a_reference_that_can_end_is_followed(server: Server) -> None:
             "required": ["next"], "additionalProperties": False}  # fmt: skip
     asked = {**ASKED[TEXT], **form(node), "max_tokens": 60, "temperature": 0}
     assert WEB.post(server.url + TEXT, json=asked).status_code == 200
+
+
+@pytest.mark.parametrize("letters", [5_000, 99_999])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [(CHAT, "messages"), (TEXT, "prompt"), ("/v1/responses", "input"), ("/v1/embeddings", "input")],
+)
+def test_what_is_too_long_is_told_as_clients_know_it(
+    server: Server, path: str, field: str, letters: int
+) -> None:
+    """Found to be so before it is read, or by its tokens."""
+    text = "a" * letters
+    body = {field: [{"role": "user", "content": text}] if field == "messages" else text}
+    error = refused(server, path, body)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    if field in ("messages", "prompt"):
+        with pytest.raises(openai.BadRequestError) as told:
+            server.client.post(path.removeprefix("/v1"), body=body, cast_to=object)
+        assert told.value.code == "context_length_exceeded"
+    assert refused(server, TEXT, {"prompt": ""})["code"] is None

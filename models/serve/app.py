@@ -77,7 +77,12 @@ class Api:
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
         body = await self._read(request, schema.ResponsesRequest)
-        begin = await run_in_threadpool(self.kept.prepared, body)
+        try:
+            begin = await run_in_threadpool(self.kept.prepared, body)
+        except Refused as error:
+            if error.param == "messages":  # by which name a conversation goes elsewhere
+                error.param = "input"
+            raise
         turn = begin()
         if body.stream:
             return _stream(turn.asked, self.kept.events(turn, _wire(request)))
@@ -103,7 +108,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         asked = await self._read(request, schema.TokenizeRequest)
-        self.service.check_letters(len(asked.content))
+        self.service.check_letters(len(asked.content), "content")
         encode = partial(self.service.m.tokenizer.encode, asked.content)
         bos = None if asked.add_special else False
         return JSONResponse({"tokens": await run_in_threadpool(encode, bos=bos)})

@@ -48,6 +48,7 @@ FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
+TOO_LONG = "context_length_exceeded"  # as clients know it, which then say less
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
@@ -162,8 +163,9 @@ class Service:
 
     def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a conversation. Refused where it is too long, or the template objects."""
-        self.check_letters(sum(len(str(m.get("content") or "")) for m in messages))
-        return self._fits(prompt_ids(self.m.tokenizer, messages, **extra))
+        letters = sum(len(str(m.get("content") or "")) for m in messages)
+        self.check_letters(letters, "messages")
+        return self._fits(prompt_ids(self.m.tokenizer, messages, **extra), "messages")
 
     def stem_of(self, ids: list[int], messages: Sequence[dict[str, Any]], **extra: Any) -> int:
         """How many of a conversation's ids its next turn will begin with: those of the messages,
@@ -175,27 +177,30 @@ class Service:
                 return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
         return -1
 
-    def text_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a text, or ids that were given. Refused where they are none, or too many."""
+    def text_ids(self, prompt: str | Sequence[int], param: str = "prompt") -> list[int]:
+        """Token ids of a text, or ids that were given in a field. Refused where they are none, or
+        too many."""
         if isinstance(prompt, str):
-            self.check_letters(len(prompt))
-            return self._fits(self.m.tokenizer.encode(prompt, bos=None))
+            self.check_letters(len(prompt), param)
+            return self._fits(self.m.tokenizer.encode(prompt, bos=None), param)
         most = self.m.model.vocab_size
         if any(t >= most for t in prompt):
-            raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}")
-        return self._fits(list(prompt))
+            raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)
+        return self._fits(list(prompt), param)
 
-    def check_letters(self, count: int) -> None:
-        """Refused where so many letters cannot fit."""
+    def check_letters(self, count: int, param: str) -> None:
+        """Refused where so many letters of a field cannot fit."""
         most = self.context * LETTERS_PER_TOKEN
         if count > most:
-            raise Refused(f"the prompt has {count} letters, at most {most} can fit the context")
+            message = f"the prompt has {count} letters, at most {most} can fit the context"
+            raise Refused(message, param=param, code=TOO_LONG)
 
-    def _fits(self, ids: list[int]) -> list[int]:
+    def _fits(self, ids: list[int], param: str) -> list[int]:
         if not ids:
-            raise Refused("the prompt is empty")
+            raise Refused("the prompt is empty", param=param)
         if len(ids) > self.context:
-            raise Refused(f"the prompt has {len(ids)} tokens, but the context holds {self.context}")
+            message = f"the prompt has {len(ids)} tokens, but the context holds {self.context}"
+            raise Refused(message, param=param, code=TOO_LONG)
         return ids
 
     def answer(self, prompts: Sequence[list[int]], body: Sampling, wanted: Wanted) -> Answers:
