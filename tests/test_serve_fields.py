@@ -190,3 +190,31 @@ def test_what_is_too_long_is_told_as_clients_know_it(
             server.client.post(path.removeprefix("/v1"), body=body, cast_to=object)
         assert told.value.code == "context_length_exceeded"
     assert refused(server, TEXT, {"prompt": ""})["code"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"n": 5}, "n"),
+        (TEXT, {"n": 5}, "n"),
+        (TEXT, {"prompt": ["a"] * 5}, "n"),
+        ("/v1/embeddings", {"input": ["a"] * 5}, "input"),
+    ],
+)
+def test_what_will_never_fit_is_not_told_to_come_again(
+    server: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    """Two at once and two that wait are four; as many are answered."""
+    error = refused(server, path, {**ASKED.get(path, {}), **body})
+    assert error["message"] == "5 answers asked for, at most 4 may be open here"
+    assert error["param"] == field
+    fits = {k: 4 if v == 5 else v[:4] for k, v in body.items()}
+    reply = WEB.post(server.url + path, json={**ASKED.get(path, {}), **fits})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""], [[97], []]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_empty_is_refused(server: Server, prompt: Any, stream: bool) -> None:
+    error = refused(server, TEXT, {"prompt": prompt, "stream": stream})
+    assert (error["message"], error["param"]) == ("the prompt is empty", "prompt")

@@ -48,7 +48,7 @@ FULL_TEXTS = 4  # of the longest kind that the cache holds unless told otherwise
 STATES = 2  # of a recurrent model for each text that may run: its own, and one that is kept
 LEVELS = BRANCHES = 4  # of a head's tree, as its authors have it
 NO_WAY = "NoExtensionBias"  # what llguidance says where no token may come next
-TOO_LONG = "context_length_exceeded"  # as clients know it, which then say less
+TOO_LONG = "context_length_exceeded"  # by which clients know to send less
 LETTERS_PER_TOKEN = 64  # a longer text cannot fit, and is refused before anybody reads it
 WITHOUT_HEAD: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter, "lookup": PromptLookup,
@@ -206,12 +206,14 @@ class Service:
     def answer(self, prompts: Sequence[list[int]], body: Sampling, wanted: Wanted) -> Answers:
         """Begin `n` answers to each prompt. Refused where there is no room, or a field is wrong."""
         count = body.n or 1
+        if not prompts:
+            raise Refused("the prompt is empty", param="prompt")
         if len(prompts) * count > self.settings.choices:
             raise Refused(
                 f"{len(prompts) * count} answers asked for, at most {self.settings.choices} may be",
                 param="n",
             )
-        self.worker.check_room(len(prompts) * count)
+        self.worker.check_room(len(prompts) * count, "n")
         journal = journal_of(body.going_on, self.m.model.vocab_size)
         said = Inbox(eager=bool(body.stream) or journal is not None)
         config, tickets = self._config(body), list[Ticket]()
@@ -228,7 +230,7 @@ class Service:
 
     def read(self, prompts: Sequence[list[int]]) -> Answers:
         """Have prompts read for their features."""
-        self.worker.check_room(len(prompts))
+        self.worker.check_room(len(prompts), "input")
         said = Inbox(eager=False)
         tickets = [Ticket(i, said) for i in range(len(prompts))]
         for ticket, ids in zip(tickets, prompts, strict=True):

@@ -68,10 +68,14 @@ class Worker:
         self._commands.put(None)
         self._thread.join()
 
-    def check_room(self, count: int) -> None:
-        """Refused, with a time to come again, where `count` more answers are too many."""
+    def check_room(self, count: int, param: str) -> None:
+        """Refused where `count` more answers are too many: with a time to come again, unless they
+        always are."""
         if self.failure is not None:
             raise Refused(f"the engine has failed: {self.failure}", 503)
+        if count > self.most:
+            message = f"{count} answers asked for, at most {self.most} may be open here"
+            raise Refused(message, param=param)
         if self.open + count > self.most:
             ahead = self.open / self.batch.limits.texts
             wait = str(max(1, round(ahead * self._seconds)))
