@@ -88,3 +88,18 @@ def test_a_browser_may_call_this_machine_by_its_other_name(server: Server) -> No
     foreign = {"host": f"evil.example:{port}", "origin": f"http://evil.example:{port}"}
     reply = WEB.post(f"{server.url}/tokenize", json={"content": "a"}, headers=foreign)
     assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize("kilobytes", [33, 40, 120, 250, 1000])
+def test_headers_are_bounded_however_they_come(server: Server, kilobytes: int) -> None:
+    """At once, as a client sends them, in many headers or one, or in the address."""
+    long = "x" * (kilobytes << 10)
+    many = {f"x-{i}": "y" * 1000 for i in range(kilobytes)}
+    health = f"{server.url}/health"
+    for headers, query in (({"x-long": long}, ""), (many, ""), ({}, long)):
+        try:
+            reply = httpx.get(health, headers=headers, params={"q": query[: 60 << 10]})
+        except httpx.TransportError:  # it hung up before all was sent
+            continue
+        assert reply.status_code in (400, 431), reply.text
+    assert WEB.get(health, headers={"x-long": "x" * (30 << 10)}).status_code == 200

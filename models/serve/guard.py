@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import Refused, as_reply
 
+HEAD_BYTES = 1 << 15  # of a request's line and headers
 OPEN = ("/", "/health")  # they tell nothing
 
 
@@ -19,9 +20,9 @@ def _digest(text: str) -> bytes:
 
 
 class Guard:
-    """Lets requests through that bring a key, where keys are asked for, and that no page of another
-    site has sent: a browser would send it to this machine for whoever asks. `origins` are sites
-    that were named."""
+    """Lets requests through whose headers are short, that bring a key where keys are asked for, and
+    that no page of another site has sent: a browser would send it to this machine for whoever asks.
+    `origins` are sites that were named."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], origins: Sequence[str]) -> None:
         self.app, self.origins = app, set(origins)
@@ -36,6 +37,8 @@ class Guard:
             await as_reply(refused)(scope, receive, send)
 
     def _refused(self, scope: Scope) -> Refused | None:
+        if _head_bytes(scope) > HEAD_BYTES:
+            return Refused(f"the headers have more than {HEAD_BYTES} bytes", 431)
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is not None and not self._known(origin, headers.get("host", ""), scope):
@@ -59,6 +62,12 @@ class Guard:
             return False
         own = page.netloc == host != ""
         return own and (_is_plain(page.hostname or "") or not _is_near(scope))
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Of a head that came whole, which the protocol does not count."""
+    line = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    return line + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _is_plain(name: str) -> bool:

@@ -14,10 +14,10 @@ from ggraph import InputError
 
 from .app import make_app
 from .engine import Service
+from .guard import HEAD_BYTES
 from .protocol import bounded
 
 DRAIN_SECONDS = 600
-HEAD_BYTES = 1 << 15
 MOST_CONNECTIONS = 768  # a process may usually have 1,024 files open
 
 
@@ -46,7 +46,7 @@ def serve(
         server_header=False,
         http=bounded(service.settings.head_seconds),
         limit_concurrency=MOST_CONNECTIONS,
-        h11_max_incomplete_event_size=HEAD_BYTES,
+        h11_max_incomplete_event_size=HEAD_BYTES,  # of a head that comes in parts
         timeout_graceful_shutdown=DRAIN_SECONDS,
         ws="none",
     )
