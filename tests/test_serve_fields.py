@@ -218,3 +218,27 @@ def test_what_will_never_fit_is_not_told_to_come_again(
 def test_a_prompt_that_is_empty_is_refused(server: Server, prompt: Any, stream: bool) -> None:
     error = refused(server, TEXT, {"prompt": prompt, "stream": stream})
     assert (error["message"], error["param"]) == ("the prompt is empty", "prompt")
+
+
+def test_special_tokens_in_a_prompt_are_text_unless_asked_for(server: Server) -> None:
+    """The tiny model's own, in a text, in a list of texts, and in `/tokenize`."""
+
+    def tokens(text: str, **more: Any) -> list[int]:
+        found = WEB.post(f"{server.url}/tokenize", json={"content": text, **more}).json()["tokens"]
+        return list(found)
+
+    def read(prompt: Any, **more: Any) -> tuple[int, list[str]]:
+        body = {**ASKED[TEXT], "prompt": prompt, "temperature": 0, "max_tokens": 6, **more}
+        reply = WEB.post(server.url + TEXT, json=body).json()
+        return reply["usage"]["prompt_tokens"], [c["text"] for c in reply["choices"]]
+
+    text = "ab<|im_start|>ab"
+    plain, special = tokens(text), tokens(text, parse_special=True)
+    assert tokens(text, parse_special=False) == plain and len(special) == 3 < len(plain)
+    wanted = {"parse_special": True}
+    assert read(text) == read(text, parse_special=False) == read(plain)
+    assert read(text, **wanted) == read(special) == read(special, **wanted)
+    assert read([text, "ab"], **wanted) == read([special, tokens("ab")])
+    assert refused(server, TEXT, {"prompt": [], **wanted})["message"] == "the prompt is empty"
+    long = refused(server, TEXT, {"prompt": "a" * 5000, **wanted})
+    assert long["code"] == "context_length_exceeded"

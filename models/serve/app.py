@@ -68,6 +68,8 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         asked = await self._read(request, schema.CompletionRequest)
+        if asked.parse_special:
+            asked = await run_in_threadpool(self.service.with_special, asked)
         if asked.is_short:  # a thread's beginning would take longer
             begin = self.generation.completion(asked)
         else:
@@ -109,7 +111,8 @@ class Api:
         """POST /tokenize."""
         asked = await self._read(request, schema.TokenizeRequest)
         self.service.check_letters(len(asked.content), "content")
-        encode = partial(self.service.m.tokenizer.encode, asked.content)
+        special = asked.parse_special
+        encode = partial(self.service.m.tokenizer.encode, asked.content, special=special)
         bos = None if asked.add_special else False
         return JSONResponse({"tokens": await run_in_threadpool(encode, bos=bos)})
 

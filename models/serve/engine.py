@@ -38,7 +38,7 @@ from ..run.load import Loaded
 from .errors import Refused
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
-from .schema import ResponseFormat, Sampling, Speculative
+from .schema import CompletionRequest, ResponseFormat, Sampling, Speculative
 from .settings import Settings
 from .told import Journal, Retold, journal_of
 from .voice import AnswerVoice, Form
@@ -177,12 +177,24 @@ class Service:
                 return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
         return -1
 
-    def text_ids(self, prompt: str | Sequence[int], param: str = "prompt") -> list[int]:
+    def with_special(self, body: CompletionRequest) -> CompletionRequest:
+        """The same with token ids in place of text, in which special tokens were looked for."""
+        given = body.prompt
+        if isinstance(given, str):
+            ids: Any = self.text_ids(given, special=True)
+        else:
+            ids = [self.text_ids(p, special=True) if isinstance(p, str) else p for p in given]
+        return body.model_copy(update={"prompt": ids})
+
+    def text_ids(
+        self, prompt: str | Sequence[int], param: str = "prompt", *, special: bool = False
+    ) -> list[int]:
         """Token ids of a text, or ids that were given in a field. Refused where they are none, or
         too many."""
         if isinstance(prompt, str):
             self.check_letters(len(prompt), param)
-            return self._fits(self.m.tokenizer.encode(prompt, bos=None), param)
+            ids = self.m.tokenizer.encode(prompt, special=special, bos=None)
+            return self._fits(ids, param)
         most = self.m.model.vocab_size
         if any(t >= most for t in prompt):
             raise Refused(f"token id {max(prompt)}: expected 0 to {most - 1}", param=param)

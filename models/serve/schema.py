@@ -231,7 +231,8 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions. A prompt is text or token ids, or a list of either."""
+    """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
+    text are found where it says `parse_special`; else they are text, as whatever a user typed."""
 
     prompt: (
         LongText
@@ -243,6 +244,7 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
+    parse_special: bool = False
     best_of: int | None = None
 
     @field_validator("best_of")
@@ -375,6 +377,7 @@ class TokenizeRequest(Body):
 
     content: LongText
     add_special: bool = False
+    parse_special: bool = False
 
 
 class DetokenizeRequest(Body):
