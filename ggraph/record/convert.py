@@ -1,12 +1,13 @@
 """A recorded step -> a plan that `ggraph.verify` can judge.
 
 Addresses become bytes of buffers. Memory that is neither a device's nor pinned counts only where
-an asynchronous copy touches it: what the host does with the rest meets nobody.
+a device touches it: what the host does with the rest meets nobody. What lies partly in it is cut to
+it, never left out.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ggraph.device import HOST
 from ggraph.plan import Plan
@@ -108,9 +109,9 @@ class _Converter:
     def _copy(self, r: Record) -> None:
         where = self._placed(r.stream or 0, r.at)
         reads, writes = (self._memory.bytes([x] if x else []) for x in (r.read, r.write))
-        if reads and writes:
+        if len(reads) == len(writes) == 1:
             self._builder.copy(where, r.label, reads[0], writes[0])
-        else:  # from memory that was staged at the call
+        else:  # from memory that was staged at the call, or over the end of a buffer
             self._builder.launch(where, r.label, reads=reads, writes=writes)
 
     def _host(
@@ -162,14 +163,32 @@ def _same(a: Range, b: Range) -> bool:
     return (a.address, a.nbytes) == (b.address, b.nbytes)
 
 
+@dataclass(frozen=True, order=True)
+class _Home:
+    """Addresses [start, stop), which are bytes of a buffer that begins at `base`."""
+
+    start: int
+    stop: int
+    buffer: str
+    device: str
+    base: int
+    nbytes: int
+
+
 class _AddressSpace:
-    """Addresses of a step as bytes of buffers, which the builder learns of when they are used."""
+    """Addresses of a step as bytes of buffers, which the builder learns of when they are used.
+
+    Buffers come and go within a step. The program's own memory is worked out for the whole step at
+    once, so that an address in it means the same byte at all times.
+    """
 
     def __init__(self, step: Step, builder: PlanBuilder) -> None:
         self._step, self._builder = step, builder
         self._spaces: dict[str, Space] = {}
         lives = step.recording.lived.values()
         self._changes = {at for life in lives for at in life if step.start < at < step.stop}
+        self._program: list[_Home] = []
+        self._program = self._program_memory()
         self._look(step.start)
 
     def now(self, index: int) -> None:
@@ -177,49 +196,96 @@ class _AddressSpace:
         if index in self._changes:
             self._look(index)
 
-    def _look(self, index: int) -> None:
-        known = [_named(m) for m in self._step.recording.memories_at(index)]
-        self._homes = sorted([*known, *_program_memory(self._step.records, known)])
-        self._starts = [home[0] for home in self._homes]
+    def used(self, r: Range) -> bool:
+        """Whether anything in the step so far has touched the buffer that begins there."""
+        return any(h.base == r.address and h.buffer in self._spaces for h in self._homes)
 
     def bytes(self, ranges: Iterable[Range], made: Sequence[int] = ()) -> list[Bytes]:
-        """The ranges as bytes of the plan; empty and unknown ones are left out.
+        """The ranges as bytes of the plan, cut to what counts.
 
         `made`: the commands of the same list, for what a source means.
         """
         found = []
         for r in ranges:
-            i = bisect_right(self._starts, r.address) - 1
-            if r.nbytes and i >= 0 and r.end <= self._homes[i][1]:
-                start = r.address - self._homes[i][0]
-                writer = made[r.writer] if made and r.writer >= 0 else None
-                space = self._space(self._homes[i])
-                found.append(space[start : start + r.nbytes].called(r.name, writer))
+            writer = made[r.writer] if made and r.writer >= 0 else None
+            for home, start, stop in self._parts(r):
+                part = self._space(home)[start - home.base : stop - home.base]
+                found.append(part.called(r.name, writer))
         return found
 
-    def _space(self, home: "_Home") -> Space:
-        start, end, name, device = home
-        if name not in self._spaces:
-            self._spaces[name] = self._builder.buffer(name, device, end - start)
-        return self._spaces[name]
+    def _look(self, index: int) -> None:
+        known = [_named(m) for m in self._step.recording.memories_at(index)]
+        self._set_homes(known)
+        gaps = ((home, x) for home in self._program for x in self._outside(home.start, home.stop))
+        own = [replace(home, start=start, stop=stop) for home, (start, stop) in gaps]
+        self._set_homes([*known, *own])
 
+    def _set_homes(self, homes: Iterable[_Home]) -> None:
+        self._homes = sorted(homes)
+        self._starts = [home.start for home in self._homes]
 
-_Home = tuple[int, int, str, str]  # first address, past the last, buffer, device
+    def _parts(self, r: Range) -> list[tuple[_Home, int, int]]:
+        """The homes that a range meets, and the addresses that it has in each."""
+        i, found = max(0, bisect_right(self._starts, r.address) - 1), []
+        while i < len(self._homes) and self._homes[i].start < r.end:
+            home = self._homes[i]
+            start, stop = max(r.address, home.start), min(r.end, home.stop)
+            if start < stop:
+                found.append((home, start, stop))
+            i += 1
+        return found
+
+    def _outside(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of some addresses that no home has at present."""
+        found = []
+        for _, first, last in self._parts(Range(start, stop - start)):
+            if start < first:
+                found.append((start, first))
+            start = last
+        return [*found, (start, stop)] if start < stop else found
+
+    def _program_memory(self) -> list[_Home]:
+        """What devices touch of the program's own memory: ranges that overlap make one buffer."""
+        own: set[tuple[int, int]] = set()
+        seen: set[int] = set()  # lists of kernels, while buffers stay where they are
+        self._look(self._step.start)
+        for i, r in enumerate(self._step.records, self._step.start):
+            if i in self._changes:
+                seen.clear()
+                self._look(i)
+            if r.kind not in ("copy", "graph") or r.stream == HOST_STREAM or id(r.kernels) in seen:
+                continue
+            if r.kernels:
+                seen.add(id(r.kernels))
+            for x in _touched(r):
+                own.update(self._outside(x.address, x.end))
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(own):
+            if merged and start < merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+            else:
+                merged.append((start, stop))
+        return [
+            _Home(start, stop, f"program{i}", HOST, start, stop - start)
+            for i, (start, stop) in enumerate(merged)
+        ]
+
+    def _space(self, home: _Home) -> Space:
+        if home.buffer not in self._spaces:
+            made = self._builder.buffer(home.buffer, home.device, home.nbytes)
+            self._spaces[home.buffer] = made
+        return self._spaces[home.buffer]
 
 
 def _named(m: Memory) -> _Home:
     name = f"pinned{m.number}" if m.pinned else f"buffer{m.number}@sim{m.device}"
-    return m.address, m.address + m.nbytes, name, HOST if m.pinned else f"sim{m.device}"
+    device = HOST if m.pinned else f"sim{m.device}"
+    return _Home(m.address, m.address + m.nbytes, name, device, m.address, m.nbytes)
 
 
-def _program_memory(records: Sequence[Record], known: Sequence[_Home]) -> list[_Home]:
-    """What copies touch of the program's own memory: overlapping ranges make one buffer."""
-    ends = (x for r in records if r.kind == "copy" for x in (r.read, r.write) if x is not None)
-    own = [x for x in ends if not any(s <= x.address and x.end <= e for s, e, _, _ in known)]
-    merged: list[tuple[int, int]] = []
-    for x in sorted(own, key=lambda x: x.address):
-        if merged and x.address < merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], x.end))
-        else:
-            merged.append((x.address, x.end))
-    return [(start, end, f"program{i}", HOST) for i, (start, end) in enumerate(merged)]
+def _touched(r: Record) -> Iterator[Range]:
+    """Every range that a device touches in a record."""
+    yield from (x for x in (r.read, r.write) if x is not None)
+    for k in r.kernels:
+        yield k.writes
+        yield from k.reads

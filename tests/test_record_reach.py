@@ -1,0 +1,107 @@
+"""What a recording says is all judged: no access is left out, and an address is one byte."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ggraph.record import Recording, Verdict, judge, read_log
+
+BASE, OWN = 1 << 40, 1 << 41  # where a device's buffer lies, and the program's own memory
+
+
+class Log:
+    """A log by hand: one device unless told otherwise, a buffer, and a stream on each device."""
+
+    def __init__(self, devices: int = 1) -> None:
+        self.lines: list[dict[str, object]] = []
+        self.add("begin", version=1, devices=devices, contract="metal", api=2)
+        for d in range(devices):
+            self.add("stream", be=d, dev=d)
+            self.alloc(d, BASE + (d << 20), dev=d)
+
+    def add(self, kind: str, **rest: object) -> None:
+        self.lines.append({"t": kind, **rest})
+
+    def alloc(self, number: int, base: int, dev: int = 0) -> None:
+        self.add("alloc", buf=number, host=0, dev=dev, base=base, n=1 << 16)
+
+    def kernel(self, *nodes: list[object], stream: int = 0) -> None:
+        """One graph of these nodes."""
+        number = len(self.lines)
+        self.add("nodes", id=number, nodes=list(nodes))
+        self.add("graph", be=stream, id=number)
+
+    def download(self, source: int, target: int, nbytes: int) -> None:
+        self.add("copy", be=0, what="D2H y", src=source, dst=target, n=nbytes)
+
+    def recording(self, folder: Path) -> Recording:
+        path = folder / "log.jsonl"
+        path.write_text("\n".join(map(json.dumps, self.lines)))
+        return read_log(path)
+
+    def verdict(self, folder: Path) -> Verdict:
+        (found,) = judge(self.recording(folder))
+        return found
+
+
+def causes(v: Verdict) -> list[str]:
+    return [c.text for c in v.diagnosis.causes] if v.diagnosis is not None else []
+
+
+@pytest.mark.parametrize("target", [(OWN, 512), (OWN + 256, 512), (OWN + 511, 1), (OWN - 8, 2048)])
+def test_a_range_that_lies_partly_in_what_a_copy_writes_meets_it(
+    target: tuple[int, int], tmp_path: Path
+) -> None:
+    for synced in (False, True):
+        log = Log()
+        log.download(BASE, OWN, 512)
+        if synced:
+            log.add("sync", be=0)
+        log.add("host", what="get z", r=[BASE + 4096, target[1]], w=list(target))
+        log.add("sync", be=0)
+        if synced:  # the step ends at the first wait
+            assert all(v.refused is None for v in judge(log.recording(tmp_path)))
+        else:
+            assert causes(log.verdict(tmp_path)) == ["'get z' on host after 'D2H y' on sim0.0"]
+
+
+def test_a_range_beside_what_a_copy_writes_does_not(tmp_path: Path) -> None:
+    log = Log()
+    log.download(BASE, OWN, 512)
+    log.add("host", what="get z", r=[BASE + 4096, 512], w=[OWN + 512, 512])
+    log.add("host", what="get z", r=[BASE + 4096, 512], w=[OWN - 512, 512])
+    log.add("sync", be=0)
+    assert log.verdict(tmp_path).refused is None
+
+
+def test_a_kernel_of_the_processor_over_part_of_a_copy_meets_it(tmp_path: Path) -> None:
+    log = Log()
+    log.download(BASE, OWN, 512)
+    log.kernel(["ADD", "sum", [OWN + 256, 1024], 1, [[OWN + 256, 1024, "sum", -1]]], stream=-1)
+    log.add("sync", be=0)
+    assert causes(log.verdict(tmp_path)) == ["'cpu ADD sum' on host after 'D2H y' on sim0.0"]
+
+
+def test_a_kernel_of_a_device_in_the_program_s_memory_counts(tmp_path: Path) -> None:
+    log = Log()
+    log.kernel(["SQR", "y", [OWN, 512], 1, [[BASE, 512, "x", -1]]])
+    log.add("host", what="set y", w=[OWN, 4])
+    log.add("sync", be=0)
+    assert causes(log.verdict(tmp_path)) == ["'set y' on host after 'SQR y' on sim0.0"]
+
+
+@pytest.mark.parametrize("change", ["alloc", "free"])
+def test_a_buffer_that_comes_or_goes_renames_nothing(change: str, tmp_path: Path) -> None:
+    """Two pieces of the program's memory: the one below is a buffer's by the second access."""
+    log = Log()
+    low, high = OWN, OWN + (1 << 20)
+    if change == "free":
+        log.alloc(7, low)
+    log.download(BASE, low, 512)
+    log.download(BASE, high, 512)
+    log.add("free", buf=7) if change == "free" else log.alloc(7, low)
+    log.download(BASE, low, 512)
+    log.add("host", what="get z", w=[high, 512])
+    log.add("sync", be=0)
+    assert "'get z' on host after 'D2H y' on sim0.0" in causes(log.verdict(tmp_path))
