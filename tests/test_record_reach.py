@@ -98,10 +98,34 @@ def test_a_buffer_that_comes_or_goes_renames_nothing(change: str, tmp_path: Path
     low, high = OWN, OWN + (1 << 20)
     if change == "free":
         log.alloc(7, low)
-    log.download(BASE, low, 512)
     log.download(BASE, high, 512)
     log.add("free", buf=7) if change == "free" else log.alloc(7, low)
     log.download(BASE, low, 512)
     log.add("host", what="get z", w=[high, 512])
     log.add("sync", be=0)
-    assert "'get z' on host after 'D2H y' on sim0.0" in causes(log.verdict(tmp_path))
+    assert causes(log.verdict(tmp_path)) == ["'get z' on host after 'D2H y' on sim0.0"]
+
+
+def test_memory_that_is_freed_while_a_device_uses_it_races_with_that(tmp_path: Path) -> None:
+    for waits in (False, True):
+        log = Log(devices=2)
+        log.kernel(["SQR", "y", [BASE, 512], 1, [[BASE + 512, 512, "x", -1]]])
+        log.kernel(["SQR", "z", [BASE + (1 << 20), 512], 1, []], stream=1)
+        if waits:
+            log.add("sync", be=0)
+        log.add("free", buf=0)
+        log.add("sync", be=0)
+        log.add("sync", be=1)
+        wanted = [] if waits else ["'free buffer0' on host after 'SQR y' on sim0.0"]
+        assert causes(log.verdict(tmp_path)) == wanted
+
+
+def test_a_buffer_that_nothing_uses_any_more_may_be_freed(tmp_path: Path) -> None:
+    log = Log()
+    for number in (1, 2):
+        log.kernel(["SQR", "y", [BASE, 512], 1, []])
+        log.add("sync", be=0)
+        log.alloc(number, OWN)
+        log.add("free", buf=number)
+    (found,) = judge(log.recording(tmp_path))
+    assert (found.count, found.refused) == (2, None)

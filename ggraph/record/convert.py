@@ -82,6 +82,9 @@ class _Converter:
             case "host":
                 reads, writes = ([x] if x is not None else [] for x in (r.read, r.write))
                 self._host(r.label, reads, writes, r.stack)
+            case "free":
+                if r.write is not None and self._memory.used(r.write):
+                    self._host(r.label, (), [r.write])
             case "sync":
                 self._sync(r)
             case _:

@@ -111,6 +111,8 @@ def _shape(step: Step) -> object:
         key = id(r.kernels)
         if key not in names:
             names[key] = _names(r.kernels)
+        if r.kind == "free":  # of something else, mostly: models and contexts come and go
+            continue
         parts.append((r.kind, r.stream, re.sub(r"\d+", "#", r.label), names[key]))
     return tuple(parts), sum(map(_tokens, step.records)), step.whole
 

@@ -47,10 +47,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Record:
-    """One step of the host. `kind` is graph, copy, rec, wait, sync or host.
+    """One step of the host. `kind` is graph, copy, rec, wait, sync, host or free.
 
     `stream` is where it was enqueued (sync: what is waited for), `at` the place in that stream of
-    its first command; `read` and `write` are of copies and host accesses.
+    its first command; `read` and `write` are of copies and host accesses. Of a buffer that is
+    freed `write` is all of it: whoever gets those bytes next may write there.
     """
 
     kind: str
@@ -138,7 +139,8 @@ class _Reader:
                 found.memories.append(m)
                 found.lived[m.number] = (now, 1 << 62)
             case "free":
-                found.lived[line["buf"]] = (found.lived[line["buf"]][0], now)
+                found.lived[line["buf"]] = (found.lived[line["buf"]][0], now + 1)
+                found.records.append(_freed(found, line["buf"]))
             case "full":
                 found.cut_short = line["why"]
             case "sum":
@@ -176,6 +178,11 @@ class _Reader:
             self._count[stream] = at + 1
             return Record(kind, stream, at, event=line["ev"])
         raise ValueError(f"unknown line {kind!r}")
+
+
+def _freed(found: Recording, number: int) -> Record:
+    (m,) = (m for m in found.memories if m.number == number)
+    return Record("free", label=f"free buffer{number}", write=Range(m.address, m.nbytes))
 
 
 def _kernel(node: list[Any]) -> Kernel:

@@ -30,12 +30,14 @@ long g_gets = 0;
 Memory & memory_of(ggml_backend_buffer_t b) { return *(Memory *) b->context; }
 Stream & stream_of(ggml_backend_t b) { return *(Stream *) b->context; }
 
+void wait_for_device(int device) {
+    for (auto & s : g_queues.streams)
+        if (s->alive && s->device == device) { g_log.line("{\"t\":\"sync\",\"be\":%d}", s->id); g_queues.finish(*s); }
+}
 // What the host does to a buffer: at once on CUDA, after the device's work elsewhere.
 void before_host_access(const Memory & m) {
     g_queues.progress();
-    if (!contract().buffer_waits) return;
-    for (auto & s : g_queues.streams)
-        if (s->alive && s->device == m.device) { g_log.line("{\"t\":\"sync\",\"be\":%d}", s->id); g_queues.finish(*s); }
+    if (contract().buffer_waits) wait_for_device(m.device);
 }
 void log_host(const char * what, const char * name, const void * read, const void * write, size_t n) {
     if (read && write) g_log.line("{\"t\":\"host\",\"what\":\"%s %s\",\"r\":[%llu,%zu],\"w\":[%llu,%zu]}", what, plain(name).c_str(), number(read), n, number(write), n);
@@ -44,9 +46,14 @@ void log_host(const char * what, const char * name, const void * read, const voi
 void buffer_free(ggml_backend_buffer_t b) {
     LOCKED;
     Memory * m = &memory_of(b);
-    for (auto & s : g_queues.streams) if (s->alive) { g_log.line("{\"t\":\"sync\",\"be\":%d}", s->id); g_queues.finish(*s); } // cudaFree does
+    g_queues.progress();
+    if (contract().free_waits && !m->pinned) wait_for_device(m->device);
     g_log.line("{\"t\":\"free\",\"buf\":%d}", m->id);
-    if (m->pinned) g_memory.unpin(m->base); else munmap(m->base, m->nbytes);
+    // What is still to be run would write to whatever lies there next: then nothing ever does. The
+    // log's reader sees the race.
+    bool used = g_queues.will_touch(m->base, m->nbytes);
+    if (!used && m->pinned) g_memory.unpin(m->base);
+    if (!used && !m->pinned) munmap(m->base, m->nbytes);
     delete m;
 }
 void * buffer_base(ggml_backend_buffer_t b) { return memory_of(b).base; }

@@ -109,6 +109,19 @@ class Queues {
     void finish(Stream & s) { run_until(s, s.enqueued); learn(s.clock); }
     void finish(const EventPtr & e) { reach(e, e->recorded); learn(e->clock); }
 
+    // Whether a command that has not run yet touches any of these bytes.
+    bool will_touch(const void * base, size_t n) const {
+        auto meets = [&](const void * p, size_t k) { return p && (const char *) p < (const char *) base + n && (const char *) base < (const char *) p + k; };
+        for (auto & s : streams)
+            for (auto & c : s->queue) {
+                if (c.kind == Command::COPY && (meets(c.dst, c.nbytes) || (c.staged.empty() && meets(c.src, c.nbytes)))) return true;
+                if (c.kind != Command::KERNEL) continue;
+                if (meets(c.node->data, ggml_nbytes(c.node))) return true;
+                for (auto * x : c.node->src) if (x && meets(x->data, ggml_nbytes(x))) return true;
+            }
+        return false;
+    }
+
     // What the order lets run on its own, at every call of the program.
     void progress() {
         if (order_.kind == Order::LAZY) return;
