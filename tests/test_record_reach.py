@@ -1,11 +1,15 @@
 """What a recording says is all judged: no access is left out, and an address is one byte."""
 
 import json
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ggraph.record import Recording, Verdict, judge, read_log
+from ggraph.record.plugin import NATIVE
 
 BASE, OWN = 1 << 40, 1 << 41  # where a device's buffer lies, and the program's own memory
 
@@ -129,3 +133,51 @@ def test_a_buffer_that_nothing_uses_any_more_may_be_freed(tmp_path: Path) -> Non
         log.add("free", buf=number)
     (found,) = judge(log.recording(tmp_path))
     assert (found.count, found.refused) == (2, None)
+
+
+# As objdump names their operands; the last ones may be told as larger than they are.
+INSTRUCTIONS = {
+    "movss xmm0, dword": ("f30f1000", 4),
+    "movsd qword, xmm9": ("f2440f1108", 8),
+    "movups xmm0, xmmword": ("0f1000", 16),
+    "movdqu xmm12, xmmword": ("f3440f6f20", 16),
+    "vmovss xmm1, dword": ("c5fa1008", 4),
+    "vmovsd qword, xmm1": ("c4c17b1109", 8),
+    "vmovups ymm0, ymmword": ("c5fc1000", 32),
+    "vmovups xmm0, xmmword": ("c481781044ac40", 16),
+    "vmovdqu8 zmm0, zmmword": ("62f17f486f00", 64),
+    "vmovdqu64 ymm17, ymmword": ("62e1fe286f08", 32),
+    "vmovss xmm17, dword (EVEX)": ("62e17e081008", 4),
+    "vfmadd231ps ymm0, ymm1, ymmword": ("c4e275b800", 32),
+    "mulss xmm1, dword fs:": ("64f30f5908", 4),
+    "cvtsi2sd xmm0, qword": ("f2480f2a00", 8),
+    "mov byte, 5": ("c60005", 1),
+    "mov byte, r8b": ("448800", 1),
+    "mov word, 5": ("66c7000500", 2),
+    "mov dword, eax": ("8900", 4),
+    "mov qword, r9": ("4c8908", 8),
+    "add qword, 3": ("4883400803", 8),
+    "movzx eax, byte": ("0fb600", 1),
+    "sete byte": ("0f9400", 1),
+    "rep movs byte": ("f3a4", 1),
+    "rep stos qword": ("f348ab", 8),
+    "lock xadd qword": ("f0480fc110", 8),
+    "push qword": ("ff30", 8),
+    "fld tbyte (10)": ("db28", 16),
+    "movzx eax, word (2)": ("0fb700", 8),
+    "movsxd rax, dword (4)": ("486300", 8),
+    "vfmadd231ss xmm0, xmm1, dword (4)": ("c4e271b900", 16),
+    "cmpxchg16b (16)": ("480fc708", 4096),
+    "fxsave (512)": ("0fae00", 4096),
+}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's instructions")
+def test_an_instruction_says_how_far_it_reaches(tmp_path: Path) -> None:
+    source, tool = Path(__file__).parent / "record" / "operand.cpp", tmp_path / "operand"
+    subprocess.run(["c++", "-std=c++17", f"-I{NATIVE}", source, "-o", tool], check=True)
+    codes = [code for code, _ in INSTRUCTIONS.values()]
+    done = subprocess.run([tool, *codes], capture_output=True, text=True, check=True)
+    found = dict(zip(INSTRUCTIONS, map(int, done.stdout.split()), strict=True))
+    assert found == {name: nbytes for name, (_, nbytes) in INSTRUCTIONS.items()}

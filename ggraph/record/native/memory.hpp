@@ -9,6 +9,7 @@
 #pragma once
 
 #include "log.hpp"
+#include "operand.hpp"
 
 #include <algorithm>
 #include <dlfcn.h>
@@ -182,14 +183,17 @@ inline void install() {
 
 inline bool SharedMemory::touched(void * p, bool write, ucontext_t * context) {
     std::lock_guard<std::recursive_mutex> lock(g_mutex);
-    uintptr_t at = (uintptr_t) p, page = at / PAGE;
+    uintptr_t at = (uintptr_t) p, page = at / PAGE, end = at + WIDEST;
+#ifdef __x86_64__
+    end = at + operand_bytes((void *) context->uc_mcontext.gregs[REG_RIP]);
+#endif
     bool ours = false;
     for (auto & f : flights_) {
         bool page_hit = f.start < (page + 1) * PAGE && page * PAGE < f.stop;
         ours |= page_hit;
-        if (at < f.start || at >= f.stop || !(f.write || write)) continue; // a neighbour on the page
+        if (end <= f.start || at >= f.stop || !(f.write || write)) continue; // a neighbour on the page
         if (f.touches++ >= MOST_TOUCHES) continue;
-        g_log.line("{\"t\":\"host\",\"what\":\"touch\",\"%s\":[%llu,1],\"stack\":[%s]}", write ? "w" : "r", number(p), f.touches == 1 ? trap::stack().c_str() : "");
+        g_log.line("{\"t\":\"host\",\"what\":\"touch\",\"%s\":[%llu,1],\"stack\":[%s]}", write ? "w" : "r", (unsigned long long) std::max(at, f.start), f.touches == 1 ? trap::stack().c_str() : "");
     }
     if (!ours) return false;
     mprotect((void *) (page * PAGE), PAGE, PROT_READ | PROT_WRITE);
