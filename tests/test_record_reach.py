@@ -135,6 +135,27 @@ def test_a_buffer_that_nothing_uses_any_more_may_be_freed(tmp_path: Path) -> Non
     assert (found.count, found.refused) == (2, None)
 
 
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_copy_into_memory_that_is_gone_is_a_race(synced: bool, tmp_path: Path) -> None:
+    """It is told when the copy runs: while the host waits for it, or before another call."""
+    log = Log()
+    log.download(BASE, OWN, 8192)
+    log.alloc(1, BASE + (1 << 20))
+    log.add("sync", be=0)
+    log.add("lost", at=OWN, n=8192)
+    if not synced:
+        log.lines[-2:] = log.lines[:-3:-1]
+    log.alloc(2, BASE + (2 << 20))
+    log.download(BASE + (1 << 20), BASE + (2 << 20), 64)
+    log.add("sync", be=0)
+    recording = log.recording(tmp_path)
+    gone, right = judge(recording)
+    assert recording.lost == 1
+    assert causes(gone) == ["'memory is given back' on host after 'D2H y' on sim0.0"]
+    assert right.refused is None
+    assert set(right.judged.plan.memory.buffers) == {"buffer1@sim0", "buffer2@sim0"}
+
+
 # As objdump names their operands; the last ones may be told as larger than they are.
 INSTRUCTIONS = {
     "movss xmm0, dword": ("f30f1000", 4),

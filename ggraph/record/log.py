@@ -84,7 +84,7 @@ class Recording:
     devices: int = 0
     cut_short: str = ""
     forced: bool = False  # a directed order came to pass
-    lost: int = 0  # copies whose destination was gone when they ran
+    lost: int = 0  # copies whose destination the program had given back when they ran
     records: list[Record] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
     sums: dict[tuple[int, int], int] = field(default_factory=dict)  # of what the host got
@@ -147,10 +147,22 @@ class _Reader:
                 found.sums[line["be"], line["at"]] = line["sum"]
             case "forced":
                 found.forced = True
-            case "lost":  # a copy into memory that the program has given back
+            case "lost":
                 found.lost += 1
+                self._given_back(_range([line["at"], line.get("n", 1)], ""))
             case kind:
                 found.records.append(self._record(kind, line))
+
+    def _given_back(self, gone: Range) -> None:
+        """A copy found no memory where it was to write. The program gave that back while the copy
+        was in flight: before the waits that made it run, which are the last records here."""
+        records = self.found.records
+        at = len(records)
+        while at and records[at - 1].kind == "sync":
+            at -= 1
+        records.insert(at, Record("host", label="memory is given back", write=gone))
+        for number, (first, past) in self.found.lived.items():
+            self.found.lived[number] = (first + (first > at), past + (past > at))
 
     def _record(self, kind: str, line: dict[str, Any]) -> Record:
         label = line.get("what", "")

@@ -107,6 +107,7 @@ ggml_backend_buffer_t type_alloc(ggml_backend_buffer_type_t t, size_t n) {
     bool pinned = type_is_pinned(t);
     void * base = pinned ? g_memory.pin(nbytes) : mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!base || base == MAP_FAILED) return nullptr;
+    g_memory.replaced(base, nbytes);
     auto * m = new Memory { (char *) base, nbytes, device_of(t), pinned, g_buffers++ };
     g_log.line("{\"t\":\"alloc\",\"buf\":%d,\"host\":%d,\"dev\":%d,\"base\":%llu,\"n\":%zu}", m->id, pinned, m->device, number(base), nbytes);
     ggml_backend_buffer_i i = {}; // what later versions add is optional

@@ -65,7 +65,7 @@ class SharedMemory {
         void * dst = device_view(to);
         const void * src = device_view(from);
         if (closed(dst, n)) {
-            if (pwrite(mem(), src, n, (off_t) (uintptr_t) dst) != (ssize_t) n) g_log.line("{\"t\":\"lost\",\"at\":%llu}", number(to));
+            if (pwrite(mem(), src, n, (off_t) (uintptr_t) dst) != (ssize_t) n) g_log.line("{\"t\":\"lost\",\"at\":%llu,\"n\":%zu}", number(to), n);
         } else {
             memmove(dst, src, n);
         }
@@ -76,6 +76,13 @@ class SharedMemory {
         move(to, bytes.data(), n);
     }
 
+    // New memory lies at `p`: what is in flight to there was given back by the program.
+    void replaced(const void * p, size_t n) {
+        uintptr_t start = (uintptr_t) p, stop = start + n;
+        for (auto & f : flights_)
+            if (!f.pinned && f.start < stop && start < f.stop)
+                g_log.line("{\"t\":\"lost\",\"at\":%llu,\"n\":%zu}", (unsigned long long) std::max(f.start, start), (size_t) (std::min(f.stop, stop) - std::max(f.start, start)));
+    }
     void take_off(Flight f) {
         f.pinned = mapping((void *) f.start) != nullptr;
         f.touches = 0;
