@@ -156,6 +156,35 @@ def test_a_copy_into_memory_that_is_gone_is_a_race(synced: bool, tmp_path: Path)
     assert set(right.judged.plan.memory.buffers) == {"buffer1@sim0", "buffer2@sim0"}
 
 
+def node(op: str, at: int, *sources: int, view: bool) -> list[object]:
+    """A node on 512 bytes of the first buffer, from sources of 512 bytes."""
+    reads = [[BASE + s, 512, f"s{s}", -1] for s in sources]
+    return [op, "y", [BASE + at, 512], 1, reads, int(view)]
+
+
+@pytest.mark.parametrize("op", ["NORM", "GROUP_NORM", "L2_NORM", "LEAKY_RELU", "OPT_STEP_SGD"])
+def test_what_the_program_puts_onto_its_source_may_lie_there(op: str, tmp_path: Path) -> None:
+    for view in (False, True):
+        log = Log()
+        log.kernel(node(op, 0, 0, 1024, view=view))
+        log.add("sync", be=0)
+        found = log.verdict(tmp_path).refused
+        assert (None if found is None else found.kind) == (None if view else "alias")
+
+
+def test_a_step_of_adam_writes_both_of_its_moments(tmp_path: Path) -> None:
+    """Weights, gradient, m, v and parameters; then another stream reads one of them."""
+    for read, refused in ((2048, True), (3072, True), (1024, False), (4096, False)):
+        log = Log()
+        log.add("stream", be=1, dev=0)
+        log.kernel(node("OPT_STEP_ADAMW", 0, 0, 1024, 2048, 3072, 4096, view=True))
+        log.kernel(node("SQR", 5120, read, view=False), stream=1)
+        log.add("sync", be=0)
+        log.add("sync", be=1)
+        wanted = ["'SQR y' on sim0.1 after 'OPT_STEP_ADAMW y' on sim0.0"]
+        assert causes(log.verdict(tmp_path)) == (wanted if refused else [])
+
+
 # As objdump names their operands; the last ones may be told as larger than they are.
 INSTRUCTIONS = {
     "movss xmm0, dword": ("f30f1000", 4),

@@ -15,12 +15,16 @@ from ggraph.plan_builder import Bytes, PlanBuilder, Space
 from ggraph.record.log import HOST_STREAM, Kernel, Memory, Range, Record
 from ggraph.record.steps import Step
 
-# What ggml's kernels do with their sources (ggml/src/ggml-alloc.c, ggml_op_can_inplace; ggml.h).
+# What ggml's allocator may put onto its source (ggml/src/ggml-alloc.c, ggml_op_can_inplace). What
+# the program itself puts there lies there by ggml.h's promise.
 IN_PLACE = frozenset(
     """SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE
     ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK CLAMP SOFT_MAX SOFT_MAX_BACK""".split()  # noqa: SIM905
 )
+# Which of its sources an operation overwrites as well (ggml.h: a, grad, m, v, parameters).
+ALSO_UPDATES = {"OPT_STEP_ADAMW": (2, 3)}
 READS_NOTHING = frozenset({"FILL"})  # it names a source for its shape
+REPLACES = frozenset({"CPY", "FILL"})  # views of their target, of which they read nothing
 PARTIAL = frozenset({"SET_ROWS", "SET", "ACC"})  # leave the rest of their target as it was
 
 
@@ -72,7 +76,7 @@ class _Converter:
         match r.kind:
             case "graph" if r.stream == HOST_STREAM:
                 for k in r.kernels:
-                    self._host(f"cpu {k.op} {k.name}", k.reads, [k.writes])
+                    self._host(f"cpu {k.op} {k.name}", k.reads, [k.writes, *_also(k)])
             case "graph":
                 made: list[int] = []
                 for i, k in enumerate(r.kernels):
@@ -95,18 +99,14 @@ class _Converter:
         return self._streams[stream]
 
     def _kernel(self, stream: int, at: int, k: Kernel, made: Sequence[int]) -> int:
-        where, target = self._placed(stream, at), k.writes
-        over = [r for r in k.reads if _same(r, target)]
-        updates = k.op in PARTIAL or not k.solid or (over and k.op in IN_PLACE)
-        drop = over if updates or k.op == "CPY" else []
-        reads = () if k.op in READS_NOTHING else [r for r in k.reads if r not in drop]
-        into = self._memory.bytes([target])
+        where = self._placed(stream, at)
+        reads, writes, updates = _accesses(k)
         return self._builder.launch(
             where,
             f"{k.op} {k.name}",
             reads=self._memory.bytes(reads, made),
-            writes=() if updates else into,
-            updates=into if updates else (),
+            writes=self._memory.bytes(writes),
+            updates=self._memory.bytes(updates),
         )
 
     def _copy(self, r: Record) -> None:
@@ -160,6 +160,22 @@ def _streams(step: Step) -> dict[int, tuple[str, int]]:
         found[stream] = (f"sim{device}", count.get(device, 0))
         count[device] = count.get(device, 0) + 1
     return found
+
+
+def _also(k: Kernel) -> list[Range]:
+    """The sources that a kernel overwrites."""
+    return [k.reads[i] for i in ALSO_UPDATES.get(k.op, ()) if i < len(k.reads)]
+
+
+def _accesses(k: Kernel) -> tuple[list[Range], list[Range], list[Range]]:
+    """What a kernel reads, what it writes without reading it, and what it changes in place."""
+    also = _also(k)
+    over = [r for r in k.reads if _same(r, k.writes)]
+    allowed = k.op in IN_PLACE or (k.view and k.op not in REPLACES)
+    changes = k.op in PARTIAL or not k.solid or (over and allowed)
+    left_out = [*also, *(over if changes or k.op == "CPY" else ())]
+    reads = [] if k.op in READS_NOTHING else [r for r in k.reads if r not in left_out]
+    return (reads, [], [k.writes, *also]) if changes else (reads, [k.writes], also)
 
 
 def _same(a: Range, b: Range) -> bool:

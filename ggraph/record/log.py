@@ -36,13 +36,17 @@ class Range:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One node of a graph: what it reads and writes. `solid`: `writes` has no gaps."""
+    """One node of a graph: what it reads and writes. `solid`: `writes` has no gaps.
+
+    `view`: the program put it onto another tensor's bytes, as ggml's in-place operations do.
+    """
 
     op: str
     name: str
     writes: Range
     solid: bool
     reads: tuple[Range, ...]
+    view: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,9 +202,10 @@ def _freed(found: Recording, number: int) -> Record:
 
 
 def _kernel(node: list[Any]) -> Kernel:
-    op, name, target, solid, sources = node
+    op, name, target, solid, sources, *view = node  # older logs do not tell views
     writes = _range(target, f"{op} {name}")
-    return Kernel(str(op), str(name), writes, bool(solid), tuple(map(_source, sources)))
+    reads = tuple(map(_source, sources))
+    return Kernel(str(op), str(name), writes, bool(solid), reads, any(view))
 
 
 def _source(raw: list[Any]) -> Range:

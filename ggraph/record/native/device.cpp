@@ -202,7 +202,8 @@ bool is_kernel(const ggml_tensor * t) {
     bool view = t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
     return computes(t) && !view && ggml_nelements(t) > 0;
 }
-// ["OP","name",[address,bytes],contiguous or not,[[address,bytes,"root's name",writer],...]]. The
+// ["OP","name",[address,bytes],contiguous or not,[[address,bytes,"root's name",writer],...],view]. A
+// view is an operation that the program itself has put onto its source's bytes (ggml_norm_inplace). The
 // writer is the kernel of this list that wrote the root last, -1 for none: what the source means.
 using Writers = std::unordered_map<const ggml_tensor *, int>;
 const ggml_tensor * root_of(const ggml_tensor * t) { return t->view_src ? t->view_src : t; }
@@ -217,7 +218,7 @@ std::string line_of(const ggml_tensor * t, const Writers & writers) {
         out += std::string(first ? "[" : ",[") + range(x) + ",\"" + plain(root_of(x)->name) + "\"," + std::to_string(writer == writers.end() ? -1 : writer->second) + "]";
         first = false;
     }
-    return out + "]]";
+    return out + (t->view_src ? "],1]" : "],0]");
 }
 void log_graph(int stream, ggml_cgraph * g) {
     if (!g_log.on()) return;
