@@ -7,9 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from ggraph.record import Recording, Verdict, judge, read_log
+from ggraph.record import Engine, Program, Recording, Stage, Verdict, judge, read_log
 from ggraph.record.plugin import NATIVE
+from ggraph.record.run import Run
+from models.cli import record
+from models.cli.app import app
 
 BASE, OWN = 1 << 40, 1 << 41  # where a device's buffer lies, and the program's own memory
 
@@ -183,6 +187,78 @@ def test_a_step_of_adam_writes_both_of_its_moments(tmp_path: Path) -> None:
         log.add("sync", be=1)
         wanted = ["'SQR y' on sim0.1 after 'OPT_STEP_ADAMW y' on sim0.0"]
         assert causes(log.verdict(tmp_path)) == (wanted if refused else [])
+
+
+# What is said of a run that nothing, or not all, is known of.
+
+
+def asked(log: Log, folder: Path, *extra: str) -> tuple[int, str]:
+    log.recording(folder)
+    done = CliRunner().invoke(app, ["record", "--log", str(folder / "log.jsonl"), *extra])
+    return done.exit_code, done.output
+
+
+def cut(kind: str) -> Log:
+    """A log of nothing, of a run that did not end, or that ran into its limit."""
+    log = Log()
+    if kind == "begin":
+        del log.lines[1:]
+    if kind in ("in flight", "full"):
+        log.kernel(node("SQR", 0, 1024, view=False))
+    if kind == "full":
+        log.add("sync", be=0)
+        log.add("full", why="the limit of bytes is reached")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("begin", "nothing was recorded"),
+        ("idle", "nothing was recorded"),
+        ("in flight", "something is in flight"),
+        ("full", "the limit of bytes is reached"),
+    ],
+)
+def test_what_is_not_a_whole_run_is_not_proved(kind: str, why: str, tmp_path: Path) -> None:
+    status, said = asked(cut(kind), tmp_path)
+    assert status == 2 and why in said
+    status, said = asked(cut(kind), tmp_path, "--json")
+    facts = json.loads(said)
+    assert (status, facts["proved"], len(facts["missing"])) == (2, False, 1)
+    assert why in facts["missing"][0]
+
+
+def test_a_race_in_a_run_cut_short_is_a_race(tmp_path: Path) -> None:
+    log = cut("in flight")
+    log.add("host", what="get y", r=[BASE, 512], w=[OWN, 512])
+    status, said = asked(log, tmp_path, "--json")
+    assert status == 1 and len(json.loads(said)["missing"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(0, ""), (7, "ended with 7"), (-11, "ended with -11"), (None, "out of time")],
+)
+def test_a_program_that_ends_badly_is_not_proved(
+    status: int | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    log.kernel(node("SQR", 0, 1024, view=False))
+    log.add("sync", be=0)
+
+    def run(self: Program, stage: Stage, path: Path, **rest: object) -> Run:
+        path.write_text("\n".join(map(json.dumps, log.lines)))
+        return Run(status, b"")
+
+    monkeypatch.setattr(Program, "run", run)
+    monkeypatch.setattr(
+        record, "program", lambda command, sources=None: Program(("it",), Engine((), tmp_path))
+    )
+    done = CliRunner().invoke(app, ["record", "--json", "--", "it"])
+    facts = json.loads(done.stdout)
+    assert (done.exit_code, facts["proved"]) == (2 if why else 0, not why)
+    assert [why in gap for gap in facts["missing"]] == [True] * bool(why)
 
 
 # As objdump names their operands; the last ones may be told as larger than they are.

@@ -15,7 +15,7 @@ log is cut where nothing is in flight, each piece becomes a plan, and `ggraph.ve
 
 from ggraph.record.causes import Cause, Diagnosis, Repair, Wait, diagnose, longest_chain, with_waits
 from ggraph.record.convert import Converted, convert
-from ggraph.record.judge import Verdict, judge
+from ggraph.record.judge import Verdict, judge, missing
 from ggraph.record.log import Recording, read_log
 from ggraph.record.plugin import Engine, engine_of, fetch_sources, plugin
 from ggraph.record.run import CONTRACTS, Program, Session, Stage, ggml, program
@@ -44,6 +44,7 @@ __all__ = [
     "ggml",
     "judge",
     "longest_chain",
+    "missing",
     "plugin",
     "program",
     "read_log",

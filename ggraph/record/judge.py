@@ -1,7 +1,7 @@
 """A recording -> one verdict for each kind of step. Steps that repeat are proved once."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class Verdict:
     certificate: Certificate | None
     refused: CounterExample | None
     diagnosis: Diagnosis | None
+    whole: bool = True  # False: the recording ended while something of it was in flight
 
     @property
     def commands(self) -> int:
@@ -64,6 +65,18 @@ def judge(recording: Recording) -> list[Verdict]:
     return [_verdict(same) for same in kinds.values()]
 
 
+def missing(recording: Recording, verdicts: Sequence[Verdict]) -> list[str]:
+    """Why the verdicts are not about a whole run, one line each; empty where they are."""
+    found = []
+    if not verdicts:
+        found.append("nothing was recorded: nothing was enqueued on a played device")
+    if recording.cut_short:
+        found.append(f"the log ends early: {recording.cut_short}")
+    if not all(v.whole for v in verdicts):
+        found.append("the recording ends while something is in flight")
+    return found
+
+
 def _verdict(same: list[Step]) -> Verdict:
     different = {_exact(step): step for step in reversed(same)}
     judged: list[tuple[Converted, Certificate | CounterExample]] = []
@@ -81,6 +94,7 @@ def _verdict(same: list[Step]) -> Verdict:
         verdict if isinstance(verdict, Certificate) else None,
         verdict if isinstance(verdict, CounterExample) else None,
         None if proved else diagnose(chosen.plan),
+        same[0].whole,
     )
 
 

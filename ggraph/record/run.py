@@ -12,7 +12,7 @@ from typing import IO
 
 from ggraph.env import child_environment, put
 from ggraph.errors import InputError
-from ggraph.record.judge import Verdict, judge
+from ggraph.record.judge import Verdict, judge, missing
 from ggraph.record.log import read_log
 from ggraph.record.plugin import Engine, engine_of, plugin
 
@@ -110,10 +110,14 @@ def program(arguments: Sequence[str], sources: Path | None = None) -> Program:
 
 @dataclass
 class Session:
-    """What `ggml` yields; `verdicts` are there when the block has ended."""
+    """What `ggml` yields; `verdicts` are there when the block has ended.
+
+    `missing`: why they are not about all that was done in it, if they are not.
+    """
 
     verdicts: list[Verdict] = field(default_factory=list)
     cut_short: str = ""
+    missing: list[str] = field(default_factory=list)
 
 
 _loaded: list[ctypes.CDLL] = []
@@ -140,3 +144,4 @@ def ggml(
         yield session
         recording = read_log(log)
         session.verdicts, session.cut_short = judge(recording), recording.cut_short
+        session.missing = missing(recording, session.verdicts)

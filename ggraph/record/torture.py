@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 from ggraph.errors import InputError
-from ggraph.record.judge import Verdict, judge
+from ggraph.record.judge import Verdict, judge, missing
 from ggraph.record.log import Recording, read_log
 from ggraph.record.run import Program, Run, Stage
 from ggraph.verify import races
@@ -34,6 +34,12 @@ class Trial:
     status: int | None
     forced: bool | None = None
     output: str = ""
+    lost: int = 0  # copies whose destination the program had given back when they ran
+
+    @property
+    def sound(self) -> bool:
+        """Whether this order changed nothing that anyone can see, and lost nothing."""
+        return self.same_bytes and not self.lost
 
     def to_json(self) -> dict[str, object]:
         """The same as plain data."""
@@ -42,11 +48,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The eager run's output and verdicts, and what every other order did."""
+    """The eager run's output and verdicts, and what every other order did.
+
+    `missing`: why the verdicts are not about a whole run, if they are not.
+    """
 
     output: str
     verdicts: Sequence[Verdict]
     trials: Sequence[Trial]
+    missing: Sequence[str] = ()
 
 
 def torture(
@@ -73,7 +83,7 @@ def torture(
             ended = _run(program, replace(stage, order=order, poison=True), log, timeout)
             trials.append(_trial(order, why, (eager, ended), (recording, read_log(log))))
             tell(trials[-1])
-    return Outcome(_text(eager.output), verdicts, trials)
+    return Outcome(_text(eager.output), verdicts, trials, missing(recording, verdicts))
 
 
 def _run(program: Program, stage: Stage, log: Path, timeout: float | None) -> Run:
@@ -112,9 +122,8 @@ def _trial(
     same = (eager.status, eager.output) == (now.status, now.output)
     same_bytes = same and logs[0].sums == logs[1].sums
     forced = logs[1].forced if directed else None
-    return Trial(
-        order, why, same, same_bytes, now.status, forced, "" if same else _text(now.output)
-    )
+    output = "" if same else _text(now.output)
+    return Trial(order, why, same, same_bytes, now.status, forced, output, logs[1].lost)
 
 
 def _text(output: bytes) -> str:

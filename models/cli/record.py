@@ -19,13 +19,14 @@ from ggraph.record import (
     Verdict,
     fetch_sources,
     judge,
+    missing,
     program,
     read_log,
 )
 from ggraph.record import torture as run_torture
 from ggraph.show_html import plan_html
 
-from .common import AsJson, note, print_json, terminal, write_text
+from .common import AsJson, print_json, terminal, write_text
 
 Command = Annotated[list[str] | None, typer.Argument(help="Behind --: the program, its arguments.")]
 Devices = Annotated[int, typer.Option(help="How many devices are played, 1 to 8.")]
@@ -50,28 +51,30 @@ def record(
 ) -> None:
     """Record what a ggml program enqueues on played GPUs, and prove each kind of step.
 
-    Exit status 0: all proved, 1: one refused, 2: nothing recorded.
+    Exit status 0: all proved, 1: one refused, 2: nothing recorded, or not the whole run.
 
     Example: ggraph record --devices 2 -- llama-completion -m model.gguf -ngl 99 -p Hello -n 8
 
     Example: ggraph record --log run.jsonl.gz
     """
     stage = Stage(devices, contract, order)
+    ended: list[str] = []
     if command:
-        recording = _recorded(_program(command, source), stage, log, timeout, quiet=as_json)
+        given = _program(command, source)
+        recording, ended = _recorded(given, stage, log, timeout, quiet=as_json)
     elif log is not None:
         recording = read_log(log)
     else:
         raise InputError("name a program behind --, or a log with --log")
     verdicts = judge(recording)
+    gaps = [*ended, *missing(recording, verdicts)]
     if html is not None:
         write_text(html, _page(verdicts))
     if as_json:
-        print_json(_facts(recording, verdicts))
+        print_json(_facts(recording, verdicts, gaps))
     else:
-        _print(recording, verdicts)
-    if any(v.refused for v in verdicts):
-        raise typer.Exit(1)
+        _print(recording, verdicts, gaps)
+    _exit(refused=any(v.refused for v in verdicts), gaps=gaps)
 
 
 def torture(
@@ -85,7 +88,7 @@ def torture(
 ) -> None:
     """Run a ggml program in the worst legal orders, and compare its output with an eager run's.
 
-    Exit status 0: proved, and the same in every order, 1: not, 2: no run.
+    Exit status 0: proved, and the same in every order, 1: not, 2: no run, or not the whole run.
 
     Example: ggraph torture --devices 2 -- llama-completion -m m.gguf -ngl 99 -p Hi -n 8 --temp 0
     """
@@ -93,16 +96,24 @@ def torture(
     given = _program(command or [], source)
     tell = (lambda _: None) if as_json else (lambda trial: told.print(_line(trial), soft_wrap=True))
     outcome = run_torture(given, stage, seeds=seeds, timeout=timeout, tell=tell)
-    bad = any(v.refused for v in outcome.verdicts) or not all(t.same_bytes for t in outcome.trials)
+    bad = any(v.refused for v in outcome.verdicts) or not all(t.sound for t in outcome.trials)
+    gaps = list(outcome.missing)
     if as_json:
         verdicts = [v.to_json() for v in outcome.verdicts]
         trials = [t.to_json() for t in outcome.trials]
-        print_json({"verdicts": verdicts, "trials": trials, "sound": not bad})
+        sound = not bad and not gaps
+        print_json({"verdicts": verdicts, "trials": trials, "sound": sound, "missing": gaps})
     else:
         for v in outcome.verdicts:
             told.print(_verdict(v))
-    if bad:
-        raise typer.Exit(1)
+        _print_gaps(gaps)
+    _exit(refused=bad, gaps=gaps)
+
+
+def _exit(*, refused: bool, gaps: list[str]) -> None:
+    """1 for what was found; never 0 where something was not looked at."""
+    if refused or gaps:
+        raise typer.Exit(1 if refused else 2)
 
 
 def _program(command: list[str], source: str | None) -> Program:
@@ -114,27 +125,29 @@ def _program(command: list[str], source: str | None) -> Program:
 
 def _recorded(
     given: Program, stage: Stage, log: Path | None, timeout: float | None, *, quiet: bool
-) -> Recording:
-    """Run it; its output goes where ours goes, or nowhere where ours is to be read by a program."""
+) -> tuple[Recording, list[str]]:
+    """Run it: the log, and how it ended if not well. Its output goes where ours goes, or nowhere
+    where ours is to be read by a program."""
     with tempfile.TemporaryDirectory() as folder:
         path = log if log is not None else Path(folder) / "log.jsonl"
         path.unlink(missing_ok=True)  # never judge the log of another run
         sink = DEVNULL if quiet else None
         ended = given.run(stage, path, output=sink, errors=sink, timeout=timeout)
-        if ended.status != 0:
-            what = "ran out of time" if ended.status is None else f"ended with {ended.status}"
-            note(f"{given.arguments[0]} {what}; judged up to there")
         if not path.is_file():
             raise InputError(f"{given.arguments[0]} ended before it had loaded ggml")
-        return read_log(path)
+        if ended.status == 0:
+            return read_log(path), []
+        how = "ran out of time" if ended.status is None else f"ended with {ended.status}"
+        return read_log(path), [f"{given.arguments[0]} {how}; judged up to there"]
 
 
-def _facts(recording: Recording, verdicts: list[Verdict]) -> dict[str, Any]:
+def _facts(recording: Recording, verdicts: list[Verdict], gaps: list[str]) -> dict[str, Any]:
     return {
         "contract": recording.contract,
         "devices": recording.devices,
         "cut_short": recording.cut_short,
-        "proved": not any(v.refused for v in verdicts),
+        "missing": gaps,
+        "proved": not gaps and not any(v.refused for v in verdicts),
         "kinds": [v.to_json() for v in verdicts],
     }
 
@@ -142,26 +155,31 @@ def _facts(recording: Recording, verdicts: list[Verdict]) -> dict[str, Any]:
 def _page(verdicts: list[Verdict]) -> str:
     """The first kind that was refused, otherwise the largest."""
     if not verdicts:
-        raise InputError("nothing was enqueued: there is nothing to show")
+        raise InputError("nothing was recorded: there is nothing to show")
     refused = next((v for v in verdicts if v.refused), None)
     shown = refused or max(verdicts, key=lambda v: v.commands)
     facts = {"steps": shown.count, "commands": shown.commands}
     return plan_html(shown.judged.plan, facts, shown.refused, title=shown.kind)
 
 
-def _print(recording: Recording, verdicts: list[Verdict]) -> None:
+def _print(recording: Recording, verdicts: list[Verdict], gaps: list[str]) -> None:
     console = terminal()
     streams = f"{recording.devices} device{'s' if recording.devices != 1 else ''}"
     console.print(f"{streams}, contract {recording.contract}", style="dim")
-    if recording.cut_short:
-        console.print(f"the log ends early: {recording.cut_short}", style="red")
     for v in verdicts:
         console.print(_verdict(v), soft_wrap=True)
+    _print_gaps(gaps)
     for v in verdicts:
         if v.refused is not None:
             body = "\n".join([str(v.refused), *_stack(v)])
             title = Text(f"refused: {v.kind}")
             console.print(Panel(Text(body), title=title, title_align="left", style="red"))
+
+
+def _print_gaps(gaps: list[str]) -> None:
+    """Why this is not about a whole run."""
+    for gap in gaps:
+        terminal().print(Text(gap), style="red", soft_wrap=True)
 
 
 def _stack(v: Verdict) -> list[str]:
@@ -182,12 +200,15 @@ def _verdict(v: Verdict) -> Text:
 
 
 def _line(t: Trial) -> Text:
-    if t.same_bytes:
+    if t.sound:
         word, style = "same     ", "green"
+    elif t.same_bytes:
+        word, style = "lost     ", "red"
     else:
         word, style = ("numbers  " if t.same else "DIFFERENT"), "red"
     forced = {None: "", True: " (forced)", False: " (could not be forced)"}[t.forced]
     ended = "" if t.status == 0 else f" [status {t.status}]"
     hidden = ", same text, other numbers" if t.same and not t.same_bytes else ""
+    hidden += f", {t.lost} copies into memory that was given back" if t.lost else ""
     shown = f"\n           {t.output[-200:]!r}" if not t.same else ""
     return Text.assemble((word, style), f"  {t.order:<12} {t.why}{forced}{ended}{hidden}{shown}")

@@ -16,7 +16,7 @@ from signal import SIGKILL, SIGTERM
 from subprocess import DEVNULL, PIPE
 
 from ggraph.record.judge import Verdict, judge
-from ggraph.record.log import read_log
+from ggraph.record.log import Recording, read_log
 from ggraph.record.plugin import Engine, libraries_in
 from ggraph.record.real.engine import Build, build, completion
 from ggraph.record.real.models import (
@@ -130,8 +130,11 @@ def judge_setting(made: Build, chosen: Setting, files: Files) -> Found:
         ended = Run(None, b"")
         for _ in range(chosen.repeat):
             ended = _run(made, chosen, files, Stage(chosen.devices, chosen.contract), log)
-        verdicts = judge(read_log(log)) if _recorded(log) else []
+        recording = read_log(log) if _recorded(log) else Recording()
         failed = _complaint(said.read_text(errors="replace").splitlines())
+    if recording.cut_short:  # nothing is said about a whole run
+        recording, failed = Recording(), f"the log ends early: {recording.cut_short}"
+    verdicts = judge(recording)
     text = ended.output.decode(errors="replace")
     return Found(chosen, made.version, ended.status, text, verdicts, failed)
 
