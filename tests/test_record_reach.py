@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ggraph.record import Engine, Program, Recording, Stage, Verdict, judge, read_log
+from ggraph.errors import InputError
+from ggraph.record import Engine, Program, Recording, Stage, Verdict, judge, program, read_log
 from ggraph.record.plugin import NATIVE
 from ggraph.record.run import Run
 from models.cli import record
@@ -259,6 +260,33 @@ def test_a_program_that_ends_badly_is_not_proved(
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["proved"]) == (2 if why else 0, not why)
     assert [why in gap for gap in facts["missing"]] == [True] * bool(why)
+
+
+@pytest.mark.parametrize(
+    "order", ["eager", "lazy", "late:0", "late:1", "random:17", "hold:0.3", "hold:0.3:1.25"]
+)
+def test_orders_are_taken(order: str) -> None:
+    assert Stage(devices=2, order=order).order == order
+
+
+@pytest.mark.parametrize(
+    "order", ["", "foo", "late", "late:2", "late:-1", "late:x", "random:", "hold:1", "lazy "]
+)
+def test_an_order_that_is_none_is_refused_before_anything_runs(order: str) -> None:
+    with pytest.raises(InputError, match="order"):
+        Stage(devices=2, order=order)
+    done = CliRunner().invoke(app, ["record", "--devices", "2", "--order", order, "--", "true"])
+    assert done.exit_code == 2 or isinstance(done.exception, InputError)
+
+
+def test_a_script_is_told_from_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    script.chmod(0o755)
+    with pytest.raises(InputError, match="a script is no program that loads ggml"):
+        program([str(script)])
+    with pytest.raises(InputError, match="BUILD_SHARED_LIBS"):
+        program(["true"])
 
 
 # As objdump names their operands; the last ones may be told as larger than they are.

@@ -60,10 +60,20 @@ def _libraries(program: Path) -> tuple[Path, ...]:
         ".so" in program.name and REGISTER in program.read_bytes()
     ):  # a Python module with ggml in it
         return (program.resolve(),)
+    if _is_script(program):
+        raise InputError(
+            f"{program}: a script is no program that loads ggml; name the program that it starts, "
+            "or of Python's see ggraph.record.ggml"
+        )
     raise InputError(
         f"{program}: it does not load libggml-base.so (built with BUILD_SHARED_LIBS=OFF, or no "
         "ggml program): there is nothing to play a device for"
     )
+
+
+def _is_script(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _sources(libraries: Path) -> Path | None:

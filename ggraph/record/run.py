@@ -1,6 +1,7 @@
 """Run a program on played devices. The program is the user's own and runs with their rights."""
 
 import ctypes
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from ggraph.record.log import read_log
 from ggraph.record.plugin import Engine, engine_of, plugin
 
 CONTRACTS = ("cuda", "cuda-no-peer", "vulkan", "metal", "sycl", "rpc", "on-target")
+ORDER = re.compile(r"eager|lazy|late:(?P<late>\d)|random:\d{1,9}|hold:\d+\.\d+(:\d+\.\d+)?", re.A)
 MOST_DEVICES = 8
 MOST_LOG_BYTES = 256 << 20
 
@@ -36,6 +38,12 @@ class Stage:
             raise InputError(f"{self.devices} devices: 1 to {MOST_DEVICES} can be played")
         if self.contract not in CONTRACTS:
             raise InputError(f"contract {self.contract!r}: one of {', '.join(CONTRACTS)}")
+        found = ORDER.fullmatch(self.order)
+        if found is None:
+            raise InputError(f"order {self.order!r}: one of eager, lazy, late:D, random:SEED")
+        if found["late"] is not None and int(found["late"]) >= self.devices:
+            last = self.devices - 1
+            raise InputError(f"order {self.order!r}: the devices are 0 to {last}")
 
     def settings(self, log: Path) -> dict[str, str]:
         """The environment that the plugin reads."""
