@@ -3,15 +3,17 @@
 From nothing it takes 90 s of processor time, most of it for ggml's build, which is kept.
 
 Fetches llama.cpp through pip (llama-cpp-python VERSION), builds its ggml and nothing else,
-compiles tests/record/touch.cpp against it, and runs that under `record` and `torture`: each case
-must get the verdict that it was written for. Without cmake, a compiler or the network it says so
-and ends with 0.
+compiles tests/record/touch.cpp and reach.cpp against it, and runs them under `record`, touch under
+`torture` too: each case must get the verdict that it was written for. Without cmake, a compiler or
+the network it says so and ends with 0.
 """
 
 import ctypes
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -37,17 +39,50 @@ CASES = {
     ("pageable", "rpc"): True,
 }
 
+# The same of reach.cpp, on two devices, as late as the host lets them.
+REACH = {
+    ("larger", "cuda"): False,  # complete before the call returns
+    ("larger", "metal"): True,
+    ("moved", "cuda"): False,
+    ("moved", "metal"): True,
+    ("other", "cuda"): True,
+    ("other", "sycl"): False,  # buffers are read on the stream itself
+    ("own", "cuda"): False,  # cudaFree waits for its device
+    ("own", "vulkan"): True,
+    ("own", "metal"): True,
+    ("own", "rpc"): False,
+    ("wide", "cuda"): True,
+    ("below", "cuda"): False,
+    ("given-back", "cuda"): False,
+    ("given-back", "metal"): True,
+    ("given-back", "sycl"): True,
+    ("in-place", "cuda"): False,
+    ("adam", "cuda"): True,
+}
 
-def compiled(made: Build, folder: Path) -> tuple[Path, Path]:
-    """The program, and the same as a shared library whose `main` a Python process can call."""
+
+def compiled(made: Build, source: str, target: Path, *how: str) -> Path:
+    """One of tests/record, as a program or as what `how` makes of it."""
     libraries = made.folder / "bin"
-    source, include = str(ROOT / "tests/record/touch.cpp"), f"-I{made.sources / 'ggml/include'}"
+    include, file = f"-I{made.sources / 'ggml/include'}", str(ROOT / "tests/record" / source)
     link = [f"-L{libraries}", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    found = (folder / "touch", folder / "touch.so")
-    for target, how in zip(found, (["-rdynamic"], ["-fPIC", "-shared"]), strict=True):
-        command = ["c++", "-O1", "-g", *how, include, source, "-o", str(target), *link]
-        subprocess.run(command, check=True)
-    return found
+    command = ["c++", "-O1", "-g", *how, include, file, "-o", str(target), *link]
+    subprocess.run(command, check=True)
+    return target
+
+
+def wrong_verdicts(
+    made: Build, tool: Path, stage: Stage, cases: Mapping[tuple[str, str], bool]
+) -> int:
+    """How many cases of a program do not get their verdict."""
+    wrong, log = 0, tool.parent / "log.jsonl"
+    for (case, contract), expected in cases.items():
+        given = program([str(tool), case], made.sources)
+        ended = given.run(replace(stage, contract=contract), log, timeout=60)
+        refused = any(v.refused for v in judge(read_log(log)))
+        wrong += refused != expected or ended.status != 0
+        print(f"{'refused' if refused else 'proved ':<8} {case} under {contract}")
+    return wrong
 
 
 def main() -> None:
@@ -57,16 +92,13 @@ def main() -> None:
     except InputError as error:
         print(f"skipped: {error}")
         return
-    wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        touch, library = compiled(made, folder)
-        for (case, contract), expected in CASES.items():
-            log = folder / "log.jsonl"
-            program([str(touch), case], made.sources).run(Stage(contract=contract), log, timeout=60)
-            refused = any(v.refused for v in judge(read_log(log)))
-            wrong += refused != expected
-            print(f"{'refused' if refused else 'proved ':<8} {case} under {contract}")
+        touch = compiled(made, "touch.cpp", folder / "touch", "-rdynamic")
+        library = compiled(made, "touch.cpp", folder / "touch.so", "-fPIC", "-shared")
+        reach = compiled(made, "reach.cpp", folder / "reach", "-rdynamic")
+        wrong = wrong_verdicts(made, touch, Stage(), CASES)
+        wrong += wrong_verdicts(made, reach, Stage(2, order="lazy"), REACH)
         for case in ("clean", "read", "get"):
             outcome = torture(program([str(touch), case], made.sources), Stage(), timeout=60)
             same = all(t.same_bytes for t in outcome.trials)
