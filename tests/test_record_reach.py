@@ -13,6 +13,7 @@ from ggraph.errors import InputError
 from ggraph.record import Engine, Program, Recording, Stage, Verdict, judge, program, read_log
 from ggraph.record.plugin import NATIVE
 from ggraph.record.run import Run
+from ggraph.record.torture import Outcome, Trial
 from models.cli import record
 from models.cli.app import app
 
@@ -260,6 +261,26 @@ def test_a_program_that_ends_badly_is_not_proved(
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["proved"]) == (2 if why else 0, not why)
     assert [why in gap for gap in facts["missing"]] == [True] * bool(why)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gaps", "status"), [(0, [], 0), (1, [], 1), (0, ["cut"], 2), (1, ["cut"], 1)]
+)
+def test_torture_is_sound_only_where_all_is_known_and_nothing_lost(
+    lost: int, gaps: list[str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    log.kernel(node("SQR", 0, 1024, view=False))
+    log.add("sync", be=0)
+    trial = Trial("lazy", "", same=True, same_bytes=True, status=0, lost=lost)
+    outcome = Outcome("", [log.verdict(tmp_path)], [trial], gaps)
+    monkeypatch.setattr(record, "run_torture", lambda *given, **named: outcome)
+    monkeypatch.setattr(
+        record, "program", lambda command, sources=None: Program(("it",), Engine((), tmp_path))
+    )
+    done = CliRunner().invoke(app, ["torture", "--json", "--", "it"])
+    assert done.exit_code == status
+    assert json.loads(done.stdout)["sound"] == (status == 0)
 
 
 @pytest.mark.parametrize(

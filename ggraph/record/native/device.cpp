@@ -311,7 +311,7 @@ ggml_backend_buffer_type_t device_type_of_memory(ggml_backend_dev_t d) { return 
 ggml_backend_buffer_type_t device_type_of_host_memory(ggml_backend_dev_t d) { return contract().pinned ? &g_type[index_of(d)][1] : nullptr; }
 bool device_supports_type(ggml_backend_dev_t d, ggml_backend_buffer_type_t t) { return t == &g_type[index_of(d)][0]; }
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor * t) { return ggml_backend_dev_supports_op(cpu(), t); }
-// Weights that lie in host memory: matrix products of many rows come here, as on CUDA.
+// Weights that lie in host memory: matrix products of many rows come here. CUDA takes other operations too.
 bool device_offloads(ggml_backend_dev_t, const ggml_tensor * t) {
     int64_t rows = t->op == GGML_OP_MUL_MAT ? t->ne[1] : t->op == GGML_OP_MUL_MAT_ID ? t->ne[2] : 0;
     return rows >= 32;

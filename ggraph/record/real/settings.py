@@ -2,7 +2,7 @@
 
 Names in braces in the arguments are paths of `Files`, the version, and a server's port. Prompts are
 split into micro-batches of 16 tokens and graphs are not reused in `prompt-*`, so that a prompt of
-125 tokens is pipelined as one of 2,000 is by default.
+125 tokens is pipelined as one of more than 2,048 is by default.
 """
 
 import json
