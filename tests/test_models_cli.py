@@ -209,7 +209,9 @@ def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> N
     source = TINY / "eagle3_for_llama_tied"
     assert ggraph("convert", source, "--target", model, "-o", head, "--type", "q8_0")[0] == 0
     small = tmp_path / "q8.gguf"
-    assert ggraph("quantize", model, small, "--type", "q8_0")[0] == 0
+    status, out, err = ggraph("quantize", model, small, "--type", "Q8_0")
+    assert status == 0, err
+    assert out == f"{small}: q8_0, {small.stat().st_size:,} bytes\n"
     status, out, err = ggraph("eagle3", "-m", small, "--head", head, "--json", "-n", "8", "Hello")
     assert status == 0, err
     assert json.loads(out)["identical"] is True

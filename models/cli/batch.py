@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .common import AsJson, ServedModel, notes, print_json
+from .common import AsJson, ServedModel, apart, notes, print_json
 from .flat import flat
 from .on_ray import RayFlags
 from .serve import CacheTokens, Parallel, serve_part
@@ -42,6 +42,7 @@ def batch(
 
       {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {..}}
     """
+    apart(answers, requests, on.model)
     job, begun = serve_part("job"), time.perf_counter()
     lines = job.read_requests(requests)
     bounds = {"parallel": parallel, "draft": draft_max}

@@ -24,7 +24,7 @@ from ..run.convert import FILE_TYPES
 from ..run.load import load
 from ..run.shipped import DATA, head_for
 from .bench_serve import bench_serve
-from .common import Context, ModelPath, Threads, model_path, note, write_text
+from .common import Context, ModelPath, Threads, apart, model_path, note, write_text
 from .draft import Head
 
 bench_app = typer.Typer(
@@ -83,6 +83,7 @@ def cpu(
         raise InputError(f"--only {only!r}; rows: {', '.join(c.name for c in CASES)}")
     with_peers = _peer_names(peer)
     source = model_path(model)
+    apart(out, source)
     names = types.lower().split(",") if types else [None]
     if unknown := [n for n in names if n is not None and n not in FILE_TYPES]:
         raise InputError(f"--types {','.join(unknown)!r}; known: {', '.join(FILE_TYPES)}")
@@ -203,6 +204,7 @@ def spec(
     """
     path = model_path(model)
     head = head_for(path) if head is None else head
+    apart(out, path, head, prompts)
     with_head = WITH_HEAD.replace("eagle3", "mtp") if head == path else WITH_HEAD
     given = settings or (WITHOUT_HEAD if head is None else with_head)
     ways = [parse_setting(s, head is not None) for s in given.split(",")]

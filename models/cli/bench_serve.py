@@ -18,7 +18,7 @@ from ..bench.install import built
 from ..bench.machine import machine
 from ..bench.serve import Load, measure, our_printer, our_server, peer_server, printed
 from ..registry import open_model
-from .common import ModelPath, Threads, model_path, note, write_text
+from .common import ModelPath, Threads, apart, model_path, note, write_text
 
 PEER_CONTEXT = 256  # slots of llama.cpp's cache for each client, at least
 SERVER, BUILD = "llama-server", "ggraph bench install llama.cpp --server"
@@ -49,6 +49,7 @@ def bench_serve(
     Example: ggraph bench serve --peer llama-server --clients 1,8,64
     """
     path, count = model_path(model), thread_count() if threads is None else threads
+    apart(out, path)
     numbers, binary = _numbers(clients), None if peer is None else _binary(peer)
     most, room = max(numbers), max(PEER_CONTEXT, prompt + new)
     rows: list[dict[str, Any]] = []

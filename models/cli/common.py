@@ -1,6 +1,7 @@
 """Options and output that several commands share."""
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -266,6 +267,26 @@ def print_json(value: Any) -> None:
     """One object on one line."""
     COMPILING.clear()
     print(json.dumps(value, ensure_ascii=False))
+
+
+def apart(written: Path | None, *read: Path | None) -> None:
+    """InputError where what is to be written is one of the files that are `read`, or one in a
+    folder that is, under whatever name or link: it would be lost."""
+    for source in read:
+        if written is None or source is None:
+            continue
+        try:
+            inside = list(source.iterdir()) if source.is_dir() else []
+            lost = next((f for f in (source, *inside) if _same(written, f)), None)
+        except OSError:
+            continue  # who reads it will say why that cannot be
+        if lost is not None:
+            raise InputError(f"cannot write {written}: it is {lost}, which this command needs")
+
+
+def _same(a: Path, b: Path) -> bool:
+    both = a.exists() and b.exists()
+    return a.samefile(b) if both else os.path.realpath(a) == os.path.realpath(b)
 
 
 def write_text(path: Path, text: str) -> None:

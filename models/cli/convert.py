@@ -23,7 +23,7 @@ from ..run.convert import (
     model_to_gguf,
 )
 from ..run.convert import Progress as Report
-from .common import notes
+from .common import apart, notes
 
 Type = Annotated[str, typer.Option("--type", help=f"One of {', '.join(FILE_TYPES)}.")]
 
@@ -42,7 +42,7 @@ def convert(
 
       ggraph convert ./EAGLE3-LLaMA3.1-8B --target llama.gguf --out head.gguf --type q8_0
     """
-    type_name = _checked(out, type_name)
+    type_name = _checked(out, type_name, source, target)
     with _bar(out) as report:
         if target is None:
             model_to_gguf(_speaking(source), out, type_name, report)
@@ -57,6 +57,7 @@ def convert(
                 head_to_gguf(head, aim, out, type_name, report)
             else:
                 raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
+    _tell(out, type_name)
 
 
 def quantize(
@@ -70,9 +71,10 @@ def quantize(
 
       ggraph quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m
     """
-    type_name = _checked(out, type_name)
+    type_name = _checked(out, type_name, source)
     with _bar(out) as report:
         model_to_gguf(_speaking(source), out, type_name, report)
+    _tell(out, type_name)
 
 
 def _speaking(path: Path) -> Model:
@@ -86,13 +88,19 @@ def _speaking(path: Path) -> Model:
     return model
 
 
-def _checked(out: Path, type_name: str) -> str:
+def _checked(out: Path, type_name: str, *sources: Path | None) -> str:
     """The type's name as it is known here; llama.cpp's are the same in capitals."""
     if type_name.lower() not in FILE_TYPES:
         raise InputError(f"--type {type_name!r}; known: {', '.join(FILE_TYPES)}")
     if out.is_dir() or not out.parent.is_dir():
         raise InputError(f"cannot write {out}: no such folder, or it is one")
+    apart(out, *sources)
     return type_name.lower()
+
+
+def _tell(out: Path, type_name: str) -> None:
+    """What was written."""
+    print(f"{out}: {type_name}, {out.stat().st_size:,} bytes")
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from .common import (
     AsJson,
     ModelPath,
     Threads,
+    apart,
     model_path,
     notes,
     print_json,
@@ -105,6 +106,7 @@ def run(
         raise InputError("--html and --export are for one hazard; give its ID instead of --all")
     if device != "sim" and (html or export):
         raise InputError("--html and --export show simulations: leave out --device")
+    apart(html, export)
     chosen = HAZARDS if name is None else (find(name),)
     if device != "sim":
         _on_gpu(chosen, device, times, seed, as_json)

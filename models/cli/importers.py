@@ -13,7 +13,7 @@ from ggraph.plan_json import MAX_TEXT_BYTES, plan_to_json
 from ggraph.record.executorch import plan_from_executorch
 from ggraph.record.iree import plan_from_iree
 
-from .common import write_text
+from .common import apart, write_text
 
 import_app = typer.Typer(
     name="import",
@@ -37,6 +37,7 @@ def iree(
 
     Example: ggraph import iree dump.mlir | ggraph verify -
     """
+    apart(out, dump)
     _write(plan_from_iree(_read(dump).decode(errors="replace"), function), out)
 
 
@@ -57,6 +58,7 @@ def executorch(
     """
     if not {*branches} <= {"t", "f"}:
         raise InputError(f"--branches {branches!r}: t or f for each condition in turn")
+    apart(out, program)
     _write(plan_from_executorch(_read(program), method, [b == "t" for b in branches]), out)
 
 

@@ -29,6 +29,7 @@ from .common import (
     AsJson,
     Devices,
     Threads,
+    apart,
     model_path,
     print_json,
     terminal,
@@ -102,6 +103,8 @@ def plan(
     Example: ggraph plan model.gguf --device sim0 --trade
     """
     _check(memory, streams, rows, context, ctx_size)
+    apart(html, model, export)
+    apart(export, model)
     options = Options(
         pins=tuple(pin or ()),
         layers=_counts("--layers", "COUNT", layers),

@@ -1,5 +1,6 @@
 """`ggraph record` and `ggraph torture`: other engines' programs on played devices, judged."""
 
+import os
 import tempfile
 from pathlib import Path
 from subprocess import DEVNULL
@@ -26,7 +27,7 @@ from ggraph.record import (
 from ggraph.record import torture as run_torture
 from ggraph.show_html import plan_html
 
-from .common import AsJson, print_json, terminal, write_text
+from .common import AsJson, apart, print_json, terminal, write_text
 
 Command = Annotated[list[str] | None, typer.Argument(help="Behind --: the program, its arguments.")]
 Devices = Annotated[int, typer.Option(help="How many devices are played, 1 to 8.")]
@@ -59,6 +60,8 @@ def record(
     """
     stage = Stage(devices, contract, order)
     ended: list[str] = []
+    apart(html, log, *_named(command))
+    apart(log, *_named(command))
     if command:
         given = _program(command, source)
         recording, ended = _recorded(given, stage, log, timeout, quiet=as_json)
@@ -114,6 +117,12 @@ def _exit(*, refused: bool, gaps: list[str]) -> None:
     """1 for what was found; never 0 where something was not looked at."""
     if refused or gaps:
         raise typer.Exit(1 if refused else 2)
+
+
+def _named(command: list[str] | None) -> list[Path]:
+    """The files that a program's arguments name, as `-m FILE` or as `--model=FILE`."""
+    words = [w for word in command or () for w in (word, word.partition("=")[2])]
+    return [Path(w) for w in words if os.path.isfile(w)]
 
 
 def _program(command: list[str], source: str | None) -> Program:

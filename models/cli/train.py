@@ -16,7 +16,7 @@ from ..registry import Model
 from ..run.load import load
 from ..train.data import AnswerOptions, describe, make_answers
 from ..train.prompts import read_prompts, without
-from .common import AsJson, Threads, model_path, notes, print_json
+from .common import AsJson, Threads, apart, model_path, notes, print_json
 
 Target = Annotated[
     Path | None,
@@ -107,6 +107,8 @@ def train_eagle3(
 
       ggraph train-eagle3 --start ./head/head --seed 1 --rate 5e-4 --out ./better
     """
+    for written in (out / FILE, out / FOLDER / "model.safetensors"):
+        apart(written, target, prompts, openings, start, *(exclude or ()))
     loop = _torch_part("loop")
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,

@@ -15,7 +15,7 @@ from ggraph.record.causes import diagnose
 from ggraph.show_html import plan_html
 from ggraph.verify import CounterExample, examine, races
 
-from .common import AsJson, print_json, standard_input, terminal, write_text
+from .common import AsJson, apart, print_json, standard_input, terminal, write_text
 
 MOST_RACES = 1000  # listed with --all; a broken plan of n commands can have n * n of them
 
@@ -32,6 +32,7 @@ def verify(
 
     Example: ggraph plan --export plan.json && ggraph verify plan.json
     """
+    apart(html, plan)
     given = plan_from_json(_read(plan))
     verdict = examine(given)
     found = _races(given, verdict) if every else []
