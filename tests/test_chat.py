@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from small_model import learnable_model
+from small_model import learnable_model, small_model
 
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.text.prompt import prompt_ids
@@ -33,3 +33,32 @@ def test_a_talk_remembers_forgets_and_goes_on_after_a_refusal(tmp_path: Path) ->
     assert done.stdout == f"{words[0]}\n{words[1]}\n{words[0]}\n"
     assert "answer 8 tokens" in done.stderr and "drafted tokens kept" in done.stderr
     assert "the context holds" in done.stderr and "/reset forgets" in done.stderr
+
+
+def test_a_full_context_is_told_with_a_way_out(tmp_path: Path) -> None:
+    """An answer that was cut, lines that do not fit any more, and one that never will."""
+    path = learnable_model(tmp_path)
+    said = f"ab\n{'y' * 30}\ncd\n/reset\n{'x' * 2000}\nab\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "models", "chat", "-m", str(path), "-t", "1", "-c", "40",
+         "--temp", "0"],
+        cwd=ROOT, input=said, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    way = "(/reset forgets the conversation, -c at the start gives more)"
+    cut = f"the answer was cut: the context of 40 tokens is full {way}"
+    err = done.stderr.splitlines()
+    assert [line for line in err if "cut" in line] == [cut, cut]
+    full = [line for line in err if "but the context holds" in line]
+    assert len(full) == 3 and all(line.endswith(way) for line in full[:2])
+    assert way not in full[2] and "(-c sets another)" in full[2], "nothing is there to forget"
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_line_that_no_template_takes_is_not_kept(tmp_path: Path) -> None:
+    chat = "{% for m in messages %}{{ raise_exception('bad') if m.content == 'x' else m.content }}"
+    path = small_model(tmp_path / "m.gguf", {"tokenizer.chat_template": chat + "{% endfor %}"})
+    done = subprocess.run(
+        [sys.executable, "-m", "models", "chat", "-m", str(path), "-t", "1", "-n", "3"],
+        cwd=ROOT, input="x\nab\n", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr.count("bad") == 1 and done.stdout.strip()

@@ -24,6 +24,7 @@ from .interrupt import answering
 
 HELP = "/reset forgets the conversation, /stats tells of the last answer, /quit ends; Ctrl-C stops \
 an answer"
+WAY = "/reset forgets the conversation, -c at the start gives more"
 
 
 @dataclass
@@ -50,12 +51,11 @@ class Talk:
     def say(self, text: str) -> None:
         """Have the model answer, as it comes; what a Ctrl-C leaves of it counts as said."""
         self.messages.append({"role": "user", "content": text})
-        ids = prompt_ids(self.m.tokenizer, self.messages)
-        self.last = Generation(self.m, ids, self.sampler.config, self.limit)
-        said: list[str] = []
+        said, run = list[str](), None
         with answering() as state:
             try:
-                for piece, drafted in _pieces(self.last, self.drafting):
+                self.last = run = self._asked()
+                for piece, drafted in _pieces(run, self.drafting):
                     COMPILING.mute()
                     said.append(piece)
                     self.console.print(Text(piece, "green" if drafted else ""), end="")
@@ -68,6 +68,17 @@ class Talk:
                 raise
         self.console.print()
         self.messages.append({"role": "assistant", "content": "".join(said)})
+        if run is not None and run.stopped == "context":
+            most = self.m.runner.context
+            note(f"the answer was cut: the context of {most} tokens is full ({WAY})")
+
+    def _asked(self) -> Generation:
+        """What was said, to be answered. InputError where it does not fit the context any more."""
+        ids, most = prompt_ids(self.m.tokenizer, self.messages), self.m.runner.context
+        lines = [m for m in self.messages if m["role"] == "user"]
+        if len(ids) > most and len(lines) > 1:
+            raise InputError(f"this makes {len(ids)} tokens, but the context holds {most} ({WAY})")
+        return Generation(self.m, ids, self.sampler.config, self.limit)
 
     def figures(self) -> str:
         """How long the last answer took, and what drafts brought."""

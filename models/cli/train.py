@@ -107,8 +107,7 @@ def train_eagle3(
 
       ggraph train-eagle3 --start ./head/head --seed 1 --rate 5e-4 --out ./better
     """
-    for written in (out / FILE, out / FOLDER / "model.safetensors"):
-        apart(written, target, prompts, openings, start, *(exclude or ()))
+    given = _given(out, prompts, exclude or (), (target, openings, start))
     loop = _torch_part("loop")
     options = loop.TrainOptions(
         draft_vocab=draft_vocab, steps=steps, loss=loss, rate=rate, batch_tokens=batch_tokens,
@@ -116,7 +115,6 @@ def train_eagle3(
         prompts=prompt_share, rounding=gguf_type.lower() if round_ else None, bf16=bf16,
     )  # fmt: skip
     loop.use_threads(threads)
-    given = _given(prompts, exclude or ())
     own = own_share if given else 1.0
     begun = tuple(read_prompts(openings)) if openings is not None else ()
     answers = AnswerOptions(new_tokens, 384, lanes, sampled_every, 0.7, own, seed, begun)
@@ -134,7 +132,13 @@ def _conclude(head: Path, vocabulary: int, as_json: bool) -> None:
         print(f"{head}: use it with ggraph eagle3 --head {head}")
 
 
-def _given(prompts: Path | None, exclude: Sequence[Path]) -> list[str]:
+def _given(
+    out: Path, prompts: Path | None, exclude: Sequence[Path], others: Sequence[Path | None]
+) -> list[str]:
+    """The prompts, without those to exclude. InputError where the head would be written over one
+    of these files or of the `others`, such as the head to go on from."""
+    for written in (out / FILE, out / FOLDER / "model.safetensors"):
+        apart(written, prompts, *exclude, *others)
     if prompts is None:
         return []
     return without(read_prompts(prompts), [p for f in exclude for p in read_prompts(f)])
