@@ -1,9 +1,13 @@
 """`ggraph serve`: the model for other programs, over HTTP."""
 
+import asyncio
 import importlib
+import logging
+import re
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,8 +40,11 @@ ModelDraft = Annotated[
     Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
 ]
 KeyFile = Annotated[
-    Path | None, typer.Option(help="A file with one API key a line; default: none is asked.")
+    Path | None, typer.Option(help="API keys, one a line, # a comment; default: none is asked.")
 ]
+
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+USUAL = re.compile(r"^http:.*:80$|^https:.*:443$")  # the scheme's port, which browsers leave out
 
 
 @flat
@@ -78,7 +85,7 @@ def serve(
     """
     bounds: dict[str, Any] = {
         "parallel": parallel, "queued": queue, "draft": draft_max, "keys": _keys(api_key_file),
-        "origins": tuple(cors_origin or ()), "log_prompts": log_prompts,
+        "origins": _origins(cors_origin or ()), "log_prompts": log_prompts,
     }  # fmt: skip
     if where.ray and (disk_cache is not None or log):
         raise InputError("--disk-cache and --log are for one server, not for --ray")
@@ -93,7 +100,7 @@ def serve(
         part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
     settings = serve_part("settings").Settings(**bounds)
-    with closing(on.load(path, head)) as m:
+    with closing(on.load(path, head)) as m, _ending():
         disk = _disk(m, disk_cache, disk_cache_mb)
         smaller = model_draft and smaller_model(m, model_draft)
         service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
@@ -140,6 +147,35 @@ def _without(model_draft: Path | None) -> None:
         raise InputError("--model-draft: replicas on Ray draft without a smaller model")
 
 
+def _origins(given: Sequence[str]) -> tuple[str, ...]:
+    """The sites. InputError for what no browser would ever send as one: it would match nothing."""
+    for origin in given:
+        if origin not in ("*", "null") and (not ORIGIN.fullmatch(origin) or USUAL.search(origin)):
+            raise InputError(
+                f"--cors-origin {origin!r}: expected SCHEME://HOST or SCHEME://HOST:PORT in small "
+                "letters, without a path or the scheme's own port, such as https://example.org"
+            )
+    return tuple(given)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """What a second Ctrl-C cuts off is no fault for the log; one that comes when the server has
+    ended finds nothing to interrupt, and ends the process without a traceback."""
+    log = logging.getLogger("uvicorn.error")
+    log.addFilter(_is_fault)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_fault)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    cut = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not cut and not record.getMessage().rstrip().endswith("CancelledError")
+
+
 def _keys(path: Path | None) -> tuple[str, ...]:
     """The keys of a file. InputError where it cannot be read, or holds none."""
     if path is None:
@@ -148,7 +184,8 @@ def _keys(path: Path | None) -> tuple[str, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
-    keys = tuple(line.strip() for line in lines if line.strip())
+    words = [line.strip() for line in lines]
+    keys = tuple(w for w in words if w and not w.startswith("#"))
     if not keys:
         raise InputError(f"{path} holds no API key")
     return keys

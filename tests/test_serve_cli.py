@@ -1,0 +1,99 @@
+"""What `ggraph serve` is told, and how it ends."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from small_model import small_model
+from typer.testing import CliRunner
+
+from ggraph import InputError
+from models.cli import serve
+from models.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_lines_of_a_key_file_that_are_no_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# of the kitchen\n\n  one \n\t\n  # one\ntwo#2\n#three\n")
+    assert serve._keys(keys) == ("one", "two#2")
+    keys.write_text("# nothing yet\n\n")
+    with pytest.raises(InputError, match="holds no API key"):
+        serve._keys(keys)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["junk", "", " ", "example.org", "https://", "https://example.org/", "https://example.org/a",
+     "https://Example.org", "HTTPS://example.org", "https://example.org:443", "http://a.org:80",
+     "http://a.org:", "http://a.org:8080x", "https://a b.org", "//example.org", "https://a.org\n",
+     "https://me@a.org", "https://*.a.org", "https://ä.org", "http://[::1"],
+)  # fmt: skip
+def test_what_is_no_origin_is_refused(origin: str, tmp_path: Path) -> None:
+    arguments = ["serve", "-m", str(tmp_path / "none.gguf"), "--cors-origin", origin]
+    found = CliRunner().invoke(app, arguments).exception
+    assert isinstance(found, InputError) and f"--cors-origin {origin!r}" in str(found), found
+
+
+def test_origins_as_browsers_send_them() -> None:
+    known = ("*", "null", "http://localhost:3000", "https://example.org", "https://example.org:80",
+             "http://a.org:443", "http://[::1]:8080", "chrome-extension://abc",
+             "https://xn--4ca.org", "http://10.0.0.1:8000")  # fmt: skip
+    assert serve._origins(known) == known
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("asked", [True, False])
+def test_further_interrupts_end_a_server_without_a_traceback(
+    pause: float, asked: bool, tmp_path: Path
+) -> None:
+    """With answers that would take minutes, one whole and one in pieces, or with none."""
+    path = small_model(tmp_path / "m.gguf", {"llama.context_length": 60_000})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "models", "serve", "-m", str(path), "-t", "1", "-c", "0",
+         "--port", "0", "--json"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = json.loads(process.stdout.readline())["url"]
+    begun = threading.Event()
+
+    def ask(stream: bool) -> None:
+        body = {"prompt": "abc", "max_tokens": 50_000, "stream": stream, "logit_bias": {257: -100}}
+        try:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+                for _ in reply.iter_bytes():
+                    begun.set()
+        except httpx.HTTPError:
+            pass  # it was cut off
+
+    clients = [threading.Thread(target=ask, args=(s,)) for s in (False, True) if asked]
+    for c in clients:
+        c.start()
+    assert not asked or begun.wait(30)
+    process.send_signal(signal.SIGINT)
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(pause or 0.01)
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    for c in clients:
+        c.join()
+    assert err == "" and process.returncode in (0, -signal.SIGINT)
+
+
+def test_the_log_keeps_what_is_a_fault() -> None:
+    def made(error: BaseException | None, text: str) -> logging.LogRecord:
+        about = None if error is None else (type(error), error, None)
+        return logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, text, None, about)
+
+    assert serve._is_fault(made(ValueError("x"), "Exception in ASGI application"))
+    assert serve._is_fault(made(None, "Traceback ..\nValueError: x\n"))
