@@ -261,6 +261,7 @@ def test_dev_hands_on_what_follows_the_verb() -> None:
         (["--draft", "suffix", "-md", "MODEL", "Hi"], "--model-draft is for the model drafter"),
         (["--compare", "--tree", "8,-1,0", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
         (["--compare", "--tree", "8,1,0", "Hi"], "expected at least depth 0, top_k 1"),
+        (["--special", "Hi"], "--special is for --no-chat"),
         (["-c", "16", "a long prompt that cannot fit"], "(-c sets another)"),
         (["-p", "Hi", "Hi"], "expected one prompt"),
         ([], "expected one prompt"),
@@ -290,6 +291,14 @@ def test_options_of_llama_cpp_are_understood(model: Path, tmp_path: Path) -> Non
         assert ggraph(*asked, "-sys", "Be brief", *kept, "Hi")[0] == 0
     assert ggraph(*asked, "-sys", "Be brief", "--cache-type", "F16", "Hi")[0] == 0
     assert ggraph("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["--special", "--parse-special"])
+def test_special_tokens_are_meant_where_that_is_asked(model: Path, name: str) -> None:
+    """The small model puts no bos token in front; its markers are one token each then."""
+    given = ("generate", "-m", model, "-n", "2", "--json", "--no-chat", "<|im_start|>ab<|im_end|>")
+    plain, meant = (json.loads(ggraph(*given, *more)[1]) for more in ([], [name]))
+    assert (plain["prompt_tokens"], meant["prompt_tokens"]) == (23, 3)
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "257"])

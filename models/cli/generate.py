@@ -27,6 +27,14 @@ NPredict = Annotated[
 Compare = Annotated[
     bool, typer.Option("--compare", help="Decode plainly as well, and show what drafts save.")
 ]
+Special = Annotated[
+    bool,
+    typer.Option(
+        "--special",
+        "--parse-special",  # as llama.cpp calls it
+        help="With --no-chat: the texts of special tokens in the prompt are these tokens.",
+    ),
+]
 INTERRUPT = "interrupt"
 
 
@@ -59,6 +67,7 @@ def generate(
         str | None, typer.Option("--system", "-sys", help="System message of the chat.")
     ] = None,
     no_chat: Annotated[bool, typer.Option("--no-chat", help="Continue the text as is.")] = False,
+    special: Special = False,
     compare: Compare = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,10 +82,14 @@ def generate(
       ggraph generate --draft suffix --compare "Repeat after me: to be or not to be."
 
       cat notes.txt | ggraph generate --no-chat -
+
+      ggraph generate --no-chat --special "<|im_start|>user ..."
     """
     config, text = sampler.config, asked.text
     if system is not None and no_chat:
         raise InputError("--system is part of a chat, which --no-chat leaves out")
+    if special and not no_chat:
+        raise InputError("--special is for --no-chat: in a chat only the template's markers count")
     system = None if system is None else argument(system, "--system")
     ends = [argument(s, "--stop") for s in stop or ()]
     wanted = compare or drafts.named
@@ -84,7 +97,7 @@ def generate(
     head = drafts.head_of(path) if wanted else None
     drafting = drafts.drafting(head, wanted, path)
     with closing(on.load(path, head, device_draft=drafts.device_draft)) as m:
-        ids = m.prompt_ids(text, chat=not no_chat, system=system)
+        ids = m.prompt_ids(text, chat=not no_chat, system=system, special=special)
         run = Generation(m, ids, config, n_predict, ends)
         if compare:
             print_comparison(m, run, drafting, as_json, on.profile)

@@ -45,10 +45,13 @@ class Loaded:
         """Where drafters run."""
         return self.session if self.draft_session is None else self.draft_session
 
-    def prompt_ids(self, text: str, *, chat: bool = True, system: str | None = None) -> list[int]:
-        """Token ids of a prompt, inside the model's chat template unless `chat` is off."""
+    def prompt_ids(
+        self, text: str, *, chat: bool = True, system: str | None = None, special: bool = False
+    ) -> list[int]:
+        """Token ids of a prompt, inside the model's chat template unless `chat` is off; then the
+        texts of special tokens in it may be meant as these (`special`)."""
         if not chat:
-            return self.tokenizer.encode(text, bos=None)
+            return self.tokenizer.encode(text, special=special, bos=None)
         messages = [{"role": "user", "content": text}]
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
