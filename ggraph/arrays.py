@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.dtype import DType, as_dtype
 from ggraph.errors import GgraphError, InputError, ModelError, shown
 from ggraph.formats.checkpoint import Checkpoint, RawTensor, storage_shape
+from ggraph.formats.quantise import WRITABLE
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import to_storage
 from ggraph.tensor import Array, Kind, Tensor
@@ -24,19 +24,6 @@ _UNSIGNED: Mapping[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np
 
 WeightSource = Callable[[Tensor], Array]
 Weights = WeightSource | Checkpoint | Mapping[str, "Array | RawTensor"]
-
-
-def quantize(values: object, dtype: DType | str) -> Array:
-    """Real numbers [..., n] as storage of `dtype`, such as a weight is given in.
-
-    f32, f16, f64 and bf16 are rounded to nearest even, block types quantised as ggml does. Raises
-    ShapeError for an unknown dtype, InputError for what is no number, and FormatError for a type
-    that cannot be written or rows that are not whole blocks.
-    """
-    kind, array = as_dtype(dtype), np.asarray(values)
-    if array.dtype.kind not in "biuf" or not kind.is_float:
-        raise InputError(f"quantize: {shown(values)} cannot become {kind}; expected real numbers")
-    return to_storage(array, Tensor("values", array.shape, kind, Kind.INPUT, ()))
 
 
 def weight_source(weights: Weights | None) -> Callable[[Tensor], object]:
@@ -134,7 +121,13 @@ def _advice(t: Tensor, array: Array) -> str:
     """What to do with an array of the right numbers in another form."""
     if array.dtype.kind != "f" or array.shape != t.shape or not t.dtype.is_float:
         return ""
-    return f"; ggraph.quantize(array, {t.dtype.name!r}) makes it so"
+    if t.dtype.np.kind == "f":
+        return f"; array.astype({t.dtype.np.name!r}) makes it so"
+    if t.dtype not in WRITABLE:
+        return ""
+    shown_as = "" if t.dtype.is_block else f".view({t.dtype.np.name!r})"  # of bytes
+    made = f"ggraph.formats.quantize(array, ggraph.dtypes.{t.dtype.name.upper()}){shown_as}"
+    return f"; {made} makes it so"
 
 
 def _wanted(t: Tensor) -> str:

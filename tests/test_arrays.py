@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+import ggraph
 from ggraph import ops
-from ggraph.arrays import quantize, weight_source, weight_storage
+from ggraph.arrays import weight_source, weight_storage
 from ggraph.backends import open_backend
 from ggraph.dtype import BF16, F16, F32, F64, I8, I32, I64, Q4_0, Q8_0, DType
-from ggraph.errors import BackendError, FormatError, InputError, ModelError, ShapeError
+from ggraph.errors import BackendError, FormatError, InputError, ModelError
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
-from ggraph.formats.quants import dequantize
+from ggraph.formats.quants import dequantize, quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import to_logical
 from ggraph.session import Session
@@ -35,6 +36,13 @@ def passed_on(dtype: DType, given: object, device: str = "cpu") -> Array:
         session.close()
 
 
+def storage(numbers: Array, dtype: DType) -> Array:
+    """Numbers as a weight of this type is given."""
+    if dtype.np.kind == "f":
+        return numbers.astype(dtype.np)
+    return quantize(numbers, dtype).view(dtype.np)
+
+
 NUMBERS = np.arange(64.0).reshape(2, 32) / 4 - 3
 WHOLE = np.arange(64).reshape(2, 32)
 
@@ -45,7 +53,7 @@ def test_numbers_in_any_type_that_holds_them(dtype: DType, device: str) -> None:
     """Arrays of every kind of number, nested lists, and storage itself."""
     t = input("x", (2, 32), dtype)
     numbers = NUMBERS if dtype.is_float else WHOLE
-    stored = quantize(numbers, dtype) if dtype.is_float else numbers.astype(dtype.np)
+    stored = storage(numbers, dtype) if dtype.is_float else numbers.astype(dtype.np)
     kinds = [np.float64, np.float32, ">f4", np.float16] if dtype.is_float else [np.int64, np.uint8]
     for given in (stored, numbers.tolist(), *(numbers.astype(k) for k in kinds)):
         got = passed_on(dtype, given, device)
@@ -204,7 +212,7 @@ def test_a_run_that_fails_half_way_ends_the_session(device: str, bad: float) -> 
 
 
 def test_weights_come_from_a_mapping_a_checkpoint_or_a_function() -> None:
-    t, held = weight("w", (2, 32), Q8_0), quantize(NUMBERS, "q8_0")
+    t, held = weight("w", (2, 32), Q8_0), quantize(NUMBERS, Q8_0)
     stored = RawTensor("w", Q8_0, (2, 32), held)
     file = Checkpoint("f", "gguf", "none", {}, {"w": stored})
     for given in ({"w": held}, {"w": stored}, file, lambda t: held, lambda t: stored):
@@ -218,12 +226,14 @@ def test_weights_come_from_a_mapping_a_checkpoint_or_a_function() -> None:
             weight_source(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64", "bf16", "q8_0", "q4_0"])
 def test_the_refusal_of_numbers_says_how_to_store_them(dtype: str) -> None:
     t = weight("w", (2, 32), dtype)
-    with pytest.raises(ModelError, match=rf"; ggraph.quantize\(array, '{dtype}'\) makes it so$"):
-        weight_storage(t, NUMBERS)
-    stored = weight_storage(t, quantize(NUMBERS, dtype))
+    given = NUMBERS.astype(np.float32) if dtype == "f64" else NUMBERS
+    with pytest.raises(ModelError, match=r"; (.*) makes it so$") as refusal:
+        weight_storage(t, given)
+    advice = str(refusal.value).rpartition("; ")[2].removesuffix(" makes it so")
+    stored = weight_storage(t, eval(advice, {"array": given, "ggraph": ggraph}))
     span = np.abs(NUMBERS).max()
     assert np.abs(to_logical(stored, t) - NUMBERS).max() <= 0.07 * span
     if t.dtype.is_block:
@@ -232,11 +242,16 @@ def test_the_refusal_of_numbers_says_how_to_store_them(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("values", "dtype"),
-    [(NUMBERS, "i32"), ("x", "f32"), (None, "f32"), (NUMBERS, "f33"), (np.zeros((2, 33)), "q8_0")],
+    [(NUMBERS, I32), ("x", F32), (None, F32), (NUMBERS, "f33"), (np.zeros((2, 33)), Q8_0)],
 )
-def test_what_cannot_be_quantised_is_told(values: object, dtype: str) -> None:
-    with pytest.raises((InputError, ShapeError, FormatError)):
+def test_what_cannot_be_quantised_is_told(values: Array, dtype: DType) -> None:
+    with pytest.raises((InputError, FormatError)):
         quantize(values, dtype)
+
+
+def test_no_advice_is_given_for_what_nothing_writes() -> None:
+    with pytest.raises(ModelError, match=r"got float64 \[2, 256\]$"):
+        weight_storage(weight("w", (2, 256), "iq4_xs"), np.zeros((2, 256)))
 
 
 def test_feeds_are_never_written_to() -> None:
