@@ -366,34 +366,3 @@ def look_up(k: Kernel, table: Sequence[int], less: int, codes: Val) -> Val:
 def tanh(k: Kernel, x: Val) -> Val:
     """Hyperbolic tangent, float32, within 2e-7."""
     return sigmoid(k, x * 2.0) * 2.0 - 1.0
-
-
-LOG_TERMS = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1,
-             1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1,
-             3.3333331174e-1)  # fmt: skip  # Cephes logf
-ROOT_HALF = 0.707106781186547524
-
-
-def log(k: Kernel, x: Val) -> Val:
-    """Natural logarithm of normal positive float32, within 2 ulp (Cephes)."""
-    t = x.v.type
-    whole = vec(I32, t.count)
-    bits = k.cast("bitcast", x, whole)
-    power = (bits >> 23) - 126
-    part = k.cast("bitcast", (bits & 0x007FFFFF) | 0x3F000000, t)  # in [0.5, 1)
-    small = part < ROOT_HALF
-    e = k.cast("sitofp", k.select(small, power - 1, power), t)
-    r = k.select(small, part + part, part) - 1.0
-    p = k.const(LOG_TERMS[0], t)
-    for term in LOG_TERMS[1:]:
-        p = fma(k, p, r, k.const(term, t))
-    z = r * r
-    y = p * r * z
-    y = fma(k, e, k.const(LN2_LOW, t), y)
-    y = fma(k, z, k.const(-0.5, t), y)
-    return fma(k, e, k.const(LN2_HIGH, t), r + y)
-
-
-def softplus(k: Kernel, x: Val) -> Val:
-    """log(1 + exp(x)), x itself beyond 20."""
-    return k.select(x.is_nan(), x, k.select(x > 20.0, x, log(k, exp(k, x) + 1.0)))
