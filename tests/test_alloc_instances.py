@@ -71,6 +71,9 @@ def test_interval_files() -> None:
         ("id,lower,upper,size\na,0,x,4\n", "expected columns"),
         ("id,lower,upper,size\na,0,2,0\n", "row a: size 0"),
         ("id,lower,upper,size\na,2,2,4\n", r"row a: size 4 in \[2, 2\)"),
+        (f"id,lower,upper,size\na,0,2,{1 << 65}\n", "62 bits"),
+        (f"id,lower,upper,size\na,{-(1 << 63)},{(1 << 63) - 1},1\n", "62 bits"),
+        (f"id,lower,upper,size\na,0,2,{1 << 61}\nb,0,2,{1 << 61}\n", "62 bits"),
     ],
 )
 def test_bad_interval_files(text: str, message: str) -> None:
@@ -90,6 +93,11 @@ def test_bad_json() -> None:
     ):
         with pytest.raises(FormatError, match=message):
             instances.from_json(json.dumps({**good, **change}))
+    for column in ("lower", "upper", "size"):
+        for number in (1 << 65, -(1 << 63), 1e300, float("inf"), float("nan")):
+            rows = [{**row, column: number} for row in good["blocks"]]
+            with pytest.raises(FormatError, match="not a concurrent"):
+                instances.from_json(json.dumps({**good, "blocks": rows}))
     for text in ("[]", "{", "3"):
         with pytest.raises(FormatError):
             instances.from_json(text)

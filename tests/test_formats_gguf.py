@@ -77,6 +77,41 @@ def test_the_gguf_package_reads_the_same(written: Path) -> None:
     assert reader.fields["tokenizer.ggml.tokens"].contents() == ["a", "ß", "\n", ""]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [[1 << 40], [1, -(1 << 31) - 1], [1 << 65], (1 << 31, 0.5, 1e39), 1e40, -3.5e38, [0.0, 1e40],
+     [0.5, 10**400], 1 << 64, -(1 << 63) - 1, 10**5000, [10**5000], "\ud800", ["a", "b\udfff"],
+     None, [None], 1j,
+     np.array([1 << 70]), np.array(["a"])],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_no_file_can_hold_is_refused_and_leaves_none(value: object, tmp_path: Path) -> None:
+    with pytest.raises(FormatError):
+        write_gguf(tmp_path / "x.gguf", {"a": value}, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    one = RawTensor("\ud800", F32, (1,), np.ones(1, np.float32))
+    for metadata, held in (({"\ud800": 1}, []), ({}, [one])):
+        with pytest.raises(FormatError, match=r"'\\ud800' is no UTF-8 text"):
+            write_gguf(tmp_path / "x.gguf", metadata, held)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_largest_numbers_are_written(tmp_path: Path) -> None:
+    given = {
+        "general.architecture": "x", "ints": [-(1 << 31), (1 << 31) - 1],
+        "wide": np.array([1 << 40]), "float": -3.4e38,
+        "floats": [3.4e38, float("inf"), 1], "whole": (1 << 64) - 1, "low": -(1 << 63),
+    }  # fmt: skip
+    write_gguf(tmp_path / "x.gguf", given, [])
+    found = open_checkpoint(tmp_path / "x.gguf").metadata
+    for key, value in given.items():
+        want = np.asarray(value, np.float32) if key.startswith("float") else np.asarray(value)
+        assert np.array_equal(np.asarray(found[key]), want), key
+
+
 def test_every_truncation_is_refused(written: Path) -> None:
     raw = written.read_bytes()
     ends = {t.name: t for t in parse_gguf(raw, "whole").tensors.values()}

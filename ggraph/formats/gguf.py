@@ -246,7 +246,10 @@ def _write(f: BinaryIO, pairs: Mapping[str, Any], tensors: list[RawTensor]) -> N
 
 
 def _packed_string(text: str) -> bytes:
-    raw = text.encode("utf-8")
+    try:
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{text[:80]!r} is no UTF-8 text: {error.reason}") from None
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -257,7 +260,7 @@ def _packed(key: str, value: Any) -> bytes:
     if isinstance(value, (int, np.integer)):
         return _packed_integer(key, int(value))
     if isinstance(value, (float, np.floating)):
-        return struct.pack("<If", 6, float(value))
+        return struct.pack("<I", 6) + _packed_floats(key, [float(value)])
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _packed_string(value)
     if isinstance(value, np.ndarray):
@@ -269,9 +272,23 @@ def _packed(key: str, value: Any) -> bytes:
         if value and all(isinstance(v, bool) for v in value):
             return _packed_array(key, np.asarray(value, np.bool_))
         if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
-            whole = all(isinstance(v, int) for v in value)
-            return _packed_array(key, np.asarray(value, np.int32 if whole else np.float32))
+            numbers = [v for v in value if isinstance(v, int)]
+            if len(numbers) < len(value):
+                floats = _packed_floats(key, [v for v in value if isinstance(v, int | float)])
+                return struct.pack("<IIQ", _ARRAY, 6, len(value)) + floats
+            if not all(-(1 << 31) <= v < 1 << 31 for v in numbers):
+                raise FormatError(
+                    f"{key!r}: a number does not fit in int32; NumPy arrays may be int64"
+                )
+            return _packed_array(key, np.asarray(numbers, np.int32))
     raise FormatError(f"{key!r}: GGUF has no type for {type(value).__name__} {shown(value)}")
+
+
+def _packed_floats(key: str, values: list[float]) -> bytes:
+    try:
+        return struct.pack(f"<{len(values)}f", *values)
+    except (OverflowError, struct.error):  # the latter for a whole number that is no float at all
+        raise FormatError(f"{key!r}: a number does not fit in float32") from None
 
 
 def _packed_integer(key: str, value: int) -> bytes:
@@ -283,7 +300,7 @@ def _packed_integer(key: str, value: int) -> bytes:
     ):
         if low <= value < high:
             return struct.pack("<I" + _SCALARS[kind], kind, value)
-    raise FormatError(f"{key!r}: {value} does not fit in 64 bits")
+    raise FormatError(f"{key!r}: {value.bit_length()} bits do not fit in 64")
 
 
 def _packed_array(key: str, value: np.ndarray[Any, Any]) -> bytes:

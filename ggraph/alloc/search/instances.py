@@ -16,7 +16,7 @@ import numpy as np
 from ggraph.alloc.arena_blocks import make_blocks
 from ggraph.alloc.bounds import live_table, lower_bound
 from ggraph.alloc.conflicts import conflict_pairs
-from ggraph.alloc.fit import Ints, Packing
+from ggraph.alloc.fit import NO_LIMIT, Ints, Packing
 from ggraph.alloc.precedence import precedence
 from ggraph.alloc.search.climb import Cliques
 from ggraph.alloc.search.offline import cliques_of
@@ -108,9 +108,9 @@ def from_csv(text: str, name: str) -> Instance:
     try:
         ids = tuple(r["id"] for r in rows)
         columns = [[int(r[k]) for r in rows] for k in ("lower", "upper", "size")]
-    except (KeyError, TypeError, ValueError) as e:
+        lower, upper, size = _in_64_bits(columns)
+    except (KeyError, TypeError, ValueError, OverflowError) as e:
         raise FormatError(f"{name}: expected columns id,lower,upper,size of integers: {e}") from e
-    lower, upper, size = (np.array(c, dtype=np.int64) for c in columns)
     for i in np.flatnonzero((size < 1) | (lower >= upper)):
         raise FormatError(f"{name}: row {ids[i]}: size {size[i]} in [{lower[i]}, {upper[i]})")
     times = np.unique(lower)
@@ -119,6 +119,15 @@ def from_csv(text: str, name: str) -> Instance:
     bound = int((live @ size).max(initial=0))
     life = upper - lower
     return Instance(name, ids, p, lower, life, bound, "live bytes", p, cliques_of(live, life))
+
+
+def _in_64_bits(columns: Sequence[Sequence[int]]) -> list[Ints]:
+    """Columns as they are; OverflowError where one, or its sum, takes more than 62 bits: ends of
+    lives and of blocks are found by adding and taking away."""
+    for column in columns:
+        if sum(map(abs, column)) >= NO_LIMIT:
+            raise OverflowError("the numbers, or their sum, take more than 62 bits")
+    return [np.array(column, dtype=np.int64) for column in columns]
 
 
 def to_json(instance: Instance, *, alignment: int, about: str) -> str:
@@ -163,16 +172,14 @@ def from_json(text: str) -> Instance:
         if data.get("format") != FORMAT:
             raise FormatError(f"expected format {FORMAT!r}, got {data.get('format')!r}")
         return _parsed(data)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as e:
         raise FormatError(f"not a {FORMAT} file: {e!r}") from e
 
 
 def _parsed(data: Mapping[str, Any]) -> Instance:
     rows: list[dict[str, Any]] = data["blocks"]
     m = len(rows)
-    lower, upper, size = (
-        np.array([r[k] for r in rows], dtype=np.int64) for k in ("lower", "upper", "size")
-    )
+    lower, upper, size = _in_64_bits([[r[k] for r in rows] for k in ("lower", "upper", "size")])
     live = _table(data["cliques"], m)
     near = np.zeros((m, m), dtype=bool)
     for i, r in enumerate(rows):
