@@ -8,13 +8,11 @@ Nothing here reorders or retries: that is the pipeline's.
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from ggraph.alloc import hb
 from ggraph.alloc.arena_blocks import Blocks, make_blocks
 from ggraph.alloc.bounds import Bound, live_bytes, live_table, lower_bound
 from ggraph.alloc.check import check_schedule
-from ggraph.alloc.conflicts import conflict_pairs
+from ggraph.alloc.conflicts import packing, times
 from ggraph.alloc.fit import Packing, extent
 from ggraph.alloc.layout import Layout, buffer_limit, check_capacity, check_largest, rooms
 from ggraph.alloc.listed import ggml_map
@@ -97,7 +95,7 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
         limit = buffer_limit(schedule, device)
         p = packing(blocks, of, limit)
         least = live_bytes(blocks, of)
-        why, at, order = hb.solve(p, *_times(blocks, of), least)
+        why, at, order = hb.solve(p, *times(blocks, of), least)
         if seconds > 0:
             at, searched = _searched(blocks, of, p, order, at, least, seconds, seed)
             why += ", then searched" if searched else ", at the live-bytes bound"
@@ -127,16 +125,3 @@ def _searched(
     cliques = None if table is None else offline.cliques_of(table)
     bound = lower_bound(blocks, of).nbytes
     return offline.search(p, order, at, bound, cliques, seconds, seed), True
-
-
-def packing(blocks: Blocks, of: list[int], limit: int) -> Packing:
-    """The packing problem of the chosen blocks."""
-    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
-    return Packing(size, *conflict_pairs(blocks, of), limit)
-
-
-def _times(blocks: Blocks, of: list[int]) -> tuple[Ints, Ints]:
-    """First command and number of commands between first and last access, per block."""
-    rows = [blocks.blocks[i].rows or (0,) for i in of]
-    birth = np.array([r[0] for r in rows], dtype=np.int64)
-    return birth, np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)

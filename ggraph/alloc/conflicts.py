@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ggraph.alloc.arena_blocks import Blocks
+from ggraph.alloc.fit import Packing
 from ggraph.alloc.precedence import Ints, Precedence, Spans
 
 
@@ -37,6 +38,19 @@ def conflict_pairs(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
     row = np.arange(m + 1) * m
     start = np.searchsorted(pairs, row.astype(kind))
     return start, pairs.astype(np.int64) - np.repeat(row[:-1], np.diff(start))
+
+
+def packing(blocks: Blocks, of: Sequence[int], limit: int) -> Packing:
+    """The packing problem of the chosen blocks."""
+    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
+    return Packing(size, *conflict_pairs(blocks, of), limit)
+
+
+def times(blocks: Blocks, of: Sequence[int]) -> tuple[Ints, Ints]:
+    """First command and number of commands between first and last access, per block."""
+    rows = [blocks.blocks[i].rows or (0,) for i in of]
+    birth = np.array([r[0] for r in rows], dtype=np.int64)
+    return birth, np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)
 
 
 def _on(order: Precedence, s: Spans, actor: int) -> Iterator[tuple[Ints, Ints]]:

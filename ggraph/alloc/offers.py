@@ -8,13 +8,11 @@ edge; nothing is changed here.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ggraph.alloc import hb
 from ggraph.alloc.arena_blocks import Block, Blocks, make_blocks
 from ggraph.alloc.check import check_schedule
-from ggraph.alloc.conflicts import conflict_pairs
-from ggraph.alloc.fit import NO_LIMIT, Packing
+from ggraph.alloc.conflicts import packing, times
+from ggraph.alloc.fit import NO_LIMIT, extent
 from ggraph.alloc.precedence import Edge, precedence
 from ggraph.plan import Schedule
 
@@ -47,13 +45,8 @@ def peak_bytes(schedule: Schedule, extra: Iterable[Edge] = ()) -> dict[str, int]
 def _peak(blocks: Blocks, of: list[int]) -> int:
     if not of:
         return 0
-    rows = [blocks.blocks[i].rows or (0,) for i in of]
-    birth = np.array([r[0] for r in rows], dtype=np.int64)
-    life = np.array([r[-1] - r[0] + 1 for r in rows], dtype=np.int64)
-    size = np.array([blocks.blocks[i].nbytes for i in of], dtype=np.int64)
-    p = Packing(size, *conflict_pairs(blocks, of), NO_LIMIT)
-    at = hb.solve(p, birth, life)[1]
-    return int((at + size).max())
+    p = packing(blocks, of, NO_LIMIT)
+    return extent(hb.solve(p, *times(blocks, of))[1], p.size, p.limit)
 
 
 def ordering_offers(
@@ -107,9 +100,7 @@ def _edge(blocks: Blocks, a: Block, b: Block) -> Edge | None:
     return max(loose), b.rows[0]
 
 
-def fitting_edges(
-    schedule: Schedule, device: str, limit: int, *, tries: int = 32
-) -> tuple[Edge, ...] | None:
+def fitting_edges(schedule: Schedule, device: str, limit: int) -> tuple[Edge, ...] | None:
     """Few orderings with which the arena of `device` needs at most `limit` bytes, or None.
 
     Offers are taken greedily, those that save most first, until the plan fits; then each edge that
@@ -118,7 +109,7 @@ def fitting_edges(
     check_schedule(schedule)
     chosen: list[Edge] = []
     now = peak_bytes(schedule).get(device, 0)
-    offers = ordering_offers(schedule, device=device, tries=tries)
+    offers = ordering_offers(schedule, device=device)
     for o in offers if now > limit else ():
         chosen.append((o.before, o.after))
         now = peak_bytes(schedule, chosen)[device]
