@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ggraph import Graph, ModelError, Tensor, dtypes, input, ops, state, weight
+from ggraph import Array, Graph, ModelError, Tensor, dtypes, input, ops, state, weight
 from ggraph.decode.model import LOG, REPLAYED, StepShape
+from ggraph.formats.checkpoint import RawTensor
 
 from .config import DecoderConfig, Rope
 
@@ -83,6 +84,14 @@ class Step:
     def has_sinks(self, i: int) -> bool:
         """Whether the heads of layer i have a score that takes part in the sum alone."""
         return self.has(f"blk.{i}.attn_sinks.weight")
+
+
+def own_or_borrowed(
+    t: Tensor, prefix: str, own: Mapping[str, RawTensor], borrowed: Mapping[str, RawTensor]
+) -> Array:
+    """Raw storage of a weight of a head: its `own` have the prefix, others are the target's."""
+    name = t.name.removeprefix(prefix)
+    return (own[name] if t.name.startswith(prefix) and name in own else borrowed[t.name]).data
 
 
 def embed(s: Step) -> Tensor:
@@ -315,6 +324,15 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
     table = s.w("output.weight" if own else "token_embd.weight", c.vocab_size, c.hidden_size)
     logits = capped(s, ops.mul_mat(table, final))  # [M, V]
     return Graph.of({"logits": logits, **s.taps}, also=s.kept, name=f"{c.architecture} step")
+
+
+def stacked(s: Step, layer: Callable[[Step, Tensor, int], Tensor]) -> Graph:
+    """The step graph of a decoder whose layers follow one another: [T, E] -> [T, E] each."""
+    x = embed(s)  # [T, E]
+    for i in range(s.config.num_hidden_layers):
+        tap(s, x, i)
+        x = layer(s, x, i)
+    return head(s, x)
 
 
 def capped(s: Step, logits: Tensor) -> Tensor:

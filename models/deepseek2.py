@@ -22,11 +22,7 @@ from .latent import Latent
 
 def build(s: Step) -> Graph:
     """The step graph of a checkpoint with latent attention."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        x = layer(s, x, i)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:

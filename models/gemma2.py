@@ -27,18 +27,14 @@ NAMES = {
 
 def build(s: Step) -> Graph:
     """The step graph of a Gemma 2 checkpoint."""
-    return layers(s, "")
+    return blocks.stacked(s, layer)
 
 
-def layers(s: Step, qk_norm: str) -> Graph:
-    """Gemma's layers; `qk_norm` as in `blocks.attention`."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
-        mixed = blocks.attention(s, normed, i, qk_norm=qk_norm)
-        x = second_half(s, x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm"), i)
-    return blocks.head(s, x)
+def layer(s: Step, x: Tensor, i: int, qk_norm: str = "") -> Tensor:
+    """Layer i: [T, E] -> [T, E]; `qk_norm` as in `blocks.attention`."""
+    normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
+    mixed = blocks.attention(s, normed, i, qk_norm=qk_norm)
+    return second_half(s, x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm"), i)
 
 
 def second_half(s: Step, h: Tensor, i: int) -> Tensor:

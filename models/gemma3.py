@@ -11,7 +11,7 @@ from typing import Any
 
 from ggraph import Graph
 
-from . import gemma2
+from . import blocks, gemma2
 from .architecture import Architecture
 from .blocks import Step
 from .config import DecoderConfig, Rope
@@ -23,7 +23,7 @@ LOCAL_BASE = 10000.0  # of sliding layers, where the file does not say
 
 def build(s: Step) -> Graph:
     """The step graph of a Gemma 3 checkpoint."""
-    return gemma2.layers(s, "head")
+    return blocks.stacked(s, partial(gemma2.layer, qk_norm="head"))
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

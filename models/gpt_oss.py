@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, dtypes, ops
+from ggraph import Array, Graph, ModelError, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
@@ -22,13 +22,14 @@ from .gguf_config import every
 
 def build(s: Step) -> Graph:
     """The step graph of a gpt-oss checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        h = blocks.attended(s, x, i)
-        normed = blocks.norm(s, h, f"blk.{i}.post_attention_norm")
-        x = h + blocks.experts(s, normed, i, unit=ops.swiglu_oai)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    h = blocks.attended(s, x, i)
+    normed = blocks.norm(s, h, f"blk.{i}.post_attention_norm")
+    return h + blocks.experts(s, normed, i, unit=ops.swiglu_oai)
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:

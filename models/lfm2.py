@@ -17,15 +17,16 @@ from .recurrent import convolved
 
 def build(s: Step) -> Graph:
     """The step graph of an LFM2 checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        if s.config.remembers(i):
-            h = x + _convolution(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
-        else:
-            h = blocks.attended(s, x, i, qk_norm="head")
-        x = blocks.fed_forward(s, h, i)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    if s.config.remembers(i):
+        h = x + _convolution(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+    else:
+        h = blocks.attended(s, x, i, qk_norm="head")
+    return blocks.fed_forward(s, h, i)
 
 
 def _convolution(s: Step, x: Tensor, i: int) -> Tensor:

@@ -3,7 +3,7 @@
 Source: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825).
 """
 
-from ggraph import Graph
+from ggraph import Graph, Tensor
 
 from . import blocks
 from .architecture import Architecture
@@ -12,12 +12,12 @@ from .blocks import Step
 
 def build(s: Step) -> Graph:
     """The step graph of a llama or mistral checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        h = blocks.attended(s, x, i)
-        x = blocks.fed_forward(s, h, i)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    return blocks.fed_forward(s, blocks.attended(s, x, i), i)
 
 
 LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal")

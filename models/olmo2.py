@@ -3,7 +3,7 @@
 Source: Team OLMo 2025 (arXiv 2501.00656).
 """
 
-from ggraph import Graph
+from ggraph import Graph, Tensor
 
 from . import blocks
 from .architecture import Architecture
@@ -12,13 +12,14 @@ from .blocks import Step
 
 def build(s: Step) -> Graph:
     """The step graph of an OLMo 2 checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        mixed = blocks.attention(s, x, i, qk_norm="row")
-        h = x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
-        x = h + blocks.norm(s, blocks.swiglu(s, h, i), f"blk.{i}.post_ffw_norm")
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    mixed = blocks.attention(s, x, i, qk_norm="row")
+    h = x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
+    return h + blocks.norm(s, blocks.swiglu(s, h, i), f"blk.{i}.post_ffw_norm")
 
 
 OLMO2 = Architecture(

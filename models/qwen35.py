@@ -24,11 +24,7 @@ from .recurrent import convolved, delta_net
 
 def build(s: Step) -> Graph:
     """The step graph of a Qwen3.5 checkpoint."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        x = layer(s, x, i)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
 
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:

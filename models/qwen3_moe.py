@@ -3,7 +3,7 @@
 Source: Qwen team 2025 (arXiv 2505.09388).
 """
 
-from ggraph import Graph
+from ggraph import Graph, Tensor
 
 from . import blocks
 from .architecture import Architecture
@@ -12,12 +12,13 @@ from .blocks import Step
 
 def build(s: Step) -> Graph:
     """The step graph of a Qwen3 checkpoint with experts."""
-    x = blocks.embed(s)  # [T, E]
-    for i in range(s.config.num_hidden_layers):
-        blocks.tap(s, x, i)
-        h = blocks.attended(s, x, i, qk_norm="head")
-        x = h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
-    return blocks.head(s, x)
+    return blocks.stacked(s, layer)
+
+
+def layer(s: Step, x: Tensor, i: int) -> Tensor:
+    """Layer i: [T, E] -> [T, E]."""
+    h = blocks.attended(s, x, i, qk_norm="head")
+    return h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
 QWEN3_MOE = Architecture("qwen3moe", build, ("Qwen3MoeForCausalLM",))

@@ -112,9 +112,7 @@ class BlockHead:
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the drafter, or one borrowed from the target."""
-        if t.name.startswith(self.PREFIX):
-            return self.catalogue[t.name.removeprefix(self.PREFIX)].data
-        return self.borrowed[t.name].data
+        return blocks.own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 
 
 def is_block_drafter(checkpoint: Checkpoint) -> bool:

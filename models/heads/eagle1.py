@@ -79,10 +79,7 @@ class FirstHead:
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight of the head, or one borrowed from the target."""
-        own = t.name.removeprefix(self.PREFIX)
-        if t.name.startswith(self.PREFIX) and own in self.catalogue:
-            return self.catalogue[own].data
-        return self.borrowed[t.name].data
+        return blocks.own_or_borrowed(t, self.PREFIX, self.catalogue, self.borrowed)
 
 
 def _layers(s: Step, feature: Tensor) -> Tensor:
