@@ -14,7 +14,8 @@ import numpy as np
 
 from ggraph.arrays import FeedCheck, Feeds
 from ggraph.backends.host import HostMemory
-from ggraph.backends.protocol import Backend, Launch, Memory, Program, Ref, Scratch, Store
+from ggraph.backends.places import Places
+from ggraph.backends.protocol import Backend, Launch, Memory, Program, Scratch, Store
 from ggraph.device import HOST
 from ggraph.errors import InputError, shown
 from ggraph.formats.checkpoint import storage_shape
@@ -145,7 +146,7 @@ class Executor:
         for b in memory.buffers.values():
             if not b.external:
                 self._arenas[b.name] = self._owner(b).allocate(b)
-        self._memory = {**brought, **self._arenas}
+        self._places = Places(memory, {**brought, **self._arenas})
         slots = [len(r.offsets) for r in memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
 
@@ -189,7 +190,8 @@ class Executor:
             return lambda feeds, results: backend.record(stream, event)
         if c.do is Do.WAIT:
             return lambda feeds, results: backend.wait(stream, event)
-        source, target = self._at(c.reads[0].value, phase), self._at(c.writes[0].value, phase)
+        at = self._places.at
+        source, target = at(c.reads[0].value, phase), at(c.writes[0].value, phase)
         first, last = c.reads[0].start, c.reads[0].stop
         begin, end = (source[0], source[1] + first), (target[0], target[1] + c.writes[0].start)
         if c.chosen_by is not None:
@@ -217,9 +219,9 @@ class Executor:
         if not tensor.nbytes:
             return _empty(tensor) if c.do is Do.HOST_READ else _nothing
         if c.do is Do.HOST_WRITE:
-            memory, offset = self._at(c.writes[0].value, phase)
+            memory, offset = self._places.at(c.writes[0].value, phase)
             return _feed(self._owner(memory.buffer), memory, offset, tensor)
-        memory, offset = self._at(c.reads[0].value, phase)
+        memory, offset = self._places.at(c.reads[0].value, phase)
         fetch = _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
         if not tensor.is_output:
             return lambda feeds, results: fetch(feeds, self._looked_at)
@@ -238,18 +240,9 @@ class Executor:
         owner, event = self._backends[recorder.actor.device], f"{self._prefix}{c.event}"
         return lambda feeds, results: owner.synchronise(event=event)
 
-    def _at(self, value: str, phase: int) -> tuple[Memory, int]:
-        region = self.plan.memory.regions[value]
-        return self._memory[region.buffer], region.offsets[phase % len(region.offsets)]
-
-    def _ref(self, t: Tensor, phase: int) -> Ref:
-        memory, offset = self._at(t.root.name, phase)
-        return Ref(t, memory, offset + t.offset)
-
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]
-        sources = tuple(self._ref(s, phase) for s in t.sources)
-        return Launch(c, self._ref(t, phase), sources, dict(self._scratch(c, t, phase)))
+        return self._places.launch(c, t, phase, dict(self._scratch(c, t, phase)))
 
     def _scratch(self, c: Command, t: Tensor, phase: int) -> Iterator[tuple[str, Scratch]]:
         """The bytes for each need of the backend that the command declares."""
@@ -257,7 +250,8 @@ class Executor:
         for need in self._backends[c.actor.device].spec.needs(t):
             name = scratch(t, need, c.actor)
             if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
-                yield need.key, Scratch(name, *self._at(name, phase), need.nbytes, name in held)
+                memory, offset = self._places.at(name, phase)
+                yield need.key, Scratch(name, memory, offset, need.nbytes, name in held)
 
 
 def _brought(plan: Plan, external: Mapping[str, Memory]) -> dict[str, Memory]:

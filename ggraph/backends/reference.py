@@ -13,9 +13,9 @@ def run_reference(launch: Launch) -> None:
     Every `Ref` must lie in a NumPy uint8 array. Raises GraphError when the reference breaks the
     promise of its shape rule.
     """
-    compute(_bytes(launch.result), [_bytes(s) for s in launch.sources])
+    compute(bytes_of(launch.result), [bytes_of(s) for s in launch.sources])
 
 
-def _bytes(ref: Ref) -> Bytes:
+def bytes_of(ref: Ref) -> Bytes:
     """A `Ref` points at the tensor's first element, `Bytes` at its root's."""
     return Bytes(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.backends.reference import run_reference
+from ggraph.backends.reference import bytes_of, run_reference
 from ggraph.ops.evaluate import Bytes, compute
 from ggraph.tensor import Tensor
 
@@ -24,7 +24,7 @@ def run_launch(launch: Launch) -> None:
     if _is_right(launch):
         run_reference(launch)
         return
-    r, sources = launch.result, [_bytes(s) for s in launch.sources]
+    r, sources = launch.result, [bytes_of(s) for s in launch.sources]
     home = r.memory.handle[r.offset : r.offset + r.tensor.nbytes]
     before, right = home.copy(), home.copy()
     compute(Bytes(r.tensor, right), sources)
@@ -45,10 +45,6 @@ def _pieces(t: Tensor) -> list[tuple[int, int]]:
     cuts = [c + (c % row == 0 and row > 1) for c in (count // 3, 2 * count // 3)]
     edges = [0, *(min(c, count) * unit for c in cuts), t.nbytes]
     return list(pairwise(edges))
-
-
-def _bytes(ref: Ref) -> Bytes:
-    return Bytes(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)
 
 
 def _is_right(launch: Launch) -> bool:

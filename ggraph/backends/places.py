@@ -1,0 +1,32 @@
+"""From a plan's values to bytes, for all who replay one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
+from ggraph.plan import Command, MemoryMap
+from ggraph.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where a plan's values lie in each run: `memory` was allocated for the buffers of its map."""
+
+    map: MemoryMap
+    memory: Mapping[str, Memory]
+
+    def at(self, value: str, run: int) -> tuple[Memory, int]:
+        """The memory of a value in a run, and its offset there."""
+        region = self.map.regions[value]
+        return self.memory[region.buffer], region.offsets[run % len(region.offsets)]
+
+    def launch(
+        self, c: Command, t: Tensor, run: int, scratch: Mapping[str, Scratch] | None = None
+    ) -> Launch:
+        """The launch that computes `t` in a run."""
+        sources = tuple(self._ref(s, run) for s in t.sources)
+        return Launch(c, self._ref(t, run), sources, scratch or {})
+
+    def _ref(self, t: Tensor, run: int) -> Ref:
+        memory, offset = self.at(t.root.name, run)
+        return Ref(t, memory, offset + t.offset)
