@@ -24,8 +24,6 @@ from ggraph.backends.cpu.tiles import FloatLayout, activation_bytes, layout_of, 
 from ggraph.dtype import DType
 from ggraph.tensor import Array
 
-SLAB = 1 << 27
-
 
 @dataclass
 class Weight:
@@ -55,14 +53,11 @@ def random_weight(pool: Pool, dtype: DType, n: int, k: int) -> Weight:
     return Weight(dtype, n, k, out)
 
 
-def add_matmul(
-    asm: Assembler, w: Weight, x: Array, y: Array, *, add: Array | None = None, barrier: bool = True
-) -> None:
-    """y = x . w^T (+ add)."""
+def add_matmul(asm: Assembler, w: Weight, x: Array, y: Array) -> None:
+    """y = x . w^T."""
     asm.add(
-        "matmul_" + layout_of(w.dtype).name, barrier=barrier, w=w.data, x=x, y=y, n=w.n, k=w.k,
-        m=len(y), xs=x.strides[0], ys=y.strides[0], add=0 if add is None else add,
-        adds=0 if add is None else add.strides[0], unit=1,
+        "matmul_" + layout_of(w.dtype).name, w=w.data, x=x, y=y, n=w.n, k=w.k, m=len(y),
+        xs=x.strides[0], ys=y.strides[0], add=0, adds=0, unit=1,
     )  # fmt: skip
 
 

@@ -140,6 +140,9 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
         (lambda: a * input("z", (7,)), r"cannot broadcast \[3, 4, 5\] of %a and \[7\] of %z"),
         (lambda: a.sum(3), r"axes \[3\] are not axes"),
         (lambda: input("e", (0, 2)).max(0), "max over no element"),
+        (lambda: ops.where(1, 2, 3), "where: condition=1: expected a tensor"),  # type: ignore[arg-type]
+        (lambda: ops.maximum(1, 2), "maximum: .*: expected a tensor among them"),
+        (lambda: ops.minimum(a, a[:, :3]), r"minimum: cannot broadcast \[3, 4, 5\] of %a and"),
     ],
 )
 def test_what_is_no_expression_is_a_shape_error(wrong: Callable[[], object], said: str) -> None:
@@ -227,16 +230,3 @@ def test_a_selective_scan_is_mambas_recurrence_in_one_graph_and_row_by_row() -> 
     session.close()
     with pytest.raises(ShapeError, match=r"ssm_scan\(state .*expected f32 x \[T, H, D\]"):
         ops.ssm_scan(*(input(n, (*s[:-1], 2)) for n, s in shapes.items()))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda: ops.where(1, 2, 3), "where: condition=1: expected a tensor"),  # type: ignore[arg-type]
-        (lambda: ops.maximum(1, 2), "maximum: .*: expected a tensor among them"),
-        (lambda: ops.minimum(a, a[:, :3]), r"minimum: cannot broadcast \[3, 4, 5\] of %a and"),
-    ],
-)
-def test_what_does_not_broadcast_is_told(wrong: Callable[[], object], said: str) -> None:
-    with pytest.raises(ShapeError, match=said):
-        wrong()

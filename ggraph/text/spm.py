@@ -29,7 +29,6 @@ class SpmEncoder:
     ) -> None:
         self._ids: Mapping[str, int] = {t: i for i, t in enumerate(tokens)}
         self._scores = tuple(scores)
-        self._unk = unk_id
         self._bytes = tuple(self._ids.get(f"<0x{b:02X}>", unk_id) for b in range(256))
         # Where no token holds a space after another character, no merge crosses such a place, and
         # text can be cut there without changing the result.

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ggraph import Graph, InputError, Options, Session, VerifiedPlan, explain
+from ggraph.alloc import MODES
 from ggraph.arrays import WeightSource
 from ggraph.decode.runner import Runner
 from ggraph.device import HOST, DeviceSpec
@@ -35,8 +36,6 @@ from .common import (
     terminal,
     write_text,
 )
-
-MODES = ("hb", "offline", "ggml")
 
 _Pins = Annotated[list[str] | None, typer.Option("--pin", "-ot", help="REGEX=DEVICE for tensors.")]
 _Layers = Annotated[str | None, typer.Option(help="Layers per device, such as sim0=10,sim1=20.")]

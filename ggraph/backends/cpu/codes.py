@@ -43,11 +43,11 @@ def _nibbles32(k: Kernel, address: Val) -> Val:
     return k.shuffle(words.low_nibbles(packed), words.high_nibbles(k, packed), ALL32)
 
 
-def _bits32(k: Kernel, address: Val, value: int) -> Val:
-    """Bit i of the 32-bit word becomes `value` in lane i."""
+def _fifth_bits32(k: Kernel, address: Val) -> Val:
+    """Bit i of the 32-bit word becomes 16 in lane i."""
     word = k.splat(k.load(address, I32), 32)
     bits = [1 << i if i < 31 else -(1 << 31) for i in ALL32]
-    return k.cast("zext", (word & k.consts(bits, I32)).ne(0), I8X32) * value
+    return k.cast("zext", (word & k.consts(bits, I32)).ne(0), I8X32) * 16
 
 
 def _q4_0(k: Kernel, at: Val, j: int) -> Codes:
@@ -59,11 +59,11 @@ def _q4_1(k: Kernel, at: Val, j: int) -> Codes:
 
 
 def _q5_0(k: Kernel, at: Val, j: int) -> Codes:
-    return Codes(_nibbles32(k, at + 6) | _bits32(k, at + 2, 16), [_half(k, at)])
+    return Codes(_nibbles32(k, at + 6) | _fifth_bits32(k, at + 2), [_half(k, at)])
 
 
 def _q5_1(k: Kernel, at: Val, j: int) -> Codes:
-    codes = _nibbles32(k, at + 8) | _bits32(k, at + 4, 16)
+    codes = _nibbles32(k, at + 8) | _fifth_bits32(k, at + 4)
     return Codes(codes, [_half(k, at)], _half(k, at + 2))
 
 
