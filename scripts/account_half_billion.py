@@ -15,10 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-
 import random_model
 
+ROOT = Path(__file__).resolve().parent.parent
 SHAPE, TYPE, MOST = "qwen2.5-0.5b", "q4_0", 0.03
 
 
