@@ -189,6 +189,10 @@ class Executor:
         if c.do is Do.RECORD:
             return lambda feeds, results: backend.record(stream, event)
         if c.do is Do.WAIT:
+            owner = self._recorder(c)
+            if backend.is_synchronous and owner is not backend:
+                # It has no queue that could be held up: its commands run when the host gets there.
+                return lambda feeds, results: owner.synchronise(event=event)
             return lambda feeds, results: backend.wait(stream, event)
         at = self._places.at
         source, target = at(c.reads[0].value, phase), at(c.writes[0].value, phase)
@@ -236,9 +240,13 @@ class Executor:
         if c.waits_for is not None:
             backend, stream = self._backends[c.waits_for.device], c.waits_for.stream
             return lambda feeds, results: backend.synchronise(stream)
-        recorder = next(k for k in self.plan.schedule if k.do is Do.RECORD and k.event == c.event)
-        owner, event = self._backends[recorder.actor.device], f"{self._prefix}{c.event}"
+        owner, event = self._recorder(c), f"{self._prefix}{c.event}"
         return lambda feeds, results: owner.synchronise(event=event)
+
+    def _recorder(self, c: Command) -> Backend:
+        """The backend of the one device that records the event of `c`."""
+        marks = (k for k in self.plan.schedule if k.do is Do.RECORD and k.event == c.event)
+        return self._backends[next(marks).actor.device]
 
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]

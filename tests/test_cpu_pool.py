@@ -201,7 +201,7 @@ def test_a_pool_that_cannot_have_its_threads_gives_back_those_it_has(
     host_jit().address("pool_work")
     before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(of, name, failing)
-    with pytest.raises(BackendError, match="the system gives no 8 threads"):
+    with pytest.raises(type(error), match=str(error)):
         Pool(8)
     monkeypatch.undo()
     assert threading.active_count() == before

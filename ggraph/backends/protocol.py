@@ -121,6 +121,12 @@ class Backend(Store, Protocol):
     spec: DeviceSpec
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether each command is complete when its call returns (optional; default: no). Then
+        `wait` is asked only for events of this device, and the host waits for those of others."""
+        return False
+
+    @property
     def captures(self) -> bool:
         """Whether `capture` makes a replay cheaper than enqueueing (optional; default: no)."""
         return False

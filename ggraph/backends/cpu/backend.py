@@ -57,6 +57,11 @@ class CpuBackend(HostMemory, Backend):
         self._copied, self._packer = Copier(self.pool), Packer(self.pool, self.exact)
 
     @property
+    def is_synchronous(self) -> bool:
+        """Every command runs before its call returns."""
+        return True
+
+    @property
     def copies_from(self) -> int:
         """Bytes from which all threads copy together."""
         return SHARED if self.pool.threads > 1 else super().copies_from

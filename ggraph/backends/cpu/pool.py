@@ -114,9 +114,9 @@ class Pool:
                 self._pipes.append(pipe)
                 self._readers[worker], self._writers[worker] = pipe
                 self._hire(worker)
-        except (OSError, RuntimeError) as error:  # of files, of threads
+        except (OSError, RuntimeError):  # the system has no more files, no more threads
             self._stop()
-            raise BackendError(f"the system gives no {self.threads} threads: {error}") from None
+            raise
 
     def _job_words(self) -> list[int]:
         base = self._counters.ctypes.data
