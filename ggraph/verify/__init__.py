@@ -23,6 +23,7 @@ from ggraph.verify.derived import carried_faults, value_faults
 from ggraph.verify.freeze import frozen
 from ggraph.verify.live import live_bytes
 from ggraph.verify.pairs import Race, races
+from ggraph.verify.parts import part_faults
 from ggraph.verify.proof import Proof
 from ggraph.verify.report import CounterExample, Rejected, Repair, Site
 from ggraph.verify.rooms import room_faults
@@ -66,7 +67,8 @@ def examine(plan: Plan, *, iterations: int = 0) -> Certificate | CounterExample:
 
 def _verdict(plan: Plan, iterations: int) -> Certificate | CounterExample:
     """`examine` of a plan whose members were asked already."""
-    for faults in (static_faults, value_faults, step_faults, wiring_faults, room_faults):
+    checks = (static_faults, value_faults, step_faults, wiring_faults, part_faults, room_faults)
+    for faults in checks:
         for fault in faults(plan):
             return fault
     # Two periods: every pair of runs that can meet lies within one period or in neighbours, since

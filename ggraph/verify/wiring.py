@@ -78,11 +78,11 @@ def _missing_slices(t: Tensor) -> Iterator[str]:
         if s.root.op == "copy" and len(s.root.sources) > 1:
             picks = t.spec.picks if t.spec is not None else None
             same = picks is not None and picks[0] == i and s is s.root
-            if not (same and picks and _original(t.sources[picks[1]]) is s.root.sources[1]):
+            if not (same and picks and original(t.sources[picks[1]]) is s.root.sources[1]):
                 yield f"reads slices of {s.root.name!r} that its partial copy need not bring"
 
 
-def _original(t: Tensor) -> Tensor:
+def original(t: Tensor) -> Tensor:
     """What `t` is a whole copy of; `t` itself where it is none."""
     while t.op == "copy" and len(t.sources) == 1:
         t = t.sources[0]

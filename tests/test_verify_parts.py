@@ -1,0 +1,190 @@
+"""Nothing is read of a partial copy but the slices that it moves, by whomever and wherever."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from plan_strategies import plan_of, with_commands
+
+from ggraph import ops
+from ggraph.alloc import allocate
+from ggraph.backends.sim import sim_spec
+from ggraph.device import DeviceSpec
+from ggraph.dtype import I32
+from ggraph.graph import Graph
+from ggraph.order import order
+from ggraph.plan import (
+    HOST_ACTOR,
+    Access,
+    Actor,
+    Buffer,
+    Command,
+    Do,
+    Placed,
+    Placement,
+    Plan,
+    Region,
+    Split,
+    Splits,
+    Value,
+)
+from ggraph.plan_json import plan_from_json, plan_to_json
+from ggraph.tensor import Tensor, input, weight
+from ggraph.verify import Certificate, CounterExample, examine
+
+SIM, CPU = sim_spec("sim0"), DeviceSpec("cpu", "cpu", host_visible=True)
+IDS, W, X = input("ids", (2, 1), I32), weight("w", (8, 4, 16)), input("x", (2, 1, 16))
+
+
+def planned(home: str = "cpu", **outs: Tensor) -> Plan:
+    """The graph of these outputs by hand: inputs on the CPU, as is the weight unless `home` says
+    otherwise, and what a copy brings to sim0, with all that is made of it, there."""
+    graph = Graph.of(outs)
+    where: dict[str, str] = {"w": home}
+    for t in graph.nodes:
+        sources = {where.get(s.name, "cpu") for s in t.sources}
+        found = t.attrs["device"] if t.op == "copy" else "sim0" if "sim0" in sources else "cpu"
+        where[t.name] = str(found)
+    placed = {t.name: Placed(where.get(t.name, "cpu"), "hand") for t in graph}
+    split = Split(0, "sim0", tuple(t.name for t in graph.nodes))
+    schedule = order(Splits(Placement(graph, (SIM, CPU), placed), (split,)))
+    return Plan(schedule, allocate(schedule))
+
+
+def part(name: str, device: str = "sim0", source: Tensor = W) -> Tensor:
+    return ops.copy(source, device, used=IDS, name=name)
+
+
+def picked(table: Tensor) -> Tensor:
+    """What the indices that chose the part pick of it."""
+    ids = ops.copy(IDS, "sim0", name="ids@sim0")
+    x = ops.copy(X, "sim0", name="x@sim0")
+    return ops.mul_mat_id(table, x, ids, name="g")
+
+
+def output() -> Plan:
+    """The output itself is brought in part."""
+    return planned("sim0", y=part("y", "cpu"))
+
+
+def seen() -> Plan:
+    """The output is a view of what was brought in part."""
+    return planned("sim0", y=part("c", "cpu").reshape(8, 64))
+
+
+def whole_of_part() -> Plan:
+    """A whole copy of what was brought in part."""
+    return planned(y=ops.copy(part("c"), "cpu"))
+
+
+@pytest.mark.parametrize("made", [output, seen, whole_of_part])
+def test_what_was_brought_in_part_is_not_read_whole(made: Callable[[], Plan]) -> None:
+    verdict = examine(made())
+    assert isinstance(verdict, CounterExample)
+    assert verdict.kind == "declaration" and "its partial copy need not bring" in verdict.message
+
+
+def both() -> Plan:
+    """The same weight twice on the device, in part for one output and whole for another."""
+    whole = ops.copy(W, "sim0", name="b")
+    p = planned(y=picked(part("a")), z=ops.scale(whole, 2.0))
+    assert isinstance(examine(p), Certificate), str(examine(p))
+    return p
+
+
+def test_a_copy_for_another_tensor_does_not_take_its_bytes_from_a_part() -> None:
+    """Both are the weight's bytes, but what comes by way of the part is only some of them."""
+    p = both()
+    late = [c for c in p.schedule if c.do is Do.COPY and c.node == "b"]
+    others = [c for c in p.schedule if c not in late]
+    first = 1 + next(i for i, c in enumerate(others) if c.chosen_by is not None)
+    by_way_of = [replace(c, reads=(Access("a", 0, W.nbytes),)) for c in late]
+    verdict = examine(with_commands(p, [*others[:first], *by_way_of, *others[first:]]))
+    assert isinstance(verdict, CounterExample)
+    assert verdict.message == "reads slices of 'a' that its partial copy need not bring"
+
+
+def test_a_partial_copy_fills_no_other_tensor() -> None:
+    """It would be that tensor's only copy: one of no bytes stands in for its own."""
+    commands = []
+    for c in both().schedule:
+        if c.do is Do.COPY and c.node == "b":
+            c = replace(c, reads=(Access("w", 0, 0),), writes=(Access("b", 0, 0),))
+        commands.append(c)
+        if c.chosen_by is not None:
+            commands.append(replace(c, writes=(Access("b", 0, W.nbytes),)))
+    verdict = examine(with_commands(both(), commands))
+    assert isinstance(verdict, CounterExample)
+    assert verdict.message == "a copy chosen by 'ids' for 'a' writes 'b'"
+
+
+def test_slices_go_on_by_the_same_indices() -> None:
+    """On to a second buffer, in equal slices, they are the same slices."""
+    p = planned(y=picked(part("c", source=part("a"))))
+    assert isinstance(examine(p), Certificate), str(examine(p))
+    fewer = part("c", source=part("a").reshape(4, 8, 16))  # as many bytes, larger slices
+    assert "partial copy need not bring" in str(examine(planned(y=picked(fewer))))
+
+
+# Without a graph: nothing is known of a launch but what it declares.
+
+DEVICE = DeviceSpec("g", "sim", alignment=16)
+STREAM = Actor("g")
+
+
+def without_graph(*users: Command) -> Plan:
+    """`table`, in part by `ids`, to g; `ids` too; then the users."""
+    sizes = {"table": 64, "ids": 16, "part": 64, "ids@g": 16, "y": 64, "back": 64}
+    homes = dict.fromkeys(("table", "ids", "back"), "host")
+    values = [Value(n, homes.get(n, "g"), b, initial=n == "table") for n, b in sizes.items()]
+    places = {n: (i * 64,) for i, n in enumerate(sizes)}
+    regions = {n: Region(homes.get(n, "g"), places[n], b) for n, b in sizes.items()}
+    host = Command(Do.HOST_WRITE, HOST_ACTOR, "feed", "ids", (), at("ids"))
+    commands = [
+        host,
+        Command(Do.HOST_READ, HOST_ACTOR, "look", "ids", at("ids")),
+        moved("part", "table", "ids"),
+        moved("ids@g", "ids"),
+        *users,
+        Command(Do.HOST_SYNC, HOST_ACTOR, "end"),
+    ]
+    buffers = [Buffer(n, n, 1024, 16) for n in ("host", "g")]
+    return plan_of([DEVICE], values, commands, buffers, regions)
+
+
+def at(name: str) -> tuple[Access, ...]:
+    return (Access(name, 0, 16 if name.startswith("ids") else 64),)
+
+
+def moved(into: str, out: str, chosen_by: str | None = None) -> Command:
+    return Command(Do.COPY, STREAM, into, into, at(out), at(into), chosen_by=chosen_by)
+
+
+def made(*reads: str) -> Command:
+    declared = tuple(a for name in reads for a in at(name))
+    return Command(Do.LAUNCH, STREAM, "y", "y", declared, at("y"))
+
+
+@pytest.mark.parametrize(
+    ("user", "sound"),
+    [
+        (made("part", "ids@g"), True),
+        (made("part"), False),
+        (moved("y", "part", "ids"), True),
+        (moved("back", "part"), False),
+        (made("ids@g"), True),
+    ],
+)
+def test_a_reader_of_a_part_reads_the_indices_too(user: Command, sound: bool) -> None:
+    p = plan_from_json(json.dumps(plan_to_json(without_graph(user))))
+    verdict = examine(p)
+    assert isinstance(verdict, Certificate) == sound, str(verdict)
+    if not sound:
+        assert "slices of 'part' that its partial copy need not bring" in str(verdict)
+
+
+def test_a_part_of_a_part_chosen_by_others_is_no_part_of_it() -> None:
+    look = Command(Do.HOST_READ, HOST_ACTOR, "look", "others", at("ids"))
+    verdict = examine(without_graph(look, moved("y", "part", "others")))
+    assert "its partial copy need not bring" in str(verdict)
