@@ -207,15 +207,35 @@ def _after(memory: Memory, step: _Step) -> Memory:
     return tuple(cells)
 
 
+def _bytes(plan: Plan, accesses: Iterable[Access], run: int) -> list[tuple[str, int]]:
+    """The bytes of these accesses end to end, as buffer and place."""
+    found = []
+    for a in accesses:
+        region = plan.memory.regions[a.value]
+        base = region.offsets[run % len(region.offsets)]
+        found += [(region.buffer, base + at) for at in range(a.start, a.stop)]
+    return found
+
+
+def moves_over_itself(plan: Plan, c: Command, run: int) -> bool:
+    """Whether a copy of which no order is known (byte by byte, from either end, by many at once)
+    may overwrite a byte before it has read it."""
+    into = {at: k for k, at in enumerate(_bytes(plan, c.writes, run))}
+    return any(into.get(at, k) != k for k, at in enumerate(_bytes(plan, c.reads, run)))
+
+
 def clashes(plan: Plan, machine: _Machine) -> bool:
     """Whether a command writes over its own source, or writes two values to one place."""
     for c in plan.schedule:
         for run in range(machine.runs):
+            copies = c.do is Do.COPY
+            if copies and moves_over_itself(plan, c, run):
+                return True
             for i, w in enumerate(c.writes):
                 mine, value = machine.where(w, run), plan.schedule.values[w.value]
                 for a in c.reads:
                     theirs = machine.where(a, run)
-                    in_place = a.value in value.may_replace and mine == theirs
+                    in_place = a.value in value.may_replace and (copies or mine == theirs)
                     if set(mine) & set(theirs) and not (in_place or a.value == value.same_as):
                         return True
                 if any(set(mine) & set(machine.where(x, run)) for x in c.writes[:i]):

@@ -521,6 +521,32 @@ def dropped_barrier(plan: Plan, r: random.Random) -> Plan | None:
     return with_commands(plan, left) if len(left) < len(plan.schedule.commands) else None
 
 
+def turned_copy(plan: Plan, r: random.Random) -> Plan | None:
+    """A copy onto its own source, which it may replace, with a part that goes elsewhere."""
+    values, regions = plan.schedule.values, plan.memory.regions
+    copies = [
+        (i, c)
+        for i, c in enumerate(plan.schedule)
+        if c.do is Do.COPY and len(c.reads) == 1 and c.reads[0].stop - c.reads[0].start > UNIT
+        if regions[c.reads[0].value].buffer == regions[c.writes[0].value].buffer
+        if values[c.writes[0].value].same_as is None
+    ]
+    if not copies:
+        return None
+    i, c = r.choice(copies)
+    (a,), (w,) = c.reads, c.writes
+    moved = _moved(plan, w.value, regions[a.value].offsets)
+    cut = r.randrange(a.start + UNIT, a.stop, UNIT)
+    halves = [Access(a.value, a.start, cut), Access(a.value, cut, a.stop)]
+    r.shuffle(halves)
+    commands = list(plan.schedule.commands)
+    commands[i] = replace(c, reads=tuple(halves))
+    if moved is None:
+        return None
+    promised = with_value(moved, replace(values[w.value], may_replace=(a.value,)))
+    return with_commands(promised, commands)
+
+
 def second_reader(plan: Plan, r: random.Random) -> Plan | None:
     """A result is put in place over a source that another command reads too."""
     values, regions = plan.schedule.values, plan.memory.regions
@@ -558,6 +584,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     lent_scratch,
     dropped_barrier,
     second_reader,
+    turned_copy,
 )
 
 

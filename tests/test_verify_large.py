@@ -5,16 +5,18 @@ take little more than twice the steps: there is sorting, but all is never compar
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from growth_kit import work
-from plan_strategies import plan_of
+from plan_strategies import plan_of, with_value
 
 from ggraph.device import DeviceSpec
 from ggraph.plan import Access, Actor, Buffer, Certificate, Command, Do, Plan, Region, Value
 from ggraph.record.causes import diagnose
 from ggraph.verify import CounterExample, examine
+from ggraph.verify import proof as judging
 
 DEVICE = DeviceSpec("d", "sim", alignment=1, streams=8, host_visible=True)
 STREAM = Actor("d", 0)
@@ -134,6 +136,55 @@ def test_reports_grow_with_the_plan_and_its_races() -> None:
     assert sum(len(c.races) for c in many.causes) == 40 == len(many.fewest.waits)
     assert large.lines < 4 * 1.3 * small.lines
     assert not large.steeper(small, 4 * 1.5)
+
+
+def within_one(reads: list[Access], n: int = 100) -> Plan:
+    """One command that writes a value byte by byte, and one that reads it; 64 slots of no bytes."""
+    bytes_ = [Access("v", i, i + 1) for i in range(n)]
+    values = [Value("v", "d", n), Value("none", "d", 0, slots=64)]
+    regions = {"v": Region("m", (0,), n), "none": Region("m", (0,) * 64, 0)}
+    commands = [launch("write", [], bytes_), launch("read", reads, [])]
+    return plan_of([DEVICE], values, commands, [Buffer("m", "d", n, 1)], regions)
+
+
+def test_what_a_command_reads_twice_is_looked_at_once() -> None:
+    once, often = (within_one([Access("v", 0, 20)] * n, 20) for n in (1, 100))
+    assert steps(often) < 2 * steps(once)
+
+
+def test_accesses_count_and_the_bytes_in_pieces_that_they_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A short text can ask for many looks: a hundred ranges of a hundred pieces, 128 times."""
+    every = within_one([Access("v", 0, 100 - i) for i in range(100)])
+    whole = within_one([Access("v", 0, 100)])
+    visits = 128 * (100 * 2 + 101)
+    monkeypatch.setattr(judging, "MOST_VISITS", visits)
+    assert isinstance(examine(whole), Certificate)
+    for plan, allowed in ((every, visits), (whole, visits - 1)):
+        monkeypatch.setattr(judging, "MOST_VISITS", allowed)
+        verdict = examine(plan)
+        assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
+        assert "pieces of bytes: too many to prove" in verdict.message
+
+
+def test_what_outlives_runs_is_looked_at_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no command reads it: a kept value in pieces."""
+    p = within_one([])
+    kept = replace(p.schedule.values["v"], kept=True)
+    monkeypatch.setattr(judging, "MOST_VISITS", 128 * (100 * 2 + 101) - 1)
+    verdict = examine(with_value(p, kept))
+    assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
+
+
+def test_the_clocks_of_one_stream_count_too() -> None:
+    """147 bytes a command: two million of them, 64 times over, would need 39 gigabytes."""
+    slots = {"none": Region("m", (0,) * 64, 0)}
+    commands = [launch("nothing", [], [])] * (1 << 16)
+    values = [Value("none", "d", 0, slots=64)]
+    verdict = examine(plan_of([DEVICE], values, commands, [Buffer("m", "d", 0, 1)], slots))
+    assert isinstance(verdict, CounterExample) and verdict.kind == "capacity"
+    assert "8388608 commands in two periods, by 1 streams: too many" in verdict.message
 
 
 def test_what_cannot_be_proved_in_time_is_refused() -> None:

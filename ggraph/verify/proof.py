@@ -11,16 +11,18 @@ place in it: looking at neighbours is enough for all pairs.
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import accumulate, islice, product
 
 from ggraph.plan import Access, Command, Do, Plan
 from ggraph.verify.blame import Blame
 from ggraph.verify.clocks import Clocks
 from ggraph.verify.report import CounterExample
-from ggraph.verify.segments import BEFORE, History, Tag
+from ggraph.verify.segments import BEFORE, History, Segment, Tag
 from ggraph.verify.spans import Span, meetings, merged
 from ggraph.verify.static import period
 
 FEW = 16  # pairs of accesses that are compared one by one
+MOST_VISITS = 1 << 25  # accesses, and segments that they meet: a million commands take half
 
 
 @dataclass
@@ -32,9 +34,11 @@ class Proof:
     runs: int
     pairs: int = 0
     reads: int = 0
+    visits: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
     _period: int = 1
     _histories: dict[str, History] = field(default_factory=dict)
+    _reads: list[Sequence[Access]] = field(default_factory=list)  # of each command, each once
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
     _blame: Blame = field(init=False)
@@ -50,13 +54,16 @@ class Proof:
             if c.do is not Do.HOST_FREE:
                 self._producer.update((a.value, i) for a in c.writes)
         self._heirs, self._period = schedule.carried, period(self.plan)
+        self._reads = [_once(c.reads) for c in schedule]
         self._begin()
         count = len(schedule.commands)
+        ended: list[CounterExample] = []
         for run in range(self.runs):
             for i, c in enumerate(schedule):
-                yield from self._command(run * count + i, run, c)
-            if run >= self.runs - self._period:
-                yield from self._end(run)
+                yield from self._command(run * count + i, run, c, self._reads[i])
+            yield from ended  # a reader in this run would have told more
+            ended = list(islice(self._end(run), 1))
+        yield from ended
 
     def _begin(self) -> None:
         """Initial values stand in their bytes before anything runs."""
@@ -70,7 +77,8 @@ class Proof:
     def _end(self, run: int) -> Iterator[CounterExample]:
         """What outlives a run holds what the next run, of this plan or another, must find.
 
-        Any run may be the last one, and where slots rotate each of a period ends elsewhere.
+        Any run may be the last one: the very first too, and where slots rotate each of a period
+        ends elsewhere.
         """
         for v in self.plan.schedule.values.values():
             if (v.kept or v.initial) and v.nbytes:
@@ -78,13 +86,17 @@ class Proof:
                 reader = run if v.name in self._producer else run + 1
                 history, start, stop = self._place(a, reader)
                 expected = self._expected(v.name, reader)
-                for s in history.within(start, stop):
+                for s in self._pieces(history, start, stop):
                     if s.tag != expected:
                         yield self._blame.wrong(s, None, a, expected)
+                yield from self._spent()
 
-    def _command(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
-        for a in c.reads:
+    def _command(
+        self, u: int, run: int, c: Command, reads: Sequence[Access]
+    ) -> Iterator[CounterExample]:
+        for a in reads:
             yield from self._read(u, run, a)
+            yield from self._spent()
         if run < self._period:  # later runs repeat these places
             yield from self._alias(u, run, c)
         for a in c.writes:
@@ -95,10 +107,23 @@ class Proof:
         base = region.offsets[run % len(region.offsets)]
         return self._histories[region.buffer], base + a.start, base + a.stop
 
+    def _pieces(self, history: History, start: int, stop: int) -> list[Segment]:
+        """The segments of a range, counted."""
+        found = history.within(start, stop)
+        self.visits += 1 + len(found)
+        return found
+
+    def _spent(self) -> Iterator[CounterExample]:
+        """A plan of which the rest would take too long. Asked where segments are only looked at:
+        a write leaves one of them, so that all writes meet no more than accesses have made."""
+        if self.visits > MOST_VISITS:
+            message = f"accesses meet more than {MOST_VISITS} pieces of bytes: too many to prove"
+            yield CounterExample("capacity", message)
+
     def _read(self, u: int, run: int, a: Access) -> Iterator[CounterExample]:
         history, start, stop = self._place(a, run)
         expected, actor = self._expected(a.value, run), self.clocks.actor[u]
-        for s in history.within(start, stop):
+        for s in self._pieces(history, start, stop):
             if s.writer >= 0:
                 self.pairs += 1
                 if not self.clocks.ordered(s.writer, u):
@@ -110,7 +135,7 @@ class Proof:
 
     def _write(self, u: int, run: int, a: Access, freed: bool) -> Iterator[CounterExample]:
         history, start, stop = self._place(a, run)
-        for s in history.within(start, stop):
+        for s in self._pieces(history, start, stop):
             for v in (*s.readers.values(), s.writer):
                 if v >= 0 and v != u:
                     self.pairs += 1
@@ -122,36 +147,41 @@ class Proof:
 
     def _expected(self, value: str, run: int) -> Tag:
         """The write that a read of `value` in run `run` must see."""
-        if value in self._producer:
-            return (value, run)
-        heir = self._heirs.get(value)
-        if heir is None or run == 0:
-            return (value, BEFORE)
-        return self._expected(heir, run - 1)  # which no command need have written either
+        while value not in self._producer:
+            heir = self._heirs.get(value)
+            if heir is None or run == 0:
+                return (value, BEFORE)
+            value, run = heir, run - 1  # which no command need have written either
+        return (value, run)
 
     def _alias(self, u: int, run: int, c: Command) -> Iterator[CounterExample]:
         """A command whose result lies on what it reads, or on another result of its own."""
         values, reads = self.plan.schedule.values, c.reads
-        if len(reads) > 1 and c.writes:
+        if c.do is Do.COPY:
+            turns = [*_turns(c.writes)], [*_turns(reads)]
+        elif len(reads) > 1 and c.writes:
             reads = _deduplicated(
                 reads, {n for w in c.writes for n in (w.value, values[w.value].same_as)}
             )
-        for w, r in self._meetings(run, c.writes, reads):
-            if not self._may_overwrite(w, r, run):
+        for i, j in self._meetings(run, c.writes, reads):
+            w, r = c.writes[i], reads[j]
+            ahead = turns[0][i] - turns[1][j] if c.do is Do.COPY else None
+            if not self._may_overwrite(w, r, run, ahead):
                 what = f"over {r.value!r}, which it reads, and may not do that in place"
                 yield self._blame.clash(u, w, r, self._common(w, r, run), what)
-        for w, other in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
+        for i, j in self._meetings(run, c.writes, c.writes) if len(c.writes) > 1 else ():
+            w, other = c.writes[i], c.writes[j]
             if w.value != other.value:
                 what = f"and {other.value!r} to the same bytes"
                 yield self._blame.clash(u, w, other, self._common(w, other, run), what)
 
     def _meetings(
         self, run: int, one: Sequence[Access], other: Sequence[Access]
-    ) -> Iterator[tuple[Access, Access]]:
-        """The accesses of `one` and `other` that touch common bytes."""
+    ) -> Iterator[tuple[int, int]]:
+        """Which accesses of `one` and of `other` touch common bytes, by their places there."""
         if len(one) * len(other) <= FEW:
-            pairs = ((a, b) for a in one for b in other)
-            yield from ((a, b) for a, b in pairs if self._common(a, b, run)[0] >= 0)
+            pairs = product(range(len(one)), range(len(other)))
+            yield from (p for p in pairs if self._common(one[p[0]], other[p[1]], run)[0] >= 0)
             return
         rooms: dict[str, tuple[list[Span], list[Span]]] = {}
         for side, accesses in enumerate((one, other)):
@@ -161,14 +191,20 @@ class Proof:
                 if start < stop:
                     rooms.setdefault(buffer, ([], []))[side].append((start, stop, number))
         for spans in rooms.values():
-            yield from ((one[i], other[j]) for i, j in meetings(*spans))
+            yield from meetings(*spans)
 
-    def _may_overwrite(self, w: Access, r: Access, run: int) -> bool:
-        """Declared overwrites may; in place needs a promise, and byte i must come from byte i."""
+    def _may_overwrite(self, w: Access, r: Access, run: int, ahead: int | None) -> bool:
+        """Declared overwrites may; in place needs a promise, and byte i must come from byte i.
+
+        Of a copy `ahead` says by how many bytes `w` comes later among its writes than `r` among its
+        reads: a byte that it reads may be overwritten by itself alone, in whatever order it moves.
+        """
         value = self.plan.schedule.values[w.value]
-        if r.value in (value.same_as, w.value):
-            return True
-        return r.value in value.may_replace and self._place(w, run)[1:] == self._place(r, run)[1:]
+        declared, promised = r.value in (value.same_as, w.value), r.value in value.may_replace
+        (_, *mine), (_, *theirs) = self._place(w, run), self._place(r, run)
+        if ahead is not None:
+            return (declared or promised) and mine[0] - theirs[0] == ahead
+        return declared or (promised and mine == theirs)
 
     def _common(self, a: Access, b: Access, run: int) -> tuple[int, int]:
         """The bytes that two accesses share; (-1, -1) where there are none."""
@@ -176,6 +212,15 @@ class Proof:
         two, b_start, b_stop = self._place(b, run)
         start, stop = max(a_start, b_start), min(a_stop, b_stop)
         return (start, stop) if one is two and start < stop else (-1, -1)
+
+
+def _once(reads: Sequence[Access]) -> Sequence[Access]:
+    return tuple(dict.fromkeys(reads)) if len(reads) > 1 else reads
+
+
+def _turns(accesses: Sequence[Access]) -> Iterator[int]:
+    """Of each access the bytes before it, where all are moved end to end."""
+    return accumulate((a.stop - a.start for a in accesses), initial=0)
 
 
 def _deduplicated(

@@ -14,7 +14,8 @@ from ggraph.verify.report import CounterExample, at_command
 from ggraph.verify.spans import Disjoint
 
 LONGEST_PERIOD = 64  # runs until all rotating slots stand as at the start
-MOST_CLOCKS = 1 << 28  # commands of the unrolled plan times actors: a gigabyte of clocks at worst
+MOST_BYTES = 1 << 30  # of the proof's clocks
+STEP_BYTES, CLOCK_BYTES = 150, 8  # of one unrolled command, as measured, and for each stream more
 
 
 def static_faults(plan: Plan) -> Iterator[CounterExample]:
@@ -32,8 +33,9 @@ def static_faults(plan: Plan) -> Iterator[CounterExample]:
 def _size(plan: Plan) -> Iterator[CounterExample]:
     """What a proof would not end in reasonable time and memory for."""
     actors = {a for c in plan.schedule for a in (c.actor, c.waits_for) if a is not None}
-    steps = 2 * period(plan) * len(plan.schedule.commands)
-    if steps * len(actors) > MOST_CLOCKS:
+    runs = 2 * period(plan)
+    steps = runs * len(plan.schedule.commands)
+    if steps * (STEP_BYTES + CLOCK_BYTES * len(actors)) > MOST_BYTES:
         message = f"{steps} commands in two periods, by {len(actors)} streams: too many to prove"
         yield CounterExample("capacity", message)
 
