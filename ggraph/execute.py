@@ -104,7 +104,10 @@ class Executor:
             self._abandon()
             raise
         self.runs += 1
-        return results
+        if outputs is None:
+            return results
+        # Indices that choose a copy are read in any case, and what has no bytes costs nothing.
+        return {name: found for name, found in results.items() if name in outputs}
 
     def _bringing(self, phase: int, outputs: tuple[str, ...]) -> list[Step]:
         """The steps of a phase, but for those that read other outputs: nothing waits for them."""

@@ -70,6 +70,16 @@ def test_plans_share_weights_and_states() -> None:
     session.close()
 
 
+def test_what_is_not_asked_for_does_not_come_even_where_it_has_no_bytes() -> None:
+    none = ops.scale(input("n", (0, 2)), 2.0)
+    with cpu_session() as session:
+        session.prepare("k", Graph.of({"y": input("x", (2,)) + 1, "none": none}))
+        fed = {"x": np.ones(2, np.float32), "n": np.ones((0, 2), np.float32)}
+        assert [*session.run("k", fed, ["y"])] == ["y"]
+        assert session.run("k", fed, ["none"])["none"].shape == (0, 2)
+        assert {*session.run("k", fed)} == {"y", "none"}
+
+
 def test_outputs_may_be_any_sequence_of_names_and_a_closed_session_says_so() -> None:
     with cpu_session() as session:
         session.prepare("k", Graph.of({"y": input("x", (2,)) + 1, "z": input("x", (2,)) * 2}))
