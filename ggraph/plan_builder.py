@@ -154,11 +154,11 @@ class PlanBuilder:
         self._names: dict[str, int] = {}
 
     def device(
-        self, name: str, *, streams: int = 1, kind: str = "sim", host_visible: bool = True
+        self, name: str, *, streams: int = 1, kind: str = "sim", host_visible: bool = False
     ) -> str:
         """A device with `streams` queues; returns its name.
 
-        `host_visible`: the host and the device reach each other's memory.
+        `host_visible`: the host and the device reach each other's memory, without copies.
         """
         self._devices[name] = DeviceSpec(
             name, kind, alignment=1, streams=streams, host_visible=host_visible

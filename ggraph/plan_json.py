@@ -75,7 +75,8 @@ def plan_from_json(text: str | bytes) -> Plan:
     """The plan that `text` describes; its graph is empty. Raises FormatError and nothing else."""
     found = _members(text)
     for key, wanted in (("format", FORMAT), ("version", VERSION)):
-        if found.get(key) != wanted:
+        got = found.get(key)
+        if type(got) is not type(wanted) or got != wanted:  # True and 1.0 equal 1
             _refuse(f"plan.{key}", repr(wanted), found.get(key, "nothing"))
     for key in (k for k in ("devices", "buffers", "values", "commands") if k not in found):
         raise FormatError(f"plan.{key}: missing")

@@ -38,6 +38,24 @@ def test_an_order_that_is_missing_is_a_race() -> None:
     assert kind(two_streams(True)) == "proved"
 
 
+@pytest.mark.parametrize("reaches", [False, True])
+def test_a_device_has_memory_of_its_own_unless_it_says_otherwise(reaches: bool) -> None:
+    """As in JSON. What crosses is a copy."""
+    b = PlanBuilder()
+    gpu = b.device("gpu0", host_visible=True) if reaches else b.device("gpu0")
+    x, y, there = b.buffer("x", "host", 64), b.buffer("y", gpu, 64), b.buffer("there", gpu, 64)
+    b.host_write("fill", x[:])
+    b.copy((gpu, 0), "upload", x[:], there[:])
+    b.launch((gpu, 0), "uploaded", reads=[there[:]], writes=[y[:]])
+    b.host_sync()
+    assert kind(b.plan()) == "proved"
+    b.launch((gpu, 0), "direct", reads=[x[:]], writes=[y[:]])
+    b.host_sync()
+    assert kind(b.plan()) == ("proved" if reaches else "declaration")
+    b.host_read("result", y[:])
+    assert kind(b.plan()) == ("proved" if reaches else "declaration")
+
+
 def test_a_read_means_what_was_written_last() -> None:
     b = PlanBuilder()
     gpu = b.device("gpu0")
@@ -136,7 +154,7 @@ def test_a_buffer_has_one_name() -> None:
 def random_program(rng: random.Random, eager: bool) -> Plan:
     """A few kernels and host accesses on overlapping bytes; `eager`: the host waits after each."""
     b = PlanBuilder()
-    gpu = b.device("gpu0", streams=2)
+    gpu = b.device("gpu0", streams=2, host_visible=True)
     spaces = [b.buffer("a", gpu, 4), b.buffer("b", gpu, 4)]
 
     def some(space: Space) -> Bytes:

@@ -113,6 +113,33 @@ def test_command_refuses_what_is_no_plan(tmp_path: Path) -> None:
     assert isinstance(gone.exception, InputError)
 
 
+def of_two_devices(*commands: Any) -> Plan:
+    """A plan of these commands that touches no byte."""
+    document = {
+        "format": "ggraph.plan",
+        "version": 1,
+        "devices": [{"name": "g0"}, {"name": "g1"}],
+        "buffers": [],
+        "values": [],
+        "commands": [{"label": c["do"], **c} for c in commands],
+    }
+    return plan_from_json(json.dumps(document))
+
+
+def test_what_a_graph_would_refuse_of_events_and_the_host_is_refused_without_one() -> None:
+    """An executor asks one device for an event, and the host cannot wait for itself."""
+    marks = [{"do": "record", "actor": [d, 0], "event": "e"} for d in ("g0", "g1")]
+    sync = {"do": "host_sync", "actor": "host", "waits_for": "host"}
+    for commands, says in (
+        (marks, "event 'e' is recorded on g0 and on g1"),
+        ([sync], "host_sync on the host itself"),
+    ):
+        verdict = examine(of_two_devices(*commands))
+        assert isinstance(verdict, CounterExample) and verdict.kind == "declaration"
+        assert verdict.message == says
+    assert not isinstance(examine(of_two_devices(*marks[:1] * 2)), CounterExample)
+
+
 # Damage.
 
 
@@ -126,6 +153,8 @@ def test_command_refuses_what_is_no_plan(tmp_path: Path) -> None:
         (b'{"format": "ggraph.plan", "format": "x"}', "a key is repeated"),
         (b'{"format": "x"}', "plan.format: expected 'ggraph.plan', got 'x'"),
         (b'{"format": "ggraph.plan", "version": 2}', "plan.version: expected 1, got 2"),
+        (b'{"format": "ggraph.plan", "version": true}', "plan.version: expected 1, got True"),
+        (b'{"format": "ggraph.plan", "version": 1.0}', "plan.version: expected 1, got 1.0"),
         (b'{"format": "ggraph.plan", "version": NaN}', "NaN is no number"),
         (b'{"format": "ggraph.plan", "version": ' + b"9" * 5000 + b"}", "not JSON"),
     ],

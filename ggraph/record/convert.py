@@ -63,7 +63,9 @@ class _Converter:
     def converted(self) -> Converted:
         used = [device for device, _ in self._streams.values()]
         for d in range(self._step.recording.devices):
-            self._builder.device(f"sim{d}", streams=max(1, used.count(f"sim{d}")))
+            # What ggml's host sets and gets it does without a stream: in the device's memory.
+            count = max(1, used.count(f"sim{d}"))
+            self._builder.device(f"sim{d}", streams=count, host_visible=True)
         for i, r in enumerate(self._step.records, self._step.start):
             self._memory.now(i)
             self._record(r)

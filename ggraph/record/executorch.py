@@ -114,7 +114,7 @@ class _Method:
         self._branches = list(branches)
         self._holds: dict[int, bool] = {}  # condition -> what it is on this path
         self._builder = PlanBuilder("executorch")
-        self._builder.device(STREAM[0])
+        self._builder.device(STREAM[0], host_visible=True)
         sizes = plan.numbers(8, "q")
         self._arenas: dict[int, Space] = {
             i: self._builder.buffer(f"arena {i}", STREAM[0], size)

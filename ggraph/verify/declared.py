@@ -20,7 +20,10 @@ _SHAPE: Mapping[Do, tuple[bool, bool]] = {
 
 def command_faults(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[CounterExample]:
     """Every command that cannot be what it declares; values and buffers have been seen."""
-    recorded = {c.event for c in plan.schedule if c.do is Do.RECORD}
+    recorders: dict[str | None, str] = {}  # event -> the device that records it first
+    for c in plan.schedule:
+        if c.do is Do.RECORD:
+            recorders.setdefault(c.event, c.actor.device)
     read: set[str | None] = {None}
     for i, c in enumerate(plan.schedule):
         read |= {c.node} if c.do is Do.HOST_READ else set()
@@ -28,7 +31,7 @@ def command_faults(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[Co
             _misplaced(c, devices)
             or _misshapen(c)
             or _unchosen(c, read)
-            or _eventless(c, recorded)
+            or _eventless(c, recorders)
             or _out_of_range(c, plan)
             or _out_of_reach(c, plan, devices)
         )
@@ -39,6 +42,8 @@ def command_faults(plan: Plan, devices: Mapping[str, DeviceSpec]) -> Iterator[Co
 def _misplaced(c: Command, devices: Mapping[str, DeviceSpec]) -> str:
     if (c.do in HOST_STEPS) != (c.actor == HOST_ACTOR):
         return f"{c.do.value} on {c.actor}"
+    if c.do is Do.HOST_SYNC and c.waits_for == HOST_ACTOR:
+        return f"{c.do.value} on the host itself"
     return _unknown(c.actor, devices) or (_unknown(c.waits_for, devices) if c.waits_for else "")
 
 
@@ -73,11 +78,14 @@ def _unchosen(c: Command, read: AbstractSet[str | None]) -> str:
     return ""
 
 
-def _eventless(c: Command, recorded: set[str | None]) -> str:
+def _eventless(c: Command, recorders: Mapping[str | None, str]) -> str:
+    """Who waits for an event asks the one device that records it."""
     if c.do in (Do.RECORD, Do.WAIT) and not c.event:
         return f"{c.do.value} without an event"
-    if c.do in (Do.WAIT, Do.HOST_SYNC) and c.event is not None and c.event not in recorded:
+    if c.do in (Do.WAIT, Do.HOST_SYNC) and c.event is not None and c.event not in recorders:
         return f"{c.do.value} for {c.event!r}, which nothing records"
+    if c.do is Do.RECORD and (first := recorders[c.event]) != c.actor.device:
+        return f"event {c.event!r} is recorded on {first} and on {c.actor.device}"
     return ""
 
 

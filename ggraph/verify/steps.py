@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from ggraph.device import DeviceSpec
-from ggraph.plan import HOST_ACTOR, Access, Command, Do, Plan, scratch
+from ggraph.plan import Access, Command, Do, Plan, scratch
 from ggraph.tensor import Kind, Tensor
 from ggraph.verify.report import CounterExample, at_command
 
@@ -21,11 +21,10 @@ def step_faults(plan: Plan) -> Iterator[CounterExample]:
     tensors = {t.name: t for t in plan.graph}
     if not tensors:
         return
-    recorders: dict[str | None, str] = {}
     specs = {d.name: d for d in plan.schedule.splits.placement.devices}
     rooms = _rooms(plan, tensors)
     for i, c in enumerate(plan.schedule):
-        steps = (*_step(c, tensors), *_writers(c, tensors, rooms), *_mark(c, recorders))
+        steps = (*_step(c, tensors), *_writers(c, tensors, rooms))
         for message in steps or _scratch(c, tensors, specs):
             yield at_command(plan, i, "declaration", message)
 
@@ -95,13 +94,3 @@ def _writers(c: Command, tensors: Mapping[str, Tensor], rooms: AbstractSet[str])
             continue
         if c.do is not Do.COPY or not (t.op == "copy" or (t.is_leaf and t.kind is Kind.INPUT)):
             yield f"{c.do.value} of {c.node!r} writes {a}, which is not its result"
-
-
-def _mark(c: Command, recorders: dict[str | None, str]) -> Iterator[str]:
-    """An event is one device's, and the host waits for streams of devices."""
-    if c.waits_for == HOST_ACTOR:
-        yield "host_sync on the host itself"
-    if c.do is Do.RECORD:
-        first = recorders.setdefault(c.event, c.actor.device)
-        if first != c.actor.device:
-            yield f"event {c.event!r} is recorded on {first} and on {c.actor.device}"
