@@ -139,6 +139,20 @@ def test_copies_between_devices_and_rotating_inputs() -> None:
     )
 
 
+def test_s9_the_copies_of_a_split_are_placed_at_its_start() -> None:
+    """Offsets and size as ggml 0.3.36 gave them for this graph on two backends: x2, which the last
+    node alone reads, stands behind x1 before the first one has its place."""
+    x1, x2, w = input("x1", (4, 64)), input("x2", (4, 64)), weight("w", (64, 64))
+    a = ops.mul_mat(w, x1, name="a")
+    b = ops.mul_mat(w, a, name="b")
+    graph = Graph.of({"y": ops.concat([b, x2], axis=0, name="y")})
+    far = DeviceSpec("sim0", "sim", alignment=128)
+    m = allocate(scheduled(graph, far, CPU), mode="ggml")
+    got = {n: m.regions[n].offset for n in ("x1@sim0", "x2@sim0", "a", "b", "y")}
+    assert got == {"x1@sim0": 0, "x2@sim0": 1024, "a": 2048, "b": 0, "y": 2048}
+    assert m.buffers["arena@sim0"].nbytes == 4096
+
+
 def test_scratch_lives_only_while_its_command_runs() -> None:
     x, y, z = (Value(n, "d", 64) for n in "xyz")
     scratch = Value("y#scratch", "d", 256)

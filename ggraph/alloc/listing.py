@@ -5,7 +5,7 @@ enqueues its launches; streams and events are dropped, which is exactly what ups
 numbers (A, S) are those of docs/ggml_allocator.md.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ggraph.alloc.check import alignments, roots
@@ -149,6 +149,24 @@ def _touched(commands: Iterable[Command]) -> set[str]:
     return {a.value for c in commands for a in c.writes}
 
 
+def _work(schedule: Schedule) -> Iterator[Command]:
+    """Launches and copies as upstream lists them: enqueue order, but S9."""
+    work = [c for c in schedule.commands if c.do in (Do.LAUNCH, Do.COPY)]
+    splits = schedule.splits.splits
+    begins = {n: s for s in splits for n in (*s.copies_in, *s.nodes)}
+    copies: dict[str | None, list[Command]] = {n: [] for s in splits for n in s.copies_in}
+    for c in work:
+        if c.do is Do.COPY and c.node in copies:
+            copies[c.node].append(c)
+    for c in work:
+        split = begins.get(c.node or "")
+        for name in split.copies_in if split is not None else ():
+            yield from copies[name]
+            copies[name] = []
+        if c.do is not Do.COPY or c.node not in copies:
+            yield c
+
+
 def list_schedule(schedule: Schedule, buffers: dict[str, int]) -> tuple[NodeList, dict[str, int]]:
     """A schedule as a ggml node list, with the index of every value.
 
@@ -159,9 +177,8 @@ def list_schedule(schedule: Schedule, buffers: dict[str, int]) -> tuple[NodeList
     for v in schedule.values.values():
         if v.name not in lister.made:
             lister.leaf(v)
-    for c in schedule.commands:
-        if c.do in (Do.LAUNCH, Do.COPY):
-            lister.step(c)
+    for c in _work(schedule):
+        lister.step(c)
     for name in schedule.values:
         lister.index(name)
     tensors = tuple(lister.tensors)

@@ -36,7 +36,7 @@ HAZARDS = (
         Recipe(),
         "a temporary gets bytes only after every access of their old tenant",
         Recipe("ggml"),
-        Expected("race", "b.0", "copy:a.0@sim1"),
+        Expected("race", "a.0", "copy:b.0@sim0"),
         pins=(r"^a\.=sim0", r"^b\.=sim1"),
     ),
 )
