@@ -10,7 +10,7 @@ from ggraph.account import accounts
 from ggraph.door import checked
 from ggraph.graph import Graph
 from ggraph.order import critical_path, estimate, speedup
-from ggraph.plan import Plan, Schedule, VerifiedPlan
+from ggraph.plan import Do, Plan, Schedule, VerifiedPlan
 from ggraph.tensor import Kind, Tensor, line
 
 _COLOURS = {
@@ -135,7 +135,9 @@ def _certificate(verified: VerifiedPlan) -> Iterator[str]:
     yield f"  {c.pairs_checked} conflicting pairs ordered, {c.reads_proved} reads traced"
     yield f"  {c.reuses} reuses of bytes"
     yield f"  peak {c.peak_bytes} bytes, live-bytes bound {c.live_bound_bytes}"
-    yield f"  lost to concurrency: {c.concurrency_bytes} bytes"
+    queues = len({k.actor for k in verified.plan.schedule if k.do in (Do.LAUNCH, Do.COPY)})
+    if queues > 1:  # copies have queues of their own, also beside one stream
+        yield f"  beyond the bound, as {queues} queues run at once: {c.concurrency_bytes} bytes"
     yield "  a run ends when all its work is done" if c.ends_complete else "  runs may overlap"
     if not c.approximations:
         yield "  exact: nothing is rounded that the graph does not round"

@@ -72,7 +72,7 @@ class Blame:
         return CounterExample(
             "unwritten" if s.tag is None else "stale",
             f"{reader} {a.value!r} and means {expected[0]!r} {_when(expected)}, but finds "
-            f"{self._found(s)}",
+            f"{self._found(s)}{self._uncarried(s, expected)}",
             self._site(s.writer) if s.writer >= 0 else None,
             self._site(u) if u is not None else None,
             self.plan.memory.regions[a.value].buffer,
@@ -82,6 +82,15 @@ class Blame:
             repairs=self._remedies(s, u, expected),
             nearby=self._nearby(*(v for v in (s.writer, u) if v is not None and v >= 0)),
         )
+
+    def _uncarried(self, s: Segment, expected: Tag) -> str:
+        """What may have been meant where a state is found as an earlier run left it."""
+        value, run = expected
+        if run != BEFORE or s.tag is None or s.tag[1] == BEFORE:
+            return ""
+        states = self.plan.schedule.carried
+        same = self._ground(s.tag[0]) == self._ground(value)
+        return "" if value in states or not same else f" (no `carried` names {value!r})"
 
     def _found(self, s: Segment) -> str:
         if s.tag is not None:
