@@ -154,6 +154,12 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
         "declaration",
         "stream 9 of 2",
     ),
+    (
+        "waits for itself",
+        bad(Do.HOST_SYNC, waits_for=HOST_ACTOR),
+        "declaration",
+        "host_sync on the host itself",
+    ),
     ("a wait that reads", bad(Do.WAIT, S0, reads=READS), "declaration", "wait cannot touch"),
     ("a host read that writes", bad(Do.HOST_READ, writes=READS), "declaration", "cannot touch"),
     ("a host write that reads", bad(Do.HOST_WRITE, reads=READS), "declaration", "cannot touch"),
