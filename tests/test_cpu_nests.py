@@ -18,8 +18,9 @@ from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.loops import plan_nests
 from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.tiles import packed_bytes
-from ggraph.dtype import BY_NAME, F32
-from ggraph.errors import GraphError, PlaceError, ShapeError
+from ggraph.dtype import BY_NAME, F32, as_dtype
+from ggraph.errors import GraphError, InputError, PlaceError, ShapeError
+from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops import examples
 from ggraph.ops.evaluate import decode, evaluate, to_storage
 from ggraph.ops.trace import trace
@@ -157,6 +158,47 @@ def test_reductions_over_any_axes(
     agrees(ops.reduce(x, kind, tuple(axes)), x=given)
     turned = x.permute(2, 0, 1)
     agrees(ops.reduce(turned, kind, tuple(axes)), x=given)
+
+
+EMPTY: dict[str, tuple[Tensor, ...]] = {
+    "repeated": (input("w", (1, 5, 0)), input("x", (2, 3, 0))),
+    "each its own": (input("w", (2, 5, 0)), input("x", (4, 3, 0))),
+    "stored": (weight("w", (2, 5, 0)), input("x", (2, 3, 0))),
+    "one": (input("w", (5, 0)), input("x", (3, 0))),
+    "no outputs": (input("w", (2, 0, 4)), input("x", (2, 3, 4))),
+    "no rows": (input("w", (1, 5, 4)), input("x", (2, 0, 4))),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_products_of_nothing(case: str) -> None:
+    """A sum over nothing is written and reads nothing: it was refused as a race."""
+    w, x = EMPTY[case]
+    agrees(ops.mul_mat(w, x), w=normal(*w.shape), x=normal(*x.shape))
+    if len(w.shape) > 2 and w.kind is Kind.INPUT:
+        agrees(ops.out_prod(w.T, x.T), w=normal(*w.shape), x=normal(*x.shape))
+
+
+def test_reductions_of_nothing_beside_what_is_read() -> None:
+    x, b = input("x", (3, 0, 4)), input("b", (3,))
+    agrees(x.sum((1, 2)) + b, x=normal(3, 0, 4), b=normal(3))
+    agrees(x.sum(1).sum(1) * b, x=normal(3, 0, 4), b=normal(3))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (0, 0), (0, 64), (0, 3, 4)])
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0"])
+def test_a_table_of_no_rows_refuses_every_index(shape: tuple[int, ...], name: str) -> None:
+    dtype = as_dtype(name)
+    if shape[-1] % dtype.block:
+        return
+    table, ids = weight("table", shape, dtype), input("ids", (2,), "i32")
+    held = np.zeros(storage_shape(shape, dtype), dtype.np)
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", Graph.of({"y": ops.get_rows(table, ids)}), {"table": held})
+        with pytest.raises(InputError, match=r"leave \[0, 0\)"):
+            session.run("k", {"ids": np.zeros(2, np.int32)})
+        session.prepare("n", Graph.of({"y": ops.get_rows(table, ids[:0])}), {"table": held})
+        assert session.run("n", {"ids": np.zeros(2, np.int32)})["y"].shape == (0, *shape[1:])
 
 
 @pytest.mark.parametrize("op", ["exp", "log", "tanh", "expm1", "softplus", "gelu_erf"])

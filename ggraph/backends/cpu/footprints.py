@@ -327,10 +327,13 @@ def _nest(a: Args, variant: str) -> Iterator[Patch]:
     """Operands in the order of their element types: what each shows of the nest's axes."""
     *kinds, _ = variant.split("_")
     axes = [name for name in a if name[0] in "kr" and name[1:].isdigit()]
+    idle = any(a[axis] == 0 for axis in axes if axis[0] == "k")  # no place of the result
     for name, kind in zip(names(len(kinds)), kinds, strict=True):
         strides = tuple(a[name + axis] for axis in axes)
+        # A sum of nothing is written, and what lies along the empty axis is not read for it.
+        none = any(a[axis] == 0 and s for axis, s in zip(axes, strides, strict=True))
         reach = sum((a[axis] - 1) * s for axis, s in zip(axes, strides, strict=True))
-        size = reach + ELEMENT_BYTES[kind]
+        size = 0 if idle or none else reach + ELEMENT_BYTES[kind]
         yield Patch(name, name == "y", a[name], 1, 0, size, "own", strides)
 
 

@@ -109,12 +109,13 @@ class Packer:
         t = ref.tensor
         dtype, (count, n, k) = kept_as(t.dtype, self.exact), matrices(t)
         raw = raw_view(t, ref.memory.handle, ref.offset - t.offset)
-        raw = np.ascontiguousarray(raw).reshape(count * n, -1).view(np.uint8)
+        width = t.dtype.row_bytes(k) // raw.itemsize  # -1 would not do for no rows
+        raw = np.ascontiguousarray(raw).reshape(count * n, width).view(np.uint8)
         raw = dequantize(raw, t.dtype).view(np.uint8) if dtype is not t.dtype else raw
         size = packed_bytes(dtype, n, k)
         out = self.shelf.take(size * count)
         whole = FloatLayout.tile  # rows of the tallest tile
-        step = max(SLICE // raw.strides[0] // whole, 1) * whole
+        step = max(SLICE // max(raw.shape[1], 1) // whole, 1) * whole
         for e, first in product(range(count), range(0, n, step)):
             rows = raw[e * n + first : e * n + min(first + step, n)]
             self._waiting.append((dtype, rows, out[e * size + packed_bytes(dtype, first, k) :]))
