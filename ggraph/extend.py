@@ -15,6 +15,7 @@ import numpy as np
 from ggraph.door import checked, fit
 from ggraph.errors import GraphError, ShapeError, shown
 from ggraph.lazy import lazy
+from ggraph.ops.evaluate import read_only
 from ggraph.ops.examples import build as build_example
 from ggraph.ops.examples import feeds
 from ggraph.ops.rules import same_shape
@@ -70,9 +71,12 @@ def register_op(
     Pointers are to `float`, `u16` (f16 and bf16), `i8`, `short`, `int` or `i64`; for operands of
     other types, or with gaps, the op goes to another device.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
-    there is no example, the meaning fails on one, the source declares no such kernel, or an op with
-    a kernel of its own may work in place.
+    or no identifier, there is no example, the meaning fails on one, writes into a source there or
+    gives another shape, the source declares no such kernel, or an op with a kernel of its own may
+    work in place.
     """
+    if not name.isidentifier():
+        raise GraphError(f"op {name!r}: expected a name of letters, digits and underscores")
     if not examples:
         raise GraphError(f"op {name!r}: expected at least one example")
     if (kernel is not None or cuda) and (inplace or overwrites is not None):
@@ -128,10 +132,12 @@ def _held_to(name: str, rule: Rule) -> Rule:
 
 
 def _try(spec: OpSpec) -> None:
-    """GraphError where the meaning gives no array, or fails, on one of its examples."""
+    """GraphError where the meaning fails on an example, as where it writes into what the op does not
+    overwrite, or gives anything but an array of the shape that the rule says."""
     for i, example in enumerate(spec.examples):
         y = build_example(spec, example)
         fed = [a.copy() for a in feeds(spec, example).values()]
+        fed = [a if slot == spec.overwrites else read_only(a) for slot, a in enumerate(fed)]
         try:
             found: object = spec.reference(*fed, **example.attrs)
         except Exception as error:
@@ -142,6 +148,11 @@ def _try(spec: OpSpec) -> None:
             raise GraphError(
                 f"op {spec.name!r}: the meaning gives {shown(found)} on example {i}, expected an "
                 f"array {list(y.shape)}"
+            )
+        if found.shape != y.shape:
+            raise GraphError(
+                f"op {spec.name!r}: the meaning gives {list(found.shape)} on example {i}, expected "
+                f"{list(y.shape)}; `shape=` says which shape follows from the sources"
             )
 
 

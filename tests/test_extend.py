@@ -4,15 +4,18 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ggraph import Array, Graph, input, register_op
-from ggraph.errors import GraphError
+from ggraph import Array, Graph, Session, input, open_backend, register_op
+from ggraph.errors import GgraphError, GraphError
 from ggraph.extend import load_installed
-from ggraph.tensor import OPS, Arg, Example
+from ggraph.ops.evaluate import evaluate
+from ggraph.ops.rules import same_shape
+from ggraph.tensor import OPS, Arg, Example, Meta, OpSpec, apply, register
 from ggraph.testing import Differs, check_op, check_plan
 from models import door
 
@@ -88,19 +91,84 @@ def test_an_op_with_a_c_function(tmp_path: Path) -> None:
         register_op("again", meaning, examples=SMALL, kernel=kernel, inplace=(0,))
 
 
-def test_a_record_that_does_not_hold_is_told() -> None:
-    def writes(x: Array) -> Array:
-        x += 1
-        return x
+def writes(x: Array) -> Array:
+    y: Array = np.add(x, 1, out=x)
+    return y
 
-    register_op("writes", writes, examples=SMALL)
+
+def bare(name: str, meaning: Callable[..., Array]) -> None:
+    """An op as a package might record it, past the checks of `register_op`."""
+    record = OpSpec(name, infer=same_shape, reference=meaning, examples=SMALL)
+    register(record)
+
+
+def test_a_record_that_does_not_hold_is_told() -> None:
+    with pytest.raises(GraphError, match=r"op 'writes': the meaning fails on example 0.*read-only"):
+        register_op("writes", writes, examples=SMALL)
+    wide = partial(np.tile, reps=2)
+    with pytest.raises(
+        GraphError, match=r"gives \[3, 10\] on example 0, expected \[3, 5\]; `shape=`"
+    ):
+        register_op("wide", wide, examples=SMALL)
+    assert not {"writes", "wide"} & OPS.keys()
+    bare("writes", writes)
     with pytest.raises(Differs, match="writes, example 0: the reference writes"):
         check_op("writes")
-    register_op("wide", lambda x: np.concatenate([x, x], -1), examples=SMALL)
+    bare("wide", wide)
     with pytest.raises(Differs, match=r"wide, example 0: shape \(3, 5\), reference \(3, 10\)"):
         check_op("wide")
     with pytest.raises(GraphError, match="at least one example"):
         register_op("bare", mish, examples=())
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a-b", "a%", "1st"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(GraphError, match="expected a name of letters, digits and underscores"):
+        register_op(name, mish, examples=SMALL)
+
+
+def test_a_meaning_cannot_change_what_others_read() -> None:
+    """Each device that runs it in NumPy, and `evaluate`: the bytes of other values stay theirs."""
+    bare("writes", writes)
+    x = input("x", (3, 5))
+    graph = Graph.of({"a": apply("writes", x), "b": x + 0})
+    feeds = {"x": np.zeros((3, 5), np.float32)}
+    with pytest.raises(ValueError, match="read-only"):
+        evaluate(graph, feeds)
+    for device in ("cpu", "sim0"):
+        with pytest.raises((GgraphError, ValueError), match="read-only"):
+            session = Session({device: open_backend(device)})
+            session.prepare("k", graph)
+            session.run("k", feeds)
+
+
+def test_what_is_written_into_a_copy_is_no_view_of_the_source() -> None:
+    """A kernel of such a meaning gave its source as it was."""
+
+    def first(x: Array) -> Array:
+        y = x.copy()
+        y[:1] = 0
+        return y
+
+    def wider(x: Array) -> Array:
+        y = x.astype(np.float64)
+        y[..., :1] = 0
+        return y
+
+    def kept(x: Array, state: Array) -> Array:
+        first(x)
+        state[2:][:1] = x
+        return state
+
+    register_op("first", first, examples=[Example((Arg((3, 5)),))])
+    register_op("wider", wider, examples=[Example((Arg((3, 5)),))])
+    both = Example((Arg((1, 5)), Arg((4, 5))))
+    second = register_op(
+        "kept", kept, examples=[both], shape=lambda s, _: Meta(s[1].shape, s[1].dtype), overwrites=1
+    )
+    assert second is not None
+    for name in ("first", "wider", "kept"):
+        check_op(name)
 
 
 def test_packages_bring_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,17 +129,26 @@ def _storage_bytes(t: Tensor) -> int:
 
 
 def reference(t: Tensor, sources: Sequence[Array]) -> Array:
-    """The op's meaning on logical arrays, with NumPy's floating-point warnings off.
+    """The op's meaning on logical arrays, with NumPy's floating-point warnings off. It may write
+    into the array that the op overwrites, and into no other: they may be windows on a plan's bytes.
 
     Raises GraphError for a leaf, or when the reference breaks the promise of its shape rule.
     """
     if t.spec is None:
         raise GraphError(f"{line(t)}: a leaf has no meaning to compute")
+    given = [s if i == t.spec.overwrites else read_only(s) for i, s in enumerate(sources)]
     with np.errstate(all="ignore"):
-        value = t.spec.reference(*sources, **t.attrs)
+        value = t.spec.reference(*given, **t.attrs)
     if value.shape != t.shape:
         raise GraphError(f"{line(t)}: the reference gave {list(value.shape)}")
     return value
+
+
+def read_only(values: Array) -> Array:
+    """The same array, which refuses to be written."""
+    shown = np.asarray(values).view()  # of no axes some are scalars
+    shown.flags.writeable = False
+    return shown
 
 
 def compute(result: Bytes, sources: Sequence[Bytes]) -> None:

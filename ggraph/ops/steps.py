@@ -48,6 +48,7 @@ class Trace:
     boxes: tuple[Box, ...] = ()
     rooms: list[tuple[Shape, tuple[Box, ...]]] = field(default_factory=list)
     written: list[tuple[Shape, Any]] = field(default_factory=list)  # into what is overwritten
+    target: Any = None  # the symbol of what is overwritten
     _known: dict[Step, int] = field(default_factory=dict)
 
     def add(self, op: str, args: Sequence[int] = (), shape: Shape = (), data: Any = None) -> int:

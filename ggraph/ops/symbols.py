@@ -107,12 +107,12 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return FUNCTIONS[f](*args, **kwargs)
 
     def astype(self, dtype: Any, copy: bool = True) -> "Symbol":
-        """Itself: kernels compute in float32, and storing converts."""
-        return self
+        """The same values: kernels compute in float32, and storing converts."""
+        return self.copy()
 
     def copy(self) -> "Symbol":
-        """Itself: symbols never change."""
-        return self
+        """The same values, into which nothing is written: symbols never change."""
+        return Symbol(self.trace, self.step, self.shape, self.window, self.is_float)
 
     def _looked_at(self, view: Callable[[Array], Array]) -> "Symbol":
         if self.window is None:
@@ -131,7 +131,9 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         """What an op writes into the value that it overwrites: a box of it."""
         keys = key if isinstance(key, tuple) else (key,)
-        if self.window is None or not all(isinstance(k, slice) or k is Ellipsis for k in keys):
+        if self is not self.trace.target:
+            raise Untraceable("a value that changes")
+        if not all(isinstance(k, slice) or k is Ellipsis for k in keys):
             raise Untraceable("a place that is found at run time")
         whole = (slice(None),) * self.ndim if keys == (Ellipsis,) else keys
         starts = tuple(k.start or 0 for k in whole)

@@ -23,6 +23,7 @@ def trace(t: Tensor) -> Trace:
         raise Untraceable(f"{t.op}: not of plain types")
     found = Trace()
     given = [_source(found, i, s) for i, s in enumerate(t.sources)]
+    found.target = None if t.spec.overwrites is None else given[t.spec.overwrites]
     try:
         with np.errstate(all="ignore"):
             result = t.spec.reference(*given, **t.attrs)
