@@ -132,8 +132,8 @@ def _held_to(name: str, rule: Rule) -> Rule:
 
 
 def _try(spec: OpSpec) -> None:
-    """GraphError where the meaning fails on an example, as where it writes into what the op does not
-    overwrite, or gives anything but an array of the shape that the rule says."""
+    """GraphError where the meaning fails on an example, as where it writes into what the op does
+    not overwrite, or gives anything but an array of the shape that the rule says."""
     for i, example in enumerate(spec.examples):
         y = build_example(spec, example)
         fed = [a.copy() for a in feeds(spec, example).values()]
