@@ -249,6 +249,28 @@ def test_angles_of_any_size(op: str) -> None:
     assert np.array_equal(run(graph, {"x": given})["y"], want, equal_nan=True)
 
 
+def test_powers_are_those_of_numpy() -> None:
+    """Of every pair of numbers at which something changes, and of many between, signs of zeros
+    and subnormal results included: a base of 1 has the power 1, whatever the exponent."""
+    near = [np.nextafter(np.float32(1), np.float32(to)) for to in (0, 2)]
+    ends = [0, 1, 0.5, 1.5, 2, 3, 7, 1e-45, 1e-38, 3e38, 1e10, 2**24, 2**24 + 2, 2**25, np.inf]
+    some = np.array([*ends, *(-np.array(ends)), *near, np.nan], np.float32)
+    a, b = (x.ravel() for x in np.meshgrid(some, some))
+    wide = np.exp(RNG.uniform(-88, 88, 100_000)), RNG.normal(0, 3, 100_000)
+    flat = np.exp(RNG.normal(0, 1e-3, 50_000)), RNG.normal(0, 3e4, 50_000)
+    a, b = (np.concatenate(x).astype(np.float32) for x in zip((a, b), wide, flat, strict=True))
+    graph = Graph.of({"y": ops.pow(input("a", a.shape), input("b", b.shape))})
+    want, got = evaluate(graph, {"a": a, "b": b})["y"], run(graph, {"a": a, "b": b})["y"]
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    there = ~np.isnan(want)
+    bits, right = got[there].view(np.int32), want[there].view(np.int32)
+    off = np.abs(bits.astype(np.int64) - right)
+    assert off.max() <= 1 and np.mean(off == 0) > 0.9999
+    known = (b == 0) | (a == 1) | ((a == -1) & np.isinf(b))
+    assert np.array_equal(np.isnan(want), np.isnan(np.where(known, 1, want))), "NumPy knows better"
+    assert (got[known] == 1).all()
+
+
 def test_a_rows_bits_do_not_depend_on_its_neighbours_or_on_threads() -> None:
     x, w = normal(40, 77), normal(77)
 

@@ -66,10 +66,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(
         self, found: Trace, step: int, shape: Shape, window: Window | None = None,
-        is_float: bool = True,
+        is_float: bool = True, is_copy: bool = False,
     ) -> None:  # fmt: skip
         self.trace, self.step, self.shape = found, step, tuple(shape)
-        self.window, self.is_float = window, is_float
+        self.window, self.is_float, self.is_copy = window, is_float, is_copy
 
     @property
     def ndim(self) -> int:
@@ -112,7 +112,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     def copy(self) -> "Symbol":
         """The same values, into which nothing is written: symbols never change."""
-        return Symbol(self.trace, self.step, self.shape, self.window, self.is_float)
+        return Symbol(self.trace, self.step, self.shape, self.window, self.is_float, True)
 
     def _looked_at(self, view: Callable[[Array], Array]) -> "Symbol":
         if self.window is None:
@@ -120,7 +120,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         shown = view(self.window.view)
         window = Window(self.window.number, shown, self.window.base)
         step = window.step(self.trace, shown)
-        return Symbol(self.trace, step, shown.shape, window, self.is_float)
+        return Symbol(self.trace, step, shown.shape, window, self.is_float, self.is_copy)
 
     def __getitem__(self, key: Any) -> "Symbol":
         keys = key if isinstance(key, tuple) else (key,)
@@ -131,13 +131,23 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         """What an op writes into the value that it overwrites: a box of it."""
         keys = key if isinstance(key, tuple) else (key,)
-        if self is not self.trace.target:
-            raise Untraceable("a value that changes")
-        if not all(isinstance(k, slice) or k is Ellipsis for k in keys):
+        keys = (slice(None),) * self.ndim if keys == (Ellipsis,) else keys
+        if len(keys) != self.ndim or not all(isinstance(k, slice) for k in keys):
             raise Untraceable("a place that is found at run time")
-        whole = (slice(None),) * self.ndim if keys == (Ellipsis,) else keys
-        starts = tuple(k.start or 0 for k in whole)
-        self.trace.written.append((starts, symbol(self.trace, value)))
+        spans = [range(*k.indices(n)) for k, n in zip(keys, self.shape, strict=True)]
+        part, sizes = symbol(self.trace, value), tuple(map(len, spans))
+        if not self._is_target(sizes) or part.shape != sizes or any(s.step != 1 for s in spans):
+            raise Untraceable("a value that changes")
+        self.trace.written.append((tuple(s.start for s in spans), part))
+
+    def _is_target(self, sizes: Shape) -> bool:
+        """Whether a box is one of what the op overwrites: no copy's; in another shape all of it."""
+        target = self.trace.target
+        if target is None or self.window is None or self.is_copy:
+            return False
+        same = self.window.number == target.window.number and self.size == target.size
+        whole = self.shape == target.shape or math.prod(sizes) == self.size
+        return same and whole and self.window.view.flags.c_contiguous
 
     def transpose(self, *axes: Any) -> "Symbol":
         """As NumPy's, of what is fed."""

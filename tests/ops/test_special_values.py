@@ -21,8 +21,8 @@ from ggraph.session import Session
 from ggraph.tensor import OPS, apply, input
 
 SPECIAL = np.array(
-    [-np.inf, -3e38, -1e30, -1e4, -88.5, -87.0, -0.0, 0.0, 1e-30, 87.0, 88.5, 89.5, 1e4,
-     1e30, 3e38, np.inf, np.nan], np.float32,
+    [-np.inf, -3e38, -1e30, -1e4, -88.5, -87.0, -1.0, -0.0, 0.0, 1e-39, 1e-30, 0.5, 1.0, 2.0, 3.0,
+     87.0, 88.5, 89.5, 1e4, 1e30, 3e38, np.inf, np.nan], np.float32,
 )  # fmt: skip
 PAIRS = dict(
     zip("ab", np.array(list(product(SPECIAL, repeat=2)), np.float32).T.copy(), strict=True)

@@ -5,9 +5,11 @@ Cephes (log, tanh), Numerical Recipes 6.2 (erf, a Chebyshev fit to 1.2e-7).
 """
 
 from collections.abc import Callable, Mapping
+from math import factorial
+from math import log as natural
 
 from ggraph.backends.cpu import angles, words
-from ggraph.backends.cpu.simd import F32, I32, Kernel, Val, vec
+from ggraph.backends.cpu.simd import F32, F64, I32, I64, Kernel, Val, vec
 
 INF = float("inf")
 LEAST_NORMAL = 1.1754943508222875e-38
@@ -20,6 +22,10 @@ TANH_TERMS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422
 TANH_SMALL = 0.625  # below it the polynomial, above it exponentials
 EXPM1_TERMS = (1 / 362880, 1 / 40320, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)  # Taylor
 EXPM1_SMALL = 0.5
+LN2 = natural(2)
+LOG2_TERMS = tuple(2 / (LN2 * n) for n in range(17, 0, -2))  # of f, f**3, .. f**17
+EXP2_TERMS = tuple(LN2**n / factorial(n) for n in range(11, -1, -1))  # Taylor
+EXP2_MOST = 200.0  # beyond it float32 is infinite, or 0
 ERFC_TERMS = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806,
               0.09678418, 0.37409196, 1.00002368, -1.26551223)  # fmt: skip
 
@@ -122,16 +128,58 @@ def sign(k: Kernel, x: Val) -> Val:
 
 
 def power(k: Kernel, a: Val, b: Val) -> Val:
-    """a to the b: exp(b log |a|); for a < 0 only whole b have a value, but for 0 and infinity."""
+    """a to the b, as C's pow: 2 to the b log2 |a|, in float64, whose rounding the exponent does not
+    magnify into float32's; for a < 0 only whole b have a value, but for 0 and infinity."""
     base = words.absolute(k, a)
-    size = words.exp(k, b * log(k, base))
-    size = k.select(b.eq(0.0), k.const(1.0, a.v.type), size)
+    size = _exp2(k, _wide(k, b) * _log2(k, base))
+    one = k.const(1.0, a.v.type)
+    size = k.select(b.eq(0.0), one, k.select(base.eq(1.0), one, size))
     whole, half = _named(k, "floor", b).eq(b), _named(k, "floor", b * 0.5) * 2.0
     odd = k.select(half.eq(b), size, -size)
     ends = k.select(base.eq(base * 0.5), size, k.const(float("nan"), a.v.type))
     below = k.select(whole, odd, ends)
-    reciprocal = k.const(1.0, a.v.type) / a  # tells -0 from 0
+    reciprocal = one / a  # tells -0 from 0
     return k.select(a < 0.0, below, k.select(reciprocal < 0.0, below, size))
+
+
+def _wide(k: Kernel, x: Val) -> Val:
+    return k.cast("fpext", x, vec(F64, x.v.type.count))
+
+
+def _log2(k: Kernel, x: Val) -> Val:
+    """The binary logarithm of float32 x >= 0 in float64, within 1e-14: m = (1 + f) / (1 - f) in
+    [sqrt(1/2), sqrt(2)) and the series of log((1 + f) / (1 - f)); x, or -inf, at the ends."""
+    wide, lanes = _wide(k, x), x.v.type.count  # of which none is subnormal
+    whole, bits = vec(I32, lanes), k.cast("bitcast", wide, vec(I64, lanes))
+    exponent = k.cast("sitofp", k.cast("trunc", bits >> 52, whole) - 1023, wide.v.type)
+    m = k.cast("bitcast", (bits & 0xFFFFFFFFFFFFF) | (1023 << 52), wide.v.type)
+    high = m > 2**0.5
+    m = k.select(high, m * 0.5, m)
+    exponent = k.select(high, exponent + 1.0, exponent)
+    f = (m - 1.0) / (m + 1.0)
+    square = f * f
+    total = k.const(LOG2_TERMS[0], wide.v.type)
+    for term in LOG2_TERMS[1:]:
+        total = total * square + term
+    y = exponent + f * total
+    y = k.select(wide.eq(0.0), k.const(-INF, wide.v.type), y)
+    return k.select(wide < INF, y, wide)
+
+
+def _exp2(k: Kernel, x: Val) -> Val:
+    """2 to the float64 x as float32, subnormal numbers among them."""
+    t, lanes = x.v.type, x.v.type.count
+    held = k.select(x.is_nan(), k.const(0.0, t), x)
+    held = k.select(held > EXP2_MOST, k.const(EXP2_MOST, t), held)
+    held = k.select(held < -EXP2_MOST, k.const(-EXP2_MOST, t), held)
+    n = k.intrinsic(f"llvm.rint.v{lanes}f64", t, held)
+    r = held - n
+    total = k.const(EXP2_TERMS[0], t)
+    for term in EXP2_TERMS[1:]:
+        total = total * r + term
+    bits = (k.cast("sext", k.cast("fptosi", n, vec(I32, lanes)), vec(I64, lanes)) + 1023) << 52
+    y = k.cast("fptrunc", total * k.cast("bitcast", bits, t), vec(F32, lanes))
+    return k.select(x.is_nan(), k.const(float("nan"), y.v.type), y)
 
 
 def where(k: Kernel, condition: Val, then: Val, other: Val) -> Val:
