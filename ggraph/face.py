@@ -7,15 +7,17 @@ shapes broadcast in both directions: the result has the left operand's dtype.
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import copysign, frexp
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
+from ggraph.dtype import F32, F64, DType
 from ggraph.errors import GraphError, ShapeError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ggraph.tensor import Array, Tensor
 
@@ -59,6 +61,7 @@ class Face:
     """Operators and methods of a tensor."""
 
     shape: tuple[int, ...]
+    dtype: DType
     __array_ufunc__ = None  # NumPy leaves arithmetic with tensors to them
 
     def _op(self, op: str, *sources: "Any", **attrs: "Any") -> "Tensor":
@@ -87,22 +90,27 @@ class Face:
                 f"expected a tensor or a number, got {shown(value)}: feed an array as an input, or "
                 "keep it as a weight"
             )
-        return self._op("fill", shape=(), value=float(value), dtype=str(self.dtype))  # type: ignore[attr-defined]
+        return self._op("fill", shape=(), value=_real(value), dtype=str(self.dtype))
 
     def _scaled(self, factor: float, bias: float) -> "Tensor":
-        return self._op("scale", self, scale=float(factor), bias=float(bias))
+        """A bias of 0 is none, so that zeros keep their sign."""
+        return self._op("scale", self, scale=_real(factor), bias=_real(bias))
 
     def __add__(self, other: "Operand") -> "Tensor":
-        return self._scaled(1.0, other) if _is_number(other) else self._with("add", self, other)
+        if _is_number(other) and not _is_plus_0(other):  # which makes -0 into 0
+            return self._scaled(1.0, other)
+        return self._with("add", self, other)
 
     def __radd__(self, other: float) -> "Tensor":
         return self + other
 
     def __sub__(self, other: "Operand") -> "Tensor":
-        return self._scaled(1.0, -other) if _is_number(other) else self._with("sub", self, other)
+        return self + -_real(other) if _is_number(other) else self._with("sub", self, other)
 
     def __rsub__(self, other: float) -> "Tensor":
-        return self._scaled(-1.0, other) if _is_number(other) else self._with("sub", other, self)
+        if _is_number(other) and not _is_plus_0(other):
+            return self._scaled(-1.0, other)
+        return self._with("sub", other, self)
 
     def __mul__(self, other: "Operand") -> "Tensor":
         return self._scaled(other, 0.0) if _is_number(other) else self._with("mul", self, other)
@@ -111,8 +119,9 @@ class Face:
         return self * other
 
     def __truediv__(self, other: "Operand") -> "Tensor":
-        if _is_number(other) and other != 0:
-            return self._scaled(1.0 / other, 0.0)
+        """By a number whose reciprocal is exact, a power of two, a product; in f64 by any."""
+        if _is_number(other) and other and (self.dtype is F64 or _has_reciprocal(_real(other))):
+            return self._scaled(1.0 / _real(other), 0.0)
         return self._with("div", self, other)
 
     def __rtruediv__(self, other: float) -> "Tensor":
@@ -138,11 +147,11 @@ class Face:
 
     def __gt__(self, other: "Operand") -> "Tensor":
         """1 where this is greater, else 0."""
-        return self._op("step", self - other)
+        return self._stepped(other, lambda above: above)
 
     def __lt__(self, other: "Operand") -> "Tensor":
         """1 where this is less, else 0."""
-        return self._op("step", -(self - other))
+        return self._stepped(other, lambda above: -above)
 
     def __ge__(self, other: "Operand") -> "Tensor":
         """1 where this is not less, else 0."""
@@ -160,6 +169,16 @@ class Face:
 
     __hash__ = object.__hash__
 
+    def _stepped(self, other: "Operand", way: "Callable[[Tensor], Tensor]") -> "Tensor":
+        """1 where the difference, taken in the wider of the two types, is above 0 in this way."""
+        types = {t.dtype for t in (self, other) if isinstance(t, Face)}
+        wide = F64 if F64 in types else F32
+        plain = self.dtype.is_float and not self.dtype.is_block
+        if not plain or self.dtype is wide:
+            return self._op("step", way(self - other))
+        found = self._op("step", way(self._op("cast", self, dtype=wide.name) - other))
+        return self._op("cast", found, dtype=self.dtype.name)
+
     def _unless(self, holds: "Tensor", other: "Operand") -> "Tensor":
         """1 where a comparison does not hold, and 0 where a number is none: sgn keeps NaN."""
         known = 0.5 - holds
@@ -169,10 +188,24 @@ class Face:
         return self._op("step", known)
 
     def __matmul__(self, other: "Tensor") -> "Tensor":
-        """NumPy's product [.., m, k] @ [.., k, n]; `ops.mul_mat(w, x)` is ggml's form of it."""
+        """NumPy's product [.., m, k] @ [.., k, n], in float32; `ops.mul_mat(w, x)` is ggml's."""
         if not isinstance(other, Face):
             raise ShapeError(f"{self!r} @ {shown(other)}: expected a tensor, such as a weight")
-        return self._op("mul_mat", other.T, self)
+        a, b = self[...], other
+        said = _check_product(a, b)
+        x, w = _as_row(a) if len(a.shape) == 1 else a, _as_row(b) if len(b.shape) == 1 else b.T
+        try:
+            lead = np.broadcast_shapes(x.shape[:-2], w.shape[:-2])
+        except ValueError:
+            raise ShapeError(
+                f"{said}: cannot broadcast the leading axes {list(x.shape[:-2])} and "
+                f"{list(w.shape[:-2])}"
+            ) from None
+        if x.shape[:-2] != lead:
+            x = self._op("repeat", x, shape=(*lead, *x.shape[-2:]))
+        y = self._op("mul_mat", w, x)
+        shape = (*lead, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ()))
+        return y if y.shape == shape else self._op("reshape", y, shape=shape)
 
     def __rmatmul__(self, other: object) -> "Tensor":
         raise ShapeError(f"{shown(other)} @ {self!r}: expected a tensor, such as a weight")
@@ -275,9 +308,54 @@ class Face:
         """ShapeError: what decides must be computed first, or chosen by `ops.where`."""
         raise ShapeError(f"{self!r} has no truth before it is computed; see ops.where")
 
+    def __array_function__(self, f: Any, types: object, args: object, kwargs: object) -> object:
+        """ShapeError that names what to write instead."""
+        if f is np.shape:
+            return self.shape
+        name = {"transpose": "permute", "swapaxes": "permute"}.get(f.__name__, f.__name__)
+        instead = f"write x.{name}(..)" if hasattr(Face, name) else "see ggraph.ops"
+        raise ShapeError(f"np.{f.__name__} of {self!r}: it has no values yet; {instead}")
+
     def __array__(self, *given: object, **how: object) -> "Array":
         """ShapeError: no NumPy array is there before a session has run."""
         raise ShapeError(f"{self!r} has no values before it is computed: run it, or evaluate it")
+
+
+def _as_row(t: "Tensor") -> "Tensor":
+    """A vector as a matrix of one row."""
+    whole = t if t.is_contiguous else t._op("cont", t)
+    return t._op("reshape", whole, shape=(1, *t.shape))
+
+
+def _check_product(a: "Tensor", b: "Tensor") -> str:
+    """A product in words. ShapeError where NumPy has none either, or mul_mat none of the types."""
+    said = " @ ".join(f"{t.label} {t.dtype}{list(t.shape)}" for t in (a, b))
+    if not a.shape or not b.shape:
+        raise ShapeError(f"{said}: a scalar has no rows; see *")
+    for t in (a, b):
+        if not t.dtype.is_float or t.dtype.is_block:
+            raise ShapeError(f"{said}: {t.dtype} is no plain float type; see ops.mul_mat")
+    inner = a.shape[-1], b.shape[-2:][0]
+    if inner[0] != inner[1]:
+        raise ShapeError(f"{said}: inner sizes {inner[0]} and {inner[1]} differ")
+    return said
+
+
+def _real(value: float) -> float:
+    """A number as Python's. ShapeError for whole numbers that no float is near."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise ShapeError(f"{shown(value, 20)}: beyond what a float can hold") from None
+
+
+def _has_reciprocal(value: float) -> bool:
+    """Whether 1 / value is exact and a normal number of float32, as value is."""
+    return abs(frexp(value)[0]) == 0.5 and 2.0**-126 <= abs(value) <= 2.0**126
+
+
+def _is_plus_0(value: float) -> bool:
+    return value == 0 and copysign(1, value) > 0
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -313,6 +391,8 @@ def _span(key: object, size: int, t: Face) -> tuple[int, int, int]:
             start, stop, step = key.indices(size)
         except TypeError:
             raise ShapeError(f"{t!r}: index {shown(key)}: expected whole numbers") from None
+        except ValueError:
+            raise ShapeError(f"{t!r}: a step of 0; views run forwards") from None
         if step < 1:
             raise ShapeError(f"{t!r}: a step of {step}; views run forwards")
         return start, max(0, -(-(stop - start) // step)), step

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +26,8 @@ from ggraph import (
     weight,
 )
 from ggraph.errors import ShapeError
-from ggraph.ops.evaluate import evaluate
+from ggraph.ops import examples
+from ggraph.ops.evaluate import evaluate, to_storage
 from ggraph.plan import Plan
 from ggraph.verify import examine
 
@@ -87,6 +90,97 @@ def test_every_expression_means_what_numpys_does() -> None:
             assert np.allclose(got, want, atol=2e-6, rtol=2e-6), name
 
 
+SHAPES = ((), (3,), (4,), (3, 4), (4, 3), (1, 4), (0, 4), (4, 0), (2, 3, 4), (2, 4, 3), (1, 4, 3),
+          (4, 3, 4), (4, 4, 3), (2, 1, 3, 4), (2, 5, 4, 3), (5, 4, 3))  # fmt: skip
+
+
+def test_products_are_numpys_and_refused_where_numpy_refuses() -> None:
+    """Vectors on either side, leading axes that broadcast in both directions, nothing else."""
+    made: dict[str, Tensor] = {}
+    wanted: dict[str, Array] = {}
+    fed: dict[str, Array] = {}
+    for one, two in product(SHAPES, SHAPES):
+        held = [RNG.standard_normal(s).astype(np.float32) for s in (one, two)]
+        x, y = input(f"x{len(fed)}", one), input(f"y{len(fed)}", two)
+        try:
+            want = np.matmul(*held)
+        except ValueError:
+            with pytest.raises(ShapeError, match=rf"%{x.name} .* @ %{y.name} ") as refused:
+                x @ y
+            assert "transpose" not in str(refused.value) and "mul_mat" not in str(refused.value)
+            continue
+        name = f"{one} x {two}"
+        made[name], wanted[name] = x @ y, want
+        fed |= {x.name: held[0], y.name: held[1]}
+    every = input("every", (9, 8))
+    made["columns"] = every[:4, 1] @ every[4:8, ::2] @ every[1:5, 3]
+    fed["every"] = e = RNG.standard_normal((9, 8)).astype(np.float32)
+    wanted["columns"] = np.asarray(e[:4, 1] @ e[4:8, ::2] @ e[1:5, 3])
+    graph = Graph.of(made)
+    with Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True)) as session:
+        session.prepare("k", graph)
+        found, meant = session.run("k", fed), evaluate(graph, fed)
+    assert len(made) > 60
+    for name, want in wanted.items():
+        for got in (found[name], meant[name]):
+            assert got.shape == want.shape, name
+            assert np.allclose(got, want, atol=1e-5), name
+
+
+def test_numbers_beside_tensors_do_what_numpy_does() -> None:
+    """To the bit, signs of zeros included: no reciprocal is taken, and no 0 added."""
+    values = np.array([0.0, -0.0, 1, -1, 3, 7, 1e-39, 1e-45, 3e38, np.inf, np.nan], np.float32)
+    values = np.concatenate([values, np.arange(1, 400, dtype=np.float32)])
+    x = input("x", values.shape)
+    ways: dict[str, Callable[[Any, float], Any]] = {
+        "+": lambda v, c: v + c, "-": lambda v, c: v - c, "*": lambda v, c: v * c,
+        "/": lambda v, c: v / c, "r+": lambda v, c: c + v, "r-": lambda v, c: c - v,
+        "r*": lambda v, c: c * v, "r/": lambda v, c: c / v, "neg": lambda v, _: -v,
+        "**1": lambda v, _: v**1, "gt": lambda v, c: v > c, "le": lambda v, c: v <= c,
+    }  # fmt: skip
+    numbers = (0.0, 3, 0.1, -7, 2, 0.25, 1e-39, 3e38, 2.0**127)
+    cases = {f"{name} {c!r}": (way, c) for name, way in ways.items() for c in numbers}
+    made = {name: way(x, c) for name, (way, c) in cases.items()}
+    graph = Graph.of(made)
+    with Session({"cpu": open_backend("cpu", threads=1)}, Options(strict=True)) as session:
+        session.prepare("k", graph)
+        found, meant = session.run("k", {"x": values}), evaluate(graph, {"x": values})
+    for name, (way, c) in cases.items():
+        with np.errstate(all="ignore"):
+            want = np.asarray(way(values, c), np.float32)
+        for got in (found[name], meant[name]):
+            assert np.array_equal(got, want, equal_nan=True), name
+            there = ~np.isnan(want)
+            assert np.array_equal(np.signbit(got)[there], np.signbit(want)[there]), name
+
+
+@pytest.mark.parametrize("left", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("right", ["f32", "f16", "f64", "number"])
+def test_comparisons_are_made_in_the_wider_type(left: str, right: str) -> None:
+    """The difference of two that are not equal rounded to 0 in the narrower one."""
+    fine = 1e-60 if "f64" in (left, right) else 1e-9
+    x, y = input("x", (3,), left), input("y", (1,), "f32" if right == "number" else right)
+    given = {"x": np.array([0, 1, -1], np.float32), "y": np.array([fine], np.float32)}
+    if left == "f64":
+        fine, given["x"] = 1e-60, given["x"].astype(np.float64)
+    if right == "f64":
+        given["y"] = np.array([fine], np.float64)
+    other: Tensor | float = fine if right == "number" else y
+    small = fine if right in ("number", "f64") else examples.rounded(given["y"], y)[0]
+    made = {"lt": x < other, "gt": x > other, "le": x <= other, "ge": x >= other}
+    assert all(str(t.dtype) == left for t in made.values())
+    graph = Graph.of({**made, "eq": ops.equal(x, other)})
+    fed = {n: a for n, a in given.items() if n != "y" or right != "number"}
+    stored = {n: to_storage(a, graph[n]) for n, a in fed.items()}
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", graph)
+        for got in (session.run("k", stored), evaluate(graph, stored)):
+            v = given["x"].astype(np.float64)
+            for name, want in {"lt": v < small, "gt": v > small, "le": v <= small,
+                               "ge": v >= small, "eq": v == small}.items():  # fmt: skip
+                assert np.array_equal(got[name].astype(bool), want), name
+
+
 def test_comparisons_of_what_is_no_number_are_numpys() -> None:
     special = np.array([-np.inf, -1, -0.0, 0, 1, np.inf, np.nan], np.float32)
     left, right = (v.ravel() for v in np.meshgrid(special, special))
@@ -138,6 +232,21 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
         (lambda: bool(a > 0), "no truth before it is computed"),
         (lambda: np.asarray(a), "no values before it is computed"),
         (lambda: a * input("z", (7,)), r"cannot broadcast \[3, 4, 5\] of %a and \[7\] of %z"),
+        (lambda: a[::0], "a step of 0; views run forwards"),
+        (lambda: a + 10**400, "beyond what a float can hold"),
+        (lambda: 10**400 - a, "beyond what a float can hold"),
+        (lambda: a * 10**400, "beyond what a float can hold"),
+        (lambda: a / 10**400, "beyond what a float can hold"),
+        (lambda: 10**400 / a, "beyond what a float can hold"),
+        (lambda: a**10**400, "beyond what a float can hold"),
+        (lambda: a < 10**400, "beyond what a float can hold"),
+        (lambda: a >= 10**400, "beyond what a float can hold"),
+        (lambda: ops.scale(a, 10**400), "expected a number"),
+        (lambda: ops.maximum(a, 10**400), "or a number"),
+        (lambda: np.sum(a), r"np.sum of %a.*write x.sum\("),
+        (lambda: np.cumsum(a, axis=0), r"write x.cumsum\("),
+        (lambda: np.concatenate([a, a]), "see ggraph.ops"),
+        (lambda: a @ weight("q", (32, 32), "q8_0"), "q8_0 is no plain float type; see ops.mul_mat"),
         (lambda: a.sum(3), r"axes \[3\] are not axes"),
         (lambda: input("e", (0, 2)).max(0), "max over no element"),
         (lambda: ops.where(1, 2, 3), "where: condition=1: expected a tensor"),  # type: ignore[arg-type]

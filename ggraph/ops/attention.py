@@ -18,6 +18,7 @@ from ggraph.ops.rules import (
     flag,
     index_type,
     integer,
+    like,
     plain_float,
     present,
     rank,
@@ -84,12 +85,12 @@ def _soft_max(
     x: Array, *rest: Array, scale: float, max_bias: float, has_mask: bool, has_sinks: bool
 ) -> Array:
     mask, sinks = present(rest, has_mask, has_sinks)
-    scores = f32(x) * np.float32(scale)
+    scores = x * x.dtype.type(scale)
     if mask is not None:
         heads = x.shape[-3] if x.ndim >= 3 else 1
         slopes = alibi_slopes(heads, max_bias)  # [H]
         scores = scores + (slopes[:, None, None] * mask if max_bias > 0 else mask)
-    return f32(weigh(scores, sinks[:, None, None] if sinks is not None else None))
+    return like(weigh(scores, sinks[:, None, None] if sinks is not None else None), x)
 
 
 def _soft_max_attrs(**changes: float | bool) -> Attrs:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ggraph.dtype import F16, F32
 from ggraph.errors import ShapeError
-from ggraph.ops.rules import expect, f32, plain_float, repeats_into, rule
+from ggraph.ops.rules import expect, like, plain_float, repeats_into, rule
 from ggraph.tensor import (
     OPS,
     Arg,
@@ -158,7 +158,7 @@ def _reference(*arrays: Array, program: str) -> Array:
     steps = links(program)
     for i, step in enumerate(steps):
         values = [known[a] for a in step.args]
-        known[str(i)] = f32(OPS[step.op].reference(*values, **step.attrs))
+        known[str(i)] = like(OPS[step.op].reference(*values, **step.attrs), values[0])
     return known[str(len(steps) - 1)]
 
 

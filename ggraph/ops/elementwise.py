@@ -11,8 +11,8 @@ from ggraph.dtype import BF16, F16
 from ggraph.errors import ShapeError
 from ggraph.ops.rules import (
     expect,
-    f32,
     f64,
+    like,
     plain_float,
     real,
     real_valued,
@@ -73,7 +73,7 @@ MINIMUM = _binary("minimum", np.minimum, has_peer=False)
 
 
 def _pow(a: Array, b: Array) -> Array:
-    return f32(f64(a) ** b)
+    return like(f64(a) ** b, a)
 
 
 POW = register(
@@ -136,7 +136,9 @@ def _scale_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _scale(a: Array, *, scale: float, bias: float) -> Array:
-    return a * np.float32(scale) + np.float32(bias)
+    number = a.dtype.type
+    y: Array = a * number(scale)
+    return y + number(bias) if bias else y
 
 
 SCALE = register(
@@ -153,7 +155,7 @@ SCALE = register(
             Example((Arg((0, 5)),), {"scale": -2.0, "bias": 0.0}),
             Example((Arg((2, 5), F16),), {"scale": 3.0, "bias": 0.5}, tolerance=2e-3),
         ),
-        doc="scale(a, scale, bias): a * scale + bias.",
+        doc="scale(a, scale, bias): a * scale + bias; a bias of 0 is not added.",
     )
 )
 
@@ -275,7 +277,10 @@ def _alike(op: str, *given: Tensor | float) -> tuple[Tensor, ...]:
 
 
 def scale(a: Tensor, factor: float, bias: float = 0.0, *, name: str = "") -> Tensor:
-    """a * factor + bias, a of a plain float type. ggml: GGML_OP_SCALE. Errors: ShapeError."""
+    """a * factor + bias, or a * factor where the bias is 0, a of a plain float type.
+
+    ggml: GGML_OP_SCALE. Errors: ShapeError.
+    """
     return apply("scale", a, name=name, scale=float(factor), bias=float(bias))
 
 

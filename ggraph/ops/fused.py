@@ -16,7 +16,7 @@ from ggraph.ops.matmul import MUL_MAT
 from ggraph.ops.norm import RMS_NORM
 from ggraph.ops.rope import DEFAULTS, ROPE
 from ggraph.ops.rows import SET_ROWS
-from ggraph.ops.rules import choice, expect, f32, rank, rule
+from ggraph.ops.rules import choice, expect, f32, like, rank, rule
 from ggraph.tensor import (
     OPS,
     Arg,
@@ -50,7 +50,7 @@ RMS_NORM_MUL = register(
     OpSpec(
         "rms_norm_mul",
         infer=rule("rms_norm_mul", "x w", _norm_rule),
-        reference=lambda x, w, *, eps: f32(RMS_NORM.reference(x, eps=eps) * w),
+        reference=lambda x, w, *, eps: like(RMS_NORM.reference(x, eps=eps) * w, x),
         cost=_norm_cost,
         inplace_ok=(0,),
         examples=(

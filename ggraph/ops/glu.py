@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ggraph.dtype import F16
-from ggraph.ops.rules import expect, f32, f64, plain_float, rank, real, rule
+from ggraph.ops.rules import expect, f64, like, plain_float, rank, real, rule
 from ggraph.ops.shape import columns
 from ggraph.ops.unary import gelu_erf_of, gelu_of, gelu_quick_of, relu_of, silu_of
 from ggraph.tensor import Arg, Array, Attrs, Example, Meta, OpSpec, Tensor, apply, register
@@ -26,7 +26,8 @@ def _same(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 def _glu(name: str, activation: Callable[[Array], Array], meaning: str) -> OpSpec:
     def reference(gate: Array, up: Array) -> Array:
-        return f32(f32(activation(f64(gate))) * up)  # the gate is a float32 by itself, as ggml's
+        opened = like(activation(f64(gate)), gate)  # rounded by itself, as ggml's
+        return like(opened * up, gate)
 
     return register(
         OpSpec(
@@ -65,7 +66,8 @@ def _oai_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 def _oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     held = np.minimum(f64(gate), limit)
-    return f32(held / (1 + np.exp(-alpha * held)) * (np.clip(f64(up), -limit, limit) + 1))
+    opened = held / (1 + np.exp(-alpha * held))
+    return like(opened * (np.clip(f64(up), -limit, limit) + 1), gate)
 
 
 SWIGLU_OAI = register(

@@ -10,10 +10,10 @@ import numpy as np
 from ggraph.dtype import F16
 from ggraph.ops.rules import (
     expect,
-    f32,
     f64,
     integer,
     last_axis,
+    like,
     rank,
     real,
     rule,
@@ -36,17 +36,17 @@ def _rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 def _norm(x: Array, *, eps: float) -> Array:
     centred = f64(x) - f64(x).mean(-1, keepdims=True)
-    return f32(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps))
+    return like(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps), x)
 
 
 def _rms_norm(x: Array, *, eps: float) -> Array:
     wide = f64(x)
-    return f32(wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps))
+    return like(wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps), x)
 
 
 def _l2_norm(x: Array, *, eps: float) -> Array:
     wide = f64(x)
-    return f32(wide / np.maximum(np.sqrt((wide**2).sum(-1, keepdims=True)), eps))
+    return like(wide / np.maximum(np.sqrt((wide**2).sum(-1, keepdims=True)), eps), x)
 
 
 def _row_norm(name: str, reference: Callable[..., Array], eps: float, meaning: str) -> OpSpec:

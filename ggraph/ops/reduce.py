@@ -15,6 +15,7 @@ from ggraph.ops.rules import (
     f64,
     integers,
     last_axis,
+    like,
     plain_float,
     rank,
     rule,
@@ -47,7 +48,7 @@ def _mean(x: Array) -> Array:
 
 
 def _cumsum(x: Array) -> Array:
-    return f32(f64(x).cumsum(-1))
+    return like(f64(x).cumsum(-1), x)
 
 
 EXAMPLES = (

@@ -178,6 +178,12 @@ def f64(a: Array) -> Array:
     return a.astype(np.float64)
 
 
+def like(values: Array, x: Array) -> Array:
+    """Values in the type in which x is computed: float64 for f64, else float32."""
+    found: Array = values.astype(x.dtype, copy=False)
+    return found
+
+
 def f32(a: Array) -> Array:
     """Float32 form, the result type of references."""
     values: Array = a.astype(np.float32, copy=False)

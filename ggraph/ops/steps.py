@@ -49,15 +49,16 @@ class Trace:
     rooms: list[tuple[Shape, tuple[Box, ...]]] = field(default_factory=list)
     written: list[tuple[Shape, Any]] = field(default_factory=list)  # into what is overwritten
     target: Any = None  # the symbol of what is overwritten
-    _known: dict[Step, int] = field(default_factory=dict)
+    _known: dict[tuple[Step, str], int] = field(default_factory=dict)
 
     def add(self, op: str, args: Sequence[int] = (), shape: Shape = (), data: Any = None) -> int:
         """The number of a step, which is made if it is new."""
         step = Step(op, tuple(args), shape, data)
-        if step not in self._known:
-            self._known[step] = len(self.steps)
+        key = step, str(data) if op == "number" else ""  # -0 is not 0
+        if key not in self._known:
+            self._known[key] = len(self.steps)
             self.steps.append(step)
-        return self._known[step]
+        return self._known[key]
 
     def reached(self, root: int) -> list[int]:
         """The steps that `root` needs, itself included, in order."""

@@ -1,7 +1,8 @@
 """Functions of one element.
 
 All take a plain float tensor [...] and give one of the same shape and dtype. References compute
-in float64. Sources: ggml's `ggml_vec_*` functions for the constants of the approximate forms.
+in float64, of which f64 keeps all. Sources: ggml's `ggml_vec_*` functions for the constants of the
+approximate forms.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.dtype import F16
-from ggraph.ops.rules import f32, f64, rule, same_shape
+from ggraph.ops.rules import f64, like, rule, same_shape
 from ggraph.ops.trace import WORDS
 from ggraph.tensor import Arg, Array, Example, OpSpec, Tensor, apply, register
 
@@ -97,7 +98,7 @@ def _round_of(x: Array) -> Array:
 
 def _unary(name: str, function: Function, ggml: str, meaning: str, fill: str = "normal") -> OpSpec:
     def reference(x: Array) -> Array:
-        return f32(function(f64(x)))
+        return like(function(f64(x)), x)
 
     return register(
         OpSpec(

@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ggraph.ops as ops
+from ggraph.backends import open_backend
 from ggraph.dtype import BF16, F16, F32, I8, I16, I32, I64, Q4_0, Q8_0, DType
 from ggraph.errors import GraphError, InputError
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate, read, to_logical, to_storage, write
-from ggraph.tensor import input, state, weight
+from ggraph.session import Session
+from ggraph.tensor import Array, Tensor, input, state, weight
 
 RNG = np.random.default_rng(11)
 TYPES = (F32, F16, BF16, I8, I16, I32, I64, Q8_0, Q4_0)
@@ -116,3 +118,35 @@ def test_bf16_rounds_to_nearest_even(values: list[float]) -> None:
         below, above = int(v) - int(down), int(up) - int(v)
         tie = down if (int(down) >> 16) % 2 == 0 else up
         assert int(r) == int(down if below < above else up if above < below else tie)
+
+
+def test_what_is_given_in_64_bits_stays_so() -> None:
+    """Ops that promise the type of their source: some went through float32, where 1e300 is none."""
+    x = np.array([[1e300, -1e-300, 700.0, 1 / 3]])
+    t, s = input("x", x.shape, "f64"), input("s", (1, 4), "f64")
+    small = np.array([[1e-200, 2e-200, -1 / 3, 700.0]])
+    exp = np.exp(small)
+    over = np.exp(small - small.max())
+    cases: dict[str, tuple[Tensor, Array]] = {
+        "abs": (ops.abs(t), np.abs(x)), "neg": (-t, -x), "sqr": (ops.sqr(s), small * small),
+        "exp": (ops.exp(s), exp), "relu": (ops.relu(t), np.maximum(x, 0)),
+        "scale": (t * 0.1, x * 0.1), "shift": (s + 1e-200, small + 1e-200),
+        "sqrt": (t**0.5, x**0.5), "third": (t / 3, x * (1 / 3)),
+        "pow": (ops.pow(s, s), small**small),
+        "reglu": (ops.reglu(t, s), np.maximum(x, 0) * small),
+        "cumsum": (ops.cumsum(s), small.cumsum(-1)),
+        "soft_max": (ops.soft_max(s), over / over.sum()),
+        "l2_norm": (ops.l2_norm(s), small / np.sqrt((small**2).sum())),
+        "several": (ops.exp(ops.abs(s)) * s, np.exp(np.abs(small)) * small),
+        "greater": (s > 0, (small > 0) * 1.0),
+    }  # fmt: skip
+    graph = Graph.of({n: y for n, (y, _) in cases.items()})
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", graph)
+        found = session.run("k", {"x": x, "s": small})
+    with np.errstate(all="ignore"):
+        meant = evaluate(graph, {"x": x, "s": small})
+    for name, (y, want) in cases.items():
+        assert str(y.dtype) == "f64", name
+        for got in (found[name], meant[name]):
+            assert np.allclose(got, want, 1e-13, 0, equal_nan=True), name
