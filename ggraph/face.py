@@ -7,14 +7,14 @@ shapes broadcast in both directions: the result has the left operand's dtype.
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import copysign, frexp
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ggraph.dtype import F32, F64, DType
 from ggraph.errors import GraphError, ShapeError, shown
+from ggraph.numerals import has_reciprocal, is_number, is_plus_0, real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,19 +85,19 @@ class Face:
         """A number as a tensor of one element and this dtype. ShapeError for anything else."""
         if isinstance(value, Face):
             return value
-        if not _is_number(value):
+        if not is_number(value):
             raise ShapeError(
                 f"expected a tensor or a number, got {shown(value)}: feed an array as an input, or "
                 "keep it as a weight"
             )
-        return self._op("fill", shape=(), value=_real(value), dtype=str(self.dtype))
+        return self._op("fill", shape=(), value=real(value), dtype=str(self.dtype))
 
     def _scaled(self, factor: float, bias: float) -> "Tensor":
         """A bias of 0 is none, so that zeros keep their sign."""
-        return self._op("scale", self, scale=_real(factor), bias=_real(bias))
+        return self._op("scale", self, scale=real(factor), bias=real(bias))
 
     def __add__(self, other: "Operand") -> "Tensor":
-        if _is_number(other) and not _is_plus_0(other):  # which makes -0 into 0
+        if is_number(other) and not is_plus_0(other):  # which makes -0 into 0
             return self._scaled(1.0, other)
         return self._with("add", self, other)
 
@@ -105,23 +105,23 @@ class Face:
         return self + other
 
     def __sub__(self, other: "Operand") -> "Tensor":
-        return self + -_real(other) if _is_number(other) else self._with("sub", self, other)
+        return self + -real(other) if is_number(other) else self._with("sub", self, other)
 
     def __rsub__(self, other: float) -> "Tensor":
-        if _is_number(other) and not _is_plus_0(other):
+        if is_number(other) and not is_plus_0(other):
             return self._scaled(-1.0, other)
         return self._with("sub", other, self)
 
     def __mul__(self, other: "Operand") -> "Tensor":
-        return self._scaled(other, 0.0) if _is_number(other) else self._with("mul", self, other)
+        return self._scaled(other, 0.0) if is_number(other) else self._with("mul", self, other)
 
     def __rmul__(self, other: float) -> "Tensor":
         return self * other
 
     def __truediv__(self, other: "Operand") -> "Tensor":
         """By a number whose reciprocal is exact, a power of two, a product; in f64 by any."""
-        if _is_number(other) and other and (self.dtype is F64 or _has_reciprocal(_real(other))):
-            return self._scaled(1.0 / _real(other), 0.0)
+        if is_number(other) and other and (self.dtype is F64 or has_reciprocal(real(other))):
+            return self._scaled(1.0 / real(other), 0.0)
         return self._with("div", self, other)
 
     def __rtruediv__(self, other: float) -> "Tensor":
@@ -135,7 +135,7 @@ class Face:
 
     def __pow__(self, exponent: "Operand") -> "Tensor":
         """Small powers as products and roots, others as `pow`."""
-        if _is_number(exponent) and exponent in (0.5, 1, 2, 3):
+        if is_number(exponent) and exponent in (0.5, 1, 2, 3):
             if exponent == 0.5:
                 return self._op("sqrt", self)
             square = self._op("sqr", self) if exponent > 1 else self._scaled(1.0, 0.0)
@@ -163,7 +163,7 @@ class Face:
 
     def __eq__(self, other: object) -> bool:
         """Whether this is the very same tensor. ShapeError beside a number: see `ops.equal`."""
-        if _is_number(other) or isinstance(other, np.ndarray):
+        if is_number(other) or isinstance(other, np.ndarray):
             raise ShapeError(f"{self!r} == {shown(other)}: asks for the same tensor; see ops.equal")
         return self is other
 
@@ -339,28 +339,6 @@ def _check_product(a: "Tensor", b: "Tensor") -> str:
     if inner[0] != inner[1]:
         raise ShapeError(f"{said}: inner sizes {inner[0]} and {inner[1]} differ")
     return said
-
-
-def _real(value: float) -> float:
-    """A number as Python's. ShapeError for whole numbers that no float is near."""
-    try:
-        return float(value)
-    except OverflowError:
-        raise ShapeError(f"{shown(value, 20)}: beyond what a float can hold") from None
-
-
-def _has_reciprocal(value: float) -> bool:
-    """Whether 1 / value is exact and a normal number of float32, as value is."""
-    return abs(frexp(value)[0]) == 0.5 and 2.0**-126 <= abs(value) <= 2.0**126
-
-
-def _is_plus_0(value: float) -> bool:
-    return value == 0 and copysign(1, value) > 0
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    kinds = int | float | np.integer | np.floating
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _wholes(given: Sequence[object], what: str, t: Face) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ USERS = (
     "mixtures",
     "native",
     "nest",
+    "nest_form",
     "packing",
     "pool",
     "products",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggraph import Array, Graph, Session, input, open_backend, register_op
+from ggraph import Array, Graph, Session, input, open_backend, ops, register_op
 from ggraph.errors import GgraphError, GraphError
 from ggraph.extend import load_installed
 from ggraph.ops.evaluate import evaluate
@@ -56,6 +56,29 @@ def test_an_op_that_reduces_has_one_too() -> None:
 
     register_op("standardised", standardised, examples=SMALL)
     assert all(c.compiled for c in check_op("standardised", ("cpu",)))
+
+
+CENTRED: dict[str, Callable[..., Array]] = {
+    "centred": lambda x: x - x.mean(-1, keepdims=True),
+    "mirrored": lambda x: x.astype(np.float64).mean(-1, keepdims=True) - x,
+    "summed": lambda x: x + x.astype(np.float64).sum(-1, keepdims=True) / -x.shape[-1],
+}
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_within_an_op_a_mean_is_not_rounded(name: str) -> None:
+    """Else its error is large beside what is left of numbers far from 0."""
+    meaning = CENTRED[name]
+    op = register_op(name, meaning, examples=SMALL[::2])
+    assert all(c.compiled for c in check_op(name, ("cpu",)))
+    for shape, axes in (((40, 30), (1, 0)), ((30, 40), (0, 1))):  # along vectors, and across
+        far = np.random.default_rng(0).normal(1e4, 1, shape).astype(np.float32)
+        x = input("x", shape).permute(*axes)
+        with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+            session.prepare("k", Graph.of({"y": op(ops.cont(x) if axes[0] == 0 else x)}))
+            got = session.run("k", {"x": far})["y"]
+        want = meaning(far.transpose(axes).astype(np.float64))
+        assert np.abs(got - want).max() < 1e-6
 
 
 def test_an_op_that_sorts_has_none_and_runs_all_the_same() -> None:

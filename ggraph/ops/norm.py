@@ -1,6 +1,7 @@
 """Normalisation of rows and of channel groups.
 
-Legend: n row length, C channels, G groups, H W image sides. Sums in float64, as in ggml.
+Legend: n row length, C channels, G groups, H W image sides. Sums in float64, as in ggml, but for
+rms_norm, whose kernel on the CPU adds squares in several float32 parts.
 """
 
 from collections.abc import Callable, Sequence

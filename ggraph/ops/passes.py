@@ -13,7 +13,7 @@ from math import prod
 from ggraph.ops.steps import Trace
 
 DEAR = frozenset({"exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "power"})
-REDUCTIONS = frozenset({"sum", "max", "min"})  # as traces call them
+REDUCTIONS = frozenset({"sum", "mean", "dot", "max", "min"})  # as traces call them
 
 
 def _passes(found: Trace, root: int, held: int | None = None) -> Mapping[int, frozenset[int]]:

@@ -8,6 +8,8 @@ from ggraph.tensor import Array
 
 Shape = tuple[int, ...]
 ROOM = 1000  # numbers of sources from here on are rooms
+WIDE = ("sum", "mean")  # in float64
+PLAIN = ("add", "subtract", "multiply", "divide")
 
 
 class Untraceable(Exception):
@@ -59,6 +61,15 @@ class Trace:
             self._known[key] = len(self.steps)
             self.steps.append(step)
         return self._known[key]
+
+    def is_sum(self, i: int) -> bool:
+        """Whether a step is a sum or a mean, or made of such and numbers by plain arithmetic: until
+        it is "rounded" float64 has it."""
+        step = self.steps[i]
+        if step.op not in PLAIN:
+            return step.op in WIDE
+        known = [self.steps[a].op == "number" or self.is_sum(a) for a in step.args]
+        return all(known) and any(map(self.is_sum, step.args))
 
     def reached(self, root: int) -> list[int]:
         """The steps that `root` needs, itself included, in order."""

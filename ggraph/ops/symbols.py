@@ -107,8 +107,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return FUNCTIONS[f](*args, **kwargs)
 
     def astype(self, dtype: Any, copy: bool = True) -> "Symbol":
-        """The same values: kernels compute in float32, and storing converts."""
-        return self.copy()
+        """The same values: kernels compute in float32, and storing converts, but for sums."""
+        if np.dtype(dtype) != np.float32 or not self.trace.is_sum(self.step):
+            return self.copy()
+        return call(self.trace, "rounded", self)._as(self.shape)
 
     def copy(self) -> "Symbol":
         """The same values, into which nothing is written: symbols never change."""
@@ -197,9 +199,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "Symbol":
         """As NumPy's."""
-        total = self._reduced("sum", axis, keepdims)
-        count = self.size // max(math.prod(self.trace.steps[total.step].shape), 1)
-        return total / np.float64(count)  # type: ignore[no-any-return]
+        return self._reduced("mean", axis, keepdims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,10 +276,10 @@ def _power(found: Trace, base: Symbol, exponent: Symbol) -> Symbol:
 
 
 def _matmul(a: Symbol, b: Symbol) -> Symbol:
-    """A sum over products of elements: [.., m, k] @ [.., k, n]."""
+    """A sum over products of elements, "dot", in float32: [.., m, k] @ [.., k, n]."""
     if not (isinstance(a, Symbol) and isinstance(b, Symbol)) or a.ndim < 2 or b.ndim < 2:
         raise Untraceable("a product of other things than matrices")
-    return (a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :]).sum(-1)  # type: ignore[no-any-return]
+    return (a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :])._reduced("dot", -1, False)  # type: ignore[no-any-return]
 
 
 def _einsum(rule: str, *operands: Symbol, **how: Any) -> Symbol:
@@ -293,7 +293,7 @@ def _einsum(rule: str, *operands: Symbol, **how: Any) -> Symbol:
         laid = x.transpose([letters.index(a) for a in order])[spread]
         product = laid if product is None else product * laid
     assert product is not None, rule
-    return product.sum(tuple(range(len(kept), len(kept) + len(gone))))
+    return product._reduced("dot", tuple(range(len(kept), len(kept) + len(gone))), False)
 
 
 def _of(*values: Any) -> Trace:
@@ -367,7 +367,7 @@ ARITY: Mapping[str, int] = {
     "greater": 2, "greater_equal": 2, "less": 2, "less_equal": 2, "equal": 2, "not_equal": 2,
     "negative": 1, "absolute": 1, "sign": 1, "square": 1, "sqrt": 1, "exp": 1, "expm1": 1,
     "log": 1, "log1p": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1, "floor": 1, "ceil": 1,
-    "trunc": 1, "rint": 1, "isnan": 1,
+    "trunc": 1, "rint": 1, "isnan": 1, "rounded": 1,
 }  # fmt: skip
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.where: _where,

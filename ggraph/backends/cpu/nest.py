@@ -1,8 +1,7 @@
 """Kernels by rule: a loop nest around an expression, emitted for any number of axes and operands.
 
-A `Nest` says which axes are kept and which are reduced, along which one vectors lie, how each
-operand lies along it, and the steps of the expression; `register` makes a kernel of it, named by
-what it is, so that ops alike share one. Extents, strides and numbers are words of the instruction.
+`register` makes a kernel of a `Nest` (nest_form.py), named by what it is, so that ops alike share
+one. Extents, strides and numbers are words of the instruction.
 
 One thread makes all that depends on a place of the kept axes, in one order: bits never depend on
 threads or on how many places there are.
@@ -10,16 +9,17 @@ threads or on how many places there are.
 Legend: y is operand 0, sources follow; k0 .. kept extents, r0 .. reduced ones, the last innermost.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llvmlite import ir
 
 from ggraph.backends.cpu import maths, words
 from ggraph.backends.cpu.elements import ELEMENT_BYTES, STORED, as_computed, as_stored
+from ggraph.backends.cpu.nest_form import Nest, Operand, names
 from ggraph.backends.cpu.simd import (
     F32,
+    F64,
     I1,
     I32,
     I64,
@@ -30,67 +30,14 @@ from ggraph.backends.cpu.simd import (
     element,
     vec,
 )
+from ggraph.ops.steps import PLAIN, WIDE
 
 LANES = 8
 PIECE = 512  # columns that one thread takes at a time, at most
 SHARES = 4  # pieces for each thread where columns are many enough
 BESIDE = 4  # vectors of columns that are reduced together
 SUMS = 4  # partial sums of a reduction along vectors
-FIRST = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Its element's name, and how it lies along the vectors: "v" side by side, "s" one for all,
-    "g" at a distance."""
-
-    kind: str
-    lies: str
-
-
-@dataclass(frozen=True)
-class Nest:
-    """What a kernel computes. `steps` are (op, arguments): earlier steps, or for "load" and
-    "number" which operand or number. `computes` is the type between loads and stores: "f32", "i64"
-    or a type that is only moved. `along` is "kept" or "reduced": which innermost axis is vectors'.
-    `whole`: the result has the reduced axes too; a step of it that is `held` is computed in one
-    pass, which leaves it where the result will be, and read there by later ones."""
-
-    kept: int
-    reduced: int
-    along: str
-    operands: tuple[Operand, ...]
-    steps: tuple[tuple[str, tuple[int, ...]], ...]
-    computes: str
-    whole: bool
-    held: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The kernel's name: element types, and a digest of the rest."""
-        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
-        return f"nest_{'_'.join(o.kind for o in self.operands)}_{digest}"
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Names of the axes, outermost first."""
-        return (*(f"k{i}" for i in range(self.kept)), *(f"r{i}" for i in range(self.reduced)))
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers the expression has."""
-        return max((a[0] + 1 for op, a in self.steps if op == "number"), default=0)
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """Names of the instruction's words."""
-        places = [f"{o}{axis}" for o in names(len(self.operands)) for axis in ("", *self.axes)]
-        return (*self.axes, *places, *(f"c{i}:f" for i in range(self.numbers)))
-
-
-def names(count: int) -> tuple[str, ...]:
-    """What operands are called: y, then a, b, .."""
-    return ("y", *(chr(ord("a") + i) for i in range(count - 1)))
+FIRST = {"sum": 0.0, "mean": 0.0, "dot": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def register(nest: Nest) -> KernelSpec:
@@ -106,11 +53,12 @@ class _Place:
 
     at: list[Val]
     left: Val | None
-    known: dict[int, Val]
+    known: dict[int, Val] = field(default_factory=dict)
+    parts: dict[int, tuple[Val, Val]] = field(default_factory=dict)  # of known sums: `_parts`
 
     def moved(self, at: list[Val], left: Val | None = None) -> "_Place":
         """Another place; what holds for all of them stays known."""
-        return _Place(at, left, dict(self.known))
+        return _Place(at, left, dict(self.known), self.parts)
 
 
 class _Emitter:
@@ -124,7 +72,7 @@ class _Emitter:
         self.stride = [{axis: k.arg(o + axis) for axis in nest.axes} for o in called]
         # Sums along vectors have one order everywhere; lanes by themselves may be as many as fit.
         self.lanes = k.isa.lanes if nest.along == "kept" else LANES
-        self.floats = vec(F32, self.lanes)
+        self.floats, self.doubles = vec(F32, self.lanes), vec(F64, self.lanes)
         self.numbers = [k.splat(k.arg(f"c{i}"), self.lanes) for i in range(nest.numbers)]
         kept = nest.axes[: nest.kept]
         self.reduced = nest.axes[nest.kept :]
@@ -184,6 +132,16 @@ class _Emitter:
         with self.k.when(whole < stop):
             yield whole, stop - whole
 
+    def _settle(self, place: _Place, step: int, total: Val) -> None:
+        """A reduction is known, and with it all that is made of reductions and numbers alone."""
+        place.known[step] = total
+        for i, (op, args) in enumerate(self.nest.steps):
+            if op == "number" or (op not in (*FIRST, "load") and set(args) <= set(place.known)):
+                self.value(i, place)
+        for i, v in place.known.items():
+            if element(v.v.type) == F64 and i not in place.parts:
+                place.parts[i] = self._parts(v)
+
     def _inside(self, at: list[Val], axes: Sequence[str]) -> Iterator[list[Val]]:
         """Loops over further axes."""
         if not axes:
@@ -200,10 +158,10 @@ class _Emitter:
             whole = start + (stop - start) // wide * wide
             for c in self.k.loop(start, whole, wide):
                 places = [self._along(at, c + self.lanes * i) for i in range(BESIDE)]
-                self._beside([_Place(p, None, {}) for p in places])
+                self._beside([_Place(p, None) for p in places])
             start = whole
         for c, left in self._vectors(start, stop):
-            self._beside([_Place(self._along(at, c), left, {})])
+            self._beside([_Place(self._along(at, c), left)])
 
     def _beside(self, places: Sequence[_Place]) -> None:
         """Vectors of places of the kept axes: reduced axes are plain loops."""
@@ -217,7 +175,7 @@ class _Emitter:
                     holds = self._hold(place)
             self.is_held |= holds
             for total, place in zip(totals, places, strict=True):
-                place.known[step] = total.value
+                self._settle(place, step, self._total(step, total.value))
         for inner in self._at_each(places, self.reduced if self.nest.whole else ()):
             for place in inner:
                 self._store(place)
@@ -233,10 +191,10 @@ class _Emitter:
 
     def _row(self, at: list[Val]) -> None:
         """One place of the kept axes, vectors along the last reduced one."""
-        n, place = self.extent[self.vector], _Place(at, None, {})
+        n, place = self.extent[self.vector], _Place(at, None)
         self.is_held = False
         for step in self.reductions:
-            place.known[step] = self._reduced(step, place, n)
+            self._settle(place, step, self._reduced(step, place, n))
         if not self.nest.whole:
             value = self.k.lane(self._number(self.value(len(self.nest.steps) - 1, place)), 0)
             self._put_one(
@@ -271,7 +229,18 @@ class _Emitter:
         self.is_held |= holds
         a, b, c, d = (s.value for s in sums)
         join = self._joining(step)
-        return k.splat(self._across(join(join(a, b), join(c, d)), join), self.lanes)
+        one = self._across(join(join(a, b), join(c, d)), join)
+        return k.splat(self._total(step, one), self.lanes)
+
+    def _total(self, step: int, total: Val) -> Val:
+        """What was gathered, one or a vector, divided where it is a mean."""
+        if self._op(step) != "mean":
+            return total
+        k, count = self.k, self.k.const(1, I64)
+        for axis in self.reduced:
+            count = count * self.extent[axis]
+        many = k.cast("sitofp", count, F64)
+        return total / (many if total.v.type == F64 else k.splat(many, self.lanes))
 
     def _across(self, x: Val, join: Callable[[Val, Val], Val]) -> Val:
         """All lanes joined, always as ((0+4)+(2+6)) + ((1+5)+(3+7))."""
@@ -288,14 +257,17 @@ class _Emitter:
         return self.nest.steps[step][1][0]
 
     def _first(self, step: int) -> Val:
-        return self.k.const(FIRST[self._op(step)], self.floats)
+        first = FIRST[self._op(step)]
+        return self.k.const(first, self.doubles if self._op(step) in WIDE else self.floats)
 
     def _joining(self, step: int) -> Callable[[Val, Val], Val]:
-        word = {"sum": "add", "max": "maximum", "min": "minimum"}[self._op(step)]
+        word = {"max": "maximum", "min": "minimum"}.get(self._op(step), "add")
         return lambda a, b: maths.WORDS[word](self.k, a, b)
 
     def _gather(self, step: int, total: "object", value: Val) -> None:
-        total.value = self._joining(step)(total.value, self._number(value))  # type: ignore[attr-defined]
+        value = self._number(value)
+        value = self._double(value) if self._op(step) in WIDE else value
+        total.value = self._joining(step)(total.value, value)  # type: ignore[attr-defined]
 
     def value(self, step: int, place: _Place) -> Val:
         """The value of a step at a place, in all lanes."""
@@ -309,17 +281,47 @@ class _Emitter:
                 place.known[step] = self.numbers[args[0]]
             else:
                 given = [self.value(a, place) for a in args]
-                if op != "where":
-                    given = [self._number(v) for v in given]
-                else:
-                    given[1:] = [self._number(v) for v in given[1:]]
-                place.known[step] = maths.WORDS[op](self.k, *given)
+                place.known[step] = self._applied(step, given, place)
         return place.known[step]
 
+    def _applied(self, step: int, given: list[Val], place: _Place) -> Val:
+        """An op of elements. Of sums and numbers alone it is one of float64 too."""
+        op, args = self.nest.steps[step]
+        sums = [element(v.v.type) == F64 for v in given]
+        if op in PLAIN and any(sums):
+            known = [s or self._op(a) == "number" for s, a in zip(sums, args, strict=True)]
+            if all(known):
+                return maths.WORDS[op](self.k, *map(self._double, given))
+            if op in ("add", "subtract"):
+                at = sums.index(True)
+                return self._beside_a_sum(op, given, place.parts[args[at]], at)
+        truths = 1 if op == "where" else 0
+        numbers = [self._number(v) for v in given[truths:]]
+        return maths.WORDS[op](self.k, *given[:truths], *numbers)
+
+    def _beside_a_sum(self, op: str, given: list[Val], parts: tuple[Val, Val], at: int) -> Val:
+        """A sum, number `at`, and an element: first what float32 has of the sum, then the rest. A
+        mean rounded before it is subtracted is far off beside what is left of large numbers."""
+        first, rest = parts
+        numbers = [first if i == at else self._number(v) for i, v in enumerate(given)]
+        found = maths.WORDS[op](self.k, *numbers)
+        return maths.WORDS[op if at else "add"](self.k, found, rest)
+
+    def _parts(self, total: Val) -> tuple[Val, Val]:
+        """What float32 has of a sum, and the rest."""
+        k, first = self.k, self._number(total)
+        rest = k.cast("fptrunc", total - self._double(first), self.floats)
+        return first, k.select(words.absolute(k, first) < float("inf"), rest, 0.0)
+
+    def _double(self, v: Val) -> Val:
+        return v if element(v.v.type) == F64 else self.k.cast("fpext", v, self.doubles)
+
     def _number(self, v: Val) -> Val:
-        """Truths as 0 and 1."""
+        """Truths as 0 and 1, sums as float32."""
         if element(v.v.type) == I1:
             return self.k.select(v, self.k.const(1.0, self.floats), 0.0)
+        if element(v.v.type) == F64:
+            return self.k.cast("fptrunc", v, self.floats)
         return v
 
     def _load(self, operand: int, place: _Place) -> Val:
@@ -380,3 +382,6 @@ class _Emitter:
 
     def _put_one(self, at: Val, value: Val) -> None:
         self.k.store(at, value)
+
+
+__all__ = ["FIRST", "Nest", "Operand", "names", "register"]
