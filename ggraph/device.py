@@ -105,6 +105,9 @@ class DeviceSpec:
         fit(self, PlaceError)
         if self.alignment < 1 or self.alignment & (self.alignment - 1):
             raise PlaceError(f"{self.name}: alignment {self.alignment} is not a power of two")
+        if min(self.memory_bytes, self.max_buffer_bytes) < 0:
+            sizes = f"memory_bytes {self.memory_bytes}, max_buffer_bytes {self.max_buffer_bytes}"
+            raise PlaceError(f"{self.name}: {sizes}: expected 0 or more")
         if self.name == HOST or not self.name:
             raise PlaceError(f"a device cannot be called {self.name!r}")
         if self.streams < 1 or self.copy_streams < 0:

@@ -55,35 +55,42 @@ def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family. `name` is that of its GGUF files, `hf` are its class names in config.json.
-
-    `rope_mode` is the pairing in its GGUF files (Hugging Face's is "neox"). `layer_names` and
-    `top_names` are Hugging Face names that it has beside Llama's, or means otherwise; those of
-    layers follow `layer_prefix`, a regular expression, and the layer's number. `sanitize`
-    changes Hugging Face values into those of GGUF; `load` changes either file's into what `build`
-    takes, and `store` back again. `layer` is one layer of `build`, T rows to T rows, where files
-    may hold more of them that only draft. `fused` are tensors of its files that hold several of
-    `build`'s, one below the other. `translate` gives keys of config.json their usual names,
-    `complete` sets what neither file says, `keys` are keys of a GGUF file beyond the usual (None:
-    not told).
-    """
+    """One family of models. Only `name` and `build` must be given."""
 
     name: str
+    """What its GGUF files call it (`general.architecture`)."""
     build: Callable[[Step], Graph]
+    """The graph of a step, made of `blocks`."""
     hf: tuple[str, ...] = ()
+    """Its class names in config.json."""
     rope_mode: str = "neox"
+    """How its GGUF files pair the features that a rotation turns: "neox" pairs the two halves of a
+    head, "norm" neighbours. Files made as Llama's are need "norm": with the other text is nonsense,
+    and no error. Hugging Face's files are "neox" always, whatever stands here."""
     written_as: str = ""
+    """The name under which its models are written as GGUF; empty: `name`."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face names of a layer's tensors that it has beside Llama's, or means otherwise."""
     top_names: Mapping[str, str] = field(default_factory=dict)
+    """The same for tensors outside of layers, by their whole names."""
     layer_prefix: str = r"model\.layers\."
+    """What stands before a layer's number in Hugging Face names: a regular expression."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors of its files that hold several of `build`'s, one below the other."""
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
+    """Gives keys of config.json their usual names."""
     complete: Callable[[DecoderConfig], DecoderConfig] = lambda config: config
+    """Sets what neither file says."""
     sanitize: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    """Changes Hugging Face values into those of GGUF."""
     load: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    """Changes either file's values into what `build` takes."""
     store: Callable[[Tensors, DecoderConfig], Tensors] = as_it_is
+    """Changes them back again."""
     keys: Callable[[DecoderConfig], Mapping[str, Any]] = lambda config: {}
+    """Keys of a GGUF file beyond the usual; a value of None is not told."""
     layer: Callable[[Step, Tensor, int], Tensor] | None = None
+    """One layer of `build`, T rows to T rows, where files may hold more of them that only draft."""
 
     @property
     def gguf(self) -> str:

@@ -1,7 +1,8 @@
-"""Write the tables of docs/library.md from the code: python scripts/make_library_docs.py
+"""Write the tables of docs/library.md and docs/architectures.md from the code:
+python scripts/make_library_docs.py
 
-The page's text is written by hand; what stands between `<!-- made: NAME -->` and `<!-- end -->` is
-made here from docstrings, signatures, fields and op records. `tests/house` holds the page against
+The pages' text is written by hand; what stands between `<!-- made: NAME -->` and `<!-- end -->` is
+made here from docstrings, signatures, fields and op records. `tests/house` holds the pages against
 what this script gives.
 """
 
@@ -33,8 +34,10 @@ from ggraph.backends import KINDS
 from ggraph.formats.checkpoint import storage_shape
 from ggraph.ops.examples import build
 from ggraph.tensor import OPS, Example, Kind, OpSpec, apply, leaf
+from models.architecture import Architecture
 
-PAGE = ROOT / "docs" / "library.md"
+PAGES = (ROOT / "docs" / "library.md", ROOT / "docs" / "architectures.md")
+PAGE = PAGES[0]
 MARKED = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.S)
 FAMILIES = (
     "elementwise", "chain", "unary", "glu", "matmul", "attention", "norm", "rope", "reduce", "sort",
@@ -197,7 +200,7 @@ def noun(cls: type) -> str:
 
 
 def field_rows(cls: type) -> Iterator[tuple[str, str]]:
-    """A dataclass's fields with their defaults and the comments behind them."""
+    """A dataclass's fields with their defaults and the comments, or docstrings, behind them."""
     if not is_dataclass(cls):
         return
     source = textwrap.dedent(inspect.getsource(cls))
@@ -205,11 +208,13 @@ def field_rows(cls: type) -> Iterator[tuple[str, str]]:
     assert isinstance(body, ast.ClassDef)
     lines = source.splitlines()
     known = {f.name for f in fields(cls)}
-    for node in body.body:
+    for node, after in zip(body.body, [*body.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
             if name in known and name[0] != "_":
                 _, _, comment = lines[node.lineno - 1].partition("  # ")
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    comment = str(after.value.value)
                 default = "" if node.value is None else f" = {plain(ast.unparse(node.value))}"
                 yield (
                     f"{name}: {ast.unparse(node.annotation)}{default}".replace("'", ""),
@@ -288,7 +293,17 @@ def _types(e: Example) -> str:
     return sources + (f" to {wanted}" if wanted else "")
 
 
+def architecture() -> str:
+    """The record of a family of models."""
+    rows = []
+    for f, (shown, text) in zip(fields(Architecture), field_rows(Architecture), strict=True):
+        shown = f'{f.name}: str = "{f.default}"' if isinstance(f.default, str) else shown
+        rows.append((f"`{shown}`".replace("|", "\\|"), text))
+    return table(("field", "meaning"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "architecture": architecture,
     "ops": op_tables, "lacking": lacking, "face": face, "nouns": noun_tables, "dtypes": dtype_table,
     "devices": device_table, "rooms": room_tables,
 }  # fmt: skip
@@ -300,9 +315,10 @@ def made(page: str) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(made(PAGE.read_text()))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    """Write the pages."""
+    for page in PAGES:
+        page.write_text(made(page.read_text()))
+        print(f"wrote {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tensors in expressions: numbers, broadcasting, indices, reductions, scopes; what is shown."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -257,6 +258,19 @@ def test_comparisons_of_what_is_no_number_are_numpys() -> None:
 def test_what_is_no_expression_is_a_shape_error(wrong: Callable[[], object], said: str) -> None:
     with pytest.raises(ShapeError, match=said):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("softmax", r"ops\.soft_max"), ("matmul", r"x @ y, or ops\.mul_mat"), ("clip", r"ops\.clamp"),
+     ("nonsense", r"library\.md")],
+)  # fmt: skip
+def test_an_op_by_another_librarys_name_says_ours(name: str, said: str) -> None:
+    with pytest.raises(AttributeError, match=rf"ggraph.ops has no '{name}'.*{said}"):
+        getattr(ops, name)
+    assert not hasattr(ops, name)
+    told = re.findall(r"ops\.(\w+)", " ".join(ops._PEERS.values()))
+    assert set(told) <= set(ops.__all__)
 
 
 def test_scopes_stand_before_names_and_not_in_plans() -> None:

@@ -173,3 +173,11 @@ def test_an_overwrite_lies_with_its_state_even_where_the_device_must_be_left() -
     assert place(g, [weak, CPU]).of["s"].device == "cpu"
     with pytest.raises(PlaceError, match=r"cannot run %s.*it overwrites %s0 there"):
         place(g, [weak, CPU], ["s0=sim0"])
+
+
+def test_counts_and_sizes_below_0_are_refused_as_such() -> None:
+    with pytest.raises(PlaceError, match="layers sim0=-1: expected 0 or more layers"):
+        place(GRAPH, [SIM0], layers={"sim0": -1})
+    for field in ("memory_bytes", "max_buffer_bytes"):
+        with pytest.raises(PlaceError, match=f"{field} -1.*expected 0 or more"):
+            replace(SIM0, **{field: -1})

@@ -15,7 +15,8 @@ __all__ = ["Checkpoint", "RawTensor", "dequantize", "open_checkpoint", "quantize
 
 @checked
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """The checkpoint at `path`: a folder with config.json, or a GGUF file. Raises FormatError."""
+    """The checkpoint at `path`: a folder with config.json, or a GGUF file. FormatError for anything
+    else, InputError for what is no path."""
     path = Path(path)
     if path.is_dir():
         return read_folder(path)

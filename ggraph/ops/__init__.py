@@ -6,6 +6,8 @@ marked. The promise of `inplace_ok` holds where the source has the result's shap
 strides. `evaluate.py` runs whole graphs in NumPy.
 """
 
+from typing import TYPE_CHECKING
+
 from ggraph.door import checked
 from ggraph.errors import ShapeError
 from ggraph.ops.activations import (
@@ -290,6 +292,26 @@ __all__ = [
     "view",
     "where",
 ]
+
+_PEERS = {
+    "softmax": "ops.soft_max(x)",
+    "matmul": "x @ y, or ops.mul_mat(w, x) for a stored w [outputs, inputs]",
+    "linear": "ops.mul_mat(w, x)", "dot": "x @ y", "layer_norm": "ops.norm(x)",
+    "power": "ops.pow", "negative": "ops.neg", "absolute": "ops.abs", "sign": "ops.sgn",
+    "square": "ops.sqr", "subtract": "ops.sub", "multiply": "ops.mul", "divide": "ops.div",
+    "clip": "ops.clamp", "concatenate": "ops.concat", "take": "ops.get_rows",
+    "embedding": "ops.get_rows", "gather": "ops.get_rows", "full": "ops.fill", "max": "x.max()",
+    "min": "x.min()", "prod": "no op multiplies along an axis", "stack": "ops.concat",
+}  # fmt: skip
+"""What NumPy or torch call it, and what to write."""
+globals().pop("matmul")  # the module of that name, which cannot be called
+
+if not TYPE_CHECKING:  # to which every name would be one
+
+    def __getattr__(name: str) -> object:
+        known = f": {_PEERS[name]}" if name in _PEERS else "; docs/library.md lists the ops"
+        raise AttributeError(f"ggraph.ops has no {name!r}{known}")
+
 
 _WORDS = {Tensor: "a tensor (feed an array as an input, or keep it as a weight)"}
 for _name in __all__:

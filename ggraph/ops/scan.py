@@ -11,12 +11,13 @@ from ggraph.tensor import Tensor, apply
 def ssm_scan(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The rows of Mamba's recurrence and the state after them: f32 [T, H, D] and [H, D, N].
+    """The rows of Mamba's recurrence and the state after them: f32 [T, H, D] and [H, D, N]. state
+    [H, D, N], x [T, H, D], dt [T, H] to which softplus is applied here, a [H, N] or [H, 1]
+    (negative), b and c [T, G, N], all f32.
 
-    state [H, D, N], x [T, H, D], dt [T, H] before its softplus, a [H, N] or [H, 1] (negative), b
-    and c [T, G, N], all f32. For each row: state * exp(softplus(dt) a) + softplus(dt) x b; the row
-    is its product with c. Keep the state by `cpy(after, state)`; long texts go row by row through
-    `session.scan`. ggml: GGML_OP_SSM_SCAN. Errors: ShapeError.
+    For each row: state * exp(softplus(dt) a) + softplus(dt) x b; the row is its product with c.
+    Keep the state by `cpy(after, state)`; long texts go row by row through `session.scan`. ggml:
+    GGML_OP_SSM_SCAN. Errors: ShapeError.
     """
     rows, heads, width = _sizes(state, x, dt, a, b, c)
     pace = apply("softplus", dt)  # [T, H]

@@ -17,8 +17,10 @@ def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
     found = [_LAYER.search(t.name) for t in work.graph]
     total = max((int(m[1]) for m in found if m), default=-1) + 1
     for device, count in layers.items():
-        if device not in known or count < 0:
+        if device not in known:
             raise PlaceError(f"layers {device}={count}: known devices are {', '.join(known)}")
+        if count < 0:
+            raise PlaceError(f"layers {device}={count}: expected 0 or more layers")
         table += [device] * min(count, total - len(table))
     if layers and not total and (homeless := _homeless(work)):
         raise PlaceError(

@@ -9,11 +9,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from models.architecture import Architecture
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.S | re.M)
@@ -84,9 +86,17 @@ def test_there_are_pages_that_run() -> None:
     assert sum(len(list(blocks(p))) for p in PAGES) > 20
 
 
-def test_the_tables_of_the_library_page_are_what_the_code_gives() -> None:
-    text = library.PAGE.read_text()
+@pytest.mark.parametrize("page", library.PAGES, ids=lambda p: p.stem)
+def test_the_tables_of_the_library_page_are_what_the_code_gives(page: Path) -> None:
+    text = page.read_text()
     assert text == library.made(text), "run python scripts/make_library_docs.py"
+
+
+def test_every_field_of_an_architecture_is_told_with_its_default() -> None:
+    text = (library.ROOT / "docs" / "architectures.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+): [^`]*` \| (.*) \|$", text, re.M))
+    assert rows.keys() == {f.name for f in fields(Architecture)} and all(rows.values())
+    assert '`rope_mode: str = "neox"`' in text and '"norm"' in rows["rope_mode"]
 
 
 def test_the_library_page_names_every_op_and_every_public_name() -> None:
