@@ -72,8 +72,7 @@ def plan_to_json(plan: Plan | VerifiedPlan) -> dict[str, Json]:
 
 @checked
 def plan_from_json(text: str | bytes) -> Plan:
-    """The plan that `text` describes; its graph is empty. FormatError for any text that describes
-    none, InputError for what is no text, and nothing else."""
+    """The plan that `text` describes, without a graph. FormatError where it is none, InputError."""
     found = _members(text)
     for key, wanted in (("format", FORMAT), ("version", VERSION)):
         got = found.get(key)

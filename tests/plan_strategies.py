@@ -290,7 +290,10 @@ class _World:
                 if self.chance(p):
                     waits.setdefault(j, []).append(i)
         recorded = {i for found in waits.values() for i in found}
-        names = {i: f"e{i % 3 if self.chance(0.1) else i}" for i in recorded}
+        names = {  # an event is one device's
+            i: f"{self.commands[i].actor.device}.e{i % 3 if self.chance(0.1) else i}"
+            for i in sorted(recorded)
+        }
         old, self.commands = self.commands, []
         met = self.r.randrange(len(old)) if self.chance(0.15) else None
         for j, c in enumerate(old):
