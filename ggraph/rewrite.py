@@ -18,7 +18,7 @@ from ggraph.ops.glu import UNITS
 from ggraph.ops.in_8_bits import quantise_activations
 from ggraph.ops.joined import Around, chains
 from ggraph.ops.several import alike, joined, views
-from ggraph.tensor import Attrs, Kind, Tensor, apply
+from ggraph.tensor import Kind, Tensor, apply, frozen
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,11 @@ def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Gr
         if t.is_leaf or t.name in changing:
             continue
         sources = tuple(heir.get(s.name, s).name for s in t.sources)
-        key = (t.op, sources, _frozen(t.attrs), t.shape, t.dtype, homes.get(t.name))
+        key = (t.op, sources, frozen(t.attrs), t.shape, t.dtype, homes.get(t.name))
         kept = first.setdefault(key, t)
         if kept is not t and not t.is_output and t.overwritten is None:
             heir[t.name] = kept
     return graph.replace(heir) if heir else graph
-
-
-def _frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
-    return tuple(sorted(attrs.items()))
 
 
 def drop_identities(graph: Graph) -> Graph:

@@ -42,6 +42,12 @@ DTypeLike = DType | str | type[np.generic]
 MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing somewhere later
 
 
+def frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
+    """Attributes as a key: 0.0 and -0.0 are equal, and not the same."""
+    items = ((k, v.hex() if isinstance(v, float) else v) for k, v in sorted(attrs.items()))
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in items)
+
+
 class Kind(Enum):
     """Where a tensor's bytes come from."""
 

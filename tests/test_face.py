@@ -139,7 +139,7 @@ def test_numbers_beside_tensors_do_what_numpy_does() -> None:
         "r*": lambda v, c: c * v, "r/": lambda v, c: c / v, "neg": lambda v, _: -v,
         "**1": lambda v, _: v**1, "gt": lambda v, c: v > c, "le": lambda v, c: v <= c,
     }  # fmt: skip
-    numbers = (0.0, 3, 0.1, -7, 2, 0.25, 1e-39, 3e38, 2.0**127)
+    numbers = (0.0, -0.0, 3, 0.1, -7, 2, 0.25, 1e-39, 3e38, 2.0**127)
     cases = {f"{name} {c!r}": (way, c) for name, way in ways.items() for c in numbers}
     made = {name: way(x, c) for name, (way, c) in cases.items()}
     graph = Graph.of(made)

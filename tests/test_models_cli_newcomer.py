@@ -261,7 +261,7 @@ def test_dev_hands_on_what_follows_the_verb() -> None:
         (["--draft", "suffix", "-md", "MODEL", "Hi"], "--model-draft is for the model drafter"),
         (["--compare", "--tree", "8,-1,0", "Hi"], "expected TOTAL,DEPTH,TOP_K"),
         (["--compare", "--tree", "8,1,0", "Hi"], "expected at least depth 0, top_k 1"),
-        (["--special", "Hi"], "--special is for --no-chat"),
+        (["--parse-special", "Hi"], "--parse-special is for --no-chat"),
         (["-c", "16", "a long prompt that cannot fit"], "(-c sets another)"),
         (["-p", "Hi", "Hi"], "expected one prompt"),
         ([], "expected one prompt"),
@@ -293,11 +293,10 @@ def test_options_of_llama_cpp_are_understood(model: Path, tmp_path: Path) -> Non
     assert ggraph("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["--special", "--parse-special"])
-def test_special_tokens_are_meant_where_that_is_asked(model: Path, name: str) -> None:
+def test_special_tokens_are_meant_where_that_is_asked(model: Path) -> None:
     """The small model puts no bos token in front; its markers are one token each then."""
     given = ("generate", "-m", model, "-n", "2", "--json", "--no-chat", "<|im_start|>ab<|im_end|>")
-    plain, meant = (json.loads(ggraph(*given, *more)[1]) for more in ([], [name]))
+    plain, meant = (json.loads(ggraph(*given, *more)[1]) for more in ([], ["--parse-special"]))
     assert (plain["prompt_tokens"], meant["prompt_tokens"]) == (23, 3)
 
 

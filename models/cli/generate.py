@@ -30,8 +30,7 @@ Compare = Annotated[
 Special = Annotated[
     bool,
     typer.Option(
-        "--special",
-        "--parse-special",  # as llama.cpp calls it
+        "--parse-special",
         help="With --no-chat: the texts of special tokens in the prompt are these tokens.",
     ),
 ]
@@ -83,13 +82,15 @@ def generate(
 
       cat notes.txt | ggraph generate --no-chat -
 
-      ggraph generate --no-chat --special "<|im_start|>user ..."
+      ggraph generate --no-chat --parse-special "<|im_start|>user ..."
     """
     config, text = sampler.config, asked.text
     if system is not None and no_chat:
         raise InputError("--system is part of a chat, which --no-chat leaves out")
     if special and not no_chat:
-        raise InputError("--special is for --no-chat: in a chat only the template's markers count")
+        raise InputError(
+            "--parse-special is for --no-chat: in a chat only the template's markers count"
+        )
     system = None if system is None else argument(system, "--system")
     ends = [argument(s, "--stop") for s in stop or ()]
     wanted = compare or drafts.named

@@ -21,7 +21,7 @@ from ggraph.ops.passes import held
 from ggraph.ops.rules import identity
 from ggraph.ops.steps import ROOM, Box, Shape, Step, Trace, Untraceable
 from ggraph.ops.trace import trace
-from ggraph.tensor import Array, Attr, Tensor, contiguous
+from ggraph.tensor import Array, Tensor, contiguous, frozen
 
 MOST_KEPT, MOST_REDUCED, MOST_SOURCES = 6, 3, 12
 NARROW = 8  # columns from which vectors lie along kept axes where that is how operands lie
@@ -65,14 +65,13 @@ class Layout:
     dtype: DType
 
 
-Signature = tuple[str, tuple[tuple[str, Attr], ...], tuple[Layout, ...], Layout]
+Signature = tuple[str, tuple[tuple[str, object], ...], tuple[Layout, ...], Layout]
 
 
 def signature(t: Tensor) -> Signature:
     """All that decides the nests of `t`."""
-    attrs = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(t.attrs.items()))
     layouts = tuple(Layout(s.shape, s.strides, s.dtype) for s in t.sources)
-    return t.op, attrs, layouts, Layout(t.shape, t.strides, t.dtype)
+    return t.op, frozen(t.attrs), layouts, Layout(t.shape, t.strides, t.dtype)
 
 
 _SEEN: dict[Signature, Nests | None] = {}
