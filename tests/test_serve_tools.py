@@ -73,6 +73,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> tuple[Grammars, Tokeni
 FREE: dict[str, Any] = {}
 FORMED: dict[str, Any] = {"schema": FLAG}
 DEMANDED: dict[str, Any] = {"demanded": True}
+ONE: dict[str, Any] = {"several": False}
 JSON = '{"on": false}'
 PASSES = [
     (FREE, ""), (FREE, "text"), (FREE, THOUGHT), (FREE, "<"), (FREE, OPEN[:-1]), (FREE, JSON),
@@ -80,6 +81,7 @@ PASSES = [
     (FREE, THOUGHT + FF + F), (FREE, "<" + F), (FREE, OPEN[:5] + F),
     (FORMED, JSON), (FORMED, F), (FORMED, FF + F),
     (DEMANDED, F), (DEMANDED, FF), (DEMANDED, REFERS),
+    (ONE, "text"), (ONE, THOUGHT + F), (ONE, F + "\n"), (ONE | FORMED, JSON), (ONE | FORMED, F),
 ]  # fmt: skip
 FAILS = [
     (FREE, OPEN), (FREE, f"a{OPEN}b"), (FREE, "a" + call("h", "{}")), (FREE, F + "text"),
@@ -87,6 +89,7 @@ FAILS = [
     (FREE, "a" + F + call("f", "{}")), (FREE, THOUGHT + call("ff", "{}")),
     (FORMED, ""), (FORMED, "text"), (FORMED, "text" + F), (FORMED, JSON + F), (FORMED, F + JSON),
     (FORMED, '{"on": 1}'), (FORMED, call("f", '{"on": 1}')),
+    (ONE, F + F), (ONE, "a" + F + "\n" + G), (ONE | FORMED, FF + F),
     (DEMANDED, ""), (DEMANDED, "text"), (DEMANDED, JSON), (DEMANDED, "a" + F), (DEMANDED, F + F),
 ]  # fmt: skip
 

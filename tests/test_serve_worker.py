@@ -172,6 +172,7 @@ def test_what_waits_when_the_engine_fails_is_told_so() -> None:
         worker = Worker(batch, 9)  # type: ignore[arg-type]  # as a batch does
         worker.start()
         tickets = [asked(worker)]
+        assert worker.refusal("a schema").status == 400
         await asyncio.to_thread(batch.begun.wait, 10)
         tickets += [asked(worker) for _ in range(3)]
         worker.cancel(tickets[1])
@@ -179,6 +180,7 @@ def test_what_waits_when_the_engine_fails_is_told_so() -> None:
         for ticket in tickets:
             (end,) = await heard(ticket)
             assert end.error == "RuntimeError: the device is gone"
+            assert worker.refusal(end.error).status == 503
         assert worker.open == 0 and worker.failure == "RuntimeError: the device is gone"
         with pytest.raises(Refused, match="the device is gone") as refused:
             asked(worker)

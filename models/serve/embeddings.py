@@ -38,7 +38,8 @@ async def embeddings(
         for index, what in heard:
             if isinstance(what, Ended):
                 if what.error is not None or what.text is None:
-                    raise Refused(what.error or "the text was not read")
+                    told = what.error or "the text was not read"
+                    raise generation.service.worker.refusal(told)
                 found[index] = what.text
     data = [
         {"object": "embedding", "index": i, "embedding": _coded(_pooled(found[i], asked), asked)}

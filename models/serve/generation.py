@@ -100,7 +100,7 @@ class Generation:
                     found[index].add(what)
         for a in found:
             if a.error is not None:
-                raise Refused(a.error)
+                raise self.service.worker.refusal(a.error)
         choices = [
             asked.dialect.choice(i, a, _message(asked, i, a) if asked.dialect.chat else None)
             for i, a in enumerate(found)
@@ -191,7 +191,8 @@ class Generation:
             return form
         must, schema = demanded(asked.tool_choice), schema_of(asked.response_format)
         grammars = self.service.grammars
-        grammar = answer_grammar(tools, demanded=must, schema=schema)
+        several = asked.parallel_tool_calls is not False
+        grammar = answer_grammar(tools, demanded=must, several=several, schema=schema)
         grammars.lark(grammar, "tools")
         return lambda: grammars.lark(grammar, "tools")
 

@@ -66,7 +66,7 @@ class Responses:
                 if what is not None:
                     a.add(what)
         if a.error is not None:
-            raise Refused(a.error)
+            raise self.generation.service.worker.refusal(a.error)
         return self._finished(turn, a, output_of(turn, a))
 
     async def events(self, turn: Turn, wire: Wire | None = None) -> Events:
@@ -172,6 +172,7 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
     given = schema if form.type == "json_schema" else None
     more = {
         "messages": [*told, *said], "tools": tools or None, "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
         "max_tokens": body.max_output_tokens,
         "response_format": ResponseFormat(type=form.type, json_schema=given),
     }  # fmt: skip
@@ -241,7 +242,7 @@ def _response(turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, A
         "error": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "store": body.store is not False,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),

@@ -220,15 +220,6 @@ class ChatRequest(Sampling):
     modalities: Annotated[Any, _only(["text"])] = None
     chat_template_kwargs: Annotated[Any, _only({})] = None
 
-    @field_validator("parallel_tool_calls")
-    @classmethod
-    def _may_call_several(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        """One call at most can be had where there must be one, and where there is no tool."""
-        may = info.data.get("tool_choice") in (None, "auto") and info.data.get("tools")
-        if value is False and may:
-            raise _unable('true, or demand a call by "tool_choice"')
-        return value
-
 
 class CompletionRequest(Sampling):
     """POST /v1/completions. A prompt is text or token ids, or a list of either. Special tokens in
@@ -366,6 +357,7 @@ class ResponsesRequest(Sampling):
     text: ResponseText = ResponseText()
     tools: Annotated[list[FlatTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
     background: Annotated[Any, _only(False)] = None

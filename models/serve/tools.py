@@ -26,19 +26,25 @@ _VALUES = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length and 
 
 
 def answer_grammar(
-    tools: Sequence[Tool], *, demanded: bool = False, schema: dict[str, Any] | None = None
+    tools: Sequence[Tool],
+    *,
+    demanded: bool = False,
+    several: bool = True,
+    schema: dict[str, Any] | None = None,
 ) -> str:
-    """Text and then calls of these functions, in Lark's notation. Where one is `demanded`, it is
-    all; where text has a `schema`, there is either text or calls."""
+    """Text and then calls of these functions, or one where there are not to be `several`, in Lark's
+    notation. Where one is `demanded`, it is all; where text has a `schema`, there is either text or
+    calls."""
     start = "TEXT | before calls"
     if demanded:
         start = f'"{OPEN}" call'
     elif schema is not None:
         start = f'%json {dumped(schema)} | "{OPEN}" calls'
+    more = f'(WS? "{OPEN}" call)* ' if several else ""
     return (
         f"start: {start}\n"
         f'before[lazy]: TEXT "{OPEN}"\n'  # lazy: the first marker ends the text
-        f'calls: call (WS? "{OPEN}" call)* WS?\n'
+        f"calls: call {more}WS?\n"
         f'call: WS? function WS? "{CLOSE}"\n'
         f"function: {' | '.join(map(_function, tools))}\n"
         "TEXT: /(.|\\n)*/\n"

@@ -98,6 +98,11 @@ class Worker:
         """Nobody waits for this answer any more."""
         self._commands.put(lambda: self._cancel(ticket))
 
+    def refusal(self, error: str) -> Refused:
+        """What a client is told of an answer that ended so: not that the request was wrong, where
+        the engine has failed or stops."""
+        return Refused(error, 400 if self._over is None else 503)
+
     def hear(self, ticket: Ticket, saying: Saying) -> None:
         """What an answer says, in the batch's thread; it is asked when it is told."""
         ticket.last = time.perf_counter()
