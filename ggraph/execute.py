@@ -14,7 +14,7 @@ import numpy as np
 
 from ggraph.arrays import FeedCheck, Feeds
 from ggraph.backends.host import HostMemory
-from ggraph.backends.places import Places
+from ggraph.backends.plan_memory import PlanMemory
 from ggraph.backends.protocol import Backend, Launch, Memory, Program, Scratch, Store
 from ggraph.device import HOST
 from ggraph.errors import InputError, shown
@@ -149,7 +149,7 @@ class Executor:
         for b in memory.buffers.values():
             if not b.external:
                 self._arenas[b.name] = self._owner(b).allocate(b)
-        self._places = Places(memory, {**brought, **self._arenas})
+        self._memory = PlanMemory(memory, {**brought, **self._arenas})
         slots = [len(r.offsets) for r in memory.regions.values()]
         self._phases = [self._bind(k) for k in range(lcm(*slots) if slots else 1)]
 
@@ -197,7 +197,7 @@ class Executor:
                 # It has no queue that could be held up: its commands run when the host gets there.
                 return lambda feeds, results: owner.synchronise(event=event)
             return lambda feeds, results: backend.wait(stream, event)
-        at = self._places.at
+        at = self._memory.at
         source, target = at(c.reads[0].value, phase), at(c.writes[0].value, phase)
         first, last = c.reads[0].start, c.reads[0].stop
         begin, end = (source[0], source[1] + first), (target[0], target[1] + c.writes[0].start)
@@ -226,9 +226,9 @@ class Executor:
         if not tensor.nbytes:
             return _empty(tensor) if c.do is Do.HOST_READ else _nothing
         if c.do is Do.HOST_WRITE:
-            memory, offset = self._places.at(c.writes[0].value, phase)
+            memory, offset = self._memory.at(c.writes[0].value, phase)
             return _feed(self._owner(memory.buffer), memory, offset, tensor)
-        memory, offset = self._places.at(c.reads[0].value, phase)
+        memory, offset = self._memory.at(c.reads[0].value, phase)
         fetch = _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
         if not tensor.is_output:
             return lambda feeds, results: fetch(feeds, self._looked_at)
@@ -253,7 +253,7 @@ class Executor:
 
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]
-        return self._places.launch(c, t, phase, dict(self._scratch(c, t, phase)))
+        return self._memory.launch(c, t, phase, dict(self._scratch(c, t, phase)))
 
     def _scratch(self, c: Command, t: Tensor, phase: int) -> Iterator[tuple[str, Scratch]]:
         """The bytes for each need of the backend that the command declares."""
@@ -261,7 +261,7 @@ class Executor:
         for need in self._backends[c.actor.device].spec.needs(t):
             name = scratch(t, need, c.actor)
             if need.nbytes <= max(made.get(name, -1), held.get(name, -1)):
-                memory, offset = self._places.at(name, phase)
+                memory, offset = self._memory.at(name, phase)
                 yield need.key, Scratch(name, memory, offset, need.nbytes, name in held)
 
 

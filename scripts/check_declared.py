@@ -238,7 +238,7 @@ def outcome(
         raise Fault("bytes around a buffer were changed")
     found = {name: a.tobytes() for name, a in out.items()}
     weights = {t.name: t for t in verified.plan.graph if t.kind is Kind.WEIGHT and t.is_leaf}
-    for name, memory in held._places.memory.items():
+    for name, memory in held._memory.buffers.items():
         if name in weights and memory.buffer.external:
             now = world.device.read(memory, 0, memory.buffer.nbytes).tobytes()
             if now != stored[name].tobytes():

@@ -109,22 +109,22 @@ def install(
     if source is None:
         report(f"fetching {name} {version[:8]}")
         source = fetched(origin, home / "source")
-    whose, build = build, build or source / f"build{limit}"
+    folder = build or source / f"build{limit}"
     wanted = ("llama", SERVER) if server else ("llama",)
     files = ("libllama.so", SERVER) if server else ("libllama.so",)
     # Of another version, maybe, where the sources have gone on: cmake knows what is to do.
-    if whose is None or not all(list(build.rglob(file)) for file in files):
+    if build is None or not all(list(folder.rglob(file)) for file in files):
         report(f"compiling {name} with {os.cpu_count()} processes: some minutes")
         native = f"GGML_NATIVE={'OFF' if limit else 'ON'}"  # which is AVX2, where it is off
         flags = [*FLAGS, native, *(f"{part}={'ON' if server else 'OFF'}" for part in PARTS)]
         given = [f"-D{f}" for f in (*flags, *origin.flags)]
-        _run("cmake", "-S", str(source), "-B", str(build), *given)
+        _run("cmake", "-S", str(source), "-B", str(folder), *given)
         jobs = str(os.cpu_count() or 1)
-        _run("cmake", "--build", str(build), "--target", *wanted, "-j", jobs)
-    _compile(origin, source, build, home / "peer.so")
+        _run("cmake", "--build", str(folder), "--target", *wanted, "-j", jobs)
+    _compile(origin, source, folder, home / "peer.so")
     told = f"{version[:8]}, {limit or 'native'} build"
     made: dict[str, str | None] = {"version": told, "source": str(source)}
-    made["server"] = next((str(p) for p in build.rglob(SERVER) if p.is_file()), None)
+    made["server"] = next((str(p) for p in folder.rglob(SERVER) if p.is_file()), None)
     return _noted(name, made)
 
 

@@ -68,8 +68,6 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         asked = await self._read(request, schema.CompletionRequest)
-        if asked.parse_special:
-            asked = await run_in_threadpool(self.service.with_special, asked)
         if asked.is_short:  # a thread's beginning would take longer
             begin = self.generation.completion(asked)
         else:

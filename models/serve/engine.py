@@ -38,7 +38,7 @@ from ..run.load import Loaded
 from .errors import Refused
 from .grammar import Grammars, schema_of
 from .inbox import Inbox
-from .schema import CompletionRequest, ResponseFormat, Sampling, Speculative
+from .schema import ResponseFormat, Sampling, Speculative
 from .settings import Settings
 from .told import Journal, Retold, journal_of
 from .voice import AnswerVoice, Form
@@ -176,15 +176,6 @@ class Service:
                 asked = {"add_generation_prompt": False, **extra}
                 return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
         return -1
-
-    def with_special(self, body: CompletionRequest) -> CompletionRequest:
-        """The same with token ids in place of text, in which special tokens were looked for."""
-        given = body.prompt
-        if isinstance(given, str):
-            ids: Any = self.text_ids(given, special=True)
-        else:
-            ids = [self.text_ids(p, special=True) if isinstance(p, str) else p for p in given]
-        return body.model_copy(update={"prompt": ids})
 
     def text_ids(
         self, prompt: str | Sequence[int], param: str = "prompt", *, special: bool = False

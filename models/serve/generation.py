@@ -85,7 +85,7 @@ class Generation:
         given = asked.prompt
         several = isinstance(given, list) and not (given and isinstance(given[0], int))
         prompts: list[Any] = list(given) if several else [given]
-        ids = [self.service.text_ids(p) for p in prompts]
+        ids = [self.service.text_ids(p, special=asked.parse_special) for p in prompts]
         limit = -1 if asked.max_tokens is None else asked.max_tokens
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
         dialect = self.dialect(asked, "cmpl-", chat=False)

@@ -17,7 +17,7 @@ from ggraph.backends.cuda.backend import CudaBackend, CudaProgram, CudaSpec, Eve
 from ggraph.backends.cuda.driver import Driver
 from ggraph.backends.cuda.kernels import Unit, packed
 from ggraph.backends.host import HostMemory
-from ggraph.backends.places import Places
+from ggraph.backends.plan_memory import PlanMemory
 from ggraph.backends.protocol import Scratch
 from ggraph.backends.reference import run_reference
 from ggraph.device import HOST, Need
@@ -56,7 +56,7 @@ class Replayer:
                 self._gpus[spec.name] = CudaBackend(own, self.driver, False, events)
         buffers = self.plan.memory.buffers.values()
         memory = {b.name: self._owner(b.device).allocate(b) for b in buffers}
-        self._places = Places(self.plan.memory, memory)
+        self._memory = PlanMemory(self.plan.memory, memory)
         self._phases = lcm(*(len(r.offsets) for r in self.plan.memory.regions.values()))
 
     def run(
@@ -86,11 +86,11 @@ class Replayer:
         return self._gpus.get(device, self._host)
 
     def _reset(self) -> None:
-        for m in self._places.memory.values():
+        for m in self._memory.buffers.values():
             self._owner(m.buffer.device).write(m, 0, np.full(m.buffer.nbytes, POISON, np.uint8))
         for v in self.plan.schedule.values.values():
             if v.initial:
-                memory, offset = self._places.at(v.name, 0)
+                memory, offset = self._memory.at(v.name, 0)
                 self._owner(memory.buffer.device).write(memory, offset, self._first(v.name))
 
     def _first(self, name: str) -> Array:
@@ -132,17 +132,17 @@ class Replayer:
     def _launch(self, index: int, c: Command, run: int, gpu: CudaBackend | None) -> None:
         t = self.plan.graph[c.node or c.label]
         if gpu is None:
-            run_reference(self._places.launch(c, t, run))
+            run_reference(self._memory.launch(c, t, run))
             return
         key = (index, run % self._phases)
         if key not in self._programs:
             beside = {n.key: _beside(gpu, n) for n in gpu.spec.needs(t)}
-            self._programs[key] = gpu.lower([self._places.launch(c, t, run, beside)])
+            self._programs[key] = gpu.lower([self._memory.launch(c, t, run, beside)])
         gpu.submit(c.actor.stream, self._programs[key])
 
     def _copy(self, c: Command, run: int, gpu: CudaBackend | None) -> None:
         for a, b in zip(c.reads, c.writes, strict=True):
-            (out, first), (into, begin) = (self._places.at(x.value, run) for x in (a, b))
+            (out, first), (into, begin) = (self._memory.at(x.value, run) for x in (a, b))
             target, source, nbytes = (
                 (into, begin + b.start),
                 (out, first + a.start),
@@ -169,13 +169,13 @@ class Replayer:
     def _host_step(self, c: Command, run: int, given: Values, results: dict[str, Array]) -> None:
         """The host's accesses, which order nothing."""
         for a in c.writes:
-            memory, offset = self._places.at(a.value, run)
+            memory, offset = self._memory.at(a.value, run)
             owner = self._owner(memory.buffer.device)
             freed = np.full(a.stop - a.start, POISON, np.uint8)
             data = given[c.node or ""] if c.do is Do.HOST_WRITE else freed
             owner.write(memory, offset + a.start, data)
         for a in c.reads:
-            memory, offset = self._places.at(a.value, run)
+            memory, offset = self._memory.at(a.value, run)
             owner = self._owner(memory.buffer.device)
             raw = owner.read(memory, offset + a.start, a.stop - a.start)
             t = self.plan.graph[c.node] if c.node else None

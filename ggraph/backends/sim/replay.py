@@ -12,7 +12,7 @@ from math import lcm
 
 import numpy as np
 
-from ggraph.backends.places import Places
+from ggraph.backends.plan_memory import PlanMemory
 from ggraph.backends.protocol import Launch, Memory
 from ggraph.backends.sim.backend import Ranges, picked_runs
 from ggraph.backends.sim.machine import Machine, Span
@@ -141,7 +141,7 @@ class Simulator:
         except (ValueError, MemoryError) as error:
             raise PlanError(f"this machine cannot simulate such memory: {error}") from error
         memory = {b.name: Memory(b, held) for b, held in bytes_of.items()}
-        self._places = Places(plan.memory, memory)
+        self._memory = PlanMemory(plan.memory, memory)
         self._phases = lcm(*(len(r.offsets) for r in plan.memory.regions.values()))
         self._launches: dict[tuple[int, int], Launch] = {}
         self._faults: list[Fault] = []
@@ -184,7 +184,7 @@ class Simulator:
             self._reset()
         if name not in self.plan.schedule.carried:
             raise InputError(f"no state {name!r} in this plan")
-        memory, begin = self._places.at(name, 0)
+        memory, begin = self._memory.at(name, 0)
         stored = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if stored.size != self.plan.schedule.values[name].nbytes:
             raise InputError(f"state {name!r}: {stored.size} bytes do not fit")
@@ -195,12 +195,12 @@ class Simulator:
         self._begun, self._done = True, 0
         self._copied = 0
         self._looked_at.clear()
-        for name, memory in self._places.memory.items():
+        for name, memory in self._memory.buffers.items():
             memory.handle[:] = POISON
             self._tag[name][:] = 0
         for v in self.plan.schedule.values.values():
             if v.initial:
-                buffer, begin = self._places.at(v.name, 0)
+                buffer, begin = self._memory.at(v.name, 0)
                 buffer.handle[begin : begin + v.nbytes] = self._first(v.name, v.nbytes)
                 self._tag[buffer.buffer.name][begin : begin + v.nbytes] = self._tags.of(v.name, -1)
 
@@ -215,7 +215,7 @@ class Simulator:
         return raw
 
     def _bytes(self, value: str, run: int) -> Array:
-        memory, begin = self._places.at(value, run)
+        memory, begin = self._memory.at(value, run)
         held: Array = memory.handle[begin : begin + self.plan.schedule.values[value].nbytes]
         return held.copy()
 
@@ -249,7 +249,7 @@ class Simulator:
         def write() -> None:
             for a in c.writes:
                 data = _fed(c, a, given)
-                memory, begin = self._places.at(a.value, run)
+                memory, begin = self._memory.at(a.value, run)
                 memory.handle[begin + a.start : begin + a.stop] = data
             self._note(c, run)
 
@@ -258,7 +258,7 @@ class Simulator:
             t = self._tensors.get(c.node or "")
             raw = np.empty(0, np.uint8)  # what has no elements is read nowhere
             for a in c.reads:
-                memory, begin = self._places.at(a.value, run)
+                memory, begin = self._memory.at(a.value, run)
                 raw = memory.handle[begin + a.start : begin + a.stop].copy()
             self._looked_at[c.node or ""] = _shaped(raw, t)
             if t is None or t.is_output:
@@ -266,7 +266,7 @@ class Simulator:
 
         def free() -> None:
             for a in c.writes:
-                memory, begin = self._places.at(a.value, run)
+                memory, begin = self._memory.at(a.value, run)
                 memory.handle[begin + a.start : begin + a.stop] = POISON
                 self._tag[memory.buffer.name][begin + a.start : begin + a.stop] = 0
 
@@ -278,7 +278,7 @@ class Simulator:
             t = self._tensors.get(c.node or c.label)
             if t is None:
                 raise PlanError(f"{c.label!r}: no tensor of the graph says what it computes")
-            self._launches[key] = self._places.launch(c, t, run)
+            self._launches[key] = self._memory.launch(c, t, run)
 
         def work() -> None:
             launch = self._launches[key]
@@ -306,7 +306,7 @@ class Simulator:
         def work() -> None:
             self._check(parts, run)
             for a, b in zip(parts.reads, parts.writes, strict=True):
-                (out, first), (into, begin) = (self._places.at(x.value, run) for x in (a, b))
+                (out, first), (into, begin) = (self._memory.at(x.value, run) for x in (a, b))
                 moved = out.handle[first + a.start : first + a.stop].copy()
                 into.handle[begin + b.start : begin + b.stop] = moved
                 self._copied += moved.size
@@ -330,7 +330,7 @@ class Simulator:
     def _note(self, c: Command, run: int) -> None:
         """Tag what `c` wrote."""
         for a in c.writes:
-            memory, begin = self._places.at(a.value, run)
+            memory, begin = self._memory.at(a.value, run)
             tag = self._tags.of(a.value, run)
             self._tag[memory.buffer.name][begin + a.start : begin + a.stop] = tag
 
@@ -340,7 +340,7 @@ class Simulator:
         reads = [a for a in c.reads if a.value not in picked]
         reads += [Access(v, i, j) for v, runs in picked.items() for i, j in runs]
         for a in reads:
-            memory, begin = self._places.at(a.value, run)
+            memory, begin = self._memory.at(a.value, run)
             seen = self._tag[memory.buffer.name][begin + a.start : begin + a.stop]
             wanted = self._tags.expected(a.value, run)
             wrong = seen != wanted

@@ -9,16 +9,16 @@ from ggraph.tensor import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where a plan's values lie in each run: `memory` was allocated for the buffers of its map."""
+class PlanMemory:
+    """Where a plan's values lie in each run, in memory that was allocated for its buffers."""
 
     map: MemoryMap
-    memory: Mapping[str, Memory]
+    buffers: Mapping[str, Memory]
 
     def at(self, value: str, run: int) -> tuple[Memory, int]:
         """The memory of a value in a run, and its offset there."""
         region = self.map.regions[value]
-        return self.memory[region.buffer], region.offsets[run % len(region.offsets)]
+        return self.buffers[region.buffer], region.offsets[run % len(region.offsets)]
 
     def launch(
         self, c: Command, t: Tensor, run: int, scratch: Mapping[str, Scratch] | None = None
