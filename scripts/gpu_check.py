@@ -1,16 +1,18 @@
 """Everything that needs a GPU: tests, correctness, races, identity, speed.
 
     python scripts/gpu_check.py --out FOLDER [--only products,races] [--seconds 570] [--quick]
-                                [--device cuda0] [--model FILE ..]
+                                [--races 1000] [--device cuda0] [--model FILE ..]
     python scripts/gpu_check.py --merge FOLDER .. --to bench/results
 
 Each section is a process of its own with a time limit, and leaves FOLDER/SECTION.json when it ends,
-however it ends, beside the log of what it printed. Sections for which `--seconds` have no room are
-named, for the next command. `--merge` makes one record of such folders, later ones first, with a
-table of the bars of docs/cuda.md. Needs NumPy, CuPy (with NVRTC and cuBLAS), pytest and this
-repository; nothing is installed or fetched. `--model` takes a checkpoint, or the pieces of one file
-in order. `--device stand-in` runs on the tests' stand-in for a GPU, as rehearsals do. Ends with
-status 1 if a section failed. Speeds are of random models with real shapes (gpu_models.py).
+however it ends, beside the log of what it printed. Those that ask only whether results are right
+run side by side; what is timed, and races, have the GPU alone. Sections for which `--seconds` have
+no room are named, for the next command. `--merge` makes one record of such folders, later ones
+first, with a table of the bars of docs/cuda.md. Needs CuPy (with NVRTC and cuBLAS), pytest, what
+ggraph itself needs (the CPU's compiler for a split alone) and this repository; nothing is installed
+or fetched. `--model` takes a checkpoint, or the pieces of one file in order. `--device stand-in`
+runs on the tests' stand-in for a GPU, as rehearsals do. Ends with status 1 if a section failed.
+Speeds are of random models with real shapes (gpu_models.py).
 """
 
 import argparse
@@ -23,7 +25,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +41,11 @@ import gpu_tests
 from gpu_correct import Found
 
 from ggraph.backends.cuda import Driver, open_driver
+from ggraph.env import usable_cores
 from ggraph.errors import GgraphError
 
 STAND_IN, PATIENCE = "stand-in", 10  # which computes on the CPU: its limits are so much longer
+SIDE_BY_SIDE = max(1, usable_cores() // 2)  # sections, each busy on the host
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Section:
     work: Callable[[Driver, bool], Found] | None = None
     files: tuple[str, ...] = ()  # of tests
     quick: str = ""  # which of them at quick sizes
+    alone: bool = False  # what other sections do to the GPU or the cache would change it
 
 
 def _shape(name: str, kind: str) -> Callable[[Driver, bool], Found]:
@@ -57,25 +64,28 @@ def _shape(name: str, kind: str) -> Callable[[Driver, bool], Found]:
 
 
 SECTIONS: dict[str, Section] = {
-    "compile": Section(240, gpu_correct.check_compile),
+    "compile": Section(240, gpu_correct.check_compile, alone=True),
     "driver": Section(
-        120, files=("tests/test_cuda_gpu.py", "tests/test_cuda_blas.py"), quick="bytes or memory"
+        120,
+        files=("tests/test_cuda_gpu.py", "tests/test_cuda_blas.py"),
+        quick="bytes or memory",
+        alone=True,
     ),
     "products": Section(
         300, files=("tests/test_cuda_matmul.py",), quick="decoded and (q4_k or bf16)"
     ),
     "ops": Section(300, files=("tests/test_cuda_ops.py",), quick="oracles and (rope or add)"),
     "golden": Section(200, files=("tests/test_cuda_golden.py",), quick="golden and qwen2"),
-    "ceilings": Section(60, gpu_speed.measure_ceilings),
-    "llama-bf16": Section(240, _shape("Llama-3.1-8B", "bf16")),
-    "llama-q4_k": Section(240, _shape("Llama-3.1-8B", "q4_k")),
-    "algorithms": Section(120, gpu_speed.measure_algorithms),
-    "races": Section(200, gpu_correct.check_races),
+    "ceilings": Section(60, gpu_speed.measure_ceilings, alone=True),
+    "llama-bf16": Section(240, _shape("Llama-3.1-8B", "bf16"), alone=True),
+    "llama-q4_k": Section(240, _shape("Llama-3.1-8B", "q4_k"), alone=True),
+    "algorithms": Section(120, gpu_speed.measure_algorithms, alone=True),
+    "races": Section(400, alone=True),
     "identity": Section(200, gpu_correct.check_identity),
     "invariance": Section(120, gpu_correct.check_invariance),
-    "torch": Section(120, gpu_speed.measure_torch),
-    "qwen3-bf16": Section(240, _shape("Qwen3-8B", "bf16")),
-    "qwen3-q4_k": Section(240, _shape("Qwen3-8B", "q4_k")),
+    "torch": Section(120, gpu_speed.measure_torch, alone=True),
+    "qwen3-bf16": Section(240, _shape("Qwen3-8B", "bf16"), alone=True),
+    "qwen3-q4_k": Section(240, _shape("Qwen3-8B", "q4_k"), alone=True),
     "draw": Section(60, gpu_correct.check_draw),
     "split": Section(60, gpu_correct.check_split),
     "model": Section(120),
@@ -131,7 +141,11 @@ def run_section(name: str, asked: argparse.Namespace) -> int:
                 journal, section.files, chosen, "" if device == STAND_IN else device
             )
         else:
-            work = section.work or (lambda d, quick: gpu_correct.check_model(d, asked.model))
+            given = {
+                "model": lambda d, quick: gpu_correct.check_model(d, asked.model),
+                "races": lambda d, quick: gpu_correct.check_races(d, quick, asked.races),
+            }
+            work = section.work or given[name]
             driver = opened(asked.device)
             result |= {"device": driver.name, "arch": driver.arch, **work(driver, asked.quick)}
         result["clocks_after"] = gpu_about.clocks()
@@ -178,18 +192,25 @@ def supervise(name: str, given: Sequence[str], out: Path, limit: float) -> Found
 def run_all(
     names: Sequence[str], given: Sequence[str], out: Path, seconds: float, patience: int = 1
 ) -> list[str]:
-    """Sections one after another while there is time; prints a line each. Returns those that
-    failed."""
-    end, failed, left = time.perf_counter() + seconds, [], []
-    for name in names:
+    """Sections in order while there is time, those that need not be alone side by side; prints a
+    line each. Returns those that failed."""
+    end = time.perf_counter() + seconds
+    failed: list[str] = []
+    left: list[str] = []
+
+    def section(name: str) -> None:
         room = end - time.perf_counter()
         limit = SECTIONS[name].limit * patience
         if room < min(limit, 10):
             left.append(name)
-            continue
+            return
         found = supervise(name, given, out, min(limit, room))
-        failed += [] if found["ok"] else [name]
+        failed.extend([] if found["ok"] else [name])
         print(f"{name:<12} {'ok' if found['ok'] else 'FAILED'}  {_short(found)}", flush=True)
+
+    for alone, group in groupby(names, lambda name: SECTIONS[name].alone):
+        with ThreadPoolExecutor(1 if alone else SIDE_BY_SIDE) as beside:
+            list(beside.map(section, group))
     if left:
         print(f"no time for: {','.join(left)}")
     return failed + left
@@ -258,6 +279,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
     parser.add_argument("--only", default="", help="sections, by comma")
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of them")
+    parser.add_argument("--races", type=int, default=1000, help="runs of each plan")
     parser.add_argument("--model", type=Path, nargs="+", default=[], help="a checkpoint, or pieces")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)

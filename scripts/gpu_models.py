@@ -24,6 +24,10 @@ from models.registry import Model
 
 TILE = 1 << 22  # bytes of random storage that are repeated
 NORMS = ("norm", "rope_freqs")
+SCALES_AT = {  # where a block's float16 scales stand, if not in front
+    "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,),
+    "q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2),
+}  # fmt: skip
 
 LLAMA_8B = DecoderConfig(
     "llama", 4096, 14336, 32, 32, 8, 128, 1e-5, 128256, 131072, Rope("normal", 128, 500000.0)
@@ -76,8 +80,7 @@ def tile(dtype: DType) -> np.ndarray[Any, Any]:
         return values.astype(dtype.np).view(np.uint8)
     count = TILE // dtype.block_bytes
     raw = rng.integers(0, 256, (count, dtype.block_bytes), np.uint8)
-    at = {"q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,)}.get(dtype.name, (0,))
-    at = (0, 2) if dtype.name in ("q4_k", "q5_k", "q4_1", "q5_1") else at
+    at = SCALES_AT.get(dtype.name, (0,))
     for place in at:
         raw[:, place : place + 2] = np.full(1, 5e-5, np.float16).view(np.uint8)
     return raw.reshape(-1)

@@ -83,7 +83,7 @@ def seconds_of(
     work()
     wait()
     once = max(time.perf_counter() - begun, 1e-6)
-    calls = 1 if quick else max(2, int(LEAST / once))
+    calls = 1 if quick else max(1, int(LEAST / once))
     found = []
     for _ in range(1 if quick else BATCHES):
         begun, before = time.perf_counter(), watched.waited if watched else 0.0

@@ -16,6 +16,8 @@ from typing import Any
 
 from ggraph.errors import BackendError
 
+# What a library opens by name while it runs; wheels of CUDA 13.0 do not say where that lies.
+OPENED_BY = {"nvrtc": ("nvrtc-builtins",)}
 TOOLKITS = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 
 
@@ -36,6 +38,9 @@ def _loaded(name: str, package: str, major: int | None) -> Any:
     found = [p for p in _candidates(name) if major in (None, (_version(p) or (major,))[0])]
     for path in found:
         try:
+            for other in OPENED_BY.get(name, ()):
+                for beside in Path(path).parent.glob(f"lib{other}.so.*"):
+                    ctypes.CDLL(str(beside))  # what is loaded already is found by its name
             return ctypes.CDLL(path)
         except OSError as error:
             tried.append(str(error))
