@@ -87,16 +87,16 @@ def _bits(x: Array) -> Array:
 
 
 def widths(dtype: DType) -> list[int]:
-    """Columns for the tensor cores (a multiple of 32), and for plain types others too."""
-    return [columns(dtype)] if dtype.is_block else [96, 77]
+    """Columns for the tensor cores (a multiple of 32), and for plain types others too; of some more
+    than the strands of src/tiles.cu take in one turn."""
+    long = {"q8_0": [4448], "q4_k": [4608], "q6_k": [4608], "bf16": [4448]}
+    return ([columns(dtype)] if dtype.is_block else [96, 77]) + long.get(dtype.name, [])
 
 
 @pytest.mark.parametrize(("dtype", "k"), [(t, k) for t in TYPES for k in widths(t)], ids=str)
-def test_products_against_float64_and_batch_invariance(
-    dtype: DType, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1 to 64 rows, by 8 and by 32: the same bits whatever the number of rows, as many as a tree of
-    64 nodes has; and by blocks of one tile and of two."""
+def test_products_against_float64_and_batch_invariance(dtype: DType, k: int) -> None:
+    """1 to 64 rows, by 8 and by 64: the same bits whatever the number of rows, as many as a tree of
+    64 nodes has."""
     n = 21
     rng = np.random.default_rng(2)
     raw = raw_weight(dtype, n, k)
@@ -109,10 +109,7 @@ def test_products_against_float64_and_batch_invariance(
     for m in (*range(1, 10), 31, 33):
         assert np.array_equal(product(dtype, raw, x[3 : 3 + m]), whole[3 : 3 + m]), f"{m} rows"
     assert np.array_equal(product(dtype, raw, x, rest), whole + rest)
-    monkeypatch.setattr(matmul, "TWIN_OUTPUTS", n)
-    monkeypatch.setattr(matmul, "SINGLE", ())
-    for m in (1, 8):
-        assert np.array_equal(product(dtype, raw, x[:m], rest[:m]), (whole + rest)[:m]), f"{m} rows"
+    assert np.array_equal(product(dtype, raw, x[:5], rest[:5]), (whole + rest)[:5])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -194,11 +194,13 @@ def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType) -> None:
 
 
 @pytest.mark.skipif(bool(DEVICE) or COMPILER is None, reason="of the stand-in, by g++")
-@pytest.mark.parametrize(("rows", "own"), [(8, 8), (64, 32)])
-def test_a_block_writes_its_own_alone(rows: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "own"), [(8, (8, 16)), (64, (32, 32))])
+def test_a_block_writes_its_own_alone(
+    rows: int, own: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of the stand-in run one after another, so that whoever writes what is another's is
     overwritten, or writes the same again. Here the first block of a grid runs alone."""
-    n, k = 32, 64
+    n, k = 64, 64
     launch = HostDriver.launch
 
     def first(self: HostDriver, function: Any, grid: Any, *rest: Any) -> None:
@@ -219,7 +221,7 @@ def test_a_block_writes_its_own_alone(rows: int, own: int, monkeypatch: pytest.M
     backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
     backend.synchronise()
     wanted = np.zeros((rows, n, 4), bool)
-    wanted[:own, :16] = True
+    wanted[: own[0], : own[1]] = True
     for memory, nbytes in ((target, y.nbytes), (beside[made.key].memory, made.nbytes)):
         written = backend.read(memory, 0, nbytes).reshape(wanted.shape) != 0xAB
         assert np.array_equal(written.any(axis=2), wanted.any(axis=2))

@@ -19,7 +19,7 @@ from ggraph.backends.cpu import open as open_cpu
 from ggraph.backends.cpu.program import Flat
 from ggraph.backends.cpu.simd import BARRIER
 from ggraph.backends.cpu.tiles import LAYOUTS
-from ggraph.backends.cuda import kernels, matmul
+from ggraph.backends.cuda import kernels
 from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Backend
 from ggraph.device import DeviceSpec
@@ -210,18 +210,14 @@ TYPES = [dt.dtype(name) for name in kernels.TEMPLATES["tiles"][1]]
 
 
 @need_driver
-@pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_gpu_gives_the_bits_of_single_products(
-    dtype: DType, twin: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two to four matrices, 1 to 64 rows, by 16 and by 32 outputs; in both orders of threads."""
-    monkeypatch.setattr(matmul, "TWIN_OUTPUTS", 1 if twin else 1 << 30)
+def test_a_gpu_gives_the_bits_of_single_products(dtype: DType) -> None:
+    """Two to four matrices, 1 to 64 rows, by 16 and by 64 outputs; in both orders of threads."""
     k = 2 * max(dtype.block, 32)
     raws = {f"w{i}": raw_weight(dtype, n, k, i) for i, n in enumerate(COUNTS)}
     matrices = [weight(name, (len(raw), k), dtype) for name, raw in raws.items()]
     x = np.random.default_rng(3).normal(size=(FEW_ROWS, k)).astype(np.float32)
-    for rows, count in ((1, 3), (3, 4), (8, 2)) if twin else ((1, 4), (8, 3), (9, 2), (64, 4)):
+    for rows, count in ((1, 3), (3, 4), (8, 2), (9, 2), (64, 4)):
         stored = {name: raw.reshape(-1) for name, raw in raws.items()}
         stored["x"] = x[:rows].reshape(-1).view(np.uint8)
         a, (w, *more) = input("x", (rows, k)), matrices[:count]

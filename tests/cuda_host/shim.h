@@ -23,7 +23,7 @@ extern "C" __attribute__((weak, visibility("hidden"))) char __stop_block_shared[
 
 #define DEV static inline
 #define KERNEL extern "C" void
-#define KERNEL_IF(alone) KERNEL
+#define KERNEL_OF(threads, blocks) KERNEL
 #define SHARED __attribute__((section("block_shared"))) static
 #define TABLE static const
 

@@ -94,7 +94,7 @@ def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
 def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
     """The same of a text."""
     plain = re.sub(r"//[^\n]*", "", source_text)
-    found = re.findall(r"KERNEL(?:_IF\(\w+\))?\s+(\w+)\s*\(([^)]*)\)", plain)
+    found = re.findall(r"KERNEL(?:_OF\([^)]*\))?\s+(\w+)\s*\(([^)]*)\)", plain)
     return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
 
 

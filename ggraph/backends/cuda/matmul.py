@@ -19,12 +19,10 @@ from ggraph.ops.fused import FEW_ROWS, MOST_MATRICES
 from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
-WIDE_ROWS = 32  # the same where there are more, on the tensor cores
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 WIDE = 16  # bytes that src/tiles.cu loads at once
-TILE, TILE_WARPS = 16, 16  # outputs and warps of a block of src/tiles.cu
-TWIN_OUTPUTS = 4096  # from here on blocks of two tiles are as many as a large GPU's multiprocessors
-SINGLE = ("q6_k",)  # of which two tiles do not fit the registers as they are best read
+TILE, FEW_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu for up to PASS_ROWS
+WIDE_TILE, WIDE_WARPS, WIDE_ROWS = 64, 16, 32  # the same for more, by so many rows
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
@@ -113,11 +111,10 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     w = launch.sources[0]
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
-        end, outputs, rows = _tile_of(w.tensor.dtype, n, m)
+        end, outputs, threads, passes = _tile_of(m)
         low.call(
-            f"mul_mat_{end}", (-(-n // outputs), -(-m // rows), 1), TILE_WARPS * 32,
-            type=w.tensor.dtype.name, w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k,
-            m=m,
+            f"mul_mat_{end}", (-(-n // outputs), passes, 1), threads, type=w.tensor.dtype.name,
+            w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k, m=m,
         )  # fmt: skip
         return
     rows = min(m, PASS_ROWS)
@@ -128,12 +125,12 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     )  # fmt: skip
 
 
-def _tile_of(dtype: DType, outputs: int, m: int) -> tuple[str, int, int]:
-    """Which kernel of src/tiles.cu: the end of its name, its outputs and rows per block."""
-    if m > PASS_ROWS:
-        return "tiles", TILE, WIDE_ROWS
-    twin = outputs >= TWIN_OUTPUTS and dtype.name not in SINGLE
-    return ("twin", 2 * TILE, PASS_ROWS) if twin else ("tile", TILE, PASS_ROWS)
+def _tile_of(m: int) -> tuple[str, int, int, int]:
+    """Which kernel of src/tiles.cu: the end of its name, outputs and threads of a block, and blocks
+    beside one another for all rows."""
+    if m <= PASS_ROWS:
+        return "tile", TILE, FEW_WARPS * 32, 1
+    return "wide", WIDE_TILE, WIDE_WARPS * 32, -(-m // WIDE_ROWS)
 
 
 def _joins(t: Tensor) -> bool:
@@ -148,11 +145,11 @@ def _joined(low: Lowering, launch: Launch) -> None:
     w, x, *more = launch.sources
     matrices, m = (w, *more), prod(x.tensor.shape[:-1])
     counts = [a.tensor.shape[0] for a in matrices]
-    end, outputs, rows = _tile_of(w.tensor.dtype, sum(counts), m)
+    end, outputs, threads, passes = _tile_of(m)
     missing = (0,) * (MOST_MATRICES - len(matrices))
     low.call(
-        f"mul_mats_{end}", (sum(-(-n // outputs) for n in counts), -(-m // rows), 1),
-        TILE_WARPS * 32, type=w.tensor.dtype.name, w=(*map(low.at, matrices), *missing),
+        f"mul_mats_{end}", (sum(-(-n // outputs) for n in counts), passes, 1), threads,
+        type=w.tensor.dtype.name, w=(*map(low.at, matrices), *missing),
         x=_parts(low, launch), y=low.at(launch.result), n=(*counts, *missing),
         k=w.tensor.shape[1], m=m,
     )  # fmt: skip
@@ -173,10 +170,10 @@ def _gated(low: Lowering, launch: Launch) -> None:
     n, k = w.tensor.shape
     t = launch.result.tensor
     m = t.size // n
-    few = m <= PASS_ROWS
-    kernel, rows = ("mul_mat_gated", PASS_ROWS) if few else ("mul_mat_gated_tiles", WIDE_ROWS)
+    end, outputs, threads, passes = _tile_of(m)
+    outputs = min(outputs, WIDE_TILE // 2)  # a wide block's tiles are of both matrices
     low.call(
-        kernel, (-(-n // TILE), -(-m // rows), 1), TILE_WARPS * 32, type=w.tensor.dtype.name,
+        f"mul_mat_gated_{end}", (-(-n // outputs), passes, 1), threads, type=w.tensor.dtype.name,
         w=low.at(w), up=low.at(up), x=_parts(low, launch), y=low.at(launch.result),
         parts=parts_of(low, launch), op=BINARY.index(str(t.attrs["unit"])), n=n, k=k, m=m,
     )  # fmt: skip
@@ -289,7 +286,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
         pairs=pairs, experts=experts,
     )  # fmt: skip
     low.call(
-        "mul_mat_id_tile", (-(-n // TILE), min(pairs, experts + 1), 1), TILE_WARPS * 32,
+        "mul_mat_id_tile", (-(-n // TILE), min(pairs, experts + 1), 1), FEW_WARPS * 32,
         type=w.tensor.dtype.name, w=low.at(w), x=rows, y=low.at(x.result), order=order,
         starts=starts, active=active, n=n, k=k, experts=experts, used=used,
         each=int(a.tensor.shape[1] == used),

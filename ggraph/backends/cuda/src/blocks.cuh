@@ -14,6 +14,9 @@ TABLE i8 FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -
 struct alignas(16) Quad {
   u32 w[4];
 };
+struct alignas(8) Pair {
+  u32 w[2];
+};
 DEV bool is_whole(const void* p, int c, i64 k) {
   return 8 * c + 8 <= k && ((unsigned long long)p & 15) == 0;
 }
@@ -215,53 +218,58 @@ struct q3_k : Block {
     return (low & 0x03030303u) | (third & 0x01010101u) << 2;
   }
 };
-// Scale and minimum number s (0..7), six bits each, of the 12 bytes that Q4_K and Q5_K share.
-DEV void six_bits(const Quad& head, int s, int* scale, int* least) {
-  const u32 first = head.w[1] >> 8 * (s % 4), second = head.w[2] >> 8 * (s % 4);
-  const u32 third = head.w[3] >> 8 * (s % 4);
-  *scale = s < 4 ? first & 63 : (third & 15) | (first >> 2 & 48);
-  *least = s < 4 ? second & 63 : (third >> 4 & 15) | (second >> 2 & 48);
+// Byte i of a word as a float; below 2^24 a float counts in ones.
+DEV float byte_of(u32 word, int i) {
+  return bits_to_float(permute(word, 0x4b000000u, 0x7440u | (u32)i)) - 8388608.0f;
 }
-// Step and floor number s of a block that begins with two float16 and such scales.
-DEV void scaled(const Quad& head, int s, float* step, float* floor) {
-  int scale, least;
-  six_bits(head, s, &scale, &least);
-  *step = half_to_float((u16)head.w[0]) * (float)scale;
-  *floor = half_to_float((u16)(head.w[0] >> 16)) * (float)least;
+// What a block of Q4_K and Q5_K begins with: two float16, and eight steps and floors of six bits each.
+// Here those of four groups, a byte each.
+struct Scales {
+  float step, floor;
+  u32 steps, floors;
+};
+DEV Scales scales_of(const u8* block, int second) {
+  const Quad head = *(const Quad*)block;
+  const u32 six = 0x3f3f3f3fu, four = 0x0f0f0f0fu, two = 0x30303030u;
+  return {half_to_float((u16)head.w[0]), half_to_float((u16)(head.w[0] >> 16)),
+          second ? (head.w[3] & four) | (head.w[1] >> 2 & two) : head.w[1] & six,
+          second ? (head.w[3] >> 4 & four) | (head.w[2] >> 2 & two) : head.w[2] & six};
+}
+DEV void scaled(const Scales& all, int s, float* step, float* floor) {
+  *step = all.step * byte_of(all.steps, s);
+  *floor = all.floor * byte_of(all.floors, s);
 }
 struct q4_k : Block {
-  static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4, TOGETHER = 2;
+  static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4, TOGETHER = 4;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
+    scaled(scales_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
   }
   DEV u32 four(const u8* row, int e) {
     const u8* b = row + e / 256 * BYTES;
     e %= 256;
     return word_at(b + 16 + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4 & 0x0f0f0f0fu;
   }
-  // The groups of 64 columns have the same bytes.
   struct Held {
-    Quad head;
-    u32 low[2];
-    int first;  // number of the scale of the first group
+    Scales scales;
+    Pair low[2];  // of two groups each
   };
   DEV Held hold(const u8* row, int part, int t) {
-    const u8* b = row + part / 4 * BYTES;
-    const u8* p = b + 16 + part % 4 * 32 + 8 * t;
-    const Held held = {*(const Quad*)b, {word_at(p), word_at(p + 4)}, part % 4 * 2};
-    return held;
+    const u8 *b = row + part / 2 * BYTES, *p = b + 16 + part % 2 * 64 + 8 * t;
+    return {scales_of(b, part % 2), {*(const Pair*)p, *(const Pair*)(p + 32)}};
   }
-  DEV u32 four(const Held& held, int g, int h) { return held.low[h] >> 4 * g & 0x0f0f0f0fu; }
+  DEV u32 four(const Held& held, int g, int h) {
+    return held.low[g / 2].w[h] >> g % 2 * 4 & 0x0f0f0f0fu;
+  }
   DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    scaled(held.head, held.first + g, step, floor);
+    scaled(held.scales, g, step, floor);
   }
 };
 struct q5_k : Block {
-  static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5, TOGETHER = 2;
+  static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5, TOGETHER = 4;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    scaled(*(const Quad*)(row + c / 32 * BYTES), c % 32 / 4, step, floor);  // 16 bytes, aligned
+    scaled(scales_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
   }
   DEV u32 four(const u8* row, int e) {
     const u8* b = row + e / 256 * BYTES;
@@ -270,23 +278,23 @@ struct q5_k : Block {
     return (low & 0x0f0f0f0fu) | (word_at(b + 16 + e % 32) >> e / 32 & 0x01010101u) << 4;
   }
   struct Held {
-    Quad head;
-    u32 low[2], high[2];
-    int first;
+    Scales scales;
+    Pair low[2];
+    u32 high[2];
   };
   DEV Held hold(const u8* row, int part, int t) {
-    const u8* b = row + part / 4 * BYTES;
-    const u8 *p = b + 48 + part % 4 * 32 + 8 * t, *q = b + 16 + 8 * t;
-    const Held held = {*(const Quad*)b, {word_at(p), word_at(p + 4)}, {word_at(q), word_at(q + 4)},
-                       part % 4 * 2};
-    return held;
+    const u8 *b = row + part / 2 * BYTES, *p = b + 48 + part % 2 * 64 + 8 * t;
+    const Pair high = *(const Pair*)(b + 16 + 8 * t);
+    const int first = part % 2 * 4;
+    return {scales_of(b, part % 2), {*(const Pair*)p, *(const Pair*)(p + 32)},
+            {high.w[0] >> first, high.w[1] >> first}};
   }
   DEV u32 four(const Held& held, int g, int h) {
-    const u32 high = held.high[h] >> (held.first + g) & 0x01010101u;
-    return (held.low[h] >> 4 * g & 0x0f0f0f0fu) | high << 4;
+    const u32 low = held.low[g / 2].w[h] >> g % 2 * 4 & 0x0f0f0f0fu;
+    return low | (held.high[h] >> g & 0x01010101u) << 4;
   }
   DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    scaled(held.head, held.first + g, step, floor);
+    scaled(held.scales, g, step, floor);
   }
 };
 struct q6_k : Block {
@@ -328,7 +336,8 @@ struct q6_k : Block {
     return (low & 0x0f0f0f0fu) | (held.high[h] >> 2 * g & 0x03030303u) << 4;
   }
   DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    *step = held.unit * (float)(i8)(held.scales[g / 2] >> (8 * (g % 2 * 2 + s)));
+    const u32 raised = held.scales[g / 2] ^ 0x80808080u;  // signed bytes, by 128
+    *step = held.unit * (byte_of(raised, g % 2 * 2 + s) - 128.0f);
   }
 };
 struct iq4_xs : Block {

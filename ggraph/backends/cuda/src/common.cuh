@@ -14,9 +14,9 @@
 #else
 #define DEV static __device__ __forceinline__
 #define KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
-// One that, where `alone`, need not share a multiprocessor with a second block: registers would be
-// spilt for that.
-#define KERNEL_IF(alone) extern "C" __global__ void __launch_bounds__(MOST_THREADS, (alone) ? 1 : 0)
+// One of blocks of so many threads, so many of which a multiprocessor is to hold: what registers a
+// thread may use follows from that.
+#define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define SHARED __shared__
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu

@@ -1,21 +1,27 @@
 // Products of a stored matrix of type WEIGHT and few rows, on the tensor cores.
 //
-// A block computes 16 outputs for eight rows, or for four times eight, which then share what it reads
-// and decodes of w; or twice 16 for eight rows, which share what it reads of x. Rows that are not
-// given are zeros, so a row's bits do not depend on how many there are. Its warps take the groups of
-// 32 columns in turn, and their sums are added in the order of the warps. x comes in parts
-// (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which are exact (most
-// raised by a power of two, taken off with the floor), and scale each span's sum in float32. Parts
-// and w begin at multiples of 16 bytes.
+// A warp computes a tile of 16 outputs for up to TIMES times eight rows, of which the last stands for
+// those that are not given. A row's bits do not depend on how many there are: the order of its sums
+// hangs on the columns alone. Eight groups of 32 columns are a segment, strand v sums segments v, v + 16, ..
+// one after another, and strands are added as `total_of` says. How many warps share the strands of a
+// tile, and how many tiles a block has, is a matter of speed.
+//
+// x comes in parts (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which
+// are exact (most raised by a power of two, taken off with the floor), and scale each span's sum in
+// float32. Parts and w begin at multiples of 16 bytes.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
-#define MOST_THREADS 512
 #include "parts.cuh"
 #include "units.cuh"
 
 #define TILE 16
 #define ROWS 8
-#define WARPS 16
-#define LARGE (WEIGHT::TOGETHER > 2)  // what a lane holds
+#define FEW_WARPS 8    // of a block for up to eight rows, three on a multiprocessor
+#define WIDE_WARPS 16  // of a block for more, alone there
+#define SEGMENT 8   // groups
+#define STRANDS 16
+#define QUARTERS 4  // of the strands
+#define WIDE 4      // times ROWS: what a block takes of more than eight rows
+#define WIDE_TILES 4
 #define ONES 0x3f803f80u  // two bf16 ones
 
 // What a lane multiplies of a row of x in a group of 32 columns: fragments of two products.
@@ -129,17 +135,16 @@ DEV void hold_shared(const typename T::Held (&both)[2], int group, Held<T>& held
 }
 
 // Sum number s of block types: sum += step * (codes . x) - floor * totals per row, where totals are
-// sums of x over the span, which the first of a block's tiles makes.
+// sums of x over the span.
 template <class T>
-DEV void span(const Held<T>& held, int s, const Given& x, bool first, float (&totals)[4],
-              float* sum) {
+DEV void span(const Held<T>& held, int s, const Given& x, float* sum) {
   const u32 ones[4] = {ONES, ONES, ONES, ONES};
-  float products[4] = {};
+  float products[4] = {}, totals[4] = {};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (T::SPAN == 16 && h != s) continue;
     add_products(products, held.a[h], x.half[h]);
-    if ((T::FLOOR || T::BITS > 0) && first) add_products(totals, ones, x.half[h]);
+    if (T::FLOOR || T::BITS > 0) add_products(totals, ones, x.half[h]);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -148,126 +153,212 @@ DEV void span(const Held<T>& held, int s, const Given& x, bool first, float (&to
   }
 }
 
-// sum[o] += the groups that are held . eight rows of x
-template <class T, int OUT>
-DEV void add_group(const Held<T> (&held)[OUT], const Given& x, float (&sum)[OUT][4]) {
+// sum += the group that is held . eight rows of x
+template <class T>
+DEV void add_group(const Held<T>& held, const Given& x, float* sum) {
   if constexpr (T::SPAN == 0) {  // plain types: the weights too are two bf16 numbers, or one
 #pragma unroll
-    for (int o = 0; o < OUT; ++o)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        add_products(sum[o], held[o].a[h], x.half[h]);
-        const u32 high[2] = {x.half[h].w[0], x.half[h].w[1]};
-        if (!holds<As_bf16, T>::VALUE) multiply(sum[o], held[o].rest[h], high);
-      }
+    for (int h = 0; h < 2; ++h) {
+      add_products(sum, held.a[h], x.half[h]);
+      const u32 high[2] = {x.half[h].w[0], x.half[h].w[1]};
+      if (!holds<As_bf16, T>::VALUE) multiply(sum, held.rest[h], high);
+    }
   } else {
 #pragma unroll
-    for (int s = 0; s < Held<T>::SPANS; ++s) {
-      float totals[4] = {};
-#pragma unroll
-      for (int o = 0; o < OUT; ++o) span<T>(held[o], s, x, o == 0, totals, sum[o]);
-    }
+    for (int s = 0; s < Held<T>::SPANS; ++s) span<T>(held, s, x, sum);
   }
 }
 
-// Rows g, 8 + g, .. of x in parts, of which there are `count`; `apart` from one another in Quads.
+// Rows of x in parts, `quads` each, up to number `last`.
 struct Rows {
-  const Quad* first;
-  int apart, count;
+  const Quad* x;
+  int quads, last;
 };
 
-// The held group against all rows of the pass, of which this lane reads parts of x.
-template <class T, int OUT, int TIMES>
-DEV void add_rows(const Held<T> (&held)[OUT], const Rows& rows, int group,
-                  float (&sum)[TIMES][OUT][4]) {
-  const int t = threadIdx.x % 4;
+// The held group, of which this lane has the parts of x from `from` on, against all rows.
+template <class T, int TIMES>
+DEV void add_rows(const Held<T>& held, const Rows& rows, int from, float (&sum)[TIMES][4]) {
+  const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int j = 0; j < TIMES; ++j) {
-    Given x = {};
-    if (j < rows.count)
+    const int row = ROWS * j + g;
+    const Quad* x = rows.x + (i64)(row < rows.last ? row : rows.last) * rows.quads + from;
+    Given here;
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        x.half[h] = rows.first[j * rows.apart + 8 * group + begin_of<T>(h, t) / 4];
-    add_group<T, OUT>(held, x, sum[j]);
+    for (int h = 0; h < 2; ++h) here.half[h] = x[T::SPAN == 16 ? 4 * h : h];
+    add_group<T>(held, here, sum[j]);
   }
 }
 
-// One pass of a block: OUT tiles of w [n, k], the first from output n0 on, and TIMES * 8 rows. Every
-// warp's sums go to `part`. A PAIR is the tile at n0 of w and that of `other`.
-template <class T, int OUT, int TIMES, bool PAIR = false>
-DEV void tile_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k,
-                 float (&part)[WARPS][OUT * TILE][TIMES * ROWS], const u8* other = 0) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const i64 bytes = row_bytes<T>(k);
-  const u8 *upper[OUT], *lower[OUT];
-#pragma unroll
-  for (int o = 0; o < OUT; ++o) {
-    const u8* from = PAIR && o ? other : w;
-    const i64 first = n0 + (PAIR ? 0 : TILE * o) + g;
-    upper[o] = from + (first < n ? first : n - 1) * bytes;
-    lower[o] = from + (first + 8 < n ? first + 8 : n - 1) * bytes;
+// sum += groups from `first` on, up to a segment's, of two rows of w . the rows of x: of types whose
+// groups lie apart.
+template <class T, int TIMES>
+DEV void add_groups(const u8* upper, const u8* lower, i64 k, const Rows& rows, int first,
+                    float (&sum)[TIMES][4]) {
+  const int t = threadIdx.x % 4, left = (int)(k / 32) - first;
+  constexpr int AT_ONCE = TIMES > 1 ? 2 : 4;  // loads that wait for one another's
+#pragma unroll AT_ONCE
+  for (int i = 0; i < (left < SEGMENT ? left : SEGMENT); ++i) {
+    Held<T> held;
+    if constexpr (T::SPAN == 0) hold_plain<T>(upper, lower, 4 * (first + i) + t, k, held);
+    else hold_blocks<T>(upper, lower, first + i, held);
+    add_rows<T, TIMES>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
   }
-  const int groups = (int)(k / 32);
-  float sum[TIMES][OUT][4] = {};
-  Held<T> held[OUT];
-  if constexpr (T::TOGETHER > 1 && T::TOGETHER * OUT * TIMES < 8) {  // else registers are too few
-    for (int at = warp; at < groups / T::TOGETHER; at += WARPS) {
-      typename T::Held both[OUT][2];
+}
+
+// What a lane holds of both its rows of a part; read before the part before is computed.
+template <class T>
+struct Both {
+  typename T::Held rows[2];
+};
+
+template <class T, int TIMES>
+DEV void add_part(const Both<T>& both, const Rows& rows, int part, float (&sum)[TIMES][4]) {
 #pragma unroll
-      for (int o = 0; o < OUT; ++o) {
-        both[o][0] = T::hold(upper[o], at, t);
-        both[o][1] = T::hold(lower[o], at, t);
+  for (int i = 0; i < T::TOGETHER; ++i) {
+    Held<T> held;
+    hold_shared<T>(both.rows, i, held);
+    add_rows<T, TIMES>(held, rows, 8 * (T::TOGETHER * part + i) + begin_of<T>(0, threadIdx.x % 4) / 4,
+                       sum);
+  }
+}
+
+// The tile at output n0 of w [n, k], by those strands of it that are this warp's: `first`, `first` +
+// `beside`, .. `keep` takes the sums of each.
+template <class T, int TIMES, class Keep>
+DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int first, int beside,
+                    Keep keep) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const i64 bytes = row_bytes<T>(k), one = n0 + g, other = n0 + g + 8;
+  const u8 *upper = w + (one < n ? one : n - 1) * bytes;
+  const u8 *lower = w + (other < n ? other : n - 1) * bytes;
+  const int segments = (int)((k / 32 + SEGMENT - 1) / SEGMENT);
+  if constexpr (T::TOGETHER > 1) {
+    constexpr int PARTS = SEGMENT / T::TOGETHER;  // of a segment, all whole: k is a multiple of 256
+    auto hold = [&](int part) {
+      return Both<T>{{T::hold(upper, part, t), T::hold(lower, part, t)}};
+    };
+    Both<T> next = hold(first < segments ? PARTS * first : 0);
+    for (int v = first; v < STRANDS; v += beside) {
+      float sum[TIMES][4] = {};
+      for (int at = v; at < segments; at += STRANDS) {
+        const int after = at + STRANDS < segments ? at + STRANDS : v + beside;
+        const int then = after < segments ? after : at;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+          const Both<T> both = next;
+          next = hold(p + 1 < PARTS ? PARTS * at + p + 1 : PARTS * then);
+          add_part<T, TIMES>(both, rows, PARTS * at + p, sum);
+        }
       }
-#pragma unroll
-      for (int i = 0; i < T::TOGETHER; ++i) {
-#pragma unroll
-        for (int o = 0; o < OUT; ++o) hold_shared<T>(both[o], i, held[o]);
-        add_rows<T, OUT, TIMES>(held, rows, T::TOGETHER * at + i, sum);
-      }
+      keep(v, sum);
     }
   } else {
-    constexpr int AT_ONCE = T::SPAN == 0 || OUT * TIMES == 1 ? 2 : 1;
-    constexpr int NEXT = T::TOGETHER * (WARPS - 1) + 1;  // the order of sums is that of above
-#pragma unroll AT_ONCE
-    for (int group = T::TOGETHER * warp; group < groups;
-         group += group % T::TOGETHER == T::TOGETHER - 1 ? NEXT : 1) {
-#pragma unroll
-      for (int o = 0; o < OUT; ++o)
-        if constexpr (T::SPAN == 0) hold_plain<T>(upper[o], lower[o], 4 * group + t, k, held[o]);
-        else hold_blocks<T>(upper[o], lower[o], group, held[o]);
-      add_rows<T, OUT, TIMES>(held, rows, group, sum);
+    for (int v = first; v < STRANDS; v += beside) {
+      float sum[TIMES][4] = {};
+      for (int at = v; at < segments; at += STRANDS)
+        add_groups<T, TIMES>(upper, lower, k, rows, SEGMENT * at, sum);
+      keep(v, sum);
     }
   }
+}
+
+// Where a lane's sums number 0 .. 3 of a tile and eight rows belong: output and row.
+DEV int output_of(int i) { return threadIdx.x % 32 / 4 + i / 2 * 8; }
+DEV int row_of(int i) { return threadIdx.x % 4 * 2 + i % 2; }
+
+// Up to eight rows: a block of TILES tiles, whose strands are spread over all warps. `n0` and `w` are
+// those of a tile, by its number.
+template <class T, int TILES, class First, class Matrix>
+DEV void few_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
+                float (&part)[STRANDS][TILES * TILE][ROWS]) {
+  const int warp = threadIdx.x / 32, tile = warp % TILES;
+  strands_of<T, 1>(w(tile), rows, n0(tile), n, k, warp / TILES, FEW_WARPS / TILES,
+                   [&](int v, const float (&sum)[1][4]) {
 #pragma unroll
-  for (int j = 0; j < TIMES; ++j)
-#pragma unroll
-    for (int o = 0; o < OUT; ++o)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        part[warp][TILE * o + g + i / 2 * 8][ROWS * j + 2 * t + i % 2] = sum[j][o][i];
+                     for (int i = 0; i < 4; ++i)
+                       part[v][TILE * tile + output_of(i)][row_of(i)] = sum[0][i];
+                   });
   __syncthreads();
 }
 
-// Sum i of a tile, output i % OUTPUTS of row i / OUTPUTS, the warps in order.
-template <int OUTPUTS, int COUNT>
-DEV float total_of(const float (&part)[WARPS][OUTPUTS][COUNT], int i) {
+// The sum of all strands of an output and a row: those of a quarter, then the quarters.
+template <int OUTPUTS>
+DEV float total_of(const float (&part)[STRANDS][OUTPUTS][ROWS], int output, int row) {
   float total = 0.0f;
-  for (int v = 0; v < WARPS; ++v) total += part[v][i % OUTPUTS][i / OUTPUTS];
+#pragma unroll
+  for (int q = 0; q < QUARTERS; ++q) {
+    float quarter = part[q][output][row];
+#pragma unroll
+    for (int v = q + QUARTERS; v < STRANDS; v += QUARTERS) quarter += part[v][output][row];
+    total = q ? total + quarter : quarter;
+  }
   return total;
 }
 
-template <int OUT, int TIMES>
-DEV void few_rows(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m,
-                  float (&part)[WARPS][OUT * TILE][TIMES * ROWS], int block) {
-  const i64 n0 = (i64)block * (OUT * TILE);
-  const int m0 = blockIdx.y * (TIMES * ROWS), mine = m0 + threadIdx.x % 32 / 4, quads = (int)k / 4;
-  const Rows rows = {x + (i64)mine * quads, ROWS * quads, ((int)m - mine + ROWS - 1) / ROWS};
-  tile_of<WEIGHT, OUT, TIMES>(w, rows, n0, n, k, part);
-  for (int i = threadIdx.x; i < OUT * TILE * TIMES * ROWS; i += blockDim.x) {
-    const i64 row = m0 + i / (OUT * TILE), col = n0 + i % (OUT * TILE);
-    const float total = total_of(part, i);
-    if (row < m && col < n) y[row * n + col] = rest ? total + rest[row * n + col] : total;
-  }
+// More rows: a block of WIDE_TILES tiles, of each of which a warp has a quarter of the strands.
+template <class T, class First, class Matrix>
+DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
+                 float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
+  const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, quarter = warp / WIDE_TILES;
+  float total[WIDE][4];
+  strands_of<T, WIDE>(w(tile), rows, n0(tile), n, k, quarter, QUARTERS,
+                      [&](int v, const float (&sum)[WIDE][4]) {
+#pragma unroll
+                        for (int j = 0; j < WIDE; ++j)
+#pragma unroll
+                          for (int i = 0; i < 4; ++i)
+                            total[j][i] = v < QUARTERS ? sum[j][i] : total[j][i] + sum[j][i];
+                      });
+#pragma unroll
+  for (int j = 0; j < WIDE; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      part[quarter][TILE * tile + output_of(i)][ROWS * j + row_of(i)] = total[j][i];
+  __syncthreads();
+}
+
+// The same of an output and a row.
+DEV float total_of(const float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS], int output,
+                   int row) {
+  float total = part[0][output][row];
+#pragma unroll
+  for (int q = 1; q < QUARTERS; ++q) total += part[q][output][row];
+  return total;
+}
+
+// Rows of x [m, k] from `from` on.
+DEV Rows rows_from(const Quad* x, int from, i64 k, i64 m) {
+  return {x + from * (k / 4), (int)k / 4, (int)m - 1 - from};
+}
+
+// One of several matrices [n, k], and where its results go.
+struct One {
+  const u8* w;
+  float* y;
+  i64 n, n0;
+};
+
+DEV void store(const One& one, const float* rest, i64 m, int output, int row, float total) {
+  const i64 col = one.n0 + output, at = row * one.n + col;
+  if (row < m && col < one.n) one.y[at] = rest ? total + rest[at] : total;
+}
+
+DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
+                  float (&part)[STRANDS][TILE][ROWS]) {
+  few_of<WEIGHT, 1>([&](int) { return one.n0; }, [&](int) { return one.w; }, rows_from(x, 0, k, m),
+                    one.n, k, part);
+  for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x)
+    store(one, rest, m, i % TILE, i / TILE, total_of(part, i % TILE, i / TILE));
+}
+
+DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
+                   float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
+  const int from = blockIdx.y * (WIDE * ROWS), outputs = WIDE_TILES * TILE;
+  wide_of<WEIGHT>([&](int tile) { return one.n0 + TILE * tile; }, [&](int) { return one.w; },
+                  rows_from(x, from, k, m), one.n, k, part);
+  for (int i = threadIdx.x; i < outputs * WIDE * ROWS; i += blockDim.x)
+    store(one, rest, m, i % outputs, from + i / outputs, total_of(part, i % outputs, i / outputs));
 }
 
 // Up to four matrices; those that are not given have no outputs.
@@ -275,148 +366,119 @@ struct Matrices {
   const u8* of[4];
 };
 
-// The same of several matrices with n outputs each, in their order: which of them is this block's.
-template <int OUT, int TIMES>
-DEV void few_rows_of(const Matrices& w, const Quad* x, float* y, const Axes& n, i64 k, i64 m,
-                     float (&part)[WARPS][OUT * TILE][TIMES * ROWS]) {
-  const u8* own = w.of[0];
-  i64 count = n.v[0];
+// Which of several matrices with n outputs each, one behind the other, is this block's.
+DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs) {
+  One one = {w.of[0], y, n.v[0], 0};
   int block = blockIdx.x;
 #pragma unroll
   for (int i = 1; i < 4; ++i) {
-    const int blocks = (int)((count + OUT * TILE - 1) / (OUT * TILE));
+    const int blocks = (int)((one.n + outputs - 1) / outputs);
     if (block < blocks) break;
-    block -= blocks, y += m * count, own = w.of[i], count = n.v[i];
+    block -= blocks, one.y += m * one.n, one.w = w.of[i], one.n = n.v[i];
   }
-  few_rows<OUT, TIMES>(own, x, y, 0, count, k, m, part, block);
+  one.n0 = (i64)block * outputs;
+  return one;
 }
 
-// Rows m0 .. of x [m, k], as a lane reads them.
-DEV Rows rows_from(const Quad* x, int m0, i64 k, i64 m) {
-  const int mine = m0 + threadIdx.x % 32 / 4, quads = (int)k / 4;
-  return {x + (i64)mine * quads, ROWS * quads, ((int)m - mine + ROWS - 1) / ROWS};
-}
-
-// The gated unit (`op` as in units.cuh) of sums that `gate` and `up` give of output i % TILE of row
-// i / TILE; in parts too where those are given: n is a multiple of four then.
-template <int TIMES, class Gate, class Up>
-DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n, i64 m) {
-  const i64 n0 = (i64)blockIdx.x * TILE;
-  const int m0 = blockIdx.y * (TIMES * ROWS);
-  for (int i = threadIdx.x; i < TILE * TIMES * ROWS; i += blockDim.x) {
-    const i64 row = m0 + i / TILE, col = n0 + i % TILE;
-    if (row < m && col < n) y[row * n + col] = two_of(op, gate(i), up(i));
+// The gated unit (`op` as in units.cuh) of `count` rows from `from` on and `outputs` outputs from n0
+// on, of the sums that `gate` and `up` give of output and row; in parts too where those are given: n
+// is a multiple of four then.
+template <class Gate, class Up>
+DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n0, int outputs, int from,
+                   int count, i64 n, i64 m) {
+  for (int i = threadIdx.x; i < outputs * count; i += blockDim.x) {
+    const i64 row = from + i / outputs, col = n0 + i % outputs;
+    if (row < m && col < n)
+      y[row * n + col] = two_of(op, gate(i % outputs, i / outputs), up(i % outputs, i / outputs));
   }
   if (!parts) return;
   __syncthreads();
-  for (int i = threadIdx.x; i < TILE / 4 * TIMES * ROWS; i += blockDim.x) {
-    const i64 row = m0 + i / (TILE / 4), col = n0 + i % (TILE / 4) * 4;
+  for (int i = threadIdx.x; i < outputs / 4 * count; i += blockDim.x) {
+    const i64 row = from + i / (outputs / 4), col = n0 + i % (outputs / 4) * 4;
     const float* v = y + row * n + col;
     if (row < m && col < n) parts[(row * n + col) / 4] = parts_of({v[0], v[1], v[2], v[3]});
   }
 }
 
-// The same with one product after the other, which share what registers and `part` hold.
-template <int TIMES>
-DEV void gate_apart(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
-                    i64 k, i64 m, float (&part)[WARPS][TILE][TIMES * ROWS],
-                    float (&gate)[TILE * TIMES * ROWS]) {
-  const i64 n0 = (i64)blockIdx.x * TILE;
-  const Rows rows = rows_from(x, blockIdx.y * (TIMES * ROWS), k, m);
-  auto total = [&](int i) { return total_of(part, i); };
-  tile_of<WEIGHT, 1, TIMES>(w, rows, n0, n, k, part);
-  for (int i = threadIdx.x; i < TILE * TIMES * ROWS; i += blockDim.x) gate[i] = total(i);
-  __syncthreads();  // before the other overwrites `part`
-  tile_of<WEIGHT, 1, TIMES>(up, rows, n0, n, k, part);
-  gate_rows<TIMES>([&](int i) { return gate[i]; }, total, y, parts, op, n, m);
-}
-
-// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given; grid (n / 16, m / 8).
-KERNEL_IF(LARGE) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
+// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (n / 16).
+KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
                               i64 m) {
-  SHARED float part[WARPS][TILE][ROWS];
-  few_rows<1, 1>(w, x, y, rest, n, k, m, part, blockIdx.x);
+  SHARED float part[STRANDS][TILE][ROWS];
+  few_rows({w, y, n, (i64)blockIdx.x * TILE}, x, rest, k, m, part);
 }
 
-// The same by 32 outputs, with the same bits: grid (n / 32, m / 8).
-KERNEL_IF(LARGE) mul_mat_twin(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
-                              i64 m) {
-  SHARED float part[WARPS][2 * TILE][ROWS];
-  few_rows<2, 1>(w, x, y, rest, n, k, m, part, blockIdx.x);
+// The same of any number of rows, with the same bits; grid (n / 64, m / 32).
+KERNEL_OF(WIDE_WARPS * 32, 1) mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
+                             i64 m) {
+  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
+  wide_rows({w, y, n, (i64)blockIdx.x * (WIDE_TILES * TILE)}, x, rest, k, m, part);
 }
 
-// The same by 32 rows: grid (n / 16, m / 32).
-KERNEL_IF(true) mul_mat_tiles(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
-                     i64 m) {
-  SHARED float part[WARPS][TILE][4 * ROWS];
-  few_rows<1, 4>(w, x, y, rest, n, k, m, part, blockIdx.x);
+// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16).
+KERNEL_OF(FEW_WARPS * 32, 3) mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+  SHARED float part[STRANDS][TILE][ROWS];
+  few_rows(one_of(w, y, n, m, TILE), x, 0, k, m, part);
 }
 
-// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16, m / 8).
-KERNEL_IF(LARGE) mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED float part[WARPS][TILE][ROWS];
-  few_rows_of<1, 1>(w, x, y, n, k, m, part);
+// The same of any number of rows: grid (sum of n / 64, m / 32).
+KERNEL_OF(WIDE_WARPS * 32, 1) mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
+  wide_rows(one_of(w, y, n, m, WIDE_TILES * TILE), x, 0, k, m, part);
 }
 
-// The same by 32 outputs: grid (sum of n / 32, m / 8).
-KERNEL_IF(LARGE) mul_mats_twin(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED float part[WARPS][2 * TILE][ROWS];
-  few_rows_of<2, 1>(w, x, y, n, k, m, part);
-}
-
-// The same by 32 rows: grid (sum of n / 16, m / 32).
-KERNEL_IF(true) mul_mats_tiles(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED float part[WARPS][TILE][4 * ROWS];
-  few_rows_of<1, 4>(w, x, y, n, k, m, part);
-}
-
-// y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given; grid
-// (n / 16, m / 8). Both at once where the registers hold two tiles.
-KERNEL_IF(LARGE) mul_mat_gated(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
-                               int op, i64 n, i64 k, i64 m) {
-  if constexpr (LARGE) {
-    SHARED float part[WARPS][TILE][ROWS];
-    SHARED float gate[TILE * ROWS];
-    gate_apart<1>(w, up, x, y, parts, op, n, k, m, part, gate);
-  } else {
-    SHARED float both[WARPS][2 * TILE][ROWS];
-    const i64 n0 = (i64)blockIdx.x * TILE;
-    const Rows rows = rows_from(x, blockIdx.y * ROWS, k, m);
-    tile_of<WEIGHT, 2, 1, true>(w, rows, n0, n, k, both, up);
-    auto gate = [&](int i) { return total_of(both, i / TILE * (2 * TILE) + i % TILE); };
-    auto second = [&](int i) { return total_of(both, i / TILE * (2 * TILE) + TILE + i % TILE); };
-    gate_rows<1>(gate, second, y, parts, op, n, m);
-  }
-}
-
-// The same by 32 rows: grid (n / 16, m / 32).
-KERNEL_IF(true) mul_mat_gated_tiles(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
+// y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given, of
+// up to eight rows; grid (n / 16).
+KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
                                     int op, i64 n, i64 k, i64 m) {
-  SHARED float part[WARPS][TILE][4 * ROWS];
-  SHARED float gate[TILE * 4 * ROWS];
-  gate_apart<4>(w, up, x, y, parts, op, n, k, m, part, gate);
+  SHARED float part[STRANDS][2 * TILE][ROWS];
+  const i64 n0 = (i64)blockIdx.x * TILE;
+  few_of<WEIGHT, 2>([&](int) { return n0; }, [&](int tile) { return tile ? up : w; },
+                    rows_from(x, 0, k, m), n, k, part);
+  gate_rows([&](int output, int row) { return total_of(part, output, row); },
+            [&](int output, int row) { return total_of(part, TILE + output, row); }, y, parts, op,
+            n0, TILE, 0, ROWS, n, m);
+}
+
+// The same of any number of rows: grid (n / 32, m / 32), two tiles of each matrix.
+KERNEL_OF(WIDE_WARPS * 32, 1) mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
+                                   int op, i64 n, i64 k, i64 m) {
+  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
+  const int outputs = WIDE_TILES / 2 * TILE;
+  const i64 n0 = (i64)blockIdx.x * outputs;
+  const int from = blockIdx.y * (WIDE * ROWS);
+  wide_of<WEIGHT>([&](int tile) { return n0 + tile / 2 * TILE; },
+                  [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k, part);
+  auto total = [&](int output, int row, int second) {
+    return total_of(part, output / TILE * (2 * TILE) + second * TILE + output % TILE, row);
+  };
+  gate_rows([&](int output, int row) { return total(output, row, 0); },
+            [&](int output, int row) { return total(output, row, 1); }, y, parts, op, n0, outputs,
+            from, WIDE * ROWS, n, m);
 }
 
 // y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair
 // of token p / used takes x row p (each = 1) or p / used (each = 0). Group `experts` gives NaN. A
 // pair's bits do not depend on its group. Grid (n / 16, groups).
-KERNEL_IF(LARGE) mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
-                       const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
-  SHARED float part[WARPS][TILE][ROWS];
+KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order,
+                                 const int* starts, const int* active, i64 n, i64 k, i64 experts,
+                                 i64 used, int each) {
+  SHARED float part[STRANDS][TILE][ROWS];
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
   const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
   const int end = starts[expert + 1];
   const u8* matrix = w + expert * n * row_bytes<WEIGHT>(k);
   for (int first = starts[expert]; first < end; first += ROWS) {
     const int mine = first + threadIdx.x % 32 / 4;
-    const int pair = mine < end ? order[mine] : 0;
-    const Rows rows = {x + (i64)(each ? pair : pair / (int)used) * (k / 4), 0, mine < end};
-    if (expert < experts) tile_of<WEIGHT, 1, 1>(matrix, rows, n0, n, k, part);
+    const int pair = order[mine < end ? mine : end - 1];  // of which this lane has the row
+    const Rows rows = {x + (i64)(each ? pair : pair / (int)used) * (k / 4), 0, 0};
+    if (expert < experts)
+      few_of<WEIGHT, 1>([&](int) { return n0; }, [&](int) { return matrix; }, rows, n, k, part);
     for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
       const int at = first + i / TILE;
       const i64 col = n0 + i % TILE;
       if (at < end && col < n)
-        y[order[at] * n + col] = expert < experts ? total_of(part, i) : bits_to_float(0x7fc00000u);
+        y[order[at] * n + col] =
+            expert < experts ? total_of(part, i % TILE, i / TILE) : bits_to_float(0x7fc00000u);
     }
     __syncthreads();  // before the next pass overwrites `part`
   }
