@@ -58,7 +58,7 @@ def test_commands_of_a_prompt_s_layer() -> None:
     products. What is added to two of them is not copied before."""
     two, three = asked(2), asked(3)
     assert three - two == Counter(
-        {"product bf16": 7, "unary": 4, "rms_norm": 2, "rope": 1, "rope_set_rows": 1,
+        {"product bf16": 7, "convert": 4, "rms_norm": 2, "rope": 1, "rope_set_rows": 1,
          "set_rows": 1, "attend_rows": 1, "binary_flat": 1}
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ def test_what_is_added_is_read_where_it_lies(
     backend.submit(0, program)
     backend.synchronise()
     done = driver.calls[marks:]
-    assert done == ["unary", *["dequantise", "product bf16"] * 3]
+    assert done == ["convert", *["dequantise", "product bf16"] * 3]
     got = backend.read(target, 0, y.nbytes).view(np.float32).reshape(m, n)
     wanted = x @ decoded(dt.Q8_0, raw, k).T + rest
     assert np.abs(got - wanted).max() < 8e-3 * np.abs(wanted).max()

@@ -3,6 +3,8 @@
 The kernels are in src/elementwise.cu; the position in a table here is the `op` number there.
 """
 
+from math import inf
+
 from ggraph.backends.cuda.kernels import WEIGHTS
 from ggraph.backends.cuda.layout import (
     FLOATS,
@@ -17,7 +19,7 @@ from ggraph.backends.cuda.layout import (
 from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
-from ggraph.dtype import I32, I64
+from ggraph.dtype import BF16, F16, I32, I64, DType
 from ggraph.tensor import Tensor, contiguous
 
 UNARY = (
@@ -31,6 +33,7 @@ BINARY = (
 CONSTANTS = {"scale": ("scale", "bias"), "clamp": ("low", "high")}
 MOVABLE = (1, 2, 4, 8)  # bytes of an element that the kernel `move` takes
 INTEGERS = (I32, I64)
+CHUNK, CONVERTED = 8, 4  # values that a thread decodes, and converts
 
 
 def _one(t: Tensor) -> bool:
@@ -140,11 +143,10 @@ def _convert(low: Lowering, x: Launch) -> None:
     t, a = x.result.tensor, x.sources[0]
     source, target, kind = low.at(a), low.at(x.result), a.tensor.dtype
     if kind.is_block:
-        k = a.tensor.shape[-1]
-        rows = a.tensor.size // max(k, 1)
-        grid = (-(-rows * -(-k // 8) // 256), 1, 1)
-        low.call("dequantise", grid, 256, type=kind.name, w=source, y=target, rows=rows, k=k,
-                 type_=PLAIN[t.dtype])  # fmt: skip
+        decode(low, kind, source, target, t.size, t.dtype)
+        return
+    if is_flat(a.tensor) and t.dtype in (F16, BF16):
+        convert(low, source, target, t.size, t.dtype)
         return
     given = {"x": source, "y": target, "shape": sizes(a.tensor), "strides": steps(a.tensor)}
     kinds = {"from": PLAIN[kind], "to": PLAIN[t.dtype]}
@@ -152,6 +154,21 @@ def _convert(low: Lowering, x: Launch) -> None:
         low.per_element("integers", t.size, **given, **kinds)
     else:
         low.per_element("unary", t.size, **given, **kinds, op=0, a=0.0, b=0.0)
+
+
+def decode(low: Lowering, kind: DType, source: int, target: int, count: int, to: DType) -> None:
+    """`count` values of whole rows of a block type as floats of type `to`."""
+    low.per_element(
+        "dequantise", count // CHUNK, type=kind.name, w=source, y=target, type_=PLAIN[to]
+    )
+
+
+def convert(
+    low: Lowering, source: int, target: int, count: int, to: DType, most: float = inf
+) -> None:
+    """`count` values of float32 as a 16-bit type, held within +-most."""
+    grid = (-(-count // (256 * CONVERTED)), 1, 1)
+    low.call("convert", grid, 256, x=source, y=target, count=count, to=PLAIN[to], most=most)
 
 
 def _boxed(t: Tensor) -> bool:

@@ -5,10 +5,10 @@ computed with it, so that verifying a draft gives what one-by-one decoding gives
 k inner size, m rows.
 """
 
-from math import prod
+from math import inf, prod
 
 from ggraph.backends.cuda.driver import Product
-from ggraph.backends.cuda.elementwise import BINARY
+from ggraph.backends.cuda.elementwise import BINARY, convert, decode
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
 from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, offered, parts_of
@@ -27,6 +27,7 @@ TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores t
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
 LIBRARY_TILE = 256  # outputs: the widest tile of cuBLASLt's that is common
+HALF_MOST = 65504.0  # the largest number of float16
 WORK_SPACE = 32 << 20  # bytes; what cuBLAS recommends for sm_90
 
 
@@ -188,11 +189,8 @@ def _rows_as(low: Lowering, launch: Launch, kind: DType) -> int:
     """Source 1 in the type in which cuBLASLt multiplies, made once for all that read it."""
     x, room = launch.sources[1], launch.room(kind.name)
     if not room.ready:
-        low.per_element(
-            "unary", x.tensor.size, x=low.at(x), y=low.at(room),
-            shape=four((x.tensor.size,), 1), strides=four((4,), 0), from_=PLAIN[F32],
-            to=PLAIN[kind], op=28 if kind is F16 else 0, a=-65504.0, b=65504.0,
-        )  # fmt: skip
+        most = HALF_MOST if kind is F16 else inf
+        convert(low, low.at(x), low.at(room), x.tensor.size, kind, most)
     return low.at(room)
 
 
@@ -210,9 +208,7 @@ def _many(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
         count, beside = min(rows, n - n0), 4 * n0
         source = low.at(w) + n0 * w.tensor.dtype.row_bytes(k)
         if decoded:
-            grid = (-(-count * -(-k // 8) // 256), 1, 1)
-            low.call("dequantise", grid, 256, type=w.tensor.dtype.name, w=source, y=slices,
-                     rows=count, k=k, type_=PLAIN[kind])  # fmt: skip
+            decode(low, w.tensor.dtype, source, slices, count * k, kind)
             source = slices
         made = Product(
             source, x, y + beside, count, m, k, n, kind.name, add + beside if add else 0, work,

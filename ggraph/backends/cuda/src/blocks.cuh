@@ -31,6 +31,28 @@ DEV void eight_floats(const float* p, float* v) {
   }
 }
 
+// Eight floats as values of a plain float type: at once where they begin at a multiple of 16 bytes.
+DEV void store_eight(u8* p, int type, const float* v) {
+  if ((unsigned long long)p & 15) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) store_plain(p + i * plain_size(type), type, v[i]);
+    return;
+  }
+  Quad four;
+  if (type != F32) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four.w[i] = half_pair(v[2 * i], v[2 * i + 1], type);
+    *(Quad*)p = four;
+    return;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four.w[i] = float_to_bits(v[4 * h + i]);
+    ((Quad*)p)[h] = four;
+  }
+}
+
 struct f32 {
   static const int BLOCK = 1, BYTES = 4, SPAN = 0, TOGETHER = 1;
   DEV void eight(const void* p, float* v) { eight_floats((const float*)p, v); }

@@ -122,6 +122,11 @@ DEV void store_plain(u8* p, int type, float value) {
   else *(i64*)p = (i64)value;
 }
 
+// Two floats as values of a 16-bit type in one word, the first in the lower half.
+DEV u32 half_pair(float first, float second, int type) {
+  return type == F16 ? f16_pair(first, second) : bf16_pair(first, second);
+}
+
 DEV i64 load_index(const u8* p, int type, i64 i) {
   return type == I32 ? (i64)((const int*)p)[i] : ((const i64*)p)[i];
 }

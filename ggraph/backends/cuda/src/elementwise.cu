@@ -6,6 +6,10 @@
 #include "parts.cuh"
 #include "units.cuh"
 
+struct alignas(8) Pair {
+  u32 w[2];
+};
+
 DEV float round_of(float x) {  // halves away from zero
   const float whole = floorf(fabsf(x) + 0.5f);
   return x < 0.0f ? -whole : x > 0.0f ? whole : x;
@@ -76,6 +80,25 @@ KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, i64 co
   if (i < count) y[i] = two_of(op, x[i], z[i]);
   const i64 here = count - first < blockDim.x ? count - first : blockDim.x;
   if (parts) give_parts(y + first, parts + first / 4, here);
+}
+
+// float32 without gaps as a 16-bit type, held within +-most; a thread takes four.
+KERNEL convert(const float* x, u16* y, i64 count, int to, float most) {
+  const i64 i = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count) return;
+  const float* from = x + i;
+  u16* place = y + i;
+  if (i + 4 > count || ((unsigned long long)from & 15) || ((unsigned long long)place & 7)) {
+    for (i64 e = i; e < count && e < i + 4; ++e)
+      store_plain((u8*)(y + e), to, bounded(x[e], -most, most));
+    return;
+  }
+  const Quad four = *(const Quad*)from;
+  float v[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) v[e] = bounded(bits_to_float(four.w[e]), -most, most);
+  const Pair two = {{half_pair(v[0], v[1], to), half_pair(v[2], v[3], to)}};
+  *(Pair*)place = two;
 }
 
 // gpt-oss's gated unit: the gate held below `limit`, up within +-limit and raised by one.

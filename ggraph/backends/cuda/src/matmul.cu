@@ -25,15 +25,14 @@ KERNEL mul_mat_id(const u8* w, const float* x, float* y, const int* ids, i64 n, 
   }
 }
 
-// Rows of w [rows, k] as plain values of `type`, one thread per eight.
-KERNEL dequantise(const u8* w, u8* y, i64 rows, i64 k, int type) {
-  const i64 chunks = (k + 7) / 8, t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  if (t >= rows * chunks) return;
-  const i64 row = t / chunks, c = t % chunks;
+// `count` chunks of eight values, all of a matrix whose rows are whole blocks, as plain values of
+// `type`, one thread per chunk; no chunk's place takes a division. 256 values are whole blocks.
+KERNEL dequantise(const u8* w, u8* y, i64 count, int type) {
+  const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (t >= count) return;
   float v[8];
-  load_chunk<WEIGHT>(w + row * row_bytes<WEIGHT>(k), c, k, v);
-  for (int i = 0; i < 8; ++i)
-    if (8 * c + i < k) store_plain(y + (row * k + 8 * c + i) * plain_size(type), type, v[i]);
+  load_chunk<WEIGHT>(w + t / 32 * row_bytes<WEIGHT>(256), t % 32, 256, v);
+  store_eight(y + 8 * t * plain_size(type), type, v);
 }
 
 // y[r] = table[b, ids[r]] for r of batch b = r / per_batch; strides in bytes. An id outside
