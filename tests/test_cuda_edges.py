@@ -8,7 +8,7 @@ from cuda_kit import assert_near, bytes_of, meaning, need_driver, run
 from ggraph import ops
 from ggraph.backends.cuda import attention
 from ggraph.backends.cuda.lower import accepts
-from ggraph.dtype import BF16, F16, I32, DType
+from ggraph.dtype import BF16, F16, F32, I32, Q8_0, DType
 from ggraph.tensor import Array, Tensor, input, weight
 
 pytestmark = need_driver
@@ -178,6 +178,61 @@ def test_the_order_of_a_list_and_not_the_slots_decide_the_bits() -> None:
         moved[place] = stored[name].reshape(200, -1)
         other[name] = moved.reshape(-1)
     assert run(y, stored).tobytes() == run(y, other).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv", "kind", "mask_kind"),
+    [(4, 4, F16, F32), (5, 1, BF16, F16), (6, 2, F16, BF16), (8, 1, Q8_0, F32), (3, 1, F32, F16)],
+)
+def test_many_rows_that_see_windows(
+    heads: int, kv: int, kind: DType, mask_kind: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warps of a block that belong to other rows, rows that see steps far apart, with hidden ones
+    between, before and behind; a bias in one of them."""
+    monkeypatch.setattr(attention, "FEW_ROWS", 32)
+    rng = np.random.default_rng(heads)
+    rows, context, dim = 70, 500, 64
+    q, m = input("q", (rows, heads, dim)), input("m", (rows, context), mask_kind)
+    k, v = (input(n, (context, kv, dim), kind) for n in "kv")
+    behind = np.arange(rows)[:, None] * 6 + 60 - np.arange(context)
+    mask = np.where((behind >= 0) & (behind < 50), 0, -np.inf)
+    mask[20, 470] = mask[69, 3] = mask[69, 150] = 0.5
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (q, k, v)}
+    stored = {t.name: bytes_of(t, values[t.name]) for t in (q, k, v)}
+    stored["m"] = bytes_of(m, mask.astype(np.float32))
+    y = ops.flash_attn(q, k, v, m, scale=0.125, name="y")
+    assert accepts(y)
+    assert_near(run(y, stored), meaning(y, stored), 2e-5, "windows")
+
+
+@pytest.mark.parametrize("kind", [F16, F32])
+def test_many_rows_of_a_cache_that_lies_at_odd_places(
+    kind: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no sixteen bytes may be read at once; with the mask as a view of a wider one."""
+    monkeypatch.setattr(attention, "FEW_ROWS", 32)
+    rng = np.random.default_rng(3)
+    rows, context, dim = 40, 70, 32
+    q, m = input("q", (rows, 2, dim)), input("m", (rows, context + 3))
+    k, v = (input(n, (context, 2, dim + 1), kind) for n in "kv")
+    leaves = (q, k, v, m)
+    stored = {t.name: bytes_of(t, rng.standard_normal(t.shape).astype(np.float32)) for t in leaves}
+    keys, values = (t[:, :, 1:] for t in (k, v))
+    y = ops.flash_attn(q, keys, values, m[:, 3:], scale=0.2, name="y")
+    assert accepts(y)
+    assert_near(run(y, stored), meaning(y, stored), 2e-5, "odd places")
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.parametrize("kind", [F16, BF16])
+def test_rows_without_gaps_become_half_as_long(kind: DType, first: int) -> None:
+    """Four at a time, wherever they begin and end; numbers beyond f16 become infinite."""
+    x = input("x", (4107,))
+    values = np.random.default_rng(first).standard_normal(4107).astype(np.float32)
+    values[[5, 4106]] = 1e6, -np.inf
+    got = run(ops.cast(x[first:], kind, name="y"), {"x": bytes_of(x, values)})
+    wanted = bytes_of(input("y", got.shape, kind), values[first:])
+    assert np.array_equal(bytes_of(input("y", got.shape, kind), got), wanted)
 
 
 def test_many_rows_whose_scores_are_far_below_zero() -> None:

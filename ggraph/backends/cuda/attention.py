@@ -20,7 +20,7 @@ from ggraph.tensor import Array, Attrs, Tensor
 
 HEADS = 4  # heads per block (HEADS of src/rope.cu)
 SPLIT, MAX_HEAD, TILE = 128, 512, 16  # as in src/attention.cu
-TILED_ROWS, MAX_TILED = 64, 128  # rows per block and largest head of src/prompt.cu
+ROWS, KEYS, UNITS, MAX_TILED = 16, 32, 4, 128  # as in src/prompt.cu, and its largest head
 PART_BYTES = 1 << 26  # of partial results at a time
 
 
@@ -108,16 +108,37 @@ def _attended(t: Tensor) -> bool:
 def _flash_attn(low: Lowering, x: Launch) -> None:
     """Few rows over splits of the cache, so that bits depend on nothing else; many rows by tiles
     on the tensor cores."""
-    q, v = x.sources[0].tensor, x.sources[2].tensor
     given = _given(low, x)
     if _is_tiled(x.result.tensor):
-        grid = (-(-q.shape[0] // TILED_ROWS), q.shape[1], 1)
-        low.call(
-            "attend_rows", grid, 128, type=v.dtype.name, y=low.at(x.result), rows=q.shape[0],
-            **given,
-        )  # fmt: skip
+        _many(low, x, given)
     else:
         _few(low, x, given)
+
+
+def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
+    """Four units of rows a block; what the mask shows of each is looked up once for all layers."""
+    q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
+    (rows, heads, _), kv_heads, tiles = q.shape, given.pop("kv_heads"), 0
+    units, group = -(-rows // ROWS), heads // kv_heads
+    pitch = _pitch(given["context"])
+    if given["mask"]:
+        room = x.room("tiles")
+        tiles = low.at(room)
+        if not room.ready:
+            names = ("mask", "context", "mask_row", "mask_type")
+            low.call(
+                "tiles_shown", (pitch // UNITS, units, 1), 32 * UNITS, type=kind, tiles=tiles,
+                rows=rows, pitch=pitch, **{n: given[n] for n in names},
+            )  # fmt: skip
+    low.call(
+        "attend_rows", (kv_heads, -(-units * group // UNITS), 1), 32 * UNITS, type=kind,
+        tiles=tiles, y=low.at(x.result), rows=rows, group=group, pitch=pitch, **given,
+    )  # fmt: skip
+
+
+def _pitch(context: int) -> int:
+    """Bytes of a row of what `tiles_shown` makes: whole words."""
+    return -(-context // (4 * KEYS)) * 4
 
 
 def _given(low: Lowering, x: Launch) -> dict[str, Any]:
@@ -226,10 +247,17 @@ def _slice(t: Tensor) -> tuple[int, int]:
     return count, count * row_bytes
 
 
+def _tile_needs(t: Tensor) -> tuple[Need, ...]:
+    """ "tiles": what rows see of the cache, by the mask alone."""
+    rows, context = t.shape[0], t.sources[1].shape[0]
+    count = -(-rows // ROWS) * _pitch(context)
+    return (Need("tiles", count, (3,), how=f"[{rows}x{context}]"),) if t.attrs["has_mask"] else ()
+
+
 def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     """ "splits": results by parts of the cache; "lists": what each row sees, by mask, length."""
     if _is_tiled(t):
-        return ()
+        return _tile_needs(t)
     end = len(t.sources) - bool(t.attrs["has_sinks"])
     deciding = tuple(range(3, end)) if t.attrs["has_mask"] else ()
     rows, width, context = t.shape[0], _width(t), t.sources[1].shape[0]

@@ -60,6 +60,13 @@ DEV unsigned permute(unsigned low, unsigned high, unsigned chosen) {
   }
 MULTIPLY(multiply, "bf16")
 MULTIPLY(multiply_f16, "f16")
+// Sixteen bytes of global memory on their way into shared memory, both at multiples of 16; they are
+// there, for the thread itself, behind `copies_done`.
+DEV void copy_16(void* shared, const void* from) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
+}
+DEV void copies_done() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 #endif
 
 typedef unsigned char u8;
@@ -104,6 +111,8 @@ DEV u32 bf16_pair(float first, float second) {
 DEV u32 f16_pair(float first, float second) {
   return (u32)float_to_half(first) | (u32)float_to_half(second) << 16;
 }
+DEV void copy_16(void* shared, const void* from) { memcpy(shared, from, 16); }
+DEV void copies_done() {}
 #endif
 
 DEV float load_plain(const u8* p, int type) {
@@ -120,6 +129,11 @@ DEV void store_plain(u8* p, int type, float value) {
   else if (type == BF16) *(u16*)p = float_to_bf16(value);
   else if (type == I32) *(int*)p = (int)value;
   else *(i64*)p = (i64)value;
+}
+
+// The same of a plain float type.
+DEV float float_at(const u8* p, int type) {
+  return type == F32 ? *(const float*)p : type == F16 ? half_at(p) : bf16_to_float(half_word_at(p));
 }
 
 // Two floats as values of a 16-bit type in one word, the first in the lower half.
