@@ -53,6 +53,12 @@ KERNEL diverged(const u8* x, float* y, int at) {
   else v += SHUFFLE_XOR(v, 1) + 1.0f;  // on a line of its own
   y[threadIdx.x] = v;
 }
+KERNEL copied(const u8* x, float* y, int at) {
+  SHARED Quad held[64];
+  copy_16((u8*)&held[threadIdx.x] + at % 16, x);
+  if (at < 16) copies_done();
+  y[threadIdx.x] = bits_to_float(held[threadIdx.x].w[0]);
+}
 """
 
 
@@ -116,6 +122,23 @@ def test_indices_stay_within_arrays() -> None:
     run("outside_array", 4)
     with pytest.raises(Fault, match="outside_array: undefined"):
         run("outside_array", 5)
+
+
+def test_copies_into_shared_memory_arrive_when_they_are_waited_for() -> None:
+    driver = HostDriver(alignment=16, order=0)
+    assert np.isnan(run("copied", 16)).all(), "not before"
+    x, y = driver.allocate(16), driver.allocate(256)
+    given, found = np.full(4, 3.0, np.float32), np.empty(64, np.float32)
+    stream = driver.stream()
+    driver.copy(x, given.ctypes.data, 16, stream)
+    function = ("copied", entry_of(compiled("strict", SOURCE), "copied"))
+    args = [np.array(a).tobytes() for a in (np.int64(x), np.int64(y), np.int32(0))]
+    driver.launch(function, (1, 1, 1), 64, args, stream)
+    driver.copy(found.ctypes.data, y, 256, stream)
+    driver.synchronise()
+    assert (found == 3).all()
+    with pytest.raises(Fault, match="copied: a copy that is not aligned"):
+        run("copied", 4)
 
 
 def test_barriers_and_shuffles_are_reached_together() -> None:

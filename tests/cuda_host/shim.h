@@ -136,6 +136,26 @@ static void run_warp(int w, bool hurried) {
   }
 }
 
+// Copies into shared memory that a thread has begun: done as late as may be.
+struct Copy {
+  void* to;
+  const void* from;
+};
+static const int MOST_COPIES = 64;
+static Copy copies[MOST][MOST_COPIES];
+static int begun[MOST];
+
+static void copy_16(void* shared, const void* from) {
+  if (((size_t)shared | (size_t)from) & 15) fail("a copy that is not aligned");
+  if (begun[here] == MOST_COPIES) fail("more copies at once than the stand-in holds");
+  copies[here][begun[here]++] = {shared, from};
+}
+
+static void copies_done() {
+  for (int i = 0; i < begun[here]; ++i) memcpy(copies[here][i].to, copies[here][i].from, 16);
+  begun[here] = 0;
+}
+
 static void run_block(int threads, bool hurried) {
   if (!stacks) stacks = (char*)malloc((size_t)MOST * STACK);
   if (__start_block_shared)
@@ -144,7 +164,10 @@ static void run_block(int threads, bool hurried) {
   const int warps = threads / WARP;
   block_meeting.waiting = 0;
   for (int w = 0; w < warps; ++w) warp_alive[w] = WARP, warp_meetings[w].waiting = 0;
-  for (int i = 0; i < threads; ++i) fibers[i].done = false, fibers[i].thread = {(unsigned)i, 0, 0};
+  for (int i = 0; i < threads; ++i) {
+    fibers[i].done = false, fibers[i].thread = {(unsigned)i, 0, 0};
+    begun[i] = 0;
+  }
   for (int idle = 0; alive; ++idle) {
     const int before = alive;
     const unsigned rounds = rounds_of(warps);
@@ -297,6 +320,8 @@ static const char* launch(void (*f)(A...), const unsigned* grid, unsigned thread
 #define gridDim (shim::grid_size)
 #define __syncthreads() shim::meet(shim::block_meeting, shim::alive, __LINE__)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
+using shim::copies_done;
+using shim::copy_16;
 using shim::multiply;
 using shim::multiply_f16;
 #define HOST_ENTRY(name)                                                                 \

@@ -111,8 +111,6 @@ DEV u32 bf16_pair(float first, float second) {
 DEV u32 f16_pair(float first, float second) {
   return (u32)float_to_half(first) | (u32)float_to_half(second) << 16;
 }
-DEV void copy_16(void* shared, const void* from) { memcpy(shared, from, 16); }
-DEV void copies_done() {}
 #endif
 
 DEV float load_plain(const u8* p, int type) {
