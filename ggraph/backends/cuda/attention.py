@@ -121,7 +121,7 @@ def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     (rows, heads, _), kv_heads, tiles = q.shape, given.pop("kv_heads"), 0
     units, group = -(-rows // ROWS), heads // kv_heads
     pitch = _pitch(given["context"])
-    if given["mask"]:
+    if x.result.tensor.attrs["has_mask"]:
         room = x.room("tiles")
         tiles = low.at(room)
         if not room.ready:
@@ -137,8 +137,8 @@ def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
 
 
 def _pitch(context: int) -> int:
-    """Bytes of a row of what `tiles_shown` makes: whole words."""
-    return -(-context // (4 * KEYS)) * 4
+    """Bytes of a row of what `tiles_shown` makes: whole words, one at least."""
+    return 4 * max(1, -(-context // (4 * KEYS)))
 
 
 def _given(low: Lowering, x: Launch) -> dict[str, Any]:

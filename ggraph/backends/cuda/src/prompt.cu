@@ -65,6 +65,7 @@ KERNEL tiles_shown(const u8* mask, u8* tiles, i64 rows, i64 context, i64 mask_ro
 DEV int next_shown(const u8* tiles, int rows, i64 pitch, int at, int count) {
   while (tiles && at < count) {
     u32 four = 0;
+#pragma unroll 1
     for (int r = 0; r < rows; ++r) four |= word_at(tiles + r * pitch + at / 4 * 4);
     four >>= at % 4 * 8;
     if (four) {
@@ -146,12 +147,13 @@ DEV void queries_of(const float* q, i64 row, i64 rows, i64 q_row, int dim, float
   }
 }
 
-// score[j] = queries . cache rows 8j .. 8j + 7
+// score[j] = queries . cache rows 8j .. 8j + 7. WHOLE: D is MOST, so that loads run ahead over chunks.
+template <bool WHOLE>
 DEV void scores_of(const Queries& q, const Tile& keys, int dim, float (&score)[KEYS / 8][4]) {
   const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < CHUNKS; ++i) {
-    if (32 * i >= dim) continue;
+    if (!WHOLE && 32 * i >= dim) continue;
 #pragma unroll
     for (int s = 0; s < STORED; ++s) {
       Quad key[KEYS / 8];
@@ -173,34 +175,37 @@ DEV void scores_of(const Queries& q, const Tile& keys, int dim, float (&score)[K
   }
 }
 
-// mixed += weights . values of cache rows 16n .. 16n + 15. Column g of product i is value 8g + i of a
-// half.
-DEV void mix(const u32 (&weights)[2][4], const Tile& values, int n, int v_dim,
+// mixed += weights . values, of which 16 rows make up a product's inner size. Column g of product i is
+// value 8g + i of a half. WHOLE: V is MOST.
+template <bool WHOLE>
+DEV void mix(const u32 (&weights)[KEYS / 16][2][4], const Tile& values, int v_dim,
              float (&mixed)[HALVES][8][4]) {
   const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
-    if (64 * half >= v_dim) continue;  // what else lies behind V gives columns that nobody stores
+    if (!WHOLE && 64 * half >= v_dim) continue;  // nobody stores other columns behind V
 #pragma unroll
-    for (int s = 0; s < STORED; ++s) {
-      Quad four[4];
+    for (int n = 0; n < KEYS / 16; ++n)
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int row = 16 * n + 2 * c + r % 2 + r / 2 * 8;
-        four[r] = values[s][row][place_in(row, 8 * half + g)];
+      for (int s = 0; s < STORED; ++s) {
+        Quad four[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int row = 16 * n + 2 * c + r % 2 + r / 2 * 8;
+          four[r] = values[s][row][place_in(row, 8 * half + g)];
+        }
+        u32 pairs[8][2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+          for (int r = 0; r < 2; ++r)
+            pairs[i][r] = permute(four[2 * r].w[i / 2], four[2 * r + 1].w[i / 2],
+                                  i % 2 ? 0x7632 : 0x5410);
+#pragma unroll
+        for (int p = 0; p + s < 2; ++p)  // products that wait for one another lie apart
+#pragma unroll
+          for (int i = 0; i < 8; ++i) Core::add_product(mixed[half][i], weights[n][p], pairs[i]);
       }
-      u32 pairs[8][2];
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          pairs[i][r] = permute(four[2 * r].w[i / 2], four[2 * r + 1].w[i / 2],
-                                i % 2 ? 0x7632 : 0x5410);
-#pragma unroll
-      for (int p = 0; p + s < 2; ++p)  // products that wait for one another lie apart
-#pragma unroll
-        for (int i = 0; i < 8; ++i) Core::add_product(mixed[half][i], weights[p], pairs[i]);
-    }
   }
 }
 
@@ -248,7 +253,8 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
     const int sight = unit >= units ? NONE : own ? own[step] : ALL;
     if (sight != NONE) {  // the whole warp
       float score[KEYS / 8][4] = {};
-      scores_of(given, keys[here], (int)dim, score);
+      if (dim == MOST) scores_of<true>(given, keys[here], (int)dim, score);
+      else scores_of<false>(given, keys[here], (int)dim, score);
 #pragma unroll
       for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
@@ -297,15 +303,16 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
             score[j][2 * half + e] = weight * Core::UNIT;
           }
       }
+      u32 weights[KEYS / 16][2][4];
 #pragma unroll
       for (int n = 0; n < KEYS / 16; ++n) {
-        float weights[8];
+        float v[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) weights[i] = score[2 * n + i / 4][i % 4];
-        u32 words[2][4];
-        pieces_of<Core>(weights, words);
-        mix(words, values[here], n, (int)v_dim, mixed);
+        for (int i = 0; i < 8; ++i) v[i] = score[2 * n + i / 4][i % 4];
+        pieces_of<Core>(v, weights[n]);
       }
+      if (v_dim == MOST) mix<true>(weights, values[here], (int)v_dim, mixed);
+      else mix<false>(weights, values[here], (int)v_dim, mixed);
     }
   }
   if (unit >= units) return;  // the whole warp
