@@ -235,6 +235,15 @@ def test_rows_without_gaps_become_half_as_long(kind: DType, first: int) -> None:
     assert np.array_equal(bytes_of(input("y", got.shape, kind), got), wanted)
 
 
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 4), (3, 0), (1, 1)])
+def test_pairs_without_gaps_begin_and_end_anywhere(first: int, second: int) -> None:
+    x, z = (input(name, (1030,)) for name in "xz")
+    rng = np.random.default_rng(first)
+    stored = {t.name: bytes_of(t, rng.standard_normal(1030).astype(np.float32)) for t in (x, z)}
+    y = ops.mul(x[first : first + 1025], z[second : second + 1025], name="y")
+    assert run(y, stored).tobytes() == meaning(y, stored).tobytes()
+
+
 def test_many_rows_whose_scores_are_far_below_zero() -> None:
     """In two blocks; a maximum that began at zero would lose all weights."""
     rows, context = 70, 40

@@ -116,10 +116,11 @@ def _flash_attn(low: Lowering, x: Launch) -> None:
 
 
 def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
-    """Four units of rows a block; what the mask shows of each is looked up once for all layers."""
+    """Four strips of rows a block, each of a head; what the mask shows of them is looked up once for
+    all layers."""
     q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
     (rows, heads, _), kv_heads, tiles = q.shape, given.pop("kv_heads"), 0
-    units, group = -(-rows // ROWS), heads // kv_heads
+    strips, group = -(-rows // ROWS), heads // kv_heads
     pitch = _pitch(given["context"])
     if x.result.tensor.attrs["has_mask"]:
         room = x.room("tiles")
@@ -127,11 +128,11 @@ def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
         if not room.ready:
             names = ("mask", "context", "mask_row", "mask_type")
             low.call(
-                "tiles_shown", (pitch // UNITS, units, 1), 32 * UNITS, type=kind, tiles=tiles,
+                "tiles_shown", (pitch // UNITS, strips, 1), 32 * UNITS, type=kind, tiles=tiles,
                 rows=rows, pitch=pitch, **{n: given[n] for n in names},
             )  # fmt: skip
     low.call(
-        "attend_rows", (kv_heads, -(-units * group // UNITS), 1), 32 * UNITS, type=kind,
+        "attend_rows", (kv_heads, -(-strips * group // UNITS), 1), 32 * UNITS, type=kind,
         tiles=tiles, y=low.at(x.result), rows=rows, group=group, pitch=pitch, **given,
     )  # fmt: skip
 

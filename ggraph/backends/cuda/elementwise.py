@@ -33,7 +33,8 @@ BINARY = (
 CONSTANTS = {"scale": ("scale", "bias"), "clamp": ("low", "high")}
 MOVABLE = (1, 2, 4, 8)  # bytes of an element that the kernel `move` takes
 INTEGERS = (I32, I64)
-CHUNK, CONVERTED = 8, 4  # values that a thread decodes, and converts
+CHUNK = 8  # values that a thread decodes
+FOUR = 4  # elements of a thread of `binary_flat` and `convert`
 
 
 def _one(t: Tensor) -> bool:
@@ -61,7 +62,8 @@ def _binary(low: Lowering, x: Launch) -> None:
     t, (a, b) = x.result.tensor, x.sources
     given = {"x": low.at(a), "z": low.at(b), "y": low.at(x.result), "op": BINARY.index(t.op)}
     if _is_flat_pair(t):
-        low.per_element("binary_flat", t.size, **given, parts=parts_of(low, x))
+        grid = (-(-t.size // (128 * FOUR)), 1, 1)
+        low.call("binary_flat", grid, 128, count=t.size, **given, parts=parts_of(low, x))
         return
     low.per_element(
         "binary", t.size, **given, shape=sizes(t), x_strides=steps(a.tensor),
@@ -167,7 +169,7 @@ def convert(
     low: Lowering, source: int, target: int, count: int, to: DType, most: float = inf
 ) -> None:
     """`count` values of float32 as a 16-bit type, held within +-most."""
-    grid = (-(-count // (256 * CONVERTED)), 1, 1)
+    grid = (-(-count // (256 * FOUR)), 1, 1)
     low.call("convert", grid, 256, x=source, y=target, count=count, to=PLAIN[to], most=most)
 
 

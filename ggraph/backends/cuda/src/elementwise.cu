@@ -9,6 +9,14 @@
 struct alignas(8) Pair {
   u32 w[2];
 };
+DEV bool begins_at(const void* p, int bytes) { return ((unsigned long long)p & (bytes - 1)) == 0; }
+
+// Four floats at a multiple of 16 bytes.
+DEV void four_floats(const float* p, float* v) {
+  const Quad four = *(const Quad*)p;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = bits_to_float(four.w[i]);
+}
 
 DEV float round_of(float x) {  // halves away from zero
   const float whole = floorf(fabsf(x) + 0.5f);
@@ -68,18 +76,40 @@ KERNEL binary(const u8* x, const u8* z, u8* y, i64 count, Axes shape, Axes x_str
   store_plain(y + i * plain_size(x_type), x_type, two_of(op, left, right));
 }
 
-// Both on float32 without gaps and of one shape: no index arithmetic. Of two also in parts where
-// those are given; a block has 256 elements.
+// Both on float32 without gaps and of one shape: no index arithmetic. Of two a thread takes four, also
+// in parts where those are given.
 KERNEL unary_flat(const float* x, float* y, i64 count, int op, float a, float b) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) y[i] = one_of(op, x[i], a, b);
 }
 
 KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, i64 count, int op) {
-  const i64 first = (i64)blockIdx.x * blockDim.x, i = first + threadIdx.x;
-  if (i < count) y[i] = two_of(op, x[i], z[i]);
-  const i64 here = count - first < blockDim.x ? count - first : blockDim.x;
-  if (parts) give_parts(y + first, parts + first / 4, here);
+  const i64 i = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= count) return;
+  x += i, z += i, y += i;
+  const int left = count - i < 4 ? (int)(count - i) : 4;
+  const bool whole = left == 4 && begins_at(x, 16) && begins_at(z, 16) && begins_at(y, 16);
+  float a[4] = {}, b[4] = {}, v[4];
+  if (whole) {
+    four_floats(x, a);
+    four_floats(z, b);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (e < left) a[e] = x[e], b[e] = z[e];
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) v[e] = two_of(op, a[e], b[e]);
+  if (whole) {
+    const Quad four = {{float_to_bits(v[0]), float_to_bits(v[1]), float_to_bits(v[2]),
+                        float_to_bits(v[3])}};
+    *(Quad*)y = four;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (e < left) y[e] = v[e];
+  }
+  if (parts) parts[i / 4] = parts_of(v);
 }
 
 // float32 without gaps as a 16-bit type, held within +-most; a thread takes four.
@@ -88,15 +118,15 @@ KERNEL convert(const float* x, u16* y, i64 count, int to, float most) {
   if (i >= count) return;
   const float* from = x + i;
   u16* place = y + i;
-  if (i + 4 > count || ((unsigned long long)from & 15) || ((unsigned long long)place & 7)) {
+  if (i + 4 > count || !begins_at(from, 16) || !begins_at(place, 8)) {
     for (i64 e = i; e < count && e < i + 4; ++e)
       store_plain((u8*)(y + e), to, bounded(x[e], -most, most));
     return;
   }
-  const Quad four = *(const Quad*)from;
   float v[4];
+  four_floats(from, v);
 #pragma unroll
-  for (int e = 0; e < 4; ++e) v[e] = bounded(bits_to_float(four.w[e]), -most, most);
+  for (int e = 0; e < 4; ++e) v[e] = bounded(v[e], -most, most);
   const Pair two = {{half_pair(v[0], v[1], to), half_pair(v[2], v[3], to)}};
   *(Pair*)place = two;
 }
