@@ -116,7 +116,7 @@ def _flash_attn(low: Lowering, x: Launch) -> None:
 
 
 def _many(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
-    """Four strips of rows a block, each of a head; what the mask shows of them is looked up once for
+    """Four strips of rows a block, each of a head; what the mask shows is looked up once for
     all layers."""
     q, kind = x.sources[0].tensor, x.sources[2].tensor.dtype.name
     (rows, heads, _), kv_heads, tiles = q.shape, given.pop("kv_heads"), 0

@@ -4,6 +4,7 @@ The kernels are in src/elementwise.cu; the position in a table here is the `op` 
 """
 
 from math import inf
+from typing import Any
 
 from ggraph.backends.cuda.kernels import WEIGHTS
 from ggraph.backends.cuda.layout import (
@@ -60,13 +61,16 @@ def _two(t: Tensor) -> bool:
 
 def _binary(low: Lowering, x: Launch) -> None:
     t, (a, b) = x.result.tensor, x.sources
-    given = {"x": low.at(a), "z": low.at(b), "y": low.at(x.result), "op": BINARY.index(t.op)}
+    given: dict[str, Any] = {
+        "x": low.at(a), "z": low.at(b), "y": low.at(x.result), "op": BINARY.index(t.op),
+        "count": t.size,
+    }  # fmt: skip
     if _is_flat_pair(t):
         grid = (-(-t.size // (128 * FOUR)), 1, 1)
-        low.call("binary_flat", grid, 128, count=t.size, **given, parts=parts_of(low, x))
+        low.call("binary_flat", grid, 128, **given, parts=parts_of(low, x))
         return
     low.per_element(
-        "binary", t.size, **given, shape=sizes(t), x_strides=steps(a.tensor),
+        "binary", **given, shape=sizes(t), x_strides=steps(a.tensor),
         z_strides=spread(b.tensor, t), x_type=PLAIN[a.tensor.dtype], z_type=PLAIN[b.tensor.dtype],
     )  # fmt: skip
 
