@@ -15,7 +15,8 @@
 
 #define TILE 16
 #define ROWS 8
-#define FEW_WARPS 8    // of a block for up to eight rows, three on a multiprocessor
+#define FEW_WARPS 8    // of a block for up to eight rows
+#define FEW_BLOCKS (WEIGHT::TOGETHER > 1 ? 2 : 3)  // on a multiprocessor: parts take registers
 #define WIDE_WARPS 16  // of a block for more, alone there
 #define SEGMENT 8   // groups
 #define STRANDS 16
@@ -401,35 +402,38 @@ DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n0, int 
 }
 
 // y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (n / 16).
-KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
-                              i64 m) {
+KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
+mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED float part[STRANDS][TILE][ROWS];
   few_rows({w, y, n, (i64)blockIdx.x * TILE}, x, rest, k, m, part);
 }
 
 // The same of any number of rows, with the same bits; grid (n / 64, m / 32).
-KERNEL_OF(WIDE_WARPS * 32, 1) mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k,
-                             i64 m) {
+KERNEL_OF(WIDE_WARPS * 32, 1)
+mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
   wide_rows({w, y, n, (i64)blockIdx.x * (WIDE_TILES * TILE)}, x, rest, k, m, part);
 }
 
 // y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16).
-KERNEL_OF(FEW_WARPS * 32, 3) mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
+mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED float part[STRANDS][TILE][ROWS];
   few_rows(one_of(w, y, n, m, TILE), x, 0, k, m, part);
 }
 
 // The same of any number of rows: grid (sum of n / 64, m / 32).
-KERNEL_OF(WIDE_WARPS * 32, 1) mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
+KERNEL_OF(WIDE_WARPS * 32, 1)
+mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
   wide_rows(one_of(w, y, n, m, WIDE_TILES * TILE), x, 0, k, m, part);
 }
 
 // y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given, of
 // up to eight rows; grid (n / 16).
-KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
-                                    int op, i64 n, i64 k, i64 m) {
+KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
+mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
+                   i64 k, i64 m) {
   SHARED float part[STRANDS][2 * TILE][ROWS];
   const i64 n0 = (i64)blockIdx.x * TILE;
   few_of<WEIGHT, 2>([&](int) { return n0; }, [&](int tile) { return tile ? up : w; },
@@ -440,8 +444,9 @@ KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_gated_tile(const u8* w, const u8* up, const
 }
 
 // The same of any number of rows: grid (n / 32, m / 32), two tiles of each matrix.
-KERNEL_OF(WIDE_WARPS * 32, 1) mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts,
-                                   int op, i64 n, i64 k, i64 m) {
+KERNEL_OF(WIDE_WARPS * 32, 1)
+mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
+                   i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
   const int outputs = WIDE_TILES / 2 * TILE;
   const i64 n0 = (i64)blockIdx.x * outputs;
@@ -459,9 +464,9 @@ KERNEL_OF(WIDE_WARPS * 32, 1) mul_mat_gated_wide(const u8* w, const u8* up, cons
 // y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair
 // of token p / used takes x row p (each = 1) or p / used (each = 0). Group `experts` gives NaN. A
 // pair's bits do not depend on its group. Grid (n / 16, groups).
-KERNEL_OF(FEW_WARPS * 32, 3) mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order,
-                                 const int* starts, const int* active, i64 n, i64 k, i64 experts,
-                                 i64 used, int each) {
+KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
+mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
+                const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
   SHARED float part[STRANDS][TILE][ROWS];
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
   const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
