@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from cuda_host import HostDriver, need_compiler
+from cuda_host import SIDE_BY_SIDE, HostDriver, need_compiler
 from typer.testing import CliRunner
 
 from ggraph.backends.cuda import Replayer
@@ -25,6 +25,20 @@ def test_bad_plans_corrupt_and_fixed_plans_do_not(hazard: Hazard) -> None:
     report = run_on_gpu(hazard, HostDriver(1 << 34), times=2)
     assert report.fixed_wrong == 0
     assert report.bad_wrong == (None if hazard.bad is None else 2), report
+
+
+def test_a_launch_that_races_with_itself_does_so_where_its_blocks_run_at_once() -> None:
+    """As on a GPU, where all of them read before any of them writes, unless some are held back."""
+    hazard = find("17")
+    assert hazard.bad is not None
+    driver, data = HostDriver(1 << 34, order=SIDE_BY_SIDE), data_of(hazard, 0)
+    replayer = Replayer(plan_of(hazard, hazard.bad), data.weights, driver)
+    untouched = replayer.run(data.feeds)
+    replayer.close()
+    for got, wanted in zip(untouched, data.expected, strict=True):
+        np.testing.assert_allclose(got["y"], wanted["y"], rtol=1e-4, err_msg="no race was lost")
+    report = run_on_gpu(hazard, driver, times=2)
+    assert (report.late, report.bad_wrong, report.fixed_wrong) == ("sum", 2, 0)
 
 
 def test_a_replay_begins_from_poison_and_frees_everything() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cuda_host import Fault, HostDriver, compiled, entry_of, need_compiler
+from cuda_host import SIDE_BY_SIDE, Fault, HostDriver, compiled, entry_of, need_compiler
 
 from ggraph.backends.cuda.driver import Product
 from ggraph.errors import BackendError
@@ -38,6 +38,14 @@ KERNEL outside_array(const u8* x, float* y, int at) {
 KERNEL unset(const u8* x, float* y, int at) {
   float held[4];
   y[threadIdx.x] = held[threadIdx.x % (unsigned)at];
+}
+KERNEL mirrored(const u8* x, float* y, int at) {
+  SHARED float held[32];
+  const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  const float other = y[at - 1 - i];
+  held[threadIdx.x ^ 1] = other;
+  __syncthreads();
+  y[i] = held[threadIdx.x ^ 1] + (float)i;
 }
 KERNEL some_wait(const u8* x, float* y, int at) {
   if ((int)threadIdx.x < at) __syncthreads();
@@ -110,6 +118,26 @@ def test_a_missing_barrier_shows_in_one_order_or_another(shift: int) -> None:
     assert wrong[0 if shift == 1 else 1] >= 63, "NaN where nobody has written yet"
     assert min(wrong[2:]) > 10
     assert (run("neighbour", shift, 2) != run("neighbour", shift, 3)).any(), "by seed"
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, SIDE_BY_SIDE])
+def test_blocks_follow_one_another_or_run_side_by_side(order: int) -> None:
+    """Each with its own shared memory and barrier. All read what is later overwritten if they run
+    at once; else a block finds what an earlier one has written, until there is no room for all."""
+    driver = HostDriver(alignment=16, order=order)
+    function = ("mirrored", entry_of(compiled("strict", SOURCE), "mirrored"))
+    stream = driver.stream()
+    for count in (64, 2048):  # two blocks, and more than have room
+        y = driver.allocate(4 * count)
+        values = np.zeros(count, np.float32)
+        driver.copy(y, values.ctypes.data, values.nbytes, stream)
+        args = [np.array(a).tobytes() for a in (np.int64(y), np.int64(y), np.int32(count))]
+        driver.launch(function, (count // 32, 1, 1), 32, args, stream)
+        driver.copy(values.ctypes.data, y, values.nbytes, stream)
+        driver.synchronise()
+        driver.free(y)
+        at_once = np.arange(count, dtype=np.float32)
+        assert (values == at_once).all() == (order == SIDE_BY_SIDE and count == 64), count
 
 
 def test_shared_memory_and_variables_begin_as_garbage() -> None:

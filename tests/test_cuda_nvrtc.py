@@ -41,6 +41,21 @@ def test_a_unit_compiles(unit: kernels.Unit, arch: str) -> None:
     assert len(registers) == len(kernels.signatures(unit.source)) and max(registers) <= 255
 
 
+def test_a_unit_whose_blocks_begin_late_compiles() -> None:
+    """What a race within one launch is shown with; its kernels are the same, but for the wait."""
+    need_nvrtc()
+    unit = kernels.Unit("lanes", "f32")
+    late = kernels.in_parts(unit)
+    assert kernels.declared(late.text) == kernels.declared(unit.text)
+    assert late.text.count("pass_unless_first();") == len(kernels.declared(unit.text))
+    code = nvrtc.compile_source("lanes.cu", late.text, kernels.headers(), "sm_90", late.defines)
+    assert code.startswith(b"\x7fELF") and code != nvrtc.compile_source(
+        "lanes.cu", unit.text, kernels.headers(), "sm_90", unit.defines
+    )
+    with pytest.raises(BackendError, match=r"empty.cu: no kernel that could be run in parts"):
+        kernels.in_parts(kernels.Unit("empty", own="// KERNEL"))
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("unit", machine.GATED, ids=str)
 def test_hot_loops_are_no_worse_than_they_were(unit: kernels.Unit, arch: str) -> None:

@@ -40,6 +40,7 @@ FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_F
          "-fPIC", "-shared", "-w", "-DGGRAPH_HOST", "-ftrivial-auto-var-init=pattern",
          "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
          "-fsanitize-undefined-trap-on-error")  # fmt: skip
+SIDE_BY_SIDE = 0xFFFFFFFF  # an order, of shim.h: all blocks of a launch at the same time
 POISON = 0xFF  # NaN in every float type, -1 in integers
 
 
@@ -112,7 +113,9 @@ class HostDriver:
     `total` bounds the memory. Work runs when the host waits, in the order of virtual time: a
     kernel takes a microsecond, `delay` as long as it says. Buffers begin at multiples of
     `alignment` and lie against a guard page at their end, or at their beginning. A kernel's threads
-    and blocks take turns in the `order` that shim.h numbers; None: another one at each launch.
+    and blocks take turns in the `order` that shim.h numbers; None: another one at each launch, in
+    which blocks follow one another. SIDE_BY_SIDE is what a GPU does with a launch that it has room
+    for.
     """
 
     name = "host stand-in"

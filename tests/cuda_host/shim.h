@@ -3,7 +3,8 @@
 // A fiber runs until it meets a barrier (`__syncthreads`, or the exchange of a shuffle). Fibers take
 // turns, and blocks follow one another, in an order that `launch` is given: ascending; descending, a
 // warp at a time as far as it gets; or shuffled by a seed; so a missing barrier shows as a wrong
-// value. What a GPU leaves undefined or
+// value. Or blocks run side by side, as they do on a GPU with room for all: every thread of every
+// block has a turn before any has its next. What a GPU leaves undefined or
 // refuses ends the launch with a report: an access outside all buffers or at a wrong alignment, an
 // index outside an array, a barrier or a shuffle that some threads do not reach, or reach elsewhere.
 // Shared memory begins every block as NaN. Not modelled: memory ordering.
@@ -44,7 +45,10 @@ static char* stacks;
 static jmp_buf home;
 static sigjmp_buf outside;
 static char report[200];
-static int here, alive, count;
+static int here, alive, count;  // all of them in the blocks that run
+static unsigned naps;           // turns in which a thread only let time pass
+static bool at_once;            // whether blocks run side by side
+static const unsigned SIDE_BY_SIDE = 0xFFFFFFFFu;  // an order of blocks and threads
 static void (*entry)(void*);
 static void* argument;
 // Those who wait for one another: how often that ended, who waits, and where in the source.
@@ -52,14 +56,21 @@ struct Meeting {
   unsigned round, waiting;
   int site;
 };
-static Meeting block_meeting, warp_meetings[MOST / WARP];
+static Meeting warp_meetings[MOST / WARP];
 static int warp_alive[MOST / WARP];
 static unsigned slots[2][MOST];
-static Index block_index, block_size, grid_size;
+struct Block {
+  Index index;
+  Meeting meeting;
+  int alive;
+  char* shared;  // while another block runs
+};
+static Block blocks[MOST / WARP], *block = blocks;  // of the fiber that runs
+static Index block_size, grid_size;
 
 [[noreturn]] static void fail(const char* what) {
-  snprintf(report, sizeof report, "%s (block %u %u %u, thread %d)", what, block_index.x,
-           block_index.y, block_index.z, here);
+  snprintf(report, sizeof report, "%s (block %u %u %u, thread %d)", what, block->index.x,
+           block->index.y, block->index.z, here % (int)block_size.x);
   siglongjmp(outside, 1);
 }
 
@@ -83,6 +94,7 @@ static void meet(Meeting& m, const int& needed, int site) {
   if (++m.waiting == (unsigned)needed) {
     m.waiting = 0;
     ++m.round;
+    if (at_once) leave();  // the last to arrive is not ahead of other blocks
   }
   while (m.round == mine) leave();
 }
@@ -93,9 +105,9 @@ static void body() {
     fibers[here].done = true;
     --alive;
     --warp_alive[here / WARP];
-    if (alive && block_meeting.waiting == (unsigned)alive) {
-      block_meeting.waiting = 0;
-      ++block_meeting.round;
+    if (--block->alive && block->meeting.waiting == (unsigned)block->alive) {
+      block->meeting.waiting = 0;
+      ++block->meeting.round;
     }
     leave();
   }
@@ -111,8 +123,23 @@ static void begin(int i) {
   f.started = true;
 }
 
+static size_t shared_bytes() {
+  return __start_block_shared ? (size_t)(__stop_block_shared - __start_block_shared) : 0;
+}
+
+// Shared memory has one place, which the block that runs has.
+static void enter(Block* next) {
+  if (next == block) return;
+  if (const size_t size = shared_bytes()) {
+    memcpy(block->shared, __start_block_shared, size);
+    memcpy(__start_block_shared, next->shared, size);
+  }
+  block = next;
+}
+
 static void resume(int i) {
   here = i;
+  enter(blocks + i / (int)block_size.x);
   if (_setjmp(home)) return;
   if (fibers[i].started) _longjmp(fibers[i].at, 1);
   begin(i);
@@ -120,7 +147,8 @@ static void resume(int i) {
 }
 
 static unsigned rounds_of(int warps) {
-  unsigned sum = block_meeting.round;
+  unsigned sum = naps;
+  for (const Block& b : blocks) sum += b.meeting.round;
   for (int w = 0; w < warps; ++w) sum += warp_meetings[w].round;
   return sum;
 }
@@ -156,16 +184,23 @@ static void copies_done() {
   begun[here] = 0;
 }
 
-static void run_block(int threads, bool hurried) {
+// The first `several` of `blocks`, side by side.
+static void run_blocks(int several, int threads, bool hurried) {
   if (!stacks) stacks = (char*)malloc((size_t)MOST * STACK);
-  if (__start_block_shared)
-    memset(__start_block_shared, 0xFF, __stop_block_shared - __start_block_shared);
-  alive = count = threads;
-  const int warps = threads / WARP;
-  block_meeting.waiting = 0;
+  const size_t size = shared_bytes();
+  for (Block* b = blocks; b < blocks + several; ++b) {
+    b->meeting.waiting = 0;
+    b->alive = threads;
+    if (size && !b->shared) b->shared = (char*)malloc(size);
+    if (size) memset(b->shared, 0xFF, size);
+  }
+  if (size) memset(__start_block_shared, 0xFF, size);
+  block = blocks;
+  alive = count = several * threads;
+  const int warps = count / WARP;
   for (int w = 0; w < warps; ++w) warp_alive[w] = WARP, warp_meetings[w].waiting = 0;
-  for (int i = 0; i < threads; ++i) {
-    fibers[i].done = false, fibers[i].thread = {(unsigned)i, 0, 0};
+  for (int i = 0; i < count; ++i) {
+    fibers[i].done = false, fibers[i].thread = {(unsigned)(i % threads), 0, 0};
     begun[i] = 0;
   }
   for (int idle = 0; alive; ++idle) {
@@ -175,6 +210,12 @@ static void run_block(int threads, bool hurried) {
     if (before != alive || rounds != rounds_of(warps)) idle = 0;
     if (idle > 4) fail("a barrier is not reached by all threads");
   }
+}
+
+// Time passes while other threads have their turns.
+static void nap() {
+  ++naps;
+  leave();
 }
 
 // Whole warps alone: what a missing lane would have given is undefined.
@@ -254,16 +295,29 @@ static void arrange(unsigned order, int threads, unsigned& state) {
     std::swap(turns[i], turns[draw(state) % (unsigned)(i + 1)]);
 }
 
+static Index index_of(size_t at) {
+  return {(unsigned)(at % grid_size.x), (unsigned)(at / grid_size.x % grid_size.y),
+          (unsigned)(at / grid_size.x / grid_size.y)};
+}
+
 static void run_grid(unsigned order, unsigned threads) {
   unsigned state = order * 2654435761u | 1u;
-  const size_t blocks = (size_t)grid_size.x * grid_size.y * grid_size.z;
-  const size_t first = order > 1 ? draw(state) % blocks : 0;
-  for (size_t i = 0; i < blocks; ++i) {
+  const size_t all = (size_t)grid_size.x * grid_size.y * grid_size.z;
+  at_once = order == SIDE_BY_SIDE;
+  if (at_once) {  // as many as there is room for
+    arrange(0, MOST, state);
+    for (size_t i = 0; i < all;) {
+      int several = 0;
+      while (i < all && (several + 1) * threads <= MOST) blocks[several++].index = index_of(i++);
+      run_blocks(several, (int)threads, false);
+    }
+    return;
+  }
+  const size_t first = order > 1 ? draw(state) % all : 0;
+  for (size_t i = 0; i < all; ++i) {
     if (!i || order > 1) arrange(order, (int)threads, state);
-    const size_t at = order == 1 ? blocks - 1 - i : (first + i) % blocks;
-    block_index = {(unsigned)(at % grid_size.x), (unsigned)(at / grid_size.x % grid_size.y),
-                   (unsigned)(at / grid_size.x / grid_size.y)};
-    run_block((int)threads, order == 1);
+    blocks[0].index = index_of(order == 1 ? all - 1 - i : (first + i) % all);
+    run_blocks(1, (int)threads, order == 1);
   }
 }
 
@@ -315,10 +369,10 @@ static const char* launch(void (*f)(A...), const unsigned* grid, unsigned thread
 }  // namespace shim
 
 #define threadIdx (shim::fibers[shim::here].thread)
-#define blockIdx (shim::block_index)
+#define blockIdx (shim::block->index)
 #define blockDim (shim::block_size)
 #define gridDim (shim::grid_size)
-#define __syncthreads() shim::meet(shim::block_meeting, shim::alive, __LINE__)
+#define __syncthreads() shim::meet(shim::block->meeting, shim::block->alive, __LINE__)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
 using shim::copies_done;
 using shim::copy_16;

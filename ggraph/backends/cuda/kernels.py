@@ -29,7 +29,9 @@ PLAIN_SOURCES: tuple[str, ...] = (
     "delay", "draw", "elementwise", "experts", "mixtures", "norm", "parts", "products", "recurrent",
     "rope", "rows", "softmax", "sort",
 )  # fmt: skip
-HEADERS = ("common.cuh", "blocks.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh")
+HEADERS = (
+    "common.cuh", "blocks.cuh", "delay.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh",
+)  # fmt: skip
 FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q", "Matrices": "4P"}
 
 
@@ -64,6 +66,15 @@ class Parameter:
     name: str
     format: str
     kind: str
+
+
+def in_parts(unit: Unit) -> Unit:
+    """The same kernels, of which all blocks but the first begin late. Blocks of a small launch
+    otherwise run at the same time, so that none writes before all others have read."""
+    late, count = re.subn(r"^KERNEL[^{;]*\{", r"\g<0> pass_unless_first();", unit.text, flags=re.M)
+    if not count:
+        raise BackendError(f"{unit}: no kernel that could be run in parts")
+    return Unit(unit.source, unit.type, late.replace("KERNEL", '#include "delay.cuh"\nKERNEL', 1))
 
 
 def units() -> tuple[Unit, ...]:

@@ -3,7 +3,8 @@
 For the corpus of races alone: `Executor` takes only verified plans. Every device of the plan that
 is not the CPU becomes a set of streams of one GPU, with memory of its own; what the plan runs on
 the CPU runs at once by its NumPy reference, which is one legal order. A command is held back by a
-kernel that only takes time, so that the stream which must lose a race does.
+kernel that only takes time, so that the stream which must lose a race does. Where a launch races
+with itself, since it overwrites what its own threads read, all but its first block are held back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cuda.backend import CudaBackend, CudaProgram, CudaSpec, Events
-from ggraph.backends.cuda.driver import Driver
-from ggraph.backends.cuda.kernels import Unit, packed
+from ggraph.backends.cuda.driver import Driver, Grid
+from ggraph.backends.cuda.kernels import Unit, homes, in_parts, packed
+from ggraph.backends.cuda.lower import emit
+from ggraph.backends.cuda.lowering import Lowering
 from ggraph.backends.host import HostMemory
 from ggraph.backends.plan_memory import PlanMemory
 from ggraph.backends.protocol import Scratch
@@ -35,13 +38,33 @@ def _beside(gpu: CudaBackend, need: Need) -> Scratch:
     return Scratch(need.name, memory, 0, need.nbytes)
 
 
+class InParts(Lowering):
+    """Launches of which the first block is done before the others begin."""
+
+    def call(
+        self,
+        kernel: str,
+        grid: Grid,
+        block: int,
+        *,
+        type: str = "",
+        unit: Unit | None = None,
+        **args: Any,
+    ) -> None:
+        """Append a launch of the kernel's late form."""
+        late = in_parts(unit or Unit(homes()[kernel], type))
+        super().call(kernel, grid, block, type=type, unit=late, **args)
+
+
 @dataclass(eq=False)
 class Replayer:
-    """A plan bound to one GPU. `initial` has the raw storage of weights; states begin as zeros."""
+    """A plan bound to one GPU. `initial` has the raw storage of weights; states begin as zeros. The
+    launches labelled `parted` run in two parts, one block ahead of all others."""
 
     plan: Plan
     initial: Values
     driver: Driver
+    parted: str = ""
     _gpus: dict[str, CudaBackend] = field(default_factory=dict)
     _host: HostMemory = field(default_factory=HostMemory)
     _programs: dict[tuple[int, int], CudaProgram] = field(default_factory=dict)
@@ -137,7 +160,10 @@ class Replayer:
         key = (index, run % self._phases)
         if key not in self._programs:
             beside = {n.key: _beside(gpu, n) for n in gpu.spec.needs(t)}
-            self._programs[key] = gpu.lower([self._memory.launch(c, t, run, beside)])
+            launch = self._memory.launch(c, t, run, beside)
+            low = InParts(gpu) if c.label == self.parted else Lowering(gpu)
+            emit(low, launch)
+            self._programs[key] = CudaProgram([launch], tuple(low.steps))
         gpu.submit(c.actor.stream, self._programs[key])
 
     def _copy(self, c: Command, run: int, gpu: CudaBackend | None) -> None:

@@ -6,9 +6,6 @@
 #include "parts.cuh"
 #include "units.cuh"
 
-struct alignas(8) Pair {
-  u32 w[2];
-};
 DEV bool begins_at(const void* p, int bytes) { return ((unsigned long long)p & (bytes - 1)) == 0; }
 
 // Four floats at a multiple of 16 bytes.
