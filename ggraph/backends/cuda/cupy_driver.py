@@ -7,8 +7,7 @@ belong to the backend. Imported only when a device is opened.
 import ctypes
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,23 @@ NO_TIMING = 2  # cudaEventDisableTiming
 FAILURES = (RuntimeError, MemoryError)  # CuPy's own are RuntimeErrors, as is a missing library
 
 
-@contextmanager
-def _clear(what: str) -> Iterator[None]:
-    """CUDA's errors as one line that says what was attempted."""
-    try:
-        yield
-    except FAILURES as error:
-        raise BackendError(f"CUDA: {what} failed: {' '.join(str(error).split())}") from None
+class _Clear:
+    """CUDA's errors as one line that says what was attempted. A class, since what every step enters
+    should cost less than a generator does."""
+
+    __slots__ = ("what", "where")
+
+    def __init__(self, what: str, where: str = "") -> None:
+        self.what, self.where = what, where
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FAILURES):
+            what = f"{self.what} on {self.where}" if self.where else self.what
+            text = " ".join(str(error).split())
+            raise BackendError(f"CUDA: {what} failed: {text}") from None
 
 
 def open_driver(index: int) -> "CupyDriver":
@@ -50,7 +59,7 @@ def open_driver(index: int) -> "CupyDriver":
         raise BackendError(
             f"cuda{index}: this machine has {count} GPU(s), cuda0 to cuda{count - 1}"
         )
-    with _clear("reading the device's properties"):
+    with _Clear("reading the device's properties"):
         about = runtime.getDeviceProperties(index)
     name, capability = about["name"].decode(), about["major"] * 10 + about["minor"]
     if capability < OLDEST:
@@ -239,9 +248,10 @@ class CupyDriver:
         except FAILURES:
             return
 
-    @contextmanager
-    def _here(self, what: str) -> Iterator[None]:
-        """Errors made clear, and this GPU the thread's current one."""
-        with _clear(f"{what} on {self.name}"):
+    def _here(self, what: str) -> _Clear:
+        """Errors made clear, and this GPU the thread's current one: whatever else runs in the
+        thread may have chosen another, so that it is asked for each time."""
+        clear = _Clear(what, self.name)
+        with clear:
             runtime.setDevice(self.index)
-            yield
+        return clear
