@@ -33,19 +33,33 @@ BATCHES, LEAST = 7, 0.15  # batches of a timing, and seconds of each
 
 
 class Watched:
-    """A driver that counts the seconds in which the host waits for it."""
+    """A driver that counts the seconds in which the host waits for it, and those in which it
+    launches graphs. One whose kernels do not reach the host copies what is small as the rest."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver, self.waited = driver, 0.0
+    def __init__(self, driver: Driver, reaches_host: bool = True) -> None:
+        self.driver, self.waited, self.launching = driver, 0.0, 0.0
+        self.reaches_host = reaches_host and driver.reaches_host
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.driver, name)
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """The driver's own, timed."""
+        begun = time.perf_counter()
+        self.driver.launch_graph(graph, stream)
+        self.launching += time.perf_counter() - begun
 
     def synchronise(self, stream: int | None = None, event: int | None = None) -> None:
         """The driver's own, timed."""
         begun = time.perf_counter()
         self.driver.synchronise(stream=stream, event=event)
         self.waited += time.perf_counter() - begun
+
+
+class Idle:
+    """What is not watched."""
+
+    waited = launching = 0.0
 
 
 def random_session(driver: Driver, streams: int = 1) -> Session:
@@ -57,12 +71,18 @@ def random_session(driver: Driver, streams: int = 1) -> Session:
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call: the median of the batches, the least and the most; and the median's seconds
-    in which the host waited for the device."""
+    in which the host waited for the device, and launched graphs."""
 
     median: float
     least: float
     most: float
     waited: float
+    launching: float
+
+    @property
+    def host_us(self) -> float:
+        """Microseconds in which the host did not wait."""
+        return 1e6 * (self.median - self.waited)
 
     def to_json(self, name: str) -> Found:
         """As numbers of a section."""
@@ -84,17 +104,17 @@ def seconds_of(
     wait()
     once = max(time.perf_counter() - begun, 1e-6)
     calls = 1 if quick else max(1, int(LEAST / once))
-    found = []
+    found, w = [], watched or Idle()
     for _ in range(1 if quick else BATCHES):
-        begun, before = time.perf_counter(), watched.waited if watched else 0.0
+        begun, before = time.perf_counter(), (w.waited, w.launching)
         for _ in range(calls):
             work()
         wait()
-        waited = watched.waited - before if watched else 0.0
-        found.append(((time.perf_counter() - begun) / calls, waited / calls))
+        spent = time.perf_counter() - begun, w.waited - before[0], w.launching - before[1]
+        found.append([seconds / calls for seconds in spent])
     found.sort()
-    median, waited = found[len(found) // 2]
-    return Timing(median, found[0][0], found[-1][0], waited)
+    median, waited, launching = found[len(found) // 2]
+    return Timing(median, found[0][0], found[-1][0], waited, launching)
 
 
 def measure_ceilings(driver: Driver, quick: bool) -> Found:
@@ -197,14 +217,19 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     head = gpu_models.head(target, dtype)
     watched = Watched(driver)
     pasts, context, large = ((8,), 64, 20) if quick else (PASTS, CONTEXT, 60)
-    by_streams = {n: _decode(watched, target, (pasts[0], context), n, quick).median for n in (1, 3)}
-    streams = min(by_streams, key=lambda n: by_streams[n])
+    places = pasts[0], context
+    by_streams = {n: _decode(watched, target, places, n, quick) for n in (1, 3)}
+    streams = min(by_streams, key=lambda n: by_streams[n].median)
+    copied = _decode(Watched(driver, reaches_host=False), target, places, streams, quick)
     s = random_session(watched, streams)
     runner = Runner(target, s, context)
     runner.picks = 1  # as greedy text is decoded
     found: Found = {
         "ok": True, "shape": name, "weights": kind, "streams": streams,
-        "decode_s_by_streams": by_streams, "ceilings": ceilings,
+        "decode_s_by_streams": {n: t.median for n, t in by_streams.items()},
+        "decode_host_us_by_streams": {n: t.host_us for n, t in by_streams.items()},
+        "decode_s_copied": copied.median, "decode_host_us_copied": copied.host_us,
+        "ceilings": ceilings,
     }  # fmt: skip
     floor = gpu_models.weight_bytes(target) / ceilings["copy_bytes_per_s"]
     for past in pasts:
@@ -216,7 +241,8 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
             found |= many.to_json(f"rows{rows}_{past}")
             found[f"rows{rows}_over_1_{past}"] = many.median / one.median
         if past == pasts[0]:
-            found["decode_host_us"] = 1e6 * (one.median - one.waited)
+            found["decode_host_us"] = one.host_us
+            found["decode_launch_us"] = 1e6 * one.launching
     prompt = _rows(runner, 16 if quick else PROMPT, 0, quick, watched)
     flops = 2 * gpu_models.products(target, 16 if quick else PROMPT)
     found |= prompt.to_json("prompt")

@@ -31,7 +31,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import cuda_host
+from cuda_host import compiler
 
 from ggraph.backends.cuda import kernels
 
@@ -171,7 +171,7 @@ def apply(mutant: Mutant) -> None:
     whole[mutant.line] = mutant.after
     original, changed = kernels.text, "\n".join(whole)
     kernels.text = lambda file: changed if file == mutant.file else original(file)  # type: ignore[assignment]
-    cuda_host.BUILT = Path(tempfile.mkdtemp(prefix="mutant-"))
+    compiler.BUILT = Path(tempfile.mkdtemp(prefix="mutant-"))
 
 
 def tests_of(mutant: Mutant) -> tuple[str, str]:
@@ -200,7 +200,7 @@ def fate(mutant: Mutant) -> str:
             status = pytest.main(
                 ["-x", "-q", "-p", "no:cacheprovider", *files.split(), "-k", chosen]
             )
-            shutil.rmtree(cuda_host.BUILT)
+            shutil.rmtree(compiler.BUILT)
             os._exit(int(status))
         finally:
             os._exit(1)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ from cuda_kit import opened
 from ggraph import Graph, Session, input, ops, weight
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, libraries, nvrtc, open_driver
+from ggraph.backends.cuda.backend import SMALL_COPY
 from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.host import HostMemory
 from ggraph.backends.protocol import Memory
 from ggraph.device import HOST
 from ggraph.dtype import Q8_0
@@ -174,6 +177,82 @@ def test_a_later_part_that_is_refused_takes_the_earlier_ones_with_it() -> None:
         backend.synchronise(event="end")
         assert (backend.read(second, 0, 64) == i + 1).all(), i
     assert backend.driver.calls[-2:] == ["copy 64", "copy 64"]  # type: ignore[attr-defined]
+    backend.close()
+
+
+@need_compiler
+def test_what_is_done_meanwhile_comes_between_enqueueing_and_waiting() -> None:
+    """Once, by the thread that asked; work that fails fails the run and leaves the session open."""
+    backend = opened()
+    driver = backend.driver
+    x = input("x", (4,))
+    session = Session({"cuda0": backend})
+    session.prepare("k", Graph.of({"y": ops.add(x, x)}))
+    given = {"x": np.arange(4, dtype=np.float32)}
+    seen: list[tuple[int, bool]] = []
+    asked: list[str] = driver.calls  # type: ignore[attr-defined]
+
+    def work() -> None:
+        pending = any(driver._queues.values())  # type: ignore[attr-defined]
+        seen.append((len(asked), pending))
+
+    for _ in range(4):  # enqueued, captured, replayed
+        session.meanwhile(work)
+        other = threading.Thread(target=session.run, args=("k", given))
+        before = len(seen)
+        other.start()
+        other.join()
+        assert len(seen) == before, "the work of another thread"
+        session.run("k", given)
+        assert len(seen) == before + 1 and seen[-1] == (len(asked), True)
+        assert (session.run("k", given)["y"] == 2 * given["x"]).all() and len(seen) == before + 1
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    session.meanwhile(fails)
+    with pytest.raises(ValueError, match="no"):
+        session.run("k", given)
+    assert (session.run("k", given)["y"] == 2 * given["x"]).all()
+    session.close()
+
+
+@need_compiler
+def test_small_copies_of_what_is_captured_are_kernels() -> None:
+    """To and from the device, whatever the sizes and places; and nothing else is."""
+    backend = opened()
+    driver, n = backend.driver, SMALL_COPY
+    device, own = bytes_on(backend, 2 * n), HostMemory()
+    host, back = (own.allocate(Buffer("h", HOST, 2 * n, 64)) for _ in range(2))
+    host.handle[:] = np.random.default_rng(1).integers(0, 256, 2 * n)
+    asked: list[str] = driver.calls  # type: ignore[attr-defined]
+    places = [(0, 0, 4), (4, 8, 1000), (1, 4, 100), (4, 3, 7), (3, 3, 1025), (0, 0, n)]
+    for into, out, nbytes in places:
+        back.handle[:] = 0
+        before = driver.sent, driver.brought  # type: ignore[attr-defined]
+        backend.copy(0, (device, into), (host, out), nbytes)
+        backend.copy(0, (back, out), (device, into), nbytes)
+        assert asked[-2:] == ["copy_small"] * 2
+        backend.synchronise(0)
+        given = host.handle.copy()
+        given[:out], given[out + nbytes :] = 0, 0
+        assert (back.handle == given).all(), "these bytes, and no byte more"
+        counted = driver.sent, driver.brought  # type: ignore[attr-defined]
+        assert [b - a for a, b in zip(before, counted, strict=True)] == [nbytes, nbytes]
+    other = bytes_on(backend, 64, "other")
+    pageable = Memory(Buffer("p", HOST, 64, 64), host.handle[64:128])  # in a page that is locked
+    for target, source, nbytes in (
+        ((device, 0), (host, 0), n + 1), ((other, 0), (device, 0), 64), ((device, 0), (host, 0), 0),
+        ((device, 0), (pageable, 0), 64), ((back, 0), (host, 0), 64),
+    ):  # fmt: skip
+        backend.copy(0, target, source, nbytes)
+        assert asked[-1] == f"copy {nbytes}", (target, source)
+    driver.reaches_host = False
+    backend.copy(0, (device, 0), (host, 0), 64)
+    driver.reaches_host = True
+    backend.graphs = False
+    backend.copy(0, (device, 0), (host, 0), 64)
+    assert asked[-2:] == ["copy 64", "copy 64"]
     backend.close()
 
 

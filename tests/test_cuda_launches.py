@@ -53,6 +53,17 @@ def test_kernels_of_a_layer(rows: int, end: str) -> None:
 
 
 @need_compiler
+def test_a_step_is_a_graph_of_kernels_alone() -> None:
+    """What goes to the device and comes back is copied by kernels, too."""
+    driver = HostDriver(1 << 32)
+    launches(2, 1, Counter[str](), driver)
+    copies = [call for call in driver.calls if call.startswith("copy")]
+    first = copies.index("copy_small")
+    assert {call.split()[0] for call in copies[:first]} == {"copy"}, "weights, before the step"
+    assert set(copies[first:]) == {"copy_small"}, copies[first:]
+
+
+@need_compiler
 def test_commands_of_a_prompt_s_layer() -> None:
     """Q, K and V read the same rows, gate and up read the same: four conversions for seven
     products. What is added to two of them is not copied before."""

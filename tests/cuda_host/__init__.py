@@ -7,76 +7,29 @@ pages. What a GPU would refuse or leave undefined raises `Fault`.
 """
 
 import ctypes
-import hashlib
 import heapq
-import shutil
-import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from struct import unpack
 from typing import Any
 
 import numpy as np
-import pytest
 from guard_pages import guarded, is_untouched
 
 from cuda_host import products
+from cuda_host.compiler import COMPILER, compiled, entry_of, library, need_compiler
 from cuda_host.products import Fault
-from ggraph.backends.cuda import kernels
 from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
-SHIM = Path(__file__).parent / "shim.h"
-BUILT = Path(tempfile.gettempdir()) / "ggraph-cuda-host"
+__all__ = ["COMPILER", "SIDE_BY_SIDE", "Fault", "Graph", "HostDriver", "Work", "compiled",
+           "entry_of", "library", "need_compiler"]  # fmt: skip
+
 PAGE = 4096
-COMPILER = shutil.which("g++")
-need_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
-         "-fPIC", "-shared", "-w", "-DGGRAPH_HOST", "-ftrivial-auto-var-init=pattern",
-         "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
-         "-fsanitize-undefined-trap-on-error")  # fmt: skip
 SIDE_BY_SIDE = 0xFFFFFFFF  # an order, of shim.h: all blocks of a launch at the same time
 POISON = 0xFF  # NaN in every float type, -1 in integers
-
-
-@cache
-def library(unit: Unit) -> ctypes.CDLL:
-    """A unit compiled for the host."""
-    return compiled(str(unit.source), unit.text, unit.defines)
-
-
-def compiled(name: str, text: str, defines: str = "") -> ctypes.CDLL:
-    """Kernels compiled for the host; kept by the hash of their sources."""
-    entries = "\n".join(f"HOST_ENTRY({k})" for k in kernels.declared(text))
-    files = {**kernels.headers(), "shim.h": SHIM.read_text(), "unit.cpp": f"{text}\n{entries}\n"}
-    key = hashlib.sha256("\0".join([*files.values(), defines, *FLAGS]).encode()).hexdigest()[:16]
-    folder = BUILT / f"{name}-{defines.rpartition('=')[2] or 'plain'}-{key}"
-    if not (folder / "unit.so").is_file():
-        _compile(folder, defines, files)
-    return ctypes.CDLL(str(folder / "unit.so"))
-
-
-def _compile(folder: Path, defines: str, files: dict[str, str]) -> None:
-    """Compile beside the folder: other processes may be at the same unit."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILT) as own:
-        for name, text in files.items():
-            (Path(own) / name).write_text(text)
-        command = [str(COMPILER), *FLAGS, *(f"-D{d}" for d in defines.split()), "unit.cpp", "-o"]
-        subprocess.run([*command, "unit.so"], cwd=own, check=True)
-        (Path(own) / "unit.so").replace(folder / "unit.so")
-
-
-def entry_of(held: ctypes.CDLL, kernel: str) -> Any:
-    """What runs a kernel's grid; it returns a text where that goes wrong."""
-    entry = getattr(held, f"host_{kernel}")
-    entry.restype = ctypes.c_char_p
-    return entry
 
 
 @dataclass(eq=False)
@@ -120,6 +73,7 @@ class HostDriver:
 
     name = "host stand-in"
     arch = "host"
+    reaches_host = True
 
     def __init__(
         self,
@@ -236,12 +190,24 @@ class HostDriver:
             raise BackendError("a captured copy of pageable memory")
 
         def run() -> None:
-            here, there = self._is_ours(target), self._is_ours(source)
-            self.brought += nbytes * (there and not here)
-            self.sent += nbytes * (here and not there)
+            self._count_bytes(target, source, nbytes)
             ctypes.memmove(target, source, nbytes)
 
         self._add(stream, f"copy {nbytes}", 1e-6, run)
+
+    def _count_bytes(self, target: int, source: int, nbytes: int) -> None:
+        here, there = self._is_ours(target), self._is_ours(source)
+        self.brought += nbytes * (there and not here)
+        self.sent += nbytes * (here and not there)
+
+    def _copied_by(self, args: Sequence[bytes]) -> tuple[int, int, int]:
+        """What a kernel copies: target, source, bytes. Kernels reach no host memory that is not
+        locked."""
+        source, target, count, size = (unpack(f, a)[0] for f, a in zip("PPqi", args, strict=True))
+        for first in (source, target):
+            if not (self._is_fixed(first) and self._is_fixed(first + count * size - 1)):
+                raise Fault("a kernel copies pageable memory")
+        return target, source, count * size
 
     def function(self, unit: Unit, kernel: str) -> Any:
         """The host form of a kernel."""
@@ -266,12 +232,15 @@ class HostDriver:
         held = [ctypes.create_string_buffer(a, len(a)) for a in args]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         seconds = unpack("q", args[0])[0] * 1e-9 if kernel == "delay" else 1e-6
+        moved = self._copied_by(args) if kernel == "copy_small" else None
 
         def run() -> None:
             if kernel != "delay":
                 fault = entry((ctypes.c_uint * 3)(*grid), block, pointers, self._next_order())
                 if fault is not None:
                     raise Fault(f"{kernel}: {fault.decode()}")
+                if moved:
+                    self._count_bytes(*moved)
             assert held
 
         self._add(stream, kernel, seconds, run)

@@ -5,6 +5,7 @@ run here is captured into a CUDA graph on its first run and replayed from then o
 """
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.cuda.kernels import Unit, packed
 from ggraph.backends.cuda.lower import accepts, emit, needs
 from ggraph.backends.cuda.lowering import Lowering, Step
 from ggraph.backends.cuda.matmul import rounds
@@ -22,6 +24,7 @@ from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
+SMALL_COPY = 1 << 16  # bytes; from here on the copy engines are as fast
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -92,6 +95,7 @@ class CudaBackend(Backend):
     _marks: set[str] | None = None  # events recorded in the capture that is going on
     _inside: set[str] = field(default_factory=set)  # events that only graphs record
     _captured_any: bool = False
+    _meanwhile: dict[int, Callable[[], object]] = field(default_factory=dict)  # by thread
     _closed: bool = False
 
     # --- memory ---------------------------------------------------------------------------------
@@ -173,6 +177,10 @@ class CudaBackend(Backend):
             emit(low, launch)
         return CudaProgram(launches, tuple(low.steps))
 
+    def meanwhile(self, work: Callable[[], object]) -> None:
+        """Have `work` done once this thread has enqueued a run, before it waits for the device."""
+        self._meanwhile[threading.get_ident()] = work
+
     def submit(self, stream: int, program: CudaProgram) -> None:
         """Enqueue the steps."""
         handle = self.stream(stream)
@@ -182,9 +190,27 @@ class CudaBackend(Backend):
     def copy(
         self, stream: int, target: tuple[Memory, int], source: tuple[Memory, int], nbytes: int
     ) -> None:
-        """Enqueue a copy; host memory is pinned the first time that it takes part."""
+        """Enqueue a copy; host memory is pinned the first time that it takes part. Where plans are
+        captured a small one is a kernel: a graph of kernels alone is launched with less work of the
+        host than one that also needs the copy engines."""
         into, out = self.address(*target), self.address(*source)
-        self.driver.copy(into, out, nbytes, self.stream(stream))
+        handle = self.stream(stream)
+        if self.graphs and 0 < nbytes <= SMALL_COPY and self._kernels_copy(target[0], source[0]):
+            size = 1 if (into | out | nbytes) % 4 else 4
+            given = {"from": out, "to": into, "count": nbytes // size, "size": size}
+            function = self.driver.function(Unit("rows"), "copy_small")
+            grid = (-(-given["count"] // 256), 1, 1)
+            self.driver.launch(function, grid, 256, packed("copy_small", given), handle)
+        else:
+            self.driver.copy(into, out, nbytes, handle)
+
+    def _kernels_copy(self, one: Memory, other: Memory) -> bool:
+        """Whether kernels reach both: this device's own memory, and the host's that is locked."""
+        ours, host = (one, other) if isinstance(one.handle, Pointer) else (other, one)
+        if not isinstance(ours.handle, Pointer) or isinstance(host.handle, Pointer):
+            return False
+        _, locked = self._pinned[int(host.handle.ctypes.data)]
+        return locked and self.driver.reaches_host and ours.handle.address in self._held
 
     def record(self, stream: int, event: str) -> None:
         """Enqueue a mark."""
@@ -208,6 +234,8 @@ class CudaBackend(Backend):
         """Block the host until an event, a stream, or this device is complete."""
         if self._closed:
             return
+        if work := self._meanwhile.pop(threading.get_ident(), None):
+            work()
         if event in self._inside or (stream is not None and self._captured_any):
             self.driver.synchronise(stream=self.stream(0))  # every graph runs there
         if event is not None:

@@ -66,8 +66,12 @@ def open_driver(index: int) -> "CupyDriver":
         raise BackendError(
             f"cuda{index}: {name} is sm_{capability}; sm_{OLDEST} or newer is needed"
         )
+    with _Clear("asking for one of the device's abilities"):
+        reaches = runtime.deviceGetAttribute(
+            runtime.cudaDevAttrCanUseHostPointerForRegisteredMem, index
+        )
     _reach_peers(index, count)
-    return CupyDriver(index, name, f"sm_{capability}")
+    return CupyDriver(index, name, f"sm_{capability}", bool(reaches))
 
 
 def _reach_peers(index: int, count: int) -> None:
@@ -94,6 +98,7 @@ class CupyDriver:
     index: int
     name: str
     arch: str
+    reaches_host: bool = False
     _modules: dict[Unit, Any] = field(default_factory=dict)
     _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list)

@@ -43,6 +43,7 @@ class Driver(Protocol):
 
     name: str  # as the vendor calls it
     arch: str  # "sm_90"
+    reaches_host: bool  # whether kernels find memory that `pin` has locked at the host's address
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of device memory."""

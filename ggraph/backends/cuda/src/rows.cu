@@ -1,4 +1,4 @@
-// Rows by index: scatter into caches, and gather of values that are not decoded.
+// Rows by index: scatter into caches, and gather of values that are not decoded. Small copies.
 // Legend: n values per row, T rows given.
 #include "common.cuh"
 
@@ -38,6 +38,16 @@ KERNEL set_rows(const u8* rows, u8* cache, const u8* index, i64 tokens, i64 coun
   u8* out = cache + place * n * plain_size(to);
   for (i64 i = first; i < n; i += step)
     store_plain(out + i * plain_size(to), to, load_plain(row + i * plain_size(from), from));
+}
+
+// A copy between the device's memory and locked memory of the host: `count` pieces of 4 bytes, or 1.
+KERNEL copy_small(const u8* from, u8* to, i64 count, int size) {
+  const i64 t = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (t >= count) return;
+  if (size == 4)
+    ((u32*)to)[t] = ((const u32*)from)[t];
+  else
+    to[t] = from[t];
 }
 
 // Rows of integers, by bytes: y[r] = table[ids[r]]; an id outside [0, rows) gives zeros.
