@@ -101,9 +101,29 @@ def test_no_gpu_is_one_line() -> None:
         cupy_driver.open_driver(0)
 
 
+def test_opening_asks_whether_kernels_find_the_host_s_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if _has_gpu():
+        pytest.skip("this machine has a GPU")
+    about = {"name": b"a GPU", "major": 9, "minor": 0}
+    monkeypatch.setattr(runtime, "getDeviceCount", lambda: 1)
+    monkeypatch.setattr(runtime, "getDeviceProperties", lambda index: about)
+    with pytest.raises(BackendError, match=r"^CUDA: asking whether kernels find"):
+        cupy_driver.open_driver(0)
+    for answer in (0, 1):
+        monkeypatch.setattr(runtime, "deviceGetAttribute", lambda *asked, a=answer: a)
+        assert cupy_driver.open_driver(0).reaches_host is bool(answer)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("streamNonBlocking", 1), ("memcpyDefault", 4), ("streamCaptureModeRelaxed", 2)],
+    [
+        ("streamNonBlocking", 1),
+        ("memcpyDefault", 4),
+        ("streamCaptureModeRelaxed", 2),
+        ("cudaDevAttrCanUseHostPointerForRegisteredMem", 91),
+    ],
 )
 def test_constants(name: str, value: int) -> None:
     assert getattr(runtime, name) == value

@@ -66,7 +66,7 @@ def open_driver(index: int) -> "CupyDriver":
         raise BackendError(
             f"cuda{index}: {name} is sm_{capability}; sm_{OLDEST} or newer is needed"
         )
-    with _Clear("asking for one of the device's abilities"):
+    with _Clear("asking whether kernels find the host's memory"):
         reaches = runtime.deviceGetAttribute(
             runtime.cudaDevAttrCanUseHostPointerForRegisteredMem, index
         )
