@@ -49,6 +49,7 @@ def test_bytes_come_back() -> None:
         backend.free(memory)
 
 
+@need_compiler
 def test_a_copy_is_enqueued_and_host_memory_pinned_once() -> None:
     backend = opened()
     device, host = bytes_on(backend, 64), host_bytes(64)
@@ -63,6 +64,7 @@ def test_a_copy_is_enqueued_and_host_memory_pinned_once() -> None:
     assert not backend.driver.pinned and backend.driver.used == 0  # type: ignore[attr-defined]
 
 
+@need_compiler
 def test_events_order_streams_and_the_host() -> None:
     backend = opened()
     a, b, host = bytes_on(backend, 8), bytes_on(backend, 8), host_bytes(8)
@@ -151,6 +153,7 @@ def test_a_plan_that_cannot_be_captured_runs_all_the_same() -> None:
     assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
 
 
+@need_compiler
 def test_a_later_part_that_is_refused_takes_the_earlier_ones_with_it() -> None:
     """Streams of the part that is no graph must not wait for what only a graph recorded."""
     backend = opened()
