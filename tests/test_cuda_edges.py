@@ -23,7 +23,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("n", [128, 129, 1031, 4100])
+@pytest.mark.parametrize("n", [128, 129, 1031, 4100, 8200])
 @pytest.mark.parametrize("name", LONG)
 def test_rows_of_many_warps(name: str, n: int) -> None:
     """Sums and greatest values go from warp to warp through shared memory. Of 128 the last thread,

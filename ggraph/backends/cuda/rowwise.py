@@ -26,9 +26,12 @@ from ggraph.backends.cuda.lowering import (
     parts_of,
     threads,
 )
+from ggraph.backends.cuda.matmul import WIDE
 from ggraph.backends.protocol import Launch
-from ggraph.dtype import I32, I64, Q8_0
+from ggraph.dtype import F32, I32, I64, Q8_0
 from ggraph.tensor import Tensor, contiguous
+
+HELD, MANY = 2, 4  # as in src/norm.cu and src/rows.cu
 
 
 def _normable(t: Tensor) -> bool:
@@ -38,13 +41,18 @@ def _normable(t: Tensor) -> bool:
 
 def _rms_norm(low: Lowering, x: Launch) -> None:
     a, *w = x.sources
-    n = a.tensor.shape[-1]
-    low.call(
-        "rms_norm", (row_count(a.tensor), 1, 1), threads(n), x=low.at(a),
-        w=low.at(w[0]) if w else 0, y=low.at(x.result), parts=parts_of(low, x), n=n,
-        shape=row_sizes(a.tensor), strides=row_steps(a.tensor), eps=number(x, "eps"),
-        type_=PLAIN[a.tensor.dtype],
-    )  # fmt: skip
+    n, strides = a.tensor.shape[-1], row_steps(a.tensor)
+    given: dict[str, Any] = {
+        "x": low.at(a), "w": low.at(w[0]) if w else 0, "y": low.at(x.result),
+        "parts": parts_of(low, x), "n": n, "shape": row_sizes(a.tensor), "strides": strides,
+        "eps": number(x, "eps"),
+    }  # fmt: skip
+    grid = (row_count(a.tensor), 1, 1)
+    places = (given["x"], given["w"], given["y"], 4 * n, *strides)
+    if a.tensor.dtype is F32 and not any(p % WIDE for p in places):
+        low.call("rms_norm", grid, threads(n // HELD), **given)
+    else:
+        low.call("rms_norm_odd", grid, threads(n), type_=PLAIN[a.tensor.dtype], **given)
 
 
 def _norm(low: Lowering, x: Launch) -> None:
@@ -173,7 +181,7 @@ def _set_rows(low: Lowering, x: Launch) -> None:
     c, r = cache.tensor, rows.tensor
     n = prod(r.shape[1:])
     low.call(
-        "set_rows", (r.shape[0], max(1, min(64, n // 1024)), 1), 128, rows=low.at(rows),
+        "set_rows", (r.shape[0], -(-n // (MANY * 128)), 1), 128, rows=low.at(rows),
         cache=low.at(x.result), index=low.at(index), tokens=r.shape[0], count=c.shape[0], n=n,
         from_=PLAIN[r.dtype], to=-1 if c.dtype is Q8_0 else PLAIN[c.dtype],
         index_type=PLAIN[index.tensor.dtype],

@@ -113,20 +113,29 @@ DEV u32 f16_pair(float first, float second) {
 }
 #endif
 
+// A value of a float type in two steps, neither of which branches: so many loads go out at once.
+DEV u32 float_bits_at(const u8* p, int type) { return type == F32 ? word_at(p) : half_word_at(p); }
+DEV float float_of(u32 bits, int type) {
+  return type == F32   ? bits_to_float(bits)
+         : type == F16 ? half_to_float((u16)bits)
+                       : bf16_to_float((u16)bits);
+}
+
+DEV void store_float(u8* p, int type, float value) {
+  if (type == F32) *(float*)p = value;
+  else *(u16*)p = type == F16 ? float_to_half(value) : float_to_bf16(value);
+}
+
 DEV float load_plain(const u8* p, int type) {
-  if (type == F32) return *(const float*)p;
-  if (type == F16) return half_at(p);
-  if (type == BF16) return bf16_to_float(half_word_at(p));
   if (type == I32) return (float)*(const int*)p;
-  return (float)*(const i64*)p;
+  if (type == I64) return (float)*(const i64*)p;
+  return float_of(float_bits_at(p, type), type);
 }
 
 DEV void store_plain(u8* p, int type, float value) {
-  if (type == F32) *(float*)p = value;
-  else if (type == F16) *(u16*)p = float_to_half(value);
-  else if (type == BF16) *(u16*)p = float_to_bf16(value);
-  else if (type == I32) *(int*)p = (int)value;
-  else *(i64*)p = (i64)value;
+  if (type == I32) *(int*)p = (int)value;
+  else if (type == I64) *(i64*)p = (i64)value;
+  else store_float(p, type, value);
 }
 
 // The same of a plain float type.
@@ -143,19 +152,30 @@ DEV i64 load_index(const u8* p, int type, i64 i) {
   return type == I32 ? (i64)((const int*)p)[i] : ((const i64*)p)[i];
 }
 
+// Whether one of the rows behind t goes to the same place as t: of those the last stays.
+DEV bool is_followed(const u8* index, int type, i64 t, i64 rows, i64 place) {
+  bool followed = false;  // no way out on the way: loads need not wait for one another
+#pragma unroll 4
+  for (i64 later = t + 1; later < rows; ++later)
+    followed |= load_index(index, type, later) == place;
+  return followed;
+}
+
 DEV int plain_size(int type) { return type == F32 || type == I32 ? 4 : type == I64 ? 8 : 2; }
 
 // Byte offset of element i (row-major over n) under byte strides s.
+DEV i64 place_of(u32 i, const Axes& n, const Axes& s) {
+  if (i < n.v[3]) return i * s.v[3];
+  const u32 d = i % (u32)n.v[3];  // 32-bit division is several times cheaper
+  i /= (u32)n.v[3];
+  const u32 c = i % (u32)n.v[2];
+  i /= (u32)n.v[2];
+  const u32 b = i % (u32)n.v[1];
+  return d * s.v[3] + c * s.v[2] + b * s.v[1] + (i64)(i / (u32)n.v[1]) * s.v[0];
+}
+
 DEV i64 place_of(i64 i, const Axes& n, const Axes& s) {
-  if (i < 0x7fffffff) {  // 32-bit division is several times cheaper
-    u32 rest = (u32)i;
-    const u32 d = rest % (u32)n.v[3];
-    rest /= (u32)n.v[3];
-    const u32 c = rest % (u32)n.v[2];
-    rest /= (u32)n.v[2];
-    const u32 b = rest % (u32)n.v[1];
-    return d * s.v[3] + c * s.v[2] + b * s.v[1] + (i64)(rest / (u32)n.v[1]) * s.v[0];
-  }
+  if (i < 0x7fffffff) return place_of((u32)i, n, s);
   const i64 d = i % n.v[3], c = i / n.v[3] % n.v[2], b = i / (n.v[3] * n.v[2]) % n.v[1];
   return d * s.v[3] + c * s.v[2] + b * s.v[1] + i / (n.v[3] * n.v[2] * n.v[1]) * s.v[0];
 }
@@ -174,25 +194,20 @@ DEV float warp_max(float value) {
   return value;
 }
 
-// Sum over a block of whole warps; `part` is shared and holds one float per warp.
-DEV float block_sum(float value, float* part) {
-  const int warps = blockDim.x / 32;
-  value = warp_sum(value);
-  __syncthreads();  // readers of the last use are done
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
-  __syncthreads();
-  float total = 0.0f;
-  for (int w = 0; w < warps; ++w) total += part[w];
-  return total;
-}
-
-DEV float block_max(float value, float* part) {
-  const int warps = blockDim.x / 32;
-  value = warp_max(value);
+// What each warp of a block has, of which a lane gets one; `none` where there is none. `part` is
+// shared and holds one float per warp.
+DEV float of_warps(float value, float none, float* part) {
   __syncthreads();  // readers of an earlier use, where there was one
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = value;
   __syncthreads();
-  float best = part[0];
-  for (int w = 1; w < warps; ++w) best = part[w] > best ? part[w] : best;
-  return best;
+  return threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : none;
+}
+
+// Sum over a block of whole warps, always in the same order of additions.
+DEV float block_sum(float value, float* part) {
+  return warp_sum(of_warps(warp_sum(value), 0.0f, part));
+}
+
+DEV float block_max(float value, float* part) {
+  return warp_max(of_warps(warp_max(value), -INF, part));
 }

@@ -2,6 +2,17 @@
 // Legend: n row length; x and y have `type`, strides in bytes.
 #include "parts.cuh"
 
+#define HELD 2  // fours of a row that a thread keeps in registers
+
+DEV float add_squares(Quad four, float sum) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const float v = bits_to_float(four.w[e]);
+    sum = fmaf(v, v, sum);
+  }
+  return sum;
+}
+
 // Mean of squares of a row, less `centre`.
 DEV float mean_square(const u8* row, i64 n, int type, float centre, float* part) {
   const int size = plain_size(type);
@@ -13,9 +24,56 @@ DEV float mean_square(const u8* row, i64 n, int type, float centre, float* part)
   return block_sum(sum, part) / (float)n;
 }
 
-// x / sqrt(mean of squares + eps), times w [n] where given; in parts too where those are.
-KERNEL rms_norm(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape, Axes strides,
-                float eps, int type) {
+// x / sqrt(mean of squares + eps), times w [n] where given; in parts too where those are. Rows of
+// floats that begin at multiples of 16 bytes, n of four. A thread has every so many fours of a row;
+// its first ones, and those of w, are on their way before anything is added.
+KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, i64 n, Axes shape, Axes strides,
+                float eps) {
+  SHARED float part[32];
+  const int fours = (int)(n / 4), step = blockDim.x, first = threadIdx.x;
+  const Quad* row = (const Quad*)(x + place_of(blockIdx.x, shape, strides));
+  const Quad one = {{0x3f800000u, 0x3f800000u, 0x3f800000u, 0x3f800000u}};
+  Quad held[HELD] = {}, gain[HELD];
+#pragma unroll
+  for (int k = 0; k < HELD; ++k) {
+    const int i = first + k * step;
+    if (i < fours) held[k] = row[i];
+  }
+#pragma unroll
+  for (int k = 0; k < HELD; ++k) {
+    const int i = first + k * step;
+    gain[k] = w && i < fours ? w[i] : one;
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < HELD; ++k) sum = add_squares(held[k], sum);
+#pragma unroll 1
+  for (int i = first + HELD * step; i < fours; i += step) sum = add_squares(row[i], sum);
+  const float factor = 1.0f / sqrtf(block_sum(sum, part) / (float)n + eps);
+  const i64 begin = (i64)blockIdx.x * fours;
+  const auto give = [&](int i, Quad four, Quad by) {
+    float v[4];
+    Quad given;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      v[e] = bits_to_float(four.w[e]) * factor * bits_to_float(by.w[e]);
+      given.w[e] = float_to_bits(v[e]);
+    }
+    y[begin + i] = given;
+    if (parts) parts[begin + i] = parts_of(v);
+  };
+#pragma unroll
+  for (int k = 0; k < HELD; ++k) {
+    const int i = first + k * step;
+    if (i < fours) give(i, held[k], gain[k]);
+  }
+#pragma unroll 1
+  for (int i = first + HELD * step; i < fours; i += step) give(i, row[i], w ? w[i] : one);
+}
+
+// The same of rows of any type, wherever they begin.
+KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape, Axes strides,
+                    float eps, int type) {
   SHARED float part[32];
   const int size = plain_size(type);
   const u8* row = x + place_of(blockIdx.x, shape, strides);

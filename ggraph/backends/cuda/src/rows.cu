@@ -2,42 +2,40 @@
 // Legend: n values per row, T rows given.
 #include "common.cuh"
 
-// One block of 32 values as Q8_0: d = largest / 127, halves away from zero.
-DEV void store_q8_0(u8* out, const u8* row, int type) {
-  const int size = plain_size(type);
-  float most = 0.0f;
-  for (int i = 0; i < 32; ++i) {
-    const float v = fabsf(load_plain(row + i * size, type));
-    most = v > most ? v : most;
-  }
-  const float d = most / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
-  *(u16*)out = float_to_half(d);
-  for (int i = 0; i < 32; ++i) {
-    const float v = load_plain(row + i * size, type) * inverse;
-    const float whole = floorf(fabsf(v)), rounded = whole + floorf(2.0f * (fabsf(v) - whole));
-    out[2 + i] = (u8)(i8)(v < 0.0f ? -rounded : rounded);
-  }
+#define MANY 4  // values of a thread, which are on their way together
+
+// A warp's 32 values as one block of Q8_0: d = largest / 127, halves away from zero.
+DEV void store_q8_0(u8* out, float value) {
+  const float size = fabsf(value), d = warp_max(size > 0.0f ? size : 0.0f) / 127.0f;
+  const float v = value * (d == 0.0f ? 0.0f : 1.0f / d);
+  const float whole = floorf(fabsf(v)), rounded = whole + floorf(2.0f * (fabsf(v) - whole));
+  if (threadIdx.x % 32 == 0) *(u16*)out = float_to_half(d);
+  out[2 + threadIdx.x % 32] = (u8)(i8)(v < 0.0f ? -rounded : rounded);
 }
 
 // rows[t] (plain, without gaps) to place index[t] of a cache; `to` is -1 for Q8_0. Of two rows for
-// one place the last stays; an index outside [0, count) writes nothing.
+// one place the last stays; an index outside [0, count) writes nothing. Grid (T, n / (MANY * threads)).
 KERNEL set_rows(const u8* rows, u8* cache, const u8* index, i64 tokens, i64 count, i64 n, int from,
                 int to, int index_type) {
-  const i64 place = load_index(index, index_type, blockIdx.x);
-  if (place < 0 || place >= count) return;
-  for (i64 t = blockIdx.x + 1; t < tokens; ++t)
-    if (load_index(index, index_type, t) == place) return;
   const u8* row = rows + blockIdx.x * n * plain_size(from);
-  const i64 step = (i64)gridDim.y * blockDim.x, first = (i64)blockIdx.y * blockDim.x + threadIdx.x;
-  if (to < 0) {
-    u8* out = cache + place * (n / 32 * 34);
-    for (i64 b = first; b < n / 32; b += step)
-      store_q8_0(out + b * 34, row + b * 32 * plain_size(from), from);
-    return;
+  const int first = blockIdx.y * MANY * blockDim.x + threadIdx.x;
+  u32 bits[MANY] = {};
+#pragma unroll
+  for (int k = 0; k < MANY; ++k) {
+    const int i = first + k * blockDim.x;
+    if (i < n) bits[k] = float_bits_at(row + i * plain_size(from), from);
   }
-  u8* out = cache + place * n * plain_size(to);
-  for (i64 i = first; i < n; i += step)
-    store_plain(out + i * plain_size(to), to, load_plain(row + i * plain_size(from), from));
+  const i64 place = load_index(index, index_type, blockIdx.x);
+  if (place < 0 || place >= count || is_followed(index, index_type, blockIdx.x, tokens, place))
+    return;
+  u8* out = cache + place * (to < 0 ? n / 32 * 34 : n * plain_size(to));
+#pragma unroll
+  for (int k = 0; k < MANY; ++k) {
+    const int i = first + k * blockDim.x;
+    if (i >= n) return;  // of Q8_0 the whole warp
+    if (to < 0) store_q8_0(out + i / 32 * 34, float_of(bits[k], from));
+    else store_float(out + i * plain_size(to), to, float_of(bits[k], from));
+  }
 }
 
 // A copy between the device's memory and locked memory of the host: `count` pieces of 4 bytes, or 1.
