@@ -182,14 +182,17 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     splits = max(1, -(-width // SPLIT))
     slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("splits"))
     made = parts_of(low, x)
-    given = {**given, "lists": _lists(low, x, given), "heads": heads, "width": width}
+    group = heads // given["kv_heads"]
+    tile_rows = TILE // min(group, TILE)  # query rows that share a block
+    given = {
+        **given, "lists": _lists(low, x, given), "heads": heads, "width": width, "group": group,
+        "tile_rows": tile_rows,
+    }  # fmt: skip
     if _listed(x.result.tensor):
         given.update(mask=0, mask_row=0, mask_type=0)
     sinks = given.pop("sinks")
     del given["length"]
-    kernel = "attend" if _is_aligned(x) else "attend_odd"
-    kv_heads, group = given["kv_heads"], heads // given["kv_heads"]
-    tile_rows = TILE // min(group, TILE)  # query rows that share a block
+    kernel, kv_heads = "attend" if _is_aligned(x) else "attend_odd", given.pop("kv_heads")
     for t in range(0, rows, slice_rows):
         count = min(slice_rows, rows - t)
         here = {
@@ -208,11 +211,11 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
 
 
 def _is_aligned(x: Launch) -> bool:
-    """Whether chunks of eight keys or values of a plain type begin at multiples of 16 bytes; blocks
-    are read as anywhere."""
-    caches = [r.tensor for r in x.sources[1:3]]
+    """Whether chunks of eight values of queries, and of keys and values of a plain type, begin at
+    multiples of 16 bytes; blocks are read as anywhere."""
+    q, *caches = [r.tensor for r in x.sources[:3]]
     odd = [n for t in caches for n in (t.offset, *t.strides[:2], 2 * t.shape[2])]
-    return caches[0].dtype.is_block or not any(n % WIDE for n in odd)
+    return not (q.offset % WIDE or (not caches[0].dtype.is_block and any(n % WIDE for n in odd)))
 
 
 def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:

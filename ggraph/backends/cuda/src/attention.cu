@@ -24,7 +24,7 @@
 #define KEYS (SPLIT / WARPS)  // of a warp
 #define TILE 16
 #define PART 64               // values that are mixed at a time
-#define DIMS 256              // of a query that are staged at a time
+#define DIMS 128              // of a query that are staged at a time
 
 // How the cores take a type: as which, stored values in so many pieces, those of f32 in so many.
 template <class T>
@@ -60,7 +60,8 @@ DEV void add_products(float* sum, const u32 (&a)[GIVEN][4], const u32 (&b)[STORE
 }
 
 DEV float shown_at(const u8* mask, i64 row, int mask_type) {
-  return mask ? load_plain(mask + row * plain_size(mask_type), mask_type) : 0.0f;
+  return mask ? float_of(float_bits_at(mask + row * plain_size(mask_type), mask_type), mask_type)
+              : 0.0f;
 }
 
 // lists [T, 1 + C]: how many cache rows a query row sees, then which, ascending.
@@ -115,66 +116,84 @@ union Room {
 struct Shared {
   Room room;
   float tops[WARPS][TILE], sums[WARPS][TILE];  // largest scores, sums of weights
-  float lift[TILE], undo[TILE];                // bring a pair's query to Core's size, and back
-  // Of this pass, by pair:
-  const float* from[TILE];        // its query; none where it takes no part
-  int row[TILE];                  // its query row's place in the tile; then -1
-  i64 to[TILE];                   // place of its part (values)
-  float mask[TILE][SPLIT];        // of query rows: added to scores; -inf behind the end of a list
-  int differs;                    // whether lists say different things
+  // Of this pass:
+  float undo[TILE];         // takes off what a pair's query was brought to Core's size by
+  int row[TILE];            // a pair's query row in the tile; -1 where it takes no part
+  i64 to[TILE];             // place of a pair's part (values)
+  int places[SPLIT];        // cache rows; behind the end the last one
+  float mask[TILE][SPLIT];  // of query rows: added to scores; -inf behind the end of a list
+  int differs;              // whether lists say different things
 };
 
-struct Cache {
-  const u8 *k, *v;  // of this key-value head
-  i64 k_row, v_row;
-  int dim, v_dim, rows;
+// What a block works on: heads of one key-value head, query rows from `first_row` on.
+struct Tile {
+  const float* q;
+  const int* lists;
+  const u8 *k, *v, *mask;  // keys and values of the key-value head
+  i64 k_row, v_row, mask_row;
+  int first_row, first_head, heads, all_heads, dim, v_dim, context, width, mask_type;
 };
+
+// The list of a query row of the tile, which begins with the number of all.
+DEV const int* list_of(const Tile& tile, int row) {
+  return tile.lists + (i64)(tile.first_row + row) * (1 + tile.width);
+}
 
 // Lists of a plan that lacks an edge may hold anything: a value is corrupted then, not the device
-// lost. How many of a split's cache rows a list has, which begins with the number of all.
-DEV int seen_from(const int* list, int begin, i64 width) {
-  const int seen = (list[0] < width ? list[0] : (int)width) - begin;
+// lost. How many cache rows of this block's split a list has.
+DEV int seen_from(const int* list, const Tile& tile) {
+  const int seen = (list[0] < tile.width ? list[0] : tile.width) - (int)blockIdx.x * SPLIT;
   return seen < 0 ? 0 : seen < SPLIT ? seen : SPLIT;
 }
 
-// The cache row at a place of a list, or its last one behind its end.
-DEV i64 row_at(const int* list, int at, int last, const Cache& cache) {
-  const int row = list[at < last ? at : last];
-  return row < 0 ? 0 : row < cache.rows ? row : cache.rows - 1;
+// What a list has at a place of the split; anything behind its end, so that the number need not be
+// known first.
+DEV int place_in(const int* list, int place, const Tile& tile) {
+  const int at = blockIdx.x * SPLIT + place, row = at < tile.width ? list[1 + at] : 0;
+  return row < 0 ? 0 : row < tile.context ? row : tile.context - 1;
 }
 
-// How much each pair's query is brought to Core's size, and what takes that off.
-DEV void measure(int dim, float scale, Shared& shared) {
-  for (int m = threadIdx.x / 32; m < TILE; m += WARPS) {
-    const float* row = shared.from[m];
-    float most = 0.0f;
-    for (int d = threadIdx.x % 32; row && d < dim; d += 32) {
-      const float size = fabsf(row[d] * scale);
-      most = size > most ? size : most;
-    }
-    most = warp_max(most);
-    if (threadIdx.x % 32 == 0) {
-      shared.lift[m] = lift_of<Core>(most);
-      shared.undo[m] = inverse_of(shared.lift[m]);
-    }
+// Chunks of a pair's query from value `first` on, as this thread stages them: every eighth.
+template <bool ALIGNED>
+DEV void load_query(const float* from, int first, int dim, float (&v)[DIMS / 64][8]) {
+#pragma unroll
+  for (int i = 0; i < DIMS / 64; ++i) {
+    const int c = first / 8 + threadIdx.x % 8 + 8 * i;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) v[i][e] = 0.0f;
+    if (!from || 8 * c >= dim) continue;
+    if (ALIGNED) f32::eight(from + 8 * c, v[i]);
+    else load_chunk<f32>((const u8*)from, c, dim, v[i]);
   }
 }
 
-// DIMS values from `first` on of each pair's query, in pieces; zeros behind the end.
-DEV void stage(int first, int dim, float scale, Shared& shared) {
-  for (int i = threadIdx.x; i < TILE * (DIMS / 8); i += THREADS) {
-    const int m = i / (DIMS / 8), c = i % (DIMS / 8);
-    if (first + 8 * c >= (dim + 31) / 32 * 32) continue;  // nobody reads it
-    float v[8] = {};
-    if (shared.from[m]) load_chunk<f32>((const u8*)shared.from[m], first / 8 + c, dim, v);
+// The largest size of what a thread has loaded of a query, and of `most`.
+DEV float largest(const float (&v)[DIMS / 64][8], float scale, float most) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) v[e] = v[e] * scale * shared.lift[m];
+  for (int i = 0; i < DIMS / 64; ++i)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float size = fabsf(v[i][e] * scale);
+      most = size > most ? size : most;
+    }
+  return most;
+}
+
+// Loaded chunks of each pair's query, in pieces.
+DEV void stage(const float (&v)[DIMS / 64][8], int left, float scale, float lift, Room& room) {
+#pragma unroll
+  for (int i = 0; i < DIMS / 64; ++i) {
+    const int c = threadIdx.x % 8 + 8 * i;
+    if (8 * c >= (left + 31) / 32 * 32) continue;  // nobody reads it
+    float lifted[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) lifted[e] = v[i][e] * scale * lift;
     u32 words[GIVEN][4];
-    pieces_of<Core>(v, words);
+    pieces_of<Core>(lifted, words);
 #pragma unroll
     for (int p = 0; p < GIVEN; ++p)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) shared.room.queries[p][m][c].w[e] = words[p][e];
+      for (int e = 0; e < 4; ++e) room.queries[p][threadIdx.x / 8][c].w[e] = words[p][e];
   }
 }
 
@@ -265,35 +284,83 @@ DEV float pair_sum(float value) {
   return value;
 }
 
-// One pass of a block over a split, of which `list` names `count` cache rows.
+// One pass of a block over its split, for the query rows begin .. end of the tile, whose lists
+// agree. What is read waits for the lists alone, on the way to which nothing else is waited for.
 template <bool ALIGNED>
-DEV void pass_of(const int* list, int count, const Cache& cache, float scale, float softcap,
-                 Shared& shared, float* parts) {
+DEV void pass_of(int begin, int end, const Tile& tile, float scale, float softcap, Shared& shared,
+                 float* parts) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  const int last = count - 1, mine = KEYS * warp;
+  int count = 0, place = 0, longest = begin;
+#pragma unroll 1  // more of them at once would take registers from all the rest
+  for (int r = begin; r < end; ++r) {
+    const int* list = list_of(tile, r);
+    const int seen = seen_from(list, tile), own = place_in(list, threadIdx.x, tile);
+    if ((int)threadIdx.x < seen) place = own;
+    if (seen > count) count = seen, longest = r;
+  }
+  if (count == 0) return;  // the whole block
+  if ((int)threadIdx.x >= count) {
+    place = place_in(list_of(tile, longest), count - 1, tile);
+  } else {
+    ask_for(tile.k + place * tile.k_row, tile.dim / CACHE::BLOCK * CACHE::BYTES);
+    ask_for(tile.v + place * tile.v_row, tile.v_dim / CACHE::BLOCK * CACHE::BYTES);
+  }
+  shared.places[threadIdx.x] = place;
+  const int pair = threadIdx.x / 8, pair_row = pair / tile.heads;
+  const i64 head = (i64)(tile.first_row + pair_row) * tile.all_heads + tile.first_head +
+                   pair % tile.heads;
+  const bool takes_part = pair_row >= begin && pair_row < end;
+  const float* from = takes_part ? tile.q + head * tile.dim : 0;
+  float query[DIMS / 64][8];
+  load_query<ALIGNED>(from, 0, tile.dim, query);
+#pragma unroll 2
+  for (int r = begin; r < end; ++r) {
+    const u8* mask = tile.mask ? tile.mask + (tile.first_row + r) * tile.mask_row : 0;
+    const bool sees = (int)threadIdx.x < seen_from(list_of(tile, r), tile);
+    shared.mask[r][threadIdx.x] = sees ? shown_at(mask, place, tile.mask_type) : -INF;
+  }
+  float most_of_query = largest(query, scale, 0.0f);
+  for (int first = DIMS; first < tile.dim; first += DIMS) {
+    float more[DIMS / 64][8];
+    load_query<ALIGNED>(from, first, tile.dim, more);
+    most_of_query = largest(more, scale, most_of_query);
+  }
+  for (int offset = 1; offset < 8; offset *= 2) {
+    const float other = SHUFFLE_XOR(most_of_query, offset);
+    most_of_query = other > most_of_query ? other : most_of_query;
+  }
+  const float lift = lift_of<Core>(most_of_query);
+  if (threadIdx.x % 8 == 0) {
+    shared.undo[pair] = inverse_of(lift);
+    shared.row[pair] = takes_part ? pair_row : -1;
+    shared.to[pair] = (head * gridDim.x + blockIdx.x) * (2 + tile.v_dim);
+  }
   float score[KEYS / 8][4] = {};
   const u8* rows[KEYS / 8];
-#pragma unroll
-  for (int j = 0; j < KEYS / 8; ++j) {
-    const int at = mine + 8 * j + g;
-    rows[j] = cache.k + row_at(list, at, last, cache) * cache.k_row;
-  }
-  measure(cache.dim, scale, shared);
-  for (int first = 0; first < cache.dim; first += DIMS) {
-    __syncthreads();  // `lift` is whole, and nobody reads what was staged before
-    stage(first, cache.dim, scale, shared);
+  const int mine = KEYS * warp;
+  for (int first = 0; first < tile.dim; first += DIMS) {
+    if (first) {
+      __syncthreads();  // nobody reads what was staged before
+      load_query<ALIGNED>(from, first, tile.dim, query);
+    }
+    stage(query, tile.dim - first, scale, lift, shared.room);
     __syncthreads();
-    scores_of<ALIGNED>(shared.room, rows, first, cache.dim, score);
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; ++j)
+      rows[j] = tile.k + shared.places[mine + 8 * j + g] * tile.k_row;
+    scores_of<ALIGNED>(shared.room, rows, first, tile.dim, score);
   }
 #pragma unroll
   for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) score[j][i] *= shared.undo[g + i / 2 * 8];
-  if (softcap != 0.0f)
+  if (softcap != 0.0f) {
+    const float share = 1.0f / softcap;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) score[j][i] = softcap * tanhf(score[j][i] / softcap);
+      for (int i = 0; i < 4; ++i) score[j][i] = softcap * tanhf(score[j][i] * share);
+  }
   float most[2] = {-INF, -INF};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -339,7 +406,7 @@ DEV void pass_of(const int* list, int count, const Cache& cache, float scale, fl
     for (int i = 0; i < 8; ++i) v[i] = score[2 * n + i / 4][i % 4];
     pieces_of<Core>(v, weights[n]);
   }
-  for (int first = 0; first < cache.v_dim; first += PART) {
+  for (int first = 0; first < tile.v_dim; first += PART) {
     float mixed[8][4] = {};
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n) {
@@ -347,9 +414,9 @@ DEV void pass_of(const int* list, int count, const Cache& cache, float scale, fl
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int at = mine + 16 * n + 2 * c + r % 2 + r / 2 * 8;
-        four[r] = cache.v + row_at(list, at, last, cache) * cache.v_row;
+        four[r] = tile.v + shared.places[at] * tile.v_row;
       }
-      mix<ALIGNED>(weights[n], four, first, cache.v_dim, mixed);
+      mix<ALIGNED>(weights[n], four, first, tile.v_dim, mixed);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -357,21 +424,22 @@ DEV void pass_of(const int* list, int count, const Cache& cache, float scale, fl
       for (int e = 0; e < 4; ++e)
         shared.room.mixed[warp][g + e / 2 * 8][8 * (2 * c + e % 2) + i] = mixed[i][e];
     __syncthreads();
+    if (first == 0 && threadIdx.x < TILE && shared.row[threadIdx.x] >= 0) {
+      float whole = 0.0f, top = -INF;
+      for (int w = 0; w < WARPS; ++w) {
+        whole += shared.sums[w][threadIdx.x];
+        top = larger(top, shared.tops[w][threadIdx.x]);
+      }
+      float* part = parts + shared.to[threadIdx.x];
+      part[0] = top;
+      part[1] = whole;
+    }
     for (int i = threadIdx.x; i < TILE * PART; i += THREADS) {
       const int m = i / PART, d = i % PART;
-      if (shared.row[m] < 0 || first + d >= cache.v_dim) continue;
-      float* part = parts + shared.to[m];
-      float total = 0.0f, whole = 0.0f, top = -INF;
-      for (int w = 0; w < WARPS; ++w) {
-        total += shared.room.mixed[w][m][d];
-        whole += shared.sums[w][m];
-        top = larger(top, shared.tops[w][m]);
-      }
-      part[2 + first + d] = total * (1.0f / Core::UNIT);
-      if (first + d == 0) {
-        part[0] = top;
-        part[1] = whole;
-      }
+      if (shared.row[m] < 0 || first + d >= tile.v_dim) continue;
+      float total = 0.0f;
+      for (int w = 0; w < WARPS; ++w) total += shared.room.mixed[w][m][d];
+      parts[shared.to[m] + 2 + first + d] = total * (1.0f / Core::UNIT);
     }
     __syncthreads();  // before the next values, or the next pass
   }
@@ -381,104 +449,104 @@ DEV void pass_of(const int* list, int count, const Cache& cache, float scale, fl
 // the end of a row's list are not written. Grid (splits, tiles of heads, tiles of query rows).
 template <bool ALIGNED>
 DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
-                     float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim,
-                     i64 context, i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
-                     float scale, float softcap, int mask_type, Shared& shared) {
-  const i64 group = heads / kv_heads, most_heads = group < TILE ? group : TILE;
-  const i64 tiles = (group + TILE - 1) / TILE, kv_head = blockIdx.y / tiles;
-  const i64 skipped = blockIdx.y % tiles * TILE, first_row = blockIdx.z * (TILE / most_heads);
-  const i64 here = rows - first_row < TILE / most_heads ? rows - first_row : TILE / most_heads;
-  const int begin = (int)blockIdx.x * SPLIT;
-  const int* list = lists;  // of the row that sees most of the split
-  int count = 0;
-  for (int r = 0; r < here; ++r) {
-    const int* own = lists + (first_row + r) * (1 + width);
-    const int seen = seen_from(own, begin, width);
-    if (seen > count) count = seen, list = own + 1 + begin;
+                     float* parts, int rows, int heads, int group, int dim, int v_dim, int context,
+                     int width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
+                     float scale, float softcap, int mask_type, int tile_rows, Shared& shared) {
+  int kv_head = blockIdx.y, skipped = 0;
+  if (group > TILE) {  // a tile has not all heads of a group
+    const int tiles = (group + TILE - 1) / TILE;
+    kv_head = blockIdx.y / tiles;
+    skipped = blockIdx.y % tiles * TILE;
   }
-  if (count == 0) return;  // the whole block
-  if (threadIdx.x == 0) shared.differs = 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < here * SPLIT; i += THREADS) {
-    const int* own = lists + (first_row + i / SPLIT) * (1 + width);
-    const int at = i % SPLIT;
-    if (at < seen_from(own, begin, width) && own[1 + begin + at] != list[at]) shared.differs = 1;
-  }
-  const Cache cache = {k + kv_head * k_head, v + kv_head * v_head, k_row, v_row,
-                       (int)dim, (int)v_dim, (int)context};
-  __syncthreads();
-  const int passes = shared.differs ? (int)here : 1;
-  for (int p = 0; p < passes; ++p) {
-    if (shared.differs) {
-      const int* own = lists + (first_row + p) * (1 + width);
-      count = seen_from(own, begin, width);
-      list = own + 1 + begin;
-      if (count == 0) continue;  // the whole block
-    }
-    if (threadIdx.x < TILE) {
-      const int m = threadIdx.x;
-      const i64 r = m / most_heads, h = skipped + m % most_heads, t = first_row + r;
-      const i64 head = kv_head * group + h;
-      const bool takes_part = r < here && h < group && (!shared.differs || r == p);
-      shared.row[m] = takes_part ? (int)r : -1;
-      shared.to[m] = ((t * heads + head) * gridDim.x + blockIdx.x) * (2 + v_dim);
-      shared.from[m] = takes_part ? q + (t * heads + head) * dim : 0;
-    }
-    for (int i = threadIdx.x; i < here * SPLIT; i += THREADS) {
-      const i64 t = first_row + i / SPLIT;
-      const int at = i % SPLIT;
-      const bool sees = at < count && at < seen_from(lists + t * (1 + width), begin, width);
-      const u8* own = mask ? mask + t * mask_row : 0;
-      shared.mask[i / SPLIT][at] =
-          sees ? shown_at(own, row_at(list, at, count - 1, cache), mask_type) : -INF;
+  const int here_heads = group - skipped < TILE ? group - skipped : TILE;
+  const int first_row = blockIdx.z * tile_rows;
+  const int here = rows - first_row < tile_rows ? rows - first_row : tile_rows;
+  const Tile tile = {q, lists, k + kv_head * k_head, v + kv_head * v_head, mask, k_row, v_row,
+                     mask_row, first_row, kv_head * group + skipped, here_heads, heads, dim, v_dim,
+                     context, width, mask_type};
+  int together = here;  // query rows of a pass
+  if (here > 1) {
+    if (threadIdx.x == 0) shared.differs = 0;
+    __syncthreads();
+    int known = -1;  // what the lists say of this thread's place
+    for (int r = 0; r < here; ++r) {
+      const int* list = list_of(tile, r);
+      const int seen = seen_from(list, tile), own = place_in(list, threadIdx.x, tile);
+      if ((int)threadIdx.x >= seen) continue;
+      if (known >= 0 && known != own) shared.differs = 1;
+      known = own;
     }
     __syncthreads();
-    pass_of<ALIGNED>(list, count, cache, scale, softcap, shared, parts);
+    if (shared.differs) together = 1;
   }
+  for (int r = 0; r < here; r += together)
+    pass_of<ALIGNED>(r, r + together, tile, scale, softcap, shared, parts);
 }
 
-// Rows of keys and values of plain types begin at multiples of 16 bytes, and head sizes are multiples
-// of 8.
+// Queries, and rows of keys and values of plain types, begin at multiples of 16 bytes, and head
+// sizes are multiples of 8. A tile has `tile_rows` query rows.
 KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
-              float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim, i64 context,
-              i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
-              float softcap, int mask_type) {
+              float* parts, int rows, int heads, int group, int dim, int v_dim, int context,
+              int width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
+              float softcap, int mask_type, int tile_rows) {
   SHARED Shared shared;
-  attend_tile<true>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context, width,
-                    k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, shared);
+  attend_tile<true>(q, k, v, mask, lists, parts, rows, heads, group, dim, v_dim, context, width,
+                    k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, tile_rows,
+                    shared);
 }
 
 // The same wherever they begin.
 KERNEL attend_odd(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
-                  float* parts, i64 rows, i64 heads, i64 kv_heads, i64 dim, i64 v_dim, i64 context,
-                  i64 width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
-                  float softcap, int mask_type) {
+                  float* parts, int rows, int heads, int group, int dim, int v_dim, int context,
+                  int width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
+                  float scale, float softcap, int mask_type, int tile_rows) {
   SHARED Shared shared;
-  attend_tile<false>(q, k, v, mask, lists, parts, rows, heads, kv_heads, dim, v_dim, context, width,
-                     k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, shared);
+  attend_tile<false>(q, k, v, mask, lists, parts, rows, heads, group, dim, v_dim, context, width,
+                     k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, tile_rows,
+                     shared);
 }
 
 // y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum.
 // Grid (H, T); `splits` are those that there is room for. y in parts as well where there is `given`.
 KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y, Quad* given,
-             i64 splits, i64 v_dim, i64 width) {
+             int splits, int v_dim, int width) {
+  SHARED float shares[THREADS], sums[THREADS], tops[WARPS];
   const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
-  const float* part = parts + at * splits * (2 + v_dim);
-  const i64 all = (lists[blockIdx.y * (1 + width)] + SPLIT - 1) / SPLIT;
-  const i64 used = all < splits ? all : splits;
+  const int row = 2 + v_dim, thread = threadIdx.x;
+  const float* part = parts + at * splits * row;
+  // What the first splits say is read before it is known how many there are.
+  const float first_top = thread < splits ? part[thread * (i64)row] : -INF;
+  const float first_sum = thread < splits ? part[thread * (i64)row + 1] : 0.0f;
   const float sink = sinks ? sinks[blockIdx.x] : -INF;
-  float top = sink;
-  for (i64 s = 0; s < used; ++s) top = larger(top, part[s * (2 + v_dim)]);
-  for (i64 d = threadIdx.x; d < v_dim; d += blockDim.x) {
+  const int seen = lists[blockIdx.y * (i64)(1 + width)];
+  const int all = ((seen < width ? seen : width) + SPLIT - 1) / SPLIT;
+  const int used = all < splits ? all : splits;
+  float top = larger(sink, thread < used ? first_top : -INF);
+#pragma unroll 1
+  for (int s = thread + THREADS; s < used; s += THREADS) top = larger(top, part[s * (i64)row]);
+  top = block_max(top, tops);
+  for (int first = 0; first < v_dim; first += THREADS) {
+    const int d = first + thread;
     float sum = sink == -INF ? 0.0f : expf(sink - top), mixed = 0.0f;
-    for (i64 s = 0; s < used; ++s) {
-      const float* p = part + s * (2 + v_dim);
-      if (p[0] == -INF) continue;
-      const float share = expf(p[0] - top);
-      sum = fmaf(p[1], share, sum);
-      mixed = fmaf(p[2 + d], share, mixed);
+    for (int begin = 0; begin < used; begin += THREADS) {
+      const int here = used - begin < THREADS ? used - begin : THREADS;
+      const float* own = part + begin * (i64)row;
+      __syncthreads();  // readers of the last shares are done
+      if (thread < here) {
+        const float most = begin ? own[thread * (i64)row] : first_top;
+        shares[thread] = most == -INF ? 0.0f : expf(most - top);
+        sums[thread] = begin ? own[thread * (i64)row + 1] : first_sum;
+      }
+      __syncthreads();
+      own += d < v_dim ? 2 + d : 0;
+#pragma unroll 8
+      for (int s = 0; s < here; ++s) {
+        sum = fmaf(sums[s], shares[s], sum);
+        mixed = fmaf(own[s * (i64)row], shares[s], mixed);
+      }
     }
-    y[at * v_dim + d] = sum == 0.0f ? 0.0f : mixed / sum;
+    const float value = sum == 0.0f ? 0.0f : mixed / sum;
+    if (d < v_dim) y[at * v_dim + d] = value;
+    if (given) give_lanes_part(value, given + (at * v_dim + d) / 4, d < v_dim);
   }
-  if (given) give_parts(y + at * v_dim, given + at * (v_dim / 4), v_dim);
 }

@@ -67,6 +67,11 @@ DEV void copy_16(void* shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
 }
 DEV void copies_done() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+// Begin to bring bytes to the L2 cache, and go on.
+DEV void ask_for(const void* from, int bytes) {
+  for (int at = 0; at < bytes; at += 64)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)from + at));
+}
 #endif
 
 typedef unsigned char u8;
@@ -99,6 +104,7 @@ DEV u16 float_to_bf16(float value) {
 }
 
 #ifdef GGRAPH_HOST
+DEV void ask_for(const void*, int) {}
 DEV u32 permute(u32 low, u32 high, u32 chosen) {
   const unsigned long long both = (unsigned long long)high << 32 | low;
   u32 word = 0;
@@ -127,9 +133,11 @@ DEV void store_float(u8* p, int type, float value) {
 }
 
 DEV float load_plain(const u8* p, int type) {
+  if (type == F32) return *(const float*)p;
+  if (type == F16) return half_at(p);
+  if (type == BF16) return bf16_to_float(half_word_at(p));
   if (type == I32) return (float)*(const int*)p;
-  if (type == I64) return (float)*(const i64*)p;
-  return float_of(float_bits_at(p, type), type);
+  return (float)*(const i64*)p;
 }
 
 DEV void store_plain(u8* p, int type, float value) {

@@ -72,8 +72,8 @@ KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, i64 n, Axes sh
 }
 
 // The same of rows of any type, wherever they begin.
-KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape, Axes strides,
-                    float eps, int type) {
+KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape,
+                    Axes strides, float eps, int type) {
   SHARED float part[32];
   const int size = plain_size(type);
   const u8* row = x + place_of(blockIdx.x, shape, strides);

@@ -17,3 +17,9 @@ DEV void give_parts(const float* y, Quad* parts, i64 n) {
     parts[i] = parts_of(v);
   }
 }
+
+// Parts of what four lanes have side by side, where there is something; for whole warps.
+DEV void give_lanes_part(float value, Quad* part, bool there) {
+  const float v[4] = {value, SHUFFLE_XOR(value, 1), SHUFFLE_XOR(value, 2), SHUFFLE_XOR(value, 3)};
+  if (there && threadIdx.x % 4 == 0) *part = parts_of(v);
+}

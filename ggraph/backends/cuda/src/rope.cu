@@ -31,8 +31,8 @@ DEV Turn turn_of(double angle, float scale) {
   return t;
 }
 
-// Rotate a row's heads of this block from x (type from) to what `place` says (type to), D values per
-// head; 0 is nowhere. It is asked when all that a thread needs is on its way.
+// Rotate a row's heads of this block from x (type from) to what `place` says (type to), D values
+// per head; 0 is nowhere. It is asked when all that a thread needs is on its way.
 template <class Place>
 DEV void rotate(const u8* x, const int* position, const double* freqs, const float* factors,
                 i64 heads, i64 dim, i64 rotated, i64 row_stride, i64 head_stride, int neox,
