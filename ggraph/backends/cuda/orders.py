@@ -63,7 +63,7 @@ def _find(low: Lowering, x: Launch, y: int) -> None:
         low.call("first_k", (rows, 1, 1), threads(n), y=y, ascending=rising, **source)
         return
     picks, parts = low.at(x.room("picks")), -(-n // PART)
-    low.call("first_parts", (parts, rows, 1), 256, picks=picks, each=PART, **source)
+    low.call("first_parts", (parts, rows, 1), 512, picks=picks, each=PART, **source)
     count = parts * k
     low.call("first_of", (rows, 1, 1), threads(count), picks=picks, y=y, count=count, k=k)
 

@@ -164,7 +164,7 @@ def _get_rows(low: Lowering, x: Launch) -> None:
         low.call("get_rows_raw", grid, 128, bytes=k * a.dtype.block_bytes, **given)
         return
     low.call(
-        "get_rows", grid, 128, type=a.dtype.name, **given, k=k,
+        "get_rows", grid, min(256, threads(k // 2)), type=a.dtype.name, **given, k=k,
         batch_stride=a.shape[axis] * a.strides[axis] if batched else 0,
         per_batch=max(ids.tensor.shape[-1], 1) if batched else max(ids.tensor.size, 1),
     )  # fmt: skip

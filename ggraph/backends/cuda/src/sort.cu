@@ -4,23 +4,25 @@
 // go to the lowest index, NaN counts as the least value. Legend: n row length.
 #include "common.cuh"
 
-struct Pick {
-  float value;
-  int index;
-};
+#define TOGETHER 4  // values of a thread that are on their way at once
 
-// Whether a comes before b; an index of -1 is no pick.
-DEV bool before(const Pick& a, const Pick& b) {
-  if (a.index < 0 || b.index < 0) return a.index >= 0;
-  return a.value != b.value ? a.value > b.value : a.index < b.index;
+// A value and its index as one number: the larger comes first. 0 is no pick.
+typedef unsigned long long Pick;
+
+DEV Pick pick_of(float value, int index) {
+  const u32 bits = float_to_bits(value == value ? value + 0.0f : -INF);  // of zeros there is one
+  const u32 rank = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return (Pick)rank << 32 | ~(u32)index;
 }
+
+// Of no pick: -1.
+DEV int index_of(Pick pick) { return (int)~(u32)pick; }
 
 DEV Pick warp_first(Pick p) {
   for (int offset = 16; offset; offset >>= 1) {
-    Pick other;
-    other.value = SHUFFLE_XOR(p.value, offset);
-    other.index = SHUFFLE_XOR(p.index, offset);
-    if (before(other, p)) p = other;
+    const Pick above = SHUFFLE_XOR((u32)(p >> 32), offset), below = SHUFFLE_XOR((u32)p, offset);
+    const Pick other = above << 32 | below;
+    p = other > p ? other : p;
   }
   return p;
 }
@@ -31,31 +33,30 @@ DEV Pick block_first(Pick best, Pick (&part)[32]) {
   __syncthreads();  // readers of the last pick are done
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = best;
   __syncthreads();
-  Pick first = part[0];
-  for (int w = 1; w < (int)blockDim.x / 32; ++w)
-    if (before(part[w], first)) first = part[w];
-  return first;
+  return warp_first(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
 }
 
-DEV Pick pick_at(const u8* row, i64 i, int type) {
-  Pick here;
-  here.value = load_plain(row + i * plain_size(type), type);
-  if (here.value != here.value) here.value = -INF;
-  here.index = (int)i;
-  return here;
+DEV float value_at(const u8* row, int i, int type) {
+  return float_of(float_bits_at(row + (i64)i * plain_size(type), type), type);
 }
 
 // The best k of what `at` gives for begin .. end, in order, to `put`; behind all of them no picks.
 template <class At, class Put>
-DEV void firsts(i64 begin, i64 end, i64 k, Pick (&part)[32], At at, Put put) {
-  Pick last = {INF, -1};
+DEV void firsts(int begin, int end, i64 k, Pick (&part)[32], At at, Put put) {
+  Pick last = ~(Pick)0;
   for (i64 pick = 0; pick < k; ++pick) {
-    Pick best = {-INF, -1};
-    if (pick == 0 || last.index >= 0)
-      for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const Pick here = at(i);
-        if ((pick == 0 || before(last, here)) && before(here, best)) best = here;
+    Pick best = 0;
+    for (int first = begin + threadIdx.x; first < end; first += TOGETHER * blockDim.x) {
+      Pick here[TOGETHER];
+#pragma unroll
+      for (int j = 0; j < TOGETHER; ++j) {
+        const int i = first + j * blockDim.x;
+        here[j] = i < end ? at(i) : 0;
       }
+#pragma unroll
+      for (int j = 0; j < TOGETHER; ++j)
+        best = here[j] < last && here[j] > best ? here[j] : best;
+    }
     last = block_first(best, part);
     if (threadIdx.x == 0) put(pick, last);
   }
@@ -64,13 +65,12 @@ DEV void firsts(i64 begin, i64 end, i64 k, Pick (&part)[32], At at, Put put) {
 KERNEL first_k(const u8* x, int* y, i64 n, i64 k, Axes shape, Axes strides, int type, int ascending) {
   SHARED Pick part[32];
   const u8* row = x + place_of(blockIdx.x, shape, strides);
-  firsts(0, n, k, part,
-         [&](i64 i) {
-           Pick here = pick_at(row, i, type);
-           if (ascending) here.value = -here.value;
-           return here;
+  firsts(0, (int)n, k, part,
+         [&](int i) {
+           const float value = value_at(row, i, type);
+           return pick_of(!ascending ? value : value == value ? -value : INF, i);
          },
-         [&](i64 pick, const Pick& found) { y[blockIdx.x * k + pick] = found.index; });
+         [&](i64 pick, Pick found) { y[blockIdx.x * k + pick] = index_of(found); });
 }
 
 // The best k of each part of `each` values: picks [rows, parts, k]. Grid (parts, rows).
@@ -78,16 +78,16 @@ KERNEL first_parts(const u8* x, Pick* picks, i64 n, i64 each, i64 k, Axes shape,
                    int type) {
   SHARED Pick part[32];
   const u8* row = x + place_of(blockIdx.y, shape, strides);
-  const i64 begin = blockIdx.x * each, end = begin + each < n ? begin + each : n;
+  const int begin = (int)(blockIdx.x * each), end = (int)(begin + each < n ? begin + each : n);
   Pick* own = picks + (blockIdx.y * gridDim.x + blockIdx.x) * k;
-  firsts(begin, end, k, part, [&](i64 i) { return pick_at(row, i, type); },
-         [&](i64 pick, const Pick& found) { own[pick] = found; });
+  firsts(begin, end, k, part, [&](int i) { return pick_of(value_at(row, i, type), i); },
+         [&](i64 pick, Pick found) { own[pick] = found; });
 }
 
 // y [rows, k]: the best of `picks`, of which a row has `count`. Grid (rows).
 KERNEL first_of(const Pick* picks, int* y, i64 count, i64 k) {
   SHARED Pick part[32];
   const Pick* own = picks + blockIdx.x * count;
-  firsts(0, count, k, part, [&](i64 i) { return own[i]; },
-         [&](i64 pick, const Pick& found) { y[blockIdx.x * k + pick] = found.index; });
+  firsts(0, (int)count, k, part, [&](int i) { return own[i]; },
+         [&](i64 pick, Pick found) { y[blockIdx.x * k + pick] = index_of(found); });
 }
