@@ -50,6 +50,7 @@ struct core<f32> {
 typedef core<CACHE>::type Core;
 #define STORED core<CACHE>::STORED
 #define GIVEN core<CACHE>::GIVEN
+static const bool IN_THREE = STORED == 3;  // what is stored
 
 // sum += a . b by their pieces, but for what all digits of the larger ones hide.
 DEV void add_products(float* sum, const u32 (&a)[GIVEN][4], const u32 (&b)[STORED][2]) {
@@ -245,16 +246,28 @@ DEV void paired(const u32 (&one)[4], const u32 (&two)[4], u32 (&words)[8]) {
   }
 }
 
-// mixed += weights . values of sixteen cache rows, of which this lane reads `rows`: 2c, 2c + 1,
-// 2c + 8, 2c + 9. Column g of product i is value 8g + i of those from `first` on.
+// Values of this warp's cache rows, sixteen by sixteen, of which a lane reads 2c, 2c + 1, 2c + 8
+// and 2c + 9: the g-th eight of those from `first` on.
 template <bool ALIGNED>
-DEV void mix(const u32 (&weights)[GIVEN][4], const u8* const (&rows)[4], int first, int v_dim,
-             float (&mixed)[8][4]) {
-  const int chunk = first / 8 + threadIdx.x % 32 / 4;
-  u32 words[4][STORED][4] = {};
-  if (8 * chunk < v_dim)
+DEV void load_values(const Shared& shared, const Tile& tile, int first,
+                     u32 (&words)[KEYS / 16][4][STORED][4]) {
+  const int c = threadIdx.x % 4, chunk = first / 8 + threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) words_of<Core, CACHE, ALIGNED>(rows[r], chunk, v_dim, words[r]);
+  for (int n = 0; n < KEYS / 16; ++n)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int at = threadIdx.x / 32 * KEYS + 16 * n + 2 * c + r % 2 + r / 2 * 8;
+#pragma unroll
+      for (int i = 0; i < 4 * STORED; ++i) words[n][r][i / 4][i % 4] = 0;
+      if (8 * chunk < tile.v_dim)
+        words_of<Core, CACHE, ALIGNED>(tile.v + shared.places[at] * tile.v_row, chunk, tile.v_dim,
+                                       words[n][r]);
+    }
+}
+
+// mixed += weights . values of sixteen cache rows. Column g of product i is value 8g + i.
+DEV void mix(const u32 (&weights)[GIVEN][4], const u32 (&words)[4][STORED][4],
+             float (&mixed)[8][4]) {
   u32 upper[STORED][8], lower[STORED][8];
 #pragma unroll
   for (int s = 0; s < STORED; ++s) {
@@ -350,6 +363,11 @@ DEV void pass_of(int begin, int end, const Tile& tile, float scale, float softca
       rows[j] = tile.k + shared.places[mine + 8 * j + g] * tile.k_row;
     scores_of<ALIGNED>(shared.room, rows, first, tile.dim, score);
   }
+  // Values are on their way while scores become weights, but where their pieces would be too many
+  // registers.
+  const bool early = STORED == 1;
+  u32 words[KEYS / 16][4][STORED][4];
+  if (early) load_values<ALIGNED>(shared, tile, 0, words);
 #pragma unroll
   for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
@@ -408,16 +426,11 @@ DEV void pass_of(int begin, int end, const Tile& tile, float scale, float softca
   }
   for (int first = 0; first < tile.v_dim; first += PART) {
     float mixed[8][4] = {};
+    if (!early) load_values<ALIGNED>(shared, tile, first, words);
 #pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n) {
-      const u8* four[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int at = mine + 16 * n + 2 * c + r % 2 + r / 2 * 8;
-        four[r] = tile.v + shared.places[at] * tile.v_row;
-      }
-      mix<ALIGNED>(weights[n], four, first, tile.v_dim, mixed);
-    }
+    for (int n = 0; n < KEYS / 16; ++n) mix(weights[n], words[n], mixed);
+    if (early && first + PART < tile.v_dim)
+      load_values<ALIGNED>(shared, tile, first + PART, words);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -485,10 +498,11 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
 
 // Queries, and rows of keys and values of plain types, begin at multiples of 16 bytes, and head
 // sizes are multiples of 8. A tile has `tile_rows` query rows.
-KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
-              float* parts, int rows, int heads, int group, int dim, int v_dim, int context,
-              int width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row, float scale,
-              float softcap, int mask_type, int tile_rows) {
+KERNEL_IF(IN_THREE) attend(const float* q, const u8* k, const u8* v, const u8* mask,
+                           const int* lists, float* parts, int rows, int heads, int group,
+                           int dim, int v_dim, int context, int width, i64 k_row, i64 k_head,
+                           i64 v_row, i64 v_head, i64 mask_row, float scale, float softcap,
+                           int mask_type, int tile_rows) {
   SHARED Shared shared;
   attend_tile<true>(q, k, v, mask, lists, parts, rows, heads, group, dim, v_dim, context, width,
                     k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, tile_rows,
@@ -496,10 +510,11 @@ KERNEL attend(const float* q, const u8* k, const u8* v, const u8* mask, const in
 }
 
 // The same wherever they begin.
-KERNEL attend_odd(const float* q, const u8* k, const u8* v, const u8* mask, const int* lists,
-                  float* parts, int rows, int heads, int group, int dim, int v_dim, int context,
-                  int width, i64 k_row, i64 k_head, i64 v_row, i64 v_head, i64 mask_row,
-                  float scale, float softcap, int mask_type, int tile_rows) {
+KERNEL_IF(IN_THREE) attend_odd(const float* q, const u8* k, const u8* v, const u8* mask,
+                               const int* lists, float* parts, int rows, int heads, int group,
+                               int dim, int v_dim, int context, int width, i64 k_row, i64 k_head,
+                               i64 v_row, i64 v_head, i64 mask_row, float scale, float softcap,
+                               int mask_type, int tile_rows) {
   SHARED Shared shared;
   attend_tile<false>(q, k, v, mask, lists, parts, rows, heads, group, dim, v_dim, context, width,
                      k_row, k_head, v_row, v_head, mask_row, scale, softcap, mask_type, tile_rows,
