@@ -374,6 +374,7 @@ static const char* launch(void (*f)(A...), const unsigned* grid, unsigned thread
 #define gridDim (shim::grid_size)
 #define __syncthreads() shim::meet(shim::block->meeting, shim::block->alive, __LINE__)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
+#define SYNC_WARP() (void)shim::exchange(0.0f, 1, __LINE__)
 using shim::copies_done;
 using shim::copy_16;
 using shim::multiply;

@@ -498,7 +498,8 @@ DEV void attend_tile(const float* q, const u8* k, const u8* v, const u8* mask, c
 
 // Queries, and rows of keys and values of plain types, begin at multiples of 16 bytes, and head
 // sizes are multiples of 8. A tile has `tile_rows` query rows.
-KERNEL_IF(IN_THREE) attend(const float* q, const u8* k, const u8* v, const u8* mask,
+KERNEL_OF(MOST_THREADS, IN_THREE ? 1 : 0)
+attend(const float* q, const u8* k, const u8* v, const u8* mask,
                            const int* lists, float* parts, int rows, int heads, int group,
                            int dim, int v_dim, int context, int width, i64 k_row, i64 k_head,
                            i64 v_row, i64 v_head, i64 mask_row, float scale, float softcap,
@@ -510,7 +511,8 @@ KERNEL_IF(IN_THREE) attend(const float* q, const u8* k, const u8* v, const u8* m
 }
 
 // The same wherever they begin.
-KERNEL_IF(IN_THREE) attend_odd(const float* q, const u8* k, const u8* v, const u8* mask,
+KERNEL_OF(MOST_THREADS, IN_THREE ? 1 : 0)
+attend_odd(const float* q, const u8* k, const u8* v, const u8* mask,
                                const int* lists, float* parts, int rows, int heads, int group,
                                int dim, int v_dim, int context, int width, i64 k_row, i64 k_head,
                                i64 v_row, i64 v_head, i64 mask_row, float scale, float softcap,

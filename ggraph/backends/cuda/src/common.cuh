@@ -18,6 +18,7 @@
 // thread may use follows from that.
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define SHARED __shared__
+#define SYNC_WARP() __syncwarp()
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu
 DEV float bits_to_float(unsigned bits) { return __uint_as_float(bits); }

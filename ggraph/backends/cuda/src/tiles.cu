@@ -1,10 +1,10 @@
 // Products of a stored matrix of type WEIGHT and few rows, on the tensor cores.
 //
-// A warp computes a tile of 16 outputs for up to TIMES times eight rows, of which the last stands for
-// those that are not given. A row's bits do not depend on how many there are: the order of its sums
-// hangs on the columns alone. Eight groups of 32 columns are a segment, strand v sums segments v, v + 16, ..
-// one after another, and strands are added as `total_of` says. How many warps share the strands of a
-// tile, and how many tiles a block has, is a matter of speed.
+// A warp computes a tile of 16 outputs for up to TIMES times eight rows; the last stands for those
+// that are not given. A row's bits do not depend on how many there are: the order of its sums hangs
+// on the columns alone. Eight groups of 32 columns are a segment, strand v sums segments v, v + 16,
+// .. one after another, and strands are added as `total_of` says. How many warps share the strands
+// of a tile, and how many tiles a block has, is a matter of speed.
 //
 // x comes in parts (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which
 // are exact (most raised by a power of two, taken off with the floor), and scale each span's sum in
@@ -16,7 +16,7 @@
 #define TILE 16
 #define ROWS 8
 #define FEW_WARPS 8    // of a block for up to eight rows
-#define FEW_BLOCKS (WEIGHT::TOGETHER > 1 ? 2 : 3)  // on a multiprocessor: parts take registers
+#define FEW_BLOCKS (WEIGHT::SPAN ? 2 : 3)  // on a multiprocessor; what is read ahead takes registers
 #define WIDE_WARPS 16  // of a block for more, alone there
 #define SEGMENT 8   // groups
 #define STRANDS 16
@@ -94,14 +94,17 @@ DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held<T>&
   }
 }
 
-// Fragments of the codes, and the steps and floors that `scale` gives of span s and row r.
-template <class T, class Codes, class Scale>
-DEV void hold_codes(Codes codes, Scale scale, Held<T>& held) {
+// The same of block types, whose codes are the fragments; and the steps and floors.
+template <class T>
+DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
+  const u8* rows[2] = {upper, lower};
+  const int t = threadIdx.x % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     u32 words[2][2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) words_of_codes<T>(codes(r, h), words[r]);
+    for (int r = 0; r < 2; ++r)
+      words_of_codes<T>(T::four(rows[r], 32 * group + begin_of<T>(h, t)), words[r]);
     fragment(words[0], words[1], held.a[h]);
   }
 #pragma unroll
@@ -109,30 +112,9 @@ DEV void hold_codes(Codes codes, Scale scale, Held<T>& held) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float floor = 0.0f;
-      scale(r, s, &held.step[s][r], &floor);
+      T::scale(rows[r], 4 * group + 2 * s, &held.step[s][r], &floor);
       held.floor[s][r] = fmaf(raised<T>(), held.step[s][r], floor);
     }
-}
-
-template <class T>
-DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
-  const u8* rows[2] = {upper, lower};
-  const int t = threadIdx.x % 4;
-  hold_codes<T>([&](int r, int h) { return T::four(rows[r], 32 * group + begin_of<T>(h, t)); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(rows[r], 4 * group + 2 * s, step, floor);
-                },
-                held);
-}
-
-// The same of types whose groups share bytes: number `group` of a part.
-template <class T>
-DEV void hold_shared(const typename T::Held (&both)[2], int group, Held<T>& held) {
-  hold_codes<T>([&](int r, int h) { return T::four(both[r], group, h); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(both[r], group, s, step, floor);
-                },
-                held);
 }
 
 // Sum number s of block types: sum += step * (codes . x) - floor * totals per row, where totals are
@@ -191,8 +173,7 @@ DEV void add_rows(const Held<T>& held, const Rows& rows, int from, float (&sum)[
   }
 }
 
-// sum += groups from `first` on, up to a segment's, of two rows of w . the rows of x: of types whose
-// groups lie apart.
+// sum += groups `first` .. of two rows of w, up to a segment's or `groups`, . the rows of x.
 template <class T, int TIMES>
 DEV void add_groups(const u8* upper, const u8* lower, i64 k, const Rows& rows, int first,
                     float (&sum)[TIMES][4]) {
@@ -207,54 +188,101 @@ DEV void add_groups(const u8* upper, const u8* lower, i64 k, const Rows& rows, i
   }
 }
 
-// What a lane holds of both its rows of a part; read before the part before is computed.
+// A segment of a tile of block types on its way through shared memory: blocks begin anywhere, and
+// what a lane needs of them is a few bytes here and there, which are read from there; from memory a
+// warp reads whole sixteens, one segment ahead.
 template <class T>
-struct Both {
-  typename T::Held rows[2];
+struct Stage {
+  static const int BYTES = SEGMENT * 32 / T::BLOCK * T::BYTES;  // of a row
+  static const int QUADS = (BYTES + 15 + 15) / 16;              // wherever it begins
+  static const int PITCH = QUADS | 1;  // so that rows begin in different banks
+  static const int COUNT = (TILE * QUADS + 31) / 32;  // of a lane
 };
 
-template <class T, int TIMES>
-DEV void add_part(const Both<T>& both, const Rows& rows, int part, float (&sum)[TIMES][4]) {
+// The stored rows of a tile: number r begins at `first` + r * `bytes`, the last at `last`.
+struct Stored {
+  const u8 *first, *last;
+  i64 bytes;
+  DEV const u8* row(const Stored& s, int r) {
+    const u8* at = s.first + r * s.bytes;
+    return at < s.last ? at : s.last;
+  }
+};
+
+// Bytes from the multiple of 16 before.
+DEV int beyond(const u8* p) { return (int)((unsigned long long)p & 15); }
+
+template <class T>
+DEV void read_segment(const Stored& w, int at, Quad (&quads)[Stage<T>::COUNT]) {
 #pragma unroll
-  for (int i = 0; i < T::TOGETHER; ++i) {
+  for (int j = 0; j < Stage<T>::COUNT; ++j) {
+    const int i = 32 * j + threadIdx.x % 32, r = i / Stage<T>::QUADS, q = i % Stage<T>::QUADS;
+    const u8 *row = Stored::row(w, r), *from = row + at * Stage<T>::BYTES;
+    from += 16 * q - beyond(from);
+    if (r < TILE && from < row + w.bytes) quads[j] = *(const Quad*)from;
+  }
+}
+
+template <class T>
+DEV void put_segment(const Quad (&quads)[Stage<T>::COUNT], Quad* stage) {
+#pragma unroll
+  for (int j = 0; j < Stage<T>::COUNT; ++j) {
+    const int i = 32 * j + threadIdx.x % 32, r = i / Stage<T>::QUADS, q = i % Stage<T>::QUADS;
+    if (r < TILE) stage[r * Stage<T>::PITCH + q] = quads[j];
+  }
+}
+
+// sum += a staged segment, the first of whose groups is number `first`, . the rows of x.
+template <class T>
+DEV void add_staged(const Stored& w, int at, const Quad* stage, i64 k, const Rows& rows,
+                    float (&sum)[1][4]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = SEGMENT * at;
+  const u8* here[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const u8* from = Stored::row(w, g + 8 * r) + at * Stage<T>::BYTES;
+    here[r] = (const u8*)(stage + (g + 8 * r) * Stage<T>::PITCH) + beyond(from);
+  }
+  auto add = [&](int i) {
     Held<T> held;
-    hold_shared<T>(both.rows, i, held);
-    add_rows<T, TIMES>(held, rows, 8 * (T::TOGETHER * part + i) + begin_of<T>(0, threadIdx.x % 4) / 4,
-                       sum);
+    hold_blocks<T>(here[0], here[1], i, held);
+    add_rows<T, 1>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
+  };
+  const int left = (int)(k / 32) - first;
+  if (left >= SEGMENT) {
+#pragma unroll
+    for (int i = 0; i < SEGMENT; ++i) add(i);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < left; ++i) add(i);
   }
 }
 
 // The tile at output n0 of w [n, k], by those strands of it that are this warp's: `first`, `first` +
-// `beside`, .. `keep` takes the sums of each.
+// `beside`, .. `keep` takes the sums of each. Few rows of block types go through `stage`.
 template <class T, int TIMES, class Keep>
 DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int first, int beside,
-                    Keep keep) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const i64 bytes = row_bytes<T>(k), one = n0 + g, other = n0 + g + 8;
-  const u8 *upper = w + (one < n ? one : n - 1) * bytes;
-  const u8 *lower = w + (other < n ? other : n - 1) * bytes;
-  const int segments = (int)((k / 32 + SEGMENT - 1) / SEGMENT);
-  if constexpr (T::TOGETHER > 1) {
-    constexpr int PARTS = SEGMENT / T::TOGETHER;  // of a segment, all whole: k is a multiple of 256
-    auto hold = [&](int part) {
-      return Both<T>{{T::hold(upper, part, t), T::hold(lower, part, t)}};
-    };
-    Both<T> next = hold(first < segments ? PARTS * first : 0);
+                    Quad* stage, Keep keep) {
+  const int segments = (int)((k / 32 + SEGMENT - 1) / SEGMENT), g = threadIdx.x % 32 / 4;
+  const i64 bytes = row_bytes<T>(k);
+  const Stored tile = {w + n0 * bytes, w + (n - 1) * bytes, bytes};
+  if constexpr (T::SPAN > 0 && TIMES == 1) {
+    Quad next[Stage<T>::COUNT];
+    if (first < segments) read_segment<T>(tile, first, next);
     for (int v = first; v < STRANDS; v += beside) {
       float sum[TIMES][4] = {};
       for (int at = v; at < segments; at += STRANDS) {
         const int after = at + STRANDS < segments ? at + STRANDS : v + beside;
-        const int then = after < segments ? after : at;
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-          const Both<T> both = next;
-          next = hold(p + 1 < PARTS ? PARTS * at + p + 1 : PARTS * then);
-          add_part<T, TIMES>(both, rows, PARTS * at + p, sum);
-        }
+        SYNC_WARP();  // all lanes are done with the segment before
+        put_segment<T>(next, stage);
+        SYNC_WARP();
+        if (after < segments) read_segment<T>(tile, after, next);
+        add_staged<T>(tile, at, stage, k, rows, sum);
       }
       keep(v, sum);
     }
   } else {
+    const u8 *upper = Stored::row(tile, g), *lower = Stored::row(tile, g + 8);
     for (int v = first; v < STRANDS; v += beside) {
       float sum[TIMES][4] = {};
       for (int at = v; at < segments; at += STRANDS)
@@ -268,24 +296,26 @@ DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int fir
 DEV int output_of(int i) { return threadIdx.x % 32 / 4 + i / 2 * 8; }
 DEV int row_of(int i) { return threadIdx.x % 4 * 2 + i % 2; }
 
-// Up to eight rows: a block of TILES tiles, whose strands are spread over all warps. `n0` and `w` are
-// those of a tile, by its number.
-template <class T, int TILES, class First, class Matrix>
-DEV void few_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
-                float (&part)[STRANDS][TILES * TILE][ROWS]) {
-  const int warp = threadIdx.x / 32, tile = warp % TILES;
-  strands_of<T, 1>(w(tile), rows, n0(tile), n, k, warp / TILES, FEW_WARPS / TILES,
-                   [&](int v, const float (&sum)[1][4]) {
+// What a block for up to eight rows shares: a segment of each warp, and the strands' sums.
+struct Few {
+  Quad stage[FEW_WARPS][WEIGHT::SPAN ? TILE * Stage<WEIGHT>::PITCH : 1];
+  float part[STRANDS][TILE][ROWS];
+};
+
+// Up to eight rows: the tile at output n0, whose strands are spread over all warps of a block.
+DEV void few_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, Few& shared) {
+  const int warp = threadIdx.x / 32;
+  strands_of<WEIGHT, 1>(w, rows, n0, n, k, warp, FEW_WARPS, shared.stage[warp],
+                        [&](int v, const float (&sum)[1][4]) {
 #pragma unroll
-                     for (int i = 0; i < 4; ++i)
-                       part[v][TILE * tile + output_of(i)][row_of(i)] = sum[0][i];
-                   });
+                          for (int i = 0; i < 4; ++i)
+                            shared.part[v][output_of(i)][row_of(i)] = sum[0][i];
+                        });
   __syncthreads();
 }
 
 // The sum of all strands of an output and a row: those of a quarter, then the quarters.
-template <int OUTPUTS>
-DEV float total_of(const float (&part)[STRANDS][OUTPUTS][ROWS], int output, int row) {
+DEV float total_of(const float (&part)[STRANDS][TILE][ROWS], int output, int row) {
   float total = 0.0f;
 #pragma unroll
   for (int q = 0; q < QUARTERS; ++q) {
@@ -303,7 +333,7 @@ DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
                  float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
   const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, quarter = warp / WIDE_TILES;
   float total[WIDE][4];
-  strands_of<T, WIDE>(w(tile), rows, n0(tile), n, k, quarter, QUARTERS,
+  strands_of<T, WIDE>(w(tile), rows, n0(tile), n, k, quarter, QUARTERS, 0,
                       [&](int v, const float (&sum)[WIDE][4]) {
 #pragma unroll
                         for (int j = 0; j < WIDE; ++j)
@@ -345,12 +375,10 @@ DEV void store(const One& one, const float* rest, i64 m, int output, int row, fl
   if (row < m && col < one.n) one.y[at] = rest ? total + rest[at] : total;
 }
 
-DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
-                  float (&part)[STRANDS][TILE][ROWS]) {
-  few_of<WEIGHT, 1>([&](int) { return one.n0; }, [&](int) { return one.w; }, rows_from(x, 0, k, m),
-                    one.n, k, part);
-  for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x)
-    store(one, rest, m, i % TILE, i / TILE, total_of(part, i % TILE, i / TILE));
+DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m, Few& shared) {
+  few_of(one.w, rows_from(x, 0, k, m), one.n0, one.n, k, shared);
+  for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
+    store(one, rest, m, i % TILE, i / TILE, total_of(shared.part, i % TILE, i / TILE));
 }
 
 DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
@@ -404,8 +432,8 @@ DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n0, int 
 // y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (n / 16).
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
-  SHARED float part[STRANDS][TILE][ROWS];
-  few_rows({w, y, n, (i64)blockIdx.x * TILE}, x, rest, k, m, part);
+  SHARED Few shared;
+  few_rows({w, y, n, (i64)blockIdx.x * TILE}, x, rest, k, m, shared);
 }
 
 // The same of any number of rows, with the same bits; grid (n / 64, m / 32).
@@ -418,8 +446,8 @@ mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64
 // y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16).
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED float part[STRANDS][TILE][ROWS];
-  few_rows(one_of(w, y, n, m, TILE), x, 0, k, m, part);
+  SHARED Few shared;
+  few_rows(one_of(w, y, n, m, TILE), x, 0, k, m, shared);
 }
 
 // The same of any number of rows: grid (sum of n / 64, m / 32).
@@ -434,13 +462,18 @@ mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
                    i64 k, i64 m) {
-  SHARED float part[STRANDS][2 * TILE][ROWS];
+  SHARED Few shared;
+  SHARED float gate[ROWS][TILE];
   const i64 n0 = (i64)blockIdx.x * TILE;
-  few_of<WEIGHT, 2>([&](int) { return n0; }, [&](int tile) { return tile ? up : w; },
-                    rows_from(x, 0, k, m), n, k, part);
-  gate_rows([&](int output, int row) { return total_of(part, output, row); },
-            [&](int output, int row) { return total_of(part, TILE + output, row); }, y, parts, op,
-            n0, TILE, 0, ROWS, n, m);
+  const Rows rows = rows_from(x, 0, k, m);
+  few_of(w, rows, n0, n, k, shared);
+  for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
+    gate[i / TILE][i % TILE] = total_of(shared.part, i % TILE, i / TILE);
+  __syncthreads();  // before sums of the other are written
+  few_of(up, rows, n0, n, k, shared);
+  gate_rows([&](int output, int row) { return gate[row][output]; },
+            [&](int output, int row) { return total_of(shared.part, output, row); }, y, parts, op,
+            n0, TILE, 0, (int)m, n, m);
 }
 
 // The same of any number of rows: grid (n / 32, m / 32), two tiles of each matrix.
@@ -467,7 +500,7 @@ mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
                 const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
-  SHARED float part[STRANDS][TILE][ROWS];
+  SHARED Few shared;
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
   const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
   const int end = starts[expert + 1];
@@ -476,15 +509,14 @@ mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const in
     const int mine = first + threadIdx.x % 32 / 4;
     const int pair = order[mine < end ? mine : end - 1];  // of which this lane has the row
     const Rows rows = {x + (i64)(each ? pair : pair / (int)used) * (k / 4), 0, 0};
-    if (expert < experts)
-      few_of<WEIGHT, 1>([&](int) { return n0; }, [&](int) { return matrix; }, rows, n, k, part);
+    if (expert < experts) few_of(matrix, rows, n0, n, k, shared);
     for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
       const int at = first + i / TILE;
       const i64 col = n0 + i % TILE;
       if (at < end && col < n)
-        y[order[at] * n + col] =
-            expert < experts ? total_of(part, i % TILE, i / TILE) : bits_to_float(0x7fc00000u);
+        y[order[at] * n + col] = expert < experts ? total_of(shared.part, i % TILE, i / TILE)
+                                                  : bits_to_float(0x7fc00000u);
     }
-    __syncthreads();  // before the next pass overwrites `part`
+    __syncthreads();  // before the next pass overwrites what is shared
   }
 }
