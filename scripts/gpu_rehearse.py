@@ -1,4 +1,4 @@
-"""The half hour of docs/cuda.md on a machine that is played: the calls are read from that page.
+"""The calls of docs/cuda.md on a machine that is played: the calls are read from that page.
 
     python scripts/gpu_rehearse.py --to FOLDER [--model FILE] [--piece BYTES] [--calls 1,2]
                                    [--limit 600]
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_BYTES, PIECE_BYTES = 64 << 20, 40 << 20  # of a tree, and of a piece of a model
+MOST_BYTES, PIECE_BYTES = 64 << 20, 30 << 20  # of a tree, and of a piece of a model
 CALL = re.compile(r"^\| (\d+) \| (\S*) \| `([^`]+)` \|")
 
 

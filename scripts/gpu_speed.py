@@ -233,17 +233,17 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     }  # fmt: skip
     floor = gpu_models.weight_bytes(target) / ceilings["copy_bytes_per_s"]
     for past in pasts:
-        one = _rows(runner, 1, past, quick, watched)
+        one = step_seconds(runner, 1, past, quick, watched)
         found |= one.to_json(f"rows1_{past}")
         found[f"share_of_floor_{past}"] = floor / one.median
         for rows in (8, large):
-            many = _rows(runner, rows, past, quick, watched)
+            many = step_seconds(runner, rows, past, quick, watched)
             found |= many.to_json(f"rows{rows}_{past}")
             found[f"rows{rows}_over_1_{past}"] = many.median / one.median
         if past == pasts[0]:
             found["decode_host_us"] = one.host_us
             found["decode_launch_us"] = 1e6 * one.launching
-    prompt = _rows(runner, 16 if quick else PROMPT, 0, quick, watched)
+    prompt = step_seconds(runner, 16 if quick else PROMPT, 0, quick, watched)
     flops = 2 * gpu_models.products(target, 16 if quick else PROMPT)
     found |= prompt.to_json("prompt")
     found["prompt_share_of_matmul"] = flops / prompt.median / ceilings["bf16_flops"]
@@ -262,7 +262,7 @@ def measure_shape(driver: Driver, name: str, kind: str, quick: bool) -> Found:
     return found
 
 
-def _rows(runner: Runner, rows: int, past: int, quick: bool, watched: Watched) -> Timing:
+def step_seconds(runner: Runner, rows: int, past: int, quick: bool, watched: Watched) -> Timing:
     """A step of so many rows behind `past` tokens; a token for each but for a prompt's."""
     ids = [(i * 31 + 7) % 100 for i in range(rows)]
     every = 1 < rows <= 64 and past > 0
@@ -281,7 +281,7 @@ def _decode(
     s, (past, context) = random_session(driver, streams), places
     runner = Runner(target, s, context)
     runner.picks = 1
-    found = _rows(runner, 1, past, quick, driver)
+    found = step_seconds(runner, 1, past, quick, driver)
     s.close()
     return found
 

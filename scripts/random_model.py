@@ -46,6 +46,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
         "num_hidden_layers": 16, "num_attention_heads": 32, **LLAMA,
     },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, **LLAMA, "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
     "qwen2.5-0.5b": {
         "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
@@ -215,9 +220,9 @@ def tensor(t: RawTensor, dtype: dtypes.DType) -> RawTensor:
     return replace(t, dtype=dtype, data=data)
 
 
-def tokenizer(count: int) -> dict[str, Any]:
-    """The shipped model's, with unused tokens up to `count`."""
-    given = open_checkpoint(model_path(None)).metadata
+def tokenizer(count: int, file: Path | None = None) -> dict[str, Any]:
+    """A file's, else the shipped model's, with unused tokens up to `count`."""
+    given = open_checkpoint(file or model_path(None)).metadata
     own = {k: v for k, v in given.items() if k.startswith("tokenizer.")}
     tokens, kinds = (list(own[f"tokenizer.ggml.{k}"]) for k in ("tokens", "token_type"))
     spare = count - len(tokens)
@@ -226,8 +231,9 @@ def tokenizer(count: int) -> dict[str, Any]:
     return own
 
 
-def write(shape: str, type_name: str, out: Path) -> None:
-    """One file of a shape of `SHAPES`, or of that which a config.json tells."""
+def write(shape: str, type_name: str, out: Path, tokens: Path | None = None) -> None:
+    """One file of a shape of `SHAPES`, or of that which a config.json tells; `tokens`: a file whose
+    tokenizer it has."""
     values = SHAPES.get(shape) or json.loads(Path(shape).read_text())
     a, c, found = opened(values)
     kinds = Kinds(type_name, c, found)
@@ -236,7 +242,7 @@ def write(shape: str, type_name: str, out: Path) -> None:
         "general.name": f"{shape} (random weights)", "general.quantization_version": 2,
         "general.file_type": {**FILE_TYPES, "iq4_xs": 30}[type_name],
     }  # fmt: skip
-    write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size), made)
+    write_gguf(out, told(a, c) | said | tokenizer(c.vocab_size, tokens), made)
 
 
 def main() -> int:

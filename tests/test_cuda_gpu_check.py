@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from cuda_host import need_compiler
 
+from ggraph.formats import open_checkpoint
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 
@@ -155,18 +157,18 @@ def test_a_test_that_kills_its_process_is_named_and_the_rest_run(
 def test_calls_of_the_page_on_a_machine_that_is_played(
     script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The model's three calls: a piece travels with each, two wait on the machine, one folder comes
-    back per call. A command over the limit is ended, a tree over 64 MiB does not travel."""
+    """The model's four calls: a piece travels with each, three wait on the machine, one folder
+    comes back per call. A command over the limit is ended, a tree over 64 MiB does not travel."""
     played: Any = importlib.import_module("gpu_rehearse")
     calls = {c.number: c for c in played.calls()}
-    assert [*calls] == [*range(1, 8)] and {n for n, c in calls.items() if c.travels} == {4, 5, 6}
+    assert [*calls] == [*range(1, 9)] and {n for n, c in calls.items() if c.travels} == {4, 5, 6, 7}
     model = small_file(tmp_path)
-    to, third = tmp_path / "to", -(-model.stat().st_size // 3)
+    to, fourth = tmp_path / "to", -(-model.stat().st_size // 4)
     to.mkdir()
-    chosen = [calls[n] for n in (4, 5, 6)]
-    assert played.rehearse(chosen, to, model, 600.0, third) == 0, capfd.readouterr()
-    assert not [*(to / "4").iterdir()] and (to / "6" / "model.json").is_file()
-    assert json.loads((to / "6" / "model.json").read_text())["ok"]
+    chosen = [calls[n] for n in (4, 5, 6, 7)]
+    assert played.rehearse(chosen, to, model, 600.0, fourth) == 0, capfd.readouterr()
+    assert not [*(to / "4").iterdir()] and (to / "7" / "model.json").is_file()
+    assert json.loads((to / "7" / "model.json").read_text())["ok"]
     for folder, most in (("slow", played.MOST_BYTES), ("large", 1000)):
         played.MOST_BYTES = most
         (tmp_path / folder).mkdir()
@@ -174,3 +176,31 @@ def test_calls_of_the_page_on_a_machine_that_is_played(
         assert played.rehearse(one, tmp_path / folder, None, 0.5) == 1
     assert (tmp_path / "slow" / "1" / "begun").is_file() and not [*(tmp_path / "large").iterdir()]
     assert "call 1: status 124" in capfd.readouterr().out
+
+
+@need_compiler
+def test_a_peer_on_the_same_file(tmp_path: Path) -> None:
+    """The file is made, llama-bench is asked for each case, and rates stand beside its own."""
+    tokens = small_file(tmp_path)
+    count = len(open_checkpoint(tokens).metadata["tokenizer.ggml.tokens"])
+    shape = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 256,
+             "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "vocab_size": count}  # fmt: skip
+    (tmp_path / "tiny.json").write_text(json.dumps(shape))
+    bench = tmp_path / "llama-bench"
+    row = '[{"avg_ts": 2.0, "build_commit": "abc", "build_number": 7}]'
+    bench.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\necho '{row}'\n")
+    bench.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "gpu_peer.py"), "--device", "stand-in", "--shape",
+         str(tmp_path / "tiny.json"), "--llama-bench", str(bench), "--folder", str(tmp_path),
+         "--tokenizer", str(tokens), "--to", str(tmp_path / "found.json")],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / "tiny.q4_k_m.gguf").is_file(), done
+    asked = (tmp_path / "asked").read_text()
+    assert [line.split(" -d ")[1].split()[0] for line in asked.splitlines()] == ["64", "2048", "0"]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["llama.cpp"] == "abc (7)" and len(found["rows"]) == 3
+    for rates in found["rows"].values():
+        assert rates["llama.cpp"] == 2.0 and rates["ratio"] == rates["ggraph"] / 2.0 > 0

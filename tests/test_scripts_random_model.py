@@ -21,7 +21,7 @@ from models.run.load import open_session
 
 WEIGHTS = {  # billions, as their makers tell, with the draft layer of Qwen3.5
     "llama-3.2-1b": 1.24, "qwen2.5-0.5b": 0.49, "qwen3-4b": 4.02, "qwen3.5-0.8b": 0.77,
-    "gemma-3-1b": 1.00, "lfm2-1.2b": 1.17,
+    "gemma-3-1b": 1.00, "lfm2-1.2b": 1.17, "llama-3.1-8b": 8.03,
 }  # fmt: skip
 CUT = {
     "qwen3.5-0.8b": {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full"]},

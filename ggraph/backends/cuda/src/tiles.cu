@@ -7,7 +7,7 @@
 // of a tile, and how many tiles a block has, is a matter of speed.
 //
 // x comes in parts (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which
-// are exact (most raised by a power of two, taken off with the floor), and scale each span's sum in
+// are exact (most raised by a power of two, which is taken off again), and scale each span's sum in
 // float32. Parts and w begin at multiples of 16 bytes.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
 #include "parts.cuh"
@@ -16,13 +16,14 @@
 #define TILE 16
 #define ROWS 8
 #define FEW_WARPS 8    // of a block for up to eight rows
-#define FEW_BLOCKS (WEIGHT::SPAN ? 2 : 3)  // on a multiprocessor; what is read ahead takes registers
+#define FEW_BLOCKS 2   // on a multiprocessor: what is read ahead takes registers
 #define WIDE_WARPS 16  // of a block for more, alone there
 #define SEGMENT 8   // groups
 #define STRANDS 16
 #define QUARTERS 4  // of the strands
 #define WIDE 4      // times ROWS: what a block takes of more than eight rows
 #define WIDE_TILES 4
+#define STAGED (WEIGHT::SPAN > 0 && WEIGHT::TOGETHER == 1)
 #define ONES 0x3f803f80u  // two bf16 ones
 
 // What a lane multiplies of a row of x in a group of 32 columns: fragments of two products.
@@ -78,7 +79,7 @@ struct Held {
   static const int SPANS = T::SPAN == 16 ? 2 : 1;
   u32 a[2][4];                            // fragments of two products
   u32 rest[2][4];                         // plain types: what they leave out
-  float step[SPANS][2], floor[SPANS][2];  // block types: of each span and row
+  float step[SPANS][2], floor[SPANS][2];  // block types: of each span and row, what is raised in it
 };
 
 template <class T>
@@ -94,17 +95,14 @@ DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held<T>&
   }
 }
 
-// The same of block types, whose codes are the fragments; and the steps and floors.
-template <class T>
-DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
-  const u8* rows[2] = {upper, lower};
-  const int t = threadIdx.x % 4;
+// Fragments of the codes, and the steps and floors that `scale` gives of span s and row r.
+template <class T, class Codes, class Scale>
+DEV void hold_codes(Codes codes, Scale scale, Held<T>& held) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     u32 words[2][2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      words_of_codes<T>(T::four(rows[r], 32 * group + begin_of<T>(h, t)), words[r]);
+    for (int r = 0; r < 2; ++r) words_of_codes<T>(codes(r, h), words[r]);
     fragment(words[0], words[1], held.a[h]);
   }
 #pragma unroll
@@ -112,27 +110,50 @@ DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float floor = 0.0f;
-      T::scale(rows[r], 4 * group + 2 * s, &held.step[s][r], &floor);
-      held.floor[s][r] = fmaf(raised<T>(), held.step[s][r], floor);
+      scale(r, s, &held.step[s][r], &floor);
+      if (T::FLOOR) held.floor[s][r] = fmaf(raised<T>(), held.step[s][r], floor);
     }
 }
 
+template <class T>
+DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
+  const u8* rows[2] = {upper, lower};
+  const int t = threadIdx.x % 4;
+  hold_codes<T>([&](int r, int h) { return T::four(rows[r], 32 * group + begin_of<T>(h, t)); },
+                [&](int r, int s, float* step, float* floor) {
+                  T::scale(rows[r], 4 * group + 2 * s, step, floor);
+                },
+                held);
+}
+
+// The same of types whose groups share bytes: number `group` of a part.
+template <class T>
+DEV void hold_shared(const typename T::Held (&both)[2], int group, Held<T>& held) {
+  hold_codes<T>([&](int r, int h) { return T::four(both[r], group, h); },
+                [&](int r, int s, float* step, float* floor) {
+                  T::scale(both[r], group, s, step, floor);
+                },
+                held);
+}
+
 // Sum number s of block types: sum += step * (codes . x) - floor * totals per row, where totals are
-// sums of x over the span.
+// sums of x over the span. Without floors what is raised is taken off within the products: it is a
+// bf16 number too.
 template <class T>
 DEV void span(const Held<T>& held, int s, const Given& x, float* sum) {
-  const u32 ones[4] = {ONES, ONES, ONES, ONES};
+  const u32 one = T::FLOOR ? ONES : float_to_bits(-raised<T>()) / 0x10000u * 0x10001u;
+  const u32 ones[4] = {one, one, one, one};
   float products[4] = {}, totals[4] = {};
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (T::SPAN == 16 && h != s) continue;
     add_products(products, held.a[h], x.half[h]);
-    if (T::FLOOR || T::BITS > 0) add_products(totals, ones, x.half[h]);
+    if (T::FLOOR || T::BITS > 0) add_products(T::FLOOR ? totals : products, ones, x.half[h]);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     sum[i] = fmaf(held.step[s][i / 2], products[i], sum[i]);
-    if (T::FLOOR || T::BITS > 0) sum[i] = fmaf(-held.floor[s][i / 2], totals[i], sum[i]);
+    if (T::FLOOR) sum[i] = fmaf(-held.floor[s][i / 2], totals[i], sum[i]);
   }
 }
 
@@ -164,8 +185,8 @@ DEV void add_rows(const Held<T>& held, const Rows& rows, int from, float (&sum)[
   const int g = threadIdx.x % 32 / 4;
 #pragma unroll
   for (int j = 0; j < TIMES; ++j) {
-    const int row = ROWS * j + g;
-    const Quad* x = rows.x + (i64)(row < rows.last ? row : rows.last) * rows.quads + from;
+    const int row = ROWS * j + g < rows.last ? ROWS * j + g : rows.last;
+    const Quad* x = rows.x + (u32)(row * rows.quads + from);
     Given here;
 #pragma unroll
     for (int h = 0; h < 2; ++h) here.half[h] = x[T::SPAN == 16 ? 4 * h : h];
@@ -173,30 +194,49 @@ DEV void add_rows(const Held<T>& held, const Rows& rows, int from, float (&sum)[
   }
 }
 
-// sum += groups `first` .. of two rows of w, up to a segment's or `groups`, . the rows of x.
+// sum += groups `first` .. of two rows of w, to a segment's end or the row's, . the rows of x.
 template <class T, int TIMES>
-DEV void add_groups(const u8* upper, const u8* lower, i64 k, const Rows& rows, int first,
+DEV void add_groups(const u8* upper, int apart, i64 k, const Rows& rows, int first,
                     float (&sum)[TIMES][4]) {
   const int t = threadIdx.x % 4, left = (int)(k / 32) - first;
-  constexpr int AT_ONCE = TIMES > 1 ? 2 : 4;  // loads that wait for one another's
+  constexpr int AT_ONCE = TIMES == 1 ? 4 : 1;  // as many as registers hold
 #pragma unroll AT_ONCE
   for (int i = 0; i < (left < SEGMENT ? left : SEGMENT); ++i) {
     Held<T> held;
-    if constexpr (T::SPAN == 0) hold_plain<T>(upper, lower, 4 * (first + i) + t, k, held);
-    else hold_blocks<T>(upper, lower, first + i, held);
+    if constexpr (T::SPAN == 0) hold_plain<T>(upper, upper + apart, 4 * (first + i) + t, k, held);
+    else hold_blocks<T>(upper, upper + apart, first + i, held);
     add_rows<T, TIMES>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
   }
 }
 
-// A segment of a tile of block types on its way through shared memory: blocks begin anywhere, and
-// what a lane needs of them is a few bytes here and there, which are read from there; from memory a
-// warp reads whole sixteens, one segment ahead.
+// What a lane holds of both its rows of a part; read before the part before is computed.
+template <class T>
+struct Both {
+  typename T::Held rows[2];
+};
+
+// sum += groups `first` .. of a part, half of them, . the rows of x.
+template <class T>
+DEV void add_half(const Both<T>& both, const Rows& rows, int part, int first, float (&sum)[1][4]) {
+#pragma unroll
+  for (int i = first; i < first + T::TOGETHER / 2; ++i) {
+    Held<T> held;
+    hold_shared<T>(both.rows, i, held);
+    const int group = T::TOGETHER * part + i;
+    add_rows<T, 1>(held, rows, 8 * group + begin_of<T>(0, threadIdx.x % 4) / 4, sum);
+  }
+}
+
+// A part of a tile of other block types, on its way through shared memory: what a lane needs of such
+// blocks are two bytes here and there, which are read from there; from memory a warp reads whole
+// sixteens.
 template <class T>
 struct Stage {
-  static const int BYTES = SEGMENT * 32 / T::BLOCK * T::BYTES;  // of a row
-  static const int QUADS = (BYTES + 15 + 15) / 16;              // wherever it begins
+  static const int GROUPS = T::BLOCK > 32 ? SEGMENT : SEGMENT / 2;
+  static const int BYTES = GROUPS * 32 / T::BLOCK * T::BYTES;  // of a row
+  static const int QUADS = (BYTES + 15 + 15) / 16;             // wherever it begins
   static const int PITCH = QUADS | 1;  // so that rows begin in different banks
-  static const int COUNT = (TILE * QUADS + 31) / 32;  // of a lane
+  Quad own[(TILE * QUADS + 31) / 32];  // of a lane
 };
 
 // The stored rows of a tile: number r begins at `first` + r * `bytes`, the last at `last`.
@@ -213,82 +253,96 @@ struct Stored {
 DEV int beyond(const u8* p) { return (int)((unsigned long long)p & 15); }
 
 template <class T>
-DEV void read_segment(const Stored& w, int at, Quad (&quads)[Stage<T>::COUNT]) {
+DEV Stage<T> read_part(const Stored& w, int part) {
+  const int QUADS = Stage<T>::QUADS;
+  Stage<T> read;
 #pragma unroll
-  for (int j = 0; j < Stage<T>::COUNT; ++j) {
-    const int i = 32 * j + threadIdx.x % 32, r = i / Stage<T>::QUADS, q = i % Stage<T>::QUADS;
-    const u8 *row = Stored::row(w, r), *from = row + at * Stage<T>::BYTES;
+  for (int j = 0; j < (int)(sizeof read / sizeof(Quad)); ++j) {
+    const int i = 32 * j + threadIdx.x % 32, r = i / QUADS, q = i % QUADS;
+    const u8 *row = Stored::row(w, r), *from = row + part * Stage<T>::BYTES;
     from += 16 * q - beyond(from);
-    if (r < TILE && from < row + w.bytes) quads[j] = *(const Quad*)from;
+    if (r < TILE && from < row + w.bytes) read.own[j] = *(const Quad*)from;
   }
+  return read;
 }
 
 template <class T>
-DEV void put_segment(const Quad (&quads)[Stage<T>::COUNT], Quad* stage) {
+DEV void put_part(const Stage<T>& read, Quad* stage) {
+  const int QUADS = Stage<T>::QUADS;
 #pragma unroll
-  for (int j = 0; j < Stage<T>::COUNT; ++j) {
-    const int i = 32 * j + threadIdx.x % 32, r = i / Stage<T>::QUADS, q = i % Stage<T>::QUADS;
-    if (r < TILE) stage[r * Stage<T>::PITCH + q] = quads[j];
+  for (int j = 0; j < (int)(sizeof read / sizeof(Quad)); ++j) {
+    const int i = 32 * j + threadIdx.x % 32, r = i / QUADS, q = i % QUADS;
+    if (r < TILE) stage[r * Stage<T>::PITCH + q] = read.own[j];
   }
 }
 
-// sum += a staged segment, the first of whose groups is number `first`, . the rows of x.
+// sum += a part in shared memory . the rows of x.
 template <class T>
-DEV void add_staged(const Stored& w, int at, const Quad* stage, i64 k, const Rows& rows,
+DEV void add_staged(const Stored& w, int part, const Quad* stage, i64 k, const Rows& rows,
                     float (&sum)[1][4]) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = SEGMENT * at;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = Stage<T>::GROUPS * part;
   const u8* here[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const u8* from = Stored::row(w, g + 8 * r) + at * Stage<T>::BYTES;
+    const u8* from = Stored::row(w, g + 8 * r) + part * Stage<T>::BYTES;
     here[r] = (const u8*)(stage + (g + 8 * r) * Stage<T>::PITCH) + beyond(from);
   }
-  auto add = [&](int i) {
+  const int left = (int)(k / 32) - first;
+#pragma unroll 2  // as many as registers hold
+  for (int i = 0; i < (left < Stage<T>::GROUPS ? left : Stage<T>::GROUPS); ++i) {
     Held<T> held;
     hold_blocks<T>(here[0], here[1], i, held);
     add_rows<T, 1>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
-  };
-  const int left = (int)(k / 32) - first;
-  if (left >= SEGMENT) {
-#pragma unroll
-    for (int i = 0; i < SEGMENT; ++i) add(i);
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < left; ++i) add(i);
   }
 }
 
-// The tile at output n0 of w [n, k], by those strands of it that are this warp's: `first`, `first` +
-// `beside`, .. `keep` takes the sums of each. Few rows of block types go through `stage`.
-template <class T, int TIMES, class Keep>
-DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int first, int beside,
-                    Quad* stage, Keep keep) {
+// The tile at output n0 of w [n, k], by those strands of it that are this warp's: `first` and every
+// number BESIDE behind. `keep` takes the sums of each.
+template <class T, int TIMES, int BESIDE, class Keep>
+DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int first, Quad* stage,
+                    Keep keep) {
   const int segments = (int)((k / 32 + SEGMENT - 1) / SEGMENT), g = threadIdx.x % 32 / 4;
   const i64 bytes = row_bytes<T>(k);
   const Stored tile = {w + n0 * bytes, w + (n - 1) * bytes, bytes};
-  if constexpr (T::SPAN > 0 && TIMES == 1) {
-    Quad next[Stage<T>::COUNT];
-    if (first < segments) read_segment<T>(tile, first, next);
-    for (int v = first; v < STRANDS; v += beside) {
-      float sum[TIMES][4] = {};
-      for (int at = v; at < segments; at += STRANDS) {
-        const int after = at + STRANDS < segments ? at + STRANDS : v + beside;
-        SYNC_WARP();  // all lanes are done with the segment before
-        put_segment<T>(next, stage);
-        SYNC_WARP();
-        if (after < segments) read_segment<T>(tile, after, next);
-        add_staged<T>(tile, at, stage, k, rows, sum);
+  const u8* upper = Stored::row(tile, g);
+  const int apart = (int)(Stored::row(tile, g + 8) - upper);  // from a lane's one row to its other
+  constexpr bool AHEAD = T::SPAN > 0 && TIMES == 1, WHOLE = T::TOGETHER > 1;
+  constexpr int PARTS = !AHEAD ? 1 : SEGMENT / (WHOLE ? T::TOGETHER : Stage<T>::GROUPS);
+  auto read = [&](int part) {
+    const int t = threadIdx.x % 4;
+    if constexpr (!AHEAD) return t;
+    else if constexpr (!WHOLE) return read_part<T>(tile, part);
+    else return Both<T>{{T::hold(upper, part, t), T::hold(upper + apart, part, t)}};
+  };
+  auto next = read(first < segments ? PARTS * first : 0);
+  for (int turn = 0; turn < STRANDS / BESIDE; ++turn) {
+    const int v = first + turn * BESIDE;
+    float sum[TIMES][4] = {};
+    for (int at = v; at < segments; at += STRANDS) {
+      if constexpr (!AHEAD) {
+        add_groups<T, TIMES>(upper, apart, k, rows, SEGMENT * at, sum);
+        continue;
       }
-      keep(v, sum);
+      const int after = at + STRANDS < segments ? at + STRANDS : v + BESIDE;
+#pragma unroll 1  // registers
+      for (int part = PARTS * at; part < PARTS * at + PARTS; ++part) {
+        const bool last = part % PARTS == PARTS - 1;
+        const int then = !last ? part + 1 : after < segments ? PARTS * after : part;
+        if constexpr (AHEAD && WHOLE) {
+          const Both<T> both = next;
+          add_half<T>(both, rows, part, 0, sum);
+          next = read(then);
+          add_half<T>(both, rows, part, T::TOGETHER / 2, sum);
+        } else if constexpr (AHEAD) {
+          SYNC_WARP();  // all lanes are done with the part before
+          put_part<T>(next, stage);
+          SYNC_WARP();
+          next = read(then);
+          add_staged<T>(tile, part, stage, k, rows, sum);
+        }
+      }
     }
-  } else {
-    const u8 *upper = Stored::row(tile, g), *lower = Stored::row(tile, g + 8);
-    for (int v = first; v < STRANDS; v += beside) {
-      float sum[TIMES][4] = {};
-      for (int at = v; at < segments; at += STRANDS)
-        add_groups<T, TIMES>(upper, lower, k, rows, SEGMENT * at, sum);
-      keep(v, sum);
-    }
+    keep(v, sum);
   }
 }
 
@@ -298,19 +352,19 @@ DEV int row_of(int i) { return threadIdx.x % 4 * 2 + i % 2; }
 
 // What a block for up to eight rows shares: a segment of each warp, and the strands' sums.
 struct Few {
-  Quad stage[FEW_WARPS][WEIGHT::SPAN ? TILE * Stage<WEIGHT>::PITCH : 1];
+  Quad stage[FEW_WARPS][STAGED ? TILE * Stage<WEIGHT>::PITCH : 1];
   float part[STRANDS][TILE][ROWS];
 };
 
 // Up to eight rows: the tile at output n0, whose strands are spread over all warps of a block.
 DEV void few_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, Few& shared) {
   const int warp = threadIdx.x / 32;
-  strands_of<WEIGHT, 1>(w, rows, n0, n, k, warp, FEW_WARPS, shared.stage[warp],
-                        [&](int v, const float (&sum)[1][4]) {
+  strands_of<WEIGHT, 1, FEW_WARPS>(w, rows, n0, n, k, warp, shared.stage[warp],
+                                   [&](int v, const float (&sum)[1][4]) {
 #pragma unroll
-                          for (int i = 0; i < 4; ++i)
-                            shared.part[v][output_of(i)][row_of(i)] = sum[0][i];
-                        });
+                                     for (int i = 0; i < 4; ++i)
+                                       shared.part[v][output_of(i)][row_of(i)] = sum[0][i];
+                                   });
   __syncthreads();
 }
 
@@ -332,20 +386,15 @@ template <class T, class First, class Matrix>
 DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
                  float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
   const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, quarter = warp / WIDE_TILES;
-  float total[WIDE][4];
-  strands_of<T, WIDE>(w(tile), rows, n0(tile), n, k, quarter, QUARTERS, 0,
-                      [&](int v, const float (&sum)[WIDE][4]) {
+  auto keep = [&](int v, const float (&sum)[WIDE][4]) {
 #pragma unroll
-                        for (int j = 0; j < WIDE; ++j)
-#pragma unroll
-                          for (int i = 0; i < 4; ++i)
-                            total[j][i] = v < QUARTERS ? sum[j][i] : total[j][i] + sum[j][i];
-                      });
-#pragma unroll
-  for (int j = 0; j < WIDE; ++j)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      part[quarter][TILE * tile + output_of(i)][ROWS * j + row_of(i)] = total[j][i];
+    for (int i = 0; i < WIDE * 4; ++i) {
+      const int output = TILE * tile + output_of(i % 4), row = i / 4 * ROWS + row_of(i % 4);
+      volatile float& own = part[quarter][output][row];  // or else it stays in a register
+      own = v < QUARTERS ? sum[i / 4][i % 4] : own + sum[i / 4][i % 4];
+    }
+  };
+  strands_of<T, WIDE, QUARTERS>(w(tile), rows, n0(tile), n, k, quarter, 0, keep);
   __syncthreads();
 }
 
@@ -447,14 +496,20 @@ mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED Few shared;
-  few_rows(one_of(w, y, n, m, TILE), x, 0, k, m, shared);
+  SHARED One one;
+  if (threadIdx.x == 0) one = one_of(w, y, n, m, TILE);
+  __syncthreads();
+  few_rows(one, x, 0, k, m, shared);
 }
 
 // The same of any number of rows: grid (sum of n / 64, m / 32).
 KERNEL_OF(WIDE_WARPS * 32, 1)
 mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
-  wide_rows(one_of(w, y, n, m, WIDE_TILES * TILE), x, 0, k, m, part);
+  SHARED One one;
+  if (threadIdx.x == 0) one = one_of(w, y, n, m, WIDE_TILES * TILE);
+  __syncthreads();
+  wide_rows(one, x, 0, k, m, part);
 }
 
 // y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given, of
@@ -464,16 +519,17 @@ mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
                    i64 k, i64 m) {
   SHARED Few shared;
   SHARED float gate[ROWS][TILE];
-  const i64 n0 = (i64)blockIdx.x * TILE;
-  const Rows rows = rows_from(x, 0, k, m);
-  few_of(w, rows, n0, n, k, shared);
-  for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
-    gate[i / TILE][i % TILE] = total_of(shared.part, i % TILE, i / TILE);
-  __syncthreads();  // before sums of the other are written
-  few_of(up, rows, n0, n, k, shared);
+#pragma unroll 1
+  for (int second = 0; second < 2; ++second) {
+    few_of(second ? up : w, rows_from(x, 0, k, m), (i64)blockIdx.x * TILE, n, k, shared);
+    if (second) break;
+    for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
+      gate[i / TILE][i % TILE] = total_of(shared.part, i % TILE, i / TILE);
+    __syncthreads();  // before sums of the other are written
+  }
   gate_rows([&](int output, int row) { return gate[row][output]; },
             [&](int output, int row) { return total_of(shared.part, output, row); }, y, parts, op,
-            n0, TILE, 0, (int)m, n, m);
+            (i64)blockIdx.x * TILE, TILE, 0, (int)m, n, m);
 }
 
 // The same of any number of rows: grid (n / 32, m / 32), two tiles of each matrix.
@@ -485,7 +541,8 @@ mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
   const i64 n0 = (i64)blockIdx.x * outputs;
   const int from = blockIdx.y * (WIDE * ROWS);
   wide_of<WEIGHT>([&](int tile) { return n0 + tile / 2 * TILE; },
-                  [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k, part);
+                  [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k,
+                  part);
   auto total = [&](int output, int row, int second) {
     return total_of(part, output / TILE * (2 * TILE) + second * TILE + output % TILE, row);
   };
