@@ -24,7 +24,7 @@ from ggraph.errors import BackendError
 from ggraph.plan import Buffer
 from ggraph.tensor import Array, Tensor
 
-SMALL_COPY = 1 << 16  # bytes; from here on the copy engines are as fast
+SMALL_COPY = 1 << 16  # bytes that a kernel copies; a guess that no GPU has been asked about
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 

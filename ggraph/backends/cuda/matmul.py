@@ -114,7 +114,7 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     if _is_tiled(w.tensor):
         end, outputs, threads, passes = _tile_of(m)
         low.call(
-            f"mul_mat_{end}", (-(-n // outputs), passes, 1), threads, type=w.tensor.dtype.name,
+            f"mul_mat_{end}", (passes, -(-n // outputs), 1), threads, type=w.tensor.dtype.name,
             w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k, m=m,
         )  # fmt: skip
         return
@@ -127,8 +127,8 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
 
 
 def _tile_of(m: int) -> tuple[str, int, int, int]:
-    """Which kernel of src/tiles.cu: the end of its name, outputs and threads of a block, and blocks
-    beside one another for all rows."""
+    """Which kernel of src/tiles.cu: the end of its name, outputs and threads of a block, and passes
+    over the weights, which run side by side."""
     if m <= PASS_ROWS:
         return "tile", TILE, FEW_WARPS * 32, 1
     return "wide", WIDE_TILE, WIDE_WARPS * 32, -(-m // WIDE_ROWS)
@@ -149,7 +149,7 @@ def _joined(low: Lowering, launch: Launch) -> None:
     end, outputs, threads, passes = _tile_of(m)
     missing = (0,) * (MOST_MATRICES - len(matrices))
     low.call(
-        f"mul_mats_{end}", (sum(-(-n // outputs) for n in counts), passes, 1), threads,
+        f"mul_mats_{end}", (passes, sum(-(-n // outputs) for n in counts), 1), threads,
         type=w.tensor.dtype.name, w=(*map(low.at, matrices), *missing),
         x=_parts(low, launch), y=low.at(launch.result), n=(*counts, *missing),
         k=w.tensor.shape[1], m=m,
@@ -174,7 +174,7 @@ def _gated(low: Lowering, launch: Launch) -> None:
     end, outputs, threads, passes = _tile_of(m)
     outputs = min(outputs, WIDE_TILE // 2)  # a wide block's tiles are of both matrices
     low.call(
-        f"mul_mat_gated_{end}", (-(-n // outputs), passes, 1), threads, type=w.tensor.dtype.name,
+        f"mul_mat_gated_{end}", (passes, -(-n // outputs), 1), threads, type=w.tensor.dtype.name,
         w=low.at(w), up=low.at(up), x=_parts(low, launch), y=low.at(launch.result),
         parts=parts_of(low, launch), op=BINARY.index(str(t.attrs["unit"])), n=n, k=k, m=m,
     )  # fmt: skip

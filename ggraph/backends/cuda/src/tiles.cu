@@ -432,7 +432,7 @@ DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m
 
 DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
                    float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
-  const int from = blockIdx.y * (WIDE * ROWS), outputs = WIDE_TILES * TILE;
+  const int from = blockIdx.x * (WIDE * ROWS), outputs = WIDE_TILES * TILE;
   wide_of<WEIGHT>([&](int tile) { return one.n0 + TILE * tile; }, [&](int) { return one.w; },
                   rows_from(x, from, k, m), one.n, k, part);
   for (int i = threadIdx.x; i < outputs * WIDE * ROWS; i += blockDim.x)
@@ -447,7 +447,7 @@ struct Matrices {
 // Which of several matrices with n outputs each, one behind the other, is this block's.
 DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs) {
   One one = {w.of[0], y, n.v[0], 0};
-  int block = blockIdx.x;
+  int block = blockIdx.y;
 #pragma unroll
   for (int i = 1; i < 4; ++i) {
     const int blocks = (int)((one.n + outputs - 1) / outputs);
@@ -478,21 +478,22 @@ DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n0, int 
   }
 }
 
-// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (n / 16).
+// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (1, n / 16).
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED Few shared;
-  few_rows({w, y, n, (i64)blockIdx.x * TILE}, x, rest, k, m, shared);
+  few_rows({w, y, n, (i64)blockIdx.y * TILE}, x, rest, k, m, shared);
 }
 
-// The same of any number of rows, with the same bits; grid (n / 64, m / 32).
+// The same of any number of rows, with the same bits; grid (m / 32, n / 64): blocks that read the
+// same weights run side by side, or else memory is read for each.
 KERNEL_OF(WIDE_WARPS * 32, 1)
 mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
-  wide_rows({w, y, n, (i64)blockIdx.x * (WIDE_TILES * TILE)}, x, rest, k, m, part);
+  wide_rows({w, y, n, (i64)blockIdx.y * (WIDE_TILES * TILE)}, x, rest, k, m, part);
 }
 
-// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (sum of n / 16).
+// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (1, sum of n / 16).
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED Few shared;
@@ -502,7 +503,7 @@ mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   few_rows(one, x, 0, k, m, shared);
 }
 
-// The same of any number of rows: grid (sum of n / 64, m / 32).
+// The same of any number of rows: grid (m / 32, sum of n / 64).
 KERNEL_OF(WIDE_WARPS * 32, 1)
 mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
@@ -513,7 +514,7 @@ mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
 }
 
 // y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given, of
-// up to eight rows; grid (n / 16).
+// up to eight rows; grid (1, n / 16).
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
                    i64 k, i64 m) {
@@ -521,7 +522,7 @@ mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
   SHARED float gate[ROWS][TILE];
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {
-    few_of(second ? up : w, rows_from(x, 0, k, m), (i64)blockIdx.x * TILE, n, k, shared);
+    few_of(second ? up : w, rows_from(x, 0, k, m), (i64)blockIdx.y * TILE, n, k, shared);
     if (second) break;
     for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
       gate[i / TILE][i % TILE] = total_of(shared.part, i % TILE, i / TILE);
@@ -529,17 +530,17 @@ mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
   }
   gate_rows([&](int output, int row) { return gate[row][output]; },
             [&](int output, int row) { return total_of(shared.part, output, row); }, y, parts, op,
-            (i64)blockIdx.x * TILE, TILE, 0, (int)m, n, m);
+            (i64)blockIdx.y * TILE, TILE, 0, (int)m, n, m);
 }
 
-// The same of any number of rows: grid (n / 32, m / 32), two tiles of each matrix.
+// The same of any number of rows: grid (m / 32, n / 32), two tiles of each matrix.
 KERNEL_OF(WIDE_WARPS * 32, 1)
 mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
                    i64 k, i64 m) {
   SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
   const int outputs = WIDE_TILES / 2 * TILE;
-  const i64 n0 = (i64)blockIdx.x * outputs;
-  const int from = blockIdx.y * (WIDE * ROWS);
+  const i64 n0 = (i64)blockIdx.y * outputs;
+  const int from = blockIdx.x * (WIDE * ROWS);
   wide_of<WEIGHT>([&](int tile) { return n0 + tile / 2 * TILE; },
                   [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k,
                   part);
