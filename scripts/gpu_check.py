@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]  # need not be installed
 
 import gpu_about
 import gpu_correct
 import gpu_speed
 import gpu_tests
+import kept
 from gpu_correct import Found
 
 from ggraph.backends.cuda import Driver, open_driver
@@ -263,7 +264,7 @@ def write_record(folders: Sequence[Path], to: Path) -> int:
     about = record["about"]
     path = to / f"gpu-{about.get('slug', 'none')}-{about.get('date', 'undated')}.json"
     to.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(kept.text(kept.rounded(record), 2) + "\n")  # a line for each section
     print_proof(record["proof"])
     for name, part in record["sections"].items():
         print(f"{name:<12} {'ok' if part['ok'] else 'FAILED'}  {_short(part)}")

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # a clone need not be installed
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]  # need not be installed
 
 import gpu_about
 import gpu_speed
+import kept
 import random_model
 from gpu_check import STAND_IN, opened
 
@@ -84,7 +85,7 @@ def main() -> int:
         about = gpu_about.about(asked.device)
         seconds = round(time.perf_counter() - begun, 1)
         found = {"about": about, "file": path.name, "llama.cpp": build, "rows": rows}
-        asked.to.write_text(json.dumps({**found, "seconds": seconds}, indent=1) + "\n")
+        kept.write(asked.to, {**found, "seconds": seconds})
     return 0
 
 
