@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ggraph.backends.cuda.driver import WIDEST
 from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
 from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
-from ggraph.backends.cuda.matmul import WIDE
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
@@ -215,7 +215,9 @@ def _is_aligned(x: Launch) -> bool:
     multiples of 16 bytes; blocks are read as anywhere."""
     q, *caches = [r.tensor for r in x.sources[:3]]
     odd = [n for t in caches for n in (t.offset, *t.strides[:2], 2 * t.shape[2])]
-    return not (q.offset % WIDE or (not caches[0].dtype.is_block and any(n % WIDE for n in odd)))
+    return not (
+        q.offset % WIDEST or (not caches[0].dtype.is_block and any(n % WIDEST for n in odd))
+    )
 
 
 def _lists(low: Lowering, x: Launch, given: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from cupy.cuda.function import Module
 
 from ggraph.backends.cuda import kernels, nvrtc
 from ggraph.backends.cuda.blas import Blas
-from ggraph.backends.cuda.driver import Grid, Product
+from ggraph.backends.cuda.driver import WIDEST, Grid, Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
@@ -113,7 +113,7 @@ class CupyDriver:
     def allocate(self, nbytes: int) -> int:
         """Device memory."""
         with self._here(f"allocating {nbytes} bytes"):
-            return int(runtime.malloc(nbytes))
+            return int(runtime.malloc(-(-nbytes // WIDEST) * WIDEST))
 
     def free(self, address: int) -> None:
         """Give it back; after the device is lost there is nothing to give back."""

@@ -14,6 +14,7 @@ from ggraph.backends.cuda.kernels import Unit
 
 Grid = tuple[int, int, int]
 ALIGNED = 256  # bytes of which device memory begins at a multiple
+WIDEST = 16  # bytes of a kernel's largest load
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Driver(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> int:
-        """Address of device memory, a multiple of ALIGNED. BackendError: out of memory."""
+        """Address of device memory, a multiple of ALIGNED. Its last load of WIDEST bytes may be
+        read, not written, where it has fewer of them. BackendError: out of memory."""
         ...
 
     def free(self, address: int) -> None:

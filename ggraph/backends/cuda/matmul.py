@@ -7,7 +7,7 @@ k inner size, m rows.
 
 from math import inf, prod
 
-from ggraph.backends.cuda.driver import Product
+from ggraph.backends.cuda.driver import WIDEST, Product
 from ggraph.backends.cuda.elementwise import BINARY, convert, decode
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
@@ -20,7 +20,6 @@ from ggraph.tensor import Tensor
 
 PASS_ROWS = 8  # rows per pass over the weights
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
-WIDE = 16  # bytes that src/tiles.cu loads at once
 TILE, FEW_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu for up to PASS_ROWS
 WIDE_TILE, WIDE_WARPS, WIDE_ROWS = 64, 16, 32  # the same for more, by so many rows
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
@@ -62,7 +61,7 @@ def _mul_mat(low: Lowering, x: Launch) -> None:
 def _is_tiled(w: Tensor) -> bool:
     """Whether src/tiles.cu can read w: whole groups of columns, and rows where it expects them."""
     k = w.shape[-1]
-    return w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDE == 0
+    return w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDEST == 0
 
 
 def _parts(low: Lowering, launch: Launch) -> int:

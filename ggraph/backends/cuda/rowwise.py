@@ -6,6 +6,7 @@ Legend: n row length, T token rows.
 from math import prod
 from typing import Any
 
+from ggraph.backends.cuda.driver import WIDEST
 from ggraph.backends.cuda.kernels import WEIGHTS
 from ggraph.backends.cuda.layout import (
     PLAIN,
@@ -26,7 +27,6 @@ from ggraph.backends.cuda.lowering import (
     parts_of,
     threads,
 )
-from ggraph.backends.cuda.matmul import WIDE
 from ggraph.backends.protocol import Launch
 from ggraph.dtype import F32, I32, I64, Q8_0
 from ggraph.tensor import Tensor, contiguous
@@ -49,7 +49,7 @@ def _rms_norm(low: Lowering, x: Launch) -> None:
     }  # fmt: skip
     grid = (row_count(a.tensor), 1, 1)
     places = (given["x"], given["w"], given["y"], 4 * n, *strides)
-    if a.tensor.dtype is F32 and not any(p % WIDE for p in places):
+    if a.tensor.dtype is F32 and not any(p % WIDEST for p in places):
         low.call("rms_norm", grid, threads(n // HELD), **given)
     else:
         low.call("rms_norm_odd", grid, threads(n), type_=PLAIN[a.tensor.dtype], **given)

@@ -229,7 +229,7 @@ DEV void add_half(const Both<T>& both, const Rows& rows, int part, int first, fl
 
 // A part of a tile of other block types, on its way through shared memory: what a lane needs of such
 // blocks are two bytes here and there, which are read from there; from memory a warp reads whole
-// sixteens.
+// sixteens, also where w ends among them (see `allocate` of driver.py).
 template <class T>
 struct Stage {
   static const int GROUPS = T::BLOCK > 32 ? SEGMENT : SEGMENT / 2;
