@@ -13,7 +13,7 @@ SOURCE = """
 #include "pieces.cuh"
 KERNEL wide_load(const u8* x, float* y, int at) {
   float v[8];
-  eight_floats((const float*)(x + at), v);
+  f32::eight(x + at, v);
   y[threadIdx.x] = v[threadIdx.x % 8];
 }
 KERNEL one_place(const u8* x, float* y, int at) { y[threadIdx.x] = (float)x[at]; }

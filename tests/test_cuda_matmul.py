@@ -248,3 +248,13 @@ def test_what_is_refused_goes_elsewhere() -> None:
     batched = ops.mul_mat(weight("w", (2, 3, 64), dt.Q8_0), input("y", (2, 5, 64)))
     assert not accepts(batched)
     assert not opened().spec.supports(batched)
+
+
+def test_more_outputs_than_a_grid_has_blocks_take_another_kernel() -> None:
+    """16 outputs a block, 65,535 blocks beside one another."""
+    most, x = 16 * 65535, input("x", (3, 32))
+    w, over = weight("w", (most, 32), dt.BF16), weight("v", (most + 1, 32), dt.BF16)
+    known = opened().spec
+    assert known.needs(ops.mul_mat(w, x)) and not known.needs(ops.mul_mat(over, x))
+    half = weight("h", (16 * 32767, 32), dt.BF16)
+    assert accepts(ops.mul_mats(half, x, half)) and not accepts(ops.mul_mats(half, x, w))

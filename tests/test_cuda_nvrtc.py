@@ -101,6 +101,12 @@ def test_the_page_names_every_kernel() -> None:
     assert f"{len(kernels.units())} sources and template instances" in page
 
 
+def test_what_is_explained_of_mutants_stands_in_the_sources() -> None:
+    mutants: Any = importlib.import_module("mutate_kernels")
+    gone = [(f, part) for f, part, _ in mutants.EXPLAINED if part not in kernels.text(f)]
+    assert mutants.EXPLAINED and not gone
+
+
 def test_a_kernel_that_does_not_compile_names_its_line() -> None:
     need_nvrtc()
     with pytest.raises(

@@ -75,10 +75,14 @@ class Lowering:
         """
         if 0 in grid:
             return
-        driver, unit = self.keeper.driver, unit or Unit(homes()[kernel], type)
+        driver, unit = self.keeper.driver, self.compiled(unit or Unit(homes()[kernel], type))
         function = driver.function(unit, kernel)
         arguments = packed(kernel, {k.rstrip("_"): v for k, v in args.items()}, unit)
         self.steps.append(lambda s: driver.launch(function, grid, block, arguments, s))
+
+    def compiled(self, unit: Unit) -> Unit:
+        """What is compiled in the place of a unit."""
+        return unit
 
     def per_element(self, kernel: str, count: int, **args: Any) -> None:
         """A launch with one thread per element."""

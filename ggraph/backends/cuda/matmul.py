@@ -59,9 +59,16 @@ def _mul_mat(low: Lowering, x: Launch) -> None:
 
 
 def _is_tiled(w: Tensor) -> bool:
-    """Whether src/tiles.cu can read w: whole groups of columns, and rows where it expects them."""
-    k = w.shape[-1]
-    return w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDEST == 0
+    """Whether src/tiles.cu can read w: whole groups of columns, rows where it expects them, and no
+    more than a grid has blocks for."""
+    n, k = w.shape[-2:]
+    here = w.dtype.name in TILED and k % 32 == 0 and k > 0 and w.offset % WIDEST == 0
+    return here and _blocks(n) <= MAX_GRID_Y
+
+
+def _blocks(*counts: int) -> int:
+    """The most blocks that take so many outputs of each of several matrices."""
+    return sum(-(-n // TILE) for n in counts)
 
 
 def _parts(low: Lowering, launch: Launch) -> int:
@@ -138,7 +145,9 @@ def _joins(t: Tensor) -> bool:
     w, x, *more = t.sources
     stored = all(len(a.shape) == 2 and _is_stored(a) and _is_tiled(a) for a in (w, *more))
     alike = stored and all(a.dtype is w.dtype for a in more)
-    return alike and is_flat(x) and prod(x.shape[:-1]) <= FEW_ROWS
+    if not alike or _blocks(*(a.shape[0] for a in (w, *more))) > MAX_GRID_Y:
+        return False
+    return is_flat(x) and prod(x.shape[:-1]) <= FEW_ROWS
 
 
 def _joined(low: Lowering, launch: Launch) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cuda.backend import CudaBackend, CudaProgram, CudaSpec, Events
-from ggraph.backends.cuda.driver import Driver, Grid
-from ggraph.backends.cuda.kernels import Unit, homes, in_parts, packed
+from ggraph.backends.cuda.driver import Driver
+from ggraph.backends.cuda.kernels import Unit, in_parts, packed
 from ggraph.backends.cuda.lower import emit
 from ggraph.backends.cuda.lowering import Lowering
 from ggraph.backends.host import HostMemory
@@ -41,19 +41,9 @@ def _beside(gpu: CudaBackend, need: Need) -> Scratch:
 class InParts(Lowering):
     """Launches of which the first block is done before the others begin."""
 
-    def call(
-        self,
-        kernel: str,
-        grid: Grid,
-        block: int,
-        *,
-        type: str = "",
-        unit: Unit | None = None,
-        **args: Any,
-    ) -> None:
-        """Append a launch of the kernel's late form."""
-        late = in_parts(unit or Unit(homes()[kernel], type))
-        super().call(kernel, grid, block, type=type, unit=late, **args)
+    def compiled(self, unit: Unit) -> Unit:
+        """Its late form."""
+        return in_parts(unit)
 
 
 @dataclass(eq=False)

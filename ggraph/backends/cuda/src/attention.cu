@@ -286,14 +286,9 @@ DEV void mix(const u32 (&weights)[GIVEN][4], const u32 (&words)[4][STORED][4],
 // The larger one; what is no number stays, so that it is not taken for a row that sees nothing.
 DEV float larger(float a, float b) { return b > a || b != b ? b : a; }
 
-// The four lanes of a pair: their largest, their sum.
+// The largest of the four lanes of a pair.
 DEV float pair_max(float value) {
   for (int offset = 1; offset < 4; offset *= 2) value = larger(value, SHUFFLE_XOR(value, offset));
-  return value;
-}
-
-DEV float pair_sum(float value) {
-  for (int offset = 1; offset < 4; offset *= 2) value += SHUFFLE_XOR(value, offset);
   return value;
 }
 
@@ -413,7 +408,7 @@ DEV void pass_of(int begin, int end, const Tile& tile, float scale, float softca
     }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sum[half] = pair_sum(sum[half]);
+    sum[half] = four_sum(sum[half]);
     if (c == 0) shared.sums[warp][g + 8 * half] = sum[half];
   }
   u32 weights[KEYS / 16][GIVEN][4];  // of sixteen cache rows each

@@ -195,6 +195,12 @@ DEV float warp_sum(float value) {
   return value;
 }
 
+// Sum over the four lanes that share a row of a fragment.
+DEV float four_sum(float value) {
+  for (int offset = 1; offset < 4; offset *= 2) value += SHUFFLE_XOR(value, offset);
+  return value;
+}
+
 DEV float warp_max(float value) {
   for (int offset = 16; offset; offset >>= 1) {
     const float other = SHUFFLE_XOR(value, offset);

@@ -8,13 +8,6 @@
 
 DEV bool begins_at(const void* p, int bytes) { return ((unsigned long long)p & (bytes - 1)) == 0; }
 
-// Four floats at a multiple of 16 bytes.
-DEV void four_floats(const float* p, float* v) {
-  const Quad four = *(const Quad*)p;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = bits_to_float(four.w[i]);
-}
-
 DEV float round_of(float x) {  // halves away from zero
   const float whole = floorf(fabsf(x) + 0.5f);
   return x < 0.0f ? -whole : x > 0.0f ? whole : x;

@@ -105,14 +105,9 @@ DEV void stage(const u8* cache, i64 stride, i64 first, i64 last, int dim, Tile& 
   else stage_as<false>(cache, stride, first, last, dim, to);
 }
 
-// The four lanes of a row: their largest, their sum.
+// The largest of the four lanes of a row.
 DEV float row_max(float value) {
   for (int offset = 1; offset < 4; offset *= 2) value = fmaxf(value, SHUFFLE_XOR(value, offset));
-  return value;
-}
-
-DEV float row_sum(float value) {
-  for (int offset = 1; offset < 4; offset *= 2) value += SHUFFLE_XOR(value, offset);
   return value;
 }
 
@@ -318,7 +313,7 @@ KERNEL attend_rows(const float* q, const u8* k, const u8* v, const u8* mask, con
   if (unit >= units) return;  // the whole warp
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float total = row_sum(sum[half]), kept = 1.0f;
+    float total = four_sum(sum[half]), kept = 1.0f;
     const i64 row = mine + 8 * half;
     if (row >= rows) continue;
     if (sinks && sinks[head] != -INF) {

@@ -382,7 +382,7 @@ DEV float total_of(const float (&part)[STRANDS][TILE][ROWS], int output, int row
 }
 
 // More rows: a block of WIDE_TILES tiles, of each of which a warp has a quarter of the strands.
-template <class T, class First, class Matrix>
+template <class First, class Matrix>
 DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
                  float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
   const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, quarter = warp / WIDE_TILES;
@@ -394,7 +394,7 @@ DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
       own = v < QUARTERS ? sum[i / 4][i % 4] : own + sum[i / 4][i % 4];
     }
   };
-  strands_of<T, WIDE, QUARTERS>(w(tile), rows, n0(tile), n, k, quarter, 0, keep);
+  strands_of<WEIGHT, WIDE, QUARTERS>(w(tile), rows, n0(tile), n, k, quarter, 0, keep);
   __syncthreads();
 }
 
@@ -433,7 +433,7 @@ DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m
 DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
                    float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
   const int from = blockIdx.x * (WIDE * ROWS), outputs = WIDE_TILES * TILE;
-  wide_of<WEIGHT>([&](int tile) { return one.n0 + TILE * tile; }, [&](int) { return one.w; },
+  wide_of([&](int tile) { return one.n0 + TILE * tile; }, [&](int) { return one.w; },
                   rows_from(x, from, k, m), one.n, k, part);
   for (int i = threadIdx.x; i < outputs * WIDE * ROWS; i += blockDim.x)
     store(one, rest, m, i % outputs, from + i / outputs, total_of(part, i % outputs, i / outputs));
@@ -541,7 +541,7 @@ mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
   const int outputs = WIDE_TILES / 2 * TILE;
   const i64 n0 = (i64)blockIdx.y * outputs;
   const int from = blockIdx.x * (WIDE * ROWS);
-  wide_of<WEIGHT>([&](int tile) { return n0 + tile / 2 * TILE; },
+  wide_of([&](int tile) { return n0 + tile / 2 * TILE; },
                   [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k,
                   part);
   auto total = [&](int output, int row, int second) {
