@@ -1,6 +1,7 @@
 """Packed weights and their products: exact unpacking, float64 oracles, batch invariance."""
 
 import importlib
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from hypothesis import strategies as st
 
 from ggraph import Graph, Session, input, open_backend, ops, weight
 from ggraph import dtype as dt
-from ggraph.backends.cpu import amx, matmul
-from ggraph.backends.cpu.compiler import assembly
+from ggraph.backends.cpu import amx, ceilings, matmul  # noqa: F401  (registers "stream_read")
+from ggraph.backends.cpu.blocks import NEAREST, ONCE, SECOND
+from ggraph.backends.cpu.compiler import assembly, build_ir
 from ggraph.backends.cpu.isa import Isa, dot_variant, host, limited
 from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.pages import GUARD
 from ggraph.backends.cpu.pool import Pool
+from ggraph.backends.cpu.simd import KERNELS
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout, layout_of, packed_bytes
 from ggraph.dtype import A8, DType
 from ggraph.env import vector_limit
@@ -87,6 +90,32 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
         first = (m * 7) % (most - m + 1)
         part = product(dtype, tiles, x[first : first + m], n, k, threads=(1, 2, 4)[m % 3])
         assert np.array_equal(part, whole[first : first + m]), f"{dtype}: m={m} from {first}"
+
+
+@pytest.mark.parametrize("dtype", [dt.Q4_K, dt.Q6_K, dt.Q8_0, dt.F16, dt.F32], ids=str)
+def test_one_row_has_the_bits_of_more_for_any_number_of_tiles(dtype: DType) -> None:
+    """It reads at several places at once, of which the last may have few tiles, or none."""
+    most = 11 * layout_of(dtype).tile
+    k = 37 if isinstance(layout_of(dtype), FloatLayout) else columns(dtype, 2)
+    x, _ = activations(dtype, np.random.default_rng(6).normal(size=(2, k)).astype(np.float32))
+    tiles = packed_weight(dtype, raw_weight(dtype, most, k), most, k)
+    whole = product(dtype, tiles, x, most, k, threads=1)
+    for n in range(1, most + 1, 5):
+        for threads in (1, 3):
+            one = product(dtype, tiles, x[:1], n, k, threads)
+            assert np.array_equal(one[0], whole[0, :n]), f"{dtype}: {n} outputs, {threads} threads"
+
+
+@pytest.mark.parametrize("name", ["stream_read", "matmul_n4k", "matmul_f16", "attend_chunks_f16"])
+def test_what_is_read_once_is_asked_for_so_on_amds_alone(name: str) -> None:
+    """Intel's then have a third of the lines on their way: a ceiling that asked for them so told
+    two thirds of what products read."""
+    for cpu, allowed in (("znver3", {ONCE, NEAREST}), ("haswell", {SECOND, NEAREST})):
+        isa = Isa("x86_64-unknown-linux-gnu", cpu, "+avx2,+fma,+f16c", "avx2")
+        text = str(build_ir(KERNELS[name], isa))
+        asked = set(map(int, re.findall(r"@.llvm.prefetch.p0.\(.*i32 0, i32 (\d), i32 1", text)))
+        assert asked
+        assert asked <= allowed, f"{name} on {cpu}"
 
 
 @pytest.mark.parametrize("dtype", [dt.Q4_K, dt.Q6_K, dt.Q8_0, dt.Q5_0], ids=str)

@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Num, Val, vec
-from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, TILE, X_BLOCK, Layout, Scale
+from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, HALF, TILE, X_BLOCK, Layout, Scale
 
 SMALLEST = 0x00200000  # the bits of 2^-128 as float32, below its normal numbers
 
@@ -139,34 +139,49 @@ class Abreast:
         return self.blocks[first // TILE].minimums(first % TILE, lanes)
 
 
+FAR_AHEAD = 8192  # bytes between use and prefetch
+
+
+def ahead(k: Kernel, near: int) -> int:
+    """Bytes between use and prefetch: `near` with vectors of 256 bits where what is read once
+    passes the caches by, since lines would have left the nearest cache; else all of `FAR_AHEAD`."""
+    return near if k.isa.bypasses and k.isa.lanes == HALF else FAR_AHEAD
+
+
 ONCE, SECOND, NEAREST = 0, 2, 3  # for how long a line is kept: read once, or in which cache
 
 
-def ask(k: Kernel, address: Val, keep: int = NEAREST) -> None:
-    """Ask for a cache line."""
-    at = k.pointer(address)
-    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
+def nearest(k: Kernel) -> int:
+    """Which cache to ask for what comes from afar: the second, where the nearest has few lines on
+    their way at once."""
+    return NEAREST if k.isa.bypasses else SECOND
 
 
-def prefetch(k: Kernel, address: Val, nbytes: int) -> None:
-    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept; for
-    the second cache where the nearest has few lines on their way at once."""
+def ask(k: Kernel, address: Val, keep: int | None = None) -> None:
+    """Ask for a cache line, for the `nearest` cache unless told."""
+    level = I32(nearest(k) if keep is None else keep)
+    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), k.pointer(address), I32(0), level, I32(1))
+
+
+def prefetch(k: Kernel, address: Val, nbytes: int, *, near: bool = False) -> None:
+    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept, in
+    the `nearest` cache, or in the very nearest one if it is `near`."""
     lines = range(0, nbytes, 64)
     if not k.isa.bypasses:
         for line in lines:
-            ask(k, address + line, SECOND)
+            ask(k, address + line, NEAREST if near else nearest(k))
         return
     with k.if_else(k.flag(STREAM)) as (once, again):
-        for branch, keep in ((once, ONCE), (again, NEAREST)):
+        for branch, keep in ((once, ONCE), (again, nearest(k))):
             with branch:
                 for line in lines:
                     ask(k, address + line, keep)
 
 
-def ask_ahead(block: Block, ahead: Num) -> None:
-    """Ask for what lies `ahead` bytes behind a block's share of its run."""
+def ask_ahead(block: Block, ahead: Num, *, near: bool = False) -> None:
+    """Ask for what lies `ahead` bytes behind a block's share of its run, as by `prefetch`."""
     share = -(-block.layout.run_bytes // block.layout.blocks)
-    prefetch(block.k, block.behind(share) + ahead, share)
+    prefetch(block.k, block.behind(share) + ahead, share, near=near)
 
 
 def blocks_of(

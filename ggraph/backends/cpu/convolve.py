@@ -12,8 +12,9 @@ columns.
 from collections.abc import Iterator
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.blocks import ahead
+from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.lay import turned
-from ggraph.backends.cpu.matmul import FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.passes import floats, next_rows
 from ggraph.backends.cpu.simd import KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.tiles import LAYOUTS, FloatLayout
@@ -77,7 +78,7 @@ def _chunk(k: Kernel, layout: FloatLayout, home: Val, image: Val, t: Val, chunk:
                 starts = _starts(k, x + image * xn, begin + first.value, count)
                 own = home + first.value * (layout.tile * 4)
                 numbers = ((c, [s + place for s in starts]) for c, place in _columns(k))
-                float_sums(k, layout, own, tile, count, numbers)
+                float_sums(k, layout, own, tile, count, numbers, ahead(k, FLOAT_AHEAD))
         first.value = first.value + rows
     output = image * n + t * layout.tile
     _write(k, layout, home, y + (output * m + begin) * 4, n - t * layout.tile, places)

@@ -10,12 +10,12 @@ Legend: m rows of x, n outputs, k inputs; M rows handled at once; d scale, z min
 what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 bits).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
-from ggraph.backends.cpu import amx, routine, words
-from ggraph.backends.cpu.blocks import blocks_of, prefetch
+from ggraph.backends.cpu import amx, routine
+from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
+from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
@@ -29,7 +29,7 @@ from ggraph.backends.cpu.simd import (
     Num,
     Val,
 )  # fmt: skip
-from ggraph.backends.cpu.sums import add_block, parts_of
+from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
 
@@ -37,27 +37,19 @@ from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, L
 # two tiles abreast, half as many at a time: what is loaded of x then serves twice as many products.
 ROWS = {8: 5, 16: 8}
 ABREAST, ABREAST_ROWS = 2, 6
-FLOAT_ROWS = {8: 3, 16: 8}
-# Bytes between use and prefetch with vectors of 256 bits, where what is read once passes the caches
-# by: from 8192 on, some lines have left the nearest cache; float weights' lines are used up faster.
-AHEAD, FLOAT_AHEAD = 2048, 1024
-FAR_AHEAD = 8192  # with 512 bits, and where the second cache is asked for, unless codes come from
-# memory: 2 KB are 7 to 9 % faster there, on weights of 1.2 GB behind a third cache of 480 MB, and
-# up to a quarter slower on weights that this keeps
+# Bytes between use and prefetch where `blocks.ahead` takes no more, or weights come from memory to
+# the second cache: 2 KB are 7 to 9 % faster than its 8 there, on weights of 1.2 GB behind a third
+# cache of 480 MB, and up to a quarter slower on weights that this keeps.
+AHEAD = 2048
 EACH_ARGS = "w x y n k m xs ys add adds count ws group xb"
 ARGS = "w x y n k m xs ys add adds unit"
 Pass = Callable[[Val, Val, Rows], None]  # home of the sums, tile, rows
 
 
-def _ahead(k: Kernel, near: int) -> int:
-    """Bytes between use and prefetch; `near` where lines would leave the nearest cache."""
-    return near if k.isa.bypasses and k.isa.lanes == HALF else FAR_AHEAD
-
-
 def _codes_ahead(k: Kernel) -> Num:
     """The same of codes."""
     if k.isa.bypasses:
-        return _ahead(k, AHEAD)
+        return ahead(k, AHEAD)
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
 
 
@@ -71,9 +63,9 @@ def _quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
         sums = [h if k.isa.lanes == HALF else k.var(0.0, floats(k)) for h in held]
         for own in sums:
             own.value = 0.0
-        ahead = _codes_ahead(k)
+        asked = _codes_ahead(k)
         tiles = [tile + _tile_bytes(k, layout) * i for i in range(abreast)]
-        for block, at in blocks_of(k, layout, tiles, ahead):
+        for block, at in blocks_of(k, layout, tiles, asked):
             add_block(k, block, rows.at(at), sums)
         for h, own in zip(held, sums, strict=True):
             if own is not h:
@@ -82,45 +74,11 @@ def _quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
     return run
 
 
-def _load_floats(k: Kernel, layout: FloatLayout, address: Val) -> Val:
-    if layout.element == "f16":
-        return words.load_f16(k, address, k.isa.lanes)
-    if layout.element == "bf16":
-        return words.load_bf16(k, address, k.isa.lanes)
-    return k.load(address, floats(k))
-
-
-def float_sums(
-    k: Kernel, layout: FloatLayout, home: Val, tile: Val, count: int,
-    columns: Iterable[tuple[Val, Sequence[Val]]],
-) -> None:  # fmt: skip
-    """Sums of the products of `tile` with `count` rows of floats, in registers, then in `home`:
-    `columns` are the columns in order, each with the addresses of the rows' numbers."""
-    step, parts = layout.element_bytes, parts_of(k, layout.tile)
-    sums = [[k.var(0, floats(k)) for _ in range(count)] for _ in parts]
-    ahead = _ahead(k, FLOAT_AHEAD)
-    full = k.isa.is_x86 and k.isa.lanes == HALF and count == FLOAT_ROWS[HALF]
-    for c, numbers in columns:
-        at = tile + c * (layout.tile * step)
-        prefetch(k, at + ahead, layout.tile * step)
-        ones = [words.broadcast(k, number, k.isa.lanes) for number in numbers]
-        for p in parts:
-            w = _load_floats(k, layout, at + p * k.isa.lanes * step)
-            new = [words.fma(k, w, one, s.value) for s, one in zip(sums[p], ones, strict=True)]
-            if full:  # no register is left for another w
-                new = k.settle(new)
-            for total, value in zip(sums[p], new, strict=True):
-                total.value = value
-            k.keep_order()
-    for held, total in zip(homes(k, home, layout.tile, count), chain(*sums), strict=True):
-        held.value = total.value
-
-
 def _float_pass(k: Kernel, layout: FloatLayout) -> Pass:
     def run(home: Val, tile: Val, rows: Rows) -> None:
         """The same with float weights and float activations."""
-        places = ((c, rows.at(c * 4)) for c in k.loop(0, k.arg("k")))
-        float_sums(k, layout, home, tile, rows.count, places)
+        columns = ((c, rows.at(c * 4)) for c in k.loop(0, k.arg("k")))
+        float_sums(k, layout, home, tile, rows.count, columns, ahead(k, FLOAT_AHEAD))
 
     return run
 
@@ -239,7 +197,11 @@ def _walk(k: Kernel, walk: Walk) -> None:
     n, m, unit = k.words("n m unit")
     at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
     if walk.tiled is not None:
-        _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
+        with k.if_else(m >= amx.HEIGHT) as (many, few):
+            with many:
+                _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
+            with few:
+                _few_rows(k, walk, at, k.part(tiles, unit))
         return
     first, end = (k.var(bound) for bound in k.part(tiles, unit))
     with k.when(m >= MANY):
@@ -346,15 +308,16 @@ def _build(
     tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
+    places = None if walk_rows is _walk_each else Places.of(k, layout, size)
+    least = 1 if places is None else 2
     if isinstance(layout, FloatLayout):
-        walk_rows(k, Walk(layout.tile, rows, 1, size, home, _float_pass(k, layout), called=True))
+        run = _float_pass(k, layout)
+        walk_rows(k, Walk(layout.tile, rows, least, size, home, run, called=True, places=places))
         return
     run = _quantised_pass(k, layout)
     if not tiled:
         opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
-        opened = Group.of(k, layout, rows, _ahead(k, AHEAD), add_block) if opens else None
-        places = Places.of(k, layout, size)
-        least = 1 if places is None else 2
+        opened = Group.of(k, layout, rows, ahead(k, AHEAD), add_block) if opens else None
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
         again = opened is None and abreast is None  # few and many rows are done alike
         walk = Walk(layout.tile, rows, least, size, home, run, again, None, opened, abreast, places)
@@ -364,7 +327,8 @@ def _build(
     with k.when(many):
         amx.configure(k, layout)
     tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
-    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, tiled=tiles))
+    # Rows that are left over from whole heights may be one.
+    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, True, tiles, places=places))
     with k.when(many):
         amx.release(k)
 

@@ -12,14 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ggraph.backends.cpu.blocks import Block, ask_ahead
+from ggraph.backends.cpu.float_sums import float_sums
 from ggraph.backends.cpu.passes import homes
 from ggraph.backends.cpu.simd import Kernel, Val
 from ggraph.backends.cpu.sums import add_block
-from ggraph.backends.cpu.tiles import BLOCK, HALF, TILE, X_BLOCK, Layout
+from ggraph.backends.cpu.tiles import BLOCK, HALF, X_BLOCK, FloatLayout, Packed
 
-PLACES = 4  # eight may share sets of the nearest cache, and are then slower than one
-AHEAD = 512  # bytes between use and prefetch at each place; 384 to 768 are alike
-SUMS = TILE * 4  # bytes of a tile's sums
+PLACES = 4
+TURN = 512  # bytes of plain numbers that are met of a place in turn; 2048 are a tenth slower
+
+
+def ahead(k: Kernel) -> int:
+    """Bytes between use and prefetch at each place. Where what is read once passes the caches by
+    384 to 768 are alike, else 1024 to 2048."""
+    return 512 if k.isa.bypasses else 2048
 
 
 @dataclass(frozen=True)
@@ -27,37 +33,58 @@ class Places:
     """Tiles of `tile_bytes`, and where the sums of a tile of each place wait."""
 
     k: Kernel
-    layout: Layout
+    layout: Packed
     tile_bytes: Val
     home: Val
 
     @staticmethod
-    def of(k: Kernel, layout: Layout, tile_bytes: Val) -> "Places | None":
-        """On the stack; where one place is as good, or nobody has measured it, none."""
-        if not k.isa.bypasses or k.isa.lanes > HALF:
+    def of(k: Kernel, layout: Packed, tile_bytes: Val) -> "Places | None":
+        """On the stack; where one place is as good, as with 512 bits on AMD's, none."""
+        if k.isa.bypasses and k.isa.lanes > HALF:
             return None
-        return Places(k, layout, tile_bytes, k.scratch(PLACES * SUMS))
+        return Places(k, layout, tile_bytes, k.scratch(PLACES * layout.tile * 4))
 
     def run(self, tiles: Val, count: Val, row: Val, write: Callable[[Val, Val], None]) -> None:
         """A row of x with `count` tiles; `write` is given the number of each, and its sums."""
         k = self.k
-        each, start = (count + (PLACES - 1)) // PLACES, k.opaque(row)
+        # An odd number of tiles: whole pages apart, places share sets of the nearest cache.
+        each = (count + (PLACES - 1)) // PLACES | 1
+        start = k.opaque(row)
+        meet = self._columns if isinstance(self.layout, FloatLayout) else self._blocks
         for i in k.loop(0, each):
             some = (count - i + (each - 1)) // each  # places that have as many tiles
             for s in k.loop(0, some):
-                for held in homes(k, self.home + s * SUMS, TILE, 1):
+                for held in homes(k, self._home(s), self.layout.tile, 1):
                     held.value = 0.0
-            self._tile_of_each(tiles + i * self.tile_bytes, some, each * self.tile_bytes, start)
+            meet(tiles + i * self.tile_bytes, some, each * self.tile_bytes, start)
             for s in k.loop(0, some):
-                write(s * each + i, self.home + s * SUMS)
+                write(s * each + i, self._home(s))
 
-    def _tile_of_each(self, tile: Val, some: Val, apart: Val, row: Val) -> None:
+    def _home(self, s: Val) -> Val:
+        return self.home + s * (self.layout.tile * 4)
+
+    def _blocks(self, tile: Val, some: Val, apart: Val, row: Val) -> None:
         """The tile at `tile`, and those at the same place of the other parts."""
         k, layout = self.k, self.layout
+        assert not isinstance(layout, FloatLayout)
         for i in k.loop(0, k.arg("k") // (BLOCK * layout.blocks)):
             for j in k.loop(0, layout.blocks):
                 x = row + (i * layout.blocks + j) * X_BLOCK
                 for s in k.loop(0, some):
                     block = Block(k, layout, tile + i * layout.run_bytes + s * apart, j)
-                    ask_ahead(block, AHEAD)
-                    add_block(k, block, [x], homes(k, self.home + s * SUMS, TILE, 1))
+                    ask_ahead(block, ahead(k), near=True)
+                    add_block(k, block, [x], homes(k, self._home(s), layout.tile, 1))
+
+    def _columns(self, tile: Val, some: Val, apart: Val, row: Val) -> None:
+        """The same of plain numbers, some columns at a time."""
+        k, layout = self.k, self.layout
+        assert isinstance(layout, FloatLayout)
+        turn = TURN // (layout.tile * layout.element_bytes)
+        for c in k.loop(0, k.arg("k"), turn):
+            end = k.minimum(c + turn, k.arg("k"))
+            for s in k.loop(0, some):
+                columns = ((i, [row + i * 4]) for i in k.loop(c, end))
+                float_sums(
+                    k, layout, self._home(s), tile + s * apart, 1, columns, ahead(k),
+                    begun=True, near=True,
+                )  # fmt: skip
