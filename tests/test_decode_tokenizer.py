@@ -228,7 +228,7 @@ def test_ids_out_of_range_and_other_types_are_refused(kind):
 def test_any_ids_decode(ids, kind):
     t = tokenizer(kind)
     assert t.decode(ids) == t.decode_bytes(ids).decode("utf-8", "replace")
-    stream = Detokenizer(t, special=True)
+    stream = Detokenizer(t, t.special_ids)
     text = "".join([*map(stream.push, ids), stream.finish()])
     whole = b"".join(map(t.token_bytes, ids)).decode("utf-8", "replace")
     assert text == whole
@@ -280,6 +280,10 @@ def test_text_streams_stop():
     shown = [stream.push(i) for i in [*t.encode("é STO"), *t.encode("<|im_end|>", special=True)]]
     assert "".join(shown) == "é " and stream.finish() == "STO" and stream.stopped is None
     assert stream.letters == len("é STO")
+    ends = t.encode("<|im_end|>", special=True)
+    stream = TextStream(t, ["STOP<|im_end|>"], ends)
+    assert "".join(map(stream.push, [*ends, *t.encode(" STOP"), *ends])) == "<|im_end|> "
+    assert stream.stopped == "STOP<|im_end|>"
     for bad in ("abc", [""], [1]):
         with pytest.raises(InputError, match="stop strings"):
             StopMatcher(bad)

@@ -24,14 +24,16 @@ from models.serve.engine import Answers
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.inbox import Ended, Inbox
+from models.serve.notations import HERMES
 from models.serve.replies import Dialect, Events
 from models.serve.responses import Responses, Turn
 from models.serve.schema import ChatRequest, Message, ResponsesRequest, Tool
-from models.serve.tools import CLOSE, OPEN, Reading, answer_grammar, for_template
+from models.serve.tools import Reading, answer_grammar, for_template
 from models.serve.voice import Chance, Said
 from models.serve.worker import Ticket
 
 WEB = httpx.Client(timeout=60)
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FLAG: dict[str, Any] = {
     "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
     "additionalProperties": False,
@@ -102,7 +104,7 @@ def test_answers_are_text_then_calls(
     grammars: tuple[Grammars, Tokenizer], kind: dict[str, Any], text: str, passes: bool
 ) -> None:
     made, tokenizer = grammars
-    matcher = made.lark(answer_grammar(TOOLS, **kind), "tools").matcher
+    matcher = made.lark(answer_grammar(TOOLS, HERMES, {}, **kind), "tools").matcher
     ids = tokenizer.encode(text, bos=False)
     fits = matcher.validate_tokens(ids) == len(ids)
     assert (fits and matcher.consume_tokens(ids) and matcher.is_accepting()) == passes
@@ -110,7 +112,7 @@ def test_answers_are_text_then_calls(
 
 # ----- how it is read
 
-READING = Reading(frozenset(t.function.name for t in TOOLS))
+READING = Reading(frozenset(t.function.name for t in TOOLS), HERMES)
 
 
 def read(text: str, finish: str = "stop") -> tuple[str, list[tuple[str, Any]]]:
@@ -163,7 +165,7 @@ PARTS = st.sampled_from(["a", " ", "\n", "<", OPEN[:5], "<b>", "{", "}", F, FF, 
 @given(st.lists(PARTS).map("".join), st.booleans(), st.sampled_from(["stop", "length"]), st.data())
 def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.DataObject) -> None:
     """What is shown of a beginning stays."""
-    reading, told, at = Reading(READING.names, formed), 0, 0
+    reading, told, at = Reading(READING.names, HERMES, formed), 0, 0
     while at < len(text):
         at = data.draw(st.integers(at + 1, len(text)))
         shown = reading.shown(text[:at], None, told)
@@ -174,7 +176,7 @@ def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.Da
 
 
 def test_a_marker_in_text_that_has_a_form_is_text() -> None:
-    reading, text = Reading(READING.names, formed=True), f'{{"word": "{F}"}}'
+    reading, text = Reading(READING.names, HERMES, formed=True), f'{{"word": "{F}"}}'
     assert reading.shown(text, "stop") == len(text) and not reading.calls(text, "reply", 0)
     assert reading.shown(F, "stop") == 0 and len(reading.calls(F, "reply", 0)) == 1
 

@@ -6,7 +6,7 @@ tokens. Not here: when to stop for an end token (the generation loop's business)
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ggraph.errors import InputError
 from ggraph.text.tokenizer import Tokenizer
@@ -15,12 +15,13 @@ from ggraph.text.tokenizer import Tokenizer
 class Detokenizer:
     """Text of a stream of ids. Never half a character; bytes that are not UTF-8 give U+FFFD.
 
-    Markers are left out unless `special`. InputError on an id outside the vocabulary.
+    Markers are left out, but for those of the ids `shown`. InputError on an id outside the
+    vocabulary.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._hidden = frozenset[int]() if special else tokenizer.special_ids
+        self._hidden = tokenizer.special_ids.difference(shown)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def knows(self, token: int) -> bool:
@@ -79,9 +80,9 @@ class TextStream:
     """A `Detokenizer` with a `StopMatcher` behind it: what a user may be shown, as it comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, special: bool = False
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), shown: Iterable[int] = ()
     ) -> None:
-        self._text = Detokenizer(tokenizer, special=special)
+        self._text = Detokenizer(tokenizer, shown)
         self._match = StopMatcher(stops)
         self.letters = 0  # of text so far, held back or shown
 

@@ -78,6 +78,7 @@ class Wanted:
     top: int | None = None
     form: Callable[[], Form] | None = None  # a new one for each answer
     stem: int = -1  # tokens of the prompt that later ones are likely to begin with
+    shown: frozenset[int] = frozenset()  # special tokens that are text
 
 
 @dataclass(eq=False)
@@ -267,7 +268,7 @@ class Service:
         sampler.accept_all(ids)
         voice = AnswerVoice(
             sampler,
-            TextStream(m.tokenizer, body.stops),
+            TextStream(m.tokenizer, body.stops, wanted.shown),
             frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
             lambda saying: self.worker.hear(ticket, saying),
             self._bias(body),

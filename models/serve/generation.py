@@ -12,6 +12,7 @@ from .errors import Refused, body
 from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .metrics import Metrics
+from .notations import Notation, notation_of
 from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
@@ -74,10 +75,11 @@ class Generation:
         limit = asked.max_completion_tokens or asked.max_tokens
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         stem = self.service.stem_of(ids, messages, **more)
-        wanted = Wanted(-1 if limit is None else limit, top, self._form(asked, tools), stem)
-        dialect, formed = self.dialect(asked, "chatcmpl-"), schema_of(asked.response_format)
-        names = frozenset(t.function.name for t in tools)
-        reading = Reading(names, formed is not None) if tools else None
+        form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
+        if tools:
+            form, reading, shown = self._calling(asked, tools, notation_of(template))
+        wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown)
+        dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
     def completion(self, asked: CompletionRequest) -> Callable[[], Asked]:
@@ -184,17 +186,24 @@ class Generation:
         if ended.text is not None and ended.text.new > 1:
             self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
-    def _form(self, asked: ChatRequest, tools: list[Tool]) -> Callable[[], Form] | None:
-        """The form of text, of calls, or of both. Refused where one cannot be followed."""
-        form = self.service.form(asked.response_format)
-        if not tools:
-            return form
-        must, schema = demanded(asked.tool_choice), schema_of(asked.response_format)
-        grammars = self.service.grammars
-        several = asked.parallel_tool_calls is not False
-        grammar = answer_grammar(tools, demanded=must, several=several, schema=schema)
+    def _calling(
+        self, asked: ChatRequest, tools: list[Tool], notation: Notation
+    ) -> tuple[Callable[[], Form], Reading, frozenset[int]]:
+        """The form of calls and of text beside them, how they are read, and the special tokens that
+        belong to their text. Refused where the form cannot be followed."""
+        grammars, special = self.service.grammars, notation.special(self.service.m.tokenizer)
+        schema = schema_of(asked.response_format)
+        grammar = answer_grammar(
+            tools, notation, special,
+            demanded=demanded(asked.tool_choice),
+            several=asked.parallel_tool_calls is not False,
+            schema=schema,
+        )  # fmt: skip
         grammars.lark(grammar, "tools")
-        return lambda: grammars.lark(grammar, "tools")
+        names = frozenset(t.function.name for t in tools)
+        shown = frozenset(i for part, i in special.items() if part != notation.unseen)
+        reading = Reading(names, notation, schema is not None)
+        return lambda: grammars.lark(grammar, "tools"), reading, shown
 
     def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
         """The form of a reply, whose name begins with `kind`."""

@@ -1,0 +1,324 @@
+"""Calls in the notations of other chat templates than Hermes': what the grammar lets through, how
+answers are read and streamed, and what templates are told of earlier calls."""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from notation_kit import (
+    CALLS,
+    ODD,
+    OFF,
+    ON,
+    TAG,
+    TAUGHT,
+    TEACHES_LIST,
+    TEACHES_LLAMA,
+    TEACHES_MISTRAL,
+    UNKNOWN,
+    WRONG,
+    llama,
+    talk,
+    vocabulary,
+)  # fmt: skip
+from small_model import small_model
+from test_serve_tools import JSON, SILENT, TOOLS, WORD, data_of, joined, told
+
+from ggraph.formats import open_checkpoint
+from ggraph.text.tokenizer import Tokenizer
+from models.serve.generation import Asked, Generation
+from models.serve.grammar import Grammars
+from models.serve.notations import HERMES, LLAMA, notation_of
+from models.serve.replies import Dialect, Events
+from models.serve.schema import ChatRequest, Message
+from models.serve.tools import Reading, answer_grammar, for_template
+
+NAMES = frozenset(t.function.name for t in TOOLS)
+every = pytest.mark.parametrize("kind", TAUGHT)
+
+
+def test_a_template_says_how_calls_are_written() -> None:
+    assert [notation_of(template) for _, template, _ in TAUGHT.values()] == [
+        notation for notation, *_ in TAUGHT.values()
+    ]
+    for other in (
+        "",
+        "{{ tools }}",
+        '{{ tools }}{"name": a, "parameters": b}',
+        "<tool_call>[ARGS]",
+    ):
+        assert notation_of(other) == HERMES
+
+
+# ----- what the grammar lets through
+
+
+@pytest.fixture(scope="module", params=[3, 4], ids=["special", "plain"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("notations")
+    path = small_model(folder / "small.gguf", vocabulary(request.param))
+    return Tokenizer.from_gguf(open_checkpoint(path).metadata)
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, tokenizer.vocab_size)
+
+
+FREE: dict[str, Any] = {}
+FORMED: dict[str, Any] = {"schema": WORD}
+DEMANDED: dict[str, Any] = {"demanded": True}
+ONE: dict[str, Any] = {"several": False}
+WORDS = '{"word": "a"}'
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of an answer: markers within JSON's strings are spelt."""
+    parts = enumerate(re.split('("[^"]*")', text))
+    return [t for i, p in parts for t in tokenizer.encode(p, bos=False, special=i % 2 == 0)]
+
+
+def verdicts(kind: str) -> Iterator[tuple[dict[str, Any], str, bool]]:
+    """Answers, and whether they pass."""
+    calls = TAUGHT[kind][2]
+    for text in ("", "text", "a [TOOL_ b", "[ARGS", "{", JSON, llama(UNKNOWN), llama(ON)[:-20]):
+        yield FREE, text, True
+        yield DEMANDED, text, False
+    for right in ([ON], [ODD], [ON, ODD, OFF], [("g", "{}"), ("refers", '{"on": null}')]):
+        yield FREE, calls(*right), True
+        yield FORMED, calls(*right), True
+        yield FREE, calls(*right) + "\n", True
+        yield ONE, calls(*right), len(right) == 1
+        yield DEMANDED, calls(*right), len(right) == 1
+    for wrong in (calls(WRONG), calls(ON, WRONG), calls(ON) + "text", calls(ON, UNKNOWN)):
+        yield FREE, wrong, False
+        yield FORMED, wrong, False
+        yield DEMANDED, wrong, False
+    yield FORMED, WORDS, True
+    yield FORMED, '{"word": 1}', False
+    yield FORMED, calls(ON) + WORDS, False
+    yield FREE, "text " + calls(ON), True
+    yield FREE, calls(ON).replace("[{", " [{"), True  # as SentencePiece has it
+    yield FREE, calls(ON).replace('": ', '":'), kind.startswith("llama")
+    yield FREE, "text " + calls(WRONG), kind.startswith("llama")  # where calls are the whole answer
+    yield FORMED, "text " + calls(ON), False
+
+
+@every
+def test_answers_are_text_then_calls(grammars: Grammars, tokenizer: Tokenizer, kind: str) -> None:
+    notation, special = TAUGHT[kind][0], TAUGHT[kind][0].special(tokenizer)
+    assert bool(special) == (CALLS in tokenizer.special_ids)
+    for options, text, passes in verdicts(kind):
+        matcher = grammars.lark(answer_grammar(TOOLS, notation, special, **options), "t").matcher
+        found = encoded(tokenizer, text)
+        fits = matcher.validate_tokens(found) == len(found)
+        ok = fits and matcher.consume_tokens(found) and matcher.is_accepting()
+        assert ok == passes, (options, text)
+
+
+@every
+def test_a_marker_that_is_spelt_is_a_marker(
+    grammars: Grammars, tokenizer: Tokenizer, kind: str
+) -> None:
+    """As it is for who reads the text."""
+    notation, _, calls = TAUGHT[kind]
+    grammar = answer_grammar(TOOLS, notation, notation.special(tokenizer))
+    marker = notation.marker
+    for text in ("a" + calls(WRONG), marker, f"a{marker}b"):
+        matcher = grammars.lark(grammar, "t").matcher
+        found = [t for letter in text for t in tokenizer.encode(letter, bos=False)]
+        fits = matcher.validate_tokens(found) == len(found)
+        ok = fits and matcher.consume_tokens(found) and matcher.is_accepting()
+        assert ok == (not marker), text
+
+
+def test_llamas_tag_may_begin_calls(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    special = LLAMA.special(tokenizer)
+    for options in (FREE, FORMED, DEMANDED, ONE):
+        matcher = grammars.lark(answer_grammar(TOOLS, LLAMA, special, **options), "t").matcher
+        found = [TAG, *tokenizer.encode(llama(ON), bos=False)]
+        text = TAG not in tokenizer.special_ids and options in (FREE, ONE)
+        whole = matcher.validate_tokens(found) == len(found)
+        assert whole == (text or TAG in tokenizer.special_ids)
+        assert (matcher.validate_tokens([TAG, *b"{a"]) == 3) == text
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "object"}, WORD, {"type": "string"}, {"enum": [{"name": "f"}, {"name": "q"}, "a"]},
+    {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+])  # fmt: skip
+def test_json_may_begin_as_llamas_calls_do(
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    texts = [
+        "{}", WORDS, '{"name": "q"}', '{"name": "f"}', '{"name": "fa"}', '"a"', '{"name": ""}',
+        '{"name": "f", "x": 1}', '{"names": 1}', '{"name": "f", "parameter": 1}', llama(UNKNOWN),
+    ]  # fmt: skip
+    grammar = answer_grammar(TOOLS, LLAMA, LLAMA.special(tokenizer), schema=schema)
+
+    def passes(text: str) -> bool:
+        matcher = grammars.lark(grammar, "t").matcher
+        found = tokenizer.encode(text, bos=False)
+        fits = matcher.validate_tokens(found) == len(found)
+        return bool(fits and matcher.consume_tokens(found) and matcher.is_accepting())
+
+    for text in texts:
+        try:
+            jsonschema.validate(json.loads(text), schema)
+        except jsonschema.ValidationError:
+            assert not passes(text), text
+        else:
+            assert passes(text), text
+            assert Reading(NAMES, LLAMA, formed=True).shown(text, "stop") == len(text)
+    assert passes(llama(ON, ODD))
+
+
+# ----- how it is read
+
+
+def read(kind: str, text: str, finish: str | None = "stop") -> tuple[str, list[tuple[str, str]]]:
+    reading = Reading(NAMES, TAUGHT[kind][0])
+    found = [c["function"] for c in reading.calls(text, "reply", 0)]
+    return text[: reading.shown(text, finish)], [(c["name"], c["arguments"]) for c in found]
+
+
+@every
+def test_text_and_whole_calls_are_read(kind: str) -> None:
+    calls = TAUGHT[kind][2]
+    assert read(kind, calls(ON)) == ("", [ON])
+    assert read(kind, calls(ON, ODD, OFF)) == ("", [ON, ODD, OFF])
+    assert read(kind, calls(("g", '{"a": [1.50, 1e999]}'))) == ("", [("g", '{"a": [1.50, 1e999]}')])
+    for text in ("text ", JSON, "a < b [x] {", llama(UNKNOWN), llama(ON)[:20], "{", "[", ""):
+        assert read(kind, text) == (text, [])
+    for name in ("a.b-c", "f"):
+        reading = Reading(frozenset([name]), TAUGHT[kind][0])
+        assert [c["function"]["name"] for c in reading.calls(calls((name, "{}")), "r", 0)] == [name]
+
+
+@pytest.mark.parametrize("kind", ["mistral", "mistral list"])
+def test_text_may_be_before_mistrals_calls(kind: str) -> None:
+    calls = TAUGHT[kind][2]
+    assert read(kind, "Let me look.\n" + calls(ON, ODD)) == ("Let me look.", [ON, ODD])
+    assert read(kind, "a [TOOL_", "length") == ("a", [])
+    assert read(kind, "a [TOOL_") == ("a [TOOL_", [])
+    assert read(kind, "a [x", None) == ("a [x", [])
+    spaced = calls(ON, ODD).replace("[{", " [ {").replace("][TOOL", "] [TOOL")
+    assert read(kind, spaced) == ("", [ON, ODD])
+
+
+def test_llamas_calls_are_the_whole_answer() -> None:
+    assert read("llama", "a " + llama(ON)) == ("a " + llama(ON), [])
+    assert read("llama", llama(ON)[:20], "length") == ("", [])
+    assert read("llama", llama(ON).replace("; ", ";")) == ("", [ON])
+
+
+@every
+def test_wherever_an_answer_is_cut_a_call_is_no_text(kind: str) -> None:
+    text = TAUGHT[kind][2](ON, ODD)
+    seen = [read(kind, text[:n], "length") for n in range(len(text) + 1)]
+    assert all(shown == "" for shown, _ in seen)
+    counts = [len(calls) for _, calls in seen]
+    assert counts == sorted(counts) and set(counts) == {0, 1, 2}
+    assert all(called in ([], [ON], [ON, ODD]) for _, called in seen)
+
+
+def test_text_is_held_no_longer_than_it_may_become_a_call() -> None:
+    """Told letter by letter: what a client has of each beginning."""
+
+    def held(kind: str, text: str) -> set[str]:
+        reading = Reading(frozenset(["f", "fly"]), TAUGHT[kind][0])
+        beginnings = (text[:n] for n in range(1, len(text) + 1))
+        return {t for t in beginnings if t[: reading.shown(t, None)].rstrip() != t.rstrip()}
+
+    assert held("llama", '{"word": 1}') == {"{", '{"'}
+    assert held("llama", '{"name": "flow"}') == {'{"name": "fl'[:n] for n in range(1, 13)}
+    assert held("llama", "see {") == set()
+    for kind in ("mistral", "mistral list"):
+        assert held(kind, "a[b] [TOO") == {"a[", "a[b] [", "a[b] [T", "a[b] [TO", "a[b] [TOO"}
+        assert held(kind, JSON) == set()
+
+
+PARTS = st.sampled_from(["a", " ", "[", "{", "}", "; ", JSON, "[TOOL_CALLS]", "[ARGS]", *(
+    said for _, _, calls in TAUGHT.values() for said in (calls(ON), calls(ON, ODD), calls(ON)[:20])
+)])  # fmt: skip
+
+
+@given(
+    st.sampled_from([*TAUGHT]), st.lists(PARTS).map("".join), st.booleans(),
+    st.sampled_from(["stop", "length"]), st.data(),
+)  # fmt: skip
+def test_pieces_make_the_whole(
+    kind: str, text: str, formed: bool, finish: str, data: st.DataObject
+) -> None:
+    """What is shown of a beginning stays."""
+    reading, told, at = Reading(NAMES, TAUGHT[kind][0], formed), 0, 0
+    while at < len(text):
+        at = data.draw(st.integers(at + 1, len(text)))
+        shown = reading.shown(text[:at], None, told)
+        assert told <= shown == reading.shown(text[:at], None)
+        told = shown
+    assert told <= reading.shown(text, finish, told) == reading.shown(text, finish)
+
+
+@every
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_a_stream_is_the_whole_answer(tokenizer: Tokenizer, kind: str, finish: str) -> None:
+    notation, _, calls = TAUGHT[kind]
+    cut = calls(ON, ODD)[:-30] if finish == "length" else calls(ON, ODD)
+    texts = [calls(ON), JSON, "plain", llama(UNKNOWN), cut]
+    dialect = Dialect(True, "chatcmpl-1", "m", tokenizer, 0)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
+    generation = Generation(service, SILENT)
+    body = ChatRequest(messages=[Message(role="user", content="a")])
+
+    def asked() -> Asked:
+        answers = told(texts, finish, dialect, False)
+        return Asked(answers, dialect, body, Reading(NAMES, notation))
+
+    async def whole() -> dict[str, Any]:
+        return await generation.whole(asked())
+
+    async def events() -> Events:
+        async for e in generation.events(asked()):
+            yield e
+
+    choices, streamed = asyncio.run(whole())["choices"], data_of(events())
+    wanted = ["", JSON, "plain", llama(UNKNOWN), ""]
+    counts = [1, 0, 0, 0, 1 if finish == "length" else 2]
+    for i, choice in enumerate(choices):
+        content, called, _, end = joined(streamed, i)
+        message = choice["message"]
+        assert (message["content"] or "", message.get("tool_calls", [])) == (content, called)
+        assert (content, len(called)) == (wanted[i], counts[i])
+        stopped = "tool_calls" if called else "stop"
+        assert choice["finish_reason"] == end == (stopped if finish == "stop" else "length")
+
+
+# ----- what templates are told of earlier calls
+
+
+def test_mistrals_templates_are_given_ids_of_nine_letters() -> None:
+    messages = [Message.model_validate(m) for m in talk(ON, ODD)]
+    for template in (TEACHES_LIST, TEACHES_MISTRAL):
+        _, called, *results = for_template(messages, TOOLS, template)[0]
+        given = [c["id"] for c in called["tool_calls"]]
+        assert given == [r["tool_call_id"] for r in results] and len(set(given)) == 2
+        assert all(len(i) == 9 and i.isalnum() for i in given)
+    own = {"id": "abcdefghi", "function": {"name": "f"}}
+    again = Message.model_validate({"role": "assistant", "tool_calls": [own]})
+    assert for_template([again], TOOLS, TEACHES_LIST)[0][0]["tool_calls"][0]["id"] == own["id"]
+
+
+def test_llamas_template_is_given_one_call_a_message() -> None:
+    messages = [Message.model_validate(m) for m in talk(ON, ODD)]
+    messages[1].content = "Well."
+    found, _ = for_template(messages, TOOLS, TEACHES_LLAMA)
+    assert [len(m.get("tool_calls", ())) for m in found] == [0, 1, 1, 0, 0]
+    assert [m["content"] for m in found] == ["Hi", "Well.", "", "done", "done"]

@@ -1,0 +1,139 @@
+"""Servers whose model's chat template teaches another notation of calls than Hermes'."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from notation_kit import CALL, CALLS, OFF, ON, TAG, TAUGHT, talk, vocabulary
+from serve_kit import Server, ended, started
+from small_model import small_model
+from test_serve_tools import FLAG, FORM, WORD, joined, tool
+
+WEB = httpx.Client(timeout=60)
+
+
+@dataclass
+class Taught:
+    """A server whose model's template teaches a notation."""
+
+    kind: str
+    server: Server
+
+    @property
+    def calls(self) -> Any:
+        return TAUGHT[self.kind][2]
+
+    @property
+    def likes(self) -> dict[str, float]:
+        """The letters of its calls."""
+        first = "t" if self.kind == "llama typed" else "n"
+        marker = CALL if self.kind == "hermes" else CALLS
+        return {str(ord("{")): 50, str(ord(first)): 60, str(marker): 100, str(TAG): -100, "257": 80}
+
+    def answer(self, **more: Any) -> tuple[str, str, list[dict[str, Any]], str]:
+        """All that the model wrote, special tokens included; text, calls and end, which a stream
+        has, too."""
+        asked: dict[str, Any] = {
+            "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150,
+            "tools": [tool("f", FLAG)], "logprobs": True, "seed": 3, **more,
+        }  # fmt: skip
+        choice = self.server.client.chat.completions.create(**asked).choices[0]
+        text, called, _, end = joined(
+            [p.to_dict() for p in self.server.client.chat.completions.create(**asked, stream=True)],
+            0,
+        )
+        whole = [c.to_dict() for c in choice.message.tool_calls or ()]
+        assert (choice.message.content or "", choice.finish_reason) == (text, end)
+        assert [c["function"] for c in whole] == [c["function"] for c in called]
+        written = b"".join(bytes(t.bytes or ()) for t in choice.logprobs.content)
+        return written.decode("utf-8", "replace").removesuffix("<|im_end|>"), text, whole, end
+
+
+@pytest.fixture(scope="module", params=TAUGHT)
+def taught(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Taught]:
+    folder = tmp_path_factory.mktemp("taught")
+    changes = {"tokenizer.chat_template": TAUGHT[request.param][1]}
+    path = small_model(folder / "small.gguf", vocabulary(3) | changes)
+    running = started(path, "-t", "1", "--parallel", "2")
+    yield Taught(request.param, running)
+    assert ended(running) == 0
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_demanded_call_has_the_models_notation(taught: Taught, choice: Any) -> None:
+    written, text, called, end = taught.answer(tool_choice=choice, logit_bias=taught.likes)
+    (function,) = [c["function"] for c in called]
+    jsonschema.validate(json.loads(function["arguments"]), FLAG)
+    wanted = taught.calls(("f", function["arguments"]))
+    assert "".join(written.split()) == "".join(wanted.split())
+    assert (text, function["name"], end) == ("", "f", "tool_calls")
+
+
+def test_a_demanded_call_that_is_cut_is_no_text(taught: Taught) -> None:
+    for limit in (1, 3, 9):
+        _, *rest = taught.answer(tool_choice="required", max_tokens=limit)
+        assert rest == ["", [], "length"]
+
+
+def test_a_model_calls_where_it_likes_to(taught: Taught) -> None:
+    """Once, by its special token, or beside a form where it has none."""
+    form: dict[str, Any] = {"parallel_tool_calls": False}
+    if taught.kind.startswith("llama"):
+        form["response_format"] = FORM
+    written, text, called, end = taught.answer(logit_bias=taught.likes, **form)
+    assert (text, end, [c["function"]["name"] for c in called]) == ("", "tool_calls", ["f"])
+    assert written.startswith(taught.calls(("f", ""))[:10])
+    asked = {**form, "tool_choice": "none", "logit_bias": taught.likes}
+    written, text, called, end = taught.answer(**asked)
+    assert not called and end != "tool_calls"
+
+
+def test_llamas_tag_is_no_text(taught: Taught) -> None:
+    if taught.kind.startswith("llama"):
+        written, text, called, end = taught.answer(logit_bias={str(TAG): 100, "257": 90})
+        assert written.startswith("<|python_tag|>{") and (text, end) == ("", "tool_calls")
+        assert len(called) == 1
+
+
+def test_a_form_and_tools_hold_together(taught: Taught) -> None:
+    likes = {str(ord("{")): 60, str(ord('"')): 80, str(ord("w")): 60, "257": 100}
+    _, text, called, end = taught.answer(logit_bias=likes, response_format=FORM)
+    jsonschema.validate(json.loads(text), WORD)
+    assert not called and end == "stop"
+
+
+def test_a_conversation_goes_on_behind_calls(taught: Taught) -> None:
+    """With this server's ids and others', and with several calls in a message."""
+    _, _, called, _ = taught.answer(tool_choice="required")
+    result = {"role": "tool", "content": "done", "tool_call_id": called[0]["id"]}
+    own = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": called}, result]
+    for messages in (own, talk(ON), talk(ON, OFF)):
+        taught.answer(messages=messages, max_tokens=5)
+    flat = {"type": "function", "name": "f", "parameters": FLAG}
+    body = {"input": "Hi", "tools": [flat], "tool_choice": "required", "max_output_tokens": 150}
+    first = WEB.post(f"{taught.server.url}/v1/responses", json=body).json()
+    (item,) = first["output"]
+    assert (item["type"], item["name"]) == ("function_call", "f")
+    more = {
+        "previous_response_id": first["id"], "max_output_tokens": 5, "tools": [flat],
+        "input": [{"type": "function_call_output", "call_id": item["call_id"], "output": "done"}],
+    }  # fmt: skip
+    assert WEB.post(f"{taught.server.url}/v1/responses", json=more).status_code == 200
+
+
+def test_a_template_that_refuses_is_told_as_a_fault_of_the_request(taught: Taught) -> None:
+    if not taught.kind.startswith("mistral"):
+        return  # which refuse nothing of this
+    nameless = talk(ON)
+    del nameless[1]["tool_calls"][0]["id"]
+    body = {"messages": nameless, "tools": [tool("f", FLAG)]}
+    for stream in (False, True):
+        url = f"{taught.server.url}/v1/chat/completions"
+        reply = WEB.post(url, json={**body, "stream": stream})
+        assert reply.status_code == 400, reply.text
+        said = "the chat template refuses the messages: an id has 9 letters"
+        assert reply.json()["error"]["message"] == said
