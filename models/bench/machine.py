@@ -13,6 +13,7 @@ import numpy as np
 import ggraph
 from ggraph import __version__
 from ggraph.backends.cpu.isa import host
+from ggraph.env import vector_limit
 
 CHECKOUT = Path(ggraph.__file__).parent.parent
 
@@ -64,7 +65,8 @@ def _instructions() -> str:
     """Which vectors and dot products the CPU backend compiles for here."""
     isa = host()
     tiles = ", tiles of AMX" * isa.tiles
-    return f"{isa.cpu}, dot products by {isa.dot}, {32 * isa.lanes} bits{tiles}"
+    withheld = f", GGRAPH_VECTORS={vector_limit()}" * bool(vector_limit())
+    return f"{isa.cpu}, dot products by {isa.dot}, {32 * isa.lanes} bits{tiles}{withheld}"
 
 
 def _commit() -> str | None:
