@@ -96,7 +96,7 @@ class Walk:
     of the sums, and whether a pass is called: that takes a fiftieth of the time in which a tile of
     codes comes from memory, and code that has several places once. And how whole heights of rows
     are, where the processor has tiles, or many rows, with blocks opened where its vectors are
-    narrow, else tiles abreast, or one row, where several places of memory are better than one."""
+    narrow, else tiles abreast, or few rows, where several places of memory are better than one."""
 
     tile: int
     rows: int
@@ -197,11 +197,7 @@ def _walk(k: Kernel, walk: Walk) -> None:
     n, m, unit = k.words("n m unit")
     at, tiles = Bases(*k.words("w x y add")), (n + (walk.tile - 1)) // walk.tile
     if walk.tiled is not None:
-        with k.if_else(m >= amx.HEIGHT) as (many, few):
-            with many:
-                _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
-            with few:
-                _few_rows(k, walk, at, k.part(tiles, unit))
+        _high_walk(k, walk, walk.tiled, at, k.part(tiles, unit))
         return
     first, end = (k.var(bound) for bound in k.part(tiles, unit))
     with k.when(m >= MANY):
@@ -213,17 +209,21 @@ def _walk(k: Kernel, walk: Walk) -> None:
 
 
 def _few_rows(k: Kernel, walk: Walk, at: Bases, part: tuple[Val, Val]) -> None:
-    """A part of the tiles, one by one."""
-    if walk.places is None:
-        for t in k.loop(*part):
+    """A part of the tiles, one by one, or some at once where several places are read."""
+    places, (first, end) = walk.places, part
+    if places is None:
+        for t in k.loop(first, end):
             _groups(k, walk, at, t)
-        return
-    with k.if_else(k.arg("m").eq(1)) as (one, more):
-        with one:
-            _one_row(k, walk, walk.places, at, *part)
-        with more:
-            for t in k.loop(*part):
-                _groups(k, walk, at, t)
+    elif places.most == walk.rows:
+        for some in _some_tiles(k, places, part):
+            _at_places(k, walk, places, at, some)
+    else:
+        with k.if_else(k.arg("m") <= places.most) as (few, more):
+            with few:
+                _at_places(k, walk, places, at, part)
+            with more:
+                for t in k.loop(first, end):
+                    _groups(k, walk, at, t)
 
 
 def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
@@ -247,23 +247,40 @@ def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
 
 def _high_walk(k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, part: tuple[Val, Val]) -> None:
     """Any rows with a part of the tiles."""
-    first, end = part
     high = k.arg("m") // amx.HEIGHT * amx.HEIGHT
-    for t in k.loop(first, end, amx.TILES):
-        stop = k.minimum(t + amx.TILES, end)
-        _high_groups(k, walk, tiled, at, (t, stop), high)
-        for rest in k.loop(t, stop):
-            _groups(k, walk, at, rest, high)
+    assert walk.places is not None, "tiles are Intel's"
+    for some in _some_tiles(k, walk.places, part):
+        _high_groups(k, walk, tiled, at, some, high)
+        _at_places(k, walk, walk.places, at, some, high)
 
 
-def _one_row(k: Kernel, walk: Walk, places: Places, at: Bases, first: Val, end: Val) -> None:
-    """The only row of x with these tiles."""
+def _some_tiles(k: Kernel, places: Places, part: tuple[Val, Val]) -> Iterator[tuple[Val, Val]]:
+    """A part of the tiles by what a cache keeps for the next rows; all where there are no more."""
+    first, end = part
+    t, size = k.var(first), k.select(k.arg("m") <= places.most, end - first, amx.TILES)
+    with k.while_(lambda: t.value < end):
+        stop = k.minimum(t.value + size, end)
+        yield t.value, stop
+        t.value = stop
+
+
+def _at_places(
+    k: Kernel, walk: Walk, places: Places, at: Bases, tiles: tuple[Val, Val], begin: Num = 0
+) -> None:
+    """All rows of x from row `begin` on with some tiles at once, as many at a time as they take."""
+    (t, stop), m, first = tiles, k.arg("m"), k.var(begin)
 
     def write(i: Val, home: Val) -> None:
-        _write(k, replace(walk, home=home), at, first + i, k.const(0, I64), 1)
+        _write(k, replace(walk, home=home), at, t + i, first.value, rows)
 
-    weights, x = _place(k, walk, at, first, k.const(0, I64))
-    places.run(weights, end - first, x, write)
+    with k.while_(lambda: first.value < m):
+        rows = next_rows(k, places.most, m - first.value)
+        weights, x = _place(k, walk, at, t, first.value)
+        for count in range(1, places.most + 1):
+            with k.when(rows.eq(count)):
+                own = Rows.evenly(k, x, k.arg("xs"), count)
+                places.run(weights, stop - t, own if count > 1 else Rows.anywhere(k, [x]), write)
+        first.value = first.value + rows
 
 
 def _high_groups(
@@ -308,7 +325,9 @@ def _build(
     tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
-    places = None if walk_rows is _walk_each else Places.of(k, layout, size)
+    # Of a mixture's few pairs hardly any share an expert.
+    one = walk_rows is not _walk
+    places = None if walk_rows is _walk_each else Places.of(k, layout, size, 1 if one else rows)
     least = 1 if places is None else 2
     if isinstance(layout, FloatLayout):
         run = _float_pass(k, layout)
@@ -327,8 +346,7 @@ def _build(
     with k.when(many):
         amx.configure(k, layout)
     tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
-    # Rows that are left over from whole heights may be one.
-    walk_rows(k, Walk(layout.tile, rows, 1, size, home, run, True, tiles, places=places))
+    walk_rows(k, Walk(layout.tile, rows, least, size, home, run, tiled=tiles, places=places))
     with k.when(many):
         amx.release(k)
 

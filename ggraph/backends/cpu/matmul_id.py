@@ -157,8 +157,9 @@ def _one_pair(
     (first, end), weights = tiles, k.arg("w") + k.arg("es") * expert
     with k.if_else(_known(k, expert).ne(0)) as (some, none):
         with some:
+            row = Rows.anywhere(k, [_row_of(k, pair)])
             places.run(
-                weights + first * walk.tile_bytes, end - first, _row_of(k, pair),
+                weights + first * walk.tile_bytes, end - first, row,
                 lambda i, home: _write_pair(k, walk, first + i, pair, home),
             )  # fmt: skip
         with none:
