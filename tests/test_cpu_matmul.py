@@ -93,17 +93,17 @@ def test_a_rows_bits_do_not_depend_on_its_batch(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [dt.Q4_K, dt.Q6_K, dt.Q8_0, dt.F16, dt.F32], ids=str)
-def test_one_row_has_the_bits_of_more_for_any_number_of_tiles(dtype: DType) -> None:
-    """It reads at several places at once, of which the last may have few tiles, or none."""
+def test_few_rows_have_the_bits_of_many_for_any_number_of_tiles(dtype: DType) -> None:
+    """They are read at several places at once, of which the last may have few tiles, or none."""
     most = 11 * layout_of(dtype).tile
     k = 37 if isinstance(layout_of(dtype), FloatLayout) else columns(dtype, 2)
-    x, _ = activations(dtype, np.random.default_rng(6).normal(size=(2, k)).astype(np.float32))
+    x, _ = activations(dtype, np.random.default_rng(6).normal(size=(64, k)).astype(np.float32))
     tiles = packed_weight(dtype, raw_weight(dtype, most, k), most, k)
     whole = product(dtype, tiles, x, most, k, threads=1)
     for n in range(1, most + 1, 5):
-        for threads in (1, 3):
-            one = product(dtype, tiles, x[:1], n, k, threads)
-            assert np.array_equal(one[0], whole[0, :n]), f"{dtype}: {n} outputs, {threads} threads"
+        for m, threads in ((1, 1), (1, 3), (2, 3), (5, 1), (9, 1)):
+            few = product(dtype, tiles, x[:m], n, k, threads)
+            assert np.array_equal(few, whole[:m, :n]), f"{dtype}: {m}, {n} outputs, {threads}"
 
 
 @pytest.mark.parametrize("name", ["stream_read", "matmul_n4k", "matmul_f16", "attend_chunks_f16"])

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggraph.text.tokenizer import Tokenizer
@@ -96,15 +96,8 @@ LLAMA = Notation(
     unseen="<|python_tag|>",
     single=True,
 )
-MISTRAL_LIST = Notation(
-    sign="[TOOL_CALLS]",
-    opening="[TOOL_CALLS] [ ",
-    before=HERMES.before,
-    between=HERMES.between,
-    after=HERMES.after,
-    joint=" , ",
-    closing=" ]",
-    id_letters=9,
+MISTRAL_LIST = replace(
+    HERMES, sign="[TOOL_CALLS]", opening="[TOOL_CALLS] [ ", joint=" , ", closing=" ]", id_letters=9
 )
 MISTRAL = Notation(
     sign="[ARGS]",

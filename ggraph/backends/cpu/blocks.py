@@ -151,28 +151,25 @@ def ahead(k: Kernel, near: int) -> int:
 ONCE, SECOND, NEAREST = 0, 2, 3  # for how long a line is kept: read once, or in which cache
 
 
-def nearest(k: Kernel) -> int:
-    """Which cache to ask for what comes from afar: the second, where the nearest has few lines on
-    their way at once."""
-    return NEAREST if k.isa.bypasses else SECOND
-
-
 def ask(k: Kernel, address: Val, keep: int | None = None) -> None:
-    """Ask for a cache line, for the `nearest` cache unless told."""
-    level = I32(nearest(k) if keep is None else keep)
-    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), k.pointer(address), I32(0), level, I32(1))
+    """Ask for a cache line: unless told, for the nearest cache, or the second, where the nearest
+    has few lines on their way at once."""
+    if keep is None:
+        keep = NEAREST if k.isa.bypasses else SECOND
+    at = k.pointer(address)
+    k.intrinsic("llvm.prefetch.p0", ir.VoidType(), at, I32(0), I32(keep), I32(1))
 
 
 def prefetch(k: Kernel, address: Val, nbytes: int, *, near: bool = False) -> None:
-    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept, in
-    the `nearest` cache, or in the very nearest one if it is `near`."""
+    """Ask for the cache lines that `nbytes` at `address` touch: to be read once, or to be kept as
+    by `ask`, or in the nearest cache if it is `near`."""
     lines = range(0, nbytes, 64)
     if not k.isa.bypasses:
         for line in lines:
-            ask(k, address + line, NEAREST if near else nearest(k))
+            ask(k, address + line, NEAREST if near else None)
         return
     with k.if_else(k.flag(STREAM)) as (once, again):
-        for branch, keep in ((once, ONCE), (again, nearest(k))):
+        for branch, keep in ((once, ONCE), (again, NEAREST)):
             with branch:
                 for line in lines:
                     ask(k, address + line, keep)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu import copying  # noqa: F401  (registers "copy")
-from ggraph.backends.cpu.blocks import NEAREST, ONCE, ask
+from ggraph.backends.cpu.blocks import prefetch
 from ggraph.backends.cpu.places import PLACES, ahead
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
@@ -36,12 +36,10 @@ def stream_read(k: Kernel) -> None:
     """Read `chunks` times 256 bytes once at each of some places, one behind the other, in turn."""
     x, chunks = k.words("x chunks")
     sums = [k.var(0, I32X8) for _ in range(STREAMS)]
-    keep = ONCE if k.isa.bypasses else NEAREST  # what is read once is slower elsewhere
     for i in k.share(chunks):
         for place in k.loop(0, k.arg("places")):
             at = x + (place * chunks + i) * CHUNK
-            for line in range(0, CHUNK, LINE):
-                ask(k, at + (ahead(k) + line), keep)
+            prefetch(k, at + ahead(k), CHUNK, near=True)
             for s, total in enumerate(sums):
                 total.value = total.value ^ k.load(at + s * 32, I32X8)
     for total in sums[1:]:
@@ -111,7 +109,7 @@ def launch_seconds(pool: Pool) -> float:
 
 
 def _program(pool: Pool, name: str, **values: Any) -> Flat:
-    asm = Assembler(pool.jit)
+    asm = Assembler(pool.jit, stream=True)  # what is read comes from memory, as large weights do
     asm.add(name, **values)
     return asm.freeze()
 

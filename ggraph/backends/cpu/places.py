@@ -43,10 +43,9 @@ class Places:
     def of(k: Kernel, layout: Packed, tile_bytes: Val, most: int) -> "Places | None":
         """On the stack; where one place is as good, as with 512 bits on AMD's, none. More than one
         row was not measured with 256 bits on these."""
-        if k.isa.bypasses:
-            most = 1
-            if k.isa.lanes > HALF:
-                return None
+        if k.isa.bypasses and k.isa.lanes > HALF:
+            return None
+        most = 1 if k.isa.bypasses else most
         home = k.scratch(PLACES * most * layout.tile * 4)
         return Places(k, layout, tile_bytes, most, home)
 
