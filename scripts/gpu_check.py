@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]  # need not
 
 import gpu_about
 import gpu_correct
+import gpu_products
 import gpu_speed
 import gpu_tests
 import kept
@@ -80,6 +81,7 @@ SECTIONS: dict[str, Section] = {
     "ceilings": Section(60, gpu_speed.measure_ceilings, alone=True),
     "llama-bf16": Section(240, _shape("Llama-3.1-8B", "bf16"), alone=True),
     "llama-q4_k": Section(240, _shape("Llama-3.1-8B", "q4_k"), alone=True),
+    "few": Section(120, gpu_products.measure_few, alone=True),
     "algorithms": Section(120, gpu_speed.measure_algorithms, alone=True),
     "races": Section(400, alone=True),
     "identity": Section(200, gpu_correct.check_identity),

@@ -94,8 +94,9 @@ def seconds_of(
     wait: Callable[[], Any],
     quick: bool = False,
     watched: Watched | None = None,
+    least: float = LEAST,
 ) -> Timing:
-    """Batches of at least LEAST seconds, after calls that load and capture."""
+    """Batches of at least so many seconds, after calls that load and capture."""
     for _ in range(1 if quick else 3):
         work()
     wait()
@@ -103,7 +104,7 @@ def seconds_of(
     work()
     wait()
     once = max(time.perf_counter() - begun, 1e-6)
-    calls = 1 if quick else max(1, int(LEAST / once))
+    calls = 1 if quick else max(1, int(least / once))
     found, w = [], watched or Idle()
     for _ in range(1 if quick else BATCHES):
         begun, before = time.perf_counter(), (w.waited, w.launching)

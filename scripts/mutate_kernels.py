@@ -39,7 +39,7 @@ TABLE = ROOT / "tests" / "golden" / "kernel_mutants.json"
 LIMIT = 120  # seconds of a processor for a mutant's tests; one that never ends is caught
 OPS, PRODUCTS = "tests/test_cuda_ops.py", "tests/test_cuda_matmul.py"
 EDGES, GATED = "tests/test_cuda_edges.py", "tests/test_gated.py"
-JOINED = "tests/test_joined.py"
+JOINED, CODES = "tests/test_joined.py", "tests/test_cuda_codes.py"
 # Tests of each source: files and a `-k` expression.
 TESTS: dict[str, tuple[str, str]] = {
     "tiles.cu": (
@@ -47,9 +47,14 @@ TESTS: dict[str, tuple[str, str]] = {
         "its_own or (against or pair or experts or gpu_gives) and "
         "(q4_k or q6_k or bf16 or q4_0 or f16 or q5_0 or q3_k or iq4_nl or q8_0)",
     ),
+    "codes.cuh": (
+        f"{JOINED} {GATED} {PRODUCTS}",
+        "(against or pair or experts or gpu_gives) and "
+        "(q4_k or q6_k or q4_0 or q2_k or q5_1 or iq4_nl or q8_0)",
+    ),
     "pieces.cuh": (f"{PRODUCTS} {OPS}", "against and (f16 or bf16) or any_size"),
-    "parts.cuh": (f"{PRODUCTS} {OPS}", "against and bf16 or norm or swiglu"),
-    "parts.cu": (PRODUCTS, "(against or begin) and bf16"),
+    "parts.cuh": (f"{CODES} {PRODUCTS} {OPS}", "codes or against and bf16 or norm or swiglu"),
+    "parts.cu": (f"{CODES} {PRODUCTS}", "codes or (against or begin) and bf16"),
     "lanes.cu": (PRODUCTS, "against and f32"),
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
     "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
@@ -108,10 +113,11 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("norm.cu", "first + each < n ? first + each : n", "equal where they are equal"),
     ("tiles.cu", "first < end; first += ROWS", "a pass of no pairs stores nothing"),
-    ("tiles.cu", "order[mine < end ? mine : end - 1]", "sums of what is no pair are not stored"),
-    ("tiles.cu", "expert < experts ? total_of", "what no warp wrote is NaN in the stand-in, too"),
+    ("tiles.cu", "first + i < end ? first + i : end - 1", "sums of what is no pair are not stored"),
+    ("tiles.cu", "if (expert < experts) {", "what no warp wrote is NaN in the stand-in, too"),
     ("attention.cu", "DIMS / 8 + 4", "padding, so that lanes meet different banks"),
     ("attention.cu", "PART + 4", "padding, so that lanes meet different banks"),
+    ("parts.cuh", "4 * warp_of(i) < k", "a warp that has nothing gives nothing"),
     ("attention.cu", "/ 32 * 32) continue;  // nobody", "zeros that nobody reads"),
     ("attention.cu", "u32 words[KEYS / 8][STORED]", "an array longer than what is used of it"),
     ("attention.cu", "u32 weights[KEYS / 16]", "an array longer than what is used of it"),

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,10 @@ def _ran(y: Tensor, stored: Mapping[str, Array], order: int | None) -> Array:
     found = read(y, backend.read(target, 0, y.nbytes)).copy()
     for need in (n for n in backend.spec.needs(y) if n.is_offered):
         made = backend.read(beside[need.key].memory, 0, need.nbytes).view(np.uint16)
+        if need.name == "codes":
+            k = prod(y.shape[1:]) if y.op == "flash_attn" else y.shape[-1]
+            assert_codes(made.view(np.uint32), found.reshape(-1, k), y.op)
+            continue
         whole = np.isfinite(found).reshape(-1, 4).repeat(2, axis=1)  # a NaN has many forms
         same = (made.reshape(-1, 8) == parts(found)) | ~whole
         assert same.all(), f"{y.op}: its parts are not its value's"
@@ -132,6 +137,56 @@ def parts(values: Array) -> Array:
         rest = flat - (first.astype(np.uint32) << 16).view(np.float32)
     low = quantize(rest, BF16).view(np.uint16)
     return np.concatenate((first.reshape(-1, 4), low.reshape(-1, 4)), axis=1)
+
+
+def codes(rows: Array) -> tuple[Array, Array]:
+    """Rows of floats in codes: for each row, group, half and t the four words of a quad; and for
+    each row and group two pairs of words, {unit, sum} and {sum of the first, of the last 16}."""
+    groups = rows.reshape(len(rows), -1, 32)
+    most = np.abs(groups).max(axis=2, keepdims=True)
+    most = np.where(most < np.float32(1e-30), np.float32(1e-30), most)
+    unit = most / np.float32(524287)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = groups * (np.float32(524287) / most)
+        code = np.rint(np.where(np.isnan(scaled), 0, scaled)).astype(np.int32)
+        total, first, last = (
+            part.sum(axis=2, keepdims=True).astype(np.float32) * unit
+            for part in (code, code[..., :16], code[..., 16:])
+        )
+    made = np.empty((*groups.shape[:2], 2, 4, 4), np.uint32)
+    for half, at, byte in ((0, 0, code >> 16), (0, 2, code >> 8), (1, 0, code)):
+        words = np.ascontiguousarray(byte & 255, np.uint8).view("<u4")  # of four columns each
+        made[:, :, half, :, at] = words[..., :4]
+        made[:, :, half, :, at + 1] = words[..., 4:]
+    made[:, :, 1, :, 2] = unit.view(np.uint32)
+    made[:, :, 1, :, 3] = total.view(np.uint32)
+    pairs = np.concatenate([unit, total, first, last], axis=2).view(np.uint32)
+    return made, pairs.reshape(*groups.shape[:2], 2, 2)
+
+
+def code_places(rows: int, groups: int) -> tuple[Array, Array]:
+    """The number of each quad in the buffer, by row, group, half and t; and of each pair."""
+    row, group, half, t = np.ogrid[:rows, :groups, :2, :4]
+    begin = (row // 8 * groups + group) * 72
+    pairs = 2 * (begin + 64 + 4 * half) + row % 8
+    return begin + half * 32 + row % 8 * 4 + t, pairs[..., 0]
+
+
+def coded(made: Array, rows: int, groups: int) -> tuple[Array, Array]:
+    """Quads and pairs of a buffer, as `codes` has them."""
+    quads, pairs = code_places(rows, groups)
+    return made.reshape(-1, 4)[quads], made.reshape(-1, 2)[pairs]
+
+
+def assert_codes(made: Array, rows: Array, what: str) -> None:
+    """That words of a buffer of codes are those of these rows; a NaN has many forms."""
+    wanted = codes(rows)
+    found = coded(made, *wanted[0].shape[:2])
+    for floats, a, b in zip((np.s_[:, :, 1, :, 2:], np.s_[:]), found, wanted, strict=True):
+        same = a == b
+        none = [np.isnan(np.ascontiguousarray(v[floats]).view(np.float32)) for v in (a, b)]
+        same[floats] |= none[0] & none[1]
+        assert same.all(), f"{what}: codes {np.argwhere(~same)[:4].tolist()} are not the values'"
 
 
 def meaning(y: Tensor, stored: Mapping[str, Array]) -> Array:

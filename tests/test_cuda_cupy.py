@@ -3,6 +3,7 @@ find no driver. What the calls do is for `tests/test_cuda_gpu.py`, on a GPU.
 """
 
 from collections.abc import Callable
+from ctypes import memmove
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +34,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "end_capture": lambda d: d.end_capture(1),
     "launch_graph": lambda d: d.launch_graph(cupy_driver._Graph(1, 2), 3),
     "edges": lambda d: d.edges(cupy_driver._Graph(1, 2)),
-    "launch": lambda d: d.launch(SimpleNamespace(ptr=1), (1, 2, 3), 32, [b"12345678"], 4),
+    "launch": lambda d: d.launch(KERNEL, (1, 2, 3), 32, [b"12345678"], 4),
 }
+KERNEL = cupy_driver._Kernel(SimpleNamespace(ptr=1), 65536)
 
 
 PRODUCT = Product(1, 2, 3, 4, 5, 6, 7, "bf16", 0, 8, 9)
@@ -84,6 +86,31 @@ def test_loading_a_kernel_reaches_cuda(
         driver.function(Unit("norm"), "rms_norm")
 
 
+def test_a_kernel_s_shared_memory_is_asked_for(
+    driver: cupy_driver.CupyDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is read off the loaded module, and CUDA told of it."""
+    unit, asked = Unit("tiles", "q4_k"), []
+    driver._modules[unit] = SimpleNamespace(ptr=1, get_function=lambda n: SimpleNamespace(ptr=2))
+    driver._modules[Unit("norm")] = driver._modules[unit]
+    assert driver.function(Unit("norm"), "rms_norm").shared == 0
+    with pytest.raises(BackendError, match=r"^CUDA: loading mul_mat_tile of tiles\.cu"):
+        driver.function(unit, "mul_mat_tile")  # by CuPy's own functions
+
+    def memcpy(target: int, source: int, nbytes: int, kind: int) -> None:
+        assert (source, nbytes, kind) == (3, 4, 2)  # cudaMemcpyDeviceToHost
+        memmove(target, np.uint32(71680).tobytes(), 4)
+
+    monkeypatch.setattr(runtime, "memcpy", memcpy)
+    calls = SimpleNamespace(
+        moduleGetGlobal=lambda *given: asked.append(given) or 3,
+        funcSetAttribute=lambda *given: asked.append(given),
+    )
+    monkeypatch.setattr(cupy_driver, "driver", calls)
+    assert driver.function(unit, "mul_mat_tile").shared == 71680
+    assert asked == [(1, "mul_mat_tile_shared"), (2, 8, 71680)]
+
+
 def test_a_product_reaches_cublas(driver: cupy_driver.CupyDriver) -> None:
     try:
         cupy_driver.Blas().product(PRODUCT)
@@ -106,14 +133,15 @@ def test_opening_asks_whether_kernels_find_the_host_s_memory(
 ) -> None:
     if _has_gpu():
         pytest.skip("this machine has a GPU")
-    about = {"name": b"a GPU", "major": 9, "minor": 0}
+    about = {"name": b"a GPU", "major": 9, "minor": 0, "multiProcessorCount": 132}
     monkeypatch.setattr(runtime, "getDeviceCount", lambda: 1)
     monkeypatch.setattr(runtime, "getDeviceProperties", lambda index: about)
     with pytest.raises(BackendError, match=r"^CUDA: asking whether kernels find"):
         cupy_driver.open_driver(0)
     for answer in (0, 1):
         monkeypatch.setattr(runtime, "deviceGetAttribute", lambda *asked, a=answer: a)
-        assert cupy_driver.open_driver(0).reaches_host is bool(answer)
+        opened = cupy_driver.open_driver(0)
+        assert opened.reaches_host is bool(answer) and opened.processors == 132
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_kernel_with_every_kind_of_argument(driver: Any) -> None:
     args = packed(
         "rms_norm_odd",
         {
-            "x": held[0], "w": held[1], "y": held[2], "parts": 0, "n": 40,
+            "x": held[0], "w": held[1], "y": held[2], "parts": 0, "codes": 0, "n": 40,
             "shape": (1, 1, 1, 3), "strides": (0, 0, 0, 160), "eps": 1e-5, "type": 0,
         },
     )  # fmt: skip

@@ -45,7 +45,7 @@ def test_sections_leave_their_parts_and_merge_into_one_record(tmp_path: Path) ->
     for path, part in zip(pieces, (raw[:50_000], raw[50_000:]), strict=True):
         path.write_bytes(part)
     one, two = tmp_path / "one", tmp_path / "two"
-    done = check("--out", str(one), "--only", "driver,ceilings,llama-bf16,algorithms,races")
+    done = check("--out", str(one), "--only", "driver,ceilings,llama-bf16,few,algorithms,races")
     assert done.returncode == 0, done
     done = check("--out", str(two), "--only", "model", "--model", *map(str, pieces))
     assert done.returncode == 0, done
@@ -57,8 +57,10 @@ def test_sections_leave_their_parts_and_merge_into_one_record(tmp_path: Path) ->
     (path,) = (tmp_path / "to").iterdir()
     record = json.loads(path.read_text())
     found = record["sections"]
-    assert [*found] == ["driver", "ceilings", "llama-bf16", "algorithms", "races", "model"]
+    assert [*found] == ["driver", "ceilings", "llama-bf16", "few", "algorithms", "races", "model"]
     assert found["driver"]["passed"] >= 2 and found["races"]["bad_share"] == 1.0
+    few = found["few"]["us_and_bytes_per_s"]
+    assert len(few) == 4 and all(us > 0 and rate > 0 for us, rate in few.values())
     ranks = found["algorithms"]["seconds_by_rank"]
     assert len(ranks) == 7 and all([*seconds] == ["0", "1"] for seconds in ranks.values())
     assert found["model"]["error_f32"] < 1e-3 and found["llama-bf16"]["same_text"]

@@ -118,8 +118,8 @@ def test_a_kernel_that_does_not_compile_names_its_line() -> None:
 def test_signatures_are_read_from_the_sources() -> None:
     by_name = {p.name: p.format for p in kernels.signatures("norm")["rms_norm_odd"]}
     assert by_name == {
-        "x": "P", "w": "P", "y": "P", "parts": "P", "n": "q", "shape": "4q", "strides": "4q",
-        "eps": "f", "type": "i",
+        "x": "P", "w": "P", "y": "P", "parts": "P", "codes": "P", "n": "q",
+        "shape": "4q", "strides": "4q", "eps": "f", "type": "i",
     }  # fmt: skip
     assert set(kernels.signatures("rope")) == {"rope", "rope_set_rows"}
     assert set(kernels.signatures("lanes")) == {f"mul_mat_{m}" for m in range(1, 9)}

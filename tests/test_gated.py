@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_host import COMPILER, HostDriver
+from cuda_host import COMPILER, FIRST_ALONE, HostDriver
 from cuda_kit import DEVICE, need_driver, opened, place, room, run
 from program_kit import executor, mutated, run_parts
 from test_cuda_matmul import raw_weight
@@ -194,7 +194,7 @@ def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType) -> None:
 
 
 @pytest.mark.skipif(bool(DEVICE) or COMPILER is None, reason="of the stand-in, by g++")
-@pytest.mark.parametrize(("rows", "own"), [(8, (8, 16)), (64, (32, 32))])
+@pytest.mark.parametrize(("rows", "own"), [(8, (8, 32)), (64, (32, 32))])
 def test_a_block_writes_its_own_alone(
     rows: int, own: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,10 +203,13 @@ def test_a_block_writes_its_own_alone(
     n, k = 64, 64
     launch = HostDriver.launch
 
-    def first(self: HostDriver, function: Any, grid: Any, *rest: Any) -> None:
-        launch(self, function, (1, 1, 1) if "gated" in function[0] else grid, *rest)
+    def first(self: HostDriver, function: Any, *rest: Any) -> None:
+        self.order = FIRST_ALONE if "gated" in function[0] else None
+        launch(self, function, *rest)
+        self.synchronise()
 
     monkeypatch.setattr(HostDriver, "launch", first)
+    monkeypatch.setattr(HostDriver, "processors", 2)  # a block for each tile
     x, w = input("x", (rows, k)), weight("w", (n, k), dt.Q8_0)
     y = ops.mul_mat_gated(w, x, w, name="y")
     backend = opened(16)
@@ -214,17 +217,30 @@ def test_a_block_writes_its_own_alone(
     held = [place(backend, w, raw_weight(dt.Q8_0, n, k)), place(backend, x, ones)]
     target = place(backend, y, np.full(y.nbytes, 0xAB, np.uint8))
     beside = {need.key: room(backend, need) for need in backend.spec.needs(y)}
-    (made,) = (need for need in backend.spec.needs(y) if need.is_offered)
-    backend.write(beside[made.key].memory, 0, np.full(made.nbytes, 0xAB, np.uint8))
+    parts, coded = (need for need in backend.spec.needs(y) if need.is_offered)
+    for made in (parts, coded):
+        backend.write(beside[made.key].memory, 0, np.full(made.nbytes, 0xAB, np.uint8))
     sources = (Ref(w, held[0], 0), Ref(x, held[1], 0), Ref(w, held[0], 0))
     command = Command(Do.LAUNCH, Actor("cuda0", 0), "y", "y")
     backend.submit(0, backend.lower([Launch(command, Ref(y, target, 0), sources, beside)]))
     backend.synchronise()
-    wanted = np.zeros((rows, n, 4), bool)
+    wanted = np.zeros((rows, n), bool)
     wanted[: own[0], : own[1]] = True
-    for memory, nbytes in ((target, y.nbytes), (beside[made.key].memory, made.nbytes)):
-        written = backend.read(memory, 0, nbytes).reshape(wanted.shape) != 0xAB
-        assert np.array_equal(written.any(axis=2), wanted.any(axis=2))
+    written = [
+        backend.read(memory, 0, nbytes).reshape(-1, 4) != 0xAB
+        for memory, nbytes in (
+            (target, y.nbytes),
+            (beside[parts.key].memory, parts.nbytes),
+            (beside[coded.key].memory, coded.nbytes),
+        )
+    ]
+    for words in written[:2]:  # a word for each value, row by row
+        assert np.array_equal(words.any(axis=1).reshape(rows, n), wanted)
+    together = (
+        written[2].any(axis=1).reshape(rows // 8, n // 32, -1)
+    )  # codes of eight rows and 32 values
+    assert np.array_equal(together.all(axis=2), wanted[::8, ::32])
+    assert np.array_equal(together.any(axis=2), wanted[::8, ::32])
     backend.close()
 
 

@@ -24,11 +24,12 @@ from ggraph.backends.cuda.driver import Product
 from ggraph.backends.cuda.kernels import Unit
 from ggraph.errors import BackendError
 
-__all__ = ["COMPILER", "SIDE_BY_SIDE", "Fault", "Graph", "HostDriver", "Work", "compiled",
-           "entry_of", "library", "need_compiler"]  # fmt: skip
+__all__ = ["COMPILER", "FIRST_ALONE", "SIDE_BY_SIDE", "Fault", "Graph", "HostDriver", "Work",
+           "compiled", "entry_of", "library", "need_compiler"]  # fmt: skip
 
 PAGE = 4096
 SIDE_BY_SIDE = 0xFFFFFFFF  # an order, of shim.h: all blocks of a launch at the same time
+FIRST_ALONE = 0xFFFFFFFE  # another: the first block, and no other
 POISON = 0xFF  # NaN in every float type, -1 in integers
 
 
@@ -73,6 +74,7 @@ class HostDriver:
 
     name = "host stand-in"
     arch = "host"
+    processors = 1  # so that a block has several tiles
     reaches_host = True
 
     def __init__(

@@ -26,6 +26,9 @@ extern "C" __attribute__((weak, visibility("hidden"))) char __stop_block_shared[
 #define KERNEL extern "C" void
 #define KERNEL_OF(threads, blocks) KERNEL
 #define SHARED __attribute__((section("block_shared"))) static
+#define LOADS_IN_ORDER() (void)0
+#define SHARES(kernel, type)
+#define SHARED_OBJECT(type, name) SHARED type name
 #define TABLE static const
 
 namespace shim {
@@ -49,6 +52,7 @@ static int here, alive, count;  // all of them in the blocks that run
 static unsigned naps;           // turns in which a thread only let time pass
 static bool at_once;            // whether blocks run side by side
 static const unsigned SIDE_BY_SIDE = 0xFFFFFFFFu;  // an order of blocks and threads
+static const unsigned FIRST_ALONE = ~1u;  // the first block and no other
 static void (*entry)(void*);
 static void* argument;
 // Those who wait for one another: how often that ended, who waits, and where in the source.
@@ -276,6 +280,41 @@ static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2])
 static void multiply_f16(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
   multiply_as<lane_f16>(sum, a, b, -2);
 }
+// Of bytes: a's are signed; HALVES of sixteen columns each, of which a lane has four.
+template <class Right, int HALVES>
+static void multiply_bytes(int (&sum)[4], const unsigned* a, const unsigned* b, int site) {
+  const int warp = here / 32, first = warp * 32, lane = here % 32;
+  unsigned(*held)[6] = fragments[warp_meetings[warp].round & 1];
+  memcpy(held[here], a, 8 * HALVES);
+  memcpy(held[here] + 4, b, 4 * HALVES);
+  meet_warp(site);
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16 * HALVES; ++k) {
+      const int t = k % 16 / 4, half = k / 16, shift = k % 4 * 8;
+      const unsigned left = held[first + row % 8 * 4 + t][row / 8 + 2 * half];
+      const unsigned right = held[first + column * 4 + t][4 + half];
+      const int product = (int)(signed char)(left >> shift) * (int)(Right)(right >> shift);
+      sum[i] = (int)((unsigned)sum[i] + (unsigned)product);  // as rows that do not exist may do
+    }
+  }
+}
+static void multiply_s8(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned b[2] = {b0, b1};
+  multiply_bytes<signed char, 2>(sum, a, b, -3);
+}
+static void multiply_u8(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned b[2] = {b0, b1};
+  multiply_bytes<unsigned char, 2>(sum, a, b, -4);
+}
+static void multiply_s8_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned a[2] = {a0, a1};
+  multiply_bytes<signed char, 1>(sum, a, &b, -5);
+}
+static void multiply_u8_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned a[2] = {a0, a1};
+  multiply_bytes<unsigned char, 1>(sum, a, &b, -6);
+}
 
 template <class... A, size_t... I>
 static void unpack(void (*f)(A...), void** args, std::index_sequence<I...>) {
@@ -313,8 +352,9 @@ static void run_grid(unsigned order, unsigned threads) {
     }
     return;
   }
-  const size_t first = order > 1 ? draw(state) % all : 0;
+  const size_t first = order > 1 && order != FIRST_ALONE ? draw(state) % all : 0;
   for (size_t i = 0; i < all; ++i) {
+    if (i && order == FIRST_ALONE) return;
     if (!i || order > 1) arrange(order, (int)threads, state);
     blocks[0].index = index_of(order == 1 ? all - 1 - i : (first + i) % all);
     run_blocks(1, (int)threads, order == 1);
@@ -379,6 +419,10 @@ using shim::copies_done;
 using shim::copy_16;
 using shim::multiply;
 using shim::multiply_f16;
+using shim::multiply_s8;
+using shim::multiply_s8_16;
+using shim::multiply_u8;
+using shim::multiply_u8_16;
 #define HOST_ENTRY(name)                                                                 \
   extern "C" const char* host_##name(const unsigned* grid, unsigned threads, void** args, \
                                      unsigned order) {                                    \

@@ -3,6 +3,7 @@
 Legend: T token rows, H heads, K key-value heads, D and V head sizes, C cache rows, R rotated.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ggraph.backends.cuda.driver import WIDEST
 from ggraph.backends.cuda.kernels import CACHES
 from ggraph.backends.cuda.layout import PLAIN, is_flat, is_plain
-from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
+from ggraph.backends.cuda.lowering import Lowering, Rule, codes_of, number, offered, parts_of
 from ggraph.backends.protocol import Launch, Ref
 from ggraph.device import Need
 from ggraph.dtype import I32, I64, Q8_0
@@ -181,7 +182,7 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
     width = _width(x.result.tensor)
     splits = max(1, -(-width // SPLIT))
     slice_rows, parts = _slice(x.result.tensor)[0], low.at(x.room("splits"))
-    made = parts_of(low, x)
+    made, codes = parts_of(low, x), codes_of(low, x)
     group = heads // given["kv_heads"]
     tile_rows = TILE // min(group, TILE)  # query rows that share a block
     given = {
@@ -205,8 +206,8 @@ def _few(low: Lowering, x: Launch, given: dict[str, Any]) -> None:
         low.call(
             "merge", (heads, count, 1), 128, type=kind, parts=parts, lists=here["lists"],
             sinks=sinks, y=low.at(x.result) + t * heads * v_dim * 4,
-            given=made + t * heads * v_dim * 4 if made else 0, splits=splits, v_dim=v_dim,
-            width=width,
+            given=made + t * heads * v_dim * 4 if made else 0, codes=codes, splits=splits,
+            v_dim=v_dim, width=width, from_=t,
         )  # fmt: skip
 
 
@@ -269,7 +270,8 @@ def _attention_needs(t: Tensor) -> tuple[Need, ...]:
     rows, width, context = t.shape[0], _width(t), t.sources[1].shape[0]
     how = f"[{rows}x{width} of {context}]"
     lists = Need("lists", rows * 4 * (1 + width), deciding, how=how)
-    return Need("splits", _slice(t)[1]), lists, *offered(t)
+    given = offered(t, prod(t.shape[1:]))  # a product takes all heads of a token as one row
+    return Need("splits", _slice(t)[1]), lists, *given
 
 
 RULES: dict[str, Rule] = {

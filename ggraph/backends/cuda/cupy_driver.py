@@ -23,6 +23,7 @@ from ggraph.errors import BackendError
 
 OLDEST = 80  # compute capability: bf16 and asynchronous copies
 SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 NO_TIMING = 2  # cudaEventDisableTiming
 FAILURES = (RuntimeError, MemoryError)  # CuPy's own are RuntimeErrors, as is a missing library
 
@@ -71,7 +72,8 @@ def open_driver(index: int) -> "CupyDriver":
             runtime.cudaDevAttrCanUseHostPointerForRegisteredMem, index
         )
     _reach_peers(index, count)
-    return CupyDriver(index, name, f"sm_{capability}", bool(reaches))
+    processors = int(about["multiProcessorCount"])
+    return CupyDriver(index, name, f"sm_{capability}", processors, bool(reaches))
 
 
 def _reach_peers(index: int, count: int) -> None:
@@ -91,6 +93,14 @@ class _Graph:
     executable: int
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """A loaded kernel, and the bytes of shared memory that its launches bring."""
+
+    loaded: Any
+    shared: int = 0
+
+
 @dataclass(eq=False)
 class CupyDriver:
     """One GPU. Functions are loaded once per process and device."""
@@ -98,6 +108,7 @@ class CupyDriver:
     index: int
     name: str
     arch: str
+    processors: int = 1
     reaches_host: bool = False
     _modules: dict[Unit, Any] = field(default_factory=dict)
     _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
@@ -176,8 +187,20 @@ class CupyDriver:
         key = (unit, kernel)
         if key not in self._functions:
             with self._here(f"loading {kernel} of {unit}"):
-                self._functions[key] = self._module(unit).get_function(kernel)
+                self._functions[key] = self._kernel(unit, kernel)
         return self._functions[key]
+
+    def _kernel(self, unit: Unit, name: str) -> _Kernel:
+        """What SHARES of src/common.cuh gives as the size of its object is asked for here."""
+        module = self._module(unit)
+        loaded = module.get_function(name)
+        if f"SHARES({name}," not in unit.text:
+            return _Kernel(loaded)
+        size = ctypes.c_uint()
+        at = driver.moduleGetGlobal(module.ptr, f"{name}_shared")
+        runtime.memcpy(ctypes.addressof(size), at, 4, runtime.memcpyDeviceToHost)
+        driver.funcSetAttribute(loaded.ptr, MOST_SHARED, size.value)
+        return _Kernel(loaded, size.value)
 
     def _module(self, unit: Unit) -> Any:
         if unit not in self._modules:
@@ -196,8 +219,9 @@ class CupyDriver:
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         with self._here("launching a kernel"):
             driver.launchKernel(
-                function.ptr, *grid, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0
-            )
+                function.loaded.ptr, *grid, block, 1, 1, function.shared, stream,
+                ctypes.addressof(pointers), 0,
+            )  # fmt: skip
 
     def product(self, p: Product, rank: int = 0) -> Callable[[int], None]:
         """One call of cuBLASLt."""

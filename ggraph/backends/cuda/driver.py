@@ -44,6 +44,7 @@ class Driver(Protocol):
 
     name: str  # as the vendor calls it
     arch: str  # "sm_90"
+    processors: int  # multiprocessors: how many blocks run at once hangs on them, and no bits do
     reaches_host: bool  # whether kernels find memory that `pin` has locked at the host's address
 
     def memory(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ggraph.backends.cuda.layout import (
     spread,
     steps,
 )
-from ggraph.backends.cuda.lowering import Lowering, Rule, number, offered, parts_of
+from ggraph.backends.cuda.lowering import Lowering, Rule, codes_of, number, offered, parts_of
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import BF16, F16, I32, I64, DType
@@ -67,7 +67,10 @@ def _binary(low: Lowering, x: Launch) -> None:
     }  # fmt: skip
     if _is_flat_pair(t):
         grid = (-(-t.size // (128 * FOUR)), 1, 1)
-        low.call("binary_flat", grid, 128, **given, parts=parts_of(low, x))
+        low.call(
+            "binary_flat", grid, 128, **given, parts=parts_of(low, x), codes=codes_of(low, x),
+            k=t.shape[-1],
+        )  # fmt: skip
         return
     low.per_element(
         "binary", **given, shape=sizes(t), x_strides=steps(a.tensor),

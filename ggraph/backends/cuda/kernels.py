@@ -30,7 +30,8 @@ PLAIN_SOURCES: tuple[str, ...] = (
     "rope", "rows", "softmax", "sort",
 )  # fmt: skip
 HEADERS = (
-    "common.cuh", "blocks.cuh", "delay.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh", "units.cuh",
+    "common.cuh", "blocks.cuh", "codes.cuh", "delay.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh",
+    "units.cuh",
 )  # fmt: skip
 FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q", "Matrices": "4P"}
 

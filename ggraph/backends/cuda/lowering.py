@@ -21,6 +21,7 @@ from ggraph.tensor import Array, Tensor
 
 Step = Callable[[int], None]
 MAX_GRID_Y = 65535
+GROUP, CODED_ROWS, CODED_QUADS = 32, 8, 72  # of src/parts.cuh: columns, rows, and what they take
 
 
 class Keeper(Protocol):
@@ -98,16 +99,46 @@ class Lowering:
         return self.keeper.constant(np.ascontiguousarray(values))
 
 
-def offered(t: Tensor) -> tuple[Need, ...]:
-    """ "parts" of a result for the products that take it in them (src/parts.cuh)."""
+def offered(t: Tensor, k: int = 0) -> tuple[Need, ...]:
+    """ "parts" of a result for the products that take it in them (src/parts.cuh), and "codes", as
+    rows of k (0: of the last axis), where that axis has whole groups."""
     whole = t.dtype is F32 and t.is_contiguous and t.nbytes and t.shape[-1] % 4 == 0
-    return (Need("parts", t.nbytes, (RESULT,), flat=True),) if whole else ()
+    if not whole:
+        return ()
+    parts = Need("parts", t.nbytes, (RESULT,), flat=True)
+    return (parts, coded(t, RESULT, k)) if t.shape[-1] % GROUP == 0 else (parts,)
+
+
+def coded(x: Tensor, of: int, k: int = 0) -> Need:
+    """ "codes" of `x`, which is source `of` or the RESULT, as rows of k (0: of the last axis). They
+    are shared by who takes it as rows of that length, since quads of eight rows lie together."""
+    k = k or x.shape[-1]
+    how = f"[{_rows(x, k)}x{k}]"
+    return Need("codes", codes_bytes(x, k), (of,), flat=True, how=how)
+
+
+def codes_bytes(x: Tensor, k: int = 0) -> int:
+    """Bytes of these: room for eight rows each time."""
+    k = k or x.shape[-1]
+    return -(-_rows(x, k) // CODED_ROWS) * (k // GROUP) * CODED_QUADS * 16
+
+
+def _rows(x: Tensor, k: int) -> int:
+    return x.size // k if k else 0
 
 
 def parts_of(low: Lowering, launch: Launch) -> int:
     """Address of the parts of the result; 0 where no product asks for them."""
-    offers = offered(launch.result.tensor)
-    room = launch.scratch.get(offers[0].key) if offers else None
+    return _offer(low, launch, "parts")
+
+
+def codes_of(low: Lowering, launch: Launch) -> int:
+    """The same of its codes."""
+    return _offer(low, launch, "codes")
+
+
+def _offer(low: Lowering, launch: Launch, name: str) -> int:
+    room = launch.scratch.get(Need(name, 0, (RESULT,)).key)
     return low.at(room) if room is not None else 0
 
 

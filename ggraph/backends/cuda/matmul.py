@@ -6,12 +6,21 @@ k inner size, m rows.
 """
 
 from math import inf, prod
+from typing import Any
 
-from ggraph.backends.cuda.driver import WIDEST, Product
+from ggraph.backends.cuda.driver import WIDEST, Grid, Product
 from ggraph.backends.cuda.elementwise import BINARY, convert, decode
 from ggraph.backends.cuda.kernels import TEMPLATES, WEIGHTS
 from ggraph.backends.cuda.layout import PLAIN, fits, four, is_flat, is_plain
-from ggraph.backends.cuda.lowering import MAX_GRID_Y, Lowering, Rule, offered, parts_of
+from ggraph.backends.cuda.lowering import (
+    MAX_GRID_Y,
+    Lowering,
+    Rule,
+    coded,
+    codes_of,
+    offered,
+    parts_of,
+)
 from ggraph.backends.protocol import Launch
 from ggraph.device import Need
 from ggraph.dtype import BF16, F16, F32, I32, DType
@@ -21,7 +30,8 @@ from ggraph.tensor import Tensor
 PASS_ROWS = 8  # rows per pass over the weights
 WARPS, OUTPUTS = 4, 2  # of a block, and per warp (OUTPUTS of src/lanes.cuh)
 TILE, FEW_WARPS = 16, 8  # outputs and warps of a block of src/tiles.cu for up to PASS_ROWS
-WIDE_TILE, WIDE_WARPS, WIDE_ROWS = 64, 16, 32  # the same for more, by so many rows
+FEW_BLOCKS = 2  # of them on a multiprocessor, as registers allow
+WIDE_TILE, WIDE_WARPS, WIDE_ROWS = 64, 8, 32  # the same for more, by so many rows
 TILED = frozenset(TEMPLATES["tiles"][1])  # weight types of which tensor cores take few rows
 MOST_EXPERTS = 1024  # as in src/experts.cu
 SLICE_BYTES = 1 << 26  # of dequantised weights at a time
@@ -71,24 +81,36 @@ def _blocks(*counts: int) -> int:
     return sum(-(-n // TILE) for n in counts)
 
 
-def _parts(low: Lowering, launch: Launch) -> int:
-    """Source 1 in the parts that src/tiles.cu takes: made once for all products
-    that read it, by what makes it where that can."""
-    x, room = launch.sources[1], launch.room("parts")
-    if not room.ready:
-        low.per_element("split_rows", x.tensor.size // 4, x=low.at(x), parts=low.at(room))
-    return low.at(room)
+def _rows_need(w: Tensor, x: Tensor) -> Need:
+    """What src/tiles.cu takes x in: "parts" for plain weights, "codes" for blocks."""
+    if w.dtype.is_block:
+        return coded(x, 1)
+    return Need("parts", x.nbytes, (1,), flat=True)
+
+
+def _rows(low: Lowering, launch: Launch) -> int:
+    """Source 1 as src/tiles.cu takes it: made once for all products that read it, by what makes it
+    where that can."""
+    w, x = launch.sources[:2]
+    coded = w.tensor.dtype.is_block
+    room = launch.room("codes" if coded else "parts")
+    at, fours = low.at(room), x.tensor.size // 4
+    if not room.ready and coded:
+        low.per_element("code_rows", fours, x=low.at(x), codes=at, k=w.tensor.shape[-1])
+    elif not room.ready:
+        low.per_element("split_rows", fours, x=low.at(x), parts=at)
+    return at
 
 
 def _product_needs(t: Tensor) -> tuple[Need, ...]:
-    """Few rows: "parts" of them. Many: "work", cuBLASLt's; rows in the type in which it multiplies,
-    under its name; and "decoded", a slice of w in it."""
+    """Few rows: "parts" or "codes" of them. Many: "work", cuBLASLt's; rows in the type in which it
+    multiplies, under its name; and "decoded", a slice of w in it."""
     w, x = t.sources[:2]
     m, k = prod(x.shape[:-1]), w.shape[-1]
     if not (len(w.shape) == 2 and _is_stored(w) and is_flat(x)):
         return ()
     if m <= FEW_ROWS or not k:
-        return (Need("parts", x.nbytes, (1,), flat=True),) if _is_tiled(w) else ()
+        return (_rows_need(w, x),) if _is_tiled(w) else ()
     kind = _fast_type(w.dtype)
     needs = [Need("work", WORK_SPACE)]
     if kind is not F32:
@@ -118,10 +140,10 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     w = launch.sources[0]
     n, k = w.tensor.shape
     if _is_tiled(w.tensor):
-        end, outputs, threads, passes = _tile_of(m)
+        end, grid, threads = _tile_of(low, w.tensor, m, n)
         low.call(
-            f"mul_mat_{end}", (passes, -(-n // outputs), 1), threads, type=w.tensor.dtype.name,
-            w=low.at(w), x=_parts(low, launch), y=y, rest=add, n=n, k=k, m=m,
+            f"mul_mat_{end}", grid, threads, type=w.tensor.dtype.name,
+            w=low.at(w), x=_rows(low, launch), y=y, rest=add, n=n, k=k, m=m,
         )  # fmt: skip
         return
     rows = min(m, PASS_ROWS)
@@ -132,12 +154,19 @@ def _few(low: Lowering, launch: Launch, y: int, m: int, add: int) -> None:
     )  # fmt: skip
 
 
-def _tile_of(m: int) -> tuple[str, int, int, int]:
-    """Which kernel of src/tiles.cu: the end of its name, outputs and threads of a block, and passes
-    over the weights, which run side by side."""
-    if m <= PASS_ROWS:
-        return "tile", TILE, FEW_WARPS * 32, 1
-    return "wide", WIDE_TILE, WIDE_WARPS * 32, -(-m // WIDE_ROWS)
+def _tile_of(
+    low: Lowering, w: Tensor, m: int, *counts: int, few: int = TILE, wide: int = WIDE_TILE
+) -> tuple[str, Grid, int]:
+    """Which kernel of src/tiles.cu takes m rows and so many outputs of each of matrices like w,
+    `few` or `wide` at a time: the end of its name, its blocks, and threads of a block. Few rows
+    of block types: as many blocks as run at once, each of which reads ahead from tile to tile.
+    Passes over the weights of many rows run side by side."""
+    if m > PASS_ROWS:
+        return "wide", (-(-m // WIDE_ROWS), sum(-(-n // wide) for n in counts), 1), WIDE_WARPS * 32
+    blocks = sum(-(-n // few) for n in counts)
+    if w.dtype.is_block:
+        blocks = min(blocks, FEW_BLOCKS * low.keeper.driver.processors)
+    return "tile", (1, blocks, 1), FEW_WARPS * 32
 
 
 def _joins(t: Tensor) -> bool:
@@ -154,19 +183,20 @@ def _joined(low: Lowering, launch: Launch) -> None:
     w, x, *more = launch.sources
     matrices, m = (w, *more), prod(x.tensor.shape[:-1])
     counts = [a.tensor.shape[0] for a in matrices]
-    end, outputs, threads, passes = _tile_of(m)
+    end, grid, threads = _tile_of(low, w.tensor, m, *counts)
     missing = (0,) * (MOST_MATRICES - len(matrices))
+    given: dict[str, Any] = {"all": _blocks(*counts)} if end == "tile" else {}
     low.call(
-        f"mul_mats_{end}", (passes, sum(-(-n // outputs) for n in counts), 1), threads,
+        f"mul_mats_{end}", grid, threads,
         type=w.tensor.dtype.name, w=(*map(low.at, matrices), *missing),
-        x=_parts(low, launch), y=low.at(launch.result), n=(*counts, *missing),
-        k=w.tensor.shape[1], m=m,
+        x=_rows(low, launch), y=low.at(launch.result), n=(*counts, *missing),
+        k=w.tensor.shape[1], m=m, **given,
     )  # fmt: skip
 
 
 def _joined_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "parts" of the rows."""
-    return (Need("parts", t.sources[1].nbytes, (1,), flat=True),)
+    """ "parts" or "codes" of the rows."""
+    return (_rows_need(*t.sources[:2]),)
 
 
 def _gated_needs(t: Tensor) -> tuple[Need, ...]:
@@ -179,12 +209,15 @@ def _gated(low: Lowering, launch: Launch) -> None:
     n, k = w.tensor.shape
     t = launch.result.tensor
     m = t.size // n
-    end, outputs, threads, passes = _tile_of(m)
-    outputs = min(outputs, WIDE_TILE // 2)  # a wide block's tiles are of both matrices
+    codes = codes_of(low, launch)
+    tiles = 2 if codes else 1  # at once: of whole groups codes are made
+    end, grid, threads = _tile_of(low, w.tensor, m, n, few=tiles * TILE, wide=WIDE_TILE // 2)
+    given: dict[str, Any] = {"tiles": tiles} if end == "tile" else {}
     low.call(
-        f"mul_mat_gated_{end}", (passes, -(-n // outputs), 1), threads, type=w.tensor.dtype.name,
-        w=low.at(w), up=low.at(up), x=_parts(low, launch), y=low.at(launch.result),
-        parts=parts_of(low, launch), op=BINARY.index(str(t.attrs["unit"])), n=n, k=k, m=m,
+        f"mul_mat_gated_{end}", grid, threads, type=w.tensor.dtype.name,
+        w=low.at(w), up=low.at(up), x=_rows(low, launch), y=low.at(launch.result),
+        parts=parts_of(low, launch), codes=codes, op=BINARY.index(str(t.attrs["unit"])), n=n, k=k,
+        m=m, **given,
     )  # fmt: skip
 
 
@@ -270,11 +303,11 @@ def _list_bytes(w: Tensor, ids: Tensor) -> int:
 
 
 def _id_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "pairs": the lists of each expert's pairs; "parts" of the rows."""
+    """ "pairs": the lists of each expert's pairs; "parts" or "codes" of the rows."""
     w, x, ids = t.sources
     if not _is_grouped(w):
         return ()
-    return Need("pairs", _list_bytes(w, ids)), Need("parts", x.nbytes, (1,), flat=True)
+    return Need("pairs", _list_bytes(w, ids)), _rows_need(w, x)
 
 
 def _grouped(low: Lowering, x: Launch) -> None:
@@ -282,7 +315,7 @@ def _grouped(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     pairs, used = ids.tensor.size, ids.tensor.shape[1]
-    rows, order = _parts(low, x), low.at(x.room("pairs"))
+    rows, order = _rows(low, x), low.at(x.room("pairs"))
     starts = order + 4 * pairs
     active = starts + 4 * (experts + 2)
     low.call(

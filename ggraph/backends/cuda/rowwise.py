@@ -22,6 +22,7 @@ from ggraph.backends.cuda.layout import (
 from ggraph.backends.cuda.lowering import (
     Lowering,
     Rule,
+    codes_of,
     number,
     offered,
     parts_of,
@@ -44,8 +45,8 @@ def _rms_norm(low: Lowering, x: Launch) -> None:
     n, strides = a.tensor.shape[-1], row_steps(a.tensor)
     given: dict[str, Any] = {
         "x": low.at(a), "w": low.at(w[0]) if w else 0, "y": low.at(x.result),
-        "parts": parts_of(low, x), "n": n, "shape": row_sizes(a.tensor), "strides": strides,
-        "eps": number(x, "eps"),
+        "parts": parts_of(low, x), "codes": codes_of(low, x), "n": n, "shape": row_sizes(a.tensor),
+        "strides": strides, "eps": number(x, "eps"),
     }  # fmt: skip
     grid = (row_count(a.tensor), 1, 1)
     places = (given["x"], given["w"], given["y"], 4 * n, *strides)

@@ -519,9 +519,10 @@ attend_odd(const float* q, const u8* k, const u8* v, const u8* mask,
 }
 
 // y [T, H, V]; a row that sees nothing gives zeros. sinks[h] is one more score of the sum.
-// Grid (H, T); `splits` are those that there is room for. y in parts as well where there is `given`.
+// Grid (H, T); `splits` are those that there is room for. y in parts as well where there is `given`,
+// and in codes where those are: row 0 is row `from` of them, and V a multiple of 32.
 KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y, Quad* given,
-             int splits, int v_dim, int width) {
+             Quad* codes, int splits, int v_dim, int width, int from) {
   SHARED float shares[THREADS], sums[THREADS], tops[WARPS];
   const i64 at = (i64)blockIdx.y * gridDim.x + blockIdx.x;  // t * H + h
   const int row = 2 + v_dim, thread = threadIdx.x;
@@ -560,5 +561,8 @@ KERNEL merge(const float* parts, const int* lists, const float* sinks, float* y,
     const float value = sum == 0.0f ? 0.0f : mixed / sum;
     if (d < v_dim) y[at * v_dim + d] = value;
     if (given) give_lanes_part(value, given + (at * v_dim + d) / 4, d < v_dim);
+    if (codes)
+      give_lanes_codes(value, d < v_dim, codes, gridDim.x * v_dim, from + blockIdx.y,
+                       blockIdx.x * v_dim + d);
   }
 }

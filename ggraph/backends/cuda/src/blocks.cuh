@@ -7,9 +7,6 @@
 #pragma once
 #include "common.cuh"
 
-TABLE i8 NL_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-TABLE i8 FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
 // Sixteen bytes of a plain type, where they may be read at once.
 struct alignas(16) Quad {
   u32 w[4];
@@ -51,7 +48,7 @@ DEV void store_eight(u8* p, int type, const float* v) {
 }
 
 struct f32 {
-  static const int BLOCK = 1, BYTES = 4, SPAN = 0, TOGETHER = 1;
+  static const int BLOCK = 1, BYTES = 4, SPAN = 0;
   DEV void eight(const void* p, float* v) {
     four_floats((const float*)p, v);
     four_floats((const float*)p + 4, v + 4);
@@ -67,7 +64,7 @@ struct f32 {
   }
 };
 struct f16 {
-  static const int BLOCK = 1, BYTES = 2, SPAN = 0, TOGETHER = 1;
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
   DEV void eight(const void* p, float* v) {
     const Quad a = *(const Quad*)p;
 #pragma unroll
@@ -87,7 +84,7 @@ struct f16 {
   }
 };
 struct bf16 {
-  static const int BLOCK = 1, BYTES = 2, SPAN = 0, TOGETHER = 1;
+  static const int BLOCK = 1, BYTES = 2, SPAN = 0;
   DEV void eight(const void* p, float* v) {
     const Quad a = *(const Quad*)p;
 #pragma unroll
@@ -115,15 +112,31 @@ DEV u32 four_bytes(const u8* p) {
   return p[0] | (u32)p[1] << 8 | (u32)p[2] << 16 | (u32)p[3] << 24;
 }
 
+// Four of 16 signed bytes by the codes in four bytes: two tables of eight, of which bit 3 chooses.
+DEV u32 levels_of(u32 codes, u32 a, u32 b, u32 c, u32 d) {
+  const u32 low = codes & 0x07070707u, pairs = low | low >> 4;
+  const u32 chosen = permute(pairs, 0, 0x4420u);
+  const u32 upper = (codes >> 3 & 0x01010101u) * 255;
+  return (permute(a, b, chosen) & ~upper) | (permute(c, d, chosen) & upper);
+}
+// -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+DEV u32 nl_levels(u32 codes) {
+  return levels_of(codes, 0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u);
+}
+// 0, 1, 2, 3, 4, 6, 8, 12 and their negatives
+DEV u32 fp4_levels(u32 codes) {
+  return levels_of(codes, 0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu);
+}
+
 // Four bits as the lowest bits of four bytes.
 DEV u32 bits_to_bytes(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
 
 // Block types. `four` gives four stored codes from value e of a row on, one a byte, e a multiple of
-// four. Codes of BITS bits mean their number less RAISED; without BITS, `value` says what one means.
-// Types with TOGETHER have a `Held` besides: what a lane needs of so many groups of 32 columns, which
-// share bytes.
+// four. Codes of BITS bits mean their number less RAISED; without BITS, `bytes` says what four mean.
+// Types that have `Scales` unpack those of half a block at a time, and have `four` of value e of a half.
 struct Block {
-  static const int BITS = 0, RAISED = 0, TOGETHER = 1;
+  static const int BITS = 0, RAISED = 0;
+  static const bool UNPACKS = false;
 };
 
 // Types of 32 values: value e % 32 is in the low or high nibble of one of 16 bytes.
@@ -183,7 +196,7 @@ struct q8_0 : Block {
   DEV u32 four(const u8* row, int e) {
     return four_bytes<BYTES>(row + e / 32 * BYTES + 2 + e % 32);
   }
-  DEV int value(u32 code) { return (i8)code; }
+  DEV u32 bytes(u32 codes) { return codes; }
 };
 struct iq4_nl : Block {
   static const int BLOCK = 32, BYTES = 18, SPAN = 32;
@@ -192,7 +205,7 @@ struct iq4_nl : Block {
     *step = half_at(row + c / 4 * BYTES);
   }
   DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 2, e); }
-  DEV int value(u32 code) { return NL_LEVELS[code]; }
+  DEV u32 bytes(u32 codes) { return nl_levels(codes); }
 };
 struct mxfp4 : Block {
   static const int BLOCK = 32, BYTES = 17, SPAN = 32;
@@ -202,7 +215,7 @@ struct mxfp4 : Block {
     *step = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
   DEV u32 four(const u8* row, int e) { return nibbles<BYTES>(row + e / 32 * BYTES + 1, e); }
-  DEV int value(u32 code) { return FP4_LEVELS[code]; }
+  DEV u32 bytes(u32 codes) { return fp4_levels(codes); }
 };
 
 // Types of 256 values.
@@ -241,125 +254,98 @@ struct q3_k : Block {
   }
 };
 // Byte i of a word as a float; below 2^24 a float counts in ones.
-DEV float byte_of(u32 word, int i) {
-  return bits_to_float(permute(word, 0x4b000000u, 0x7440u | (u32)i)) - 8388608.0f;
+DEV float raised_byte(u32 word, int i) {
+  return bits_to_float(permute(word, 0x4b000000u, 0x7440u | (u32)i));
 }
+DEV float byte_of(u32 word, int i) { return raised_byte(word, i) - 8388608.0f; }
 // What a block of Q4_K and Q5_K begins with: two float16, and eight steps and floors of six bits each.
 // Here those of four groups, a byte each.
-struct Scales {
+struct Sixes {
   float step, floor;
   u32 steps, floors;
 };
-DEV Scales scales_of(const u8* block, int second) {
+DEV Sixes sixes_of(const u8* block, int second) {
   const Quad head = *(const Quad*)block;
   const u32 six = 0x3f3f3f3fu, four = 0x0f0f0f0fu, two = 0x30303030u;
   return {half_to_float((u16)head.w[0]), half_to_float((u16)(head.w[0] >> 16)),
           second ? (head.w[3] & four) | (head.w[1] >> 2 & two) : head.w[1] & six,
           second ? (head.w[3] >> 4 & four) | (head.w[2] >> 2 & two) : head.w[2] & six};
 }
-DEV void scaled(const Scales& all, int s, float* step, float* floor) {
+// Unit times byte i of a word by one multiply-add: what is raised is taken off exactly.
+DEV float times_byte(float unit, u32 word, int i) {
+  return fmaf(unit, raised_byte(word, i), -8388608.0f * unit);
+}
+DEV void scaled(const Sixes& all, int s, float* step, float* floor) {
   *step = all.step * byte_of(all.steps, s);
   *floor = all.floor * byte_of(all.floors, s);
 }
 struct q4_k : Block {
-  static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4, TOGETHER = 4;
+  static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    scaled(scales_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
+    scaled(sixes_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
+  }
+  DEV u32 four(const u8* block, int half, int e) {
+    return word_at(block + 16 + 64 * half + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4 & 0x0f0f0f0fu;
   }
   DEV u32 four(const u8* row, int e) {
-    const u8* b = row + e / 256 * BYTES;
-    e %= 256;
-    return word_at(b + 16 + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4 & 0x0f0f0f0fu;
+    return four(row + e / 256 * BYTES, e % 256 / 128, e % 128);
   }
-  struct Held {
-    Scales scales;
-    Pair low[2];  // of two groups each
-  };
-  DEV Held hold(const u8* row, int part, int t) {
-    const u8 *b = row + part / 2 * BYTES, *p = b + 16 + part % 2 * 64 + 8 * t;
-    return {scales_of(b, part % 2), {*(const Pair*)p, *(const Pair*)(p + 32)}};
-  }
-  DEV u32 four(const Held& held, int g, int h) {
-    return held.low[g / 2].w[h] >> g % 2 * 4 & 0x0f0f0f0fu;
-  }
-  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    scaled(held.scales, g, step, floor);
+  static const bool UNPACKS = true;
+  typedef Sixes Scales;
+  DEV Scales scales(const u8* block, int half) { return sixes_of(block, half); }
+  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
+    *step = times_byte(all.step, all.steps, g);
+    *floor = times_byte(all.floor, all.floors, g);
   }
 };
 struct q5_k : Block {
-  static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5, TOGETHER = 4;
+  static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
-    scaled(scales_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
+    scaled(sixes_of(row + c / 32 * BYTES, c % 32 / 16), c % 16 / 4, step, floor);
+  }
+  DEV u32 four(const u8* block, int half, int e) {
+    const u32 low = word_at(block + 48 + 64 * half + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4;
+    const u32 high = word_at(block + 16 + e % 32) >> 4 * half;
+    return (low & 0x0f0f0f0fu) | (high >> e / 32 & 0x01010101u) << 4;
   }
   DEV u32 four(const u8* row, int e) {
-    const u8* b = row + e / 256 * BYTES;
-    e %= 256;
-    const u32 low = word_at(b + 48 + e / 64 * 32 + e % 32) >> e % 64 / 32 * 4;
-    return (low & 0x0f0f0f0fu) | (word_at(b + 16 + e % 32) >> e / 32 & 0x01010101u) << 4;
+    return four(row + e / 256 * BYTES, e % 256 / 128, e % 128);
   }
-  struct Held {
-    Scales scales;
-    Pair low[2];
-    u32 high[2];
-  };
-  DEV Held hold(const u8* row, int part, int t) {
-    const u8 *b = row + part / 2 * BYTES, *p = b + 48 + part % 2 * 64 + 8 * t;
-    const Pair high = *(const Pair*)(b + 16 + 8 * t);
-    const int first = part % 2 * 4;
-    return {scales_of(b, part % 2), {*(const Pair*)p, *(const Pair*)(p + 32)},
-            {high.w[0] >> first, high.w[1] >> first}};
-  }
-  DEV u32 four(const Held& held, int g, int h) {
-    const u32 low = held.low[g / 2].w[h] >> g % 2 * 4 & 0x0f0f0f0fu;
-    return low | (held.high[h] >> g & 0x01010101u) << 4;
-  }
-  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    scaled(held.scales, g, step, floor);
+  static const bool UNPACKS = true;
+  typedef Sixes Scales;
+  DEV Scales scales(const u8* block, int half) { return sixes_of(block, half); }
+  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
+    *step = times_byte(all.step, all.steps, g);
+    *floor = times_byte(all.floor, all.floors, g);
   }
 };
 struct q6_k : Block {
-  static const int BLOCK = 256, BYTES = 210, SPAN = 16, BITS = 6, RAISED = 32, TOGETHER = 4;
+  static const int BLOCK = 256, BYTES = 210, SPAN = 16, BITS = 6, RAISED = 32;
   static const bool FLOOR = false;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
     const u8* b = row + c / 32 * BYTES;
     *step = half_at(b + 208) * (float)((const i8*)b)[192 + c % 32 / 2];
   }
-  DEV u32 four(const u8* row, int e) {
-    const u8* b = row + e / 256 * BYTES;
-    e %= 256;
-    const u32 low = four_bytes<BYTES>(b + e / 128 * 64 + e % 64) >> e % 128 / 64 * 4;
-    const u32 high = four_bytes<BYTES>(b + 128 + e / 128 * 32 + e % 32) >> e % 128 / 32 * 2;
+  DEV u32 four(const u8* block, int half, int e) {
+    const u32 low = four_bytes<BYTES>(block + 64 * half + e % 64) >> e / 64 * 4;
+    const u32 high = four_bytes<BYTES>(block + 128 + 32 * half + e % 32) >> e / 32 * 2;
     return (low & 0x0f0f0f0fu) | (high & 0x03030303u) << 4;
   }
-  // The groups of 128 columns have the same bytes of high bits.
-  struct Held {
-    u32 low[4], high[2], scales[2];
+  DEV u32 four(const u8* row, int e) {
+    return four(row + e / 256 * BYTES, e % 256 / 128, e % 128);
+  }
+  static const bool UNPACKS = true;
+  struct Scales {
     float unit;
+    const u8* steps;  // signed
   };
-  DEV Held hold(const u8* row, int part, int t) {
-    const u8* b = row + part / 2 * BYTES;
-    const u8 *p = b + part % 2 * 64 + 4 * t, *q = b + 128 + part % 2 * 32 + 4 * t;
-    const u8* s = b + 192 + part % 2 * 8;
-    Held held;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) held.low[i] = four_bytes<BYTES>(p + 16 * i);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      held.high[i] = four_bytes<BYTES>(q + 16 * i);
-      held.scales[i] = four_bytes<BYTES>(s + 4 * i);
-    }
-    held.unit = half_at(b + 208);
-    return held;
+  DEV Scales scales(const u8* block, int half) {
+    return {half_at(block + 208), block + 192 + 8 * half};
   }
-  DEV u32 four(const Held& held, int g, int h) {
-    const u32 low = held.low[g % 2 * 2 + h] >> g / 2 * 4;
-    return (low & 0x0f0f0f0fu) | (held.high[h] >> 2 * g & 0x03030303u) << 4;
-  }
-  DEV void scale(const Held& held, int g, int s, float* step, float* floor) {
-    const u32 raised = held.scales[g / 2] ^ 0x80808080u;  // signed bytes, by 128
-    *step = held.unit * (byte_of(raised, g % 2 * 2 + s) - 128.0f);
+  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
+    *step = all.unit * (float)(i8)all.steps[2 * g + s];
   }
 };
 struct iq4_xs : Block {
@@ -375,7 +361,7 @@ struct iq4_xs : Block {
   DEV u32 four(const u8* row, int e) {
     return nibbles<BYTES>(row + e / 256 * BYTES + 8 + 16 * (e % 256 / 32), e);
   }
-  DEV int value(u32 code) { return NL_LEVELS[code]; }
+  DEV u32 bytes(u32 codes) { return nl_levels(codes); }
 };
 
 // Trits: 0, 1 or 2 for -d, 0 and d. TQ1_0 has five to a byte, as a fraction of 256 in base 3.
@@ -413,11 +399,12 @@ struct tq2_0 : Block {
   }
 };
 
-// What a stored code means.
+// What four stored codes mean, as signed bytes.
 template <class T>
-DEV int code_of(u32 stored) {
-  if constexpr (T::BITS > 0) return (int)stored - T::RAISED;
-  else return T::value(stored);
+DEV u32 signed_bytes(u32 stored) {
+  if constexpr (T::BITS == 0) return T::bytes(stored);
+  else if constexpr (T::RAISED == 0) return stored;
+  else return stored + (128 - T::RAISED) * 0x01010101u ^ 0x80808080u;  // nothing is carried
 }
 
 // Chunk c of a row of k values of any type.
@@ -430,11 +417,11 @@ DEV void load_chunk(const u8* row, int c, i64 k, float* v) {
     T::scale(row, c, &step, &floor);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const u32 codes = T::four(row, 8 * c + 4 * h);
+      const u32 codes = signed_bytes<T>(T::four(row, 8 * c + 4 * h));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& value = v[4 * h + i];
-        value = step * (float)code_of<T>(codes >> 8 * i & 255);
+        value = step * (float)(i8)(codes >> 8 * i);
         if (T::FLOOR) value = value - floor;
       }
     }

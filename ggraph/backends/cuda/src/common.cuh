@@ -18,6 +18,8 @@
 // thread may use follows from that.
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define SHARED __shared__
+// Loads behind it are not begun before it, where they would take more registers than there are.
+#define LOADS_IN_ORDER() asm volatile("" : : : "memory")
 #define SYNC_WARP() __syncwarp()
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu
@@ -61,6 +63,25 @@ DEV unsigned permute(unsigned low, unsigned high, unsigned chosen) {
   }
 MULTIPLY(multiply, "bf16")
 MULTIPLY(multiply_f16, "f16")
+// The same of bytes, a signed and b by name, summed as integers; columns of a are 32, or 16.
+#define MULTIPLY_32(name, type)                                                         \
+  DEV void name(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {      \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8." type ".s32 "                        \
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"               \
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                \
+  }
+MULTIPLY_32(multiply_s8, "s8")
+MULTIPLY_32(multiply_u8, "u8")
+#define MULTIPLY_16(name, type)                                                         \
+  DEV void name(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {                  \
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8." type ".s32 "                        \
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"                           \
+        : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])                        \
+        : "r"(a0), "r"(a1), "r"(b));                                                    \
+  }
+MULTIPLY_16(multiply_s8_16, "s8")
+MULTIPLY_16(multiply_u8_16, "u8")
 // Sixteen bytes of global memory on their way into shared memory, both at multiples of 16; they are
 // there, for the thread itself, behind `copies_done`.
 DEV void copy_16(void* shared, const void* from) {
@@ -68,11 +89,27 @@ DEV void copy_16(void* shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(at), "l"(from) : "memory");
 }
 DEV void copies_done() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+// Shared memory of one object, whose size the host reads off `NAME_shared` of the kernel's name: more
+// than the 48 KB that a kernel may declare.
+#define SHARES(kernel, type) \
+  extern "C" { __constant__ unsigned kernel##_shared = sizeof(type); }
+#define SHARED_OBJECT(type, name)                        \
+  extern __shared__ __align__(16) unsigned char whole[]; \
+  type& name = *(type*)whole
 // Begin to bring bytes to the L2 cache, and go on.
 DEV void ask_for(const void* from, int bytes) {
   for (int at = 0; at < bytes; at += 64)
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)from + at));
 }
+#endif
+
+// The most of it, in KB: of GPUs for data centres, and of others.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#define MOST_SHARED 227
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870)
+#define MOST_SHARED 163
+#else
+#define MOST_SHARED 99
 #endif
 
 typedef unsigned char u8;

@@ -67,15 +67,16 @@ KERNEL binary(const u8* x, const u8* z, u8* y, i64 count, Axes shape, Axes x_str
 }
 
 // Both on float32 without gaps and of one shape: no index arithmetic. Of two a thread takes four, also
-// in parts where those are given.
+// in parts and, of rows of k, in codes where those are given.
 KERNEL unary_flat(const float* x, float* y, i64 count, int op, float a, float b) {
   const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) y[i] = one_of(op, x[i], a, b);
 }
 
-KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, i64 count, int op) {
+KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, Quad* codes,
+                   i64 count, i64 k, int op) {
   const i64 i = 4 * ((i64)blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count) return;
+  if (i >= count && !codes) return;  // whole warps give codes
   x += i, z += i, y += i;
   const int left = count - i < 4 ? (int)(count - i) : 4;
   const bool whole = left == 4 && begins_at(x, 16) && begins_at(z, 16) && begins_at(y, 16);
@@ -99,7 +100,11 @@ KERNEL binary_flat(const float* x, const float* z, float* y, Quad* parts, i64 co
     for (int e = 0; e < 4; ++e)
       if (e < left) y[e] = v[e];
   }
-  if (parts) parts[i / 4] = parts_of(v);
+  if (parts && left > 0) parts[i / 4] = parts_of(v);
+  if (codes) {
+    const i64 row = coded_row(i / 4, k / 4);
+    give_codes(v, left > 0, codes, k, row, (int)(i / 4 - row * (k / 4)));
+  }
 }
 
 // float32 without gaps as a 16-bit type, held within +-most; a thread takes four.

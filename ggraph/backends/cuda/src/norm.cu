@@ -24,11 +24,11 @@ DEV float mean_square(const u8* row, i64 n, int type, float centre, float* part)
   return block_sum(sum, part) / (float)n;
 }
 
-// x / sqrt(mean of squares + eps), times w [n] where given; in parts too where those are. Rows of
-// floats that begin at multiples of 16 bytes, n of four. A thread has every so many fours of a row;
-// its first ones, and those of w, are on their way before anything is added.
-KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, i64 n, Axes shape, Axes strides,
-                float eps) {
+// x / sqrt(mean of squares + eps), times w [n] where given; in parts and in codes too where those
+// are. Rows of floats that begin at multiples of 16 bytes, n of four. A thread has every so many
+// fours of a row; its first ones, and those of w, are on their way before anything is added.
+KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, Quad* codes, i64 n, Axes shape,
+                Axes strides, float eps) {
   SHARED float part[32];
   const int fours = (int)(n / 4), step = blockDim.x, first = threadIdx.x;
   const Quad* row = (const Quad*)(x + place_of(blockIdx.x, shape, strides));
@@ -59,21 +59,23 @@ KERNEL rms_norm(const u8* x, const Quad* w, Quad* y, Quad* parts, i64 n, Axes sh
       v[e] = bits_to_float(four.w[e]) * factor * bits_to_float(by.w[e]);
       given.w[e] = float_to_bits(v[e]);
     }
-    y[begin + i] = given;
-    if (parts) parts[begin + i] = parts_of(v);
+    if (i < fours) y[begin + i] = given;
+    if (parts && i < fours) parts[begin + i] = parts_of(v);
+    if (codes) give_codes(v, i < fours, codes, n, blockIdx.x, i);
   };
 #pragma unroll
   for (int k = 0; k < HELD; ++k) {
     const int i = first + k * step;
-    if (i < fours) give(i, held[k], gain[k]);
+    if (warp_of(i) < fours) give(i, held[k], gain[k]);
   }
 #pragma unroll 1
-  for (int i = first + HELD * step; i < fours; i += step) give(i, row[i], w ? w[i] : one);
+  for (int i = first + HELD * step; warp_of(i) < fours; i += step)
+    give(i, i < fours ? row[i] : one, w && i < fours ? w[i] : one);
 }
 
 // The same of rows of any type, wherever they begin.
-KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes shape,
-                    Axes strides, float eps, int type) {
+KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, Quad* codes, i64 n,
+                    Axes shape, Axes strides, float eps, int type) {
   SHARED float part[32];
   const int size = plain_size(type);
   const u8* row = x + place_of(blockIdx.x, shape, strides);
@@ -84,6 +86,7 @@ KERNEL rms_norm_odd(const u8* x, const float* w, u8* y, Quad* parts, i64 n, Axes
     store_plain(out + i * size, type, w ? v * w[i] : v);
   }
   if (parts) give_parts((const float*)out, parts + blockIdx.x * (n / 4), n);
+  if (codes) give_row_codes((const float*)out, codes, n, blockIdx.x);
 }
 
 // x / max(length of the row, eps).

@@ -6,32 +6,68 @@
 // .. one after another, and strands are added as `total_of` says. How many warps share the strands
 // of a tile, and how many tiles a block has, is a matter of speed.
 //
-// x comes in parts (parts.cuh), two bf16 numbers a value; block types multiply by their codes, which
-// are exact (most raised by a power of two, which is taken off again), and scale each span's sum in
-// float32. Parts and w begin at multiples of 16 bytes.
+// Plain types take x in parts (parts.cuh), two bf16 numbers a value; block types in codes, by which
+// they multiply as codes.cuh says. Both, and w, begin at multiples of 16 bytes.
 // Legend: n outputs, k columns (a multiple of 32), m rows of x; g, t: a lane's place in a fragment.
-#include "parts.cuh"
+#include "codes.cuh"
 #include "units.cuh"
 
 #define TILE 16
 #define ROWS 8
+#define BLOCKS_OF (WEIGHT::SPAN > 0)  // whether WEIGHT is a block type
 #define FEW_WARPS 8    // of a block for up to eight rows
-#define FEW_BLOCKS 2   // on a multiprocessor: what is read ahead takes registers
-#define WIDE_WARPS 16  // of a block for more, alone there
+#define FEW_BLOCKS 2   // on a multiprocessor
+#define WIDE_WARPS 8   // of a block for more
+#define WIDE_BLOCKS 2
 #define SEGMENT 8   // groups
 #define STRANDS 16
 #define QUARTERS 4  // of the strands
 #define WIDE 4      // times ROWS: what a block takes of more than eight rows
 #define WIDE_TILES 4
-#define STAGED (WEIGHT::SPAN > 0 && WEIGHT::TOGETHER == 1)
-#define ONES 0x3f803f80u  // two bf16 ones
+#define GATED 2     // the most tiles of each matrix of a gated unit in a block for up to eight rows
 
-// What a lane multiplies of a row of x in a group of 32 columns: fragments of two products.
-struct Given {
-  Quad half[2];
+// Rows of x for a lane: those of x [m, k] from a multiple of eight on, or, for up to eight rows, the
+// one that it multiplies and the two that its results are of, wherever they are.
+//
+// In parts: row number i, up to `last`, begins at x + i * quads.
+struct Parts {
+  const Quad* x;
+  int quads, last;
+  DEV Parts from(const Quad* x, int first, i64 k, i64 m) {
+    return {x + first * (k / 4), (int)k / 4, (int)m - 1 - first};
+  }
+  DEV Parts of(const Quad* x, i64 k, i64 own, i64, i64) { return {x + own * (k / 4), 0, 0}; }
+};
+// In codes: eight rows lie together, the next so many quads `apart`, up to eights number `last`.
+struct Codes {
+  Lanes lanes;
+  int apart, last;
+  DEV Codes from(const Quad* x, int first, i64 k, i64 m) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, last = (int)m - 1 - first;
+    return {lanes_of(x, k, first + (g < last ? g : last), first + 2 * t, first + 2 * t + 1),
+            (int)(k / 32) * CODED_QUADS, last / 8};
+  }
+  DEV Codes of(const Quad* x, i64 k, i64 own, i64 first, i64 second) {
+    return {lanes_of(x, k, own, first, second), 0, 0};
+  }
+};
+template <bool CODED>
+struct rows_by {
+  typedef Parts Type;
+};
+template <>
+struct rows_by<true> {
+  typedef Codes Type;
+};
+typedef rows_by<BLOCKS_OF>::Type Rows;
+
+// What a lane holds of a group of 32 columns of two rows of a plain type: fragments of two products,
+// and what they leave out.
+struct Held {
+  u32 a[2][4], rest[2][4];
 };
 
-// sum += codes (rows g and g + 8) . x, both parts of x
+// sum += a (rows g and g + 8) . x, both parts of x
 DEV void add_products(float* sum, const u32 (&a)[4], const Quad& x) {
   const u32 high[2] = {x.w[0], x.w[1]}, low[2] = {x.w[2], x.w[3]};
   multiply(sum, a, high);
@@ -43,47 +79,8 @@ DEV void fragment(const u32* upper, const u32* lower, u32 (&a)[4]) {
   a[0] = upper[0], a[1] = lower[0], a[2] = upper[1], a[3] = lower[1];
 }
 
-// Where in a group of 32 columns half h of lane t's eight values begins: in a span of its own.
 template <class T>
-DEV int begin_of(int h, int t) {
-  return T::SPAN == 16 ? 16 * h + 4 * t : 8 * t + 4 * h;
-}
-
-// What is added to codes of BITS bits, so that their bits alone make a bf16 number: from 2^BITS on,
-// bf16 counts in steps that are no larger than one.
-template <class T>
-DEV float raised() {
-  return (float)((T::BITS ? 1 << T::BITS : 0) + T::RAISED);
-}
-
-// Four codes as two words of bf16 numbers.
-template <class T>
-DEV void words_of_codes(u32 codes, u32* words) {
-  if constexpr (T::BITS > 0) {
-    const u32 power = 127 + T::BITS, odd = power % 2 ? 0x80808080u : 0u;
-    const u32 bytes = codes << (7 - T::BITS) | odd, high = power / 2 * 0x01010101u;
-    words[0] = permute(bytes, high, 0x4140u);
-    words[1] = permute(bytes, high, 0x4342u);
-  } else {
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = (float)code_of<T>(codes >> 8 * i & 255);
-    words[0] = bf16_pair(v[0], v[1]);
-    words[1] = bf16_pair(v[2], v[3]);
-  }
-}
-
-// What a lane holds of a group of 32 columns of two rows of w, for any number of rows of x.
-template <class T>
-struct Held {
-  static const int SPANS = T::SPAN == 16 ? 2 : 1;
-  u32 a[2][4];                            // fragments of two products
-  u32 rest[2][4];                         // plain types: what they leave out
-  float step[SPANS][2], floor[SPANS][2];  // block types: of each span and row, what is raised in it
-};
-
-template <class T>
-DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held<T>& held) {
+DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held& held) {
   const u8* rows[2] = {upper, lower};
   u32 words[2][2][4];
 #pragma unroll
@@ -95,254 +92,158 @@ DEV void hold_plain(const u8* upper, const u8* lower, int chunk, i64 k, Held<T>&
   }
 }
 
-// Fragments of the codes, and the steps and floors that `scale` gives of span s and row r.
-template <class T, class Codes, class Scale>
-DEV void hold_codes(Codes codes, Scale scale, Held<T>& held) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    u32 words[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) words_of_codes<T>(codes(r, h), words[r]);
-    fragment(words[0], words[1], held.a[h]);
-  }
-#pragma unroll
-  for (int s = 0; s < Held<T>::SPANS; ++s)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float floor = 0.0f;
-      scale(r, s, &held.step[s][r], &floor);
-      if (T::FLOOR) held.floor[s][r] = fmaf(raised<T>(), held.step[s][r], floor);
-    }
-}
-
-template <class T>
-DEV void hold_blocks(const u8* upper, const u8* lower, int group, Held<T>& held) {
-  const u8* rows[2] = {upper, lower};
-  const int t = threadIdx.x % 4;
-  hold_codes<T>([&](int r, int h) { return T::four(rows[r], 32 * group + begin_of<T>(h, t)); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(rows[r], 4 * group + 2 * s, step, floor);
-                },
-                held);
-}
-
-// The same of types whose groups share bytes: number `group` of a part.
-template <class T>
-DEV void hold_shared(const typename T::Held (&both)[2], int group, Held<T>& held) {
-  hold_codes<T>([&](int r, int h) { return T::four(both[r], group, h); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(both[r], group, s, step, floor);
-                },
-                held);
-}
-
-// Sum number s of block types: sum += step * (codes . x) - floor * totals per row, where totals are
-// sums of x over the span. Without floors what is raised is taken off within the products: it is a
-// bf16 number too.
-template <class T>
-DEV void span(const Held<T>& held, int s, const Given& x, float* sum) {
-  const u32 one = T::FLOOR ? ONES : float_to_bits(-raised<T>()) / 0x10000u * 0x10001u;
-  const u32 ones[4] = {one, one, one, one};
-  float products[4] = {}, totals[4] = {};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (T::SPAN == 16 && h != s) continue;
-    add_products(products, held.a[h], x.half[h]);
-    if (T::FLOOR || T::BITS > 0) add_products(T::FLOOR ? totals : products, ones, x.half[h]);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[i] = fmaf(held.step[s][i / 2], products[i], sum[i]);
-    if (T::FLOOR) sum[i] = fmaf(-held.floor[s][i / 2], totals[i], sum[i]);
-  }
-}
-
-// sum += the group that is held . eight rows of x
-template <class T>
-DEV void add_group(const Held<T>& held, const Given& x, float* sum) {
-  if constexpr (T::SPAN == 0) {  // plain types: the weights too are two bf16 numbers, or one
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      add_products(sum, held.a[h], x.half[h]);
-      const u32 high[2] = {x.half[h].w[0], x.half[h].w[1]};
-      if (!holds<As_bf16, T>::VALUE) multiply(sum, held.rest[h], high);
-    }
-  } else {
-#pragma unroll
-    for (int s = 0; s < Held<T>::SPANS; ++s) span<T>(held, s, x, sum);
-  }
-}
-
-// Rows of x in parts, `quads` each, up to number `last`.
-struct Rows {
-  const Quad* x;
-  int quads, last;
-};
-
-// The held group, of which this lane has the parts of x from `from` on, against all rows.
+// sum += groups `first` .. of two rows of a plain type, to a segment's end or the row's, . the rows.
 template <class T, int TIMES>
-DEV void add_rows(const Held<T>& held, const Rows& rows, int from, float (&sum)[TIMES][4]) {
-  const int g = threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int j = 0; j < TIMES; ++j) {
-    const int row = ROWS * j + g < rows.last ? ROWS * j + g : rows.last;
-    const Quad* x = rows.x + (u32)(row * rows.quads + from);
-    Given here;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) here.half[h] = x[T::SPAN == 16 ? 4 * h : h];
-    add_group<T>(held, here, sum[j]);
-  }
-}
-
-// sum += groups `first` .. of two rows of w, to a segment's end or the row's, . the rows of x.
-template <class T, int TIMES>
-DEV void add_groups(const u8* upper, int apart, i64 k, const Rows& rows, int first,
-                    float (&sum)[TIMES][4]) {
-  const int t = threadIdx.x % 4, left = (int)(k / 32) - first;
+DEV void add_plain(const u8* upper, const u8* lower, i64 k, const Parts& rows, int first,
+                   float (&sum)[TIMES][4]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, left = (int)(k / 32) - first;
   constexpr int AT_ONCE = TIMES == 1 ? 4 : 1;  // as many as registers hold
 #pragma unroll AT_ONCE
   for (int i = 0; i < (left < SEGMENT ? left : SEGMENT); ++i) {
-    Held<T> held;
-    if constexpr (T::SPAN == 0) hold_plain<T>(upper, upper + apart, 4 * (first + i) + t, k, held);
-    else hold_blocks<T>(upper, upper + apart, first + i, held);
-    add_rows<T, TIMES>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
-  }
-}
-
-// What a lane holds of both its rows of a part; read before the part before is computed.
-template <class T>
-struct Both {
-  typename T::Held rows[2];
-};
-
-// sum += groups `first` .. of a part, half of them, . the rows of x.
-template <class T>
-DEV void add_half(const Both<T>& both, const Rows& rows, int part, int first, float (&sum)[1][4]) {
+    Held held;
+    hold_plain<T>(upper, lower, 4 * (first + i) + t, k, held);
 #pragma unroll
-  for (int i = first; i < first + T::TOGETHER / 2; ++i) {
-    Held<T> held;
-    hold_shared<T>(both.rows, i, held);
-    const int group = T::TOGETHER * part + i;
-    add_rows<T, 1>(held, rows, 8 * group + begin_of<T>(0, threadIdx.x % 4) / 4, sum);
-  }
-}
-
-// A part of a tile of other block types, on its way through shared memory: what a lane needs of such
-// blocks are two bytes here and there, which are read from there; from memory a warp reads whole
-// sixteens, also where w ends among them (see `allocate` of driver.py).
-template <class T>
-struct Stage {
-  static const int GROUPS = T::BLOCK > 32 ? SEGMENT : SEGMENT / 2;
-  static const int BYTES = GROUPS * 32 / T::BLOCK * T::BYTES;  // of a row
-  static const int QUADS = (BYTES + 15 + 15) / 16;             // wherever it begins
-  static const int PITCH = QUADS | 1;  // so that rows begin in different banks
-  Quad own[(TILE * QUADS + 31) / 32];  // of a lane
-};
-
-// The stored rows of a tile: number r begins at `first` + r * `bytes`, the last at `last`.
-struct Stored {
-  const u8 *first, *last;
-  i64 bytes;
-  DEV const u8* row(const Stored& s, int r) {
-    const u8* at = s.first + r * s.bytes;
-    return at < s.last ? at : s.last;
-  }
-};
-
-// Bytes from the multiple of 16 before.
-DEV int beyond(const u8* p) { return (int)((unsigned long long)p & 15); }
-
-template <class T>
-DEV Stage<T> read_part(const Stored& w, int part) {
-  const int QUADS = Stage<T>::QUADS;
-  Stage<T> read;
+    for (int j = 0; j < TIMES; ++j) {
+      const int row = ROWS * j + g < rows.last ? ROWS * j + g : rows.last;
+      const Quad* x = rows.x + (u32)(row * rows.quads + 8 * (first + i) + 2 * t);
 #pragma unroll
-  for (int j = 0; j < (int)(sizeof read / sizeof(Quad)); ++j) {
-    const int i = 32 * j + threadIdx.x % 32, r = i / QUADS, q = i % QUADS;
-    const u8 *row = Stored::row(w, r), *from = row + part * Stage<T>::BYTES;
-    from += 16 * q - beyond(from);
-    if (r < TILE && from < row + w.bytes) read.own[j] = *(const Quad*)from;
-  }
-  return read;
-}
-
-template <class T>
-DEV void put_part(const Stage<T>& read, Quad* stage) {
-  const int QUADS = Stage<T>::QUADS;
-#pragma unroll
-  for (int j = 0; j < (int)(sizeof read / sizeof(Quad)); ++j) {
-    const int i = 32 * j + threadIdx.x % 32, r = i / QUADS, q = i % QUADS;
-    if (r < TILE) stage[r * Stage<T>::PITCH + q] = read.own[j];
-  }
-}
-
-// sum += a part in shared memory . the rows of x.
-template <class T>
-DEV void add_staged(const Stored& w, int part, const Quad* stage, i64 k, const Rows& rows,
-                    float (&sum)[1][4]) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, first = Stage<T>::GROUPS * part;
-  const u8* here[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const u8* from = Stored::row(w, g + 8 * r) + part * Stage<T>::BYTES;
-    here[r] = (const u8*)(stage + (g + 8 * r) * Stage<T>::PITCH) + beyond(from);
-  }
-  const int left = (int)(k / 32) - first;
-#pragma unroll 2  // as many as registers hold
-  for (int i = 0; i < (left < Stage<T>::GROUPS ? left : Stage<T>::GROUPS); ++i) {
-    Held<T> held;
-    hold_blocks<T>(here[0], here[1], i, held);
-    add_rows<T, 1>(held, rows, 8 * (first + i) + begin_of<T>(0, t) / 4, sum);
-  }
-}
-
-// The tile at output n0 of w [n, k], by those strands of it that are this warp's: `first` and every
-// number BESIDE behind. `keep` takes the sums of each.
-template <class T, int TIMES, int BESIDE, class Keep>
-DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int first, Quad* stage,
-                    Keep keep) {
-  const int segments = (int)((k / 32 + SEGMENT - 1) / SEGMENT), g = threadIdx.x % 32 / 4;
-  const i64 bytes = row_bytes<T>(k);
-  const Stored tile = {w + n0 * bytes, w + (n - 1) * bytes, bytes};
-  const u8* upper = Stored::row(tile, g);
-  const int apart = (int)(Stored::row(tile, g + 8) - upper);  // from a lane's one row to its other
-  constexpr bool AHEAD = T::SPAN > 0 && TIMES == 1, WHOLE = T::TOGETHER > 1;
-  constexpr int PARTS = !AHEAD ? 1 : SEGMENT / (WHOLE ? T::TOGETHER : Stage<T>::GROUPS);
-  auto read = [&](int part) {
-    const int t = threadIdx.x % 4;
-    if constexpr (!AHEAD) return t;
-    else if constexpr (!WHOLE) return read_part<T>(tile, part);
-    else return Both<T>{{T::hold(upper, part, t), T::hold(upper + apart, part, t)}};
-  };
-  auto next = read(first < segments ? PARTS * first : 0);
-  for (int turn = 0; turn < STRANDS / BESIDE; ++turn) {
-    const int v = first + turn * BESIDE;
-    float sum[TIMES][4] = {};
-    for (int at = v; at < segments; at += STRANDS) {
-      if constexpr (!AHEAD) {
-        add_groups<T, TIMES>(upper, apart, k, rows, SEGMENT * at, sum);
-        continue;
-      }
-      const int after = at + STRANDS < segments ? at + STRANDS : v + BESIDE;
-#pragma unroll 1  // registers
-      for (int part = PARTS * at; part < PARTS * at + PARTS; ++part) {
-        const bool last = part % PARTS == PARTS - 1;
-        const int then = !last ? part + 1 : after < segments ? PARTS * after : part;
-        if constexpr (AHEAD && WHOLE) {
-          const Both<T> both = next;
-          add_half<T>(both, rows, part, 0, sum);
-          next = read(then);
-          add_half<T>(both, rows, part, T::TOGETHER / 2, sum);
-        } else if constexpr (AHEAD) {
-          SYNC_WARP();  // all lanes are done with the part before
-          put_part<T>(next, stage);
-          SYNC_WARP();
-          next = read(then);
-          add_staged<T>(tile, part, stage, k, rows, sum);
-        }
+      for (int h = 0; h < 2; ++h) {
+        const Quad here = x[h];
+        add_products(sum[j], held.a[h], here);
+        const u32 high[2] = {here.w[0], here.w[1]};
+        if (!holds<As_bf16, T>::VALUE) multiply(sum[j], held.rest[h], high);
       }
     }
+  }
+}
+
+// One of several matrices [n, k], where its results go, and the first output of a tile.
+struct One {
+  const u8* w;
+  float* y;
+  i64 n, n0;
+};
+
+// The stored rows of a tile: number r begins r * `bytes` behind `first`, the matrix's last, which stands
+// for those that it does not have, `last` behind.
+struct Stored {
+  const u8* first;
+  int last, bytes;
+  DEV int begin(const Stored& s, int r) { return r * s.bytes < s.last ? r * s.bytes : s.last; }
+};
+
+template <class T>
+DEV Stored tile_of(const One& one, i64 k) {
+  const i64 rows = one.n - 1 - one.n0;
+  const int bytes = (int)row_bytes<T>(k);
+  return {one.w + one.n0 * bytes, (int)(rows < TILE ? rows : TILE) * bytes, bytes};
+}
+
+// The tile at output n0 of a plain matrix, by those strands of it that are this warp's: `first` and
+// every number BESIDE behind. `keep` takes the sums of each.
+template <class T, int TIMES, int BESIDE, class X, class Keep>
+DEV void strands_of(const One& one, const X& rows, i64 k, int first, Keep keep) {
+  const int groups = (int)(k / 32), segments = (groups + SEGMENT - 1) / SEGMENT;
+  const int g = threadIdx.x % 32 / 4;
+  const Stored tile = tile_of<T>(one, k);
+  const u8* upper = tile.first + Stored::begin(tile, g);
+  const u8* lower = tile.first + Stored::begin(tile, g + 8);
+  for (int v = first; v < STRANDS; v += BESIDE) {
+    float sum[TIMES][4] = {};
+    for (int at = v; at < segments; at += STRANDS)
+      add_plain<T, TIMES>(upper, lower, k, rows, SEGMENT * at, sum);
     keep(v, sum);
+  }
+}
+
+// A segment of a tile of a block type on its way through shared memory: what a lane needs of blocks
+// are bytes here and there, which are read from there; from memory a warp reads whole sixteens, row
+// by row, also where w ends among them (see `allocate` of driver.py).
+template <class T, int SLOTS, bool CODED = (T::SPAN > 0)>
+struct Stage {
+  static const int BYTES = SEGMENT * 32 / T::BLOCK * T::BYTES;
+  static const bool ALIGNED = T::BLOCK == 256 && T::BYTES % 16 == 0;  // where all rows begin
+  static const int PITCH = (ALIGNED ? BYTES / 16 : (BYTES + 15 + 15) / 16) | 1;  // banks
+  static const int QUADS = TILE * PITCH, COPIES = (QUADS + 31) / 32;
+  Quad quads[SLOTS][QUADS];  // of a warp; x needs what is left of the nearest cache
+};
+template <class T, int SLOTS>
+struct Stage<T, SLOTS, false> {};
+
+// Tiles number 0 .. of block types, at place(number), by those strands of each that are this warp's, as
+// above: their segments come through the warp's stages one after another, across tiles, while it
+// computes with those before. `keep` takes tile, strand and sums, `done` the tile when all of the
+// block's warps are through with it. ONE: up to one row; NEAR: rows side by side.
+template <class T, bool ONE, bool NEAR, int TIMES, int BESIDE, int SLOTS, class X, class Place,
+          class Keep, class Done>
+DEV void stream_of(Place place, int tiles, const X& rows, i64 k, int first, Stage<T, SLOTS>& stage,
+                   Keep keep, Done done) {
+  typedef Stage<T, SLOTS> S;
+  const int groups = (int)(k / 32), segments = (groups + SEGMENT - 1) / SEGMENT;
+  const int lane = threadIdx.x % 32, g = lane / 4;
+  auto fetch = [&](const Stored& tile, int at, int slot) {
+    const int past = at * S::BYTES;
+    const u8* from = tile.first + past;
+    const int off = (int)((unsigned long long)from & 15);
+#pragma unroll
+    for (int j = 0; j < S::COPIES; ++j) {
+      const int i = 32 * j + lane, begin = Stored::begin(tile, i / S::PITCH);
+      const int skipped = i % S::PITCH * 16 - (S::ALIGNED ? 0 : off + begin & 15);
+      const bool there = S::ALIGNED || past + skipped < tile.bytes;
+      if ((j < S::COPIES - 1 || i < S::QUADS) && there)
+        copy_16(stage.quads[slot] + i, from + (begin + skipped));
+    }
+  };
+  Stored source = tile_of<T>(place(0), k);
+  if (first < segments && tiles) fetch(source, first, 0);
+  int slot = 0;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    int off[2] = {};  // of this lane's rows, from multiples of 16
+#pragma unroll
+    for (int r = 0; r < 2 && !S::ALIGNED; ++r)
+      off[r] = (int)((unsigned long long)source.first & 15) + Stored::begin(source, g + 8 * r);
+#pragma unroll 1
+    for (int own = first; own < STRANDS; own += BESIDE) {
+      float sum[TIMES][4] = {};
+#pragma unroll 1
+      for (int at = own; at < segments; at += STRANDS) {
+        const int x = CODED_QUADS * SEGMENT * at;
+        copies_done();
+        SYNC_WARP();  // all lanes' copies are there, and all are done with the segment before
+        int then = at + STRANDS < segments ? at + STRANDS : own + BESIDE;
+        bool more = then < segments && (then != own + BESIDE || then < STRANDS);
+        if (!more && tile + 1 < tiles) {
+          more = true, then = first, source = tile_of<T>(place(tile + 1), k);
+        }
+        if (more && SLOTS > 1) fetch(source, then, slot ^ 1);
+        const Quad* quads = stage.quads[slot];
+        const u8* mine[2] = {(const u8*)(quads + g * S::PITCH),
+                             (const u8*)(quads + (g + 8) * S::PITCH)};
+#pragma unroll
+        for (int r = 0; r < 2 && !S::ALIGNED; ++r) mine[r] += off[r] + at * S::BYTES & 15;
+        each_group<T, TIMES != 1 ? 1 : T::SPAN == 16 ? 2 : 4>(
+            mine, groups - SEGMENT * at, [&](int i, const Coded<T>& held) {
+              int from = x + CODED_QUADS * i;
+#pragma unroll
+              for (int j = 0; j < TIMES; ++j) {
+                if (TIMES > 1) LOADS_IN_ORDER();
+                if (j && j <= rows.last) from += rows.apart;
+                const Pieces own = pieces_at(rows.lanes, from);
+                add_group<T, ONE, NEAR>(held, rows.lanes, from, own, sum[j]);
+              }
+            });
+        if (SLOTS > 1) {
+          slot ^= 1;
+        } else {
+          SYNC_WARP();
+          if (more) fetch(source, then, slot);
+        }
+      }
+      keep(tile, own, sum);
+    }
+    __syncthreads();
+    done(tile);
   }
 }
 
@@ -350,93 +251,127 @@ DEV void strands_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, int fir
 DEV int output_of(int i) { return threadIdx.x % 32 / 4 + i / 2 * 8; }
 DEV int row_of(int i) { return threadIdx.x % 4 * 2 + i % 2; }
 
-// What a block for up to eight rows shares: a segment of each warp, and the strands' sums.
+// What a block for up to eight rows shares: stages of each warp, and the strands' sums of two tiles.
+typedef float Strands[STRANDS][ROWS][TILE + 1];  // and what keeps lanes in banks of their own
 struct Few {
-  Quad stage[FEW_WARPS][STAGED ? TILE * Stage<WEIGHT>::PITCH : 1];
-  float part[STRANDS][TILE][ROWS];
+  Stage<WEIGHT, 2> stage[FEW_WARPS];
+  Strands part[2];
+  float made[2][ROWS][GATED * TILE];  // of a gate, and of what it opens
 };
 
-// Up to eight rows: the tile at output n0, whose strands are spread over all warps of a block.
-DEV void few_of(const u8* w, const Rows& rows, i64 n0, i64 n, i64 k, Few& shared) {
+// Up to eight rows, or ONE: tiles number 0 .. of a block, whose strands are spread over all warps. `done`
+// takes the number and the strands' sums.
+template <bool ONE, bool NEAR, class T, class Place, class Done>
+DEV void tiles_of(Place place, int tiles, const Rows& rows, i64 k, Few& shared, Done done) {
   const int warp = threadIdx.x / 32;
-  strands_of<WEIGHT, 1, FEW_WARPS>(w, rows, n0, n, k, warp, shared.stage[warp],
-                                   [&](int v, const float (&sum)[1][4]) {
+  auto keep = [&](int tile, int v, const float (&sum)[1][4]) {
 #pragma unroll
-                                     for (int i = 0; i < 4; ++i)
-                                       shared.part[v][output_of(i)][row_of(i)] = sum[0][i];
-                                   });
-  __syncthreads();
+    for (int i = 0; i < 4; ++i) shared.part[tile % 2][v][row_of(i)][output_of(i)] = sum[0][i];
+  };
+  auto end = [&](int tile) { done(tile, shared.part[tile % 2]); };
+  if constexpr (T::SPAN > 0) {
+    stream_of<T, ONE, NEAR, 1, FEW_WARPS>(place, tiles, rows, k, warp, shared.stage[warp], keep, end);
+  } else {
+    for (int i = 0; i < tiles; ++i) {
+      strands_of<T, 1, FEW_WARPS>(place(i), rows, k, warp,
+                                  [&](int v, const float (&sum)[1][4]) { keep(i, v, sum); });
+      __syncthreads();
+      end(i);
+    }
+  }
+}
+
+// The same of m rows of x.
+template <class Place, class Done>
+DEV void few_of(Place place, int tiles, const Quad* x, i64 k, i64 m, Few& shared, Done done) {
+  const Rows rows = Rows::from(x, 0, k, m);
+  if (BLOCKS_OF && m == 1) tiles_of<true, true, WEIGHT>(place, tiles, rows, k, shared, done);
+  else tiles_of<false, true, WEIGHT>(place, tiles, rows, k, shared, done);
 }
 
 // The sum of all strands of an output and a row: those of a quarter, then the quarters.
-DEV float total_of(const float (&part)[STRANDS][TILE][ROWS], int output, int row) {
+DEV float total_of(const Strands& part, int output, int row) {
   float total = 0.0f;
 #pragma unroll
   for (int q = 0; q < QUARTERS; ++q) {
-    float quarter = part[q][output][row];
+    float quarter = part[q][row][output];
 #pragma unroll
-    for (int v = q + QUARTERS; v < STRANDS; v += QUARTERS) quarter += part[v][output][row];
+    for (int v = q + QUARTERS; v < STRANDS; v += QUARTERS) quarter += part[v][row][output];
     total = q ? total + quarter : quarter;
   }
   return total;
 }
 
-// More rows: a block of WIDE_TILES tiles, of each of which a warp has a quarter of the strands.
-template <class First, class Matrix>
-DEV void wide_of(First n0, Matrix w, const Rows& rows, i64 n, i64 k,
-                 float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
-  const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, quarter = warp / WIDE_TILES;
+// What a block for more rows shares: stages of each warp, and sums of quarters.
+typedef float Quarters[QUARTERS][WIDE * ROWS][WIDE_TILES * TILE + 4];
+template <int SLOTS>
+struct WideBy {
+  Stage<WEIGHT, SLOTS> stage[WIDE_WARPS];
+  Quarters part;
+};
+typedef WideBy<(sizeof(WideBy<2>) > MOST_SHARED * 1024 ? 1 : 2)> Wide;
+
+// More rows: a block of WIDE_TILES tiles at place(number), of each of which a warp has every so manieth
+// strand.
+template <class T, class Place>
+DEV void wide_of(Place place, const Quad* x, int from, i64 k, i64 m, Wide& shared) {
+  constexpr int BESIDE = WIDE_WARPS / WIDE_TILES;
+  const int warp = threadIdx.x / 32, tile = warp % WIDE_TILES, first = warp / WIDE_TILES;
+  const Rows rows = Rows::from(x, from, k, m);
   auto keep = [&](int v, const float (&sum)[WIDE][4]) {
 #pragma unroll
     for (int i = 0; i < WIDE * 4; ++i) {
       const int output = TILE * tile + output_of(i % 4), row = i / 4 * ROWS + row_of(i % 4);
-      volatile float& own = part[quarter][output][row];  // or else it stays in a register
+      volatile float& own = shared.part[v % QUARTERS][row][output];  // or else it stays in a register
       own = v < QUARTERS ? sum[i / 4][i % 4] : own + sum[i / 4][i % 4];
     }
   };
-  strands_of<WEIGHT, WIDE, QUARTERS>(w(tile), rows, n0(tile), n, k, quarter, 0, keep);
-  __syncthreads();
+  const One one = place(tile);
+  if constexpr (T::SPAN > 0) {
+    stream_of<T, false, true, WIDE, BESIDE>([&](int) { return one; }, 1, rows, k, first,
+                                        shared.stage[warp],
+                                        [&](int, int v, const float (&sum)[WIDE][4]) { keep(v, sum); },
+                                        [](int) {});
+  } else {
+    strands_of<T, WIDE, BESIDE>(one, rows, k, first, keep);
+    __syncthreads();
+  }
 }
 
 // The same of an output and a row.
-DEV float total_of(const float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS], int output,
-                   int row) {
-  float total = part[0][output][row];
+DEV float total_of(const Quarters& part, int output, int row) {
+  float total = part[0][row][output];
 #pragma unroll
-  for (int q = 1; q < QUARTERS; ++q) total += part[q][output][row];
+  for (int q = 1; q < QUARTERS; ++q) total += part[q][row][output];
   return total;
 }
-
-// Rows of x [m, k] from `from` on.
-DEV Rows rows_from(const Quad* x, int from, i64 k, i64 m) {
-  return {x + from * (k / 4), (int)k / 4, (int)m - 1 - from};
-}
-
-// One of several matrices [n, k], and where its results go.
-struct One {
-  const u8* w;
-  float* y;
-  i64 n, n0;
-};
 
 DEV void store(const One& one, const float* rest, i64 m, int output, int row, float total) {
   const i64 col = one.n0 + output, at = row * one.n + col;
   if (row < m && col < one.n) one.y[at] = rest ? total + rest[at] : total;
 }
 
-DEV void few_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m, Few& shared) {
-  few_of(one.w, rows_from(x, 0, k, m), one.n0, one.n, k, shared);
-  for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
-    store(one, rest, m, i % TILE, i / TILE, total_of(shared.part, i % TILE, i / TILE));
+// Tiles of a block: its own number and every so many blocks behind, of `all`.
+DEV int tiles_here(i64 all) { return ((u32)all - blockIdx.y + gridDim.y - 1) / gridDim.y; }
+DEV i64 tile_here(int i) { return blockIdx.y + (u32)i * gridDim.y; }
+
+template <class Place>
+DEV void few_rows(Place place, i64 all, const Quad* x, const float* rest, i64 k, i64 m, Few& shared) {
+  few_of(place, tiles_here(all), x, k, m, shared, [&](int tile, const Strands& part) {
+    const One one = place(tile);
+    for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
+      store(one, rest, m, i % TILE, i / TILE, total_of(part, i % TILE, i / TILE));
+  });
 }
 
-DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m,
-                   float (&part)[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS]) {
+// The tiles from `one` on.
+DEV void wide_rows(const One& one, const Quad* x, const float* rest, i64 k, i64 m, Wide& shared) {
   const int from = blockIdx.x * (WIDE * ROWS), outputs = WIDE_TILES * TILE;
-  wide_of([&](int tile) { return one.n0 + TILE * tile; }, [&](int) { return one.w; },
-                  rows_from(x, from, k, m), one.n, k, part);
+  wide_of<WEIGHT>([&](int tile) { return One{one.w, one.y, one.n, one.n0 + TILE * tile}; }, x, from, k,
+                  m, shared);
   for (int i = threadIdx.x; i < outputs * WIDE * ROWS; i += blockDim.x)
-    store(one, rest, m, i % outputs, from + i / outputs, total_of(part, i % outputs, i / outputs));
+    store(one, rest, m, i % outputs, from + i / outputs,
+          total_of(shared.part, i % outputs, i / outputs));
 }
 
 // Up to four matrices; those that are not given have no outputs.
@@ -444,13 +379,13 @@ struct Matrices {
   const u8* of[4];
 };
 
-// Which of several matrices with n outputs each, one behind the other, is this block's.
-DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs) {
+// Which of several matrices with n outputs each, one behind the other, has block number `block` of so
+// many outputs.
+DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs, u32 block) {
   One one = {w.of[0], y, n.v[0], 0};
-  int block = blockIdx.y;
 #pragma unroll
   for (int i = 1; i < 4; ++i) {
-    const int blocks = (int)((one.n + outputs - 1) / outputs);
+    const u32 blocks = ((u32)one.n + outputs - 1) / outputs;
     if (block < blocks) break;
     block -= blocks, one.y += m * one.n, one.w = w.of[i], one.n = n.v[i];
   }
@@ -459,121 +394,142 @@ DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs) {
 }
 
 // The gated unit (`op` as in units.cuh) of `count` rows from `from` on and `outputs` outputs from n0
-// on, of the sums that `gate` and `up` give of output and row; in parts too where those are given: n
-// is a multiple of four then.
+// on, of the sums that `gate` and `up` give of output and row; in parts and codes too where those are
+// given: n is a multiple of four then, and for codes of 32, as are outputs.
 template <class Gate, class Up>
-DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, int op, i64 n0, int outputs, int from,
-                   int count, i64 n, i64 m) {
+DEV void gate_rows(Gate gate, Up up, float* y, Quad* parts, Quad* codes, int op, i64 n0, int outputs,
+                   int from, int count, i64 n, i64 m) {
   for (int i = threadIdx.x; i < outputs * count; i += blockDim.x) {
     const i64 row = from + i / outputs, col = n0 + i % outputs;
     if (row < m && col < n)
       y[row * n + col] = two_of(op, gate(i % outputs, i / outputs), up(i % outputs, i / outputs));
   }
-  if (!parts) return;
+  if (!parts && !codes) return;
   __syncthreads();
-  for (int i = threadIdx.x; i < outputs / 4 * count; i += blockDim.x) {
-    const i64 row = from + i / (outputs / 4), col = n0 + i % (outputs / 4) * 4;
-    const float* v = y + row * n + col;
-    if (row < m && col < n) parts[(row * n + col) / 4] = parts_of({v[0], v[1], v[2], v[3]});
+  const int fours = outputs / 4;
+  for (int first = 0; first < fours * count; first += blockDim.x) {
+    const int i = first + threadIdx.x;
+    const i64 row = from + i / fours, col = n0 + i % fours * 4;
+    const bool there = i < fours * count && row < m && col < n;
+    float v[4] = {};
+    if (there) four_floats(y + row * n + col, v);
+    if (there && parts) parts[(row * n + col) / 4] = parts_of(v);
+    if (codes) give_codes(v, there, codes, n, row, (int)(col / 4));
   }
 }
 
-// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (1, n / 16).
+// y [m, n] = x [m, k] . w [n, k], plus rest [m, n] where given, of up to eight rows; grid (1, up to
+// n / 16).
+SHARES(mul_mat_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
-  SHARED Few shared;
-  few_rows({w, y, n, (i64)blockIdx.y * TILE}, x, rest, k, m, shared);
+  SHARED_OBJECT(Few, shared);
+  few_rows([&](int i) { return One{w, y, n, TILE * tile_here(i)}; }, (n + TILE - 1) / TILE, x, rest, k,
+           m, shared);
 }
 
 // The same of any number of rows, with the same bits; grid (m / 32, n / 64): blocks that read the
 // same weights run side by side, or else memory is read for each.
-KERNEL_OF(WIDE_WARPS * 32, 1)
+SHARES(mul_mat_wide, Wide)
+KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
 mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
-  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
-  wide_rows({w, y, n, (i64)blockIdx.y * (WIDE_TILES * TILE)}, x, rest, k, m, part);
+  SHARED_OBJECT(Wide, shared);
+  wide_rows({w, y, n, (i64)blockIdx.y * (WIDE_TILES * TILE)}, x, rest, k, m, shared);
 }
 
-// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: grid (1, sum of n / 16).
+// y = x [m, k] . w [n, k] of each matrix, [m, n] behind those before it: of `all` tiles; grid (1, up to
+// all).
+SHARES(mul_mats_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
-mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED Few shared;
-  SHARED One one;
-  if (threadIdx.x == 0) one = one_of(w, y, n, m, TILE);
-  __syncthreads();
-  few_rows(one, x, 0, k, m, shared);
+mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m, i64 all) {
+  SHARED_OBJECT(Few, shared);
+  few_rows([&](int i) { return one_of(w, y, n, m, TILE, tile_here(i)); }, all, x, 0, k, m, shared);
 }
 
 // The same of any number of rows: grid (m / 32, sum of n / 64).
-KERNEL_OF(WIDE_WARPS * 32, 1)
+SHARES(mul_mats_wide, Wide)
+KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
 mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
-  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
-  SHARED One one;
-  if (threadIdx.x == 0) one = one_of(w, y, n, m, WIDE_TILES * TILE);
-  __syncthreads();
-  wide_rows(one, x, 0, k, m, part);
+  SHARED_OBJECT(Wide, shared);
+  wide_rows(one_of(w, y, n, m, WIDE_TILES * TILE, blockIdx.y), x, 0, k, m, shared);
 }
 
-// y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts where given, of
-// up to eight rows; grid (1, n / 16).
+// y [m, n] = the gated unit of x [m, k] . w [n, k] and x . up [n, k], and its parts and codes where
+// given, of up to eight rows; `tiles` of each matrix at once, up to GATED: grid (1, up to n / 16 / tiles).
+SHARES(mul_mat_gated_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
-mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
-                   i64 k, i64 m) {
-  SHARED Few shared;
-  SHARED float gate[ROWS][TILE];
-#pragma unroll 1
-  for (int second = 0; second < 2; ++second) {
-    few_of(second ? up : w, rows_from(x, 0, k, m), (i64)blockIdx.y * TILE, n, k, shared);
-    if (second) break;
-    for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
-      gate[i / TILE][i % TILE] = total_of(shared.part, i % TILE, i / TILE);
-    __syncthreads();  // before sums of the other are written
-  }
-  gate_rows([&](int output, int row) { return gate[row][output]; },
-            [&](int output, int row) { return total_of(shared.part, output, row); }, y, parts, op,
-            (i64)blockIdx.y * TILE, TILE, 0, (int)m, n, m);
+mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, Quad* codes,
+                   int op, int tiles, i64 n, i64 k, i64 m) {
+  SHARED_OBJECT(Few, shared);
+  const int outputs = tiles * TILE, each = 2 * tiles;
+  const int units = tiles_here(((u32)n + outputs - 1) / (u32)outputs);
+  auto place = [&](int i) {  // gate and what it opens in turn
+    return One{i % 2 ? up : w, y, n, outputs * tile_here(i / each) + i % each / 2 * TILE};
+  };
+  few_of(place, units * each, x, k, m, shared, [&](int i, const Strands& part) {
+    for (int j = threadIdx.x; j < TILE * (int)m; j += blockDim.x)
+      shared.made[i % 2][j / TILE][i % each / 2 * TILE + j % TILE] =
+          total_of(part, j % TILE, j / TILE);
+    if (i % each < each - 1) return;
+    __syncthreads();
+    gate_rows([&](int output, int row) { return shared.made[0][row][output]; },
+              [&](int output, int row) { return shared.made[1][row][output]; }, y, parts, codes, op,
+              outputs * tile_here(i / each), outputs, 0, (int)m, n, m);
+  });
 }
 
 // The same of any number of rows: grid (m / 32, n / 32), two tiles of each matrix.
-KERNEL_OF(WIDE_WARPS * 32, 1)
-mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, int op, i64 n,
-                   i64 k, i64 m) {
-  SHARED float part[QUARTERS][WIDE_TILES * TILE][WIDE * ROWS];
+SHARES(mul_mat_gated_wide, Wide)
+KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
+mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, Quad* codes,
+                   int op, i64 n, i64 k, i64 m) {
+  SHARED_OBJECT(Wide, shared);
   const int outputs = WIDE_TILES / 2 * TILE;
   const i64 n0 = (i64)blockIdx.y * outputs;
   const int from = blockIdx.x * (WIDE * ROWS);
-  wide_of([&](int tile) { return n0 + tile / 2 * TILE; },
-                  [&](int tile) { return tile % 2 ? up : w; }, rows_from(x, from, k, m), n, k,
-                  part);
+  wide_of<WEIGHT>([&](int tile) { return One{tile % 2 ? up : w, y, n, n0 + tile / 2 * TILE}; }, x,
+                  from, k, m, shared);
   auto total = [&](int output, int row, int second) {
-    return total_of(part, output / TILE * (2 * TILE) + second * TILE + output % TILE, row);
+    return total_of(shared.part, output / TILE * (2 * TILE) + second * TILE + output % TILE, row);
   };
   gate_rows([&](int output, int row) { return total(output, row, 0); },
-            [&](int output, int row) { return total(output, row, 1); }, y, parts, op, n0, outputs,
-            from, WIDE * ROWS, n, m);
+            [&](int output, int row) { return total(output, row, 1); }, y, parts, codes, op, n0,
+            outputs, from, WIDE * ROWS, n, m);
 }
 
 // y[p] = x[row of p] . w[ids[p]] for pairs p grouped by expert (experts.cu), eight at a time; a pair
 // of token p / used takes x row p (each = 1) or p / used (each = 0). Group `experts` gives NaN. A
 // pair's bits do not depend on its group. Grid (n / 16, groups).
+SHARES(mul_mat_id_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
                 const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
-  SHARED Few shared;
+  SHARED_OBJECT(Few, shared);
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
   const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
   const int end = starts[expert + 1];
-  const u8* matrix = w + expert * n * row_bytes<WEIGHT>(k);
+  const One one = {w + expert * n * row_bytes<WEIGHT>(k), y, n, n0};
   for (int first = starts[expert]; first < end; first += ROWS) {
-    const int mine = first + threadIdx.x % 32 / 4;
-    const int pair = order[mine < end ? mine : end - 1];  // of which this lane has the row
-    const Rows rows = {x + (i64)(each ? pair : pair / (int)used) * (k / 4), 0, 0};
-    if (expert < experts) few_of(matrix, rows, n0, n, k, shared);
-    for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x) {
+    auto row = [&](int i) {
+      const int pair = order[first + i < end ? first + i : end - 1];
+      return (i64)(each ? pair : pair / (int)used);
+    };
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const Rows rows = Rows::of(x, k, row(g), row(2 * t), row(2 * t + 1));
+    auto put = [&](int i, float total) {
       const int at = first + i / TILE;
       const i64 col = n0 + i % TILE;
-      if (at < end && col < n)
-        y[order[at] * n + col] = expert < experts ? total_of(shared.part, i % TILE, i / TILE)
-                                                  : bits_to_float(0x7fc00000u);
+      if (at < end && col < n) y[order[at] * n + col] = total;
+    };
+    if (expert < experts) {
+      tiles_of<false, false, WEIGHT>([&](int) { return one; }, 1, rows, k, shared,
+                              [&](int, const Strands& part) {
+                                for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x)
+                                  put(i, total_of(part, i % TILE, i / TILE));
+                              });
+    } else {
+      for (int i = threadIdx.x; i < TILE * ROWS; i += blockDim.x)
+        put(i, bits_to_float(0x7fc00000u));
     }
     __syncthreads();  // before the next pass overwrites what is shared
   }
