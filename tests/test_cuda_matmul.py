@@ -166,7 +166,7 @@ def test_what_is_added_is_read_where_it_lies(
 
 @pytest.mark.parametrize("dtype", [dt.F16, dt.Q4_K, dt.Q8_0], ids=str)
 def test_experts(dtype: DType) -> None:
-    n, k, t, u, e = 10, 256, 3, 2, 4
+    n, k, t, u, e = 10, 768, 3, 2, 4  # columns of several warps
     rng = np.random.default_rng(4)
     raw = raw_weight(dtype, e * n, k)
     ids = np.array([[3, 0], [1, 1], [2, 3]], np.int32)
@@ -207,7 +207,7 @@ def test_rows_that_begin_anywhere_give_the_same_bits(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", [dt.BF16, dt.F32, dt.Q4_K, dt.Q6_K], ids=str)
 def test_a_pair_of_token_and_expert_has_the_same_bits_in_any_company(dtype: DType) -> None:
     """More pairs than one pass takes, experts without any, and an id that does not exist."""
-    n, k, t, u, e = 21, 256, 13, 2, 5
+    n, k, t, u, e = 21, 768, 13, 2, 5
     rng = np.random.default_rng(6)
     raw = raw_weight(dtype, e * n, k)
     x = rng.normal(size=(t, 1, k)).astype(np.float32)

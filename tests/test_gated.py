@@ -171,11 +171,13 @@ TYPES = [dt.dtype(name) for name in kernels.TEMPLATES["tiles"][1]]
 
 
 @need_driver
+@pytest.mark.parametrize("n", [52, 96])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType) -> None:
-    """1 to 64 rows, by eight and by 32; a count that is no whole tile. The kit compares the parts
-    of the result, too, and both orders of threads."""
-    n, k = 20, 2 * max(dtype.block, 32)
+def test_a_gpu_gives_the_bits_of_three_launches(dtype: DType, n: int) -> None:
+    """1 to 64 rows, by eight and by 32; a count that is no whole tile, and one of whole groups;
+    more tiles than blocks. The kit compares the parts and codes of the result, too, and both orders
+    of threads."""
+    k = 2 * max(dtype.block, 32)
     rng = np.random.default_rng(3)
     raws = {name: raw_weight(dtype, n, k, seed) for seed, name in enumerate(("w", "u"))}
     x = rng.normal(size=(FEW_ROWS, k)).astype(np.float32)
