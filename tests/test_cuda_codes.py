@@ -19,6 +19,7 @@ from cuda_kit import (
     room,
     run,
 )
+from test_order_offered import beside
 
 from ggraph import ops
 from ggraph.backends.cuda import attention, lowering
@@ -201,14 +202,14 @@ def test_bytes_are_of_whole_groups_of_rows() -> None:
 @pytest.mark.parametrize("asked", [(), ("parts",), ("codes",), ("parts", "codes")])
 def test_any_of_two_offers_is_made_where_it_is_asked_for(asked: tuple[str, ...]) -> None:
     """And no other, by one norm; a product of rows of another length makes its own."""
-    found = accesses(planned(asked, 64))
+    found = beside(planned(asked, 64), "#")
     made = {"parts": "n#parts.0", "codes": "n#codes[2x64].0"}
     assert found["n"] == ([], [made[name] for name in ("parts", "codes") if name in asked])
     assert found["y"] == ([made[name] for name in asked], [])
 
 
 def test_rows_of_another_length_are_coded_by_who_reads_them() -> None:
-    found = accesses(planned(("parts", "codes"), 32))
+    found = beside(planned(("parts", "codes"), 32), "#")
     assert found["n"] == ([], ["n#parts.0"])
     assert found["y"] == (["n#parts.0"], ["n#codes[4x32].0"])
 
@@ -227,17 +228,6 @@ def planned(asked: tuple[str, ...], k: int) -> Plan:
     y = ops.mul_mat(weight("w", (4, k)), n.reshape(128 // k, k), name="y")
     spec = DeviceSpec("d", "sim", launch_s=0, needs=wanted)
     return make_plan(Graph.of({"y": y}), [spec], Options(rewrites=False)).plan
-
-
-def accesses(p: Plan) -> dict[str, tuple[list[str], list[str]]]:
-    """Of each launch what it reads and what it writes beside tensors."""
-    return {
-        c.node or "": tuple(  # type: ignore[misc]
-            [a.value for a in held if "#" in a.value] for held in (c.reads, c.writes)
-        )
-        for c in p.schedule
-        if c.do is Do.LAUNCH
-    }
 
 
 @pytest.mark.parametrize("start", [0, 1])

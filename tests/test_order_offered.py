@@ -37,11 +37,11 @@ def products(x: Tensor) -> Tensor:
     return ops.add(a, b.reshape(2, 4))
 
 
-def of_parts(p: Plan) -> dict[str, tuple[list[str], list[str]]]:
-    """Of each launch the parts that it reads and that it writes."""
+def beside(p: Plan, mark: str = "#parts") -> dict[str, tuple[list[str], list[str]]]:
+    """Of each launch what it reads and what it writes beside tensors, of names with `mark`."""
     return {
         c.node or "": tuple(  # type: ignore[misc]
-            [a.value for a in held if "#parts" in a.value] for held in (c.reads, c.writes)
+            [a.value for a in held if mark in a.value] for held in (c.reads, c.writes)
         )
         for c in p.schedule
         if c.do is Do.LAUNCH
@@ -49,25 +49,25 @@ def of_parts(p: Plan) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def test_what_is_offered_is_made_once_where_it_is_made() -> None:
-    found = of_parts(planned(products(input("x", (2, 16)))))
+    found = beside(planned(products(input("x", (2, 16)))))
     assert found["n"] == ([], ["n#parts.0"])
     assert found["a"] == found["b"] == (["n#parts.0"], [])
 
 
 def test_what_nobody_needs_is_not_given() -> None:
     y = ops.scale(ops.rms_norm(input("x", (2, 16)), name="n"), 2.0)
-    assert of_parts(planned(y))["n"] == ([], [])
+    assert beside(planned(y))["n"] == ([], [])
 
 
 def test_a_part_of_a_result_is_no_result() -> None:
     """Of a view that shows half of it the product makes its own."""
     half = ops.rows(ops.rms_norm(input("x", (2, 16)), name="n"), 0, 1)
-    found = of_parts(planned(ops.mul_mat(weight("w", (4, 16)), half, name="a")))
+    found = beside(planned(ops.mul_mat(weight("w", (4, 16)), half, name="a")))
     assert found["n"] == ([], []) and len(found["a"][1]) == 1
 
 
 def test_another_stream_makes_its_own() -> None:
-    found = of_parts(planned(products(input("x", (2, 16))), streams=2))
+    found = beside(planned(products(input("x", (2, 16))), streams=2))
     written = {name for _, writes in found.values() for name in writes}
     assert written == {"n#parts.0", "n#parts.1"}
     assert not found["b"][0] or not found["a"][0]

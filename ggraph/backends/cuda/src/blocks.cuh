@@ -271,7 +271,8 @@ DEV Sixes sixes_of(const u8* block, int second) {
           second ? (head.w[3] & four) | (head.w[1] >> 2 & two) : head.w[1] & six,
           second ? (head.w[3] >> 4 & four) | (head.w[2] >> 2 & two) : head.w[2] & six};
 }
-// Unit times byte i of a word by one multiply-add: what is raised is taken off exactly.
+// Unit times byte i of a word by one multiply-add: what is raised is taken off exactly. An infinite
+// unit gives no number, where `scaled`, which decodes, keeps it.
 DEV float times_byte(float unit, u32 word, int i) {
   return fmaf(unit, raised_byte(word, i), -8388608.0f * unit);
 }
@@ -279,7 +280,16 @@ DEV void scaled(const Sixes& all, int s, float* step, float* floor) {
   *step = all.step * byte_of(all.steps, s);
   *floor = all.floor * byte_of(all.floors, s);
 }
-struct q4_k : Block {
+struct Sixed : Block {
+  static const bool UNPACKS = true;
+  typedef Sixes Scales;
+  DEV Scales scales(const u8* block, int half) { return sixes_of(block, half); }
+  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
+    *step = times_byte(all.step, all.steps, g);
+    *floor = times_byte(all.floor, all.floors, g);
+  }
+};
+struct q4_k : Sixed {
   static const int BLOCK = 256, BYTES = 144, SPAN = 32, BITS = 4;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
@@ -291,15 +301,9 @@ struct q4_k : Block {
   DEV u32 four(const u8* row, int e) {
     return four(row + e / 256 * BYTES, e % 256 / 128, e % 128);
   }
-  static const bool UNPACKS = true;
-  typedef Sixes Scales;
-  DEV Scales scales(const u8* block, int half) { return sixes_of(block, half); }
-  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
-    *step = times_byte(all.step, all.steps, g);
-    *floor = times_byte(all.floor, all.floors, g);
-  }
+  using Sixed::scale;
 };
-struct q5_k : Block {
+struct q5_k : Sixed {
   static const int BLOCK = 256, BYTES = 176, SPAN = 32, BITS = 5;
   static const bool FLOOR = true;
   DEV void scale(const u8* row, int c, float* step, float* floor) {
@@ -313,13 +317,7 @@ struct q5_k : Block {
   DEV u32 four(const u8* row, int e) {
     return four(row + e / 256 * BYTES, e % 256 / 128, e % 128);
   }
-  static const bool UNPACKS = true;
-  typedef Sixes Scales;
-  DEV Scales scales(const u8* block, int half) { return sixes_of(block, half); }
-  DEV void scale(const Scales& all, int g, int s, float* step, float* floor) {
-    *step = times_byte(all.step, all.steps, g);
-    *floor = times_byte(all.floor, all.floors, g);
-  }
+  using Sixed::scale;
 };
 struct q6_k : Block {
   static const int BLOCK = 256, BYTES = 210, SPAN = 16, BITS = 6, RAISED = 32;

@@ -122,32 +122,29 @@ template <class T, int AT_ONCE, class Add>
 DEV void each_group(const u8* const (&rows)[2], int left, Add add) {
   const int t = threadIdx.x % 4;
 #pragma unroll 1  // registers
-  for (int half = 0; half < 2; ++half) {
-    if constexpr (T::UNPACKS) {
-      const typename T::Scales all[2] = {T::scales(rows[0], half), T::scales(rows[1], half)};
+  for (int half = 0; half < 2 && (T::BLOCK != 32 || 4 * half < left); ++half) {
+    // By four(row, value of the half segment) and scale(group of the half, row, span, ..).
+    auto four_groups = [&](auto four, auto scale) {
 #pragma unroll AT_ONCE
       for (int i = 0; i < 4; ++i) {
+        if (T::BLOCK == 32 && 4 * half + i >= left) return;
         Coded<T> held;
-        hold<T>([&](int r, int h) { return T::four(rows[r], half, 32 * i + 16 * h + 4 * t); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(all[r], i, s, step, floor);
-                },
-                held);
+        hold<T>([&](int r, int h) { return four(r, 32 * i + 16 * h + 4 * t); },
+                [&](int r, int s, float* step, float* floor) { scale(i, r, s, step, floor); }, held);
         add(4 * half + i, held);
       }
+    };
+    if constexpr (T::UNPACKS) {
+      const typename T::Scales all[2] = {T::scales(rows[0], half), T::scales(rows[1], half)};
+      four_groups([&](int r, int e) { return T::four(rows[r], half, e); },
+                  [&](int i, int r, int s, float* step, float* floor) {
+                    T::scale(all[r], i, s, step, floor);
+                  });
     } else {
-#pragma unroll AT_ONCE
-      for (int i = 0; i < 4; ++i) {
-        const int group = 4 * half + i;
-        if (T::BLOCK == 32 && group >= left) return;
-        Coded<T> held;
-        hold<T>([&](int r, int h) { return T::four(rows[r], 32 * group + 16 * h + 4 * t); },
-                [&](int r, int s, float* step, float* floor) {
-                  T::scale(rows[r], 4 * group + 2 * s, step, floor);
-                },
-                held);
-        add(group, held);
-      }
+      four_groups([&](int r, int e) { return T::four(rows[r], 128 * half + e); },
+                  [&](int i, int r, int s, float* step, float* floor) {
+                    T::scale(rows[r], 16 * half + 4 * i + 2 * s, step, floor);
+                  });
     }
   }
 }
