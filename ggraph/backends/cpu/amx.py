@@ -42,9 +42,10 @@ from ggraph.backends.cpu.tiles import BLOCK, SUPER, X_BLOCK, X_SCALE, X_SUM, Lay
 SUMS, CODES, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 UNITS = len(SUMS)  # of a turn
 HEIGHT = 16  # rows of x in one instruction
-MOST = 128  # rows that share what is unpacked
-TILES = 32  # of weights that share a batch of x
-BATCH = 4  # blocks of a batch
+MOST = 256  # rows that share what is unpacked
+TILES = 48  # of weights that share a batch of x; their sums are 3/4 MB, for the second cache
+BATCH = 8  # blocks of a batch
+APART = MOST * LINE  # bytes between the sums of two tiles
 
 
 def _call(k: Kernel, name: str, *values: Val | ir.Value) -> None:
@@ -126,7 +127,7 @@ class Tiled:
 
     def home_of(self, t: Val) -> Val:
         """Where the sums of a tile's rows lie."""
-        return self.home + t * (MOST * LINE)
+        return self.home + t * APART
 
     def place(self, h: Val, i: Val) -> Val:
         """The number of a block of a height."""

@@ -121,18 +121,30 @@ class Bases:
     add: Val
 
 
-def _write_tile(k: Kernel, walk: Walk, y: Val, add: Val, count: Val | int) -> None:
-    """The same for `count` rows of a whole tile, without a question for each."""
-    ys, adds = k.words("ys adds")
+def _write_tiles(
+    k: Kernel, walk: Walk, y: Val, add: Val, rows: Val | int, tiles: Num = 1, apart: int = 0
+) -> None:
+    """Rows of y, as far as some whole tiles make them, whose sums lie `apart` bytes from another.
+    Row after row: tile after tile every line is of another page, and nobody fetches it ahead."""
+    ys, adds, nbytes = k.arg("ys"), k.arg("adds"), walk.tile * 4
     with k.if_else(add.ne(0)) as (some, none):
         for branch, residual in ((some, True), (none, False)):
             with branch:
-                for r in k.loop(0, count):
-                    for at in range(0, walk.tile * 4, HALF * 4):
-                        value = k.load(walk.home + r * (walk.tile * 4) + at, F32X8)
-                        if residual:
-                            value = value + k.load(add + adds * r + at, F32X8)
-                        k.store(y + ys * r + at, value)
+                for r in k.loop(0, rows):
+                    for i in k.loop(0, tiles):
+                        for at in range(0, nbytes, HALF * 4):
+                            value = k.load(walk.home + i * apart + r * nbytes + at, F32X8)
+                            if residual:
+                                value = value + k.load(add + adds * r + i * nbytes + at, F32X8)
+                            k.store(y + ys * r + i * nbytes + at, value)
+
+
+def _outputs(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val) -> tuple[Val, Val]:
+    """Where tile t writes of row `first`, and what is added to that, 0 for nothing."""
+    ys, adds = k.words("ys adds")
+    column = t * (walk.tile * 4)
+    residual = k.select(at.add.eq(0), at.add, at.add + adds * first + column)
+    return at.y + ys * first + column, residual
 
 
 def _place(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val) -> tuple[Val, Val]:
@@ -143,12 +155,10 @@ def _place(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val) -> tuple[Val, V
 def _write(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val, count: Val | int) -> None:
     """Rows first .. first + count - 1 of y, as far as tile t makes them."""
     n, ys, adds = k.words("n ys adds")
-    column, left = t * (walk.tile * 4), n - t * walk.tile
-    out = at.y + ys * first + column
-    residual = k.select(at.add.eq(0), at.add, at.add + adds * first + column)
+    left, (out, residual) = n - t * walk.tile, _outputs(k, walk, at, t, first)
     with k.if_else(left >= walk.tile) as (whole, part):
         with whole:
-            _write_tile(k, walk, out, residual, count)
+            _write_tiles(k, walk, out, residual, count)
         with part:
             for r in k.loop(0, count):
                 own = k.select(at.add.eq(0), at.add, residual + adds * r)
@@ -292,7 +302,10 @@ def _high_groups(
         rows = k.minimum(end - first, amx.MOST)
         weights, x = _place(k, walk, at, t, first)
         tiled.run(rows // amx.HEIGHT, weights, stop - t, x)
-        for i in k.loop(t, stop):
+        whole = k.minimum(stop, k.arg("n") // TILE)
+        out, residual = _outputs(k, walk, at, t, first)
+        _write_tiles(k, walk, out, residual, rows, whole - t, amx.APART)
+        for i in k.loop(whole, stop):
             _write(k, replace(walk, home=tiled.home_of(i - t)), at, i, first, rows)
 
 

@@ -1,8 +1,8 @@
 """What AMX multiplies: a batch of rows of x, and a tile's codes, as its registers read them.
 
-Codes of up to 6 bits become bfloat16, in which they, the values that they may stand for, and x's 8
-bits are exact; sums of their 32 products stay below 2^24 and so are exact too, and are floats
-already. Codes of 8 bits would take longer to convert than their sums do: they stay integers.
+Integers, as they are stored; but where a block has minimums, or two scales, its codes, of up to 6
+bits, become bfloat16, in which they and x's 8 bits are exact; sums of their products stay below
+2^24 and so are exact too, and are floats already. Those of other types are sooner converted.
 
 A register's row is a pair of columns, of integers four, of 16 outputs. Pairs are columns 4g and 4g
 + 2 of each group g of a unit, then 4g + 1 and 4g + 3: words of what is stored, low bytes first.
@@ -25,8 +25,8 @@ TABLE = LINE // 2  # words of a vector
 
 
 def floating(layout: Layout) -> bool:
-    """Whether codes become bfloat16: two vectors hold a table of what they stand for."""
-    return sum(layout.planes) <= 6
+    """Whether codes become bfloat16."""
+    return layout.stored_minimum or layout.subs > 1
 
 
 def row_bytes(layout: Layout) -> int:
@@ -71,7 +71,7 @@ def store_codes(k: Kernel, block: Block, to: Val) -> None:
     a = block.layout
     if not floating(a):
         for g in range(GROUPS):
-            k.store(to + g * GROUP_BYTES, block.codes(g, 0) ^ words.SIGN)
+            k.store(to + g * GROUP_BYTES, block.codes(g, 0) - a.zero)
         return
     tables = _tables(k, a)
     for i, (g, half) in enumerate(_pairs(a)):
@@ -85,10 +85,10 @@ def store_codes(k: Kernel, block: Block, to: Val) -> None:
 
 
 def _tables(k: Kernel, layout: Layout) -> list[Val]:
-    """What codes stand for, as bfloat16, again and again: bits above a code choose the same."""
+    """Codes as bfloat16, again and again: bits above a code choose the same."""
     count = 1 << sum(layout.planes)
-    values = [v - layout.zero for v in layout.values or range(count)]
-    bits = [struct.unpack("<i", struct.pack("<f", v))[0] >> 16 for v in values]
+    numbers = (code - layout.zero for code in range(count))
+    bits = [struct.unpack("<i", struct.pack("<f", n))[0] >> 16 for n in numbers]
     bits *= max(TABLE // count, 1)
     return [k.consts(bits[i : i + TABLE], I16) for i in range(0, len(bits), TABLE)]
 
