@@ -18,7 +18,7 @@ turn of the loop, i of a block in its batch.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -111,8 +111,9 @@ class Tiled:
         """Whether every batch has whole turns."""
         return self.layout.blocks % self.per_turn == 0
 
-    def run(self, heights: Val, tile: Val, tiles: Val, x: Val) -> None:
-        """Sums of whole heights of rows with `tiles` tiles of weights, left in `home`."""
+    def run(self, heights: Val, tile: Val, tiles: Val, row_at: Callable[[Val], Val]) -> None:
+        """Sums of whole heights of rows with `tiles` tiles of weights, left in `home`; `row_at`
+        gives a row's address."""
         k = self.k
         blocks = k.arg("k") // BLOCK
         for t in k.loop(0, tiles):
@@ -120,7 +121,7 @@ class Tiled:
                 k.store(self.home_of(t) + r * LINE, k.const(0.0, FLOATS))
         for first in k.loop(0, blocks, BATCH):
             count = k.minimum(blocks - first, BATCH)
-            self._lay(heights, x + first * X_BLOCK, count)
+            self._lay(heights, row_at, first * X_BLOCK, count)
             for t in k.loop(0, tiles):
                 self._unpack(tile + t * self.tile_bytes, first, count)
                 self._batch(heights, count, self.home_of(t))
@@ -133,12 +134,12 @@ class Tiled:
         """The number of a block of a height."""
         return h * BATCH + i
 
-    def _lay(self, heights: Val, x: Val, count: Val) -> None:
-        """A batch of all rows, and the numbers of their blocks."""
-        k, a, distance = self.k, self.layout, self.k.arg("xs")
+    def _lay(self, heights: Val, row_at: Callable[[Val], Val], first: Val, count: Val) -> None:
+        """A batch of all rows, which begins `first` bytes behind them, and its blocks' numbers."""
+        k, a = self.k, self.layout
         for h in k.loop(0, heights):
             for r in k.loop(0, HEIGHT):
-                row = x + (h * HEIGHT + r) * distance
+                row = row_at(h * HEIGHT + r) + first
                 for i in k.loop(0, count):
                     at = self.place(h, i) * HEIGHT + r
                     to, numbers = self.x + at * row_bytes(a), self.numbers + at * NUMBERS

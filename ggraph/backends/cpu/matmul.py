@@ -12,6 +12,7 @@ what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 b
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ggraph.backends.cpu import amx, routine
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
@@ -197,7 +198,7 @@ def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, t: Val) -> No
     with k.while_(lambda: first.value < m):
         rows = next_rows(k, GROUP_ROWS, m - first.value)
         weights, x = _place(k, walk, at, t, first.value)
-        group.run(weights, rows, lambda i: x + k.arg("xs") * i)
+        group.run(weights, rows, partial(_evenly, k, x))
         _write(k, replace(walk, home=group.sums), at, t, first.value, rows)
         first.value = first.value + rows
 
@@ -293,6 +294,11 @@ def _at_places(
         first.value = first.value + rows
 
 
+def _evenly(k: Kernel, x: Val, i: Val) -> Val:
+    """The address of a row that is i behind the one at x."""
+    return x + k.arg("xs") * i
+
+
 def _high_groups(
     k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, tiles: tuple[Val, Val], end: Val
 ) -> None:
@@ -301,7 +307,7 @@ def _high_groups(
     for first in k.loop(k.const(0, I64), end, amx.MOST):
         rows = k.minimum(end - first, amx.MOST)
         weights, x = _place(k, walk, at, t, first)
-        tiled.run(rows // amx.HEIGHT, weights, stop - t, x)
+        tiled.run(rows // amx.HEIGHT, weights, stop - t, partial(_evenly, k, x))
         whole = k.minimum(stop, k.arg("n") // TILE)
         out, residual = _outputs(k, walk, at, t, first)
         _write_tiles(k, walk, out, residual, rows, whole - t, amx.APART)
@@ -335,7 +341,7 @@ def _build(
     size = _tile_bytes(k, layout)
     rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
     rows = min(rows, most or rows)
-    tiled = k.isa.tiles and isinstance(layout, Layout) and walk_rows is _walk
+    tiled = k.isa.tiles and isinstance(layout, Layout)
     most_sums = amx.MOST * amx.TILES if tiled else max(rows, ABREAST * ABREAST_ROWS)
     home = k.scratch(most_sums * layout.tile * 4)
     # Of a mixture's few pairs hardly any share an expert.

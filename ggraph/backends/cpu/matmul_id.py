@@ -5,12 +5,12 @@ Legend: a pair is a token and one of its u experts; m pairs; t number of a tile 
 
 from collections.abc import Iterator
 
-from ggraph.backends.cpu import routine
+from ggraph.backends.cpu import amx, routine
 from ggraph.backends.cpu.matmul import ABREAST, Walk, register
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
-from ggraph.backends.cpu.simd import I32, I64, Kernel, Val
+from ggraph.backends.cpu.simd import I32, I64, Kernel, Num, Val
 from ggraph.backends.cpu.taking import Taking
 from ggraph.backends.cpu.tiles import LAYOUTS
 
@@ -18,6 +18,7 @@ ARGS = "w x y ids n k m u xs xu ys es experts"
 SORTED = 4096  # pairs that are put in order at once; each time the weights are read anew
 BUCKETS = 256  # experts whose pairs are counted at once
 FEW_PAIRS = 16  # hardly any of so few share an expert
+HIGH = 24  # pairs of an expert that are worth AMX
 MOST_ROWS = 6  # every count of rows is code of its own
 
 
@@ -92,7 +93,7 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
     """
     m, tiles = k.arg("m"), (k.arg("n") + (walk.tile - 1)) // walk.tile
     done, at = k.var(0), k.var(0)
-    pieces, count = Taking(k), k.var(0)
+    each, pieces, count = _each(walk, tiles), Taking(k), k.var(0)
     with k.while_(lambda: done.value < m):
         some = k.minimum(m - done.value, SORTED)
         order, at.value = _by_expert(k, done.value, some), 0
@@ -101,9 +102,9 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
             own = order + at.value * 4
             known = k.select(_known(k, expert).ne(0), alike, 0)
             first, end = (k.var(bound) for bound in k.part(tiles))
-            with k.when(known >= MANY):
+            with k.when(known >= (MANY if walk.tiled is None else HIGH)):
                 before, first.value = count.value, tiles
-                count.value = before + (tiles + (ABREAST - 1)) // ABREAST
+                count.value = before + (tiles + (each - 1)) // each
                 for piece in pieces.before(count.value):
                     for t in _many_rows(k, walk, piece - before, tiles, expert, own, alike):
                         first.value = t
@@ -112,6 +113,14 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
             at.value = at.value + alike
         done.value = done.value + some
     pieces.finish(count.value)
+
+
+def _each(walk: Walk, tiles: Val) -> Num:
+    """Tiles of a piece: with AMX some that are alike, for each of which rows are laid out."""
+    if walk.tiled is None:
+        return ABREAST
+    pieces = (tiles + (amx.TILES - 1)) // amx.TILES
+    return (tiles + (pieces - 1)) // pieces
 
 
 def _few_rows(
@@ -135,7 +144,11 @@ def _many_rows(
 ) -> Iterator[Val]:
     """Many pairs of an expert that there is with a piece of its tiles. Gives the tile that is left
     to do: the last one, where tiles come abreast and it has none beside it."""
-    first, end = piece * ABREAST, k.minimum((piece + 1) * ABREAST, tiles)
+    each = _each(walk, tiles)
+    first, end = piece * each, k.minimum((piece + 1) * each, tiles)
+    if walk.tiled is not None:
+        _high_rows(k, walk, walk.tiled, (first, end), expert, order, alike)
+        return
     if walk.abreast is None:
         for t in k.loop(first, end):
             if walk.opened is None:
@@ -148,6 +161,26 @@ def _many_rows(
             _rows(k, walk.abreast, piece, expert, order, alike)
         with rest:
             yield first
+
+
+def _high_rows(
+    k: Kernel, walk: Walk, tiled: amx.Tiled, tiles: tuple[Val, Val], expert: Val, order: Val,
+    alike: Val,
+) -> None:  # fmt: skip
+    """Many pairs of an expert with some of its tiles, by AMX: the last height is filled up with the
+    last pair."""
+    (first, end), own = tiles, k.scratch(amx.MOST * 8)
+    weights = k.arg("w") + k.arg("es") * expert + first * walk.tile_bytes
+    for begin in k.loop(k.const(0, I64), alike, amx.MOST):
+        rows, pairs = k.minimum(alike - begin, amx.MOST), order + begin * 4
+        heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
+        for i in k.loop(0, heights * amx.HEIGHT):
+            k.store(own + i * 8, _row_of(k, _pair(k, pairs, k.minimum(i, rows - 1))))
+        tiled.run(heights, weights, end - first, lambda i: k.load(own + i * 8, I64))
+        for i in k.loop(0, rows):
+            for t in k.loop(first, end):
+                home = tiled.home_of(t - first) + i * (walk.tile * 4)
+                _write_pair(k, walk, t, _pair(k, pairs, i), home)
 
 
 def _one_pair(
