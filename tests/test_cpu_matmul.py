@@ -121,12 +121,14 @@ def test_what_is_read_once_is_asked_for_so_on_amds_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", [dt.Q4_K, dt.Q6_K, dt.Q8_0, dt.Q5_0], ids=str)
 def test_more_outputs_than_a_pass_takes_have_the_same_bits(dtype: DType) -> None:
     n, k, m = amx.TILES * 16 + 21, columns(dtype, 1), amx.MOST + 17
-    x = np.random.default_rng(4).normal(size=(m, k)).astype(np.float32)
-    x, _ = activations(dtype, x)
+    rng = np.random.default_rng(4)
+    x, _ = activations(dtype, rng.normal(size=(m, k)).astype(np.float32))
+    add = rng.normal(size=(m, n)).astype(np.float32)
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
-    whole = product(dtype, tiles, x, n, k, threads=1)
+    whole = product(dtype, tiles, x, n, k, threads=1, add=add)
     for first in (0, 16, amx.MOST - 1, m - 2):
-        part = product(dtype, tiles, x[first : first + 2], n, k, threads=1)
+        own = slice(first, first + 2)
+        part = product(dtype, tiles, x[own], n, k, threads=1, add=add[own])
         assert np.array_equal(part, whole[first : first + 2]), f"{dtype}: from row {first}"
 
 
