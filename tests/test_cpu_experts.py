@@ -6,8 +6,9 @@ from cpu_calls import activations, call, packed_weight, product, raw_weight
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph.backends.cpu import amx
 from ggraph.backends.cpu.matmul_id import BUCKETS
-from ggraph.backends.cpu.tiles import LAYOUTS, layout_of, packed_bytes
+from ggraph.backends.cpu.tiles import LAYOUTS, TILE, layout_of, packed_bytes
 from ggraph.dtype import Q4_K, DType
 
 EXPERTS = 4
@@ -73,3 +74,23 @@ def test_experts_are_more_than_are_counted_at_once(threads: int) -> None:
         rows = np.ascontiguousarray(x[mine])
         assert np.array_equal(y[mine], product(dtype, each[expert], rows, n, k, 1))
     assert np.isnan(y[(ids < 0) | (ids >= experts)]).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_experts_outputs_are_more_than_a_piece(threads: int) -> None:
+    """With AMX a piece is many tiles: those of the next one begin behind them, for all pairs."""
+    dtype, n, k, pairs = Q4_K, amx.TILES * TILE + 21, 256, 2 * amx.HEIGHT + 5
+    rng = np.random.default_rng(threads)
+    each = [packed_weight(dtype, raw_weight(dtype, n, k, e), n, k) for e in range(2)]
+    size = packed_bytes(dtype, n, k)
+    tiles = np.concatenate([*(t[:size] for t in each), np.zeros(1 << 14, np.uint8)])
+    x, _ = activations(dtype, rng.normal(size=(2 * pairs, k)).astype(np.float32))
+    ids = rng.permutation([0, 1] * pairs).astype(np.int32)
+    y = np.full((ids.size, n), 7.0, np.float32)
+    call(
+        "matmul_id_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, ids=ids, n=n, k=k,
+        m=ids.size, u=1, xs=x.strides[0], xu=0, ys=n * 4, es=size, experts=2,
+    )  # fmt: skip
+    for expert in range(2):
+        rows = np.ascontiguousarray(x[ids == expert])
+        assert np.array_equal(y[ids == expert], product(dtype, each[expert], rows, n, k, 1))
