@@ -125,7 +125,7 @@ def test_more_outputs_than_a_pass_takes_have_the_same_bits(dtype: DType) -> None
     x, _ = activations(dtype, rng.normal(size=(m, k)).astype(np.float32))
     add = rng.normal(size=(m, n)).astype(np.float32)
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
-    whole = product(dtype, tiles, x, n, k, threads=1, add=add)
+    whole = product(dtype, tiles, x, n, k, threads=3, add=add)
     for first in (0, 16, amx.MOST - 1, m - 2):
         own = slice(first, first + 2)
         part = product(dtype, tiles, x[own], n, k, threads=1, add=add[own])

@@ -12,13 +12,12 @@ what one vector holds of a tile's outputs (8, or all 16 where vectors have 512 b
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
-from ggraph.backends.cpu import amx, routine
+from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead, blocks_of
 from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
-from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, write_row
+from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, rows_from, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import (
     F32X8,
@@ -167,6 +166,18 @@ def _write(k: Kernel, walk: Walk, at: Bases, t: Val, first: Val, count: Val | in
                 write_row(k, walk.tile, home, out + ys * r, own, left)
 
 
+def _write_beside(
+    k: Kernel, walk: Walk, at: Bases, tiles: tuple[Val, Val], first: Val, rows: Val,
+    home: Val, apart: int,
+) -> None:  # fmt: skip
+    """The same of some tiles, whose sums lie `apart` bytes from another, from `home` on."""
+    t, stop = tiles
+    whole, (out, residual) = k.minimum(stop, k.arg("n") // TILE), _outputs(k, walk, at, t, first)
+    _write_tiles(k, replace(walk, home=home), out, residual, rows, whole - t, apart)
+    for i in k.loop(whole, stop):
+        _write(k, replace(walk, home=home + (i - t) * apart), at, i, first, rows)
+
+
 def _pass(k: Kernel, walk: Walk, count: int, tile: Val, x: Val) -> None:
     """So many rows of x, from the one at address `x` on, with the tile."""
 
@@ -192,14 +203,15 @@ def _groups(k: Kernel, walk: Walk, at: Bases, t: Val, begin: Num = 0) -> None:
         first.value = first.value + rows
 
 
-def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, t: Val) -> None:
-    """Many rows, for a group of which the tile's blocks are opened once."""
-    m, first = k.arg("m"), k.var(0)
+def _opened_groups(k: Kernel, walk: Walk, group: Group, at: Bases, tiles: tuple[Val, Val]) -> None:
+    """Many rows with some tiles, for a group of which a tile's blocks are opened once."""
+    (t, stop), m, first = tiles, k.arg("m"), k.var(0)
     with k.while_(lambda: first.value < m):
         rows = next_rows(k, GROUP_ROWS, m - first.value)
-        weights, x = _place(k, walk, at, t, first.value)
-        group.run(weights, rows, partial(_evenly, k, x))
-        _write(k, replace(walk, home=group.sums), at, t, first.value, rows)
+        for i in k.loop(t, stop):
+            weights, x = _place(k, walk, at, i, first.value)
+            group.beside(i - t).run(weights, rows, rows_from(k, x))
+        _write_beside(k, walk, at, tiles, first.value, rows, group.sums, opened.APART)
         first.value = first.value + rows
 
 
@@ -241,12 +253,13 @@ def _many_rows(k: Kernel, walk: Walk, at: Bases, tiles: Val) -> Iterator[Val]:
     """Many rows with such of the tiles as no other thread has taken. Gives the tile that is left to
     do, if this thread took that: the last one, where tiles come abreast and it has none beside it.
     """
+    if walk.opened is not None:
+        for some in opened.sides(k, tiles):
+            _opened_groups(k, walk, walk.opened, at, some)
+        return
     if walk.abreast is None:
         for t in taken(k, tiles):
-            if walk.opened is None:
-                _groups(k, walk, at, t)
-            else:
-                _opened_groups(k, walk, walk.opened, at, t)
+            _groups(k, walk, at, t)
         return
     for i in taken(k, (tiles + (ABREAST - 1)) // ABREAST):
         with k.if_else((i + 1) * ABREAST <= tiles) as (whole, rest):
@@ -294,11 +307,6 @@ def _at_places(
         first.value = first.value + rows
 
 
-def _evenly(k: Kernel, x: Val, i: Val) -> Val:
-    """The address of a row that is i behind the one at x."""
-    return x + k.arg("xs") * i
-
-
 def _high_groups(
     k: Kernel, walk: Walk, tiled: amx.Tiled, at: Bases, tiles: tuple[Val, Val], end: Val
 ) -> None:
@@ -307,12 +315,8 @@ def _high_groups(
     for first in k.loop(k.const(0, I64), end, amx.MOST):
         rows = k.minimum(end - first, amx.MOST)
         weights, x = _place(k, walk, at, t, first)
-        tiled.run(rows // amx.HEIGHT, weights, stop - t, partial(_evenly, k, x))
-        whole = k.minimum(stop, k.arg("n") // TILE)
-        out, residual = _outputs(k, walk, at, t, first)
-        _write_tiles(k, walk, out, residual, rows, whole - t, amx.APART)
-        for i in k.loop(whole, stop):
-            _write(k, replace(walk, home=tiled.home_of(i - t)), at, i, first, rows)
+        tiled.run(rows // amx.HEIGHT, weights, stop - t, rows_from(k, x))
+        _write_beside(k, walk, at, tiles, first, rows, tiled.home, amx.APART)
 
 
 def _walk_each(k: Kernel, walk: Walk) -> None:
@@ -355,10 +359,10 @@ def _build(
     run = _quantised_pass(k, layout)
     if not tiled:
         opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
-        opened = Group.of(k, layout, rows, ahead(k, AHEAD), add_block) if opens else None
+        group = Group.of(k, layout, rows, ahead(k, AHEAD), add_block) if opens else None
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
-        again = opened is None and abreast is None  # few and many rows are done alike
-        walk = Walk(layout.tile, rows, least, size, home, run, again, None, opened, abreast, places)
+        again = group is None and abreast is None  # few and many rows are done alike
+        walk = Walk(layout.tile, rows, least, size, home, run, again, None, group, abreast, places)
         walk_rows(k, walk)
         return
     many = k.arg("m") >= amx.HEIGHT

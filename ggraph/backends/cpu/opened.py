@@ -6,12 +6,13 @@ then only multiply: with four pipes for vectors, unpacking anew in each would ta
 Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the stack.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ggraph.backends.cpu.blocks import Block, ask_ahead, lifted
 from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
+from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import (
     BLOCK,
     GROUP_BYTES,
@@ -25,7 +26,10 @@ from ggraph.backends.cpu.tiles import (
 MANY = 12  # rows for which blocks are opened
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
 CHUNK = 8  # blocks that are opened together; a run of integer scales has as many
+SIDE = 8  # tiles whose results are written together, row after row
+TURNS = 4  # of each thread at least, where there are tiles for them
 CODES, NUMBERS = GROUPS * GROUP_BYTES, TILE * 4  # bytes of a block's codes, and of its scales
+APART = GROUP_ROWS * NUMBERS  # bytes between the sums of two tiles
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,13 @@ class Opened:
         return self.scales(self.layout.subs, first, lanes)
 
 
+def sides(k: Kernel, tiles: Val) -> Iterator[tuple[Val, Val]]:
+    """First and end of those of the tiles that this thread takes, to be written together."""
+    each = k.maximum(k.minimum(tiles // (k.threads * TURNS), SIDE), 1)
+    for i in taken(k, (tiles + (each - 1)) // each):
+        yield i * each, k.minimum((i + 1) * each, tiles)
+
+
 def opened_bytes(layout: Layout) -> int:
     """Bytes of one opened block."""
     return CODES + (layout.subs + layout.stored_minimum) * NUMBERS
@@ -85,7 +96,8 @@ Add = Callable[[Kernel, Opened, Sequence[Val], Sequence[Held]], None]
 
 @dataclass(frozen=True)
 class Group:
-    """The sums of a group of rows, and the blocks that are open; both of this thread.
+    """The sums of a group of rows, with room for `SIDE` tiles', and the blocks that are open; both
+    of this thread.
 
     `add` adds a block's products with some rows at once, `most` or fewer, to their sums. Bytes
     `ahead` are asked for as blocks are opened.
@@ -102,9 +114,13 @@ class Group:
     @staticmethod
     def of(k: Kernel, layout: Layout, most: int, ahead: Num, add: Add) -> "Group":
         """On the stack."""
-        sums = k.scratch(GROUP_ROWS * NUMBERS)
+        sums = k.scratch(SIDE * APART)
         blocks = k.scratch(CHUNK * opened_bytes(layout))
         return Group(k, layout, most, ahead, add, sums, blocks)
+
+    def beside(self, i: Val) -> "Group":
+        """With the sums of tile i of those that are written together."""
+        return replace(self, sums=self.sums + i * APART)
 
     def run(self, tile: Val, rows: Val, row_at: Callable[[Val], Val]) -> None:
         """Leave the sums of rows 0 .. `rows` - 1 with a tile's weights in `sums`, row by row.

@@ -3,7 +3,7 @@
 Legend: a part is what one vector holds of a tile's outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -47,6 +47,11 @@ class Rows:
             here = self.k.opaque(start + place)
             found += [here, *(here + step for step in self.steps)]
         return found[: self.count]
+
+
+def rows_from(k: Kernel, x: Val) -> Callable[[Val], Val]:
+    """The addresses of the rows that follow the one at x, by number."""
+    return lambda i: x + k.arg("xs") * i
 
 
 def floats(k: Kernel) -> ir.VectorType:
