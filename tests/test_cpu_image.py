@@ -159,6 +159,7 @@ def test_the_processor_is_noted_and_a_note_of_another_version_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GGRAPH_CACHE", str(tmp_path))
+    monkeypatch.delenv("GGRAPH_VECTORS", raising=False)  # noted is all that the processor has
     found, key = detect(), isa._telling()
     for content in (None, b"{", b'{"triple": 1}', b"\xff", b"[]"):
         host.cache_clear()
