@@ -106,7 +106,9 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
                 before, first.value = count.value, tiles
                 count.value = before + (tiles + (each - 1)) // each
                 for piece in pieces.before(count.value):
-                    for t in _many_rows(k, walk, piece - before, tiles, expert, own, alike):
+                    begin = (piece - before) * each
+                    part = begin, k.minimum(begin + each, tiles)
+                    for t in _many_rows(k, walk, part, expert, own, alike):
                         first.value = t
                 end.value = tiles
             _few_rows(k, walk, (first.value, end.value), expert, own, alike)
@@ -140,14 +142,13 @@ def _few_rows(
 
 
 def _many_rows(
-    k: Kernel, walk: Walk, piece: Val, tiles: Val, expert: Val, order: Val, alike: Val
+    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
 ) -> Iterator[Val]:
     """Many pairs of an expert that there is with a piece of its tiles. Gives the tile that is left
     to do: the last one, where tiles come abreast and it has none beside it."""
-    each = _each(walk, tiles)
-    first, end = piece * each, k.minimum((piece + 1) * each, tiles)
+    first, end = tiles
     if walk.tiled is not None:
-        _high_rows(k, walk, walk.tiled, (first, end), expert, order, alike)
+        _high_rows(k, walk, walk.tiled, tiles, expert, order, alike)
         return
     if walk.abreast is None:
         for t in k.loop(first, end):
@@ -158,7 +159,7 @@ def _many_rows(
         return
     with k.if_else((end - first).eq(ABREAST)) as (whole, rest):
         with whole:
-            _rows(k, walk.abreast, piece, expert, order, alike)
+            _rows(k, walk.abreast, first // ABREAST, expert, order, alike)
         with rest:
             yield first
 
