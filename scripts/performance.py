@@ -117,7 +117,8 @@ def readme_part(result: Path) -> str:
     ]
     where, peers = kept.measured_on(found), ", ".join(found["peers"])
     every = (r for rows in found["tables"].values() for r in rows if r["case"] in CASES)
-    memory = sorted(round(r["ceiling"] / 1e9) for r in every if r.get("ceiling"))
+    decoded = (r for r in every if r["case"].startswith("decode") and r.get("ceiling"))
+    memory = sorted(round(r["ceiling"] / 1e9) for r in decoded)
     told = f" Memory gave them {memory[0]} to {memory[-1]} GB/s as they decoded." if memory else ""
     return (
         f"\n{table((f'{true_shapes.units_of(result)}: tokens/s, over the fastest', *CASES), rows)}"
@@ -268,6 +269,21 @@ every op on any machine, and this measures a file of yours beside the peers:
     ggraph bench install ik_llama.cpp
     ggraph bench cpu -m FILE --threads 2 --peer llama.cpp,ik_llama.cpp --rounds 5 --tokens 32
     ggraph bench cpu --types q4_0,q6_k --only "decode at" --json cpu.json
+
+Models of true shape, and other types: files of random weights are made by
+`scripts/random_model.py`; SmolLM2 is the real one. Their columns:
+
+- a side's name: tokens/s, in rows of five rows/s, beside the peers' decoding;
+- by processor time: the same ratio for each second of processor that a side used, which other
+  programs disturb less;
+- ceiling of decoding: bytes that the threads can read a second, measured between the turns;
+  neighbours on the host take their part of it, by the minute, and rounds in which it changes are
+  not counted. Of it: bytes that a token reads, of weights and from 1,024 tokens on of the cache;
+- ceiling of prompts: products of 4-bit codes with bytes, and their sums, that the threads make a
+  second with the best instruction for it, with nothing unpacked, scaled or written; measured in the
+  same rounds, since 2026-11-27. Of it: multiply-adds of all matrices for a token;
+- at the ceiling: what over the fastest would be if all of it were used. No program with these
+  bytes, or these products, has more.
 
 """
 

@@ -50,7 +50,7 @@ UNITS = {  # of a processor, by the end of a result's name, the least first
     "amx": "AMX",
 }  # fmt: skip
 AFTER = (
-    "over the fastest", "by processor time", "bar, aim", "read ceiling, GB/s", "of it",
+    "over the fastest", "by processor time", "bar, aim", "ceiling, G/s", "of it",
     "at the ceiling", "least share of cores",
 )  # fmt: skip
 LONG = [c for c in CASES if c not in SHORT]
@@ -165,11 +165,11 @@ def _cells(r: dict[str, Any], peers: Sequence[str], bar: float, aim: float | Non
     found = [f"**{r['ratio']:.2f}x**", f"{r['busy_ratio']:.2f}x"] if r["ratio"] else ["-", "-"]
     what = "" if r["ratio"] is None or r["ratio"] >= bar else " (missed)"
     asked = f"{bar:g}x{what}" + (f", {aim:g}x" if aim else "")
-    read, most = r["read_share"], "-"
-    if read and r["ratio"]:
-        most = f"{r['ratio'] / read:.2f}x"
+    part, most = r["of_ceiling"], "-"
+    if part and r["ratio"]:
+        most = f"{r['ratio'] / part:.2f}x"
     ceiling = f"{r['ceiling'] / 1e9:.0f}" if r.get("ceiling") else "-"
-    share = f"{read:.0%}" if read else "-"
+    share = f"{part:.0%}" if part else "-"
     return [r["case"], *told, *found, asked, ceiling, share, most, f"{least:.2f}"]
 
 
@@ -184,15 +184,7 @@ def part(result: Path) -> str:
     who = ", ".join(f"{name}: {version}" for name, version in found["peers"].items())
     return (
         f"## {title}, {threads} thread{plural}, {units_of(result)}\n\n`{found['command']}`; {who}; "
-        f"{kept.measured_on(found)}. Files of random weights are made by "
-        "`scripts/random_model.py`; SmolLM2 is the real one. tokens/s, in rows of five rows/s, "
-        "beside the peers' decoding. By processor time: the same ratio for each second of "
-        "processor that a side used, which other programs disturb less. Read ceiling: what the "
-        "threads can read a second, measured between the turns; neighbours on the host take their "
-        "part of it, by the minute, and rounds in which it changes are not counted. Of it: bytes "
-        "that a token reads, of weights and from 1,024 tokens on of the cache, by its time and by "
-        "the ceiling. At the ceiling: what over the fastest would be if they were read as fast as "
-        "that; no program with these bytes has more.\n\n"
+        f"{kept.measured_on(found)}.\n\n"
         f"{table(head_of(result), rows_of(result))}\n"
     )
 

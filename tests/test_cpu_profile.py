@@ -63,5 +63,6 @@ def test_ceilings_are_finite_and_launches_cost_little(threads: int) -> None:
     assert 1e8 < top.read < 1e13
     assert 1e8 < top.copy < 1e13
     assert 1e8 < top.fma < 1e14
+    assert 1e8 < top.products < 1e17
     assert 0 < launch_seconds(pool) < 1
     pool.close()

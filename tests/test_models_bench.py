@@ -56,12 +56,13 @@ def test_every_case_is_measured_in_every_round(model: Path) -> None:
         rates = sorted(r.rates[OURS] for r in measured.rounds)
         assert len(rates) == 3
         assert rates[0] > 0
-        assert {len(r.gave) for r in measured.rounds} == {2 if case.kind == "decode" else 0}
+        looks = {"decode": 2, "prompt": 1, "verify": 0}[case.kind]
+        assert {len(r.gave) for r in measured.rounds} == {looks}
         line = row(case.name, case.unit, measured)
         assert line["fastest"] is line["ratio"] is line["their_share"] is None
         assert line["peers"] == {}
         assert rates[1] == line["ours"]
-        assert (line["read_share"] is None) == (case.kind != "decode")
+        assert (line["of_ceiling"] is None) == (case.kind == "verify")
 
 
 def test_rounds_in_which_memory_changed_do_not_count() -> None:
@@ -75,10 +76,10 @@ def test_rounds_in_which_memory_changed_do_not_count() -> None:
     assert changed([quick, mixed[0], slow], 3)
     assert not changed([*mixed, quick, quick, slow], 3)
     assert steadiest([mixed[0], quick, mixed[1], slow], 2) == [quick, slow]
-    line = row("decode at 64", "tokens/s", Measured([quick, quick, slow], 2, read=0.4e9))
+    line = row("decode at 64", "tokens/s", Measured([quick, quick, slow], 2, needs=0.4e9))
     assert line["ratio"] == 2.0
     assert line["ceiling"] == 80e9
-    assert line["read_share"] == pytest.approx(0.4e9 * 100 / 80e9)
+    assert line["of_ceiling"] == pytest.approx(0.4e9 * 100 / 80e9)
     assert line["steady"] == pytest.approx(78 / 82)
     assert line["left_out"] == 2
     prompts = [made(100, 50), made(110, 40)]
@@ -106,13 +107,13 @@ def test_measuring_leaves_the_cache_where_the_case_put_it(model: Path) -> None:
     ours.m.close()
 
 
-def test_the_read_share_of_a_model_that_cannot_go_back(tmp_path: Path) -> None:
+def test_the_share_of_the_ceiling_of_a_model_that_cannot_go_back(tmp_path: Path) -> None:
     """Its state is that of all it has read: a share is measured where a case begins again."""
     path = small_model(tmp_path / "small.gguf", source=TINY2 / "lfm2")
     ours = Ours(path, 1, tokens=3, context=64)
     for case in (SMALL[0], Case("decode", "decode", 1, 7)):
         ours.rate(case)
-        assert ours.reads(case) > 0
+        assert ours.needs(case) > 0
     ours.m.close()
 
 

@@ -86,7 +86,7 @@ def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
     )
     assert status == 0, err
     facts = json.loads(out)["profile"]
-    assert set(facts["ceilings"]) == {"read", "copy", "fma"}
+    assert set(facts["ceilings"]) == {"read", "copy", "fma", "products"}
     assert sum(r["share"] for r in facts["ops"]) == pytest.approx(1)
     decode = {r["op"]: r for r in facts["ops"] if r["rows"] == 1}
     assert any(name.startswith("mul_mat") for name in decode)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ggraph import InputError, cache_dir, kept
 from ggraph.backends.cpu.backend import CpuBackend
-from ggraph.backends.cpu.ceilings import read_ceiling
+from ggraph.backends.cpu.ceilings import products_ceiling, read_ceiling
 from ggraph.backends.cpu.profile import Profile
 from ggraph.decode.acceptance import only
 from ggraph.decode.rows import Rows
@@ -90,16 +90,30 @@ class Ours:
             self._warm.add(case)
         return action(case)
 
-    def ceiling(self) -> float:
-        """Bytes that the threads can read a second, measured now."""
-        return read_ceiling(self._profile().pool)
+    def ceiling(self, case: Case) -> float:
+        """What the threads can do a second of what bounds a case, measured now: products of a
+        prompt, bytes read of a decoded token."""
+        measured = products_ceiling if case.kind == "prompt" else read_ceiling
+        return measured(self._profile().pool)
+
+    def needs(self, case: Case) -> float:
+        """How much of that a token takes."""
+        return self._products(case) if case.kind == "prompt" else self._reads(case)
 
     def _profile(self) -> Profile:
         backend = self.m.session.backends["cpu"]
         assert isinstance(backend, CpuBackend) and backend.profile is not None
         return backend.profile
 
-    def reads(self, case: Case) -> float:
+    def _products(self, case: Case) -> float:
+        """Multiply-adds of matrices; attention is not counted."""
+        profile = self._profile()
+        with profile.timing():
+            self._prompt(case)
+        products = (t for (name, _), t in profile.times.items() if name.startswith("mul_mat"))
+        return sum(t.flops / 2 * len(t.times) for t in products) / case.rows
+
+    def _reads(self, case: Case) -> float:
         """Bytes that a decoded token reads, weights and cache. A short text's cache is not counted,
         since an op says how much there is room for."""
         profile = self._profile()
@@ -217,8 +231,8 @@ def measure(
             found = list[Round]()
             while changed(found, rounds) and len(found) < PATIENCE * rounds:
                 found.append(_round(case, ours, opened, len(found)))
-            read = ours.reads(case) if case.kind == "decode" else None
-            measured = Measured(steadiest(found, rounds), len(found) - rounds, read)
+            needs = None if case.kind == "verify" else ours.needs(case)
+            measured = Measured(steadiest(found, rounds), len(found) - rounds, needs)
             yield case, measured, {p.name: p.version for p in opened}
 
 
@@ -227,8 +241,8 @@ def _round(case: Case, ours: Ours, peers: Sequence[Peer], first: int) -> Round:
     rates, shares, gave = dict[str, float](), dict[str, float](), list[float]()
 
     def look() -> None:
-        if case.kind == "decode":
-            gave.append(ours.ceiling())
+        if case.kind == "decode" or (case.kind == "prompt" and not gave):
+            gave.append(ours.ceiling(case))  # memory is shared with others, so again and again
 
     def we() -> None:
         rates[OURS], shares[OURS] = ours.rate(case)

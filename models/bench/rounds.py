@@ -12,8 +12,8 @@ STEADY = 0.85  # of the most that memory gave in a round, from which on its side
 @dataclass(frozen=True)
 class Round:
     """A turn of each side, by name: rows or tokens a second, and the part of its cores it got.
-    `gave`: bytes a second that could be read, before each turn and behind the last, where it
-    matters; `others`: cores that other programs used."""
+    `gave`: what the threads could do a second of what bounds the case: bytes read, before each turn
+    and behind the last, or products, once; `others`: cores that other programs used."""
 
     rates: dict[str, float]
     shares: dict[str, float]
@@ -43,12 +43,12 @@ def steadiest(rounds: Sequence[Round], count: int) -> list[Round]:
 
 @dataclass(frozen=True)
 class Measured:
-    """The rounds of a case that count, how many were left out, and the bytes that one token of ours
-    reads, where that is known."""
+    """The rounds of a case that count, how many were left out, and how many of `gave` one token of
+    ours needs, where that is known."""
 
     rounds: Sequence[Round]
     left_out: int = 0
-    read: float | None = None
+    needs: float | None = None
 
 
 def row(case: str, unit: str, m: Measured) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def row(case: str, unit: str, m: Measured) -> dict[str, Any]:
     `busy_ratio`: by processor time in place of time, the least over the peers. On one thread it
     holds while others take the cores; threads that wait for one another by spinning spoil it.
     """
-    middle, rounds = statistics.median, m.rounds
+    middle, rounds, needs = statistics.median, m.rounds, m.needs
     ours, busy = middle(r.rates[OURS] for r in rounds), middle(r.busy(OURS) for r in rounds)
     peers = {
         name: {"rate": (rate := middle(r.rates[name] for r in rounds)), "ratio": ours / rate,
@@ -72,7 +72,7 @@ def row(case: str, unit: str, m: Measured) -> dict[str, Any]:
         "case": case, "unit": unit, "ours": ours, "peers": peers, "fastest": fastest,
         "ratio": None if fastest is None else peers[fastest]["ratio"],
         "busy_ratio": min((p["busy_ratio"] for p in peers.values()), default=None),
-        "read_share": middle(m.read * rate / g for g, rate in given) if m.read and given else None,
+        "of_ceiling": middle(needs * rate / g for g, rate in given) if needs and given else None,
         "ceiling": middle(g for g, _ in given) if given else None,
         "steady": min(r.steady for r in rounds), "left_out": m.left_out,
         "our_share": min(r.shares[OURS] for r in rounds),

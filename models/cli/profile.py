@@ -44,7 +44,8 @@ def print_profile(facts: dict[str, Any], least: float = 0.002) -> None:
     lines = [
         f"\n{facts['seconds'] * 1e3:.1f} ms in ops. Ceilings of this machine with these threads: "
         f"read {top['read'] / 1e9:.1f} GB/s, copy {top['copy'] / 1e9:.1f} GB/s, "
-        f"float32 multiply-adds {top['fma'] / 1e9:.0f} GFLOP/s",
+        f"float32 multiply-adds {top['fma'] / 1e9:.0f} GFLOP/s, of 4-bit codes and bytes "
+        f"{top['products'] / 1e9:.0f} GOP/s",
         f"{'op':26} {'rows':>5} {'calls':>6} {'ms':>9} {'share':>6} {'us/call':>8} "
         f"{'GB/s':>6} {'read':>5} {'GFLOP/s':>8} {'fma':>5}",
     ]

@@ -35,17 +35,18 @@ namespace shim {
 struct Index {
   unsigned x, y, z;
 };
+typedef void* Place[5];  // where to go on, as the compiler keeps it: sooner there than by setjmp
 struct Fiber {
-  ucontext_t first;
-  jmp_buf at;
+  Place at;
   Index thread;
   bool started, done;
 };
-static const int MOST = 1024, STACK = 1 << 16, WARP = 32;
+// Stacks begin at places of their own in a cache: a power of two apart, they would share a few.
+static const int MOST = 1024, STACK = (1 << 16) + 448, WARP = 32;
 static Fiber fibers[MOST];
 static int turns[MOST];  // the order in which fibers take turns
 static char* stacks;
-static jmp_buf home;
+static Place home;
 static sigjmp_buf outside;
 static char report[200];
 static int here, alive, count;  // all of them in the blocks that run
@@ -86,8 +87,10 @@ static void caught(int number, siginfo_t* about, void*) {
   fail(what);
 }
 
-static void leave() {
-  if (!_setjmp(fibers[here].at)) _longjmp(home, 1);
+[[noreturn, gnu::noinline]] static void go(Place& to) { __builtin_longjmp(to, 1); }
+
+[[gnu::noinline]] static void leave() {
+  if (!__builtin_setjmp(fibers[here].at)) go(home);
 }
 
 // Returns when `needed` fibers have arrived, all at one `site`.
@@ -117,14 +120,16 @@ static void body() {
   }
 }
 
-static void begin(int i) {
-  Fiber& f = fibers[i];
-  getcontext(&f.first);
-  f.first.uc_stack.ss_sp = stacks + (size_t)i * STACK;
-  f.first.uc_stack.ss_size = STACK;
-  f.first.uc_link = 0;
-  makecontext(&f.first, body, 0);
-  f.started = true;
+[[noreturn]] static void begin(int i) {
+  ucontext_t first;
+  getcontext(&first);
+  first.uc_stack.ss_sp = stacks + (size_t)i * STACK;
+  first.uc_stack.ss_size = STACK;
+  first.uc_link = 0;
+  makecontext(&first, body, 0);
+  fibers[i].started = true;
+  setcontext(&first);
+  abort();
 }
 
 static size_t shared_bytes() {
@@ -141,13 +146,12 @@ static void enter(Block* next) {
   block = next;
 }
 
-static void resume(int i) {
+[[gnu::noinline]] static void resume(int i) {
   here = i;
   enter(blocks + i / (int)block_size.x);
-  if (_setjmp(home)) return;
-  if (fibers[i].started) _longjmp(fibers[i].at, 1);
-  begin(i);
-  setcontext(&fibers[i].first);
+  if (__builtin_setjmp(home)) return;
+  if (fibers[here].started) go(fibers[here].at);
+  begin(here);
 }
 
 static unsigned rounds_of(int warps) {
@@ -240,80 +244,71 @@ static T exchange(T value, int offset, int site) {
   return other;
 }
 
-static unsigned fragments[2][MOST][6];
-
-// A warp's product of fragments, each lane with its registers (PTX, mma.m16n8k16). Row r of a is
-// held by lanes r % 8 * 4 .. + 3, column c of b by lanes c * 4 .. + 3; a register has two columns
-// (or rows) of k, and the second pair of registers those from 8 on.
-static float lane_bf16(unsigned short half) {
-  const unsigned bits = (unsigned)half << 16;
+static float bf16_of(unsigned half) {
+  const unsigned bits = half << 16;
   float value;
   memcpy(&value, &bits, 4);
   return value;
 }
-static float lane_f16(unsigned short half);
+static float f16_of(unsigned half);
+template <class T>
+static int byte_of(unsigned byte) {
+  return (T)byte;
+}
 
-template <float (*VALUE)(unsigned short)>
-static void multiply_as(float* sum, const unsigned (&a)[4], const unsigned (&b)[2], int site) {
-  const int warp = here / 32, first = warp * 32, lane = here % 32;
-  unsigned(*held)[6] = fragments[warp_meetings[warp].round & 1];
-  memcpy(held[here], a, 16);
-  memcpy(held[here] + 4, b, 8);
+static float plus(float sum, float left, float right) { return sum + left * right; }
+static int plus(int sum, int left, int right) {  // wraps, as rows that do not exist may do
+  return (int)((unsigned)sum + (unsigned)(left * right));
+}
+
+// A warp's product of fragments, each lane with its registers, which hold EACH columns (PTX, mma of
+// 16 rows and 8 outputs): row r of a is held by lanes r % 8 * 4 .. + 3, output c of b by lanes
+// c * 4 .. + 3; a pair of a's registers, and one of b's, for each of HALVES.
+template <class Sum, Sum (*LEFT)(unsigned), Sum (*RIGHT)(unsigned), int EACH, int HALVES>
+static void multiply_as(Sum* sum, const unsigned* a, const unsigned* b, int site) {
+  static const int COLUMNS = 4 * EACH * HALVES;
+  static Sum lefts[2][MOST / WARP][16][COLUMNS], rights[2][MOST / WARP][8][COLUMNS];
+  const int warp = here / WARP, lane = here % WARP, now = warp_meetings[warp].round & 1;
+  auto &left = lefts[now][warp], &right = rights[now][warp];  // others may still read what was
+  for (int half = 0; half < HALVES; ++half)
+    for (int i = 0; i < EACH; ++i) {
+      const int column = (4 * half + lane % 4) * EACH + i, shift = i * (32 / EACH);
+      const unsigned mask = ~0u >> (32 - 32 / EACH);
+      for (int r = 0; r < 2; ++r)
+        left[lane / 4 + 8 * r][column] = LEFT(a[2 * half + r] >> shift & mask);
+      right[lane / 4][column] = RIGHT(b[half] >> shift & mask);
+    }
   meet_warp(site);
   for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    float total = sum[i];
-    for (int k = 0; k < 16; ++k) {
-      const int t = k % 8 / 2, later = k / 8, shift = k % 2 * 16;
-      const unsigned left = held[first + row % 8 * 4 + t][row / 8 + 2 * later];
-      const unsigned right = held[first + column * 4 + t][4 + later];
-      total += VALUE((unsigned short)(left >> shift)) * VALUE((unsigned short)(right >> shift));
-    }
+    const Sum *x = left[lane / 4 + i / 2 * 8], *w = right[lane % 4 * 2 + i % 2];
+    Sum total = sum[i];
+    for (int k = 0; k < COLUMNS; ++k) total = plus(total, x[k], w[k]);
     sum[i] = total;
   }
 }
 
 static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
-  multiply_as<lane_bf16>(sum, a, b, -1);
+  multiply_as<float, bf16_of, bf16_of, 2, 2>(sum, a, b, -1);
 }
-
 static void multiply_f16(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
-  multiply_as<lane_f16>(sum, a, b, -2);
+  multiply_as<float, f16_of, f16_of, 2, 2>(sum, a, b, -2);
 }
-// Of bytes: a's are signed; HALVES of sixteen columns each, of which a lane has four.
-template <class Right, int HALVES>
-static void multiply_bytes(int (&sum)[4], const unsigned* a, const unsigned* b, int site) {
-  const int warp = here / 32, first = warp * 32, lane = here % 32;
-  unsigned(*held)[6] = fragments[warp_meetings[warp].round & 1];
-  memcpy(held[here], a, 8 * HALVES);
-  memcpy(held[here] + 4, b, 4 * HALVES);
-  meet_warp(site);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16 * HALVES; ++k) {
-      const int t = k % 16 / 4, half = k / 16, shift = k % 4 * 8;
-      const unsigned left = held[first + row % 8 * 4 + t][row / 8 + 2 * half];
-      const unsigned right = held[first + column * 4 + t][4 + half];
-      const int product = (int)(signed char)(left >> shift) * (int)(Right)(right >> shift);
-      sum[i] = (int)((unsigned)sum[i] + (unsigned)product);  // as rows that do not exist may do
-    }
-  }
-}
+// Of bytes, a's signed.
 static void multiply_s8(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned b[2] = {b0, b1};
-  multiply_bytes<signed char, 2>(sum, a, b, -3);
+  multiply_as<int, byte_of<signed char>, byte_of<signed char>, 4, 2>(sum, a, b, -3);
 }
 static void multiply_u8(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned b[2] = {b0, b1};
-  multiply_bytes<unsigned char, 2>(sum, a, b, -4);
+  multiply_as<int, byte_of<signed char>, byte_of<unsigned char>, 4, 2>(sum, a, b, -4);
 }
 static void multiply_s8_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
   const unsigned a[2] = {a0, a1};
-  multiply_bytes<signed char, 1>(sum, a, &b, -5);
+  multiply_as<int, byte_of<signed char>, byte_of<signed char>, 4, 1>(sum, a, &b, -5);
 }
 static void multiply_u8_16(int (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
   const unsigned a[2] = {a0, a1};
-  multiply_bytes<unsigned char, 1>(sum, a, &b, -6);
+  multiply_as<int, byte_of<signed char>, byte_of<unsigned char>, 4, 1>(sum, a, &b, -6);
 }
 
 template <class... A, size_t... I>
@@ -456,7 +451,7 @@ static inline float half_to_float(unsigned short h) {
   const float tiny = (float)m * 5.9604644775390625e-8f;  // 2^-24
   return sign ? -tiny : tiny;
 }
-static float shim::lane_f16(unsigned short half) { return half_to_float(half); }
+static float shim::f16_of(unsigned half) { return half_to_float((unsigned short)half); }
 static inline unsigned short float_to_half(float value) {  // to nearest even
   const unsigned bits = float_to_bits(value), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
   if (a > 0x7f800000u) return (unsigned short)(sign | 0x7e00);

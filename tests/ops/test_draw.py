@@ -89,7 +89,7 @@ def sampled(config: SamplerConfig, logits: Array, number: float, most: int) -> i
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_one_token_everywhere(config: SamplerConfig) -> None:
     """Reference, sampler, both orders of the stand-in's threads: thousands of rows in all."""
-    rows = 400
+    rows = 400 if config.top_k < V else 150  # of which the stand-in does six a second
     given = hard(config, rows)
     y = drawn(config, rows)
     found = evaluate(Graph.of({"token": y}), given)["token"]
@@ -123,7 +123,7 @@ def test_rows_of_any_length(size: int) -> None:
     logits = (rng.standard_normal((5, size)) * 3).astype(np.float32)
     y = drawn(config, 5, size)
     stored = {"logits": bytes_of(y.sources[0], logits)}
-    for _ in range(4):
+    for _ in range(4 if size < 10_000 else 2):
         numbers = rng.random(5)
         stored["numbers"] = bytes_of(y.sources[1], numbers)
         pairs = zip(logits, numbers, strict=True)

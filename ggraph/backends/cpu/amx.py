@@ -52,9 +52,8 @@ def _call(k: Kernel, name: str, *values: Val | ir.Value) -> None:
     k.intrinsic("llvm.x86." + name, ir.VoidType(), *values)
 
 
-def configure(k: Kernel, layout: Layout) -> None:
-    """Give the registers their sizes; until `release`."""
-    columns, rows = row_bytes(layout) // layout.subs, code_rows(layout) // layout.subs
+def configure(k: Kernel, columns: int, rows: int) -> None:
+    """Give the registers their sizes, until `release`: bytes of a row of x, rows of codes."""
     widths, heights = [0] * 16, [0] * 16
     for registers, width, height in (
         (SUMS, LINE, HEIGHT), (CODES, LINE, rows), (ROWS, columns, HEIGHT)
@@ -65,6 +64,17 @@ def configure(k: Kernel, layout: Layout) -> None:
     room = k.scratch(len(config))
     k.store(room, k.consts([b - 256 * (b > 127) for b in config], I8))
     _call(k, "ldtilecfg", k.pointer(room))
+
+
+def configure_for(k: Kernel, layout: Layout) -> None:
+    """The same for units of a layout."""
+    configure(k, row_bytes(layout) // layout.subs, code_rows(layout) // layout.subs)
+
+
+def multiply_all(k: Kernel) -> None:
+    """One product of bytes into each of the sums."""
+    for u, sums in enumerate(SUMS):
+        _call(k, "tdpbssd", I8(sums), I8(ROWS[u % 2]), I8(CODES[u // 2]))
 
 
 def release(k: Kernel) -> None:

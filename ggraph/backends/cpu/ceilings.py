@@ -1,7 +1,7 @@
-"""What this machine can do at most: bytes read and copied, multiply-adds.
+"""What this machine can do at most: bytes read and copied, multiply-adds, products of codes.
 
-Three kernels that do nothing else, run by the same threads as everything: the ceilings that a
-profile is held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.
+Kernels that do nothing else, run by the same threads as everything: the ceilings that a profile and
+a prompt are held against. Products of 8-bit integers may pass the ceiling of float32 multiply-adds.
 """
 
 import time
@@ -10,19 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import copying  # noqa: F401  (registers "copy")
+from ggraph.backends.cpu import (
+    amx,
+    copying,  # noqa: F401  (registers "copy")
+)
 from ggraph.backends.cpu.blocks import prefetch
+from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.places import PLACES, ahead
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
-from ggraph.backends.cpu.simd import F32X8, I32X8, Kernel, Val, kernel
-from ggraph.backends.cpu.words import fma
+from ggraph.backends.cpu.simd import F32X8, I8, I32, I32X8, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.words import Dot, fma
 from ggraph.tensor import Array
 
 STREAMS = 8  # independent sums; enough to hide the latency of a load or a multiply-add
 CHUNK = 32 * STREAMS  # bytes that one turn of `stream_read` reads
 LARGE = 1 << 28  # bytes: so many that it hardly matters what the caches hold of them
 TURNS = 1 << 20
+STEPS = 8  # of 32 columns
+PRODUCTS = 1 << 33  # of a thread: some hundredths of a second
 LINE = 64
 
 
@@ -60,6 +66,45 @@ def peak_fma(k: Kernel) -> None:
     k.store(_sink(k), sums[0].value)
 
 
+def chains(isa: Isa) -> int:
+    """Independent sums of products: enough to hide their latency, and registers for them."""
+    return 12 if isa.dot == "vnni" else 4
+
+
+def products_per_turn(isa: Isa) -> int:
+    """Products of one turn of `peak_products` on one thread."""
+    if isa.tiles:
+        return len(amx.SUMS) * amx.HEIGHT * amx.HEIGHT * LINE
+    return chains(isa) * STEPS * isa.lanes * 4
+
+
+@kernel("turns codes sink")
+def peak_products(k: Kernel) -> None:
+    """On every thread `turns` times `products_per_turn` products of 4-bit codes with bytes, and
+    their sums, and nothing else: no scales, no unpacking, nothing written."""
+    if k.isa.tiles:
+        amx.configure(k, LINE, amx.HEIGHT)
+        for _ in k.loop(0, k.arg("turns")):
+            amx.multiply_all(k)
+        amx.release(k)
+        return
+    t = vec(I8, 4 * k.isa.lanes)
+    totals = [k.var(0, vec(I32, k.isa.lanes)) for _ in range(chains(k.isa))]
+    for i in k.loop(0, k.arg("turns")):
+        at = k.arg("codes") + (i & 1) * LINE  # changes, so that nothing leaves the loop
+        dots = [Dot(k, 4, total.value) for total in totals]
+        rows = [k.load(at + (STEPS + d) * LINE, t) for d in range(len(dots))]
+        for step in range(STEPS):
+            codes = k.load(at + step * LINE, t)
+            for dot, row in zip(dots, rows, strict=True):
+                dot.step(codes, row)
+        for dot, total in zip(dots, totals, strict=True):
+            total.value = dot.result()
+    for total in totals[1:]:
+        totals[0].value = totals[0].value ^ total.value
+    k.store(_sink(k), totals[0].value)
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """Bytes and operations per second of all threads of a pool; a multiply-add counts as two."""
@@ -67,6 +112,7 @@ class Ceilings:
     read: float  # bytes read
     copy: float  # bytes read plus bytes written
     fma: float  # float32 operations
+    products: float  # operations on bytes of 4 and of 8 bits
 
 
 def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
@@ -80,12 +126,22 @@ def measure_ceilings(pool: Pool, rounds: int = 5) -> Ceilings:
         _read(pool, source, rounds),
         LARGE / _best(pool, moving, rounds),
         operations / _best(pool, adding, rounds),
+        2 * products_ceiling(pool, rounds),
     )
 
 
 def read_ceiling(pool: Pool, rounds: int = 2) -> float:
     """Bytes that all threads read a second, alone."""
     return _read(pool, np.ones(LARGE, np.uint8), rounds)
+
+
+def products_ceiling(pool: Pool, rounds: int = 2) -> float:
+    """Products of 4-bit codes and bytes that all threads make and add up a second, alone."""
+    isa = pool.jit.isa
+    codes = np.zeros((1 + STEPS + chains(isa)) * LINE, np.uint8)
+    turns = PRODUCTS // products_per_turn(isa)
+    program = _program(pool, "peak_products", turns=turns, codes=codes, sink=_sinks(pool))
+    return turns * products_per_turn(isa) * pool.threads / _best(pool, program, rounds)
 
 
 def _read(pool: Pool, source: Array, rounds: int) -> float:
@@ -124,4 +180,4 @@ def _once(pool: Pool, program: Flat) -> float:
     return time.perf_counter() - begun
 
 
-__all__ = ["Ceilings", "launch_seconds", "measure_ceilings", "read_ceiling"]
+__all__ = ["Ceilings", "launch_seconds", "measure_ceilings", "products_ceiling", "read_ceiling"]

@@ -367,7 +367,7 @@ def _build(
         return
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
-        amx.configure(k, layout)
+        amx.configure_for(k, layout)
     tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
     walk_rows(k, Walk(layout.tile, rows, least, size, home, run, tiled=tiles, places=places))
     with k.when(many):
