@@ -77,10 +77,10 @@ MXFP4 = DType("mxfp4", 39, 32, 17, None)
 TQ1_0 = DType("tq1_0", 34, 256, 54, None)
 TQ2_0 = DType("tq2_0", 35, 256, 66, None)
 
-A8 = DType("a8", -1, 32, 44, None)
+A8 = DType("a8", -1, 32, 48, None)
 """Activations on their way into a product: 32 codes of 8 bits, their scale and scale * sum of codes
-in float32, and the sum of each half of the codes in 16 bits. The type lives between two ops of one
-plan and in no file."""
+in float32, and four sums of codes in 16 bits. The type lives between two ops of one plan and in no
+file."""
 
 ALL: tuple[DType, ...] = (
     F32, F16, BF16, F64, I8, I16, I32, I64,

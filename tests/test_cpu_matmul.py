@@ -170,9 +170,12 @@ def test_quantised_activations(seed: int, scale: float) -> None:
     x = (np.random.default_rng(seed).normal(size=(3, 96)) * scale).astype(np.float32)
     raw, meaning = activations(dt.Q4_1, x)
     blocks = raw.reshape(3, 3, A8.block_bytes)
-    halves = np.ascontiguousarray(blocks[..., 40:44]).view(np.int16)
-    codes = blocks[..., :32].view(np.int8).reshape(3, 3, 2, 16)
-    assert np.array_equal(halves, codes.sum(-1, dtype=np.int16))
+    stored = np.ascontiguousarray(blocks[..., 40:48]).view(np.int16)
+    codes = blocks[..., :32].view(np.int8).astype(np.int16)
+    pairs = [codes[..., h + at : h + 16 : 4] for h in (0, 16) for at in (0, 2)]
+    others = [codes[..., h + at : h + 16 : 4] for h in (0, 16) for at in (1, 3)]
+    for i, (a, b) in enumerate(zip(pairs, others, strict=True)):
+        assert np.array_equal(stored[..., i], (a + b).sum(-1))
     scales = np.ascontiguousarray(blocks[..., 32:36]).view(np.float32)[..., 0]
     sums = np.ascontiguousarray(blocks[..., 36:40]).view(np.float32)[..., 0]
     assert np.abs(blocks[..., :32].view(np.int8)).max() <= 127
@@ -198,6 +201,29 @@ def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path:
     assert jit.compiled == [name]
     again = Jit(isa, tmp_path)
     assert again.address(name) and again.compiled == [], "the second load comes from the cache"
+
+
+@pytest.mark.parametrize("variant", variants())
+@pytest.mark.parametrize("dtype", [t for t in TYPES if t.is_block], ids=str)
+@pytest.mark.parametrize("byte", [0, 255])
+def test_the_largest_sums_there_can_be(dtype: DType, variant: str, byte: int) -> None:
+    """Codes that are all the same, the smallest or the largest, with activations that are all
+    largest: what sums of 16 bits have to hold."""
+    n, k = 16, columns(dtype, 2)
+    raw = raw_weight(dtype, n, k, among=(byte,))
+    at = {dt.Q6_K: slice(192, 208), dt.Q3_K: slice(96, 108)}.get(dtype)
+    if at is not None:
+        raw.reshape(-1, dtype.block_bytes)[:, at] = 0x5A  # scales, which 0 would hide the codes by
+    weights = dequantised(dtype, raw, k).astype(np.float64)
+    tiles, jit = packed_weight(dtype, raw, n, k), Jit(variants()[variant])
+    name = "matmul_" + layout_of(dtype).name
+    for m in (1, 3, 20, 40):
+        for sign in (3.0, -3.0):
+            x, meaning = activations(dtype, np.full((m, k), sign, np.float32))
+            y, steps = np.zeros((m, n), np.float32), {"xs": x.strides[0], "ys": 4 * n}
+            call_with(jit, name, w=tiles, x=x, y=y, n=n, k=k, m=m, add=0, adds=0, unit=1, **steps)
+            bound = np.abs(meaning) @ np.abs(weights).T
+            assert (np.abs(y - meaning @ weights.T) <= 4e-6 * bound).all()
 
 
 @pytest.mark.skipif(not host().is_x86, reason="needs LLVM's x86 target")

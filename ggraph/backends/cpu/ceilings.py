@@ -15,12 +15,13 @@ from ggraph.backends.cpu import (
     copying,  # noqa: F401  (registers "copy")
 )
 from ggraph.backends.cpu.blocks import prefetch
+from ggraph.backends.cpu.dots import Dot
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.places import PLACES, ahead
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
 from ggraph.backends.cpu.simd import F32X8, I8, I32, I32X8, Kernel, Val, kernel, vec
-from ggraph.backends.cpu.words import Dot, fma
+from ggraph.backends.cpu.words import fma
 from ggraph.tensor import Array
 
 STREAMS = 8  # independent sums; enough to hide the latency of a load or a multiply-add
@@ -92,7 +93,9 @@ def peak_products(k: Kernel) -> None:
     totals = [k.var(0, vec(I32, k.isa.lanes)) for _ in range(chains(k.isa))]
     for i in k.loop(0, k.arg("turns")):
         at = k.arg("codes") + (i & 1) * LINE  # changes, so that nothing leaves the loop
-        dots = [Dot(k, 4, total.value) for total in totals]
+        dots = [Dot(k, 4) for _ in totals]
+        for dot, total in zip(dots, totals, strict=True):
+            dot.total = total.value
         rows = [k.load(at + (STEPS + d) * LINE, t) for d in range(len(dots))]
         for step in range(STEPS):
             codes = k.load(at + step * LINE, t)

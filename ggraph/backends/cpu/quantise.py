@@ -1,8 +1,9 @@
 """Activations to int8 blocks, alone and fused with what comes before.
 
-A quantised row is a list of blocks of 44 bytes: 32 codes, their scale, scale * sum of codes (the
-weights' minimums multiply it), and the sum of each half of the codes as int16 (what products lift
-weights by is taken off with it). scale = max |x| / 127, as ggml's Q8 types, but kept in float32.
+A quantised row is a list of blocks of 48 bytes: 32 codes, their scale, scale * sum of codes (the
+weights' minimums multiply it), and four sums of codes as int16 (what products lift weights by is
+taken off with them): of each half those in the first two of every four columns, then the others.
+scale = max |x| / 127, as ggml's Q8 types, but kept in float32.
 
 Legend: m rows, k columns.
 """
@@ -12,7 +13,7 @@ from functools import reduce
 from operator import add
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.simd import F32, I8, I32, Kernel, Val, kernel, vec
+from ggraph.backends.cpu.simd import F32, I8, I16, I32, Kernel, Val, kernel, vec
 from ggraph.backends.cpu.tiles import BLOCK, X_BLOCK, X_SCALE, X_SUM, X_SUMS
 
 FOUR = words.FOUR
@@ -34,17 +35,20 @@ def quantise_blocks(k: Kernel, blocks: Sequence[Sequence[Val]], out: Val) -> Non
         [words.rounded(k, v * k.splat(k.lane(inverses, i), lanes)) for v in x]
         for i, x in enumerate(given)
     ]
-    sums = [
-        words.folded4(k, [reduce(add, x[at : at + half]) for x in whole], add) for at in (0, half)
-    ]
-    products = scales * k.cast("sitofp", sums[0] + sums[1], scales.v.type)
-    both = (sums[0] & 0xFFFF) | (sums[1] << 16)
+    halves = [(reduce(add, x[:half]), reduce(add, x[half:])) for x in whole]
+    sums = words.fours(k, [words.neighbours(k, a, b, add) for a, b in halves], add)
+    turned = sums
+    for far in (1, 2):
+        turned = turned + k.shuffle(turned, turned, [i ^ far for i in range(FOUR * FOUR)])
+    products = scales * k.cast("sitofp", k.shuffle(turned, turned, range(0, 16, 4)), scales.v.type)
+    short = k.cast("trunc", sums, vec(I16, FOUR * FOUR))
     for i, ints in enumerate(whole[: len(blocks)]):
         at = out + i * X_BLOCK
         for j, v in enumerate(ints):
             k.store(at + lanes * j, k.cast("trunc", v, vec(I8, lanes)))
-        for place, found in ((X_SCALE, scales), (X_SUM, products), (X_SUMS, both)):
+        for place, found in ((X_SCALE, scales), (X_SUM, products)):
             k.store(at + place, k.lane(found, i))
+        k.store(at + X_SUMS, k.shuffle(short, short, range(FOUR * i, FOUR * i + FOUR)))
 
 
 def _size(k: Kernel, x: Val) -> Val:

@@ -10,11 +10,13 @@ from operator import add
 from typing import Protocol
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.dots import Dot
 from ggraph.backends.cpu.passes import floats
-from ggraph.backends.cpu.simd import I16, I32, Kernel, Num, Val
+from ggraph.backends.cpu.simd import Kernel, Num, Val
 from ggraph.backends.cpu.tiles import (
     GROUP,
     GROUPS,
+    X_HALF,
     X_SCALE,
     X_SUM,
     X_SUMS,
@@ -70,19 +72,18 @@ def parts_of(k: Kernel, outputs: int) -> range:
     return range(outputs // k.isa.lanes)
 
 
-def _lifted(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
-    """What products of lifted codes add too much, negative: zero times the sum of activations."""
+def _sums(k: Kernel, layout: Layout, x: Val, sub: int) -> Val:
+    """Sums of a scale's activations by pairs of columns."""
     halves = (sub,) if layout.subs == 2 else (0, 1)
-    sums = [k.cast("sext", k.load(x + X_SUMS + 2 * h, I16), I32) for h in halves]
-    return k.splat(reduce(add, sums) * -layout.zero, k.isa.lanes)
+    return reduce(add, [words.broadcast2(k, x + X_SUMS + X_HALF * h, k.isa.lanes) for h in halves])
 
 
 def _integer_sums(k: Kernel, block: Weights, rows: Sequence[Val], sub: int) -> list[Val]:
     """For each (part, row) the int32 sums of code products over one scale's columns."""
     layout, parts = block.layout, parts_of(k, block.outputs)
-    less = layout.zero != 0 and block.lifted
-    first = [_lifted(k, layout, x, sub) if less else None for x in rows]
-    dots = [[words.Dot(k, layout.bits, f) for f in first] for _ in parts]
+    zero = layout.zero if block.lifted else 0
+    first = [_sums(k, layout, x, sub) if zero else None for x in rows]
+    dots = [[Dot(k, layout.bits, zero, f) for f in first] for _ in parts]
     per_sub = GROUPS // layout.subs
     for group in range(sub * per_sub, (sub + 1) * per_sub):
         weights = [block.codes(group, p) for p in parts]
@@ -90,7 +91,7 @@ def _integer_sums(k: Kernel, block: Weights, rows: Sequence[Val], sub: int) -> l
             four = words.broadcast4(k, x + GROUP * group, k.isa.lanes)
             for p in parts:
                 dots[p][r].step(weights[p], four)
-        words.Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
+        Dot.settle([dots[p][r] for p in parts for r in range(len(rows))])
         k.keep_order()
     return [dots[p][r].result() for p in parts for r in range(len(rows))]
 

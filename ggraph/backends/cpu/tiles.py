@@ -31,8 +31,9 @@ GROUP = 4  # columns of one vector
 GROUPS = BLOCK // GROUP
 GROUP_BYTES = TILE * GROUP
 SUPER = 8  # blocks that share a super-scale
-X_BLOCK = 44  # bytes of a quantised activation block: 32 codes, scale, scale * sum of codes,
-X_SCALE, X_SUM, X_SUMS = 32, 36, 40  # and the sums of each half of the codes, int16
+X_BLOCK = dt.A8.block_bytes  # a block of activations: 32 codes, scale, scale * sum of codes, and of
+X_SCALE, X_SUM, X_SUMS = 32, 36, 40  # each half of the codes two sums by pairs of columns, int16
+X_HALF = 4  # bytes of a half's sums: of columns 4i and 4i + 1, then of 4i + 2 and 4i + 3
 Q8_BLOCK, Q8_BYTES, Q8_CODES = 32, 34, 2  # ggml's Q8_0: numbers, bytes, where its codes begin
 
 

@@ -1,7 +1,7 @@
-"""Vector words on top of `simd.py`: dot products, half floats, sums, exp.
+"""Vector words on top of `simd.py`: half floats, sums, exp, fields of bits.
 
-Every word has one meaning on every processor; `Dot` alone has variants, whose integer results are
-equal bit by bit. Legend: x8 is 8 lanes of float32 or int32, x32 is 32 lanes of int8.
+Every word has one meaning on every processor. Legend: x8 is 8 lanes of float32 or int32, x32 is 32
+lanes of int8.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,9 @@ from llvmlite import ir
 from ggraph.backends.cpu.simd import (
     F16,
     F32,
-    I1,
     I8,
-    I8X32,
     I16,
-    I16X16,
     I32,
-    I32X8,
     Kernel,
     Val,
     vec,
@@ -61,6 +57,11 @@ def broadcast4(k: Kernel, address: Val, lanes: int = 8) -> Val:
     return k.cast("bitcast", k.splat(k.load(address, I32), lanes), vec(I8, 4 * lanes))
 
 
+def broadcast2(k: Kernel, address: Val, lanes: int = 8) -> Val:
+    """Two int16 at `address`, repeated in each lane: int16 x16 for 8 lanes."""
+    return k.cast("bitcast", k.splat(k.load(address, I32), lanes), vec(I16, 2 * lanes))
+
+
 def broadcast(k: Kernel, address: Val, lanes: int = 8) -> Val:
     """One float32 at `address` in each lane."""
     return k.splat(k.load(address, F32), lanes)
@@ -73,16 +74,18 @@ def hsum(k: Kernel, x: Val) -> Val:
     return k.lane(two, 0) + k.lane(two, 1)
 
 
+def neighbours(k: Kernel, a: Val, b: Val, fold: Callable[[Val, Val], Val]) -> Val:
+    """Lanes folded with those beside them: the first two pairs of a, the first two of b, then the
+    next, in a vector as wide as they."""
+    lanes = a.v.type.count
+    even = [i + j for i in range(0, lanes, FOUR) for j in (0, 2, lanes, lanes + 2)]
+    return fold(k.shuffle(a, b, even), k.shuffle(a, b, [i + 1 for i in even]))
+
+
 def quartered(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
     """Of each of four vectors every four lanes folded into one, as (0+1)+(2+3): of the first four
     lanes of all, then of the next, in a vector as wide as they."""
-
-    def pairs(a: Val, b: Val) -> Val:
-        lanes = a.v.type.count
-        even = [i + j for i in range(0, lanes, FOUR) for j in (0, 2, lanes, lanes + 2)]
-        return fold(k.shuffle(a, b, even), k.shuffle(a, b, [i + 1 for i in even]))
-
-    return pairs(pairs(x[0], x[1]), pairs(x[2], x[3]))
+    return neighbours(k, neighbours(k, x[0], x[1], fold), neighbours(k, x[2], x[3], fold), fold)
 
 
 def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
@@ -93,6 +96,22 @@ def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val
         low, high = range(lanes // 2), range(lanes // 2, lanes)
         both = fold(k.shuffle(both, both, low), k.shuffle(both, both, high))
     return both
+
+
+def fours(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
+    """Of each of four vectors the lanes that are the same modulo four folded into one, as one x16
+    vector."""
+    lanes = each = x[0].v.type.count
+    while each > FOUR:
+        low = [i for i in range(2 * lanes) if i % each < each // 2]
+        high = [i + each // 2 for i in low]
+        if len(x) > 1:
+            x = [
+                fold(k.shuffle(a, b, low), k.shuffle(a, b, high))
+                for a, b in zip(x[::2], x[1::2], strict=True)
+            ]
+        each //= 2
+    return x[0] if len(x) == 1 else k.shuffle(x[0], x[1], range(2 * lanes))
 
 
 def hmax(k: Kernel, x: Val) -> Val:
@@ -217,100 +236,6 @@ def store_tail(k: Kernel, address: Val, value: Val, left: Val) -> None:
 
 
 SIGN = -128  # the sign bit of int8: flipping it adds 128, as an unsigned number
-
-
-def _dpbusd(k: Kernel, total: Val, unsigned: Val, signed: Val) -> Val:
-    """total and, in each int32 lane, four products of unsigned and signed bytes."""
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * total.v.type.count}"  # bytes from LLVM 20 on
-    return k.intrinsic(name, total.v.type, total, unsigned, signed)
-
-
-class Dot:
-    """Sums, in each int32 lane, products of four weights and four activations per step.
-
-    Vectors have `k.isa.lanes` lanes: 8, or 16 where the processor multiplies 512 bits at once.
-
-    Weights are unsigned and less than 2**bits, or, of 8 bits where there is no VNNI, signed.
-    Activations lie in [-127, 127]. `first`: what the sums begin with.
-    pmaddubsw adds pairs of products in int16, so `room` steps fit before they must be widened:
-    a pair of 4-bit products is at most 15 x 127 x 2 = 3810, and eight of them 30480.
-    """
-
-    def __init__(self, k: Kernel, bits: int, first: Val | None = None) -> None:
-        self.k = k
-        self.signed = bits == 8 and k.isa.dot != "vnni"
-        self.room = 128 >> bits if bits < 8 else 1
-        self.steps = 0
-        self.pairs: Val | None = None  # int16 x16, not yet widened
-        self.total = first  # int32 x8
-
-    def step(self, w: Val, x: Val) -> None:
-        """Add the products of int8 weights and activations, four per lane."""
-        {"avx2": self._avx2, "vnni": self._vnni, "sdot": self._sdot}.get(
-            self.k.isa.dot, self._plain
-        )(w, x)
-
-    def result(self) -> Val:
-        """The sums so far, int32."""
-        self._widen()
-        return self._sum()
-
-    @staticmethod
-    def settle(dots: "Sequence[Dot]") -> None:
-        """All steps so far are computed here, where the compiler would keep products for later."""
-        k = dots[0].k
-        both = any(d.pairs is not None and d.total is not None for d in dots)
-        if k.isa.dot != "avx2" or both:  # registers do not hold both
-            return
-        name = "total" if dots[0].pairs is None else "pairs"
-        for d, value in zip(dots, k.settle([getattr(d, name) for d in dots]), strict=True):
-            setattr(d, name, value)
-
-    def _sum(self) -> Val:
-        zero = self.k.const(0, vec(I32, self.k.isa.lanes))
-        return self.total if self.total is not None else zero
-
-    def _add(self, wide: Val) -> None:
-        self.total = wide if self.total is None else self.total + wide
-
-    def _widen(self) -> None:
-        if self.pairs is not None:
-            ones = self.k.const(1, I16X16)
-            self._add(self.k.intrinsic("llvm.x86.avx2.pmadd.wd", I32X8, self.pairs, ones))
-        self.pairs, self.steps = None, 0
-
-    def _magnitude(self, w: Val, x: Val) -> tuple[Val, Val]:
-        """|w| and x with w's sign: the same products with an unsigned left factor."""
-        if not self.signed:
-            return w, x
-        k = self.k
-        size = k.intrinsic("llvm.abs.v32i8", w.v.type, w, ir.Constant(I1, 0))
-        return size, k.intrinsic("llvm.x86.avx2.psign.b", I8X32, x, w)
-
-    def _avx2(self, w: Val, x: Val) -> None:
-        pair = self.k.intrinsic("llvm.x86.avx2.pmadd.ub.sw", I16X16, *self._magnitude(w, x))
-        self.pairs = pair if self.pairs is None else self.pairs + pair
-        self.steps += 1
-        if self.steps == self.room:
-            self._widen()
-
-    def _vnni(self, w: Val, x: Val) -> None:
-        self.total = _dpbusd(self.k, self._sum(), w, x)
-
-    def _sdot(self, w: Val, x: Val) -> None:
-        k, halves = self.k, []
-        for at in (0, 4):
-            part = k.shuffle(self._sum(), self._sum(), range(at, at + 4))
-            pair = (k.shuffle(v, v, range(4 * at, 4 * at + 16)) for v in (w, x))
-            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-            halves.append(k.intrinsic(name, vec(I32, 4), part, *pair))
-        self.total = k.shuffle(halves[0], halves[1], range(8))
-
-    def _plain(self, w: Val, x: Val) -> None:
-        k, wide = self.k, vec(I32, 32)
-        products = k.cast("sext", w, wide) * k.cast("sext", x, wide)
-        a, b, c, d = (k.shuffle(products, products, range(i, 32, 4)) for i in range(4))
-        self._add((a + b) + (c + d))
 
 
 def low_nibbles(packed: Val) -> Val:
