@@ -5,9 +5,9 @@ Legend: a pair is a token and one of its u experts; m pairs; t number of a tile 
 
 from collections.abc import Iterator
 
-from ggraph.backends.cpu import amx, routine
+from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.matmul import ABREAST, Walk, register
-from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
+from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, SIDE, Group
 from ggraph.backends.cpu.passes import Rows, homes, next_rows, write_row
 from ggraph.backends.cpu.places import Places
 from ggraph.backends.cpu.simd import I32, I64, Kernel, Num, Val
@@ -118,9 +118,10 @@ def _walk_experts(k: Kernel, walk: Walk) -> None:
 
 
 def _each(walk: Walk, tiles: Val) -> Num:
-    """Tiles of a piece: with AMX some that are alike, for each of which rows are laid out."""
+    """Tiles of a piece: those whose results are written together, or come abreast; with AMX some
+    that are alike, for each of which rows are laid out."""
     if walk.tiled is None:
-        return ABREAST
+        return ABREAST if walk.opened is None else SIDE
     pieces = (tiles + (amx.TILES - 1)) // amx.TILES
     return (tiles + (pieces - 1)) // pieces
 
@@ -150,12 +151,12 @@ def _many_rows(
     if walk.tiled is not None:
         _high_rows(k, walk, walk.tiled, tiles, expert, order, alike)
         return
+    if walk.opened is not None:
+        _opened_rows(k, walk, walk.opened, tiles, expert, order, alike)
+        return
     if walk.abreast is None:
         for t in k.loop(first, end):
-            if walk.opened is None:
-                _rows(k, walk, t, expert, order, alike)
-            else:
-                _opened_rows(k, walk, walk.opened, t, expert, order, alike)
+            _rows(k, walk, t, expert, order, alike)
         return
     with k.if_else((end - first).eq(ABREAST)) as (whole, rest):
         with whole:
@@ -175,13 +176,9 @@ def _high_rows(
     for begin in k.loop(k.const(0, I64), alike, amx.MOST):
         rows, pairs = k.minimum(alike - begin, amx.MOST), order + begin * 4
         heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
-        for i in k.loop(0, heights * amx.HEIGHT):
-            k.store(own + i * 8, _row_of(k, _pair(k, pairs, k.minimum(i, rows - 1))))
+        _note_rows(k, own, pairs, rows, heights * amx.HEIGHT)
         tiled.run(heights, weights, end - first, lambda i: k.load(own + i * 8, I64))
-        for i in k.loop(0, rows):
-            for t in k.loop(first, end):
-                home = tiled.home_of(t - first) + i * (walk.tile * 4)
-                _write_pair(k, walk, t, _pair(k, pairs, i), home)
+        _write_pairs(k, walk, tiles, pairs, rows, tiled.home, amx.APART)
 
 
 def _one_pair(
@@ -209,16 +206,35 @@ def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
 
 
 def _opened_rows(
-    k: Kernel, walk: Walk, group: Group, t: Val, expert: Val, order: Val, alike: Val
-) -> None:
-    """Many pairs of an expert with its tile t, whose blocks are opened for a group of them."""
-    first, weights = k.var(0), k.arg("w") + k.arg("es") * expert + t * walk.tile_bytes
+    k: Kernel, walk: Walk, group: Group, tiles: tuple[Val, Val], expert: Val, order: Val,
+    alike: Val,
+) -> None:  # fmt: skip
+    """Many pairs of an expert with some of its tiles, whose blocks are opened for a group of them."""
+    (start, end), own, first = tiles, k.scratch(GROUP_ROWS * 8), k.var(0)
     with k.while_(lambda: first.value < alike):
-        rows, own = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4
-        group.run(weights, rows, lambda i: _row_of(k, _pair(k, own, i)))
-        for i in k.loop(0, rows):
-            _write_pair(k, walk, t, _pair(k, own, i), group.sums + i * (walk.tile * 4))
+        rows, pairs = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4
+        _note_rows(k, own, pairs, rows, rows)
+        for t in k.loop(start, end):
+            weights = k.arg("w") + k.arg("es") * expert + t * walk.tile_bytes
+            group.beside(t - start).run(weights, rows, lambda i: k.load(own + i * 8, I64))
+        _write_pairs(k, walk, tiles, pairs, rows, group.sums, opened.APART)
         first.value = first.value + rows
+
+
+def _note_rows(k: Kernel, own: Val, pairs: Val, rows: Val, room: Val) -> None:
+    """Write where the rows of x of some pairs are, and fill room for more with the last one's."""
+    for i in k.loop(0, room):
+        k.store(own + i * 8, _row_of(k, _pair(k, pairs, k.minimum(i, rows - 1))))
+
+
+def _write_pairs(
+    k: Kernel, walk: Walk, tiles: tuple[Val, Val], pairs: Val, rows: Val, home: Val, apart: int
+) -> None:
+    """Outputs of some pairs by some tiles, whose sums lie `apart` bytes from another."""
+    for i in k.loop(0, rows):
+        for t in k.loop(*tiles):
+            at = home + (t - tiles[0]) * apart + i * (walk.tile * 4)
+            _write_pair(k, walk, t, _pair(k, pairs, i), at)
 
 
 def _pair(k: Kernel, order: Val, i: Val | int) -> Val:
