@@ -43,26 +43,29 @@ def _before(k: Kernel, row: Val) -> Val:
 def walk(
     k: Kernel, row: Val, most: int, base: Callable[[Val], None], each: Callable[[Val], None]
 ) -> None:
-    """A course up to `row`, which is `base(slot)` where that is below 0, else base and `each(row)`
-    for the last `most` rows of this step, the last one last."""
+    """A course up to `row`: `each(row)` for the last `most` rows of this step, the last one last,
+    and before them, if they are fewer, `base(slot)`, which is all where `row` is below 0."""
     path, count, at = k.scratch(most * 8), k.var(0), k.var(row)
     with k.while_(lambda: k.select(count.value < most, at.value, -1) >= 0):
         k.store(path + count.value * 8, at.value)
         at.value = _before(k, at.value)
         count.value = count.value + 1
-    base(k.minimum(-1 - at.value, k.arg("slots") - 1))
+    with k.when(at.value < 0):
+        base(k.minimum(-1 - at.value, k.arg("slots") - 1))
     with k.while_(lambda: count.value > 0):
         count.value = count.value - 1
         each(k.load(path + count.value * 8, I64))
 
 
 def follow(
-    k: Kernel, t: Val, last: Var, base: Callable[[Val], None], each: Callable[[Val], None]
-) -> None:
-    """Bring what is carried to the forerunner of row t, which is there already in a chain."""
+    k: Kernel, t: Val, last: Var, most: int, base: Callable[[Val], None],
+    each: Callable[[Val], None],
+) -> None:  # fmt: skip
+    """Bring what is carried, of which the last `most` rows of this step can be part, to the
+    forerunner of row t, which is there already in a chain."""
     forerunner = _before(k, t)
     with k.when(forerunner.ne(last.value)):
-        walk(k, forerunner, MAX_ROWS, base, each)
+        walk(k, forerunner, most, base, each)
     last.value = t
 
 

@@ -209,7 +209,7 @@ def _opened_rows(
     k: Kernel, walk: Walk, group: Group, tiles: tuple[Val, Val], expert: Val, order: Val,
     alike: Val,
 ) -> None:  # fmt: skip
-    """Many pairs of an expert with some of its tiles, whose blocks are opened for a group of them."""
+    """Many pairs of an expert with some of its tiles, opened for a group of pairs at a time."""
     (start, end), own, first = tiles, k.scratch(GROUP_ROWS * 8), k.var(0)
     with k.while_(lambda: first.value < alike):
         rows, pairs = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4

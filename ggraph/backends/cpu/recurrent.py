@@ -150,7 +150,7 @@ def delta_net(k: Kernel) -> None:
             tile.advance(rows + t * width * 4)
 
         for t in k.loop(0, m):
-            follow(k, t, last, tile.base, on_the_way)
+            follow(k, t, last, MAX_ROWS, tile.base, on_the_way)
             asked = q + (t * groups + tile.h % groups) * d * 4
             given = tile.advance(rows + t * width * 4, asked)
             tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)

@@ -4,14 +4,16 @@ Legend: as in `courses.py`; n channels, P remembered inputs, K = P + 1.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.courses import each_changed, each_replayed, entry, follow, walk
-from ggraph.backends.cpu.simd import F32, Kernel, Val, Var, kernel, vec
+from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KERNEL = 8  # inputs that a convolution sees
 VECTORS = 4  # of channels at once: rows lie too far apart for what is left of a line to stay
+TURN = 16  # rows for all channels: each is pages apart, and pages that are known at once are few
 
 
 def _push(k: Kernel, window: list[Var], value: Val) -> None:
@@ -67,29 +69,33 @@ def _remembered(k: Kernel, window: list[Var], slot: Val, c: Val, left: Val | Non
     each_replayed(k, slot, lambda row: _push(k, window, _load(k, log + (row * n + c) * 4, left)))
 
 
+def _conv_turn(k: Kernel, taps: int, first: Val, c: Val, left: Val | None) -> None:
+    """Some channels of a turn of rows, from row `first` on."""
+    x, w, y, m, n = k.words("x w y m n")
+    window = _window(k, taps - 1)
+    weights = [_load(k, w + (n * j + c) * 4, left) for j in range(taps)]
+    last = k.var(m)
+
+    def row(t: Val) -> None:
+        _push(k, window, _load(k, x + (t * n + c) * 4, left))
+
+    def base(slot: Val) -> None:
+        _remembered(k, window, slot, c, left)
+
+    for t in k.loop(first, k.minimum(first + TURN, m)):
+        follow(k, t, last, taps - 1, base, row)
+        own = _load(k, x + (t * n + c) * 4, left)
+        total = weights[-1] * own
+        for held, weight in zip(window, weights, strict=False):
+            total = words.fma(k, held.value, weight, total)
+        _push(k, window, own)
+        _store(k, y + (t * n + c) * 4, total, left)
+
+
 def _conv(k: Kernel, taps: int) -> None:
     """y[t] = the last `taps` inputs of row t's course by w, oldest first."""
-    x, w, y, m, n = k.words("x w y m n")
-
-    def channels(c: Val, left: Val | None) -> None:
-        window = _window(k, taps - 1)
-        weights = [_load(k, w + (n * j + c) * 4, left) for j in range(taps)]
-        last = k.var(m)
-
-        def row(t: Val) -> None:
-            _push(k, window, _load(k, x + (t * n + c) * 4, left))
-
-        for t in k.loop(0, m):
-            follow(k, t, last, lambda slot: _remembered(k, window, slot, c, left), row)
-            own = _load(k, x + (t * n + c) * 4, left)
-            total = weights[-1] * own
-            for held, weight in zip(window, weights, strict=False):
-                total = words.fma(k, held.value, weight, total)
-            _push(k, window, own)
-            at = y + (t * n + c) * 4
-            _store(k, at, total, left)
-
-    _channels(k, channels)
+    for first in k.loop(k.const(0, I64), k.arg("m"), TURN):
+        _channels(k, partial(_conv_turn, k, taps, first))
 
 
 def _conv_next(k: Kernel, taps: int) -> None:
