@@ -187,7 +187,7 @@ def test_quantised_activations(seed: int, scale: float) -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_every_variant_gives_the_same_bits(dtype: DType, variant: str, tmp_path: Path) -> None:
     # beyond what shares unpacked codes, or a batch of x, and beyond a batch
-    n, k, m = 150, columns(dtype, 11 if dtype.block < 256 else 2), 83
+    n, k, m = 150, columns(dtype, 19 if dtype.block < 256 else 3), 83
     x, _ = activations(dtype, np.random.default_rng(1).normal(size=(m, k)).astype(np.float32))
     tiles = packed_weight(dtype, raw_weight(dtype, n, k), n, k)
     want = product(dtype, tiles, x, n, k, threads=1)

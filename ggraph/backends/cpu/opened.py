@@ -25,7 +25,7 @@ from ggraph.backends.cpu.tiles import (
 
 MANY = 12  # rows for which blocks are opened
 GROUP_ROWS = 128  # of x, which with their sums stay in the second cache
-CHUNK = 8  # blocks that are opened together; a run of integer scales has as many
+CHUNK = 16  # blocks that are opened together, whole runs: 10 KB, which the nearest cache keeps
 SIDE = 8  # tiles whose results are written together, row after row
 TURNS = 4  # of each thread at least, where there are tiles for them
 CODES, NUMBERS = GROUPS * GROUP_BYTES, TILE * 4  # bytes of a block's codes, and of its scales
@@ -151,9 +151,8 @@ class Group:
         k, layout, each = self.k, self.layout, opened_bytes(self.layout)
         run = tile + first // layout.blocks * layout.run_bytes
         for j in k.loop(0, count):
-            alone = layout.blocks == 1
-            here = run + j * layout.run_bytes if alone else run
-            block = Block(k, layout, here, j * 0 if alone else j)
+            here = run + j // layout.blocks * layout.run_bytes
+            block = Block(k, layout, here, j % layout.blocks)
             ask_ahead(block, self.ahead)
             _open(block, self.blocks + j * each)
 
