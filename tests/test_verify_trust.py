@@ -372,10 +372,10 @@ def filled_by_the_host(p: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
-        (lambda p: bare(p, "ax"), "launch of 'ax' has no 88 bytes of 'x#rows.0', which mul_mat"),
-        (lambda p: bare(p, "bx"), "launch of 'bx' has no 88 bytes"),
-        (short, "launch of 'ax' has no 88 bytes"),
-        (filled_by_the_host, "host_write of 'x' in ranges of [88] bytes, expected one of 256"),
+        (lambda p: bare(p, "ax"), "launch of 'ax' has no 96 bytes of 'x#rows.0', which mul_mat"),
+        (lambda p: bare(p, "bx"), "launch of 'bx' has no 96 bytes"),
+        (short, "launch of 'ax' has no 96 bytes"),
+        (filled_by_the_host, "host_write of 'x' in ranges of [96] bytes, expected one of 256"),
     ],
 )
 def test_a_launch_has_what_its_kernel_needs(forge: Callable[[Plan], Plan], says: str) -> None:
