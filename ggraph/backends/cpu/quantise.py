@@ -37,10 +37,10 @@ def quantise_blocks(k: Kernel, blocks: Sequence[Sequence[Val]], out: Val) -> Non
     ]
     halves = [(reduce(add, x[:half]), reduce(add, x[half:])) for x in whole]
     sums = words.fours(k, [words.neighbours(k, a, b, add) for a, b in halves], add)
-    turned = sums
-    for far in (1, 2):
-        turned = turned + k.shuffle(turned, turned, [i ^ far for i in range(FOUR * FOUR)])
-    products = scales * k.cast("sitofp", k.shuffle(turned, turned, range(0, 16, 4)), scales.v.type)
+    whole_sums = reduce(
+        add, [k.shuffle(sums, sums, range(i, FOUR * FOUR, FOUR)) for i in range(FOUR)]
+    )
+    products = scales * k.cast("sitofp", whole_sums, scales.v.type)
     short = k.cast("trunc", sums, vec(I16, FOUR * FOUR))
     for i, ints in enumerate(whole[: len(blocks)]):
         at = out + i * X_BLOCK

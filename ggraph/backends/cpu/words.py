@@ -99,17 +99,16 @@ def folded4(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val
 
 
 def fours(k: Kernel, x: Sequence[Val], fold: Callable[[Val, Val], Val]) -> Val:
-    """Of each of four vectors the lanes that are the same modulo four folded into one, as one x16
-    vector."""
+    """Of each of four vectors of 8 or 16 lanes those that are the same modulo four folded into one,
+    as one x16 vector."""
     lanes = each = x[0].v.type.count
     while each > FOUR:
         low = [i for i in range(2 * lanes) if i % each < each // 2]
         high = [i + each // 2 for i in low]
-        if len(x) > 1:
-            x = [
-                fold(k.shuffle(a, b, low), k.shuffle(a, b, high))
-                for a, b in zip(x[::2], x[1::2], strict=True)
-            ]
+        x = [
+            fold(k.shuffle(a, b, low), k.shuffle(a, b, high))
+            for a, b in zip(x[::2], x[1::2], strict=True)
+        ]
         each //= 2
     return x[0] if len(x) == 1 else k.shuffle(x[0], x[1], range(2 * lanes))
 
