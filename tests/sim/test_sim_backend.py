@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ggraph.backends import open_backend
+from ggraph.backends.host import HostMemory
 from ggraph.backends.sim import Machine, SimBackend, SimHost, sim_spec
 from ggraph.errors import BackendError
 from ggraph.plan import Buffer
@@ -55,6 +56,20 @@ def test_memory_is_poisoned_bounded_and_freed_once() -> None:
     zero.close()
     with pytest.raises(BackendError, match="closed"):
         zero.record(0, "e")
+
+
+def test_what_was_never_given_back_is_not_taken_for_memory_made_later() -> None:
+    """Python gives the addresses of dropped arrays to new ones: what was known of the old bytes
+    said of the host's own that nobody had written them."""
+    zero, _, _ = pair()
+    held = zero.allocate(Buffer("a", "sim0", 64, 64))
+    dropped = [zero.allocate(Buffer("d", "sim0", 64, 64)) for _ in range(100)]
+    del dropped
+    theirs = [HostMemory().allocate(Buffer("h", "host", 64, 64)) for _ in range(100)]
+    for staged in theirs:
+        zero.copy(0, (held, 0), (staged, 0), 64)
+    zero.synchronise()
+    assert not zero.read(held, 0, 64).any()
 
 
 def test_a_weight_of_the_wrong_size_is_refused() -> None:

@@ -5,7 +5,7 @@ shadow map knows which bytes are valid; a command that reads others raises Backe
 them.
 """
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -39,7 +39,7 @@ class _Room:
 
     owner: str
     capacity: int
-    valid: dict[int, Array]
+    valid: MutableMapping[Memory, Array]
     used: int = 0
 
     def allocate(self, buffer: Buffer) -> Memory:
@@ -51,23 +51,24 @@ class _Room:
         self.used += buffer.nbytes
         raw = aligned_bytes(buffer.nbytes, buffer.alignment)
         raw[:] = POISON
-        self.valid[id(raw)] = np.zeros(buffer.nbytes, bool)
-        return Memory(buffer, raw)
+        memory = Memory(buffer, raw)
+        self.valid[memory] = np.zeros(buffer.nbytes, bool)
+        return memory
 
     def free(self, memory: Memory) -> None:
-        if self.valid.pop(id(memory.handle), None) is None:
+        if self.valid.pop(memory, None) is None:
             raise BackendError(f"{self.owner}: buffer {memory.buffer.name!r} is freed twice")
         self.used -= memory.buffer.nbytes
         if memory.handle.flags.writeable:
             memory.handle[:] = POISON
 
     def mark(self, memory: Memory, start: int, stop: int) -> None:
-        known = self.valid.get(id(memory.handle))
+        known = self.valid.get(memory)
         if known is not None:
             known[start:stop] = True
 
     def check(self, memory: Memory, start: int, stop: int, who: str) -> None:
-        known = self.valid.get(id(memory.handle))
+        known = self.valid.get(memory)
         if known is None or known[start:stop].all():
             return
         at = start + int(np.argmin(known[start:stop]))
@@ -151,8 +152,9 @@ class SimBackend(SimHost, Backend):
             raise BackendError(f"%{tensor.name}: expected {tensor.nbytes} bytes, got {shared.size}")
         shared.flags.writeable = False  # so that `free` does not poison the caller's bytes
         self._room.used += buffer.nbytes
-        self._room.valid[id(shared)] = np.ones(shared.size, bool)
-        return Memory(buffer, shared)
+        memory = Memory(buffer, shared)
+        self._room.valid[memory] = np.ones(shared.size, bool)
+        return memory
 
     def lower(self, launches: Sequence[Launch]) -> Program:
         """The launches as they are."""

@@ -7,9 +7,11 @@ the host can be realised. An entry runs as one step: races inside a kernel are n
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
+from ggraph.backends.protocol import Memory
 from ggraph.backends.sim.orders import InOrder, Order
 from ggraph.errors import BackendError
 from ggraph.plan import HOST_ACTOR, Actor
@@ -55,7 +57,8 @@ class Machine:
     timeline: list[Span] = field(default_factory=list)
     host_time: float = 0.0
     bytes_copied: int = 0  # by copies that have run
-    valid: dict[int, Array] = field(default_factory=dict)  # id of a byte array -> bool per byte
+    # Bool per byte; what nobody gave back goes with its last user, and is never another's.
+    valid: MutableMapping[Memory, Array] = field(default_factory=WeakKeyDictionary)
     _queues: dict[Actor, deque[Entry]] = field(default_factory=dict)
     _latest: dict[str, Entry] = field(default_factory=dict)
     _free: dict[Actor, float] = field(default_factory=dict)
