@@ -33,6 +33,6 @@ def delta_net(s: Step, i: int, q: Tensor, rows: Tensor, values: int, width: int)
     name = f"cache.delta.{i}"
     log = _log(s, f"{name}.log", rows)
     held = state(s.prefix + name, (s.shape.texts, values, q.shape[2], width))
-    course = s.parents, s.replay, s.past
-    s.kept.append(ops.delta_net_next(held, log, rows, *course, s.certain, name=f"{name}.new"))
+    course = s.parents, s.replay, s.past, s.certain
+    s.kept.append(ops.delta_net_next(held, log, rows, *course, name=f"{name}.new"))
     return ops.delta_net(held, log, rows, q, *course, name=f"blk.{i}.delta")

@@ -938,7 +938,7 @@ def _delta_after(state: Array, rows: list[Array], past: int) -> Array:
 
 @oracle("delta_net")
 def delta_net(state: Array, log: Array, rows: Array, q: Array, *course: Array) -> Array:
-    parents, replay, past = course
+    parents, replay, past, _ = course
     y = zeros(len(rows), state.shape[1], state.shape[3])
     for t in range(len(rows)):
         slot = _slot(parents, t)

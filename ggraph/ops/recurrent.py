@@ -203,12 +203,12 @@ def _delta_shapes(state: Tensor, log: Tensor, rows: Tensor) -> int:
 
 
 def _delta_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
-    state, log, rows, q, parents, replay, past = sources
+    state, log, rows, q, parents, replay, past, certain = sources
     heads = _delta_shapes(state, log, rows)
     _floats(q)
     wanted = (rows.shape[0], heads, state.shape[2])
     expect(q.shape == wanted, f"expected {q.label} {list(wanted)}")
-    _course(state, rows.shape[0], parents, replay, past)
+    _course(state, rows.shape[0], parents, replay, past, certain)
     return Meta((rows.shape[0], state.shape[1], state.shape[3]), F32)
 
 
@@ -240,8 +240,9 @@ def _begun(state: Array, log: Array, replay: Array, past: Array, slot: int) -> A
 
 
 def _delta(
-    state: Array, log: Array, rows: Array, q: Array, parents: Array, replay: Array, past: Array
-) -> Array:
+    state: Array, log: Array, rows: Array, q: Array, parents: Array, replay: Array, past: Array,
+    certain: Array,
+) -> Array:  # fmt: skip
     made: list[Array] = []
     heads, v = state.shape[1], state.shape[3]
     y, slots = np.zeros((len(rows), heads, v), np.float32), _slots(state, parents)
@@ -289,7 +290,7 @@ def _delta_examples(after: bool) -> tuple[Example, ...]:
         width = keys * d + h * v + 2 * h
         rows = (Arg(shape), Arg((log, width), fill="small"), Arg((t, width), fill="small"))
         q = () if after else (Arg((t, keys, d)),)
-        return Example((*rows, *q, *_course_args(n, t, log, past, after)), tolerance=2e-5)
+        return Example((*rows, *q, *_course_args(n, t, log, past, True)), tolerance=2e-5)
 
     return (
         example((1, 4, 16, 16), 2, 5, 6, "ids:9"),
@@ -304,12 +305,12 @@ def _delta_examples(after: bool) -> tuple[Example, ...]:
 DELTA_NET = register(
     OpSpec(
         "delta_net",
-        infer=rule("delta_net", f"state log rows q {COURSE}", _delta_rule),
+        infer=rule("delta_net", f"state log rows q {COURSE} certain", _delta_rule),
         reference=lambda *a: f32(_delta(*a)),
         ggml="GATED_DELTA_NET",
         cost=_delta_cost,
         examples=_delta_examples(False),
-        doc="delta_net(state, log, rows, q, parents, replay, past): what q finds after each row.",
+        doc="delta_net(state, log, rows, q, parents, replay, past, certain): what q finds by row.",
     )
 )
 DELTA_NET_NEXT = register(
@@ -352,15 +353,17 @@ def ssm_conv_next(
 
 def delta_net(
     state: Tensor, log: Tensor, rows: Tensor, q: Tensor, parents: Tensor, replay: Tensor,
-    past: Tensor, *, name: str = "",
+    past: Tensor, certain: Tensor, *, name: str = "",
 ) -> Tensor:  # fmt: skip
     """What q [T, G, D] finds in its text's state after each row: f32 [T, H, V].
 
     state [N, H, D, V], log [L, W], rows [T, W] f32; after a row S = e^gate S + k (v - k S) beta.
+    `certain` i32 [N] has no part in what is found: with it a device comes by what `delta_net_next`
+    of the same sources asks for on its way through the rows.
     ggml: GGML_OP_GATED_DELTA_NET, which scales q itself. Errors: ShapeError; InputError at run
     time for rows that no log or step has. Source: Yang et al., arXiv 2412.06464.
     """
-    return apply("delta_net", state, log, rows, q, parents, replay, past, name=name)
+    return apply("delta_net", state, log, rows, q, parents, replay, past, certain, name=name)
 
 
 def delta_net_next(

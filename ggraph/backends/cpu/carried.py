@@ -3,19 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ggraph.backends.cpu import courses, recurrent, short_conv
+from ggraph.backends.cpu import courses, short_conv
 from ggraph.backends.cpu.lowering import Lowering
-from ggraph.backends.cpu.needs import is_rows
+from ggraph.backends.cpu.needs import carries, nets
 from ggraph.backends.protocol import Launch, Ref
-from ggraph.dtype import F32, I32
 
 COURSE = "parents", "replay", "past", "certain"  # the last of those that overwrite
-
-
-def _sound(x: Launch) -> bool:
-    """Whether all numbers are float32, all indices int32, and nothing has gaps."""
-    plain = all(s.tensor.is_contiguous and s.tensor.dtype in (F32, I32) for s in x.sources)
-    return plain and all(is_rows(s.tensor) for s in x.sources[:3])
 
 
 def _course(low: Lowering, x: Launch, course: Sequence[Ref]) -> dict[str, Any]:
@@ -32,7 +25,7 @@ def ssm_conv(low: Lowering, x: Launch) -> bool:
     """Rows by a short convolution."""
     _, _, rows, w, *course = x.sources
     (m, n), taps = rows.tensor.shape, w.tensor.shape[0]
-    if not _sound(x) or taps > short_conv.MAX_KERNEL or m > courses.MAX_ROWS:
+    if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL or m > courses.MAX_ROWS:
         return False
     given = {"x": low.at(rows), "w": low.at(w), **_course(low, x, course)}
     low.add("ssm_conv", n=n, taps=taps, **given)
@@ -43,38 +36,38 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
     """What a convolution remembers of each text, in place."""
     state, _, rows, *course = x.sources
     n, taps = rows.tensor.shape[1], state.tensor.shape[1] + 1
-    if not _sound(x) or taps > short_conv.MAX_KERNEL:
+    if not carries(x.result.tensor) or taps > short_conv.MAX_KERNEL:
         return False
     low.add("ssm_conv_next", x=low.at(rows), n=n, taps=taps, **_course(low, x, course))
     return True
 
 
-def _sizes(x: Launch) -> dict[str, Any] | None:
-    """The sizes of a delta net, None where the kernels do not take them."""
-    _, heads, d, v = x.sources[0].tensor.shape
-    m, width = x.sources[2].tensor.shape
-    if not _sound(x) or v % 8 or d > recurrent.MAX_KEY or m > courses.MAX_ROWS:
-        return None
+def _sizes(x: Launch) -> dict[str, Any]:
+    """The sizes of a delta net."""
+    (_, heads, d, v), width = x.sources[0].tensor.shape, x.sources[2].tensor.shape[1]
     groups = (width - heads * v - 2 * heads) // d
     return {"heads": heads, "groups": groups, "d": d, "v": v, "width": width}
 
 
 def delta_net(low: Lowering, x: Launch) -> bool:
-    """What queries find in the state after each row."""
+    """What queries find in the state after each row, and the states that texts end in, beside."""
     _, _, rows, q, *course = x.sources
-    sizes = _sizes(x)
-    if sizes is None:
+    if not nets(x.result.tensor):
         return False
+    made = [s for s in x.scratch.values() if not s.ready]
     given = {"rows": low.at(rows), "q": low.at(q), **_course(low, x, course)}
-    low.add("delta_net", **sizes, **given)
+    ends = made[0] if made else 0
+    low.add("delta_net", makes=made, result=True, ends=ends, **_sizes(x), **given)
     return True
 
 
 def delta_net_next(low: Lowering, x: Launch) -> bool:
     """The states that texts end in, in place."""
     _, _, rows, *course = x.sources
-    sizes = _sizes(x)
-    if sizes is None:
+    if not nets(x.result.tensor):
         return False
-    low.add("delta_net_next", rows=low.at(rows), **sizes, **_course(low, x, course))
+    known = [s for s in x.scratch.values() if s.ready]
+    given = {"rows": low.at(rows), **_course(low, x, course)}
+    ends = known[0] if known else 0
+    low.add("delta_net_next", uses=known, ends=ends, **_sizes(x), **given)
     return True

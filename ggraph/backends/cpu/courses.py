@@ -35,6 +35,20 @@ def each_replayed(k: Kernel, slot: Val, body: Callable[[Val], None]) -> None:
         at.value = at.value + 1
 
 
+def owners(k: Kernel) -> Val:
+    """Address of a list of whose text each row of the step is: slots, int64."""
+    found, m, slots = k.scratch(MAX_ROWS * 8), *k.words("m slots")
+    for row in k.loop(0, m):
+        before, own = _before(k, row), k.var(0)
+        with k.if_else(before < 0) as (first, later):
+            with first:
+                own.value = k.minimum(-1 - before, slots - 1)
+            with later:
+                own.value = k.load(found + before * 8, I64)
+        k.store(found + row * 8, own.value)
+    return found
+
+
 def _before(k: Kernel, row: Val) -> Val:
     """The row before one of this step in its course; below 0: -1 - its slot."""
     return k.minimum(entry(k, k.arg("parents"), row), row - 1)
@@ -60,24 +74,33 @@ def walk(
 def follow(
     k: Kernel, t: Val, last: Var, most: int, base: Callable[[Val], None],
     each: Callable[[Val], None],
-) -> None:  # fmt: skip
+) -> Val:  # fmt: skip
     """Bring what is carried, of which the last `most` rows of this step can be part, to the
-    forerunner of row t, which is there already in a chain."""
+    forerunner of row t, which is there already in a chain. Gives whether it was not."""
     forerunner = _before(k, t)
-    with k.when(forerunner.ne(last.value)):
+    moved = forerunner.ne(last.value)
+    with k.when(moved):
         walk(k, forerunner, most, base, each)
     last.value = t
+    return moved
 
 
 def each_changed(k: Kernel, body: Callable[[Val, Val], None]) -> None:
     """`body(slot, its last certain row)` for the slots that the step changes."""
-    past, replay, certain = k.words("past replay certain")
+    past, replay = k.words("past replay")
     for slot in k.loop(0, k.arg("slots")):
-        last = k.minimum(entry(k, certain, slot), k.arg("m") - 1)
+        last = end_of(k, slot)
         became = k.maximum(last, entry(k, replay, slot * k.arg("r")))
         begun = entry(k, past, slot)
         with k.when(k.select(begun.ne(0), became, 0) >= 0):
             body(slot, last)
 
 
-__all__ = ["MAX_ROWS", "each_changed", "each_replayed", "entry", "follow", "walk"]
+def end_of(k: Kernel, slot: Val) -> Val:
+    """The last row of the step that is text of a slot for certain; below 0: none."""
+    return k.minimum(entry(k, k.arg("certain"), slot), k.arg("m") - 1)
+
+
+__all__ = [
+    "MAX_ROWS", "each_changed", "each_replayed", "end_of", "entry", "follow", "owners", "walk",
+]  # fmt: skip

@@ -309,11 +309,13 @@ def _delta(a: Args, _: str) -> Iterator[Patch]:
     row = a["groups"] * a["d"] * 4
     yield _reads(a, "q", a["m"], row, row, "any")
     yield _writes(a, "y", a["m"], a["heads"] * a["v"] * 4, a["heads"] * a["v"] * 4)
+    yield _writes(a, "ends", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 
 def _delta_next(a: Args, _: str) -> Iterator[Patch]:
     yield from _course(a, a["width"] * 4, "rows")
-    yield _reads(a, "state", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
+    for held in ("state", "ends"):
+        yield _reads(a, held, a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
     yield _writes(a, "y", a["slots"] * a["heads"] * a["d"], a["v"] * 4, a["v"] * 4)
 
 

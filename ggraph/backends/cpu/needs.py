@@ -8,7 +8,7 @@ Legend: m rows, n slots of a cache, k columns of a product.
 
 from math import prod
 
-from ggraph.backends.cpu import attention, cache
+from ggraph.backends.cpu import attention, cache, courses, recurrent
 from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD
@@ -222,12 +222,25 @@ def turns_into(t: Tensor) -> bool:
     return known and index.is_contiguous and turns(t, x, positions, *factors)
 
 
+def carries(t: Tensor) -> bool:
+    """Whether what a layer with a state reads lies as its kernels want it: numbers are float32,
+    indices int32, and nothing has gaps."""
+    plain = all(s.is_contiguous and s.dtype in (F32, I32) for s in t.sources)
+    return plain and all(map(is_rows, t.sources[:3]))
+
+
+def nets(t: Tensor) -> bool:
+    """Whether a kernel computes this delta_net or delta_net_next."""
+    (_, _, d, v), rows = t.sources[0].shape, t.sources[2].shape[0]
+    return carries(t) and v % 8 == 0 and d <= recurrent.MAX_KEY and rows <= courses.MAX_ROWS
+
+
 def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     """What the kernels of a launch of `t` touch beside its operands.
 
     "rows": rows of a product in 8 bits; "gate", "up": what a unit takes; "slots": lists of what
     each row of a mask shows; "parts": attention by chunks; "turned": rotated rows on their way to a
-    cache of blocks.
+    cache of blocks; "ends": the states that texts end in.
     """
     if not t.size:
         return ()
@@ -245,7 +258,18 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
         return (Need("scores", prod(t.shape[:2]) * t.sources[1].shape[0] * 4),)
     if t.op == "rope_set_rows" and t.dtype.is_block and turns_into(t):
         return (Need("turned", t.sources[1].nbytes),)
+    if t.op in ("delta_net", "delta_net_next") and nets(t):
+        return _state_needs(t)
     return rooms(t)
+
+
+def _state_needs(t: Tensor) -> tuple[Need, ...]:
+    """Of a delta net. One row is computed again in the time that its state is put down and taken
+    up: decoding of a model of 0.8B loses 1 % by it."""
+    if t.sources[2].shape[0] < 2:
+        return ()
+    course = range(len(t.sources) - 4, len(t.sources))
+    return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course)),)
 
 
 def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -318,8 +342,8 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "convolves", "factors", "gates", "held_bytes",
-    "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots", "looks_up",
-    "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "packs",
-    "stores", "takes_floats", "turns", "turns_into",
+    "attends", "attends_plainly", "bounded", "carries", "convolves", "factors", "gates",
+    "held_bytes", "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots",
+    "looks_up", "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "nets",
+    "packs", "stores", "takes_floats", "turns", "turns_into",
 ]  # fmt: skip

@@ -8,11 +8,25 @@ from dataclasses import dataclass
 
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
-from ggraph.backends.cpu.courses import MAX_ROWS, each_changed, each_replayed, entry, follow, walk
+from ggraph.backends.cpu.courses import (
+    MAX_ROWS,
+    each_changed,
+    each_replayed,
+    end_of,
+    entry,
+    follow,
+    owners,
+    walk,
+)
 from ggraph.backends.cpu.pages import LINE
-from ggraph.backends.cpu.simd import F32, Kernel, Val, Var, kernel, vec
+from ggraph.backends.cpu.simd import F32, I64, Kernel, Val, Var, kernel, vec
 
 MAX_KEY = 256  # numbers of a key
+TURNS = 4  # totals of a sum: one alone would wait for itself
+ABREAST = 4  # vectors of columns: between two rows all of them wait for the same sums
+NET = "state log rows y ends parents replay past certain slots m heads groups d v width r limit"
+
+Sums = list[Val]  # of some columns
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,11 @@ class _Tile:
         heads, d, v = self.k.words("heads d v")
         return whole + (((slot * heads + self.h) * d + i) * v + self.j) * 4
 
+    def leave(self, whole: Val, slot: Val) -> None:
+        """Put the columns where they stand in the whole state of a slot."""
+        for i in self.k.loop(0, self.k.arg("d")):
+            self.store(self.given(whole, slot, i), self.vectors(self.row(i)))
+
     def load(self, slot: Val) -> None:
         """A slot's columns, zeros where a text begins. Beside each row as many bytes of the next
         head are asked for, as they lie: memory gives less where columns are read one by one."""
@@ -63,50 +82,72 @@ class _Tile:
                     zero = k.const(0.0, vec(F32, self.lanes))
                     self.store(self.row(i), [zero] * self.count)
 
-    def _sums(self, each: Callable[[Val, list[Var]], None]) -> list[Val]:
-        """Each column's sum over the rows i, which `each(i, totals)` adds to; four totals in turn,
-        put together in a fixed order."""
+    def _sums(self, count: int, each: Callable[[Val, Sequence[Sequence[Var]]], None]) -> list[Sums]:
+        """For each of `count` sums, every column's over the rows i, which `each(i, sums)` adds to;
+        four totals in turn, put together in a fixed order. Registers hold two turns of two sums
+        where there are sixteen, and what is added to the others has no part in them."""
         k, d = self.k, self.k.arg("d")
         zero = k.const(0.0, vec(F32, self.lanes))
-        turns = [[k.var(zero) for _ in range(self.count)] for _ in range(4)]
-        whole = d // 4 * 4
-        for i in k.loop(0, whole, 4):
-            for t, totals in enumerate(turns):
-                each(i + t, totals)
+        totals = [
+            [[k.var(zero) for _ in range(self.count)] for _ in range(count)] for _ in range(TURNS)
+        ]
+        whole = d // TURNS * TURNS
+        together = min(TURNS, max(1, k.isa.lanes // (max(count, 1) * self.count)))
+        for first in range(0, TURNS, together):
+            for i in k.loop(0, whole, TURNS):
+                for turn in range(first, first + together):
+                    each(i + turn, totals[turn])
         for i in k.loop(whole, d):
-            each(i, turns[0])
-        columns = zip(*turns, strict=True)
-        return [(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns]
+            each(i, totals[0])
+        found = []
+        for sums in zip(*totals, strict=True):
+            columns = zip(*sums, strict=True)
+            found.append([(a.value + b.value) + (c.value + e.value) for a, b, c, e in columns])
+        return found
 
-    def advance(self, row: Val, q: Val | None = None) -> list[Val]:
-        """The state after a row; what q finds in it, where q is given."""
+    def key(self, row: Val) -> Val:
+        """Where the key of this head's values begins in a row."""
+        d, groups = self.k.words("d groups")
+        return self.k.opaque(row + (self.h % groups) * d * 4)
+
+    def _add(self, vector: Val, i: Val, held: Sequence[Val], sums: Sequence[Var]) -> None:
+        """What number i of a vector finds in row i of the state."""
+        share = words.broadcast(self.k, vector + i * 4, self.lanes)
+        for total, own in zip(sums, held, strict=True):
+            total.value = words.fma(self.k, own, share, total.value)
+
+    def find(self, vector: Val) -> Sums:
+        """What a vector of d numbers finds in the state."""
+
+        def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
+            self._add(vector, i, self.vectors(self.row(i)), sums[0])
+
+        return self._sums(1, each)[0]
+
+    def correct(self, row: Val, known: Sums, *asked: Val) -> list[Sums]:
+        """The state after a row whose key found `known` before; what `asked` vectors find in it."""
         k, (d, v, heads, groups) = self.k, self.k.words("d v heads groups")
-        key, values = row + (self.h % groups) * d * 4, row + groups * d * 4
+        key, values = self.key(row), row + groups * d * 4
         gates = values + heads * v * 4
         gate = words.exp(k, words.broadcast(k, gates + self.h * 4))
         fade = k.splat(k.lane(gate, 0), self.lanes)
         beta = words.broadcast(k, gates + (heads + self.h) * 4, self.lanes)
-
-        def seen(i: Val, totals: list[Var]) -> None:
-            share = words.broadcast(k, key + i * 4, self.lanes)
-            for total, held in zip(totals, self.vectors(self.row(i)), strict=True):
-                total.value = words.fma(k, held, share, total.value)
-
-        known = self._sums(seen)
         told = self.vectors(values + (self.h * v + self.j) * 4)
         change = [(t - s * fade) * beta for t, s in zip(told, known, strict=True)]
 
-        def corrected(i: Val, totals: list[Var]) -> None:
+        def each(i: Val, sums: Sequence[Sequence[Var]]) -> None:
             share = words.broadcast(k, key + i * 4, self.lanes)
             old = self.vectors(self.row(i))
             held = [words.fma(k, share, c, o * fade) for c, o in zip(change, old, strict=True)]
             self.store(self.row(i), held)
-            if q is not None:
-                asked = words.broadcast(k, q + i * 4, self.lanes)
-                for total, new in zip(totals, held, strict=True):
-                    total.value = words.fma(k, new, asked, total.value)
+            for vector, own in zip(asked, sums, strict=True):
+                self._add(vector, i, held, own)
 
-        return self._sums(corrected)
+        return self._sums(len(asked), each)
+
+    def advance(self, row: Val) -> None:
+        """The state after a row."""
+        self.correct(row, self.find(self.key(row)))
 
     def base(self, slot: Val) -> None:
         """A slot's state after the replayed rows."""
@@ -119,11 +160,16 @@ class _Tile:
         each_replayed(self.k, slot, row)
 
 
+def _set(variables: Sequence[Var], values: Sums) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.value = value
+
+
 def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
-    """`body(tile)` for this thread's share: two of the widest vectors beside each other, so that
+    """`body(tile)` for this thread's share: some of the widest vectors beside each other, so that
     whole lines of memory are used up, or eight columns where values have no such width."""
     heads, v = k.words("heads v")
-    room = k.scratch(MAX_KEY * 4 * 2 * k.isa.lanes)
+    room = k.scratch(MAX_KEY * 4 * ABREAST * k.isa.lanes)
 
     def shared(lanes: int, count: int) -> None:
         width = lanes * count
@@ -131,46 +177,84 @@ def _tiles(k: Kernel, body: Callable[[_Tile], None]) -> None:
             h, j = item // (v // width), item % (v // width) * width
             body(_Tile(k, room, h, j, lanes, count))
 
-    with k.if_else((v % (2 * k.isa.lanes)).eq(0)) as (wide, narrow):
+    with k.if_else((v % (ABREAST * k.isa.lanes)).eq(0)) as (wide, narrow):
         with wide:
-            shared(k.isa.lanes, 2)
+            shared(k.isa.lanes, ABREAST)
         with narrow:
             shared(8, 1)
 
 
-@kernel("state log rows q y parents replay past slots m heads groups d v width r limit")
+def _row_of(k: Kernel, t: Val) -> Val:
+    """Where a row of the step begins."""
+    rows, width = k.words("rows width")
+    return rows + t * width * 4
+
+
+def _walked(k: Kernel, tile: _Tile, slot: Val, last: Val) -> None:
+    """A slot's state after the rows up to `last`."""
+    walk(k, last, MAX_ROWS, lambda _: tile.base(slot), lambda t: tile.advance(_row_of(k, t)))
+
+
+@kernel("q " + NET)
 def delta_net(k: Kernel) -> None:
-    """y[t, h] = what q finds in head h of its text's state after row t."""
-    rows, q, y, m, heads, groups, d, v, width = k.words("rows q y m heads groups d v width")
+    """y[t, h] = what q finds in head h of its text's state after row t; `ends`, unless 0, of the
+    slots that the step changes = what delta_net_next makes of them."""
+    q, y, ends, m, heads, groups, d, v = k.words("q y ends m heads groups d v")
+    owner = owners(k)
 
     def found(tile: _Tile) -> None:
-        last = k.var(m)
+        last, asked_for = k.var(m), k.var(-1)  # row whose key has found what is known
+        known = [k.var(0.0, vec(F32, tile.lanes)) for _ in range(tile.count)]
 
-        def on_the_way(t: Val) -> None:
-            tile.advance(rows + t * width * 4)
+        def elsewhere(slot: Val, end: Val) -> None:
+            """A slot that ends in none of its own rows of the step."""
+            own = k.load(owner + k.maximum(end, 0) * 8, I64)
+            with k.when(k.select(end >= 0, own, -1).ne(slot)):
+                _walked(k, tile, slot, end)
+                tile.leave(ends, slot)
+                last.value = k.select(end < 0, -1 - slot, m)
 
+        with k.when(ends.ne(0)):
+            each_changed(k, elsewhere)
         for t in k.loop(0, m):
-            follow(k, t, last, MAX_ROWS, tile.base, on_the_way)
-            asked = q + (t * groups + tile.h % groups) * d * 4
-            given = tile.advance(rows + t * width * 4, asked)
-            tile.store(y + ((t * heads + tile.h) * v + tile.j) * 4, given)
+            moved = follow(k, t, last, MAX_ROWS, tile.base, lambda t: tile.advance(_row_of(k, t)))
+            row = _row_of(k, t)
+            with k.when(k.select(moved, t + 1, asked_for.value).ne(t)):
+                _set(known, tile.find(tile.key(row)))
+            held = [v.value for v in known]
+            asked = k.opaque(q + (t * groups + tile.h % groups) * d * 4)
+            given = y + ((t * heads + tile.h) * v + tile.j) * 4
+            with k.if_else(t + 1 < m) as (more, end):
+                with more:  # what the next row's key finds is found on the way
+                    told, after = tile.correct(row, held, asked, tile.key(_row_of(k, t + 1)))
+                    tile.store(given, told)
+                    _set(known, after)
+                    asked_for.value = t + 1
+                with end:
+                    tile.store(given, tile.correct(row, held, asked)[0])
+            slot = k.load(owner + t * 8, I64)
+            with k.when(k.select(ends.ne(0), end_of(k, slot), -1).eq(t)):
+                tile.leave(ends, slot)
 
     _tiles(k, found)
 
 
-@kernel("state log rows y parents replay past certain slots m heads groups d v width r limit")
+@kernel(NET)
 def delta_net_next(k: Kernel) -> None:
-    """y, the state's own bytes = each slot's state after the rows that are text."""
-    rows, y, d, width = k.words("rows y d width")
+    """y, the state's own bytes = each slot's state after the rows that are text; they lie at `ends`
+    already, unless that is 0."""
+    y, ends = k.words("y ends")
 
     def after(tile: _Tile) -> None:
         def state(slot: Val, last: Val) -> None:
-            def row(t: Val) -> None:
-                tile.advance(rows + t * width * 4)
-
-            walk(k, last, MAX_ROWS, lambda _: tile.base(slot), row)
-            for i in k.loop(0, d):
-                tile.store(tile.given(y, slot, i), tile.vectors(tile.row(i)))
+            with k.if_else(ends.eq(0)) as (unknown, known):
+                with unknown:
+                    _walked(k, tile, slot, last)
+                    tile.leave(y, slot)
+                with known:
+                    for i in k.loop(0, k.arg("d")):
+                        held = tile.vectors(tile.given(ends, slot, i))
+                        tile.store(tile.given(y, slot, i), held)
 
         each_changed(k, state)
 

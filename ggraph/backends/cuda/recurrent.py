@@ -70,7 +70,7 @@ def _net(low: Lowering, kernel: str, x: Launch, deep: int, **args: Any) -> None:
 
 
 def _delta(low: Lowering, x: Launch) -> None:
-    state, _, _, q, *course = x.sources
+    state, _, _, q, *course, _ = x.sources  # where texts end is found by the other kernel
     slots = state.tensor.shape[0]
     _net(low, "delta_net", x, 1, q=low.at(q), slots=slots, **_course(low, x, course))
 
