@@ -1,4 +1,4 @@
-"""Gated delta nets by kernels: what one call finds on its way through the rows, another asks for."""
+"""Gated delta nets by kernels: one call finds on its way what another asks for."""
 
 from typing import Any
 
