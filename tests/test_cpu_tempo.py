@@ -95,6 +95,23 @@ def test_what_one_program_found_out_holds_for_one_that_runs_seldom() -> None:
     assert alone[1] <= 2
 
 
+def test_what_comes_new_while_the_crew_is_left_does_not_stay_alone() -> None:
+    """A text grows beyond its plan just when another program had a processor: the next plan's
+    tokens ran at half their speed from then on, as one that had not run on all threads could not
+    try them."""
+    for known in range(5):
+        tempo, before, new = Tempo(), Usual(), Usual()
+        played(tempo, [1.0] * 20, 1.8, before)
+        assert played(tempo, [6.0] * 40, 2.0, before)[-1]
+        for _ in range(known):
+            new.add(1.0)
+        taken = played(tempo, [6.0] * 100, 2.0, new)
+        assert taken.count(False) <= 12, "and while the processor is taken it costs little"
+        free = played(tempo, [1.0] * 600, 1.8, new)
+        assert free.index(False) <= MOST_ALONE
+        assert not any(free[i] and free[i + 1] for i in range(2 * MOST_ALONE, 599))
+
+
 def test_a_dear_program_leaves_tries_to_a_cheap_one() -> None:
     """Chunks of prompts, a second each, between texts of nine tokens, 30 ms each: behind the first
     try no chunk runs at half the speed."""

@@ -75,10 +75,10 @@ class Tempo:
 
     def choose(self, usual: Usual) -> bool:
         """Whether the next run, of the program that takes `usual`, is to be the caller's alone."""
-        if usual.runs < KNOWN:
-            return self.alone
         gap = self._gap if self.alone or self._taken else MOST_GAP
         waited = self._since >= gap * usual.seconds or self._slow >= SURPRISES
+        if usual.runs < KNOWN:  # it becomes known on all threads: there may be no other to try
+            return self.alone and not waited
         self._trying = self._trying or waited
         return self.alone != (self._trying and len(self._tried) != 1)
 
