@@ -7,6 +7,7 @@ from ggraph.backends.cpu import courses, short_conv
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import carries, nets
 from ggraph.backends.protocol import Launch, Ref
+from ggraph.ops.recurrent import key_heads
 
 COURSE = "parents", "replay", "past", "certain"  # the last of those that overwrite
 
@@ -44,9 +45,9 @@ def ssm_conv_next(low: Lowering, x: Launch) -> bool:
 
 def _sizes(x: Launch) -> dict[str, Any]:
     """The sizes of a delta net."""
-    (_, heads, d, v), width = x.sources[0].tensor.shape, x.sources[2].tensor.shape[1]
-    groups = (width - heads * v - 2 * heads) // d
-    return {"heads": heads, "groups": groups, "d": d, "v": v, "width": width}
+    state, width = x.sources[0].tensor, x.sources[2].tensor.shape[1]
+    _, heads, d, v = state.shape
+    return {"heads": heads, "groups": key_heads(state, width), "d": d, "v": v, "width": width}
 
 
 def delta_net(low: Lowering, x: Launch) -> bool:
