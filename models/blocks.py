@@ -67,6 +67,17 @@ class Step:
             if rows <= LOG:
                 self.log_slots = input("log_slots", (rows,), dtypes.I64)
 
+    def asked(self, x: Tensor, i: int) -> Tensor:
+        """Of x [T, n] or [T] the rows of which layer i's result is read: all T; of the last layer
+        the M with logits, unless a tap wants every row's final norm. It only remembers the others.
+        """
+        shape, layers = self.shape, self.config.num_hidden_layers
+        few = shape.wanted < shape.rows and i == layers - 1 and layers not in shape.taps
+        if not few or x.shape[0] != shape.rows:
+            return x
+        rows = ops.get_rows(x.reshape(x.shape[0], -1), self.wanted)
+        return rows if len(x.shape) > 1 else rows.reshape(-1)
+
     def w(self, name: str, *shape: int) -> Tensor:
         """The weight `name` of the checkpoint. ModelError when absent or of another shape."""
         stored = self.catalogue.get(name)
@@ -190,24 +201,18 @@ def remembered(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> tuple[Tensor
     return cached(s, k, f"cache.k.{i}"), cached(s, v, f"cache.v.{i}")
 
 
-def attention(
-    s: Step, x: Tensor, i: int, *, qk_norm: str = "", only: Tensor | None = None
-) -> Tensor:
-    """Self-attention of layer i over the cache: x [T, n] -> [T, E]; [M, E] for the M rows `only`,
-    where the others are to be remembered but not computed. `qk_norm` as `normed` in `heads`."""
-    asking, mask, positions = x, mask_of(s, i), s.positions
-    if only is not None:
-        asking, mask = ops.get_rows(x, only), ops.get_rows(mask, only)
-        positions = ops.get_rows(positions.reshape(-1, 1), only).reshape(-1)
-    q = heads(s, asking, i, "q", s.config.num_attention_heads, qk_norm)
-    q = turned(s, q, i, "q", positions)
-    mixed = attend(s, q, remembered(s, x, i, qk_norm=qk_norm), mask, i)
+def attention(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
+    """Self-attention of layer i over the cache: x [T, n] -> [T, E], of the last layer [M, E] as
+    `Step.asked` says. `qk_norm` as `normed` in `heads`."""
+    q = heads(s, s.asked(x, i), i, "q", s.config.num_attention_heads, qk_norm)
+    q = turned(s, q, i, "q", s.asked(s.positions, i))
+    mixed = attend(s, q, remembered(s, x, i, qk_norm=qk_norm), mask_of(s, i), i)
     return linear(s, mixed, f"blk.{i}.attn_output", s.config.hidden_size)
 
 
 def mask_of(s: Step, i: int) -> Tensor:
-    """What layer i may see: f32 [T, C]."""
-    return s.window_mask if s.config.slides(i) else s.mask
+    """What each row that layer i is asked for may see: f32 [T, C], or lists, i32 [T, S]."""
+    return s.asked(s.window_mask if s.config.slides(i) else s.mask, i)
 
 
 def attend(s: Step, q: Tensor, seen: tuple[Tensor, Tensor], mask: Tensor, i: int) -> Tensor:
@@ -248,9 +253,10 @@ def gated(
 
 
 def attended(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
-    """The first half of layer i, added to what came in: [T, E] -> [T, E]."""
+    """The first half of layer i, added to what came in: [T, E] -> [T, E]; of the last layer as
+    `Step.asked` says, as everything behind it."""
     mixed = attention(s, norm(s, x, f"blk.{i}.attn_norm"), i, qk_norm=qk_norm)
-    return x + scaled(mixed, s.config.residual_multiplier)
+    return s.asked(x, i) + scaled(mixed, s.config.residual_multiplier)
 
 
 def fed_forward(s: Step, h: Tensor, i: int) -> Tensor:
@@ -298,8 +304,9 @@ def tap(s: Step, x: Tensor, i: int) -> None:
 
 
 def wanted_rows(s: Step, x: Tensor) -> Tensor:
-    """[M, E]: the rows that get logits; a single row is wanted as it is."""
-    if s.shape.rows == s.shape.wanted == 1:
+    """[M, E]: the rows that get logits, if the last layer has not left the others out."""
+    rows, wanted = s.shape.rows, s.shape.wanted
+    if x.shape[0] == wanted and (wanted < rows or rows == 1):
         return x
     return ops.get_rows(x, s.wanted, name="wanted_rows")
 
@@ -327,7 +334,8 @@ def head(s: Step, x: Tensor, normed: Norm = norm) -> Graph:
 
 
 def stacked(s: Step, layer: Callable[[Step, Tensor, int], Tensor]) -> Graph:
-    """The step graph of a decoder whose layers follow one another: [T, E] -> [T, E] each."""
+    """The step graph of a decoder whose layers follow one another: [T, E] -> [T, E] each, the last
+    one perhaps [T, E] -> [M, E]."""
     x = embed(s)  # [T, E]
     for i in range(s.config.num_hidden_layers):
         tap(s, x, i)

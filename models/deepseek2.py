@@ -28,7 +28,8 @@ def build(s: Step) -> Graph:
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     c = s.config
-    h = x + latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
+    mixed = latent.attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, sizes_of(c))
+    h = s.asked(x, i) + mixed
     if i < c.first_k_dense_replace:
         return blocks.fed_forward(s, h, i)
     normed = blocks.norm(s, h, f"blk.{i}.ffn_norm")

@@ -140,7 +140,7 @@ def decoder(s: Step, c: HeadConfig, g: Tensor) -> tuple[Tensor, Tensor]:
     x = ops.concat([embedding, feature], axis=-1, name="blk.0.attn_in")  # [T, 2E]
     h = feature if c.norm_before_residual else g
     for i in range(1, c.decoder.num_hidden_layers):
-        h = blocks.fed_forward(s, h + _attention(s, c, x, i - 1, None), i - 1)
+        h = blocks.fed_forward(s, h + _attention(s, c, x, i - 1), i - 1)
         x = blocks.norm(s, h, f"blk.{i}.attn_norm")
     return x, h
 
@@ -150,12 +150,11 @@ def normed_by(c: HeadConfig) -> str:
     return "head" if c.qk_norm else ""
 
 
-def _attention(s: Step, c: HeadConfig, x: Tensor, i: int, only: Tensor | None) -> Tensor:
-    """Attention of layer i in the head's form: x [T, n] -> [T, E], or the M rows `only`."""
+def _attention(s: Step, c: HeadConfig, x: Tensor, i: int) -> Tensor:
+    """Attention of layer i in the head's form: x [T, n] -> [T, E], of the last layer [M, E]."""
     if c.latent is None:
-        return blocks.attention(s, x, i, qk_norm=normed_by(c), only=only)
-    mixed = latent.attention(s, x, i, c.latent)
-    return mixed if only is None else ops.get_rows(mixed, only)
+        return blocks.attention(s, x, i, qk_norm=normed_by(c))
+    return latent.attention(s, x, i, c.latent)
 
 
 def _read(s: Step, c: HeadConfig, x: Tensor) -> Graph:
@@ -172,9 +171,8 @@ def _outputs(s: Step, c: HeadConfig, x: Tensor, residual: Tensor) -> Graph:
     """Draft logits [M, W] and the hidden state [M, E] that the next draft step starts from. The
     last layer is computed for wanted rows; of the others it remembers keys and values."""
     last = c.decoder.num_hidden_layers - 1
-    only = s.wanted if s.shape.rows > 1 else None
-    kept = residual if only is None else ops.get_rows(residual, only)
-    out = blocks.fed_forward(s, kept + _attention(s, c, x, last, only), last)
+    mixed = _attention(s, c, x, last)
+    out = blocks.wanted_rows(s, blocks.fed_forward(s, s.asked(residual, last) + mixed, last))
     final = blocks.norm(s, out, "output_norm")
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, c.draft_vocab_size, c.decoder.hidden_size)

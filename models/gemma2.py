@@ -34,7 +34,8 @@ def layer(s: Step, x: Tensor, i: int, qk_norm: str = "") -> Tensor:
     """Layer i: [T, E] -> [T, E]; `qk_norm` as in `blocks.attention`."""
     normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
     mixed = blocks.attention(s, normed, i, qk_norm=qk_norm)
-    return second_half(s, x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm"), i)
+    normed = blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
+    return second_half(s, s.asked(x, i) + normed, i)
 
 
 def second_half(s: Step, h: Tensor, i: int) -> Tensor:

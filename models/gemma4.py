@@ -28,7 +28,7 @@ def build(s: Step) -> Graph:
     for i in range(s.config.num_hidden_layers):
         blocks.tap(s, x, i)
         mixed = attention(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i, seen)
-        h = x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
+        h = s.asked(x, i) + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
         x = gemma2.second_half(s, h, i)
         x = x if own is None else x + fed_own(s, x, own, i)
         if s.has(f"blk.{i}.layer_output_scale.weight"):
@@ -50,7 +50,7 @@ def layer_inputs(s: Step, x: Tensor) -> Tensor:
 def fed_own(s: Step, x: Tensor, own: Tensor, i: int) -> Tensor:
     """What layer i makes of its own input, as far as the stream lets it: [T, E]."""
     p, blk = s.config.hidden_size_per_layer_input, f"blk.{i}"
-    part = ops.cont(ops.columns(own, i * p, p))
+    part = s.asked(ops.cont(ops.columns(own, i * p, p)), i)
     opened = ops.geglu(blocks.linear(s, x, f"{blk}.inp_gate", p), part)
     return blocks.norm(s, blocks.linear(s, opened, f"{blk}.proj", x.shape[1]), f"{blk}.post_norm")
 
@@ -58,7 +58,8 @@ def fed_own(s: Step, x: Tensor, own: Tensor, i: int) -> Tensor:
 def attention(s: Step, x: Tensor, i: int, seen: Seen) -> Tensor:
     """Self-attention of layer i over its own cache, or over that of an earlier layer: [T, E]."""
     c = s.config
-    q = blocks.turned(s, blocks.heads(s, x, i, "q", c.num_attention_heads, "head"), i, "q")
+    q = blocks.heads(s, s.asked(x, i), i, "q", c.num_attention_heads, "head")
+    q = blocks.turned(s, q, i, "q", s.asked(s.positions, i))
     source = made_by(c, i)
     if source == i:
         kv = c.num_key_value_heads

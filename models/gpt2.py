@@ -22,7 +22,8 @@ def build(s: Step) -> Graph:
     x = blocks.embed(s) + ops.get_rows(table, s.positions, name="position")  # [T, E]
     for i in range(c.num_hidden_layers):
         blocks.tap(s, x, i)
-        h = x + blocks.attention(s, blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), i)
+        mixed = blocks.attention(s, blocks.layer_norm(s, x, f"blk.{i}.attn_norm"), i)
+        h = s.asked(x, i) + mixed
         x = h + _feed_forward(s, blocks.layer_norm(s, h, f"blk.{i}.ffn_norm"), i)
     return blocks.head(s, x, blocks.layer_norm)
 

@@ -54,15 +54,15 @@ class Latent:
 
 
 def attention(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
-    """Latent self-attention of layer i over the cache: x [T, n] -> [T, E]."""
-    rows, h, blk = x.shape[0], s.config.num_attention_heads, f"blk.{i}"
-    q = _queries(s, x, blk, c)
+    """Latent self-attention of layer i over the cache: x [T, n] -> [T, E], of the last layer
+    [M, E] as `Step.asked` says."""
+    h, blk = s.config.num_attention_heads, f"blk.{i}"
+    q = _queries(s, s.asked(x, i), i, c)
     seen_k, seen_v = remembered(s, x, i, c)
-    mask = s.window_mask if s.config.slides(i) else s.mask
     mixed = ops.flash_attn(
-        q, seen_k, seen_v, mask, s.length, scale=c.scale, name=f"{blk}.attn"
+        q, seen_k, seen_v, blocks.mask_of(s, i), s.length, scale=c.scale, name=f"{blk}.attn"
     )  # [T, H, V]
-    flat = mixed.reshape(rows, h * c.value)
+    flat = mixed.reshape(q.shape[0], h * c.value)
     return blocks.linear(s, flat, f"{blk}.attn_output", s.config.hidden_size)
 
 
@@ -72,9 +72,9 @@ def remembered(s: Step, x: Tensor, i: int, c: Latent) -> tuple[Tensor, Tensor]:
     return blocks.cached(s, k, f"cache.k.{i}"), blocks.cached(s, v, f"cache.v.{i}")
 
 
-def _queries(s: Step, x: Tensor, blk: str, c: Latent) -> Tensor:
-    """[T, H, N+R], the last R features of each head rotated."""
-    rows, h = x.shape[0], s.config.num_attention_heads
+def _queries(s: Step, x: Tensor, i: int, c: Latent) -> Tensor:
+    """[T, H, N+R] of the rows that layer i is asked for, each head's last R features rotated."""
+    rows, h, blk = x.shape[0], s.config.num_attention_heads, f"blk.{i}"
     if c.q_rank:
         small = blocks.norm(
             s, blocks.linear(s, x, f"{blk}.attn_q_a", c.q_rank), f"{blk}.attn_q_a_norm"
@@ -84,7 +84,7 @@ def _queries(s: Step, x: Tensor, blk: str, c: Latent) -> Tensor:
         wide = blocks.linear(s, x, f"{blk}.attn_q", h * c.key)
     q = wide.reshape(rows, h, c.key)
     plain, turned = _columns(q, 0, c.plain), _columns(q, c.plain, c.rotated)
-    turned = blocks.rotate(s, turned, s.config.rope, f"{blk}.q_rope")
+    turned = blocks.rotate(s, turned, s.config.rope, f"{blk}.q_rope", s.asked(s.positions, i))
     return ops.concat([plain, turned], axis=-1)
 
 

@@ -23,7 +23,8 @@ def build(s: Step) -> Graph:
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     if s.config.remembers(i):
-        h = x + _convolution(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+        mixed = _convolution(s, blocks.norm(s, x, f"blk.{i}.attn_norm"), i)
+        h = s.asked(x, i) + mixed
     else:
         h = blocks.attended(s, x, i, qk_norm="head")
     return blocks.fed_forward(s, h, i)
@@ -35,7 +36,8 @@ def _convolution(s: Step, x: Tensor, i: int) -> Tensor:
     three = blocks.linear(s, x, f"{name}.in_proj", 3 * e)  # [T, 3E]
     b, c, v = (ops.cont(ops.columns(three, j * e, e)) for j in range(3))
     w = s.w(f"{name}.conv.weight", s.config.conv_l_cache, e)
-    return blocks.linear(s, c * convolved(s, b * v, i, w), f"{name}.out_proj", e)
+    mixed = s.asked(c * convolved(s, b * v, i, w), i)
+    return blocks.linear(s, mixed, f"{name}.out_proj", e)
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ def build(s: Step) -> Graph:
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     mixed = blocks.attention(s, x, i, qk_norm="row")
-    h = x + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
+    h = s.asked(x, i) + blocks.norm(s, mixed, f"blk.{i}.post_attention_norm")
     return h + blocks.norm(s, blocks.swiglu(s, h, i), f"blk.{i}.post_ffw_norm")
 
 

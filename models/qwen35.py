@@ -31,7 +31,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
     normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
     mixed = linear_attention(s, normed, i) if s.config.remembers(i) else attention(s, normed, i)
-    h = x + mixed
+    h = s.asked(x, i) + mixed
     return h + feed_forward(s, blocks.norm(s, h, f"blk.{i}.post_attention_norm"), i)
 
 
@@ -47,11 +47,12 @@ def feed_forward(s: Step, x: Tensor, i: int) -> Tensor:
 
 def attention(s: Step, x: Tensor, i: int) -> Tensor:
     """Self-attention whose result passes a gate, which stands beside each head of q: [T, E]."""
-    c, blk, rows = s.config, f"blk.{i}", x.shape[0]
-    h, d = c.num_attention_heads, c.head_dim
-    both = blocks.linear(s, x, f"{blk}.attn_q", h * d * 2).reshape(rows, h, 2 * d)
+    c, blk, asking = s.config, f"blk.{i}", s.asked(x, i)
+    rows, h, d = asking.shape[0], c.num_attention_heads, c.head_dim
+    both = blocks.linear(s, asking, f"{blk}.attn_q", h * d * 2).reshape(rows, h, 2 * d)
     q, gate = (ops.cont(ops.columns(both, j * d, d)) for j in range(2))  # [T, H, D]
-    q = blocks.turned(s, blocks.norm(s, q, f"{blk}.attn_q_norm"), i, "q")
+    q = blocks.norm(s, q, f"{blk}.attn_q_norm")
+    q = blocks.turned(s, q, i, "q", s.asked(s.positions, i))
     seen = blocks.remembered(s, x, i, qk_norm="head")
     mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
     opened = mixed * ops.sigmoid(gate.reshape(rows, h * d))
@@ -73,8 +74,9 @@ def linear_attention(s: Step, x: Tensor, i: int) -> Tensor:
     gate = ops.mul(ops.softplus(alpha), s.w(f"{blk}.ssm_a", h))  # [T, H], below 0
     row = ops.concat([k.reshape(rows, g * d), v, gate, beta], axis=-1)
     found = delta_net(s, i, q * (1 / math.sqrt(d)), row, h, d)  # [T, H, D]
-    z = blocks.linear(s, x, f"{blk}.attn_gate", h * d)
+    z = blocks.linear(s, s.asked(x, i), f"{blk}.attn_gate", h * d)
     normed = blocks.norm(s, found, f"{blk}.ssm_norm").reshape(rows, h * d)
+    normed = s.asked(normed, i)
     return blocks.linear(s, ops.swiglu(z, normed), f"{blk}.ssm_out", c.hidden_size)
 
 

@@ -179,7 +179,8 @@ class Sharding:
         for p, x in enumerate(xs):
             with scope(f"d{p}"):
                 total = _sum(subtotals, f"{name}.all", 0)
-                found.append(ops.add(x, blocks.scaled(total, factor), name=f"{name}.out"))
+                kept = own[p].asked(x, i)
+                found.append(ops.add(kept, blocks.scaled(total, factor), name=f"{name}.out"))
         return found
 
     def _attention(self, s: Step, x: Tensor, i: int) -> Tensor:

@@ -14,6 +14,7 @@ from test_models_identity import GREEDY, NEW, SEEDED, adversaries
 from ggraph.decode.draft.lookup import SuffixDrafter
 from ggraph.decode.draft.tree import Draft, Drafter
 from ggraph.decode.engine import Engine
+from ggraph.decode.model import StepShape
 from ggraph.decode.policy import Fixed
 from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
@@ -94,6 +95,29 @@ def test_the_bits_do_not_depend_on_the_chunks(family: Family) -> None:
     for batch in (512, 64, 65, 7, 1):
         runner = Runner(family.model, family.session, 160, batch=batch, cache_dtype=F32)
         found.append(runner.text(ids).logits.tobytes() + runner.text([5]).logits.tobytes())
+    assert len(set(found)) == 1
+
+
+def test_the_last_layer_is_computed_for_the_rows_that_are_read(family: Family) -> None:
+    """It only remembers the others; with a tap behind it, it is computed for all."""
+    model, last = family.model, family.model.layer_count - 1
+
+    def rows(wanted: int, taps: tuple[int, ...] = ()) -> set[int]:
+        step = model.build(StepShape(8, 32, wanted, 64, taps))
+        return {
+            t.shape[0] for t in step if t.op != "weight" and t.name.startswith(f"blk.{last}.ffn")
+        }
+
+    assert [rows(n) for n in (1, 3, 8)] == [{1}, {3}, {8}]
+    assert rows(3, (last,)) == {3} and rows(3, (last + 1,)) == {8}
+
+
+def test_no_bit_depends_on_who_reads_the_other_rows(family: Family) -> None:
+    ids, found = family.prompt * 7, []
+    for every, taps in ((False, ()), (True, ()), (False, (family.model.layer_count,))):
+        runner = Runner(family.model, family.session, CONTEXT, taps=taps, cache_dtype=F32)
+        first = runner.text(ids, every=every).logits[-1]
+        found.append(first.tobytes() + runner.text([5]).logits.tobytes())
     assert len(set(found)) == 1
 
 

@@ -86,8 +86,7 @@ class AssistantHead:
         x = blocks.linear(s, pair, "nextn.pre_projection", self.config.hidden_size)
         for i in range(self.config.num_hidden_layers):
             x = self._layer(s, x, i)
-        kept = ops.get_rows(x, s.wanted) if shape.rows > 1 else x
-        final = blocks.norm(s, kept, "output_norm")
+        final = blocks.norm(s, blocks.wanted_rows(s, x), "output_norm")
         table = s.w("token_embd.weight", self.config.vocab_size, self.config.hidden_size)
         feedback = blocks.linear(s, final, "nextn.post_projection", self.width)
         outputs = {"logits": ops.mul_mat(table, final), "feedback": feedback}
@@ -100,11 +99,12 @@ class AssistantHead:
         return blocks.scaled(ops.get_rows(table, s.tokens), t.config.embedding_multiplier)
 
     def _layer(self, s: Step, x: Tensor, i: int) -> Tensor:
-        """Layer i, whose keys and values are the target's: [T, E] -> [T, E]."""
+        """Layer i, whose keys and values are the target's: [T, E] -> [T, E], the last one's [M, E]."""
+        x = s.asked(x, i)
         normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
         heads = blocks.heads(s, normed, i, "q", s.config.num_attention_heads, "head")
         seen = self._seen(s, i, "k"), self._seen(s, i, "v")
-        q = blocks.turned(s, heads, i, "q")
+        q = blocks.turned(s, heads, i, "q", s.asked(s.positions, i))
         mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
         out = blocks.linear(s, mixed, f"blk.{i}.attn_output", x.shape[1])
         h = x + blocks.norm(s, out, f"blk.{i}.post_attention_norm")

@@ -105,10 +105,8 @@ def _read(s: Step, x: Tensor) -> Graph:
 def _outputs(s: Step, x: Tensor) -> Graph:
     """Logits and hidden states of the wanted rows; the last layer is computed for these only."""
     last = s.config.num_hidden_layers - 1
-    only = s.wanted if s.shape.rows > 1 else None
-    kept = x if only is None else ops.get_rows(x, only)  # [M, E]
-    mixed = blocks.attention(s, _normed(s, x, last), last, only=only)
-    picked = blocks.fed_forward(s, kept + mixed, last)
+    mixed = blocks.attention(s, _normed(s, x, last), last)
+    picked = blocks.wanted_rows(s, blocks.fed_forward(s, s.asked(x, last) + mixed, last))
     name = "output.weight" if s.has("output.weight") else "token_embd.weight"
     table = s.w(name, s.config.vocab_size, s.config.hidden_size)
     outputs = {"logits": ops.mul_mat(table, picked), "feedback": picked}
