@@ -173,10 +173,12 @@ def fuse(graph: Graph, known: Known) -> Graph:
 
 
 def gate_products(graph: Graph, known: Known) -> Graph:
-    """A gated unit of two products of the same few rows takes them in: `swiglu(mul_mat(w, x),
-    mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that."""
-    few = {n: t for n, t in _gated(graph, known).items() if prod(t.shape[:-1]) <= FEW_ROWS}
-    return graph.replace(few) if few else graph
+    """A gated unit of two products of the same rows takes them in: `swiglu(mul_mat(w, x),
+    mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that: for few
+    rows, or for any where the unit may become 8 bits, too."""
+    many = "mul_mat_gated_quantise" in known.fused
+    made = {n: t for n, t in _gated(graph, known).items() if many or prod(t.shape[:-1]) <= FEW_ROWS}
+    return graph.replace(made) if made else graph
 
 
 def _gated(graph: Graph, known: Known) -> dict[str, Tensor]:

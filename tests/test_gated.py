@@ -155,10 +155,13 @@ def test_what_is_gated_and_what_is_not() -> None:
         "an output": {"y": ops.swiglu(gate, up), "gate": gate},
         "of other rows": {"y": ops.swiglu(gate, ops.mul_mat(v, z))},
         "of one product": {"y": ops.swiglu(gate, gate)},
-        "many rows": {"y": ops.swiglu(ops.mul_mat(w, long), ops.mul_mat(v, long))},
     }  # fmt: skip
     for why, outputs in left.items():
         assert "swiglu" in {t.op for t in rewrite(Graph.of(outputs), [spec]).nodes}, why
+    many = Graph.of({"y": ops.swiglu(ops.mul_mat(w, long), ops.mul_mat(v, long))})
+    for fused in (frozenset({"mul_mat_gated"}), spec.fused | {"mul_mat_gated_quantise"}):
+        found = {t.op for t in rewrite(many, [replace(spec, fused=fused)]).nodes}
+        assert (found == {"mul_mat_gated"}) == (len(fused) > 1), "where it may become 8 bits"
     known = replace(spec, compiled=lambda t: t.op != "mul_mat_gated")
     kept = rewrite(Graph.of({"y": ops.swiglu(gate, up)}), [known])
     assert {t.op for t in kept.nodes} == {"mul_mat", "swiglu"}, "one device has no kernel"

@@ -72,15 +72,16 @@ def value(t: Tensor, x: int) -> int:
     return {"add": a + b, "sub": a - b, "mul": a * b}[t.op]
 
 
-def quantised_block(rows: int = 3) -> Graph:
-    """A norm read by two products, a gated unit, and a residual that is read twice."""
+def quantised_block(rows: int = 3, *, shown: bool = False) -> Graph:
+    """A norm read by two products, a gated unit, and a residual that is read twice; what opens the
+    unit may be `shown`, so that a product is no part of it."""
     x = input("x", (rows, 64))
     w = [weight(f"w{i}", (64, 64), Q4_0) for i in range(4)]
     h = ops.mul_mat(w[0], x) + x
     n = ops.mul(ops.rms_norm(h, eps=1e-5), weight("scale", (64,)), name="n")
     gate, up = ops.mul_mat(w[1], n, name="gate"), ops.mul_mat(w[2], n, name="up")
     out = h + ops.mul_mat(w[3], ops.swiglu(gate, up, name="act"))
-    return Graph.of({"out": out})
+    return Graph.of({"out": out, **({"shown": gate} if shown else {})})
 
 
 EIGHT = frozenset(

@@ -99,7 +99,7 @@ class AssistantHead:
         return blocks.scaled(ops.get_rows(table, s.tokens), t.config.embedding_multiplier)
 
     def _layer(self, s: Step, x: Tensor, i: int) -> Tensor:
-        """Layer i, whose keys and values are the target's: [T, E] -> [T, E], the last one's [M, E]."""
+        """Layer i, whose keys and values are the target's: [T, E] -> [T, E], the last [M, E]."""
         x = s.asked(x, i)
         normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
         heads = blocks.heads(s, normed, i, "q", s.config.num_attention_heads, "head")

@@ -89,7 +89,6 @@ class Tiled:
     k: Kernel
     layout: Layout
     home: Val
-    tile_bytes: Val
     ahead: int
     x: Val  # [MOST / HEIGHT, BATCH, HEIGHT, row_bytes]
     numbers: Val  # [MOST / HEIGHT, BATCH, HEIGHT, NUMBERS]
@@ -99,7 +98,7 @@ class Tiled:
     sums: Val  # [UNITS, HEIGHT, TILE]
 
     @classmethod
-    def of(cls, k: Kernel, layout: Layout, home: Val, tile_bytes: Val, ahead: int) -> "Tiled":
+    def of(cls, k: Kernel, layout: Layout, home: Val, ahead: int) -> "Tiled":
         """With working memory of its own."""
         rooms = [
             k.scratch(size)
@@ -109,7 +108,7 @@ class Tiled:
                 UNITS * HEIGHT * LINE,
             )
         ]  # fmt: skip
-        return cls(k, layout, home, tile_bytes, ahead, *rooms)
+        return cls(k, layout, home, ahead, *rooms)
 
     @property
     def per_turn(self) -> int:
@@ -121,9 +120,11 @@ class Tiled:
         """Whether every batch has whole turns."""
         return self.layout.blocks % self.per_turn == 0
 
-    def run(self, heights: Val, tile: Val, tiles: Val, row_at: Callable[[Val], Val]) -> None:
-        """Sums of whole heights of rows with `tiles` tiles of weights, left in `home`; `row_at`
-        gives a row's address."""
+    def run(
+        self, heights: Val, tile_at: Callable[[Val], Val], tiles: Val, row_at: Callable[[Val], Val]
+    ) -> None:
+        """Sums of whole heights of rows with `tiles` tiles of weights, left in `home`; addresses of
+        a tile and of a row are `tile_at` and `row_at`."""
         k = self.k
         blocks = k.arg("k") // BLOCK
         for t in k.loop(0, tiles):
@@ -133,7 +134,7 @@ class Tiled:
             count = k.minimum(blocks - first, BATCH)
             self._lay(heights, row_at, first * X_BLOCK, count)
             for t in k.loop(0, tiles):
-                self._unpack(tile + t * self.tile_bytes, first, count)
+                self._unpack(tile_at(t), first, count)
                 self._batch(heights, count, self.home_of(t))
 
     def home_of(self, t: Val) -> Val:

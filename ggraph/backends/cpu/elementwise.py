@@ -75,11 +75,12 @@ def _binary(name: str, emit: Emit2) -> KernelSpec:
     return KERNELS[name]
 
 
-def _silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
+def silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
+    """silu(gate) * up, in any number of lanes."""
     return gate * words.sigmoid(k, gate) * up
 
 
-SILU_MUL = _binary("silu_mul", _silu_mul)
+SILU_MUL = _binary("silu_mul", silu_mul)
 
 
 def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
@@ -159,7 +160,7 @@ def silu_mul_quantise(k: Kernel) -> None:
         def gated(i: Val, r: Val = r) -> list[Val]:
             gates = load_block(k, a + a_step * r + i * (BLOCK * 4), k.isa.lanes)
             ups = load_block(k, b + bs * r + i * (BLOCK * 4), k.isa.lanes)
-            return [_silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+            return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
 
         in_fours(k, blocks, gated, out + os * r)
 

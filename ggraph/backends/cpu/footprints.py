@@ -134,6 +134,13 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4, shared=shared)
 
 
+def _gated(a: Args, layout: str) -> Iterator[Patch]:
+    yield _matrix(a, layout)
+    yield _reads(a, "v", 1, 0, packed_bytes(_DTYPES[layout], a["n"], a["k"]), "any")
+    yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
+    yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
+
+
 def _lay(a: Args, kind: str) -> Iterator[Patch]:
     reach = sum((a[n] - 1) * a[s] for n, s in (("count", "sb"), ("n", "sn"), ("k", "sk")))
     yield _reads(a, "raw", 1, 0, reach + ELEMENT_BYTES[kind], "any")
@@ -346,8 +353,8 @@ RULES: dict[str, Rule] = {
     "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "convolve_": _convolve, "lay_": _lay, "matmul_each_": _matmul_each,
-    "matmul_id_": _matmul_id, "matmul_": _matmul, "rows_": _table, "gather_": _gather,
-    "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
+    "matmul_id_": _matmul_id, "matmul_": _matmul, "gated_": _gated, "rows_": _table,
+    "gather_": _gather, "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
     "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
     "top_k_": _row_by_row,

@@ -19,16 +19,7 @@ from ggraph.backends.cpu.float_sums import FLOAT_AHEAD, FLOAT_ROWS, float_sums
 from ggraph.backends.cpu.opened import GROUP_ROWS, MANY, Group
 from ggraph.backends.cpu.passes import Rows, floats, homes, next_rows, rows_from, write_row
 from ggraph.backends.cpu.places import Places
-from ggraph.backends.cpu.simd import (
-    F32X8,
-    I64,
-    KERNELS,
-    STREAM,
-    Kernel,
-    KernelSpec,
-    Num,
-    Val,
-)  # fmt: skip
+from ggraph.backends.cpu.simd import F32X8, I64, KERNELS, STREAM, Kernel, KernelSpec, Num, Val
 from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, HALF, LAYOUTS, TILE, FloatLayout, Layout, Packed
@@ -53,7 +44,7 @@ def _codes_ahead(k: Kernel) -> Num:
     return k.select(k.flag(STREAM), k.const(AHEAD, I64), FAR_AHEAD)
 
 
-def _quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
+def quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
     """Where registers are few, they hold codes, and the sums stay on the stack: one load and one
     store per block."""
 
@@ -64,7 +55,7 @@ def _quantised_pass(k: Kernel, layout: Layout, abreast: int = 1) -> Pass:
         for own in sums:
             own.value = 0.0
         asked = _codes_ahead(k)
-        tiles = [tile + _tile_bytes(k, layout) * i for i in range(abreast)]
+        tiles = [tile + tile_bytes(k, layout) * i for i in range(abreast)]
         for block, at in blocks_of(k, layout, tiles, asked):
             add_block(k, block, rows.at(at), sums)
         for h, own in zip(held, sums, strict=True):
@@ -83,7 +74,7 @@ def _float_pass(k: Kernel, layout: FloatLayout) -> Pass:
     return run
 
 
-def _tile_bytes(k: Kernel, layout: Packed) -> Val:
+def tile_bytes(k: Kernel, layout: Packed) -> Val:
     """Bytes of a tile."""
     if isinstance(layout, FloatLayout):
         return k.arg("k") * (layout.tile * layout.element_bytes)
@@ -109,6 +100,10 @@ class Walk:
     opened: Group | None = None
     abreast: "Walk | None" = None
     places: Places | None = None
+
+    def from_tile(self, first: Val) -> Callable[[Val], Val]:
+        """The addresses of the tiles from the one there on, by number."""
+        return lambda i: first + i * self.tile_bytes
 
 
 @dataclass(frozen=True)
@@ -315,7 +310,7 @@ def _high_groups(
     for first in k.loop(k.const(0, I64), end, amx.MOST):
         rows = k.minimum(end - first, amx.MOST)
         weights, x = _place(k, walk, at, t, first)
-        tiled.run(rows // amx.HEIGHT, weights, stop - t, rows_from(k, x))
+        tiled.run(rows // amx.HEIGHT, walk.from_tile(weights), stop - t, rows_from(k, x))
         _write_beside(k, walk, at, tiles, first, rows, tiled.home, amx.APART)
 
 
@@ -333,7 +328,7 @@ def _walk_each(k: Kernel, walk: Walk) -> None:
 
 def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
     """Many rows, of which `next_rows` never gives a pass fewer than half of the most."""
-    run, size = _quantised_pass(k, layout, ABREAST), _tile_bytes(k, layout) * ABREAST
+    run, size = quantised_pass(k, layout, ABREAST), tile_bytes(k, layout) * ABREAST
     return Walk(
         layout.tile * ABREAST, ABREAST_ROWS, ABREAST_ROWS // 2, size, home, run, called=True
     )
@@ -342,7 +337,7 @@ def _tiles_abreast(k: Kernel, layout: Layout, home: Val) -> Walk:
 def _build(
     k: Kernel, layout: Packed, walk_rows: Callable[[Kernel, Walk], None], most: int | None = None
 ) -> None:
-    size = _tile_bytes(k, layout)
+    size = tile_bytes(k, layout)
     rows = (FLOAT_ROWS if isinstance(layout, FloatLayout) else ROWS)[k.isa.lanes]
     rows = min(rows, most or rows)
     tiled = k.isa.tiles and isinstance(layout, Layout)
@@ -356,10 +351,11 @@ def _build(
         run = _float_pass(k, layout)
         walk_rows(k, Walk(layout.tile, rows, least, size, home, run, called=True, places=places))
         return
-    run = _quantised_pass(k, layout)
+    run = quantised_pass(k, layout)
     if not tiled:
-        opens = k.isa.lanes == HALF and layout.bits < 8  # bytes are opened as they are
-        group = Group.of(k, layout, rows, ahead(k, AHEAD), add_block) if opens else None
+        group = None
+        if opened.opens(k.isa, layout):
+            group = Group.of(k, layout, rows, ahead(k, AHEAD), add_block)
         abreast = _tiles_abreast(k, layout, home) if k.isa.lanes > HALF else None
         again = group is None and abreast is None  # few and many rows are done alike
         walk = Walk(layout.tile, rows, least, size, home, run, again, None, group, abreast, places)
@@ -368,7 +364,7 @@ def _build(
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
         amx.configure_for(k, layout)
-    tiles = amx.Tiled.of(k, layout, home, size, FAR_AHEAD)
+    tiles = amx.Tiled.of(k, layout, home, FAR_AHEAD)
     walk_rows(k, Walk(layout.tile, rows, least, size, home, run, tiled=tiles, places=places))
     with k.when(many):
         amx.release(k)

@@ -177,7 +177,8 @@ def _high_rows(
         rows, pairs = k.minimum(alike - begin, amx.MOST), order + begin * 4
         heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
         _note_rows(k, own, pairs, rows, heights * amx.HEIGHT)
-        tiled.run(heights, weights, end - first, lambda i: k.load(own + i * 8, I64))
+        at, tile_at = (lambda i: k.load(own + i * 8, I64)), walk.from_tile(weights)
+        tiled.run(heights, tile_at, end - first, at)
         _write_pairs(k, walk, tiles, pairs, rows, tiled.home, amx.APART)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ggraph.backends.cpu.blocks import Block, ask_ahead, lifted
+from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.taking import taken
@@ -21,6 +22,7 @@ from ggraph.backends.cpu.tiles import (
     TILE,
     X_BLOCK,
     Layout,
+    Packed,
 )  # fmt: skip
 
 MANY = 12  # rows for which blocks are opened
@@ -64,9 +66,14 @@ class Opened:
         return self.scales(self.layout.subs, first, lanes)
 
 
-def sides(k: Kernel, tiles: Val) -> Iterator[tuple[Val, Val]]:
+def opens(isa: Isa, layout: Packed) -> bool:
+    """Whether blocks of a layout are opened for many rows: bytes are as they are."""
+    return isinstance(layout, Layout) and isa.lanes == HALF and layout.bits < 8
+
+
+def sides(k: Kernel, tiles: Val, most: int = SIDE) -> Iterator[tuple[Val, Val]]:
     """First and end of those of the tiles that this thread takes, to be written together."""
-    each = k.maximum(k.minimum(tiles // (k.threads * TURNS), SIDE), 1)
+    each = k.maximum(k.minimum(tiles // (k.threads * TURNS), most), 1)
     for i in taken(k, (tiles + (each - 1)) // each):
         yield i * each, k.minimum((i + 1) * each, tiles)
 
@@ -96,8 +103,8 @@ Add = Callable[[Kernel, Opened, Sequence[Val], Sequence[Held]], None]
 
 @dataclass(frozen=True)
 class Group:
-    """The sums of a group of rows, with room for `SIDE` tiles', and the blocks that are open; both
-    of this thread.
+    """The sums of a group of rows, with room for some tiles', and the blocks that are open; both of
+    this thread.
 
     `add` adds a block's products with some rows at once, `most` or fewer, to their sums. Bytes
     `ahead` are asked for as blocks are opened.
@@ -112,9 +119,9 @@ class Group:
     blocks: Val
 
     @staticmethod
-    def of(k: Kernel, layout: Layout, most: int, ahead: Num, add: Add) -> "Group":
+    def of(k: Kernel, layout: Layout, most: int, ahead: Num, add: Add, side: int = SIDE) -> "Group":
         """On the stack."""
-        sums = k.scratch(SIDE * APART)
+        sums = k.scratch(side * APART)
         blocks = k.scratch(CHUNK * opened_bytes(layout))
         return Group(k, layout, most, ahead, add, sums, blocks)
 

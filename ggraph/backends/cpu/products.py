@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import cache
+from ggraph.backends.cpu import cache, gated
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     convolves,
     gates,
     joins,
+    kept_as,
     lays,
     looks_up,
     matrices,
@@ -39,13 +40,17 @@ def mul_mat(low: Lowering, x: Launch) -> bool:
 
 
 def mul_mat_gated(low: Lowering, x: Launch) -> bool:
-    """Two products and the gated unit of both. Of few rows each thread takes the columns that it
-    has made, so that nobody waits before the unit."""
+    """Two products and the gated unit of both: many rows by one kernel, where there is one. Of few
+    rows each thread takes the columns that it has made, so that nobody waits before the unit."""
     t = x.result.tensor
     if not gates(t, low.exact):
         return False
     w, _, up = x.sources
     n, m = t.shape[-1], t.size // t.shape[-1]
+    layouts = [layout_of(kept_as(s.tensor.dtype, low.exact)) for s in (w, up)]
+    if t.dtype is A8 and gated.at_once(low.isa, layouts[0], layouts[1], m):
+        _gated_at_once(low, x)
+        return True
     halves = [x.room("gate"), x.room("up")]
     alike = halves if m <= MANY else []
     for matrix, room in zip((w, up), halves, strict=True):
@@ -60,6 +65,18 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
     kernel = "silu_mul_quantise" if t.dtype is A8 else "silu_mul"
     low.add(kernel, uses=halves, shared=alike, **values)
     return True
+
+
+def _gated_at_once(low: Lowering, x: Launch) -> None:
+    t, (w, a, up) = x.result.tensor, x.sources
+    n, k = w.tensor.shape
+    m, gates, ups = t.size // n, low.weight(w), low.weight(up)
+    made = [] if a.tensor.dtype is A8 else [low.rows(x, m, k)]
+    low.add(
+        "gated_" + layout_of(gates.dtype).name, uses=made, w=gates.data, v=ups.data,
+        x=made[0] if made else low.at(a), out=low.at(x.result), n=n, k=k, m=m,
+        xs=activation_bytes(k), os=activation_bytes(n),
+    )  # fmt: skip
 
 
 def mul_mats(low: Lowering, x: Launch) -> bool:

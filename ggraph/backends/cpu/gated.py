@@ -1,0 +1,148 @@
+"""out[m, n] = quantised rows of silu(x . W^T) * (x . V^T), of many rows.
+
+Sums of both products for some columns of some rows lie beside each other in the second cache, and
+become 8 bits from there: neither product is written to memory, or read again.
+
+Legend: m rows of x, n outputs of either matrix, k inputs; a pair is two tiles of each matrix, which
+make a block of 32 columns; gates are sums of W's, ups of V's.
+"""
+
+from ggraph.backends.cpu import amx, opened
+from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead
+from ggraph.backends.cpu.elementwise import silu_mul
+from ggraph.backends.cpu.isa import Isa
+from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
+from ggraph.backends.cpu.opened import GROUP_ROWS, SIDE, Group
+from ggraph.backends.cpu.passes import Rows, next_rows, rows_from
+from ggraph.backends.cpu.quantise import in_fours
+from ggraph.backends.cpu.simd import F32, I64, KERNELS, Kernel, KernelSpec, Val, vec
+from ggraph.backends.cpu.sums import add_block
+from ggraph.backends.cpu.taking import taken
+from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, X_BLOCK, Layout, Packed
+
+ARGS = "w v x out n k m xs os"
+PAIR = BLOCK // TILE  # tiles of a matrix in a pair
+
+
+def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
+    """Whether a kernel here makes a gated unit of so many rows faster than one product after the
+    other: both matrices packed alike, and rows that meet some of their tiles in one go."""
+    alike = isinstance(gate, Layout) and gate is up
+    return alike and rows >= opened.MANY and (isa.tiles or opened.opens(isa, gate))
+
+
+def _write(k: Kernel, sides: tuple[Val, Val], apart: int, pairs: Val, rows: Val, out: Val) -> None:
+    """Rows of `out`, as far as some pairs make them: gates and ups of their tiles lie `apart` bytes
+    from one another."""
+    lanes = k.isa.lanes
+    for r in k.loop(0, rows):
+
+        def numbers(b: Val, r: Val = r) -> list[Val]:
+            gates, ups = (
+                [
+                    k.load(side + (b * PAIR + i) * apart + r * (TILE * 4) + at * 4, vec(F32, lanes))
+                    for i in range(PAIR)
+                    for at in range(0, TILE, lanes)
+                ]
+                for side in sides
+            )
+            return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+
+        in_fours(k, (k.const(0, I64), pairs), numbers, out + k.arg("os") * r)
+
+
+class _Tiles:
+    """Gates, then ups, of the tiles of some pairs: from pair `first` on."""
+
+    def __init__(self, k: Kernel, size: Val, first: Val, stop: Val) -> None:
+        self.k, self.size, self.first = k, size, first
+        self.pairs, self.each = stop - first, (stop - first) * PAIR
+
+    @property
+    def count(self) -> Val:
+        """How many there are."""
+        return self.each * 2
+
+    def at(self, i: Val) -> Val:
+        """Address of number i."""
+        k, up = self.k, i >= self.each
+        matrix = k.select(up, k.arg("v"), k.arg("w"))
+        own = self.first * PAIR + k.select(up, i - self.each, i)
+        return matrix + own * self.size
+
+    def write(self, home: Val, apart: int, first: Val, rows: Val) -> None:
+        """Rows from `first` on; sums of number i lie at `home` + i * `apart`."""
+        k = self.k
+        out = k.arg("out") + k.arg("os") * first + self.first * X_BLOCK
+        _write(k, (home, home + self.each * apart), apart, self.pairs, rows, out)
+
+
+def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+    """By AMX: the last height is filled up with the last row."""
+    m, most = k.arg("m"), amx.TILES // (2 * PAIR)
+    home = k.scratch(amx.MOST * amx.TILES * TILE * 4)
+    amx.configure_for(k, layout)
+    tiled = amx.Tiled.of(k, layout, home, FAR_AHEAD)
+    begin, end = k.part(pairs)
+    for pair in k.loop(begin, end, most):
+        tiles = _Tiles(k, size, pair, k.minimum(pair + most, end))
+        for first in k.loop(k.const(0, I64), m, amx.MOST):
+            rows = k.minimum(m - first, amx.MOST)
+
+            def row_at(i: Val, first: Val = first) -> Val:
+                return k.arg("x") + k.arg("xs") * k.minimum(first + i, m - 1)
+
+            heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
+            tiled.run(heights, tiles.at, tiles.count, row_at)
+            tiles.write(home, amx.APART, first, rows)
+    amx.release(k)
+
+
+def _opened(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+    """With blocks that are opened for a group of rows."""
+    m, first = k.arg("m"), k.var(0)
+    group = Group.of(k, layout, ROWS[k.isa.lanes], ahead(k, AHEAD), add_block, 2 * SIDE)
+    for pair, stop in opened.sides(k, pairs, SIDE // PAIR):
+        tiles = _Tiles(k, size, pair, stop)
+        first.value = 0
+        with k.while_(lambda: first.value < m):
+            rows = next_rows(k, GROUP_ROWS, m - first.value)
+            row_at = rows_from(k, k.arg("x") + k.arg("xs") * first.value)
+            for i in k.loop(0, tiles.count):
+                group.beside(i).run(tiles.at(i), rows, row_at)
+            tiles.write(group.sums, opened.APART, first.value, rows)
+            first.value = first.value + rows
+
+
+def _plain(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+    """Pair by pair, a few rows at a time."""
+    m, first, most = k.arg("m"), k.var(0), ROWS[k.isa.lanes]
+    apart = most * TILE * 4
+    home, run = k.scratch(2 * PAIR * apart), quantised_pass(k, layout)
+    for pair in taken(k, pairs):
+        tiles = _Tiles(k, size, pair, pair + 1)
+        first.value = 0
+        with k.while_(lambda: first.value < m):
+            rows = next_rows(k, most, m - first.value)
+            x = k.arg("x") + k.arg("xs") * first.value
+            for i in k.loop(0, tiles.count):
+                for count in range(1, most + 1):
+                    with k.when(rows.eq(count)):
+                        own = Rows.evenly(k, x, k.arg("xs"), count)
+                        run(home + i * apart, tiles.at(i), own)
+            tiles.write(home, apart, first.value, rows)
+            first.value = first.value + rows
+
+
+def _register(layout: Layout) -> KernelSpec:
+    def build(k: Kernel) -> None:
+        size, pairs = tile_bytes(k, layout), k.arg("n") // BLOCK
+        walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
+        walk(k, layout, size, pairs)
+
+    name = "gated_" + layout.name
+    KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), build)
+    return KERNELS[name]
+
+
+GATED = {a.name: _register(a) for a in LAYOUTS.values() if isinstance(a, Layout)}

@@ -1,0 +1,100 @@
+"""The kernel of a gated unit of many rows: the bits of two products and a unit, one by one."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from cpu_calls import (
+    Array,
+    activations,
+    call,
+    call_with,
+    packed_weight,
+    product,
+    raw_weight,
+    variants,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggraph.backends.cpu import amx, gated, opened
+from ggraph.backends.cpu.isa import host
+from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.tiles import LAYOUTS, Layout, activation_bytes, layout_of
+from ggraph.dtype import Q4_K, Q5_0, Q6_K, Q8_0, DType
+from ggraph.ops.fused import FEW_ROWS
+
+BLOCKS = [d for d, layout in LAYOUTS.items() if isinstance(layout, Layout)]
+SPARE = 64  # bytes behind the result
+
+
+class Case:
+    """Two matrices and some rows of x; what the kernels of products and units make of them."""
+
+    def __init__(self, dtype: DType, m: int, n: int, k: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.dtype, self.sizes = dtype, {"n": n, "k": k, "m": m}
+        self.w, self.v = (
+            packed_weight(dtype, raw_weight(dtype, n, k, seed + i), n, k) for i in (0, 1)
+        )
+        self.x, _ = activations(dtype, rng.normal(size=(m, k)).astype(np.float32))
+        self.row = activation_bytes(n)
+
+    def words(self) -> tuple[dict[str, object], Array]:
+        """What the kernel is called with, and the bytes that it writes."""
+        out = np.full(self.sizes["m"] * self.row + SPARE, 0xAA, np.uint8)
+        steps = {"xs": self.x.strides[0], "os": self.row}
+        return {"w": self.w, "v": self.v, "x": self.x, "out": out, **self.sizes, **steps}, out
+
+    def expected(self) -> Array:
+        """One by one."""
+        m, n, k = (self.sizes[s] for s in "mnk")
+        a, b = (product(self.dtype, w, self.x, n, k, 1) for w in (self.w, self.v))
+        out = np.full(m * self.row + SPARE, 0xAA, np.uint8)
+        steps = {"as": n * 4, "bs": n * 4, "os": self.row}
+        call("silu_mul_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
+        return out
+
+
+@pytest.mark.parametrize("dtype", BLOCKS, ids=str)
+@given(
+    m=st.sampled_from([12, 65, opened.GROUP_ROWS + 3, amx.MOST + 17]),
+    pairs=st.sampled_from([1, 3, 9, 30]),
+    blocks=st.sampled_from([1, 3]),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_bits_are_those_of_products_and_a_unit(
+    dtype: DType, m: int, pairs: int, blocks: int, threads: int, seed: int
+) -> None:
+    case = Case(dtype, m, 32 * pairs, blocks * max(dtype.block, 32), seed)
+    words, out = case.words()
+    call("gated_" + layout_of(dtype).name, threads, **words)
+    assert np.array_equal(out, case.expected())
+
+
+@cache
+def jit(variant: str) -> Jit:
+    return Jit(variants()[variant], Path(mkdtemp()))
+
+
+@pytest.mark.parametrize("dtype", [Q4_K, Q5_0, Q6_K, Q8_0], ids=str)
+@pytest.mark.parametrize("variant", sorted(variants()))
+def test_every_processor_has_these_bits(variant: str, dtype: DType) -> None:
+    case = Case(dtype, opened.GROUP_ROWS + 17, 160, 256, 4)
+    words, out = case.words()
+    call_with(jit(variant), "gated_" + layout_of(dtype).name, **words)
+    assert np.array_equal(out, case.expected())
+
+
+def test_many_rows_are_gated_at_once_where_that_is_faster() -> None:
+    """Matrices of two types are not, nor few rows, nor where rows meet tiles a few at a time."""
+    a, b = layout_of(Q4_K), layout_of(Q6_K)
+    isa = host()
+    fast = isa.tiles or opened.opens(isa, a)
+    assert gated.at_once(isa, a, a, FEW_ROWS + 1) == fast
+    assert not gated.at_once(isa, a, b, FEW_ROWS + 1) and not gated.at_once(isa, a, a, 5)
+    wide = (v for v in variants().values() if v.lanes > 8 and not v.tiles)
+    assert not any(gated.at_once(v, a, a, 512) for v in wide)
