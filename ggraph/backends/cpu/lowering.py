@@ -25,7 +25,6 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.pool, self.exact = self.packer.pool, self.packer.exact
-        self.isa = self.pool.jit.isa
         self.asm = Assembler(self.pool.jit, self.stream)
 
     def begin(self, launch: Launch) -> None:

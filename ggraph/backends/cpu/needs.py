@@ -1,14 +1,16 @@
 """What the CPU's kernels take, what they need beside operands, what is kept of weights.
 
-All of it is decided by tensors alone, so that planning can ask without a device. `exact` is the
-backend's: matrices of block types are then kept as float32, and rows are not made 8 bits.
+All of it is decided by tensors and the processor alone, so that planning can ask without a device.
+`exact` is the backend's: matrices of block types are then kept as float32, and rows not made 8
+bits.
 
 Legend: m rows, n slots of a cache, k columns of a product.
 """
 
 from math import prod
 
-from ggraph.backends.cpu import attention, cache, courses, recurrent
+from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
+from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
 from ggraph.backends.cpu.sweeps import MAX_HEAD
@@ -74,6 +76,13 @@ def gates(t: Tensor, exact: bool) -> bool:
     """Whether kernels compute this mul_mat_gated or mul_mat_gated_quantise: both products, which
     read the same rows, and the unit of few rows."""
     return joins(t, exact) and t.attrs["unit"] == "swiglu"
+
+
+def gates_at_once(t: Tensor, exact: bool) -> bool:
+    """Whether one kernel computes such an op, products and unit, and needs room for neither."""
+    w, _, up = t.sources
+    gate, other = (layout_of(kept_as(s.dtype, exact)) for s in (w, up))
+    return t.dtype is A8 and gated.at_once(host(), gate, other, t.size // t.shape[-1])
 
 
 def joins(t: Tensor, exact: bool) -> bool:
@@ -247,9 +256,7 @@ def needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
     if t.op in ("mul_mat", "mul_mat_add", "mul_mat_id"):
         return _product_needs(t, exact)
     if t.op in JOINED:
-        room = t.size * F32.block_bytes
-        halves = () if t.op == "mul_mats" else (Need("gate", room), Need("up", room))
-        return (*_row_needs(t, exact), *halves) if JOINED[t.op](t, exact) else ()
+        return _joined_needs(t, exact) if JOINED[t.op](t, exact) else ()
     if t.op == "conv_2d" and not convolves(t):
         return _tiles(t)
     if t.op == "flash_attn" and attends(t):
@@ -270,6 +277,13 @@ def _state_needs(t: Tensor) -> tuple[Need, ...]:
         return ()
     course = range(len(t.sources) - 4, len(t.sources))
     return (Need("ends", t.sources[0].nbytes, (0, 1, 2, *course)),)
+
+
+def _joined_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
+    rows, room = _row_needs(t, exact), t.size * F32.block_bytes
+    if t.op == "mul_mats" or gates_at_once(t, exact):
+        return rows
+    return (*rows, Need("gate", room), Need("up", room))
 
 
 def _product_needs(t: Tensor, exact: bool) -> tuple[Need, ...]:
@@ -343,6 +357,7 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 __all__ = [
     "attends", "attends_plainly", "bounded", "carries", "convolves", "factors", "gates",
+    "gates_at_once",
     "held_bytes", "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots",
     "looks_up", "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "nets",
     "packs", "stores", "takes_floats", "turns", "turns_into",

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ggraph.backends.cpu import cache, gated
+from ggraph.backends.cpu import cache
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     convolves,
     gates,
+    gates_at_once,
     joins,
-    kept_as,
     lays,
     looks_up,
     matrices,
@@ -47,8 +47,7 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
         return False
     w, _, up = x.sources
     n, m = t.shape[-1], t.size // t.shape[-1]
-    layouts = [layout_of(kept_as(s.tensor.dtype, low.exact)) for s in (w, up)]
-    if t.dtype is A8 and gated.at_once(low.isa, layouts[0], layouts[1], m):
+    if gates_at_once(t, low.exact):
         _gated_at_once(low, x)
         return True
     halves = [x.room("gate"), x.room("up")]

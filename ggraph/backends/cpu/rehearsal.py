@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu.attention import NEXT
-from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.loops import Signature, signature
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
@@ -35,7 +34,6 @@ class Rehearsal(Lowering):
 
     def __init__(self, exact: bool) -> None:
         self.exact, self.nbytes, self.kernels = exact, 0, dict[str, None]()
-        self.isa = host()
 
     def begin(self, launch: Launch) -> None:
         """Nothing: no access is judged."""
