@@ -110,11 +110,11 @@ class Listing(Step):
     ones that there are."""
 
     held: tuple[str, ...] = ()
-    asked: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    wrote: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def w(self, name: str, *shape: int) -> Tensor:
         """A weight of any shape."""
-        self.asked[name] = shape
+        self.wrote[name] = shape
         return weight(name, shape, dtypes.F32)
 
     def has(self, name: str) -> bool:
@@ -138,7 +138,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Architecture, DecoderConfig, dict
     if c.num_nextn_predict_layers:
         s.held += ("nextn.shared_head_norm.weight",)
         drafted(s, weight("feature", (1, c.hidden_size), dtypes.F32))
-    found = {n: RawTensor(n, dtypes.F32, d, empty(d)) for n, d in s.asked.items()}
+    found = {n: RawTensor(n, dtypes.F32, d, empty(d)) for n, d in s.wrote.items()}
     return a, c, a.stored(completed(found, c), c)
 
 
