@@ -187,10 +187,14 @@ def heads(s: Step, x: Tensor, i: int, role: str, count: int, normed: str = "") -
     return norm(s, y, f"{blk}.attn_{role}_norm") if normed == "head" else y
 
 
-def turned(s: Step, x: Tensor, i: int, role: str, positions: Tensor | None = None) -> Tensor:
-    """Heads x [T, heads, D] of layer i, rotated where it rotates."""
+def turned(s: Step, x: Tensor, i: int, role: str) -> Tensor:
+    """Heads x [T, heads, D] of layer i, rotated where it rotates; of the role "q" those of the rows
+    that the layer is asked for."""
     rope = s.config.rope_of(i)
-    return x if rope is None else rotate(s, x, rope, f"blk.{i}.{role}_rope", positions)
+    if rope is None:
+        return x
+    at = s.asked(s.positions, i) if role == "q" else s.positions
+    return rotate(s, x, rope, f"blk.{i}.{role}_rope", at)
 
 
 def remembered(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> tuple[Tensor, Tensor]:
@@ -205,7 +209,7 @@ def attention(s: Step, x: Tensor, i: int, *, qk_norm: str = "") -> Tensor:
     """Self-attention of layer i over the cache: x [T, n] -> [T, E], of the last layer [M, E] as
     `Step.asked` says. `qk_norm` as `normed` in `heads`."""
     q = heads(s, s.asked(x, i), i, "q", s.config.num_attention_heads, qk_norm)
-    q = turned(s, q, i, "q", s.asked(s.positions, i))
+    q = turned(s, q, i, "q")
     mixed = attend(s, q, remembered(s, x, i, qk_norm=qk_norm), mask_of(s, i), i)
     return linear(s, mixed, f"blk.{i}.attn_output", s.config.hidden_size)
 

@@ -59,7 +59,7 @@ def attention(s: Step, x: Tensor, i: int, seen: Seen) -> Tensor:
     """Self-attention of layer i over its own cache, or over that of an earlier layer: [T, E]."""
     c = s.config
     q = blocks.heads(s, s.asked(x, i), i, "q", c.num_attention_heads, "head")
-    q = blocks.turned(s, q, i, "q", s.asked(s.positions, i))
+    q = blocks.turned(s, q, i, "q")
     source = made_by(c, i)
     if source == i:
         kv = c.num_key_value_heads

@@ -51,8 +51,7 @@ def attention(s: Step, x: Tensor, i: int) -> Tensor:
     rows, h, d = asking.shape[0], c.num_attention_heads, c.head_dim
     both = blocks.linear(s, asking, f"{blk}.attn_q", h * d * 2).reshape(rows, h, 2 * d)
     q, gate = (ops.cont(ops.columns(both, j * d, d)) for j in range(2))  # [T, H, D]
-    q = blocks.norm(s, q, f"{blk}.attn_q_norm")
-    q = blocks.turned(s, q, i, "q", s.asked(s.positions, i))
+    q = blocks.turned(s, blocks.norm(s, q, f"{blk}.attn_q_norm"), i, "q")
     seen = blocks.remembered(s, x, i, qk_norm="head")
     mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
     opened = mixed * ops.sigmoid(gate.reshape(rows, h * d))

@@ -104,7 +104,7 @@ class AssistantHead:
         normed = blocks.norm(s, x, f"blk.{i}.attn_norm")
         heads = blocks.heads(s, normed, i, "q", s.config.num_attention_heads, "head")
         seen = self._seen(s, i, "k"), self._seen(s, i, "v")
-        q = blocks.turned(s, heads, i, "q", s.asked(s.positions, i))
+        q = blocks.turned(s, heads, i, "q")
         mixed = blocks.attend(s, q, seen, blocks.mask_of(s, i), i)
         out = blocks.linear(s, mixed, f"blk.{i}.attn_output", x.shape[1])
         h = x + blocks.norm(s, out, f"blk.{i}.post_attention_norm")

@@ -31,26 +31,6 @@ def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
     return alike and rows >= opened.MANY and (isa.tiles or opened.opens(isa, gate))
 
 
-def _write(k: Kernel, sides: tuple[Val, Val], apart: int, pairs: Val, rows: Val, out: Val) -> None:
-    """Rows of `out`, as far as some pairs make them: gates and ups of their tiles lie `apart` bytes
-    from one another."""
-    lanes = k.isa.lanes
-    for r in k.loop(0, rows):
-
-        def numbers(b: Val, r: Val = r) -> list[Val]:
-            gates, ups = (
-                [
-                    k.load(side + (b * PAIR + i) * apart + r * (TILE * 4) + at * 4, vec(F32, lanes))
-                    for i in range(PAIR)
-                    for at in range(0, TILE, lanes)
-                ]
-                for side in sides
-            )
-            return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
-
-        in_fours(k, (k.const(0, I64), pairs), numbers, out + k.arg("os") * r)
-
-
 class _Tiles:
     """Gates, then ups, of the tiles of some pairs: from pair `first` on."""
 
@@ -72,9 +52,23 @@ class _Tiles:
 
     def write(self, home: Val, apart: int, first: Val, rows: Val) -> None:
         """Rows from `first` on; sums of number i lie at `home` + i * `apart`."""
-        k = self.k
+        k, lanes, sides = self.k, self.k.isa.lanes, (home, home + self.each * apart)
         out = k.arg("out") + k.arg("os") * first + self.first * X_BLOCK
-        _write(k, (home, home + self.each * apart), apart, self.pairs, rows, out)
+        for r in k.loop(0, rows):
+
+            def numbers(b: Val, r: Val = r) -> list[Val]:
+                at = b * (PAIR * apart) + r * (TILE * 4)
+                gates, ups = (
+                    [
+                        k.load(side + at + (i * apart + lane * 4), vec(F32, lanes))
+                        for i in range(PAIR)
+                        for lane in range(0, TILE, lanes)
+                    ]
+                    for side in sides
+                )
+                return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+
+            in_fours(k, (k.const(0, I64), self.pairs), numbers, out + k.arg("os") * r)
 
 
 def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
