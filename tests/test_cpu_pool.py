@@ -57,8 +57,9 @@ def seems_long(program: Flat) -> None:
 def test_a_run_begins_without_its_caller_who_joins_it(threads: int) -> None:
     """However late the caller is: amid the program, behind its end, or before its first meeting."""
     pool, seen = Pool(threads), Counter[str]()
-    program, x = counting(300)
-    turns = 200 if threads <= 2 else 50  # more than processors meet when the system lets them
+    # More threads than processors meet when the system lets them: fewer meetings, fewer turns.
+    meetings, turns = (300, 200) if threads <= 2 else (60, 50)
+    program, x = counting(meetings)
     for turn in range(1, turns):
         called = list[int]()
         seems_long(program)
@@ -66,12 +67,12 @@ def test_a_run_begins_without_its_caller_who_joins_it(threads: int) -> None:
         def work(turn: int = turn, called: list[int] = called) -> None:
             wait = time.sleep if turn % 3 else busy
             wait((turn % 20) ** 2 * 1e-5)
-            seen["after the end" if x[0, -1] == 300 * turn else "before the end"] += 1
+            seen["after the end" if x[0, -1] == meetings * turn else "before the end"] += 1
             called.append(threading.get_ident())
 
         pool.meanwhile(work)
         pool.run(program)
-        assert (x == 300 * turn).all()
+        assert (x == meetings * turn).all()
         assert called == [threading.get_ident()]
     if threads == 2:  # more of them than processors may take any time
         assert seen["before the end"] and seen["after the end"], seen

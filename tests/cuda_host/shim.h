@@ -40,6 +40,9 @@ struct Fiber {
   Place at;
   Index thread;
   bool started, done;
+  const unsigned* round;  // of the meeting it waits at: no turn before that is another than `seen`
+  unsigned seen;
+  bool waits() const { return round && *round == seen; }
 };
 // Stacks begin at places of their own in a cache: a power of two apart, they would share a few.
 static const int MOST = 1024, STACK = (1 << 16) + 448, WARP = 32;
@@ -102,8 +105,11 @@ static void meet(Meeting& m, const int& needed, int site) {
     m.waiting = 0;
     ++m.round;
     if (at_once) leave();  // the last to arrive is not ahead of other blocks
+    return;
   }
-  while (m.round == mine) leave();
+  fibers[here].round = &m.round, fibers[here].seen = mine;
+  leave();
+  fibers[here].round = 0;
 }
 
 static void body() {
@@ -167,7 +173,7 @@ static void run_warp(int w, bool hurried) {
   for (int before = -1, rounds = 0; before != alive || rounds != (int)rounds_of(count / WARP);) {
     before = alive, rounds = (int)rounds_of(count / WARP);
     for (int i = w * WARP; i < (w + 1) * WARP; ++i)
-      if (!fibers[turns[i]].done) resume(turns[i]);
+      if (!fibers[turns[i]].done && !fibers[turns[i]].waits()) resume(turns[i]);
     if (!hurried) return;
   }
 }
@@ -208,7 +214,7 @@ static void run_blocks(int several, int threads, bool hurried) {
   const int warps = count / WARP;
   for (int w = 0; w < warps; ++w) warp_alive[w] = WARP, warp_meetings[w].waiting = 0;
   for (int i = 0; i < count; ++i) {
-    fibers[i].done = false, fibers[i].thread = {(unsigned)(i % threads), 0, 0};
+    fibers[i].done = false, fibers[i].round = 0, fibers[i].thread = {(unsigned)(i % threads), 0, 0};
     begun[i] = 0;
   }
   for (int idle = 0; alive; ++idle) {
@@ -265,6 +271,7 @@ static int plus(int sum, int left, int right) {  // wraps, as rows that do not e
 // 16 rows and 8 outputs): row r of a is held by lanes r % 8 * 4 .. + 3, output c of b by lanes
 // c * 4 .. + 3; a pair of a's registers, and one of b's, for each of HALVES.
 template <class Sum, Sum (*LEFT)(unsigned), Sum (*RIGHT)(unsigned), int EACH, int HALVES>
+[[gnu::optimize("O3"), gnu::no_sanitize("bounds")]]
 static void multiply_as(Sum* sum, const unsigned* a, const unsigned* b, int site) {
   static const int COLUMNS = 4 * EACH * HALVES;
   static Sum lefts[2][MOST / WARP][16][COLUMNS], rights[2][MOST / WARP][8][COLUMNS];
@@ -279,12 +286,11 @@ static void multiply_as(Sum* sum, const unsigned* a, const unsigned* b, int site
       right[lane / 4][column] = RIGHT(b[half] >> shift & mask);
     }
   meet_warp(site);
-  for (int i = 0; i < 4; ++i) {
-    const Sum *x = left[lane / 4 + i / 2 * 8], *w = right[lane % 4 * 2 + i % 2];
-    Sum total = sum[i];
-    for (int k = 0; k < COLUMNS; ++k) total = plus(total, x[k], w[k]);
-    sum[i] = total;
-  }
+  Sum total[4] = {sum[0], sum[1], sum[2], sum[3]};
+  for (int k = 0; k < COLUMNS; ++k)  // four sums at once, each in the order of its columns
+    for (int i = 0; i < 4; ++i)
+      total[i] = plus(total[i], left[lane / 4 + i / 2 * 8][k], right[lane % 4 * 2 + i % 2][k]);
+  memcpy(sum, total, sizeof total);
 }
 
 static void multiply(float* sum, const unsigned (&a)[4], const unsigned (&b)[2]) {
