@@ -83,7 +83,8 @@ def _mul_mat_id_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(x, 3, 3)
     rank(ids, 2, 2)
     real_valued(w)
-    plain_float(x)
+    if x.dtype is not A8:
+        plain_float(x)
     index_type(ids)
     expect(w.shape[-1] == x.shape[-1], f"inner sizes {w.shape[-1]} and {x.shape[-1]} differ")
     t, u = ids.shape
@@ -129,6 +130,10 @@ MUL_MAT_ID = register(
             Example((Arg((4, 6, 8)), Arg((3, 1, 8)), Arg((3, 2), I32, "ids:4"))),
             Example(
                 (Arg((3, 5, 64), Q8_0), Arg((2, 1, 64)), Arg((2, 2), I32, "ids:3")), tolerance=2e-2
+            ),
+            Example(
+                (Arg((3, 5, 64), Q4_0), Arg((2, 2, 64), A8), Arg((2, 2), I32, "ids:3")),
+                tolerance=2e-2,
             ),
             Example((Arg((1, 1, 1)), Arg((1, 1, 1)), Arg((1, 1), I32, "ids:1"))),
             Example((Arg((4, 6, 8)), Arg((0, 2, 8)), Arg((0, 2), I32, "ids:4"))),

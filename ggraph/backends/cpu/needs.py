@@ -62,10 +62,11 @@ def multiplies(t: Tensor, exact: bool) -> bool:
     return _meets(w, a, exact) and all(map(is_rows, rest))
 
 
-def _meets(w: Tensor, a: Tensor, exact: bool) -> bool:
-    """Whether a kernel multiplies flat rows by a stored matrix."""
+def _meets(w: Tensor, a: Tensor, exact: bool, axes: int = 2) -> bool:
+    """Whether a kernel multiplies flat rows by a stored matrix, or by one of those of each expert
+    where there are three `axes`."""
     in_8_bits = a.dtype is A8 and a.is_contiguous
-    if not is_matrix(w) or len(w.shape) != 2 or not w.shape[1]:
+    if not is_matrix(w) or len(w.shape) != axes or not w.shape[-1]:
         return False
     if not (in_8_bits or is_rows(a)) or (w.dtype.is_block and a.shape[-1] % 32):
         return False
@@ -126,10 +127,7 @@ def lays(t: Tensor) -> bool:
 def multiplies_by_id(t: Tensor, exact: bool) -> bool:
     """Whether a kernel computes this mul_mat_id."""
     w, a, ids = t.sources
-    if not is_matrix(w) or not is_rows(a):
-        return False
-    whole = takes_floats(w, exact) or w.shape[-1] % 32 == 0
-    return whole and ids.dtype is I32 and ids.is_contiguous
+    return _meets(w, a, exact, axes=3) and ids.dtype is I32 and ids.is_contiguous
 
 
 def rounds(t: Tensor, *, exact: bool) -> str:

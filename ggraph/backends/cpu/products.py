@@ -163,7 +163,7 @@ def mul_mat_id(low: Lowering, x: Launch) -> bool:
     experts, n, k = w.tensor.shape
     packed, floats = low.weight(w), takes_floats(w.tensor, low.exact)
     tokens, own = a.tensor.shape[:2]
-    made = [] if floats else [low.rows(x, tokens * own, k)]
+    made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, tokens * own, k)]
     row = k * 4 if floats else activation_bytes(k)
     low.add(
         "matmul_id_" + layout_of(packed.dtype).name, uses=made, w=packed.data, ids=low.at(ids),
