@@ -807,8 +807,9 @@ def mul_mat_add(w: Array, x: Array, rest: Array) -> Array:
 
 
 @oracle("mul_mat_gated", "mul_mat_gated_quantise")
-def mul_mat_gated(w: Array, x: Array, up: Array, *, unit: str) -> Array:
-    return ORACLES[unit](mul_mat(w, x), mul_mat(up, x))
+def mul_mat_gated(w: Array, x: Array, up: Array, *ids: Array, unit: str, has_ids: bool) -> Array:
+    product = ORACLES["mul_mat_id" if has_ids else "mul_mat"]
+    return ORACLES[unit](product(w, x, *ids), product(up, x, *ids))
 
 
 @oracle("mul_mats")

@@ -14,6 +14,12 @@ from ggraph.dtype import Q4_K, DType
 EXPERTS = 4
 
 
+def one_behind_another(dtype: DType, each: list[Array], n: int, k: int) -> Array:
+    """Experts' tiles as kernels find them, and what they may ask for ahead."""
+    size = packed_bytes(dtype, n, k)
+    return np.concatenate([*(t[:size] for t in each), np.zeros(1 << 14, np.uint8)])
+
+
 def chosen(
     dtype: DType, each: list[Array], x: Array, ids: Array, n: int, k: int, threads: int,
     *, own: bool = False,
@@ -21,7 +27,7 @@ def chosen(
     """The products [tokens, used, n] of the experts that ids [tokens, used] choose; `own`: every
     expert of a token has a row of x of its own; else they share one."""
     size, used, row = packed_bytes(dtype, n, k), ids.shape[1], x.strides[0]
-    tiles = np.concatenate([*(t[:size] for t in each), np.zeros(1 << 14, np.uint8)])
+    tiles = one_behind_another(dtype, each, n, k)
     y = np.full((*ids.shape, n), 7.0, np.float32)
     call(
         "matmul_id_" + layout_of(dtype).name, threads, w=tiles, x=x, y=y, ids=ids, n=n, k=k,

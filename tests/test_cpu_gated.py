@@ -18,11 +18,12 @@ from cpu_calls import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cpu_experts import EXPERTS, chosen, one_behind_another
 
 from ggraph.backends.cpu import amx, gated, opened
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit
-from ggraph.backends.cpu.tiles import LAYOUTS, Layout, activation_bytes, layout_of
+from ggraph.backends.cpu.tiles import LAYOUTS, Layout, activation_bytes, layout_of, packed_bytes
 from ggraph.dtype import Q4_K, Q5_0, Q6_K, Q8_0, DType
 from ggraph.ops.fused import FEW_ROWS
 
@@ -86,6 +87,80 @@ def test_every_processor_has_these_bits(variant: str, dtype: DType) -> None:
     case = Case(dtype, opened.GROUP_ROWS + 17, 160, 256, 4)
     words, out = case.words()
     call_with(jit(variant), "gated_" + layout_of(dtype).name, **words)
+    assert np.array_equal(out, case.expected())
+
+
+class Experts:
+    """Experts' gates and ups, and rows that have some of them; what the kernels make of them."""
+
+    def __init__(self, dtype: DType, ids: Array, n: int, k: int, seed: int, own: bool) -> None:
+        rng = np.random.default_rng(seed)
+        self.dtype, self.ids, self.n, self.k, self.own = dtype, ids, n, k, own
+        self.gates, self.ups = (
+            [
+                packed_weight(dtype, raw_weight(dtype, n, k, 2 * e + i + seed), n, k)
+                for e in range(EXPERTS)
+            ]
+            for i in (0, 1)
+        )
+        rows = ids.size if own else len(ids)
+        self.x, _ = activations(dtype, rng.normal(size=(rows, k)).astype(np.float32))
+
+    def words(self) -> tuple[dict[str, object], Array]:
+        used, row, n = self.ids.shape[1], self.x.strides[0], self.n
+        out = np.full(self.ids.size * activation_bytes(n) + SPARE, 0xAA, np.uint8)
+        w, v = (one_behind_another(self.dtype, e, n, self.k) for e in (self.gates, self.ups))
+        steps = {"xs": row * (used if self.own else 1), "xu": row if self.own else 0}
+        sizes = {"n": n, "k": self.k, "m": self.ids.size, "u": used, "experts": EXPERTS}
+        bytes_ = {"es": packed_bytes(self.dtype, n, self.k), "os": activation_bytes(n)}
+        return {"w": w, "v": v, "x": self.x, "out": out, "ids": self.ids, **sizes, **steps,
+                **bytes_}, out  # fmt: skip
+
+    def expected(self) -> Array:
+        """One by one."""
+        m, n = self.ids.size, self.n
+        a, b = (
+            chosen(self.dtype, e, self.x, self.ids, n, self.k, 1, own=self.own)
+            for e in (self.gates, self.ups)
+        )
+        out = np.full(m * activation_bytes(n) + SPARE, 0xAA, np.uint8)
+        steps = {"as": n * 4, "bs": n * 4, "os": activation_bytes(n)}
+        call("silu_mul_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
+        return out
+
+
+def some_ids(tokens: int, used: int, seed: int) -> Array:
+    """Experts of each token, as many pairs of one as of all others; some beyond those there are."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(-1, EXPERTS + 1, (tokens, used))
+    return np.where(rng.random(ids.shape) < 0.5, 1, ids).astype(np.int32)
+
+
+@pytest.mark.parametrize("dtype", BLOCKS, ids=str)
+@given(
+    tokens=st.sampled_from([1, 5, 40, opened.GROUP_ROWS + 30, amx.MOST + 60]),
+    used=st.integers(1, 3),
+    pairs=st.sampled_from([1, 3, 13]),
+    own=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_experts_units_have_the_bits_of_products_and_a_unit(
+    dtype: DType, tokens: int, used: int, pairs: int, own: bool, threads: int, seed: int
+) -> None:
+    k = 2 * max(dtype.block, 32)
+    case = Experts(dtype, some_ids(tokens, used, seed), 32 * pairs, k, seed, own)
+    words, out = case.words()
+    call("gated_id_" + layout_of(dtype).name, threads, **words)
+    assert np.array_equal(out, case.expected())
+
+
+@pytest.mark.parametrize("dtype", [Q4_K, Q8_0], ids=str)
+@pytest.mark.parametrize("variant", sorted(variants()))
+def test_every_processor_has_the_bits_of_experts_units(variant: str, dtype: DType) -> None:
+    case = Experts(dtype, some_ids(70, 2, 3), 160, 256, 4, own=False)
+    words, out = case.words()
+    call_with(jit(variant), "gated_id_" + layout_of(dtype).name, **words)
     assert np.array_equal(out, case.expected())
 
 

@@ -25,7 +25,7 @@ CASES = [c for c in examples.every() if c[0].name in RULES]
 NAMES = [f"{spec.name}-{i}" for spec, i, _ in CASES]
 LEFT = {
     ("cast", 4), ("cast", 7), ("cpy", 2), ("mul_mat", 3), ("mul_mat_id", 3),
-    ("mul_mat_gated", 6), ("mul_mats", 2), ("mul_mats", 3), ("mul_mats", 4),
+    ("mul_mat_gated", 6), ("mul_mat_gated", 7), ("mul_mats", 2), ("mul_mats", 3), ("mul_mats", 4),
     ("set", 1), ("set_rows", 4),
     ("soft_max", 3),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from ggraph.ops.glu import UNITS
 from ggraph.pipeline import make_plan
 from ggraph.plan import Actor, Command, Do
 from ggraph.rewrite import rewrite
-from ggraph.tensor import Array, Tensor, input, weight
+from ggraph.tensor import Array, Kind, Tensor, input, weight
 
 GATED = {"mul_mat_gated", "mul_mat_gated_quantise"}
 
@@ -47,12 +48,27 @@ def unit(rows: int, n: int, k: int, gate: DType, down: DType | None = None) -> G
     return Graph.of({"y": y})
 
 
+def experts_unit(rows: int, gate: DType, up: DType) -> Graph:
+    """The same of the experts chosen for each row, and of those that read it."""
+    x, ids = input("x", (rows, 1, 256)), ops.top_k(input("scores", (rows, 6)), 2)
+    first, second = (
+        ops.mul_mat_id(weight(name, (6, 96, 256), kind), x, ids)
+        for name, kind in (("gate", gate), ("up", up))
+    )
+    down = weight("down", (6, 32, 96), dt.Q8_0 if gate.is_block else gate)
+    return Graph.of({"y": ops.mul_mat_id(down, ops.swiglu(first, second), ids)})
+
+
 def feeds(graph: Graph) -> dict[str, Array]:
     rng = np.random.default_rng(5)
-    x = rng.normal(size=graph["x"].shape).astype(np.float32)
-    weights = [t for t in graph.tensors if t.is_leaf and t.name != "x"]
-    raws = {t.name: raw_weight(t.dtype, *t.shape, seed=i) for i, t in enumerate(weights)}
-    return {"x": x, **{name: raw.reshape(-1) for name, raw in raws.items()}}
+    given = graph.leaves(Kind.INPUT)
+    values = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in given}
+    weights = [t for t in graph.tensors if t.is_leaf and t.name not in values]
+    raws = {
+        t.name: raw_weight(t.dtype, prod(t.shape[:-1]), t.shape[-1], seed=i)
+        for i, t in enumerate(weights)
+    }
+    return {**values, **{name: raw.reshape(-1) for name, raw in raws.items()}}
 
 
 def descending(threads: int) -> range:
@@ -65,7 +81,7 @@ def value(backend: CpuBackend, graph: Graph, fused: bool) -> tuple[Array, Counte
     given = feeds(graph)
     verified = make_plan(graph, [spec])
     held = executor(verified, backend, given)
-    found = held.run({"x": given["x"]})["y"].copy()
+    found = held.run({t.name: given[t.name] for t in graph.leaves(Kind.INPUT)})["y"].copy()
     held.close()
     return found, Counter(t.op for t in verified.plan.graph.nodes)
 
@@ -98,6 +114,25 @@ def test_every_weight_type_gives_the_bits_of_three_launches(dtype: DType, exact:
             assert sum(made[op] for op in GATED) == 1 and not made["swiglu"]
             assert made["mul_mat_gated_quantise"] == (down is not None and not exact)
             assert np.array_equal(one, apart), f"{rows} rows, {n} columns, {threads} threads"
+        backend.close()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kinds", [(dt.Q4_K, dt.Q4_K), (dt.Q4_K, dt.Q6_K), (dt.F16, dt.F16)])
+def test_experts_units_give_the_bits_of_their_launches(
+    kinds: tuple[DType, DType], exact: bool
+) -> None:
+    """Of few tokens and of many, and the experts that read them, in 8 bits or not."""
+    for threads, rows in ((1, 1), (2, 7), (3, 90)):
+        backend = open_cpu("cpu", threads=threads, exact=exact)
+        graph = experts_unit(rows, *kinds)
+        one, made = value(backend, graph, True)
+        apart, parts = value(backend, graph, False)
+        many = exact and rows * 2 > FEW_ROWS
+        assert sum(made[op] for op in GATED) == (not many) and made["mul_mat_id"] == 1 + 2 * many
+        in_8_bits = kinds[0].is_block and not exact
+        assert made["mul_mat_gated_quantise"] == parts["swiglu_quantise"] == in_8_bits
+        assert np.array_equal(one, apart), f"{rows} rows, {threads} threads"
         backend.close()
 
 
@@ -149,12 +184,22 @@ def test_what_is_gated_and_what_is_not() -> None:
         (one,) = rewrite(Graph.of({"y": made}), [spec]).nodes
         assert (one.op, one.attrs["unit"]) == ("mul_mat_gated", op)
         assert [s.name for s in one.sources] == ["w", "x", "v"]
+    gates, ups = weight("gates", (4, 96, 64)), weight("ups", (4, 96, 64))
+    ids, others = (input(name, (3, 2), dt.I32) for name in ("ids", "others"))
+    first = ops.mul_mat_id(gates, ops.reshape(x, 3, 1, 64), ids)
+    experts = Graph.of({"y": ops.swiglu(first, ops.mul_mat_id(ups, first.sources[1], ids))})
+    (one,) = (t for t in rewrite(experts, [spec]).nodes if not t.is_view)
+    assert (one.op, one.attrs["has_ids"], one.shape) == ("mul_mat_gated", True, (3, 2, 96))
+    assert [s.name for s in one.sources if s.is_leaf] == ["gates", "ups", "ids"]
     long = input("long", (FEW_ROWS + 1, 64))
     left: dict[str, dict[str, Tensor]] = {
         "read by another": {"y": ops.swiglu(gate, up) + gate},
         "an output": {"y": ops.swiglu(gate, up), "gate": gate},
         "of other rows": {"y": ops.swiglu(gate, ops.mul_mat(v, z))},
         "of one product": {"y": ops.swiglu(gate, gate)},
+        "of other experts": {
+            "y": ops.swiglu(first, ops.mul_mat_id(ups, first.sources[1], others))
+        },
     }  # fmt: skip
     for why, outputs in left.items():
         assert "swiglu" in {t.op for t in rewrite(Graph.of(outputs), [spec]).nodes}, why

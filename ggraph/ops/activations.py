@@ -6,8 +6,8 @@ norm and its products lie in the plan like all others. Legend: n row length, who
 
 from collections.abc import Sequence
 
-from ggraph.dtype import A8, F32, Q4_0
-from ggraph.ops.fused import MUL_MAT_GATED, RMS_NORM_MUL
+from ggraph.dtype import A8, F32, I32, Q4_0
+from ggraph.ops.fused import ALL, CHOSEN, MUL_MAT_GATED, RMS_NORM_MUL, mul_mat_gated
 from ggraph.ops.glu import SWIGLU
 from ggraph.ops.rules import expect, f32, rank, rule
 from ggraph.tensor import Arg, Attrs, Cost, Example, Meta, OpSpec, Tensor, apply, register
@@ -101,21 +101,32 @@ SWIGLU_QUANTISE = register(
 MUL_MAT_GATED_QUANTISE = register(
     OpSpec(
         "mul_mat_gated_quantise",
-        infer=rule("mul_mat_gated_quantise", "w x up", _gated_product_rule),
+        infer=rule("mul_mat_gated_quantise", "w x up ids?", _gated_product_rule),
         reference=MUL_MAT_GATED.reference,
+        limits=MUL_MAT_GATED.limits,
         cost=MUL_MAT_GATED.cost,
         rounds="rows to 8 bits",
         examples=(
-            Example((Arg((64, 64)), Arg((3, 64)), Arg((64, 64))), {"unit": "swiglu"}, 1e-2),
+            Example((Arg((64, 64)), Arg((3, 64)), Arg((64, 64))), {"unit": "swiglu", **ALL}, 1e-2),
             Example(
                 (Arg((96, 64), Q4_0), Arg((2, 64), A8), Arg((96, 64), Q4_0)),
-                {"unit": "geglu"},
+                {"unit": "geglu", **ALL},
                 2e-2,
             ),
-            Example((Arg((32, 1)), Arg((1, 1)), Arg((32, 1))), {"unit": "reglu"}, 1e-2),
-            Example((Arg((32, 8)), Arg((0, 8)), Arg((32, 8))), {"unit": "swiglu"}),
+            Example(
+                (
+                    Arg((4, 64, 32), Q4_0),
+                    Arg((3, 1, 32), A8),
+                    Arg((4, 64, 32), Q4_0),
+                    Arg((3, 2), I32, "ids:4"),
+                ),
+                {"unit": "swiglu", **CHOSEN},
+                2e-2,
+            ),
+            Example((Arg((32, 1)), Arg((1, 1)), Arg((32, 1))), {"unit": "reglu", **ALL}, 1e-2),
+            Example((Arg((32, 8)), Arg((0, 8)), Arg((32, 8))), {"unit": "swiglu", **ALL}),
         ),
-        doc="mul_mat_gated_quantise(w, x, up, unit): quantise(mul_mat_gated(w, x, up, unit)).",
+        doc="mul_mat_gated_quantise(w, x, up, ids?, unit): quantise(mul_mat_gated(...)).",
     )
 )
 
@@ -139,7 +150,14 @@ def swiglu_quantise(gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
 
 
 def mul_mat_gated_quantise(
-    w: Tensor, x: Tensor, up: Tensor, *, unit: str = "swiglu", name: str = ""
+    w: Tensor,
+    x: Tensor,
+    up: Tensor,
+    ids: Tensor | None = None,
+    *,
+    unit: str = "swiglu",
+    name: str = "",
 ) -> Tensor:
-    """The gated unit of x @ w^T and x @ up^T, [.., n], as A8. No ggml peer. Errors: ShapeError."""
-    return apply("mul_mat_gated_quantise", w, x, up, name=name, unit=unit)
+    """mul_mat_gated of the same sources, [.., n], as A8. No ggml peer. Errors: ShapeError."""
+    made = mul_mat_gated(w, x, up, ids, unit=unit)
+    return apply("mul_mat_gated_quantise", *made.sources, name=name, **made.attrs)

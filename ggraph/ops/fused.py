@@ -12,7 +12,7 @@ import numpy as np
 
 from ggraph.dtype import A8, F16, F32, I32, I64, Q4_0, Q8_0
 from ggraph.ops.glu import UNITS
-from ggraph.ops.matmul import MUL_MAT
+from ggraph.ops.matmul import MUL_MAT, MUL_MAT_ID, chosen_bytes
 from ggraph.ops.norm import RMS_NORM
 from ggraph.ops.rope import DEFAULTS, ROPE
 from ggraph.ops.rows import SET_ROWS
@@ -95,44 +95,63 @@ MUL_MAT_ADD = register(
 )
 
 
+ALL: Attrs = {"has_ids": False}
+CHOSEN: Attrs = {"has_ids": True}
+
+
 def _gated_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
-    w, x, up = sources
+    w, x, up, *ids = sources
     choice(attrs, "unit", UNITS)
     expect(w.shape == up.shape, f"expected {w.label} and {up.label} of one shape")
-    MUL_MAT.infer((up, x), {})
-    return MUL_MAT.infer((w, x), {})
+    product = MUL_MAT_ID if ids else MUL_MAT
+    product.infer((up, x, *ids), {})
+    return product.infer((w, x, *ids), {})
 
 
-def _gated(w: Array, x: Array, up: Array, *, unit: str) -> Array:
-    return f32(OPS[unit].reference(MUL_MAT.reference(w, x), MUL_MAT.reference(up, x)))
+def _gated(w: Array, x: Array, up: Array, *ids: Array, unit: str, has_ids: bool) -> Array:
+    product = (MUL_MAT_ID if has_ids else MUL_MAT).reference
+    return f32(OPS[unit].reference(product(w, x, *ids), product(up, x, *ids)))
 
 
 def _gated_cost(t: Tensor) -> Cost:
-    w, x, up = t.sources
+    w, x, up, *ids = t.sources
     arithmetic = 4 * t.size * x.shape[-1] + t.size
-    return Cost(arithmetic, w.nbytes + x.nbytes + up.nbytes + t.nbytes)
+    weights = sum(chosen_bytes(v, ids[0].size) if ids else v.nbytes for v in (w, up))
+    return Cost(arithmetic, weights + x.nbytes + t.nbytes)
+
+
+def _gated_limits(t: Tensor) -> dict[int, int]:
+    return {3: t.sources[0].shape[0]} if t.attrs["has_ids"] else {}
 
 
 MUL_MAT_GATED = register(
     OpSpec(
         "mul_mat_gated",
-        infer=rule("mul_mat_gated", "w x up", _gated_rule),
+        infer=rule("mul_mat_gated", "w x up ids?", _gated_rule),
         reference=_gated,
+        limits=_gated_limits,
         cost=_gated_cost,
         examples=(
             *(
-                Example((Arg((8, 64), F16), Arg((3, 64)), Arg((8, 64), F16)), {"unit": u}, 2e-3)
+                Example(
+                    (Arg((8, 64), F16), Arg((3, 64)), Arg((8, 64), F16)), {"unit": u, **ALL}, 2e-3
+                )
                 for u in UNITS
             ),
             Example(
                 (Arg((36, 64), Q4_0), Arg((2, 3, 64)), Arg((36, 64), Q4_0)),
-                {"unit": "swiglu"},
+                {"unit": "swiglu", **ALL},
                 tolerance=2e-2,
             ),
-            Example((Arg((1, 1)), Arg((1, 1)), Arg((1, 1))), {"unit": "swiglu"}),
-            Example((Arg((6, 8)), Arg((0, 8)), Arg((6, 8))), {"unit": "reglu"}),
+            Example(
+                (Arg((4, 6, 8)), Arg((3, 1, 8)), Arg((4, 6, 8)), Arg((3, 2), I32, "ids:4")),
+                {"unit": "geglu", **CHOSEN},
+            ),
+            Example((Arg((1, 1)), Arg((1, 1)), Arg((1, 1))), {"unit": "swiglu", **ALL}),
+            Example((Arg((6, 8)), Arg((0, 8)), Arg((6, 8))), {"unit": "reglu", **ALL}),
         ),
-        doc="mul_mat_gated(w, x, up, unit): the gated unit of x @ w^T and x @ up^T.",
+        doc="mul_mat_gated(w, x, up, ids?, unit): the gated unit of x @ w^T and x @ up^T, or of "
+        "mul_mat_id(w, x, ids) and mul_mat_id(up, x, ids).",
     )
 )
 
@@ -234,12 +253,20 @@ def mul_mat_add(w: Tensor, x: Tensor, rest: Tensor, *, name: str = "") -> Tensor
 
 
 def mul_mat_gated(
-    w: Tensor, x: Tensor, up: Tensor, *, unit: str = "swiglu", name: str = ""
+    w: Tensor,
+    x: Tensor,
+    up: Tensor,
+    ids: Tensor | None = None,
+    *,
+    unit: str = "swiglu",
+    name: str = "",
 ) -> Tensor:
     """unit(x [.., m, k] @ w^T, x @ up^T), w and up [n, k], as f32 [.., m, n]; `unit` is the name of
-    a gated unit. No ggml peer. Errors: ShapeError.
+    a gated unit. With ids [T, U], w and up [E, n, k] and x [T, U or 1, k], of the experts chosen:
+    f32 [T, U, n]. No ggml peer. Errors: ShapeError.
     """
-    return apply("mul_mat_gated", w, x, up, name=name, unit=unit)
+    chosen = [] if ids is None else [ids]
+    return apply("mul_mat_gated", w, x, up, *chosen, name=name, unit=unit, has_ids=bool(chosen))
 
 
 def mul_mats(w: Tensor, x: Tensor, *more: Tensor, name: str = "") -> Tensor:

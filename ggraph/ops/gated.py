@@ -9,9 +9,12 @@ def gated(t: Tensor, lonely: Container[str]) -> Tensor | None:
     """The unit `t` with the products that only it reads (`lonely`, by name) as one op, for any
     number of rows; None where it is not of that kind."""
     gate, up = t.sources
-    if any(s.op != "mul_mat" or s.name not in lonely for s in t.sources):
+    if gate.op != up.op or gate.op not in ("mul_mat", "mul_mat_id"):
         return None
-    (w, x), (v, z) = gate.sources, up.sources
-    if x is not z or w.shape != v.shape:
+    if any(s.name not in lonely for s in t.sources):
         return None
-    return apply("mul_mat_gated", w, x, v, name=t.name, unit=t.op)
+    (w, *rows), (v, *others) = gate.sources, up.sources
+    if w.shape != v.shape or any(a is not b for a, b in zip(rows, others, strict=True)):
+        return None
+    x, *ids = rows
+    return apply("mul_mat_gated", w, x, v, *ids, name=t.name, unit=t.op, has_ids=bool(ids))

@@ -12,7 +12,7 @@ QUANTISED_PARTS = {
     "mul_mat_gated": "mul_mat_gated_quantise",
 }
 
-AXES = {"mul_mat": 2, "mul_mat_add": 2, "mul_mat_gated": 2, "mul_mat_id": 3}  # of the weights
+PRODUCTS = ("mul_mat", "mul_mat_add", "mul_mat_gated", "mul_mat_id")
 
 
 def quantise_activations(
@@ -62,11 +62,12 @@ def _in_8_bits(x: Tensor, known: frozenset[str], runs: Callable[[Tensor], bool])
 
 
 def _takes_8_bits(t: Tensor) -> bool:
-    if t.op not in AXES:
+    if t.op not in PRODUCTS:
         return False
     x = t.sources[1]
-    matrices = [t.sources[0], *(t.sources[2:] if t.op == "mul_mat_gated" else ())]
+    matrices = [t.sources[0], *(t.sources[2:3] if t.op == "mul_mat_gated" else ())]
+    axes = 3 if t.op == "mul_mat_id" or t.attrs.get("has_ids") else 2
     if any(w.kind is not Kind.WEIGHT or not w.dtype.is_block for w in matrices):
         return False
-    stored = all(w.is_leaf and len(w.shape) == AXES[t.op] for w in matrices)
+    stored = all(w.is_leaf and len(w.shape) == axes for w in matrices)
     return stored and x.dtype is F32 and x.is_contiguous and x.shape[-1] % A8.block == 0

@@ -111,9 +111,13 @@ def _mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
 def _mul_mat_id_cost(t: Tensor) -> Cost:
     """Only the experts that can be chosen are read: at most one per token and slot."""
     w, x = t.sources[:2]
-    experts, used = w.shape[0], t.shape[0] * t.shape[1]
-    weights = w.nbytes * min(experts, used) // max(experts, 1)
-    return Cost(2 * t.size * x.shape[-1], weights + x.nbytes + t.nbytes)
+    used = t.shape[0] * t.shape[1]
+    return Cost(2 * t.size * x.shape[-1], chosen_bytes(w, used) + x.nbytes + t.nbytes)
+
+
+def chosen_bytes(w: Tensor, used: int) -> int:
+    """Bytes of those of the experts w [E, n, k] that `used` choices may name."""
+    return w.nbytes * min(w.shape[0], used) // max(w.shape[0], 1)
 
 
 MUL_MAT_ID = register(

@@ -110,9 +110,9 @@ def _rope(a: Args, kind: str) -> Iterator[Patch]:
 _DTYPES = {layout.name: dtype for dtype, layout in LAYOUTS.items()}
 
 
-def _matrix(a: Args, layout: str, experts: int = 1) -> Patch:
+def _matrix(a: Args, layout: str, experts: int = 1, name: str = "w") -> Patch:
     nbytes = packed_bytes(_DTYPES[layout], a["n"], a["k"])
-    return _reads(a, "w", experts, a.get("es", 0), nbytes, "any")
+    return _reads(a, name, experts, a.get("es", 0), nbytes, "any")
 
 
 def _x_row(a: Args, layout: str) -> int:
@@ -135,9 +135,14 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
 
 
 def _gated(a: Args, layout: str) -> Iterator[Patch]:
-    yield _matrix(a, layout)
-    yield _reads(a, "v", 1, 0, packed_bytes(_DTYPES[layout], a["n"], a["k"]), "any")
+    yield from (_matrix(a, layout, name=name) for name in "wv")
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
+    yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
+
+
+def _gated_id(a: Args, layout: str) -> Iterator[Patch]:
+    yield from (_matrix(a, layout, a["experts"], name) for name in "wv")
+    yield from _pairs(a, layout)
     yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
 
 
@@ -167,11 +172,16 @@ def _convolve(a: Args, layout: str) -> Iterator[Patch]:
 
 def _matmul_id(a: Args, layout: str) -> Iterator[Patch]:
     yield _matrix(a, layout, a["experts"])
+    yield from _pairs(a, layout)
+    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
+
+
+def _pairs(a: Args, layout: str) -> Iterator[Patch]:
+    """Rows of x for pairs of a token and an expert, and which experts those are."""
     used = max(a["u"], 1)
     width = (used - 1) * a["xu"] + _x_row(a, layout)
     yield _reads(a, "x", -(-a["m"] // used), a["xs"], width, "any")
     yield _reads(a, "ids", a["m"], 4, 4, "any")
-    yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4)
 
 
 def _shown(a: Args, _: str) -> Iterator[Patch]:
@@ -353,8 +363,8 @@ RULES: dict[str, Rule] = {
     "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,
     "convolve_": _convolve, "lay_": _lay, "matmul_each_": _matmul_each,
-    "matmul_id_": _matmul_id, "matmul_": _matmul, "gated_": _gated, "rows_": _table,
-    "gather_": _gather, "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
+    "matmul_id_": _matmul_id, "matmul_": _matmul, "gated_id_": _gated_id, "gated_": _gated,
+    "rows_": _table, "gather_": _gather, "set_rows_": _set_rows, "rope_": _rope, "nest_": _nest,
     "native": _native,
     "attend_plainly_": _plainly, "cumsum_": _row_by_row, "argsort_": _row_by_row,
     "top_k_": _row_by_row,

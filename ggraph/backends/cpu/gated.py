@@ -7,6 +7,9 @@ Legend: m rows of x, n outputs of either matrix, k inputs; a pair is two tiles o
 make a block of 32 columns; gates are sums of W's, ups of V's.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from ggraph.backends.cpu import amx, opened
 from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead
 from ggraph.backends.cpu.elementwise import silu_mul
@@ -15,7 +18,7 @@ from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
 from ggraph.backends.cpu.opened import GROUP_ROWS, SIDE, Group
 from ggraph.backends.cpu.passes import Rows, next_rows, rows_from
 from ggraph.backends.cpu.quantise import in_fours
-from ggraph.backends.cpu.simd import F32, I64, KERNELS, Kernel, KernelSpec, Val, vec
+from ggraph.backends.cpu.simd import F32, I64, KERNELS, Kernel, KernelSpec, Num, Val, vec
 from ggraph.backends.cpu.sums import add_block
 from ggraph.backends.cpu.taking import taken
 from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, X_BLOCK, Layout, Packed
@@ -31,11 +34,16 @@ def at_once(isa: Isa, gate: Packed, up: Packed, rows: int) -> bool:
     return alike and rows >= opened.MANY and (isa.tiles or opened.opens(isa, gate))
 
 
-class _Tiles:
-    """Gates, then ups, of the tiles of some pairs: from pair `first` on."""
+def _behind(first: Val, i: Val) -> Val:
+    return first + i
 
-    def __init__(self, k: Kernel, size: Val, first: Val, stop: Val) -> None:
-        self.k, self.size, self.first = k, size, first
+
+class Tiles:
+    """Gates, then ups, of the tiles of some pairs: from pair `first` on, `size` bytes each; `base`
+    bytes behind either matrix."""
+
+    def __init__(self, k: Kernel, size: Val, first: Val, stop: Val, base: Num = 0) -> None:
+        self.k, self.size, self.first, self.base = k, size, first, base
         self.pairs, self.each = stop - first, (stop - first) * PAIR
 
     @property
@@ -48,13 +56,13 @@ class _Tiles:
         k, up = self.k, i >= self.each
         matrix = k.select(up, k.arg("v"), k.arg("w"))
         own = self.first * PAIR + k.select(up, i - self.each, i)
-        return matrix + own * self.size
+        return matrix + self.base + own * self.size
 
-    def write(self, home: Val, apart: int, first: Val, rows: Val) -> None:
-        """Rows from `first` on; sums of number i lie at `home` + i * `apart`."""
+    def write(self, home: Val, apart: int, rows: Val, row_of: Callable[[Val], Val]) -> None:
+        """The results of some rows, by number; sums of tile i lie at `home` + i * `apart`."""
         k, lanes, sides = self.k, self.k.isa.lanes, (home, home + self.each * apart)
-        out = k.arg("out") + k.arg("os") * first + self.first * X_BLOCK
         for r in k.loop(0, rows):
+            out = k.arg("out") + k.arg("os") * row_of(r) + self.first * X_BLOCK
 
             def numbers(b: Val, r: Val = r) -> list[Val]:
                 at = b * (PAIR * apart) + r * (TILE * 4)
@@ -68,7 +76,7 @@ class _Tiles:
                 )
                 return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
 
-            in_fours(k, (k.const(0, I64), self.pairs), numbers, out + k.arg("os") * r)
+            in_fours(k, (k.const(0, I64), self.pairs), numbers, out)
 
 
 def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
@@ -79,7 +87,7 @@ def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     tiled = amx.Tiled.of(k, layout, home, FAR_AHEAD)
     begin, end = k.part(pairs)
     for pair in k.loop(begin, end, most):
-        tiles = _Tiles(k, size, pair, k.minimum(pair + most, end))
+        tiles = Tiles(k, size, pair, k.minimum(pair + most, end))
         for first in k.loop(k.const(0, I64), m, amx.MOST):
             rows = k.minimum(m - first, amx.MOST)
 
@@ -88,7 +96,7 @@ def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
 
             heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
             tiled.run(heights, tiles.at, tiles.count, row_at)
-            tiles.write(home, amx.APART, first, rows)
+            tiles.write(home, amx.APART, rows, partial(_behind, first))
     amx.release(k)
 
 
@@ -97,14 +105,14 @@ def _opened(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     m, first = k.arg("m"), k.var(0)
     group = Group.of(k, layout, ROWS[k.isa.lanes], ahead(k, AHEAD), add_block, 2 * SIDE)
     for pair, stop in opened.sides(k, pairs, SIDE // PAIR):
-        tiles = _Tiles(k, size, pair, stop)
+        tiles = Tiles(k, size, pair, stop)
         first.value = 0
         with k.while_(lambda: first.value < m):
             rows = next_rows(k, GROUP_ROWS, m - first.value)
             row_at = rows_from(k, k.arg("x") + k.arg("xs") * first.value)
             for i in k.loop(0, tiles.count):
                 group.beside(i).run(tiles.at(i), rows, row_at)
-            tiles.write(group.sums, opened.APART, first.value, rows)
+            tiles.write(group.sums, opened.APART, rows, partial(_behind, first.value))
             first.value = first.value + rows
 
 
@@ -114,7 +122,7 @@ def _plain(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     apart = most * TILE * 4
     home, run = k.scratch(2 * PAIR * apart), quantised_pass(k, layout)
     for pair in taken(k, pairs):
-        tiles = _Tiles(k, size, pair, pair + 1)
+        tiles = Tiles(k, size, pair, pair + 1)
         first.value = 0
         with k.while_(lambda: first.value < m):
             rows = next_rows(k, most, m - first.value)
@@ -124,7 +132,7 @@ def _plain(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
                     with k.when(rows.eq(count)):
                         own = Rows.evenly(k, x, k.arg("xs"), count)
                         run(home + i * apart, tiles.at(i), own)
-            tiles.write(home, apart, first.value, rows)
+            tiles.write(home, apart, rows, partial(_behind, first.value))
             first.value = first.value + rows
 
 

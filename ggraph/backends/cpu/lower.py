@@ -23,6 +23,7 @@ from ggraph.backends.cpu import (  # noqa: F401
     elementwise,
     enlarge,
     experts,
+    gated_id,
     lay,
     matmul,
     matmul_id,

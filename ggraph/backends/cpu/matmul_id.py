@@ -3,7 +3,9 @@
 Legend: a pair is a token and one of its u experts; m pairs; t number of a tile of outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from ggraph.backends.cpu import amx, opened, routine
 from ggraph.backends.cpu.matmul import ABREAST, Walk, register
@@ -84,37 +86,72 @@ def _alike(k: Kernel, order: Val, at: Val, count: Val) -> tuple[Val, Val]:
     return own, found.value
 
 
-def _walk_experts(k: Kernel, walk: Walk) -> None:
-    """The same for m pairs of a token and one of its u experts, each with that expert's tiles, one
-    behind the other as memory likes it; a tile meets all rows that want it, as many at a time as a
-    pass takes.
+@dataclass(frozen=True)
+class Chosen:
+    """Pairs of one expert, or of none: `count` of them, whose numbers begin at `order`."""
 
-    An id that is no expert's gives a row that is not a number.
-    """
-    m, tiles = k.arg("m"), (k.arg("n") + (walk.tile - 1)) // walk.tile
+    expert: Val
+    order: Val
+    count: Val
+
+
+Part = tuple[Val, Val]  # of an expert's tiles, or of what they are taken as: first and end
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What is done with the pairs of an expert: `items` of its tiles, or of some together. Those of
+    `least` pairs or more are shared out by `each`, as threads get done, and `many` gives the item
+    of a part that it leaves to do; else a thread has its part, of which `few` does all."""
+
+    items: Val
+    each: Num
+    least: int
+    many: Callable[[Part, Chosen], Iterator[Val]]
+    few: Callable[[Part, Chosen], None]
+
+
+def each_expert(k: Kernel, do: Doing) -> None:
+    """The m pairs of a token and one of its u experts, those of an expert together, one expert
+    behind the other as memory likes it."""
+    m, items = k.arg("m"), do.items
     done, at = k.var(0), k.var(0)
-    each, pieces, count = _each(walk, tiles), Taking(k), k.var(0)
+    pieces, count = Taking(k), k.var(0)
     with k.while_(lambda: done.value < m):
         some = k.minimum(m - done.value, SORTED)
         order, at.value = _by_expert(k, done.value, some), 0
         with k.while_(lambda: at.value < some):
             expert, alike = _alike(k, order, at.value, some)
-            own = order + at.value * 4
-            known = k.select(_known(k, expert).ne(0), alike, 0)
-            first, end = (k.var(bound) for bound in k.part(tiles))
-            with k.when(known >= (MANY if walk.tiled is None else HIGH)):
-                before, first.value = count.value, tiles
-                count.value = before + (tiles + (each - 1)) // each
+            own = Chosen(expert, order + at.value * 4, alike)
+            first, end = (k.var(bound) for bound in k.part(items))
+            with k.when(k.select(_known(k, expert).ne(0), alike, 0) >= do.least):
+                before, first.value = count.value, items
+                count.value = before + (items + (do.each - 1)) // do.each
                 for piece in pieces.before(count.value):
-                    begin = (piece - before) * each
-                    part = begin, k.minimum(begin + each, tiles)
-                    for t in _many_rows(k, walk, part, expert, own, alike):
-                        first.value = t
-                end.value = tiles
-            _few_rows(k, walk, (first.value, end.value), expert, own, alike)
+                    begin = (piece - before) * do.each
+                    for item in do.many((begin, k.minimum(begin + do.each, items)), own):
+                        first.value = item
+                end.value = items
+            do.few((first.value, end.value), own)
             at.value = at.value + alike
         done.value = done.value + some
     pieces.finish(count.value)
+
+
+def _walk_experts(k: Kernel, walk: Walk) -> None:
+    """Each pair with its expert's tiles; a tile meets all rows that want it, as many at a time as a
+    pass takes.
+
+    An id that is no expert's gives a row that is not a number.
+    """
+    tiles = (k.arg("n") + (walk.tile - 1)) // walk.tile
+    many, few = partial(_many_rows, k, walk), partial(_few_rows, k, walk)
+    each_expert(k, Doing(tiles, _each(walk, tiles), least_of(walk), many, few))
+
+
+def least_of(walk: Walk) -> int:
+    """Pairs of an expert that are worth what is prepared for many."""
+    return MANY if walk.tiled is None else HIGH
 
 
 def _each(walk: Walk, tiles: Val) -> Num:
@@ -126,60 +163,76 @@ def _each(walk: Walk, tiles: Val) -> Num:
     return (tiles + (pieces - 1)) // pieces
 
 
-def _few_rows(
-    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
-) -> None:
+def _few_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> None:
     """Pairs of one expert with some of its tiles, one by one."""
     if walk.places is None:
         for t in k.loop(*tiles):
-            _rows(k, walk, t, expert, order, alike)
+            _rows(k, walk, t, own)
         return
-    with k.if_else(alike.eq(1)) as (one, more):
+    with k.if_else(own.count.eq(1)) as (one, more):
         with one:
-            _one_pair(k, walk, walk.places, tiles, expert, _pair(k, order, 0))
+            _one_pair(k, walk, walk.places, tiles, own.expert, pair_at(k, own.order, 0))
         with more:
             for t in k.loop(*tiles):
-                _rows(k, walk, t, expert, order, alike)
+                _rows(k, walk, t, own)
 
 
-def _many_rows(
-    k: Kernel, walk: Walk, tiles: tuple[Val, Val], expert: Val, order: Val, alike: Val
-) -> Iterator[Val]:
+def _many_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> Iterator[Val]:
     """Many pairs of an expert that there is with a piece of its tiles. Gives the tile that is left
     to do: the last one, where tiles come abreast and it has none beside it."""
     first, end = tiles
+    tile_at = walk.from_tile(k.arg("w") + expert_at(k, own) + first * walk.tile_bytes)
     if walk.tiled is not None:
-        _high_rows(k, walk, walk.tiled, tiles, expert, order, alike)
+        for pairs, rows in high_rows(k, walk.tiled, own, tile_at, end - first):
+            _write_pairs(k, walk, tiles, pairs, rows, walk.tiled.home, amx.APART)
         return
     if walk.opened is not None:
-        _opened_rows(k, walk, walk.opened, tiles, expert, order, alike)
+        for pairs, rows in opened_rows(k, walk.opened, own, tile_at, end - first):
+            _write_pairs(k, walk, tiles, pairs, rows, walk.opened.sums, opened.APART)
         return
     if walk.abreast is None:
         for t in k.loop(first, end):
-            _rows(k, walk, t, expert, order, alike)
+            _rows(k, walk, t, own)
         return
     with k.if_else((end - first).eq(ABREAST)) as (whole, rest):
         with whole:
-            _rows(k, walk.abreast, first // ABREAST, expert, order, alike)
+            _rows(k, walk.abreast, first // ABREAST, own)
         with rest:
             yield first
 
 
-def _high_rows(
-    k: Kernel, walk: Walk, tiled: amx.Tiled, tiles: tuple[Val, Val], expert: Val, order: Val,
-    alike: Val,
-) -> None:  # fmt: skip
-    """Many pairs of an expert with some of its tiles, by AMX: the last height is filled up with the
-    last pair."""
-    (first, end), own = tiles, k.scratch(amx.MOST * 8)
-    weights = k.arg("w") + k.arg("es") * expert + first * walk.tile_bytes
-    for begin in k.loop(k.const(0, I64), alike, amx.MOST):
-        rows, pairs = k.minimum(alike - begin, amx.MOST), order + begin * 4
+def high_rows(
+    k: Kernel, tiled: amx.Tiled, own: Chosen, tile_at: Callable[[Val], Val], tiles: Val
+) -> Iterator[tuple[Val, Val]]:
+    """Many pairs of an expert with some tiles, by AMX: the last height is filled up with the last
+    pair. Gives where the numbers of pairs begin and how many there are, as their sums are made."""
+    places = k.scratch(amx.MOST * 8)
+    for begin in k.loop(k.const(0, I64), own.count, amx.MOST):
+        rows, pairs = k.minimum(own.count - begin, amx.MOST), own.order + begin * 4
         heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
-        _note_rows(k, own, pairs, rows, heights * amx.HEIGHT)
-        at, tile_at = (lambda i: k.load(own + i * 8, I64)), walk.from_tile(weights)
-        tiled.run(heights, tile_at, end - first, at)
-        _write_pairs(k, walk, tiles, pairs, rows, tiled.home, amx.APART)
+        _note_rows(k, places, pairs, rows, heights * amx.HEIGHT)
+        tiled.run(heights, tile_at, tiles, lambda i: k.load(places + i * 8, I64))
+        yield pairs, rows
+
+
+def opened_rows(
+    k: Kernel, group: Group, own: Chosen, tile_at: Callable[[Val], Val], tiles: Val
+) -> Iterator[tuple[Val, Val]]:
+    """The same with tiles that are opened for a group of pairs at a time."""
+    places, first = k.scratch(GROUP_ROWS * 8), k.var(0)
+    with k.while_(lambda: first.value < own.count):
+        rows = next_rows(k, GROUP_ROWS, own.count - first.value)
+        pairs = own.order + first.value * 4
+        _note_rows(k, places, pairs, rows, rows)
+        for i in k.loop(0, tiles):
+            group.beside(i).run(tile_at(i), rows, lambda r: k.load(places + r * 8, I64))
+        yield pairs, rows
+        first.value = first.value + rows
+
+
+def expert_at(k: Kernel, own: Chosen) -> Val:
+    """Bytes from the first expert's matrix to this one's."""
+    return k.arg("es") * own.expert
 
 
 def _one_pair(
@@ -206,26 +259,10 @@ def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
         held.value = float("nan")
 
 
-def _opened_rows(
-    k: Kernel, walk: Walk, group: Group, tiles: tuple[Val, Val], expert: Val, order: Val,
-    alike: Val,
-) -> None:  # fmt: skip
-    """Many pairs of an expert with some of its tiles, opened for a group of pairs at a time."""
-    (start, end), own, first = tiles, k.scratch(GROUP_ROWS * 8), k.var(0)
-    with k.while_(lambda: first.value < alike):
-        rows, pairs = next_rows(k, GROUP_ROWS, alike - first.value), order + first.value * 4
-        _note_rows(k, own, pairs, rows, rows)
-        for t in k.loop(start, end):
-            weights = k.arg("w") + k.arg("es") * expert + t * walk.tile_bytes
-            group.beside(t - start).run(weights, rows, lambda i: k.load(own + i * 8, I64))
-        _write_pairs(k, walk, tiles, pairs, rows, group.sums, opened.APART)
-        first.value = first.value + rows
-
-
 def _note_rows(k: Kernel, own: Val, pairs: Val, rows: Val, room: Val) -> None:
     """Write where the rows of x of some pairs are, and fill room for more with the last one's."""
     for i in k.loop(0, room):
-        k.store(own + i * 8, _row_of(k, _pair(k, pairs, k.minimum(i, rows - 1))))
+        k.store(own + i * 8, _row_of(k, pair_at(k, pairs, k.minimum(i, rows - 1))))
 
 
 def _write_pairs(
@@ -235,10 +272,10 @@ def _write_pairs(
     for i in k.loop(0, rows):
         for t in k.loop(*tiles):
             at = home + (t - tiles[0]) * apart + i * (walk.tile * 4)
-            _write_pair(k, walk, t, _pair(k, pairs, i), at)
+            _write_pair(k, walk, t, pair_at(k, pairs, i), at)
 
 
-def _pair(k: Kernel, order: Val, i: Val | int) -> Val:
+def pair_at(k: Kernel, order: Val, i: Val | int) -> Val:
     """Number of a pair by its place in order."""
     return k.cast("sext", k.load(order + k.same(i, order) * 4, I32), I64)
 
@@ -256,30 +293,39 @@ def _write_pair(k: Kernel, walk: Walk, t: Val, pair: Val, home: Val) -> None:
     write_row(k, walk.tile, home, out, k.const(0, I64), left)
 
 
-def _rows(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, alike: Val) -> None:
-    """All pairs of one expert with its tile t, as many at a time as a pass takes."""
+def _rows(k: Kernel, walk: Walk, t: Val, own: Chosen) -> None:
+    """All pairs of one expert with its tile t."""
+    weights = k.arg("w") + expert_at(k, own) + t * walk.tile_bytes
+    for some in in_passes(k, walk.rows, own):
+        expert_passes(k, walk, weights, some)
+        for i in k.loop(0, some.count):
+            pair = pair_at(k, some.order, i)
+            _write_pair(k, walk, t, pair, walk.home + i * (walk.tile * 4))
+
+
+def in_passes(k: Kernel, most: int, own: Chosen) -> Iterator[Chosen]:
+    """Pairs of an expert, as many at a time as a pass takes."""
     first = k.var(0)
-    with k.while_(lambda: first.value < alike):
-        rows, own = next_rows(k, walk.rows, alike - first.value), order + first.value * 4
-        for count in range(walk.least, walk.rows + 1):
-            with k.when(rows.eq(count)):
-                _expert_pass(k, walk, t, expert, own, count)
-        for i in k.loop(0, rows):
-            _write_pair(k, walk, t, _pair(k, own, i), walk.home + i * (walk.tile * 4))
+    with k.while_(lambda: first.value < own.count):
+        rows = next_rows(k, most, own.count - first.value)
+        yield Chosen(own.expert, own.order + first.value * 4, rows)
         first.value = first.value + rows
 
 
-def _expert_pass(k: Kernel, walk: Walk, t: Val, expert: Val, order: Val, count: int) -> None:
-    """The sums of some pairs of one expert with its tile t."""
-    w, es = k.words("w es")
+def expert_passes(k: Kernel, walk: Walk, weights: Val, own: Chosen) -> None:
+    """The sums of the pairs of a pass with the tile at `weights`."""
+    for count in range(walk.least, walk.rows + 1):
+        with k.when(own.count.eq(count)):
+            _expert_pass(k, walk, weights, own, count)
 
+
+def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -> None:
     def body(home: Val, tile: Val, *rows: Val) -> None:
         walk.run(home, tile, Rows.anywhere(k, rows))
 
-    with k.if_else(_known(k, expert).ne(0)) as (some, none):
+    with k.if_else(_known(k, own.expert).ne(0)) as (some, none):
         with some:
-            weights = w + es * expert + t * walk.tile_bytes
-            rows = [_row_of(k, _pair(k, order, i)) for i in range(count)]
+            rows = [_row_of(k, pair_at(k, own.order, i)) for i in range(count)]
             if walk.called:
                 name = f"{k.spec.name}_{walk.tile}_{count}"
                 routine.call(k, name, body, walk.home, weights, *rows)

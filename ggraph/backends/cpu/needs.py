@@ -81,24 +81,32 @@ def gates(t: Tensor, exact: bool) -> bool:
 
 def gates_at_once(t: Tensor, exact: bool) -> bool:
     """Whether one kernel computes such an op, products and unit, and needs room for neither."""
-    w, _, up = t.sources
-    gate, other = (layout_of(kept_as(s.dtype, exact)) for s in (w, up))
+    gate, other = (layout_of(kept_as(s.dtype, exact)) for s in factors(t))
     return t.dtype is A8 and gated.at_once(host(), gate, other, t.size // t.shape[-1])
 
 
 def joins(t: Tensor, exact: bool) -> bool:
     """Whether kernels compute all products of this op, which read the same rows."""
-    w, a, *more = t.sources
-    whole = all(_meets(v, a, exact) for v in (w, *more))
-    return whole and len({takes_floats(v, exact) for v in (w, *more)}) == 1
+    a, ids, matrices = t.sources[1], chosen(t), factors(t)
+    if ids is not None and not (ids.dtype is I32 and ids.is_contiguous):
+        return False
+    whole = all(_meets(w, a, exact, 2 if ids is None else 3) for w in matrices)
+    return whole and len({takes_floats(w, exact) for w in matrices}) == 1
 
 
 JOINED = {"mul_mat_gated": gates, "mul_mat_gated_quantise": gates, "mul_mats": joins}
 
 
+def chosen(t: Tensor) -> Tensor | None:
+    """The ids of the experts whose products are joined, where they are experts'."""
+    return t.sources[3] if t.attrs.get("has_ids") else None
+
+
 def factors(t: Tensor) -> tuple[Tensor, ...]:
     """The matrices of a product, a convolution or a look-up."""
-    return (t.sources[0], *t.sources[2:]) if t.op in JOINED else t.sources[:1]
+    if t.op not in JOINED:
+        return t.sources[:1]
+    return (t.sources[0], *t.sources[2 : 3 if chosen(t) is not None else None])
 
 
 def multiplies_each(t: Tensor) -> bool:
@@ -354,7 +362,8 @@ def packs(t: Tensor, weight: Tensor, exact: bool) -> bool:
 
 
 __all__ = [
-    "attends", "attends_plainly", "bounded", "carries", "convolves", "factors", "gates",
+    "attends", "attends_plainly", "bounded", "carries", "chosen", "convolves", "factors",
+    "gates",
     "gates_at_once",
     "held_bytes", "is_matrix", "is_rows", "is_weight", "joins", "kept_as", "lays", "lists_slots",
     "looks_up", "matrices", "multiplies", "multiplies_by_id", "multiplies_each", "needs", "nets",

@@ -25,7 +25,7 @@ from ggraph.backends.cpu.needs import (
 from ggraph.backends.cpu.simd import MANY
 from ggraph.backends.cpu.tiles import BLOCK, activation_bytes, layout_of, packed_bytes
 from ggraph.backends.protocol import Launch, Ref, Scratch
-from ggraph.dtype import A8, F32
+from ggraph.dtype import A8, F32, DType
 from ggraph.ops.rules import integers
 from ggraph.tensor import Array
 
@@ -45,15 +45,18 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
     t = x.result.tensor
     if not gates(t, low.exact):
         return False
-    w, _, up = x.sources
+    w, _, up, *ids = x.sources
     n, m = t.shape[-1], t.size // t.shape[-1]
     if gates_at_once(t, low.exact):
         _gated_at_once(low, x)
         return True
     halves = [x.room("gate"), x.room("up")]
-    alike = halves if m <= MANY else []
+    alike = halves if m <= MANY and not ids else []
     for matrix, room in zip((w, up), halves, strict=True):
-        _times(low, x, matrix, room, makes=[room], shared=alike, whole=BLOCK)
+        if ids:
+            _times_chosen(low, x, matrix, ids[0], room, makes=[room])
+        else:
+            _times(low, x, matrix, room, makes=[room], shared=alike, whole=BLOCK)
     values: dict[str, Any] = {
         "a": halves[0], "b": halves[1], "m": m, "n": n, "as": n * 4, "bs": n * 4,
     }  # fmt: skip
@@ -67,14 +70,16 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
 
 
 def _gated_at_once(low: Lowering, x: Launch) -> None:
-    t, (w, a, up) = x.result.tensor, x.sources
-    n, k = w.tensor.shape
-    m, gates, ups = t.size // n, low.weight(w), low.weight(up)
-    made = [] if a.tensor.dtype is A8 else [low.rows(x, m, k)]
+    t, (w, a, up, *ids) = x.result.tensor, x.sources
+    n, k = w.tensor.shape[-2:]
+    gates, ups = low.weight(w), low.weight(up)
+    made = [] if a.tensor.dtype is A8 else [low.rows(x, a.tensor.size // k, k)]
+    row, name = activation_bytes(k), "gated_id_" if ids else "gated_"
+    how = _choice(low, x, w, ids[0], gates.dtype, row) if ids else dict[str, Any](xs=row)
     low.add(
-        "gated_" + layout_of(gates.dtype).name, uses=made, w=gates.data, v=ups.data,
-        x=made[0] if made else low.at(a), out=low.at(x.result), n=n, k=k, m=m,
-        xs=activation_bytes(k), os=activation_bytes(n),
+        name + layout_of(gates.dtype).name, uses=made, **how, w=gates.data, v=ups.data,
+        x=made[0] if made else low.at(a), out=low.at(x.result), n=n, k=k, m=t.size // n,
+        os=activation_bytes(n),
     )  # fmt: skip
 
 
@@ -159,19 +164,32 @@ def mul_mat_id(low: Lowering, x: Launch) -> bool:
     """Products of every token with the experts chosen for it."""
     if not multiplies_by_id(x.result.tensor, low.exact):
         return False
-    w, a, ids = x.sources
-    experts, n, k = w.tensor.shape
-    packed, floats = low.weight(w), takes_floats(w.tensor, low.exact)
-    tokens, own = a.tensor.shape[:2]
-    made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, tokens * own, k)]
-    row = k * 4 if floats else activation_bytes(k)
-    low.add(
-        "matmul_id_" + layout_of(packed.dtype).name, uses=made, w=packed.data, ids=low.at(ids),
-        x=made[0] if made else low.at(a), y=low.at(x.result), n=n, k=k, m=ids.tensor.size,
-        u=ids.tensor.shape[1], xs=row * own, xu=row if own > 1 else 0, ys=n * 4,
-        es=packed_bytes(packed.dtype, n, k), experts=experts,
-    )  # fmt: skip
+    w, _, ids = x.sources
+    _times_chosen(low, x, w, ids, low.at(x.result))
     return True
+
+
+def _times_chosen(low: Lowering, x: Launch, w: Ref, ids: Ref, y: int | Scratch, **how: Any) -> None:
+    """Rows of source 1 times the experts of `w` that are chosen for them."""
+    a, (_, n, k) = x.sources[1], w.tensor.shape
+    packed, floats = low.weight(w), takes_floats(w.tensor, low.exact)
+    row = k * 4 if floats else activation_bytes(k)
+    made = [] if floats or a.tensor.dtype is A8 else [low.rows(x, a.tensor.size // k, k)]
+    low.add(
+        "matmul_id_" + layout_of(packed.dtype).name, uses=made, **how, w=packed.data,
+        x=made[0] if made else low.at(a), y=y, n=n, k=k, m=ids.tensor.size, ys=n * 4,
+        **_choice(low, x, w, ids, packed.dtype, row),
+    )  # fmt: skip
+
+
+def _choice(low: Lowering, x: Launch, w: Ref, ids: Ref, dtype: DType, row: int) -> dict[str, Any]:
+    """What kernels of experts are told about those, and about the rows, `row` bytes each."""
+    experts, n, k = w.tensor.shape
+    own = x.sources[1].tensor.shape[1]
+    return {
+        "ids": low.at(ids), "u": ids.tensor.shape[1], "xs": row * own, "xu": row if own > 1 else 0,
+        "es": packed_bytes(dtype, n, k), "experts": experts,
+    }  # fmt: skip
 
 
 def conv_2d(low: Lowering, x: Launch) -> bool:

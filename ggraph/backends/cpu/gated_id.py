@@ -1,0 +1,85 @@
+"""out[pair, n] = quantised rows of silu(x . W^T) * (x . V^T) of the expert of each pair.
+
+As in `gated.py`, sums of both products become 8 bits from the second cache; as in `matmul_id.py`,
+pairs of an expert meet its tiles together.
+
+Legend: as there; `es` bytes from an expert's matrix to the next one's, of W as of V.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from ggraph.backends.cpu import amx, opened
+from ggraph.backends.cpu.gated import PAIR, Tiles
+from ggraph.backends.cpu.matmul import Walk, register
+from ggraph.backends.cpu.matmul_id import (
+    MOST_ROWS,
+    SORTED,
+    Chosen,
+    Doing,
+    Part,
+    each_expert,
+    expert_at,
+    expert_passes,
+    high_rows,
+    in_passes,
+    least_of,
+    opened_rows,
+    pair_at,
+)
+from ggraph.backends.cpu.simd import Kernel, Val
+from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, Layout
+
+ARGS = "w v x out ids n k m u xs xu os es experts"
+
+
+def _walk(k: Kernel, walk: Walk) -> None:
+    pairs = k.arg("n") // BLOCK
+    most = (opened.SIDE if walk.tiled is None else amx.TILES) // (2 * PAIR)
+    pieces = (pairs + (most - 1)) // most
+    each = (pairs + (pieces - 1)) // pieces
+    walk = replace(walk, called=True, least=1)
+    few = partial(_few_rows, k, walk, k.scratch(2 * PAIR * _apart(walk)))
+    fast = walk.tiled is not None or walk.opened is not None
+    least = least_of(walk) if fast else SORTED + 1  # never
+    each_expert(k, Doing(pairs, each, least, partial(_many_rows, k, walk), few))
+
+
+def _apart(walk: Walk) -> int:
+    """Bytes between the sums of two tiles of few rows."""
+    return walk.rows * TILE * 4
+
+
+def _tiles(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Tiles:
+    return Tiles(k, walk.tile_bytes, *pairs, expert_at(k, own))
+
+
+def _many_rows(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Iterator[Val]:
+    """Many pairs of an expert with some of its tiles, none of which is left."""
+    tiles = _tiles(k, walk, pairs, own)
+    if walk.tiled is not None:
+        for order, rows in high_rows(k, walk.tiled, own, tiles.at, tiles.count):
+            tiles.write(walk.tiled.home, amx.APART, rows, partial(pair_at, k, order))
+    elif walk.opened is not None:
+        for order, rows in opened_rows(k, walk.opened, own, tiles.at, tiles.count):
+            tiles.write(walk.opened.sums, opened.APART, rows, partial(pair_at, k, order))
+    yield from ()
+
+
+def _few_rows(k: Kernel, walk: Walk, home: Val, pairs: Part, own: Chosen) -> None:
+    """Pairs of one expert with some of its tiles, a few at a time."""
+    for pair in k.loop(*pairs):
+        tiles = _tiles(k, walk, (pair, pair + 1), own)
+        for some in in_passes(k, walk.rows, own):
+            for i in k.loop(0, tiles.count):
+                here = replace(walk, home=home + i * _apart(walk))
+                expert_passes(k, here, tiles.at(i), some)
+            tiles.write(home, _apart(walk), some.count, partial(pair_at, k, some.order))
+
+
+GATED_ID = {
+    a.name: register("gated_id_" + a.name, ARGS, a, _walk, MOST_ROWS)
+    for a in LAYOUTS.values()
+    if isinstance(a, Layout)
+}
