@@ -26,7 +26,6 @@ from ggraph.backends.cpu.matmul_id import (
     in_passes,
     least_of,
     opened_rows,
-    pair_at,
 )
 from ggraph.backends.cpu.simd import Kernel, Val
 from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, Layout
@@ -59,11 +58,11 @@ def _many_rows(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Iterator[Val]
     """Many pairs of an expert with some of its tiles, none of which is left."""
     tiles = _tiles(k, walk, pairs, own)
     if walk.tiled is not None:
-        for order, rows in high_rows(k, walk.tiled, own, tiles.at, tiles.count):
-            tiles.write(walk.tiled.home, amx.APART, rows, partial(pair_at, k, order))
+        for some in high_rows(k, walk.tiled, own, tiles.at, tiles.count):
+            tiles.write(walk.tiled.home, amx.APART, some.count, some.pair)
     elif walk.opened is not None:
-        for order, rows in opened_rows(k, walk.opened, own, tiles.at, tiles.count):
-            tiles.write(walk.opened.sums, opened.APART, rows, partial(pair_at, k, order))
+        for some in opened_rows(k, walk.opened, own, tiles.at, tiles.count):
+            tiles.write(walk.opened.sums, opened.APART, some.count, some.pair)
     yield from ()
 
 
@@ -75,7 +74,7 @@ def _few_rows(k: Kernel, walk: Walk, home: Val, pairs: Part, own: Chosen) -> Non
             for i in k.loop(0, tiles.count):
                 here = replace(walk, home=home + i * _apart(walk))
                 expert_passes(k, here, tiles.at(i), some)
-            tiles.write(home, _apart(walk), some.count, partial(pair_at, k, some.order))
+            tiles.write(home, _apart(walk), some.count, some.pair)
 
 
 GATED_ID = {

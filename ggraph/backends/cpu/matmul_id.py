@@ -4,7 +4,7 @@ Legend: a pair is a token and one of its u experts; m pairs; t number of a tile 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ggraph.backends.cpu import amx, opened, routine
@@ -29,10 +29,11 @@ def _known(k: Kernel, expert: Val) -> Val:
     return k.select(expert >= 0, k.select(expert < k.arg("experts"), k.const(1, I64), 0), 0)
 
 
-def _by_expert(k: Kernel, first: Val, count: Val) -> Val:
+def _by_expert(k: Kernel, first: Val, count: Val) -> tuple[Val, Val]:
     """Address of `count` pairs from `first` on, int32, those of one expert behind one another; few
-    as they come. Those of no expert come last."""
-    order, places = k.scratch(SORTED * 4), k.scratch(BUCKETS * 8)
+    as they come. Those of no expert come last. And where the address of each one's row of x lies:
+    every tile meets them, and takes no time to divide."""
+    order, rows, places = (k.scratch(size) for size in (SORTED * 4, SORTED * 8, BUCKETS * 8))
     experts, placed = k.arg("experts"), k.var(0)
 
     def each_of(base: Val) -> Iterator[tuple[Val, Val]]:
@@ -45,6 +46,7 @@ def _by_expert(k: Kernel, first: Val, count: Val) -> Val:
 
     def put(pair: Val, place: Val) -> None:
         k.store(order + place * 4, k.cast("trunc", pair, I32))
+        k.store(rows + place * 8, _row_of(k, pair))
 
     with k.if_else(count <= FEW_PAIRS) as (few, many):
         with few:
@@ -64,7 +66,7 @@ def _by_expert(k: Kernel, first: Val, count: Val) -> Val:
                     place = k.load(at, I64)
                     put(pair, place)
                     k.store(at, place + 1)
-    return order
+    return order, rows
 
 
 def _alike(k: Kernel, order: Val, at: Val, count: Val) -> tuple[Val, Val]:
@@ -88,11 +90,29 @@ def _alike(k: Kernel, order: Val, at: Val, count: Val) -> tuple[Val, Val]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Pairs of one expert, or of none: `count` of them, whose numbers begin at `order`."""
+    """Pairs of one expert, or of none: `count` of them, whose numbers begin at `order`, and the
+    addresses of their rows of x at `rows`."""
 
+    k: Kernel
     expert: Val
     order: Val
+    rows: Val
     count: Val
+
+    def part(self, first: Val, count: Val) -> "Chosen":
+        """So many of them, from one on."""
+        order, rows = self.order + first * 4, self.rows + first * 8
+        return replace(self, order=order, rows=rows, count=count)
+
+    def pair(self, i: Num) -> Val:
+        """Number i's number of a pair."""
+        return self.k.cast(
+            "sext", self.k.load(self.order + self.k.same(i, self.order) * 4, I32), I64
+        )
+
+    def row(self, i: Num) -> Val:
+        """Address of its row of x."""
+        return self.k.load(self.rows + self.k.same(i, self.rows) * 8, I64)
 
 
 Part = tuple[Val, Val]  # of an expert's tiles, or of what they are taken as: first and end
@@ -119,10 +139,10 @@ def each_expert(k: Kernel, do: Doing) -> None:
     pieces, count = Taking(k), k.var(0)
     with k.while_(lambda: done.value < m):
         some = k.minimum(m - done.value, SORTED)
-        order, at.value = _by_expert(k, done.value, some), 0
+        (order, rows), at.value = _by_expert(k, done.value, some), 0
         with k.while_(lambda: at.value < some):
             expert, alike = _alike(k, order, at.value, some)
-            own = Chosen(expert, order + at.value * 4, alike)
+            own = Chosen(k, expert, order, rows, some).part(at.value, alike)
             first, end = (k.var(bound) for bound in k.part(items))
             with k.when(k.select(_known(k, expert).ne(0), alike, 0) >= do.least):
                 before, first.value = count.value, items
@@ -171,7 +191,7 @@ def _few_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> None:
         return
     with k.if_else(own.count.eq(1)) as (one, more):
         with one:
-            _one_pair(k, walk, walk.places, tiles, own.expert, pair_at(k, own.order, 0))
+            _one_pair(k, walk, walk.places, tiles, own)
         with more:
             for t in k.loop(*tiles):
                 _rows(k, walk, t, own)
@@ -183,12 +203,12 @@ def _many_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> Iterator[Val]
     first, end = tiles
     tile_at = walk.from_tile(k.arg("w") + expert_at(k, own) + first * walk.tile_bytes)
     if walk.tiled is not None:
-        for pairs, rows in high_rows(k, walk.tiled, own, tile_at, end - first):
-            _write_pairs(k, walk, tiles, pairs, rows, walk.tiled.home, amx.APART)
+        for some in high_rows(k, walk.tiled, own, tile_at, end - first):
+            _write_pairs(k, walk, tiles, some, walk.tiled.home, amx.APART)
         return
     if walk.opened is not None:
-        for pairs, rows in opened_rows(k, walk.opened, own, tile_at, end - first):
-            _write_pairs(k, walk, tiles, pairs, rows, walk.opened.sums, opened.APART)
+        for some in opened_rows(k, walk.opened, own, tile_at, end - first):
+            _write_pairs(k, walk, tiles, some, walk.opened.sums, opened.APART)
         return
     if walk.abreast is None:
         for t in k.loop(first, end):
@@ -203,31 +223,28 @@ def _many_rows(k: Kernel, walk: Walk, tiles: Part, own: Chosen) -> Iterator[Val]
 
 def high_rows(
     k: Kernel, tiled: amx.Tiled, own: Chosen, tile_at: Callable[[Val], Val], tiles: Val
-) -> Iterator[tuple[Val, Val]]:
+) -> Iterator[Chosen]:
     """Many pairs of an expert with some tiles, by AMX: the last height is filled up with the last
-    pair. Gives where the numbers of pairs begin and how many there are, as their sums are made."""
-    places = k.scratch(amx.MOST * 8)
-    for begin in k.loop(k.const(0, I64), own.count, amx.MOST):
-        rows, pairs = k.minimum(own.count - begin, amx.MOST), own.order + begin * 4
-        heights = (rows + (amx.HEIGHT - 1)) // amx.HEIGHT
-        _note_rows(k, places, pairs, rows, heights * amx.HEIGHT)
-        tiled.run(heights, tile_at, tiles, lambda i: k.load(places + i * 8, I64))
-        yield pairs, rows
+    pair. Gives pairs as their sums are made."""
+    for first in k.loop(k.const(0, I64), own.count, amx.MOST):
+        some = own.part(first, k.minimum(own.count - first, amx.MOST))
+        heights = (some.count + (amx.HEIGHT - 1)) // amx.HEIGHT
+        tiled.run(heights, tile_at, tiles, partial(_row_or_last, some))
+        yield some
+
+
+def _row_or_last(some: Chosen, i: Val) -> Val:
+    return some.row(some.k.minimum(i, some.count - 1))
 
 
 def opened_rows(
     k: Kernel, group: Group, own: Chosen, tile_at: Callable[[Val], Val], tiles: Val
-) -> Iterator[tuple[Val, Val]]:
+) -> Iterator[Chosen]:
     """The same with tiles that are opened for a group of pairs at a time."""
-    places, first = k.scratch(GROUP_ROWS * 8), k.var(0)
-    with k.while_(lambda: first.value < own.count):
-        rows = next_rows(k, GROUP_ROWS, own.count - first.value)
-        pairs = own.order + first.value * 4
-        _note_rows(k, places, pairs, rows, rows)
+    for some in in_passes(k, GROUP_ROWS, own):
         for i in k.loop(0, tiles):
-            group.beside(i).run(tile_at(i), rows, lambda r: k.load(places + r * 8, I64))
-        yield pairs, rows
-        first.value = first.value + rows
+            group.beside(i).run(tile_at(i), some.count, some.row)
+        yield some
 
 
 def expert_at(k: Kernel, own: Chosen) -> Val:
@@ -235,14 +252,12 @@ def expert_at(k: Kernel, own: Chosen) -> Val:
     return k.arg("es") * own.expert
 
 
-def _one_pair(
-    k: Kernel, walk: Walk, places: Places, tiles: tuple[Val, Val], expert: Val, pair: Val
-) -> None:
+def _one_pair(k: Kernel, walk: Walk, places: Places, tiles: Part, own: Chosen) -> None:
     """The only pair of an expert with some of its tiles."""
-    (first, end), weights = tiles, k.arg("w") + k.arg("es") * expert
-    with k.if_else(_known(k, expert).ne(0)) as (some, none):
+    (first, end), weights, pair = tiles, k.arg("w") + expert_at(k, own), own.pair(0)
+    with k.if_else(_known(k, own.expert).ne(0)) as (some, none):
         with some:
-            row = Rows.anywhere(k, [_row_of(k, pair)])
+            row = Rows.anywhere(k, [own.row(0)])
             places.run(
                 weights + first * walk.tile_bytes, end - first, row,
                 lambda i, home: _write_pair(k, walk, first + i, pair, home),
@@ -259,25 +274,12 @@ def _no_numbers(k: Kernel, walk: Walk, count: int) -> None:
         held.value = float("nan")
 
 
-def _note_rows(k: Kernel, own: Val, pairs: Val, rows: Val, room: Val) -> None:
-    """Write where the rows of x of some pairs are, and fill room for more with the last one's."""
-    for i in k.loop(0, room):
-        k.store(own + i * 8, _row_of(k, pair_at(k, pairs, k.minimum(i, rows - 1))))
-
-
-def _write_pairs(
-    k: Kernel, walk: Walk, tiles: tuple[Val, Val], pairs: Val, rows: Val, home: Val, apart: int
-) -> None:
+def _write_pairs(k: Kernel, walk: Walk, tiles: Part, own: Chosen, home: Val, apart: int) -> None:
     """Outputs of some pairs by some tiles, whose sums lie `apart` bytes from another."""
-    for i in k.loop(0, rows):
+    for i in k.loop(0, own.count):
         for t in k.loop(*tiles):
             at = home + (t - tiles[0]) * apart + i * (walk.tile * 4)
-            _write_pair(k, walk, t, pair_at(k, pairs, i), at)
-
-
-def pair_at(k: Kernel, order: Val, i: Val | int) -> Val:
-    """Number of a pair by its place in order."""
-    return k.cast("sext", k.load(order + k.same(i, order) * 4, I32), I64)
+            _write_pair(k, walk, t, own.pair(i), at)
 
 
 def _row_of(k: Kernel, pair: Val) -> Val:
@@ -299,8 +301,7 @@ def _rows(k: Kernel, walk: Walk, t: Val, own: Chosen) -> None:
     for some in in_passes(k, walk.rows, own):
         expert_passes(k, walk, weights, some)
         for i in k.loop(0, some.count):
-            pair = pair_at(k, some.order, i)
-            _write_pair(k, walk, t, pair, walk.home + i * (walk.tile * 4))
+            _write_pair(k, walk, t, some.pair(i), walk.home + i * (walk.tile * 4))
 
 
 def in_passes(k: Kernel, most: int, own: Chosen) -> Iterator[Chosen]:
@@ -308,7 +309,7 @@ def in_passes(k: Kernel, most: int, own: Chosen) -> Iterator[Chosen]:
     first = k.var(0)
     with k.while_(lambda: first.value < own.count):
         rows = next_rows(k, most, own.count - first.value)
-        yield Chosen(own.expert, own.order + first.value * 4, rows)
+        yield own.part(first.value, rows)
         first.value = first.value + rows
 
 
@@ -325,7 +326,7 @@ def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -
 
     with k.if_else(_known(k, own.expert).ne(0)) as (some, none):
         with some:
-            rows = [_row_of(k, pair_at(k, own.order, i)) for i in range(count)]
+            rows = [own.row(i) for i in range(count)]
             if walk.called:
                 name = f"{k.spec.name}_{walk.tile}_{count}"
                 routine.call(k, name, body, walk.home, weights, *rows)

@@ -82,7 +82,9 @@ def gates(t: Tensor, exact: bool) -> bool:
 def gates_at_once(t: Tensor, exact: bool) -> bool:
     """Whether one kernel computes such an op, products and unit, and needs room for neither."""
     gate, other = (layout_of(kept_as(s.dtype, exact)) for s in factors(t))
-    return t.dtype is A8 and gated.at_once(host(), gate, other, t.size // t.shape[-1])
+    matrices = 1 if chosen(t) is None else max(t.sources[0].shape[0], 1)
+    each = t.size // t.shape[-1] // matrices  # rows that a matrix meets; an expert's, if all alike
+    return t.dtype is A8 and gated.at_once(host(), gate, other, each)
 
 
 def joins(t: Tensor, exact: bool) -> bool:
