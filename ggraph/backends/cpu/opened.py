@@ -9,8 +9,9 @@ Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the st
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ggraph.backends.cpu.blocks import Block, ask_ahead, lifted
+from ggraph.backends.cpu.blocks import Block, ask, lifted
 from ggraph.backends.cpu.isa import Isa
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.taking import taken
@@ -106,8 +107,9 @@ class Group:
     """The sums of a group of rows, with room for some tiles', and the blocks that are open; both of
     this thread.
 
-    `add` adds a block's products with some rows at once, `most` or fewer, to their sums. Bytes
-    `ahead` are asked for as blocks are opened.
+    `add` adds a block's products with some rows at once, `most` or fewer, to their sums. What lies
+    `ahead` bytes further is asked for between the passes of open blocks, a share in each: all of it
+    at once is more than a core has on its way, and memory would idle while rows are multiplied.
     """
 
     k: Kernel
@@ -139,29 +141,35 @@ class Group:
         whole = k.arg("k") // BLOCK
         for first in k.loop(0, whole, CHUNK):
             count = k.minimum(whole - first, CHUNK)
-            self._open_all(tile, first, count)
-            self._passes(rows, row_at, first * X_BLOCK, count)
+            run = tile + first // self.layout.blocks * self.layout.run_bytes
+            self._open_all(run, count)
+            self._passes(rows, row_at, first * X_BLOCK, count, run + self.ahead)
 
-    def _passes(self, rows: Val, row_at: Callable[[Val], Val], at: Val, count: Val) -> None:
-        """All rows, from `at` bytes behind their addresses on, with `count` open blocks."""
+    def _passes(
+        self, rows: Val, row_at: Callable[[Val], Val], at: Val, count: Val, following: Val
+    ) -> None:
+        """All rows, from `at` bytes behind their addresses on, with `count` open blocks; asks for
+        as many bytes as these have been stored in, from `following` on."""
         k = self.k
-        done = k.var(0)
+        done, asked = k.var(0), k.var(0)
+        lines = count * self.layout.run_bytes // (self.layout.blocks * LINE) + 1
         with k.while_(lambda: done.value < rows):
             height = next_rows(k, self.most, rows - done.value)
+            due = lines * (done.value + height) // rows
+            for line in k.loop(asked.value, due):
+                ask(k, following + line * LINE)
+            asked.value = due
             for some in range((self.most + 1) // 2, self.most + 1):  # fewer than half never come
                 with k.when(height.eq(some)):
                     starts = [k.opaque(row_at(done.value + r) + at) for r in range(some)]
                     self._pass(starts, self.sums + done.value * NUMBERS, count)
             done.value = done.value + height
 
-    def _open_all(self, tile: Val, first: Val, count: Val) -> None:
+    def _open_all(self, run: Val, count: Val) -> None:
         k, layout, each = self.k, self.layout, opened_bytes(self.layout)
-        run = tile + first // layout.blocks * layout.run_bytes
         for j in k.loop(0, count):
             here = run + j // layout.blocks * layout.run_bytes
-            block = Block(k, layout, here, j % layout.blocks)
-            ask_ahead(block, self.ahead)
-            _open(block, self.blocks + j * each)
+            _open(Block(k, layout, here, j % layout.blocks), self.blocks + j * each)
 
     def _pass(self, starts: list[Val], home: Val, count: Val) -> None:
         """Some of the rows; their sums are at `home`."""
