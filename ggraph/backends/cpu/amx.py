@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.blocks import Block, ask_ahead
+from ggraph.backends.cpu.blocks import Block, ask
 from ggraph.backends.cpu.panels import (
     FLOATS,
     INTS,
@@ -89,7 +89,6 @@ class Tiled:
     k: Kernel
     layout: Layout
     home: Val
-    ahead: int
     x: Val  # [MOST / HEIGHT, BATCH, HEIGHT, row_bytes]
     numbers: Val  # [MOST / HEIGHT, BATCH, HEIGHT, NUMBERS]
     codes: Val  # [BATCH, code_rows, LINE]
@@ -98,7 +97,7 @@ class Tiled:
     sums: Val  # [UNITS, HEIGHT, TILE]
 
     @classmethod
-    def of(cls, k: Kernel, layout: Layout, home: Val, ahead: int) -> "Tiled":
+    def of(cls, k: Kernel, layout: Layout, home: Val) -> "Tiled":
         """With working memory of its own."""
         rooms = [
             k.scratch(size)
@@ -108,7 +107,7 @@ class Tiled:
                 UNITS * HEIGHT * LINE,
             )
         ]  # fmt: skip
-        return cls(k, layout, home, ahead, *rooms)
+        return cls(k, layout, home, *rooms)
 
     @property
     def per_turn(self) -> int:
@@ -135,7 +134,10 @@ class Tiled:
             self._lay(heights, row_at, first * X_BLOCK, count)
             for t in k.loop(0, tiles):
                 self._unpack(tile_at(t), first, count)
-                self._batch(heights, count, self.home_of(t))
+                over = t + 1 >= tiles
+                tile = tile_at(k.select(over, k.const(0, I64), t + 1))
+                following = self._run_at(tile, k.select(over, first + BATCH, first))
+                self._batch(heights, count, self.home_of(t), following)
 
     def home_of(self, t: Val) -> Val:
         """Where the sums of a tile's rows lie."""
@@ -162,9 +164,8 @@ class Tiled:
         k, a = self.k, self.layout
         single = a.blocks == 1
         for i in k.loop(0, count):
-            run = tile + (first + i if single else first // SUPER) * a.run_bytes
+            run = self._run_at(tile, first + i if single else first)
             block = Block(k, a, run, k.const(0, I64) if single else first % SUPER + i)
-            ask_ahead(block, self.ahead)
             store_codes(k, block, self.codes + i * (code_rows(a) * LINE))
             for sub in range(a.subs):
                 k.store(self.scales + (i * a.subs + sub) * LINE, block.scales(sub, 0, HEIGHT))
@@ -172,9 +173,16 @@ class Tiled:
                 k.store(self.minimums + i * LINE, block.minimums(0, HEIGHT))
         k.keep_order()
 
-    def _batch(self, heights: Val, count: Val, home: Val) -> None:
-        """Add a batch's columns to the sums of all rows of a tile."""
+    def _run_at(self, tile: Val, block: Val) -> Val:
+        """Address of the run in which a tile's block is."""
+        return tile + block // self.layout.blocks * self.layout.run_bytes
+
+    def _batch(self, heights: Val, count: Val, home: Val, following: Val) -> None:
+        """Add a batch's columns to the sums of all rows of a tile. Asks for the batch that is
+        unpacked next, at `following`, a share before each height: memory has time meanwhile."""
         k, subs = self.k, self.layout.subs
+        lines = count * self.layout.run_bytes // (self.layout.blocks * LINE) + 1
+        asked = k.var(0)
         per, early = self.per_turn, subs + 1
         end = count if self.whole else (count + (per - 1)) // per * per
 
@@ -192,6 +200,10 @@ class Tiled:
             multiply(zero, zero, u)
         self._store(0)
         for h in k.loop(0, heights):
+            due = lines * (h + 1) // heights
+            for line in k.loop(asked.value, due):
+                ask(k, following + line * LINE)
+            asked.value = due
             own = home + h * (HEIGHT * LINE)
             sums = [k.var(k.load(own + r * LINE, FLOATS)) for r in range(HEIGHT)]
             for i in k.loop(0, end, per):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ggraph.backends.cpu import amx, opened
-from ggraph.backends.cpu.blocks import FAR_AHEAD, ahead
+from ggraph.backends.cpu.blocks import ahead
 from ggraph.backends.cpu.elementwise import silu_mul
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
@@ -84,7 +84,7 @@ def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     m, most = k.arg("m"), amx.TILES // (2 * PAIR)
     home = k.scratch(amx.MOST * amx.TILES * TILE * 4)
     amx.configure_for(k, layout)
-    tiled = amx.Tiled.of(k, layout, home, FAR_AHEAD)
+    tiled = amx.Tiled.of(k, layout, home)
     begin, end = k.part(pairs)
     for pair in k.loop(begin, end, most):
         tiles = Tiles(k, size, pair, k.minimum(pair + most, end))

@@ -364,7 +364,7 @@ def _build(
     many = k.arg("m") >= amx.HEIGHT
     with k.when(many):
         amx.configure_for(k, layout)
-    tiles = amx.Tiled.of(k, layout, home, FAR_AHEAD)
+    tiles = amx.Tiled.of(k, layout, home)
     walk_rows(k, Walk(layout.tile, rows, least, size, home, run, tiled=tiles, places=places))
     with k.when(many):
         amx.release(k)
