@@ -13,6 +13,7 @@ import pytest
 from small_model import TINY, small_model
 from typer.testing import CliRunner
 
+from ggraph.errors import GgraphError
 from models.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,16 @@ def refused(*arguments: str | Path, stdin: str = "") -> str:
     assert status not in (0, -9), (arguments, err)
     assert "Traceback" not in err, err
     return err
+
+
+def refused_here(*arguments: str | Path) -> str:
+    """The same without a process of its own: what the entry point would make a line of."""
+    found = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert found.exit_code != 0, arguments
+    if isinstance(found.exception, SystemExit):
+        return found.output
+    assert isinstance(found.exception, GgraphError | OSError), found.exception
+    return str(found.exception)
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:
@@ -312,7 +323,7 @@ def test_interrupt_keeps_what_was_printed(model: Path) -> None:
 )
 def test_bad_requests_are_one_clear_line(model: Path, arguments: list[str], says: str) -> None:
     given = [str(model) if a == "MODEL" else a for a in arguments]
-    err = refused("generate", *given)
+    err = refused_here("generate", *given)
     assert says in err
     assert len(err.strip().splitlines()) == 1
 
@@ -381,7 +392,7 @@ def test_bad_options_of_other_commands(model: Path, tmp_path: Path) -> None:
         (["quantize", model, tmp_path / "no" / "x.gguf"], "cannot write"),
         (["quantize", model, pipe], "no regular file"),
     ):
-        assert says in refused(*arguments)  # type: ignore[arg-type]
+        assert says in refused_here(*arguments)  # type: ignore[arg-type]
 
 
 def test_usage_errors_and_help() -> None:
