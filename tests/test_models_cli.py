@@ -1,10 +1,12 @@
 """The runner as a user meets it: output, statistics, and one clear line for bad input."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,7 @@ import pytest
 from small_model import TINY, small_model
 from typer.testing import CliRunner
 
-from ggraph.errors import GgraphError
-from models.cli.app import COMMANDS, app
+from models.cli.app import COMMANDS, app, main
 
 ROOT = Path(__file__).parent.parent
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -54,13 +55,17 @@ def refused(*arguments: str | Path, stdin: str = "") -> str:
 
 
 def refused_here(*arguments: str | Path) -> str:
-    """The same without a process of its own: what the entry point would make a line of."""
-    found = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert found.exit_code != 0, arguments
-    if isinstance(found.exception, SystemExit):
-        return found.output
-    assert isinstance(found.exception, GgraphError | OSError), found.exception
-    return str(found.exception)
+    """The same by the entry point in this process; any other exception is a traceback there."""
+    errors = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
+        patch.setattr(sys, "argv", ["ggraph", *map(str, arguments)])
+        patch.setattr(sys, "stderr", errors)
+        patch.setattr(warnings, "showwarning", warnings.showwarning)
+        patch.setattr("models.cli.app.WATCHERS", [])
+        main()
+    assert left.value.code not in (None, 0), arguments
+    assert "Traceback" not in errors.getvalue()
+    return errors.getvalue()
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
-from ggraph.backends.cpu.blocks import Block, ask
+from ggraph.backends.cpu.blocks import Block, Following
 from ggraph.backends.cpu.panels import (
     FLOATS,
     INTS,
@@ -181,8 +181,7 @@ class Tiled:
         """Add a batch's columns to the sums of all rows of a tile. Asks for the batch that is
         unpacked next, at `following`, a share before each height: memory has time meanwhile."""
         k, subs = self.k, self.layout.subs
-        lines = count * self.layout.run_bytes // (self.layout.blocks * LINE) + 1
-        asked = k.var(0)
+        behind = Following(k, self.layout, following, count)
         per, early = self.per_turn, subs + 1
         end = count if self.whole else (count + (per - 1)) // per * per
 
@@ -200,10 +199,7 @@ class Tiled:
             multiply(zero, zero, u)
         self._store(0)
         for h in k.loop(0, heights):
-            due = lines * (h + 1) // heights
-            for line in k.loop(asked.value, due):
-                ask(k, following + line * LINE)
-            asked.value = due
+            behind.ask(h + 1, heights)
             own = home + h * (HEIGHT * LINE)
             sums = [k.var(k.load(own + r * LINE, FLOATS)) for r in range(HEIGHT)]
             for i in k.loop(0, end, per):

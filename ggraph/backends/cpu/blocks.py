@@ -10,6 +10,7 @@ from functools import cached_property
 from llvmlite import ir
 
 from ggraph.backends.cpu import words
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, I8, I32, STREAM, Kernel, Num, Val, vec
 from ggraph.backends.cpu.tiles import BLOCK, GROUP, GROUP_BYTES, HALF, TILE, X_BLOCK, Layout, Scale
 
@@ -179,6 +180,21 @@ def ask_ahead(block: Block, ahead: Num, *, near: bool = False) -> None:
     """Ask for what lies `ahead` bytes behind a block's share of its run, as by `prefetch`."""
     share = -(-block.layout.run_bytes // block.layout.blocks)
     prefetch(block.k, block.behind(share) + ahead, share, near=near)
+
+
+class Following:
+    """The lines of so many blocks from an address on, which are asked for a share at a time."""
+
+    def __init__(self, k: Kernel, layout: Layout, at: Val, count: Val) -> None:
+        self._k, self._at, self._asked = k, at, k.var(0)
+        self._lines = count * layout.run_bytes // (layout.blocks * LINE) + 1
+
+    def ask(self, done: Val, whole: Val) -> None:
+        """Ask for what is due where `done` of a `whole` are, and was not asked for before."""
+        due = self._lines * done // whole
+        for line in self._k.loop(self._asked.value, due):
+            ask(self._k, self._at + line * LINE)
+        self._asked.value = due
 
 
 def blocks_of(

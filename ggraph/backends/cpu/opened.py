@@ -9,9 +9,8 @@ Legend: n outputs, k inputs; a group is some rows of x whose sums wait on the st
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ggraph.backends.cpu.blocks import Block, ask, lifted
+from ggraph.backends.cpu.blocks import Block, Following, lifted
 from ggraph.backends.cpu.isa import Isa
-from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.passes import Held, homes, next_rows
 from ggraph.backends.cpu.simd import F32, I8, Kernel, Num, Val, vec
 from ggraph.backends.cpu.taking import taken
@@ -151,14 +150,10 @@ class Group:
         """All rows, from `at` bytes behind their addresses on, with `count` open blocks; asks for
         as many bytes as these have been stored in, from `following` on."""
         k = self.k
-        done, asked = k.var(0), k.var(0)
-        lines = count * self.layout.run_bytes // (self.layout.blocks * LINE) + 1
+        done, behind = k.var(0), Following(k, self.layout, following, count)
         with k.while_(lambda: done.value < rows):
             height = next_rows(k, self.most, rows - done.value)
-            due = lines * (done.value + height) // rows
-            for line in k.loop(asked.value, due):
-                ask(k, following + line * LINE)
-            asked.value = due
+            behind.ask(done.value + height, rows)
             for some in range((self.most + 1) // 2, self.most + 1):  # fewer than half never come
                 with k.when(height.eq(some)):
                     starts = [k.opaque(row_at(done.value + r) + at) for r in range(some)]
