@@ -6,8 +6,8 @@
     python scripts/performance.py page
 
 A piece is a row of one file: all sides read that file and take turns. Each is kept in
-bench/results/performance/shapesN-VECTORS.json (N threads, on a processor with such vectors; other
-types in typesN-VECTORS.json; single runs packed beside it) as soon as it is there, and is not
+bench/results/performance/shapesN-PROCESSOR-VECTORS.json (N threads; other types in
+typesN-PROCESSOR-VECTORS.json; single runs packed beside it) as soon as it is there, and is not
 measured again unless asked to; `--seconds` starts no further one after so long. The headline's
 files come first. Files of random weights (scripts/random_model.py) are made where they are
 missing, in the cache's folder bench/shapes; SmolLM2 is the real one.
@@ -79,18 +79,19 @@ def vectors() -> str:
 
 def result_file(threads: int, type_name: str) -> Path:
     """Where this machine's rows with so many threads are kept: of the headline, or others."""
-    return RESULTS / f"{_kind(type_name)}{threads}-{vectors()}.json"
+    return RESULTS / f"{_kind(type_name)}{threads}-{host().cpu}-{vectors()}.json"
 
 
 def results(threads: int, type_name: str = HEADLINE) -> list[Path]:
     """The same of every processor that was measured, the least first."""
-    named = (RESULTS / f"{_kind(type_name)}{threads}-{units}.json" for units in UNITS)
-    return [p for p in named if p.is_file()]
+    kind = f"{_kind(type_name)}{threads}"
+    return [p for units in UNITS for p in sorted(RESULTS.glob(f"{kind}-*-{units}.json"))]
 
 
 def units_of(result: Path) -> str:
-    """What a result's processor multiplies with, in words."""
-    return UNITS[result.stem.rpartition("-")[2]]
+    """What a result's processor multiplies with, and which it is."""
+    processor, _, units = result.stem.partition("-")[2].rpartition("-")
+    return f"{UNITS[units]} of {processor}"
 
 
 def _kind(type_name: str) -> str:
