@@ -1,5 +1,6 @@
 """Element-wise, norm, rope and row kernels against float64 meanings."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from cpu_calls import call, call_with, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.tiles import X_BLOCK
 from ggraph.dtype import Q8_0
@@ -31,13 +33,31 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x.astype(np.float64)))
 
 
+def gelu(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return wide / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**3)))
+
+
+@pytest.mark.parametrize(
+    ("unit", "opened"), [("swiglu", lambda x: x * sigmoid(x)), ("geglu", gelu)]
+)
 @given(m=ROWS, n=SIZES)
-def test_silu_mul(m: int, n: int) -> None:
+def test_gated_units(unit: str, opened: Callable[[np.ndarray], np.ndarray], m: int, n: int) -> None:
     a, b, y = normal(1, m, n), normal(2, m, n), np.zeros((m, n + 1), np.float32)
     steps = {"as": a.strides[0], "bs": b.strides[0], "ys": y.strides[0]}
-    call("silu_mul", a=a, b=b, y=y, m=m, n=n, **steps)
-    assert close(y[:, :n], a * sigmoid(a) * b)
+    call(unit, a=a, b=b, y=y, m=m, n=n, **steps)
+    assert close(y[:, :n], opened(a) * b)
     assert (y[:, n] == 0).all(), "wrote beyond the row"
+
+
+def test_units_of_any_gate() -> None:
+    """Far from 0, where exponentials are 0 or infinite, at 0 and of what is no number."""
+    a = np.array([[-np.inf, -3e38, -200, -0.0, 0.0, 1e-30, 100, 3e38, np.inf, np.nan]], np.float32)
+    b, y, n = np.ones_like(a), np.zeros_like(a), a.size
+    for unit in UNITS:
+        call(unit, a=a, b=b, y=y, m=1, n=n, **{"as": 4 * n, "bs": 4 * n, "ys": 4 * n})
+        assert np.array_equal(y[0, 1:7], np.float32([-0.0, -0.0, -0.0, 0.0, 5e-31, 100])), unit
+        assert np.isnan(y[0, 9]), unit
 
 
 @given(m=ROWS, n=SIZES, weighted=st.booleans())
@@ -61,10 +81,11 @@ def test_fused_quantisation_equals_its_parts(m: int, blocks: int) -> None:
     call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * X_BLOCK)
     assert np.array_equal(fused, parts)
     two = {"as": x.strides[0], "bs": 0}
-    call("silu_mul_quantise", a=x, b=w, out=fused, m=m, n=n, os=blocks * X_BLOCK, **two)
-    call("silu_mul", a=x, b=w, y=y, m=m, n=n, ys=y.strides[0], **two)
-    call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * X_BLOCK)
-    assert np.array_equal(fused, parts)
+    for unit in UNITS:
+        call(f"{unit}_quantise", a=x, b=w, out=fused, m=m, n=n, os=blocks * X_BLOCK, **two)
+        call(unit, a=x, b=w, y=y, m=m, n=n, ys=y.strides[0], **two)
+        call("quantise", x=y, out=parts, m=m, k=n, xs=y.strides[0], os=blocks * X_BLOCK)
+        assert np.array_equal(fused, parts)
 
 
 @pytest.mark.parametrize("variant", variants())
@@ -77,7 +98,7 @@ def test_every_variant_quantises_to_the_same_bits(variant: str, tmp_path: Path) 
     calls = {
         "quantise": {"x": x, "k": n, **steps},
         "rms_norm_quantise": {"x": x, "w": w, "n": n, "eps": 1e-6, **steps},
-        "silu_mul_quantise": {
+        "swiglu_quantise": {
             "a": x, "b": w, "n": n, "as": x.strides[0], "bs": w.strides[0], "os": steps["os"],
         },
     }  # fmt: skip
@@ -237,7 +258,7 @@ def test_every_element_is_made_however_rows_or_columns_are_shared(m: int, thread
         call("quantise", threads, x=x[rows], out=out[0], m=count, k=n, xs=n * 4, os=3 * X_BLOCK)
         call("rms_norm_quantise", threads, x=x[rows], w=w, out=out[1], m=count, xs=n * 4,
              eps=1e-6, **blocks)  # fmt: skip
-        call("silu_mul_quantise", threads, a=x[rows], b=up[rows], out=out[2], m=count,
+        call("swiglu_quantise", threads, a=x[rows], b=up[rows], out=out[2], m=count,
              bs=n * 4, **{"as": n * 4}, **blocks)  # fmt: skip
         call("set_rows_f32", threads, x=x[rows], y=y[0], index=0, m=count, n=n, xs=n * 4,
              ys=n * 4, limit=count, ib=8)  # fmt: skip

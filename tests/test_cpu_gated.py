@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from test_cpu_experts import EXPERTS, chosen, one_behind_another
 
 from ggraph.backends.cpu import amx, gated, opened
+from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit
 from ggraph.backends.cpu.tiles import LAYOUTS, Layout, activation_bytes, layout_of, packed_bytes
@@ -49,13 +50,13 @@ class Case:
         steps = {"xs": self.x.strides[0], "os": self.row}
         return {"w": self.w, "v": self.v, "x": self.x, "out": out, **self.sizes, **steps}, out
 
-    def expected(self) -> Array:
+    def expected(self, unit: str) -> Array:
         """One by one."""
         m, n, k = (self.sizes[s] for s in "mnk")
         a, b = (product(self.dtype, w, self.x, n, k, 1) for w in (self.w, self.v))
         out = np.full(m * self.row + SPARE, 0xAA, np.uint8)
         steps = {"as": n * 4, "bs": n * 4, "os": self.row}
-        call("silu_mul_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
+        call(f"{unit}_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
         return out
 
 
@@ -65,15 +66,16 @@ class Case:
     pairs=st.sampled_from([1, 3, 9, 30]),
     blocks=st.sampled_from([1, 3]),
     threads=st.integers(1, 3),
+    unit=st.sampled_from(list(UNITS)),
     seed=st.integers(0, 9),
 )
 def test_bits_are_those_of_products_and_a_unit(
-    dtype: DType, m: int, pairs: int, blocks: int, threads: int, seed: int
+    dtype: DType, m: int, pairs: int, blocks: int, threads: int, unit: str, seed: int
 ) -> None:
     case = Case(dtype, m, 32 * pairs, blocks * max(dtype.block, 32), seed)
     words, out = case.words()
-    call("gated_" + layout_of(dtype).name, threads, **words)
-    assert np.array_equal(out, case.expected())
+    call(gated.kernel_name(unit, layout_of(dtype)), threads, **words)
+    assert np.array_equal(out, case.expected(unit))
 
 
 @cache
@@ -83,11 +85,12 @@ def jit(variant: str) -> Jit:
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q5_0, Q6_K, Q8_0], ids=str)
 @pytest.mark.parametrize("variant", sorted(variants()))
-def test_every_processor_has_these_bits(variant: str, dtype: DType) -> None:
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_processor_has_these_bits(unit: str, variant: str, dtype: DType) -> None:
     case = Case(dtype, opened.GROUP_ROWS + 17, 160, 256, 4)
     words, out = case.words()
-    call_with(jit(variant), "gated_" + layout_of(dtype).name, **words)
-    assert np.array_equal(out, case.expected())
+    call_with(jit(variant), gated.kernel_name(unit, layout_of(dtype)), **words)
+    assert np.array_equal(out, case.expected(unit))
 
 
 class Experts:
@@ -116,7 +119,7 @@ class Experts:
         return {"w": w, "v": v, "x": self.x, "out": out, "ids": self.ids, **sizes, **steps,
                 **bytes_}, out  # fmt: skip
 
-    def expected(self) -> Array:
+    def expected(self, unit: str) -> Array:
         """One by one."""
         m, n = self.ids.size, self.n
         a, b = (
@@ -125,7 +128,7 @@ class Experts:
         )
         out = np.full(m * activation_bytes(n) + SPARE, 0xAA, np.uint8)
         steps = {"as": n * 4, "bs": n * 4, "os": activation_bytes(n)}
-        call("silu_mul_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
+        call(f"{unit}_quantise", 1, a=a, b=b, out=out, m=m, n=n, **steps)
         return out
 
 
@@ -143,25 +146,29 @@ def some_ids(tokens: int, used: int, seed: int) -> Array:
     pairs=st.sampled_from([1, 3, 13]),
     own=st.booleans(),
     threads=st.integers(1, 3),
+    unit=st.sampled_from(list(UNITS)),
     seed=st.integers(0, 9),
 )
 def test_experts_units_have_the_bits_of_products_and_a_unit(
-    dtype: DType, tokens: int, used: int, pairs: int, own: bool, threads: int, seed: int
+    dtype: DType, tokens: int, used: int, pairs: int, own: bool, threads: int, unit: str, seed: int
 ) -> None:
     k = 2 * max(dtype.block, 32)
     case = Experts(dtype, some_ids(tokens, used, seed), 32 * pairs, k, seed, own)
     words, out = case.words()
-    call("gated_id_" + layout_of(dtype).name, threads, **words)
-    assert np.array_equal(out, case.expected())
+    call(gated.kernel_name(unit, layout_of(dtype), chosen=True), threads, **words)
+    assert np.array_equal(out, case.expected(unit))
 
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q8_0], ids=str)
 @pytest.mark.parametrize("variant", sorted(variants()))
-def test_every_processor_has_the_bits_of_experts_units(variant: str, dtype: DType) -> None:
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_processor_has_the_bits_of_experts_units(
+    unit: str, variant: str, dtype: DType
+) -> None:
     case = Experts(dtype, some_ids(70, 2, 3), 160, 256, 4, own=False)
     words, out = case.words()
-    call_with(jit(variant), "gated_id_" + layout_of(dtype).name, **words)
-    assert np.array_equal(out, case.expected())
+    call_with(jit(variant), gated.kernel_name(unit, layout_of(dtype), chosen=True), **words)
+    assert np.array_equal(out, case.expected(unit))
 
 
 def test_many_rows_are_gated_at_once_where_that_is_faster() -> None:

@@ -39,7 +39,7 @@ from ggraph.backends.cpu.compiler import Linker, compile_object
 from ggraph.backends.cpu.isa import Isa, host
 from ggraph.backends.cpu.simd import KERNELS
 old = Isa(host().triple, "x86-64", "", "plain")
-names = "soft_max", "silu_mul", "rms_norm"
+names = "soft_max", "swiglu", "rms_norm"
 objects = {name: compile_object(KERNELS[name], old) for name in names}
 system = ctypes.CDLL(None)
 system.mmap.restype = ctypes.c_void_p
@@ -70,7 +70,7 @@ def outputs(kernels: Jit) -> list[bytes]:
     y, z, scaled = (np.zeros_like(x) for _ in range(3))
     pool, asm = Pool(1, kernels), Assembler(kernels)
     rows: dict[str, Any] = {"m": 2, "n": 32}
-    asm.add("silu_mul", a=x, b=x, y=y, **rows, **{"as": 128, "bs": 128, "ys": 128})
+    asm.add("swiglu", a=x, b=x, y=y, **rows, **{"as": 128, "bs": 128, "ys": 128})
     asm.add("soft_max", x=x, mask=0, y=z, **rows, xs=128, ms=0, ys=128, scale=1.0)
     asm.add("rms_norm", x=x, w=0, y=scaled, **rows, xs=128, ys=128, eps=1e-5)
     pool.run(asm.freeze())

@@ -18,6 +18,7 @@ from ggraph import ops
 from ggraph.backends.cpu import CpuBackend
 from ggraph.backends.cpu import backend as cpu_room
 from ggraph.backends.cpu import open as open_cpu
+from ggraph.backends.cpu.elementwise import UNITS as ON_CPU
 from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.program import Flat
 from ggraph.backends.cpu.simd import BARRIER, HEADER_WORDS, KERNELS
@@ -39,11 +40,13 @@ from ggraph.tensor import Array, Kind, Tensor, input, weight
 GATED = {"mul_mat_gated", "mul_mat_gated_quantise"}
 
 
-def unit(rows: int, n: int, k: int, gate: DType, down: DType | None = None) -> Graph:
+def unit(
+    rows: int, n: int, k: int, gate: DType, down: DType | None = None, op: str = "swiglu"
+) -> Graph:
     """A gated unit of two products, and the product that reads it where a type is given for it."""
     x = input("x", (rows, k))
     first, second = (ops.mul_mat(weight(name, (n, k), gate), x) for name in ("gate", "up"))
-    made = ops.swiglu(first, second)
+    made = getattr(ops, op)(first, second)
     y = made if down is None else ops.mul_mat(weight("down", (32, n), down), made)
     return Graph.of({"y": y})
 
@@ -108,12 +111,13 @@ def test_every_weight_type_gives_the_bits_of_three_launches(dtype: DType, exact:
     for threads, rows, n in ((1, 1, 96), (3, 5, 96), (2, 11, 72), (2, FEW_ROWS, 32)):
         backend = open_cpu("cpu", threads=threads, exact=exact)
         for down in (None, dt.Q8_0) if n % 32 == 0 else (None,):
-            graph = unit(rows, n, k, dtype, down)
-            one, made = value(backend, graph, True)
-            apart, _ = value(backend, graph, False)
-            assert sum(made[op] for op in GATED) == 1 and not made["swiglu"]
-            assert made["mul_mat_gated_quantise"] == (down is not None and not exact)
-            assert np.array_equal(one, apart), f"{rows} rows, {n} columns, {threads} threads"
+            for op in ON_CPU:
+                graph = unit(rows, n, k, dtype, down, op)
+                one, made = value(backend, graph, True)
+                apart, _ = value(backend, graph, False)
+                assert sum(made[g] for g in GATED) == 1 and not made[op]
+                assert made["mul_mat_gated_quantise"] == (down is not None and not exact)
+                assert np.array_equal(one, apart), f"{rows} rows, {n} columns, {threads} threads"
         backend.close()
 
 
@@ -145,7 +149,7 @@ def test_any_order_of_the_threads_between_two_meetings(programs: list[Flat]) -> 
         graph = unit(rows, 224, 64, dt.Q4_0)
         wanted, _ = value(backend, graph, True)
         flat = programs[-1]
-        assert flat.names == ("quantise", "matmul_n4z", "matmul_n4z", "silu_mul")
+        assert flat.names == ("quantise", "matmul_n4z", "matmul_n4z", "swiglu")
         assert sum(bool(word & BARRIER) for word in flat.code[:, 1]) == meetings
         for threads in (2, 3, 7):
             for turn in (range, descending):
@@ -158,7 +162,7 @@ def test_any_order_of_the_threads_between_two_meetings(programs: list[Flat]) -> 
     flat = programs[-1]
     for i in (1, 2):
         worse = mutated(flat, lambda code, i=i: code.__setitem__((i, place), 1))  # type: ignore[misc]
-        with pytest.raises(PlanError, match=r"nothing orders .* and .*silu_mul"):
+        with pytest.raises(PlanError, match=r"nothing orders .* and .*swiglu"):
             judge(worse.code, worse.names, flat.kept[0])
         backend.pool.run = lambda f, w=worse.code: (
             usual(f)

@@ -22,6 +22,7 @@ from ggraph.backends.cpu.simd import (
     vec,
 )  # fmt: skip
 from ggraph.backends.cpu.tiles import BLOCK
+from ggraph.ops.unary import GELU_INNER, GELU_OUTER
 
 PIECE = 512  # columns that one thread takes at a time
 Emit2 = Callable[[Kernel, Val, Val], Val]
@@ -75,12 +76,17 @@ def _binary(name: str, emit: Emit2) -> KernelSpec:
     return KERNELS[name]
 
 
-def silu_mul(k: Kernel, gate: Val, up: Val) -> Val:
-    """silu(gate) * up, in any number of lanes."""
+def _swiglu(k: Kernel, gate: Val, up: Val) -> Val:
     return gate * words.sigmoid(k, gate) * up
 
 
-SILU_MUL = _binary("silu_mul", silu_mul)
+def _geglu(k: Kernel, gate: Val, up: Val) -> Val:
+    """Step by step as `unary.gelu_of`, and so with the bits of its loop nest."""
+    inner = gate * GELU_OUTER * (gate * GELU_INNER * gate + 1.0)
+    return gate / (words.exp(k, inner * -2.0) + 1.0) * up
+
+
+UNITS: dict[str, Emit2] = {"swiglu": _swiglu, "geglu": _geglu}  # in any number of lanes
 
 
 def _row_sum(k: Kernel, n: Val, emit: Callable[[Val, Val | None], Val]) -> Val:
@@ -150,19 +156,28 @@ def rms_norm_quantise(k: Kernel) -> None:
         in_fours(k, blocks, normed, out + os * r)
 
 
-@kernel("a b out m n as bs os")
-def silu_mul_quantise(k: Kernel) -> None:
-    """out = quantised rows of silu(a) * b; n is whole blocks of 32."""
-    a, b, out, m, n, a_step, bs, os = k.words("a b out m n as bs os")
-    rows, blocks = k.grid(m, n // BLOCK)
-    for r in k.loop(*rows):
+def _quantised(name: str, emit: Emit2) -> KernelSpec:
+    """out = quantised rows of a unit of a and b; n is whole blocks of 32."""
 
-        def gated(i: Val, r: Val = r) -> list[Val]:
-            gates = load_block(k, a + a_step * r + i * (BLOCK * 4), k.isa.lanes)
-            ups = load_block(k, b + bs * r + i * (BLOCK * 4), k.isa.lanes)
-            return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+    def build(k: Kernel) -> None:
+        a, b, out, m, n, a_step, bs, os = k.words("a b out m n as bs os")
+        rows, blocks = k.grid(m, n // BLOCK)
+        for r in k.loop(*rows):
 
-        in_fours(k, blocks, gated, out + os * r)
+            def gated(i: Val, r: Val = r) -> list[Val]:
+                gates = load_block(k, a + a_step * r + i * (BLOCK * 4), k.isa.lanes)
+                ups = load_block(k, b + bs * r + i * (BLOCK * 4), k.isa.lanes)
+                return [emit(k, g, u) for g, u in zip(gates, ups, strict=True)]
+
+            in_fours(k, blocks, gated, out + os * r)
+
+    KERNELS[name] = KernelSpec(name, ("a", "b", "out", "m", "n", "as", "bs", "os"), build)
+    return KERNELS[name]
+
+
+for _unit, _emit in UNITS.items():
+    _binary(_unit, _emit)
+    _quantised(_unit + "_quantise", _emit)
 
 
 @kernel("x mask y m n xs ms ys scale:f")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ggraph.backends.cpu import attention
 from ggraph.backends.cpu.elements import ELEMENT_BYTES
+from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.nest import names
 from ggraph.backends.cpu.patches import Args, Patch, Rule
 from ggraph.backends.cpu.patches import reads as _reads
@@ -134,13 +135,15 @@ def _matmul(a: Args, layout: str) -> Iterator[Patch]:
     yield _writes(a, "y", a["m"], a["ys"], a["n"] * 4, shared=shared)
 
 
-def _gated(a: Args, layout: str) -> Iterator[Patch]:
+def _gated(a: Args, variant: str) -> Iterator[Patch]:
+    _, layout = variant.split("_")
     yield from (_matrix(a, layout, name=name) for name in "wv")
     yield _reads(a, "x", a["m"], a["xs"], _x_row(a, layout), "any")
     yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
 
 
-def _gated_id(a: Args, layout: str) -> Iterator[Patch]:
+def _gated_id(a: Args, variant: str) -> Iterator[Patch]:
+    _, layout = variant.split("_")
     yield from (_matrix(a, layout, a["experts"], name) for name in "wv")
     yield from _pairs(a, layout)
     yield _writes(a, "out", a["m"], a["os"], activation_bytes(a["n"]))
@@ -357,8 +360,9 @@ def _nest(a: Args, variant: str) -> Iterator[Patch]:
 
 
 RULES: dict[str, Rule] = {
-    "silu_mul": _unit, "copy": _one,
-    "rms_norm": _norm, "rms_norm_quantise": _norm_quantise, "silu_mul_quantise": _unit_quantise,
+    **dict.fromkeys(UNITS, _unit), "copy": _one,
+    **{f"{unit}_quantise": _unit_quantise for unit in UNITS},
+    "rms_norm": _norm, "rms_norm_quantise": _norm_quantise,
     "quantise": _quantise, "soft_max": _soft_max, "argmax": _argmax, "shown_slots": _shown,
     "listed_slots": _listed,
     "merge_chunks": _merge, "attend_chunks_": _chunks, "attention_": _attention,

@@ -1,4 +1,4 @@
-"""out[m, n] = quantised rows of silu(x . W^T) * (x . V^T), of many rows.
+"""out[m, n] = quantised rows of a gated unit of x . W^T and x . V^T, of many rows.
 
 Sums of both products for some columns of some rows lie beside each other in the second cache, and
 become 8 bits from there: neither product is written to memory, or read again.
@@ -12,7 +12,7 @@ from functools import partial
 
 from ggraph.backends.cpu import amx, opened
 from ggraph.backends.cpu.blocks import ahead
-from ggraph.backends.cpu.elementwise import silu_mul
+from ggraph.backends.cpu.elementwise import UNITS, Emit2
 from ggraph.backends.cpu.isa import Isa
 from ggraph.backends.cpu.matmul import AHEAD, ROWS, quantised_pass, tile_bytes
 from ggraph.backends.cpu.opened import GROUP_ROWS, SIDE, Group
@@ -40,10 +40,12 @@ def _behind(first: Val, i: Val) -> Val:
 
 class Tiles:
     """Gates, then ups, of the tiles of some pairs: from pair `first` on, `size` bytes each; `base`
-    bytes behind either matrix."""
+    bytes behind either matrix. `unit` is what becomes of a gate and an up."""
 
-    def __init__(self, k: Kernel, size: Val, first: Val, stop: Val, base: Num = 0) -> None:
-        self.k, self.size, self.first, self.base = k, size, first, base
+    def __init__(
+        self, k: Kernel, unit: Emit2, size: Val, first: Val, stop: Val, base: Num = 0
+    ) -> None:
+        self.k, self.unit, self.size, self.first, self.base = k, unit, size, first, base
         self.pairs, self.each = stop - first, (stop - first) * PAIR
 
     @property
@@ -74,12 +76,12 @@ class Tiles:
                     ]
                     for side in sides
                 )
-                return [silu_mul(k, g, u) for g, u in zip(gates, ups, strict=True)]
+                return [self.unit(k, g, u) for g, u in zip(gates, ups, strict=True)]
 
             in_fours(k, (k.const(0, I64), self.pairs), numbers, out)
 
 
-def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+def _high(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """By AMX: the last height is filled up with the last row."""
     m, most = k.arg("m"), amx.TILES // (2 * PAIR)
     home = k.scratch(amx.MOST * amx.TILES * TILE * 4)
@@ -87,7 +89,7 @@ def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     tiled = amx.Tiled.of(k, layout, home)
     begin, end = k.part(pairs)
     for pair in k.loop(begin, end, most):
-        tiles = Tiles(k, size, pair, k.minimum(pair + most, end))
+        tiles = Tiles(k, unit, size, pair, k.minimum(pair + most, end))
         for first in k.loop(k.const(0, I64), m, amx.MOST):
             rows = k.minimum(m - first, amx.MOST)
 
@@ -100,12 +102,12 @@ def _high(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
     amx.release(k)
 
 
-def _opened(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+def _opened(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """With blocks that are opened for a group of rows."""
     m, first = k.arg("m"), k.var(0)
     group = Group.of(k, layout, ROWS[k.isa.lanes], ahead(k, AHEAD), add_block, 2 * SIDE)
     for pair, stop in opened.sides(k, pairs, SIDE // PAIR):
-        tiles = Tiles(k, size, pair, stop)
+        tiles = Tiles(k, unit, size, pair, stop)
         first.value = 0
         with k.while_(lambda: first.value < m):
             rows = next_rows(k, GROUP_ROWS, m - first.value)
@@ -116,13 +118,13 @@ def _opened(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
             first.value = first.value + rows
 
 
-def _plain(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
+def _plain(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> None:
     """Pair by pair, a few rows at a time."""
     m, first, most = k.arg("m"), k.var(0), ROWS[k.isa.lanes]
     apart = most * TILE * 4
     home, run = k.scratch(2 * PAIR * apart), quantised_pass(k, layout)
     for pair in taken(k, pairs):
-        tiles = Tiles(k, size, pair, pair + 1)
+        tiles = Tiles(k, unit, size, pair, pair + 1)
         first.value = 0
         with k.while_(lambda: first.value < m):
             rows = next_rows(k, most, m - first.value)
@@ -136,15 +138,21 @@ def _plain(k: Kernel, layout: Layout, size: Val, pairs: Val) -> None:
             first.value = first.value + rows
 
 
-def _register(layout: Layout) -> KernelSpec:
+def kernel_name(unit: str, layout: Packed, chosen: bool = False) -> str:
+    """What the kernel of a unit and a layout is called, or that of chosen experts."""
+    return f"gated_{'id_' * chosen}{unit}_{layout.name}"
+
+
+def _register(unit: str, layout: Layout) -> KernelSpec:
     def build(k: Kernel) -> None:
         size, pairs = tile_bytes(k, layout), k.arg("n") // BLOCK
         walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
-        walk(k, layout, size, pairs)
+        walk(k, UNITS[unit], layout, size, pairs)
 
-    name = "gated_" + layout.name
+    name = kernel_name(unit, layout)
     KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), build)
     return KERNELS[name]
 
 
-GATED = {a.name: _register(a) for a in LAYOUTS.values() if isinstance(a, Layout)}
+PACKED = [a for a in LAYOUTS.values() if isinstance(a, Layout)]
+GATED = [_register(unit, layout) for unit in UNITS for layout in PACKED]

@@ -1,4 +1,4 @@
-"""out[pair, n] = quantised rows of silu(x . W^T) * (x . V^T) of the expert of each pair.
+"""out[pair, n] = quantised rows of a gated unit of x . W^T and x . V^T of each pair's expert.
 
 As in `gated.py`, sums of both products become 8 bits from the second cache; as in `matmul_id.py`,
 pairs of an expert meet its tiles together.
@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from ggraph.backends.cpu import amx, opened
-from ggraph.backends.cpu.gated import PAIR, Tiles
+from ggraph.backends.cpu.elementwise import UNITS, Emit2
+from ggraph.backends.cpu.gated import PACKED, PAIR, Tiles, kernel_name
 from ggraph.backends.cpu.matmul import Walk, register
 from ggraph.backends.cpu.matmul_id import (
     MOST_ROWS,
@@ -28,21 +29,21 @@ from ggraph.backends.cpu.matmul_id import (
     opened_rows,
 )
 from ggraph.backends.cpu.simd import Kernel, Val
-from ggraph.backends.cpu.tiles import BLOCK, LAYOUTS, TILE, Layout
+from ggraph.backends.cpu.tiles import BLOCK, TILE
 
 ARGS = "w v x out ids n k m u xs xu os es experts"
 
 
-def _walk(k: Kernel, walk: Walk) -> None:
+def _walk(unit: Emit2, k: Kernel, walk: Walk) -> None:
     pairs = k.arg("n") // BLOCK
     most = (opened.SIDE if walk.tiled is None else amx.TILES) // (2 * PAIR)
     pieces = (pairs + (most - 1)) // most
     each = (pairs + (pieces - 1)) // pieces
     walk = replace(walk, called=True, least=1)
-    few = partial(_few_rows, k, walk, k.scratch(2 * PAIR * _apart(walk)))
+    few = partial(_few_rows, k, unit, walk, k.scratch(2 * PAIR * _apart(walk)))
     fast = walk.tiled is not None or walk.opened is not None
     least = least_of(walk) if fast else SORTED + 1  # never
-    each_expert(k, Doing(pairs, each, least, partial(_many_rows, k, walk), few))
+    each_expert(k, Doing(pairs, each, least, partial(_many_rows, k, unit, walk), few))
 
 
 def _apart(walk: Walk) -> int:
@@ -50,13 +51,13 @@ def _apart(walk: Walk) -> int:
     return walk.rows * TILE * 4
 
 
-def _tiles(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Tiles:
-    return Tiles(k, walk.tile_bytes, *pairs, expert_at(k, own))
+def _tiles(k: Kernel, unit: Emit2, walk: Walk, pairs: Part, own: Chosen) -> Tiles:
+    return Tiles(k, unit, walk.tile_bytes, *pairs, expert_at(k, own))
 
 
-def _many_rows(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Iterator[Val]:
+def _many_rows(k: Kernel, unit: Emit2, walk: Walk, pairs: Part, own: Chosen) -> Iterator[Val]:
     """Many pairs of an expert with some of its tiles, none of which is left."""
-    tiles = _tiles(k, walk, pairs, own)
+    tiles = _tiles(k, unit, walk, pairs, own)
     if walk.tiled is not None:
         for some in high_rows(k, walk.tiled, own, tiles.at, tiles.count):
             tiles.write(walk.tiled.home, amx.APART, some.count, some.pair)
@@ -66,10 +67,10 @@ def _many_rows(k: Kernel, walk: Walk, pairs: Part, own: Chosen) -> Iterator[Val]
     yield from ()
 
 
-def _few_rows(k: Kernel, walk: Walk, home: Val, pairs: Part, own: Chosen) -> None:
+def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: Chosen) -> None:
     """Pairs of one expert with some of its tiles, a few at a time."""
     for pair in k.loop(*pairs):
-        tiles = _tiles(k, walk, (pair, pair + 1), own)
+        tiles = _tiles(k, unit, walk, (pair, pair + 1), own)
         for some in in_passes(k, walk.rows, own):
             for i in k.loop(0, tiles.count):
                 here = replace(walk, home=home + i * _apart(walk))
@@ -77,8 +78,8 @@ def _few_rows(k: Kernel, walk: Walk, home: Val, pairs: Part, own: Chosen) -> Non
             tiles.write(home, _apart(walk), some.count, some.pair)
 
 
-GATED_ID = {
-    a.name: register("gated_id_" + a.name, ARGS, a, _walk, MOST_ROWS)
-    for a in LAYOUTS.values()
-    if isinstance(a, Layout)
-}
+GATED_ID = [
+    register(kernel_name(name, a, chosen=True), ARGS, a, partial(_walk, unit), MOST_ROWS)
+    for name, unit in UNITS.items()
+    for a in PACKED
+]

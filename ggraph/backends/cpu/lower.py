@@ -131,7 +131,7 @@ def _swiglu_quantise(low: Lowering, x: Launch) -> bool:
     steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "os": activation_bytes(n)}
     sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
     low.add(
-        "silu_mul_quantise", out=low.at(x.result), m=a.size // n, n=n, **sources, **steps
+        "swiglu_quantise", out=low.at(x.result), m=a.size // n, n=n, **sources, **steps
     )  # fmt: skip
     return True
 
@@ -150,7 +150,7 @@ def _swiglu(low: Lowering, x: Launch) -> bool:
     n = a.shape[-1]
     steps: dict[str, Any] = {"as": n * 4, "bs": n * 4, "ys": n * 4}
     sources: dict[str, Any] = {"a": low.at(x.sources[0]), "b": low.at(x.sources[1])}
-    low.add("silu_mul", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
+    low.add("swiglu", y=low.at(x.result), m=a.size // n, n=n, **sources, **steps)
     return True
 
 

@@ -10,6 +10,7 @@ Legend: m rows, n slots of a cache, k columns of a product.
 from math import prod
 
 from ggraph.backends.cpu import attention, cache, courses, gated, recurrent
+from ggraph.backends.cpu.elementwise import UNITS
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.loops import rooms
 from ggraph.backends.cpu.slots import list_bytes
@@ -76,7 +77,7 @@ def _meets(w: Tensor, a: Tensor, exact: bool, axes: int = 2) -> bool:
 def gates(t: Tensor, exact: bool) -> bool:
     """Whether kernels compute this mul_mat_gated or mul_mat_gated_quantise: both products, which
     read the same rows, and the unit of few rows."""
-    return joins(t, exact) and t.attrs["unit"] == "swiglu"
+    return joins(t, exact) and t.attrs["unit"] in UNITS
 
 
 def gates_at_once(t: Tensor, exact: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ggraph.backends.cpu import cache
+from ggraph.backends.cpu.gated import kernel_name
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import (
     convolves,
@@ -64,7 +65,7 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
         values |= {"out": low.at(x.result), "os": activation_bytes(n)}
     else:
         values |= {"y": low.at(x.result), "ys": n * 4}
-    kernel = "silu_mul_quantise" if t.dtype is A8 else "silu_mul"
+    kernel = f"{t.attrs['unit']}{'_quantise' * (t.dtype is A8)}"
     low.add(kernel, uses=halves, shared=alike, **values)
     return True
 
@@ -74,10 +75,11 @@ def _gated_at_once(low: Lowering, x: Launch) -> None:
     n, k = w.tensor.shape[-2:]
     gates, ups = low.weight(w), low.weight(up)
     made = [] if a.tensor.dtype is A8 else [low.rows(x, a.tensor.size // k, k)]
-    row, name = activation_bytes(k), "gated_id_" if ids else "gated_"
+    row, layout = activation_bytes(k), layout_of(gates.dtype)
+    name = kernel_name(str(t.attrs["unit"]), layout, chosen=bool(ids))
     how = _choice(low, x, w, ids[0], gates.dtype, row) if ids else dict[str, Any](xs=row)
     low.add(
-        name + layout_of(gates.dtype).name, uses=made, **how, w=gates.data, v=ups.data,
+        name, uses=made, **how, w=gates.data, v=ups.data,
         x=made[0] if made else low.at(a), out=low.at(x.result), n=n, k=k, m=t.size // n,
         os=activation_bytes(n),
     )  # fmt: skip
