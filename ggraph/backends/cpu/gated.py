@@ -9,6 +9,7 @@ make a block of 32 columns; gates are sums of W's, ups of V's.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 from ggraph.backends.cpu import amx, opened
 from ggraph.backends.cpu.blocks import ahead
@@ -143,7 +144,7 @@ def kernel_name(unit: str, layout: Packed, chosen: bool = False) -> str:
     return f"gated_{'id_' * chosen}{unit}_{layout.name}"
 
 
-def _register(unit: str, layout: Layout) -> KernelSpec:
+def _register(unit: str, layout: Layout) -> None:
     def build(k: Kernel) -> None:
         size, pairs = tile_bytes(k, layout), k.arg("n") // BLOCK
         walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
@@ -151,8 +152,8 @@ def _register(unit: str, layout: Layout) -> KernelSpec:
 
     name = kernel_name(unit, layout)
     KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), build)
-    return KERNELS[name]
 
 
 PACKED = [a for a in LAYOUTS.values() if isinstance(a, Layout)]
-GATED = [_register(unit, layout) for unit in UNITS for layout in PACKED]
+for _unit, _layout in product(UNITS, PACKED):
+    _register(_unit, _layout)

@@ -9,6 +9,7 @@ Legend: as there; `es` bytes from an expert's matrix to the next one's, of W as 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from ggraph.backends.cpu import amx, opened
 from ggraph.backends.cpu.elementwise import UNITS, Emit2
@@ -78,8 +79,6 @@ def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: C
             tiles.write(home, _apart(walk), some.count, some.pair)
 
 
-GATED_ID = [
-    register(kernel_name(name, a, chosen=True), ARGS, a, partial(_walk, unit), MOST_ROWS)
-    for name, unit in UNITS.items()
-    for a in PACKED
-]
+for (_name, _unit), _layout in product(UNITS.items(), PACKED):
+    _kernel = kernel_name(_name, _layout, chosen=True)
+    register(_kernel, ARGS, _layout, partial(_walk, _unit), MOST_ROWS)
