@@ -23,9 +23,9 @@ from ggraph.backends.cpu.simd import KERNELS
 from ggraph.backends.cpu.together import Crew
 from ggraph.errors import BackendError
 from ggraph.formats import levels
-from ggraph.ops import steps
+from ggraph.ops import steps, unary
 
-BAKED = (dtype, levels, steps)  # modules elsewhere whose numbers kernels are made of
+BAKED = (dtype, levels, steps, unary)  # modules elsewhere whose numbers kernels are made of
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
 
 
