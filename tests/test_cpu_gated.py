@@ -74,7 +74,7 @@ def test_bits_are_those_of_products_and_a_unit(
 ) -> None:
     case = Case(dtype, m, 32 * pairs, blocks * max(dtype.block, 32), seed)
     words, out = case.words()
-    call(gated.kernel_name(unit, layout_of(dtype)), threads, **words)
+    call(gated.kernel_name("gated_", unit, layout_of(dtype)), threads, **words)
     assert np.array_equal(out, case.expected(unit))
 
 
@@ -89,7 +89,7 @@ def jit(variant: str) -> Jit:
 def test_every_processor_has_these_bits(unit: str, variant: str, dtype: DType) -> None:
     case = Case(dtype, opened.GROUP_ROWS + 17, 160, 256, 4)
     words, out = case.words()
-    call_with(jit(variant), gated.kernel_name(unit, layout_of(dtype)), **words)
+    call_with(jit(variant), gated.kernel_name("gated_", unit, layout_of(dtype)), **words)
     assert np.array_equal(out, case.expected(unit))
 
 
@@ -155,7 +155,7 @@ def test_experts_units_have_the_bits_of_products_and_a_unit(
     k = 2 * max(dtype.block, 32)
     case = Experts(dtype, some_ids(tokens, used, seed), 32 * pairs, k, seed, own)
     words, out = case.words()
-    call(gated.kernel_name(unit, layout_of(dtype), chosen=True), threads, **words)
+    call(gated.kernel_name("gated_id_", unit, layout_of(dtype)), threads, **words)
     assert np.array_equal(out, case.expected(unit))
 
 
@@ -167,7 +167,7 @@ def test_every_processor_has_the_bits_of_experts_units(
 ) -> None:
     case = Experts(dtype, some_ids(70, 2, 3), 160, 256, 4, own=False)
     words, out = case.words()
-    call_with(jit(variant), gated.kernel_name(unit, layout_of(dtype), chosen=True), **words)
+    call_with(jit(variant), gated.kernel_name("gated_id_", unit, layout_of(dtype)), **words)
     assert np.array_equal(out, case.expected(unit))
 
 

@@ -139,9 +139,9 @@ def _plain(k: Kernel, unit: Emit2, layout: Layout, size: Val, pairs: Val) -> Non
             first.value = first.value + rows
 
 
-def kernel_name(unit: str, layout: Packed, chosen: bool = False) -> str:
-    """What the kernel of a unit and a layout is called, or that of chosen experts."""
-    return f"gated_{'id_' * chosen}{unit}_{layout.name}"
+def kernel_name(family: str, unit: str, layout: Packed) -> str:
+    """What the kernel of a unit and a layout is called; chosen experts' are another family."""
+    return f"{family}{unit}_{layout.name}"
 
 
 def _register(unit: str, layout: Layout) -> None:
@@ -150,7 +150,7 @@ def _register(unit: str, layout: Layout) -> None:
         walk = _high if k.isa.tiles else _opened if opened.opens(k.isa, layout) else _plain
         walk(k, UNITS[unit], layout, size, pairs)
 
-    name = kernel_name(unit, layout)
+    name = kernel_name("gated_", unit, layout)
     KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), build)
 
 

@@ -80,5 +80,5 @@ def _few_rows(k: Kernel, unit: Emit2, walk: Walk, home: Val, pairs: Part, own: C
 
 
 for (_name, _unit), _layout in product(UNITS.items(), PACKED):
-    _kernel = kernel_name(_name, _layout, chosen=True)
+    _kernel = kernel_name("gated_id_", _name, _layout)
     register(_kernel, ARGS, _layout, partial(_walk, _unit), MOST_ROWS)

@@ -30,6 +30,8 @@ from ggraph.dtype import A8, F32, DType
 from ggraph.ops.rules import integers
 from ggraph.tensor import Array
 
+IN_8_BITS = {"swiglu": "swiglu_quantise", "geglu": "geglu_quantise"}  # kernels of units
+
 
 def mul_mat(low: Lowering, x: Launch) -> bool:
     """A stored matrix times float rows, plus a third source where there is one."""
@@ -65,7 +67,8 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
         values |= {"out": low.at(x.result), "os": activation_bytes(n)}
     else:
         values |= {"y": low.at(x.result), "ys": n * 4}
-    kernel = f"{t.attrs['unit']}{'_quantise' * (t.dtype is A8)}"
+    unit = str(t.attrs["unit"])
+    kernel = IN_8_BITS[unit] if t.dtype is A8 else unit
     low.add(kernel, uses=halves, shared=alike, **values)
     return True
 
@@ -76,7 +79,8 @@ def _gated_at_once(low: Lowering, x: Launch) -> None:
     gates, ups = low.weight(w), low.weight(up)
     made = [] if a.tensor.dtype is A8 else [low.rows(x, a.tensor.size // k, k)]
     row, layout = activation_bytes(k), layout_of(gates.dtype)
-    name = kernel_name(str(t.attrs["unit"]), layout, chosen=bool(ids))
+    family = "gated_id_" if ids else "gated_"
+    name = kernel_name(family, str(t.attrs["unit"]), layout)
     how = _choice(low, x, w, ids[0], gates.dtype, row) if ids else dict[str, Any](xs=row)
     low.add(
         name, uses=made, **how, w=gates.data, v=ups.data,
