@@ -57,7 +57,7 @@ def _pieces(k: Kernel, body: Callable[[Val, Val, Val], None]) -> None:
         body(r, start, k.minimum(start + PIECE, n))
 
 
-def _binary(name: str, emit: Emit2) -> KernelSpec:
+def _binary(name: str, emit: Emit2) -> None:
     def build(k: Kernel) -> None:
         a, b, y, a_step, bs, ys = k.words("a b y as bs ys")
 
@@ -73,7 +73,6 @@ def _binary(name: str, emit: Emit2) -> KernelSpec:
             _map(k, blocks[0] * BLOCK, k.minimum(blocks[1] * BLOCK, n), eight)
 
     KERNELS[name] = KernelSpec(name, ("a", "b", "y", "m", "n", "as", "bs", "ys"), build)
-    return KERNELS[name]
 
 
 def _swiglu(k: Kernel, gate: Val, up: Val) -> Val:
@@ -156,7 +155,7 @@ def rms_norm_quantise(k: Kernel) -> None:
         in_fours(k, blocks, normed, out + os * r)
 
 
-def _quantised(name: str, emit: Emit2) -> KernelSpec:
+def _quantised(name: str, emit: Emit2) -> None:
     """out = quantised rows of a unit of a and b; n is whole blocks of 32."""
 
     def build(k: Kernel) -> None:
@@ -172,7 +171,6 @@ def _quantised(name: str, emit: Emit2) -> KernelSpec:
             in_fours(k, blocks, gated, out + os * r)
 
     KERNELS[name] = KernelSpec(name, ("a", "b", "out", "m", "n", "as", "bs", "os"), build)
-    return KERNELS[name]
 
 
 for _unit, _emit in UNITS.items():

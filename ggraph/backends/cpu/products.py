@@ -30,7 +30,7 @@ from ggraph.dtype import A8, F32, DType
 from ggraph.ops.rules import integers
 from ggraph.tensor import Array
 
-IN_8_BITS = {"swiglu": "swiglu_quantise", "geglu": "geglu_quantise"}  # kernels of units
+QUANTISED = {"swiglu": "swiglu_quantise", "geglu": "geglu_quantise"}  # kernels of units
 
 
 def mul_mat(low: Lowering, x: Launch) -> bool:
@@ -68,7 +68,7 @@ def mul_mat_gated(low: Lowering, x: Launch) -> bool:
     else:
         values |= {"y": low.at(x.result), "ys": n * 4}
     unit = str(t.attrs["unit"])
-    kernel = IN_8_BITS[unit] if t.dtype is A8 else unit
+    kernel = QUANTISED[unit] if t.dtype is A8 else unit
     low.add(kernel, uses=halves, shared=alike, **values)
     return True
 
