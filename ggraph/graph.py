@@ -240,7 +240,8 @@ def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) 
 
 
 def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
-    """Copy the tensors with unique names and output flags, and find the state updates."""
+    """The tensors with unique names and output flags, copies where those change, and the state
+    updates."""
     given = {titles.get(id(t)) or t.name for t in ordered}
     taken: dict[str, Tensor] = {}
     new: dict[int, Tensor] = {}
@@ -251,12 +252,16 @@ def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
                 f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
             )
         taken[title] = t
-        new[id(t)] = replace(
-            t,
-            name=title,
-            sources=tuple(new[id(s)] for s in t.sources),
-            view_src=new[id(t.view_src)] if t.view_src is not None else None,
-            is_output=id(t) in titles,
+        sources = tuple(new[id(s)] for s in t.sources)
+        view_src = new[id(t.view_src)] if t.view_src is not None else None
+        same = title == t.name and (id(t) in titles) == t.is_output and view_src is t.view_src
+        same = same and all(a is b for a, b in zip(sources, t.sources, strict=True))
+        new[id(t)] = (
+            t
+            if same
+            else replace(
+                t, name=title, sources=sources, view_src=view_src, is_output=id(t) in titles
+            )
         )
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)

@@ -1,6 +1,7 @@
 """What NVIDIA's compiler made of the kernels: registers, memory of a thread's own, loads, loops.
 
     python scripts/machine_code.py            # against tests/golden/machine_code.json
+    python scripts/machine_code.py --all      # and compile every other instance, for all of them
     python scripts/machine_code.py --write    # after a change that is meant
 
 Needs NVRTC and nvdisasm (both of the dev extras), no GPU. Figures of one compiler's version; with
@@ -165,6 +166,7 @@ def main() -> int:
     """Compile the gated units for every architecture; compare, or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--all", action="store_true", help="compile every other instance as well")
     asked = parser.parse_args()
     if disassembler() is None:
         print("nvdisasm is not installed: `pip install nvidia-cuda-nvdisasm`", file=sys.stderr)
@@ -172,6 +174,10 @@ def main() -> int:
     jobs = [(u, a) for u in GATED for a in ARCHES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = list(pool.map(lambda j: figures(code_of(*j)), jobs))
+        others = [(u, a) for u in kernels.units() for a in ARCHES if asked.all and u not in GATED]
+        for (unit, arch), code in zip(others, pool.map(lambda j: code_of(*j), others), strict=True):
+            most = max(held["registers"] for held in resources(code).values())
+            print(f"{unit} {arch}: up to {most} registers")
     if asked.write:
         units = {f"{u} {a}": f for (u, a), f in zip(jobs, made, strict=True)}
         lines = ",\n".join(f'  "{n}": {json.dumps(f)}' for n, f in units.items())

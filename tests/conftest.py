@@ -11,7 +11,7 @@ from ggraph.tensor import OPS
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=40, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile(
-    "ci", max_examples=60, deadline=None, derandomize=True, suppress_health_check=_SLOW
+    "ci", max_examples=40, deadline=None, derandomize=True, suppress_health_check=_SLOW
 )
 settings.register_profile("deep", max_examples=20_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

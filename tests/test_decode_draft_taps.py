@@ -76,7 +76,7 @@ def told(device: str, tree: TreeShape | None, gathers: bool, texts: int = 1) -> 
     assert drafter.gathers == gathers
     drafts = Speculation([drafter], Fixed(4 if tree is None else 11))
     pick = lambda logits: int(logits.argmax())  # noqa: E731
-    limit = 24 if device != "cuda" else 12  # whose stand-in takes half a second a token
+    limit = 24 if device != "cuda" else 8  # whose stand-in takes half a second a token
     said = [
         list(engine.generate(PROMPT, pick, lambda token: None, limit=limit, drafts=drafts))
         for _ in range(texts)
@@ -160,8 +160,8 @@ def test_a_round_brings_back_tokens_alone(tree: TreeShape | None, rule: str) -> 
     drafts = Metered([drafter], Fixed(4 if tree is None else 11), law=sampler if by_law else None)
     drafts.driver, drafts.rounds = driver, []
     pick, engine = only if rule == "greedy" else sampler.sample, Engine(runner, ())
-    said = engine.generate(PROMPT, pick, lambda token: None, limit=24, drafts=drafts)
-    assert len(list(said)) == 24
+    said = engine.generate(PROMPT, pick, lambda token: None, limit=16, drafts=drafts)
+    assert len(list(said)) == 16
     seen = [b - a for (a, _, _), (b, _, _) in pairwise(drafts.rounds)]
     full = [n for _, _, n in drafts.rounds[1:]]
     assert len(full) > 2

@@ -54,18 +54,27 @@ def refused(*arguments: str | Path, stdin: str = "") -> str:
     return err
 
 
-def refused_here(*arguments: str | Path) -> str:
-    """The same by the entry point in this process; any other exception is a traceback there."""
-    errors = io.StringIO()
+def ggraph_here(*arguments: str | Path) -> tuple[int, str, str]:
+    """As `ggraph`, by the entry point in this process, which takes no second to start; an exception
+    that is a traceback there is one here."""
+    out, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
         patch.setattr(sys, "argv", ["ggraph", *map(str, arguments)])
+        patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", errors)
         patch.setattr(warnings, "showwarning", warnings.showwarning)
         patch.setattr("models.cli.app.WATCHERS", [])
         main()
-    assert left.value.code not in (None, 0), arguments
-    assert "Traceback" not in errors.getvalue()
-    return errors.getvalue()
+    status = left.value.code or 0
+    assert isinstance(status, int)
+    return status, out.getvalue(), errors.getvalue()
+
+
+def refused_here(*arguments: str | Path) -> str:
+    """As `refused`, in this process."""
+    status, _, err = ggraph_here(*arguments)
+    assert status != 0 and "Traceback" not in err, arguments
+    return err
 
 
 def test_generate_prints_text_and_statistics(model: Path) -> None:
@@ -223,9 +232,9 @@ def test_drafting_is_told_to_people(model: Path) -> None:
 def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> None:
     head = tmp_path / "head.gguf"
     source = TINY / "eagle3_for_llama_tied"
-    assert ggraph("convert", source, "--target", model, "-o", head, "--type", "q8_0")[0] == 0
+    assert ggraph_here("convert", source, "--target", model, "-o", head, "--type", "q8_0")[0] == 0
     small = tmp_path / "q8.gguf"
-    status, out, err = ggraph("quantize", model, small, "--type", "Q8_0")
+    status, out, err = ggraph_here("quantize", model, small, "--type", "Q8_0")
     assert status == 0, err
     assert out == f"{small}: q8_0, {small.stat().st_size:,} bytes\n"
     status, out, err = ggraph("eagle3", "-m", small, "--head", head, "--json", "-n", "8", "Hello")
@@ -235,44 +244,44 @@ def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> N
 
 def test_plan_in_all_its_forms(tmp_path: Path) -> None:
     tiny = TINY / "qwen3_moe"
-    status, out, _ = ggraph("plan", tiny, "--full")
+    status, out, _ = ggraph_here("plan", tiny, "--full")
     assert status == 0
     for word in ("split 0 on cpu", "place ", "buffer arena@cpu", "verified:", "live-bytes bound"):
         assert word in out
-    facts = json.loads(ggraph("plan", tiny, "--json")[1])
+    facts = json.loads(ggraph_here("plan", tiny, "--json")[1])
     assert facts["certificate"]["reads_proved"] > 0
-    assert ggraph("plan", tiny, "--dot")[1].startswith('digraph "qwen3moe step"')
+    assert ggraph_here("plan", tiny, "--dot")[1].startswith('digraph "qwen3moe step"')
     page = tmp_path / "plan.html"
     split = ["--device", "sim0,sim1,cpu", "--layers", "sim0=3,sim1=3", "--streams", "2"]
-    assert ggraph("plan", tiny, *split, "--html", page)[0] == 0
+    assert ggraph_here("plan", tiny, *split, "--html", page)[0] == 0
     assert "<svg" in page.read_text()
     given = ["--device", "sim0,cpu", "--streams", "3", "--memory", "ggml", "--html", page]
-    status, _, err = ggraph("plan", tiny, *given)
+    status, _, err = ggraph_here("plan", tiny, *given)
     assert status != 0 and "race" in err, "list-order reuse on three streams"
     assert "verify refuses this plan" in page.read_text()
-    assert ggraph("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
+    assert ggraph_here("plan", tiny, "--layers", f"cpu={10**18}")[0] == 0  # more than there are
 
 
 def test_plan_prints_what_concurrency_buys_and_costs() -> None:
     """Speed-up over one stream, the table of both prices, and upstream's forced split."""
     tiny, gpu = TINY / "llama_tied", ["--device", "sim0,cpu"]
-    one = json.loads(ggraph("plan", tiny, *gpu, "--json")[1])
-    three = json.loads(ggraph("plan", tiny, *gpu, "--streams", "3", "--json")[1])
+    one = json.loads(ggraph_here("plan", tiny, *gpu, "--json")[1])
+    three = json.loads(ggraph_here("plan", tiny, *gpu, "--streams", "3", "--json")[1])
     assert three["speedup_over_one_stream"] > 1.1 > one["speedup_over_one_stream"]
     assert three["critical_path_seconds"] < one["critical_path_seconds"]
-    _, out, _ = ggraph("plan", tiny, *gpu, "--streams", "3")
+    _, out, _ = ggraph_here("plan", tiny, *gpu, "--streams", "3")
     assert f"{three['speedup_over_one_stream']:.2f}x of one stream" in out
-    rows = json.loads(ggraph("plan", tiny, *gpu, "--trade", "--json")[1])
+    rows = json.loads(ggraph_here("plan", tiny, *gpu, "--trade", "--json")[1])
     assert rows[0]["streams"] == 1 and rows[0]["nbytes"] == arena_bytes(one)
     assert any(r["streams"] > 1 and r["critical_path_s"] < rows[0]["critical_path_s"] for r in rows)
-    assert "orderings added" in ggraph("plan", tiny, *gpu, "--trade")[1]
+    assert "orderings added" in ggraph_here("plan", tiny, *gpu, "--trade")[1]
     flag = ["--forced-sync", "blk.1.attn_norm.rms"]
-    forced = json.loads(ggraph("plan", tiny, *gpu, *flag, "--json")[1])
+    forced = json.loads(ggraph_here("plan", tiny, *gpu, *flag, "--json")[1])
     assert len(forced["splits"]) == len(one["splits"]) + 1
     assert sum("host_sync  sim0.0" in c for c in forced["commands"]) == 1
-    rotated = json.loads(ggraph("plan", tiny, *gpu, "--copies", "2", "--overlap", "--json")[1])
+    rotated = json.loads(ggraph_here("plan", tiny, *gpu, "--copies", "2", "--overlap", "--json")[1])
     assert len(rotated["regions"]["tokens"]["offsets"]) == 2
-    status, _, err = ggraph("plan", tiny, *gpu, "--forced-sync", "nobody")
+    status, _, err = ggraph_here("plan", tiny, *gpu, "--forced-sync", "nobody")
     assert status != 0 and "has no node nobody" in err
 
 
@@ -282,11 +291,12 @@ def arena_bytes(facts: dict[str, Any]) -> int:
 
 
 def test_plan_explains_a_tensor() -> None:
-    status, out, _ = ggraph("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn")
+    status, out, _ = ggraph_here("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn")
     assert status == 0
     for word in ("place     cpu:", "split     0 on cpu", "allocate  arena@cpu [", "after %"):
         assert word in out
-    facts = json.loads(ggraph("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn", "--json")[1])
+    asked = ("plan", TINY / "qwen3_moe", "--explain", "blk.1.attn", "--json")
+    facts = json.loads(ggraph_here(*asked)[1])
     assert facts["tensor"] == facts["value"] == "blk.1.attn" and facts["stream"] == "cpu.0"
 
 
@@ -353,7 +363,7 @@ def test_bad_files_are_one_clear_line(model: Path, tmp_path: Path) -> None:
         (wrong, "begins with"), (cut, "cut.gguf"), (loops, "template"), (reach, "template"),
         (alien, "architecture 'alien'"), (nan, "not finite"), (tmp_path, "config.json"),
     ):  # fmt: skip
-        err = refused("generate", "-m", path, "Hi")
+        err = refused_here("generate", "-m", path, "Hi")
         assert says in err, (path.name, err)
         assert len(err.strip().splitlines()) == 1, err
 

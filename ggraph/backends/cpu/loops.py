@@ -56,22 +56,14 @@ class Nests:
     result: tuple[Planned, ...]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What tracing needs to know of a source or result."""
-
-    shape: Shape
-    strides: Shape
-    dtype: DType
-
-
+Layout = tuple[Shape, Shape, str]  # shape, strides and type of a source or result
 Signature = tuple[str, tuple[tuple[str, object], ...], tuple[Layout, ...], Layout]
 
 
 def signature(t: Tensor) -> Signature:
     """All that decides the nests of `t`."""
-    layouts = tuple(Layout(s.shape, s.strides, s.dtype) for s in t.sources)
-    return t.op, frozen(t.attrs), layouts, Layout(t.shape, t.strides, t.dtype)
+    layouts = tuple((s.shape, s.strides, s.dtype.name) for s in t.sources)
+    return t.op, frozen(t.attrs), layouts, (t.shape, t.strides, t.dtype.name)
 
 
 _SEEN: dict[Signature, Nests | None] = {}
