@@ -52,8 +52,8 @@ class Graph:
         """
         with unscoped():
             wanted, titles = _titled(outputs)
-            ordered = _order(_one_of_each([*wanted, *_tensors(also, "also")], titles))
-            return _rebuild(name, ordered, titles)
+            roots = [*wanted, *_tensors(also, "also")]
+            return _rebuild(name, _order(*_one_of_each(roots, titles)), titles)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)
@@ -131,9 +131,18 @@ def _follow(
     sources = tuple(
         done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
     )
-    same = all(a is b for a, b in zip(sources, t.sources, strict=True)) or t.spec is None
-    fresh[id(t)] = t if same else apply(t.op, *sources, name=t.name, **t.attrs)
+    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
+        fresh[id(t)] = t
+    elif t.is_view or t.overwritten is not None or not all(map(_alike, sources, t.sources)):
+        fresh[id(t)] = apply(t.op, *sources, name=t.name, **t.attrs)
+    else:
+        fresh[id(t)] = replace(t, sources=sources)
     return fresh[id(t)]
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether an op's rule can see no difference, so that its result is as it was."""
+    return one.shape == other.shape and one.dtype is other.dtype and one.strides == other.strides
 
 
 def _tensors(given: object, what: str) -> list[Tensor]:
@@ -166,8 +175,9 @@ def _titled(outputs: object) -> tuple[list[Tensor], Titles]:
     return wanted, titles
 
 
-def _one_of_each(roots: list[Tensor], titles: Titles) -> list[Tensor]:
-    """The roots over one leaf of each name, where leaves of one name are alike; `titles` follow."""
+def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], list[Tensor]]:
+    """The roots over one leaf of each name, where leaves of one name are alike, and all that they
+    reach, as a walk meets it; `titles` follow."""
     first: dict[tuple[object, ...], Tensor] = {}
     new: dict[int, Tensor] = {}
     reached = _walk(roots)
@@ -183,12 +193,11 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> list[Tensor]:
     for t in reached:
         if id(t) in titles:
             titles[id(new[id(t)])] = titles[id(t)]
-    return [new[id(t)] for t in roots]
+    return [new[id(t)] for t in roots], list({id(t): t for t in new.values()}.values())
 
 
-def _order(roots: list[Tensor]) -> list[Tensor]:
+def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
-    seen = _walk(roots)
     readers: dict[int, list[Tensor]] = {}
     for t in seen:
         for s in t.sources:
