@@ -67,8 +67,8 @@ class Opened:
 
 
 def opens(isa: Isa, layout: Packed) -> bool:
-    """Whether blocks of a layout are opened for many rows: bytes are as they are."""
-    return isinstance(layout, Layout) and isa.lanes == HALF and layout.bits < 8
+    """Whether blocks of a layout are opened for many rows: codes that are bytes already are not."""
+    return isinstance(layout, Layout) and isa.lanes == HALF and layout.planes != (8,)
 
 
 def sides(k: Kernel, tiles: Val, most: int = SIDE) -> Iterator[tuple[Val, Val]]:
