@@ -263,15 +263,11 @@ def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
         taken[title] = t
         sources = tuple(new[id(s)] for s in t.sources)
         view_src = new[id(t.view_src)] if t.view_src is not None else None
-        same = title == t.name and (id(t) in titles) == t.is_output and view_src is t.view_src
-        same = same and all(a is b for a, b in zip(sources, t.sources, strict=True))
-        new[id(t)] = (
-            t
-            if same
-            else replace(
-                t, name=title, sources=sources, view_src=view_src, is_output=id(t) in titles
-            )
-        )
+        wanted, own = id(t) in titles, t
+        same = title == t.name and wanted == t.is_output and view_src is t.view_src
+        if not same or any(a is not b for a, b in zip(sources, t.sources, strict=True)):
+            own = replace(t, name=title, sources=sources, view_src=view_src, is_output=wanted)
+        new[id(t)] = own
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))

@@ -53,7 +53,8 @@ def plans_amid(
     return runner.session.plans_made - drafts.planned, engine.statistics.rounds
 
 
-HALF = [(u, w, (w is None) == u) for u in (False, True) for w in (None, 64)]  # each two of three
+# Half of all: every value of one meets every value of each other.
+HALF = [(u, w, (w is None) == u) for u in (False, True) for w in (None, 64)]
 
 
 @pytest.mark.parametrize(("unrolls", "window", "early"), HALF)

@@ -129,3 +129,25 @@ def test_a_state_goes_on_right_behind_its_last_reader() -> None:
         names = [t.name for t in made.nodes]
         assert names[: len(first)] == first
         assert {*names[len(first) :]} == {f"log.{i}.new" for i in range(3)}
+
+
+def test_what_a_replacement_leaves_as_it_was_stays_the_same_tensor() -> None:
+    x = input("x", (2, 3))
+    before, old = ops.mul(x, x).named("before"), ops.scale(x, 5.0).named("old")
+    behind = (ops.mul(old, old) + before).named("behind")
+    g = Graph.of({"y": behind * 2, "before": before})
+    new = g.replace({"old": ops.scale(g["x"], 3.0)})
+    assert new["x"] is g["x"] and new["before"] is g["before"]
+    assert new["behind"] is not g["behind"] and new["behind"].sources[1] is g["before"]
+    told = {line.replace("scale=5.0", "scale=3.0") for line in repr(g).splitlines()}
+    assert {line.replace("scale_2", "old") for line in repr(new).splitlines()} == told
+
+
+def test_behind_an_heir_of_another_shape_rules_are_asked_again() -> None:
+    x, old = input("x", (1, 3)), ops.scale(input("z", (1, 3)), 2.0, name="old")
+    g = Graph.of({"y": ops.mul(ops.add(old, x, name="sum"), x)})
+    wide = g.replace({"old": input("wide", (4, 3))})
+    assert {t.name: t.shape for t in wide.nodes} == {"sum": (4, 3), "y": (4, 3)}
+    assert g["y"].shape == (1, 3)
+    with pytest.raises(ShapeError):
+        g.replace({"old": input("wide", (4, 5))})
