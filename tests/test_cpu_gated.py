@@ -16,7 +16,7 @@ from cpu_calls import (
     raw_weight,
     variants,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cpu_experts import EXPERTS, chosen, one_behind_another
 
@@ -140,6 +140,7 @@ def some_ids(tokens: int, used: int, seed: int) -> Array:
 
 
 @pytest.mark.parametrize("dtype", BLOCKS, ids=str)
+@settings(max_examples=20)  # of each type, of which there are twelve
 @given(
     tokens=st.sampled_from([1, 5, 40, opened.GROUP_ROWS + 30, amx.MOST + 60]),
     used=st.integers(1, 3),

@@ -146,7 +146,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
             pick = only if picks else lambda logits: int(logits.argmax())
-            found = engine.generate(PROMPT, pick, lambda token: None, limit=10, drafts=drafts)
+            found = engine.generate(PROMPT, pick, lambda token: None, limit=7, drafts=drafts)
             texts[picks, length] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
         sizes = {t.name: t.nbytes for t in plan.graph.outputs}
@@ -176,10 +176,10 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
             )
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
-            found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=12, drafts=drafts)
+            found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=8, drafts=drafts)
             texts[on_device, length, seed] = list(found)
             other = Sampler(replace(config, seed=seed), runner.model.vocab_size)
-            for _ in range(12):
+            for _ in range(8):
                 other.uniform()
             assert sampler.uniform() == other.uniform(), "a number per token"
         plan = runner.plan(runner.shape(5, 5, 20)).plan
