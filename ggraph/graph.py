@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
@@ -131,7 +131,7 @@ def _follow(
     sources = tuple(
         done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
     )
-    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
+    if sources == t.sources:
         fresh[id(t)] = t
     elif t.is_view or t.overwritten is not None or not all(map(_alike, sources, t.sources)):
         fresh[id(t)] = apply(t.op, *sources, name=t.name, **t.attrs)
@@ -187,13 +187,17 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], lis
             raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
         sources = tuple(new[id(s)] for s in t.sources)
         view_src = new[id(t.view_src)] if t.view_src is not None else None
-        same = all(a is b for a, b in zip(sources, t.sources, strict=True))
-        same = same and view_src is t.view_src
-        new[id(t)] = alike if same else replace(t, sources=sources, view_src=view_src)
+        new[id(t)] = _with(alike, sources=sources, view_src=view_src)
     for t in reached:
         if id(t) in titles:
             titles[id(new[id(t)])] = titles[id(t)]
-    return [new[id(t)] for t in roots], list({id(t): t for t in new.values()}.values())
+    return [new[id(t)] for t in roots], list(dict.fromkeys(new.values()))
+
+
+def _with(t: Tensor, **fields: Any) -> Tensor:
+    """`t` with these fields: itself where it has them already."""
+    same = all(getattr(t, name) == value for name, value in fields.items())
+    return t if same else replace(t, **fields)
 
 
 def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
@@ -261,13 +265,13 @@ def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
                 f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
             )
         taken[title] = t
-        sources = tuple(new[id(s)] for s in t.sources)
-        view_src = new[id(t.view_src)] if t.view_src is not None else None
-        wanted, own = id(t) in titles, t
-        same = title == t.name and wanted == t.is_output and view_src is t.view_src
-        if not same or any(a is not b for a, b in zip(sources, t.sources, strict=True)):
-            own = replace(t, name=title, sources=sources, view_src=view_src, is_output=wanted)
-        new[id(t)] = own
+        new[id(t)] = _with(
+            t,
+            name=title,
+            sources=tuple(new[id(s)] for s in t.sources),
+            view_src=new[id(t.view_src)] if t.view_src is not None else None,
+            is_output=id(t) in titles,
+        )
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from small_model import TINY, byte_alphabet, small_model
-from test_models_cli import HEAD, ROOT, ggraph, refused, refused_here, start
+from test_models_cli import HEAD, ROOT, ggraph, ggraph_here, refused, refused_here, start
 
 from ggraph import InputError
 from models.bench.spec import read_prompts
@@ -303,9 +303,9 @@ def test_special_tokens_are_meant_where_that_is_asked(model: Path) -> None:
 @pytest.mark.parametrize("threads", ["0", "-1", "257"])
 @pytest.mark.parametrize("verb", ["generate Hi", "eagle3 Hi", "bench spec", "plan"])
 def test_threads_are_bounded_alike(verb: str, threads: str) -> None:
-    err = refused_here(*verb.split(), "-t", threads)
+    status, _, err = ggraph_here(*verb.split(), "-t", threads)
     said = "less than or equal to 256" if threads == "257" else "greater than or equal to 1"
-    assert said in " ".join(err.replace("│", "").split())
+    assert status == 2 and said in " ".join(err.replace("│", "").split())
 
 
 def test_plan_begins_with_its_verdict() -> None:

@@ -68,7 +68,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_four_times_the_graph_takes_about_four_times_the_work(name: str) -> None:
     build, devices, options = CASES[name]
-    graphs = Graph.of(build(20)), Graph.of(build(80))
+    graphs = Graph.of(build(30)), Graph.of(build(120))
     plans = (partial(make_plan, g, devices, options) for g in graphs)
     small, large = (work(plan)[1] for plan in plans)
     assert large.lines < 4 * 1.1 * small.lines

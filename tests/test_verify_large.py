@@ -129,11 +129,11 @@ def unsynchronised(n: int) -> Plan:
 
 def test_reports_grow_with_the_plan_and_its_races() -> None:
     """All races, their causes and the repairs; nothing compares all with all."""
-    plans = unsynchronised(80), unsynchronised(320)
+    plans = unsynchronised(160), unsynchronised(640)
     (few, small), (many, large) = (work(partial(diagnose, p)) for p in plans)
     assert few is not None and many is not None
-    assert (len(few.causes), len(many.causes)) == (5, 20) and many.fewest.proved
-    assert sum(len(c.races) for c in many.causes) == 20 == len(many.fewest.waits)
+    assert (len(few.causes), len(many.causes)) == (10, 40) and many.fewest.proved
+    assert sum(len(c.races) for c in many.causes) == 40 == len(many.fewest.waits)
     assert large.lines < 4 * 1.3 * small.lines
     assert not large.steeper(small, 4 * 1.5)
 
