@@ -54,7 +54,7 @@ def check_compile(driver: Driver, quick: bool) -> Found:
     def build(unit: kernels.Unit) -> None:
         file = f"{unit.source}.cu"
         try:
-            nvrtc.build(file, kernels.text(file), kernels.headers(), arch, unit.defines)
+            nvrtc.build(file, unit.text, kernels.headers(), arch, unit.defines)
         except Exception as error:
             wrong.append(f"{unit}: {error}")
 

@@ -44,7 +44,7 @@ GAINS = ("wide",)
 def code_of(unit: Unit, arch: str) -> bytes:
     """The machine code, from the cache where it is there."""
     file = f"{unit.source}.cu"
-    return nvrtc.build(file, kernels.text(file), kernels.headers(), arch, unit.defines)
+    return nvrtc.build(file, unit.text, kernels.headers(), arch, unit.defines)
 
 
 def sections(code: bytes) -> Iterator[tuple[str, bytes]]:

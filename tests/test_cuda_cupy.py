@@ -2,6 +2,7 @@
 find no driver. What the calls do is for `tests/test_cuda_gpu.py`, on a GPU.
 """
 
+import ctypes
 from collections.abc import Callable
 from ctypes import memmove
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ggraph.errors import BackendError
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from cupy.cuda import runtime
 
-from ggraph.backends.cuda import cupy_driver
+from ggraph.backends.cuda import cupy_driver, early
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "memory": lambda d: d.memory(),
@@ -142,6 +143,69 @@ def test_opening_asks_whether_kernels_find_the_host_s_memory(
         monkeypatch.setattr(runtime, "deviceGetAttribute", lambda *asked, a=answer: a)
         opened = cupy_driver.open_driver(0)
         assert opened.reaches_host is bool(answer) and opened.processors == 132
+    for major, version in ((9, 12030), (12, 13000), (9, 12020), (8, 13000)):
+        monkeypatch.setitem(about, "major", major)
+        monkeypatch.setattr(runtime, "driverGetVersion", lambda v=version: v)
+        assert cupy_driver.open_driver(0).begins_early is (major >= 9 and version >= 12030)
+
+
+def test_a_launch_begins_early_behind_a_kernel_of_its_stream_alone(
+    driver: cupy_driver.CupyDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind copies, waits, products of the library and graphs it does not, nor first in a capture;
+    its grid, shared memory and stream are what the record of CUDA says."""
+    said: list[str] = []
+    for name in ("streamWaitEvent", "memcpyAsync", "streamBeginCapture", "graphLaunch"):
+        monkeypatch.setattr(runtime, name, lambda *given: None)
+    monkeypatch.setattr(
+        cupy_driver, "driver", SimpleNamespace(launchKernel=lambda *given: said.append("plain"))
+    )
+    monkeypatch.setattr(driver._blas, "product", lambda p, rank: lambda stream: None)
+
+    def ex(config: Any, function: int, pointers: Any, extra: None) -> int:
+        c = config._obj
+        (allowed,) = c.attributes[: c.count]
+        assert (function, extra, allowed.id, allowed.value) == (1, None, 6, 1)
+        assert (*c.grid, *c.block, c.shared) == (1, 2, 3, 32, 1, 1, 65536) and c.stream in (4, 5)
+        said.append("early")
+        return failing
+
+    failing = 0
+    monkeypatch.setattr(early, "_library", lambda: SimpleNamespace(cuLaunchKernelEx=ex))
+
+    def launches(*streams: int) -> list[str]:
+        said.clear()
+        for stream in streams:
+            driver.launch(KERNEL, (1, 2, 3), 32, [b"12345678"], stream)
+        return list(said)
+
+    assert launches(4, 4) == ["plain", "plain"]  # a GPU or a driver that cannot
+    driver.begins_early = True
+    assert launches(4, 5, 5, 4) == ["early", "plain", "early", "early"]
+    between: tuple[Callable[[], Any], ...] = (
+        lambda: driver.wait(4, 1),
+        lambda: driver.copy(1, 2, 3, 4),
+        lambda: driver.product(PRODUCT)(4),
+        lambda: driver.launch_graph(cupy_driver._Graph(1, 2), 4),
+        lambda: driver.begin_capture(4),
+    )
+    for other in between:
+        launches(4)
+        other()
+        assert launches(4, 4) == ["plain", "early"]
+    failing = 719
+    with pytest.raises(BackendError, match=r"^CUDA: launching a kernel on a GPU failed: .* 719$"):
+        launches(4)
+
+
+def test_records_of_a_launch_are_laid_out_as_cuda_s() -> None:
+    """cuda.h: an attribute is a number, padding to 8 and 64 bytes; a launch 7 numbers, and from 32
+    on a stream, the attributes and their count."""
+    assert ctypes.sizeof(early._Attribute) == 72 and early._Attribute.value.offset == 8
+    offsets = [
+        getattr(early._Config, n).offset for n in ("shared", "stream", "attributes", "count")
+    ]
+    assert offsets == [24, 32, 40, 48] and ctypes.sizeof(early._Config) == 56
 
 
 @pytest.mark.parametrize(

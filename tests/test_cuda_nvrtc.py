@@ -64,6 +64,32 @@ def test_a_unit_whose_blocks_begin_late_compiles() -> None:
         kernels.in_parts(kernels.Unit("empty", own="// KERNEL"))
 
 
+def test_every_kernel_waits_for_what_it_is_launched_behind() -> None:
+    """Also those from outside, wherever they stand, and those that say so themselves; a source that
+    says so of some is refused."""
+    for unit in kernels.units():
+        assert unit.text.count(kernels.FOLLOW) == len(kernels.signatures(unit.source)), unit
+    two = "  KERNEL one(int n) { n; }\nKERNEL_OF(32, 1)\ntwo(int n)\n{ n; }"
+    whole = kernels.Unit("own", own=two).text
+    assert whole == two.replace("{", "{ FOLLOW();")
+    assert kernels.Unit("own", own=whole).text == whole
+    some = two.replace("n; }", "FOLLOW(); }", 1)
+    with pytest.raises(BackendError, match=r"^FOLLOW\(\); stands 1 times for one, two$"):
+        _ = kernels.Unit("own", own=some).text
+
+
+def test_waiting_is_an_instruction_where_launches_begin_early() -> None:
+    """And nowhere else: older GPUs have none."""
+    need_nvrtc()
+    if machine.disassembler() is None:
+        pytest.skip("nvdisasm is not installed")
+    for arch, count in (("sm_80", 0), ("sm_90", 1), ("sm_100", 1)):
+        code = machine.code_of(kernels.Unit("parts"), arch)
+        for kernel, lines in machine.instructions(code).items():
+            waits = sum("ACQBULK" in line for line in lines)
+            assert waits == count, (arch, kernel)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("unit", machine.GATED, ids=str)
 def test_hot_loops_are_no_worse_than_they_were(unit: kernels.Unit, arch: str) -> None:

@@ -27,6 +27,7 @@ extern "C" __attribute__((weak, visibility("hidden"))) char __stop_block_shared[
 #define KERNEL_OF(threads, blocks) KERNEL
 #define SHARED __attribute__((section("block_shared"))) static
 #define LOADS_IN_ORDER() (void)0
+#define FOLLOW() (void)0
 #define SHARES(kernel, type)
 #define SHARED_OBJECT(type, name) SHARED type name
 #define TABLE static const

@@ -15,7 +15,7 @@ from typing import Any
 from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
-from ggraph.backends.cuda import kernels, nvrtc
+from ggraph.backends.cuda import early, kernels, nvrtc
 from ggraph.backends.cuda.blas import Blas
 from ggraph.backends.cuda.driver import WIDEST, Grid, Product
 from ggraph.backends.cuda.kernels import Unit
@@ -24,6 +24,10 @@ from ggraph.errors import BackendError
 OLDEST = 80  # compute capability: bf16 and asynchronous copies
 SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+EARLY, EARLY_DRIVER = (
+    90,
+    12030,
+)  # compute capability and driver: launches that begin early, in graphs
 NO_TIMING = 2  # cudaEventDisableTiming
 FAILURES = (RuntimeError, MemoryError)  # CuPy's own are RuntimeErrors, as is a missing library
 
@@ -72,8 +76,10 @@ def open_driver(index: int) -> "CupyDriver":
             runtime.cudaDevAttrCanUseHostPointerForRegisteredMem, index
         )
     _reach_peers(index, count)
+    with _Clear("asking for the driver's version"):
+        early = capability >= EARLY and runtime.driverGetVersion() >= EARLY_DRIVER
     processors = int(about["multiProcessorCount"])
-    return CupyDriver(index, name, f"sm_{capability}", processors, bool(reaches))
+    return CupyDriver(index, name, f"sm_{capability}", processors, bool(reaches), early)
 
 
 def _reach_peers(index: int, count: int) -> None:
@@ -110,10 +116,12 @@ class CupyDriver:
     arch: str
     processors: int = 1
     reaches_host: bool = False
+    begins_early: bool = False
     _modules: dict[Unit, Any] = field(default_factory=dict)
     _functions: dict[tuple[Unit, str], Any] = field(default_factory=dict)
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _blas: Blas = field(default_factory=Blas, init=False)
+    _behind: set[int] = field(default_factory=set, init=False)  # streams that end in a launch
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
@@ -164,6 +172,7 @@ class CupyDriver:
 
     def wait(self, stream: int, event: int) -> None:
         """Make a stream wait."""
+        self._behind.discard(stream)
         with self._here("waiting for an event"):
             runtime.streamWaitEvent(stream, event)
 
@@ -179,6 +188,7 @@ class CupyDriver:
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy between any two addresses; unified addressing tells which is where."""
+        self._behind.discard(stream)
         with self._here(f"copying {nbytes} bytes"):
             runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream)
 
@@ -214,14 +224,19 @@ class CupyDriver:
     def launch(
         self, function: Any, grid: Grid, block: int, args: Sequence[bytes], stream: int
     ) -> None:
-        """Enqueue a kernel; the driver copies the arguments before it returns."""
+        """Enqueue a kernel; the driver copies the arguments before it returns. Behind another one
+        it may begin early (see `early`): FOLLOW of src/common.cuh waits for that one."""
         held = [ctypes.create_string_buffer(a, len(a)) for a in args]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(h) for h in held))
         with self._here("launching a kernel"):
-            driver.launchKernel(
-                function.loaded.ptr, *grid, block, 1, 1, function.shared, stream,
-                ctypes.addressof(pointers), 0,
-            )  # fmt: skip
+            if self.begins_early and stream in self._behind:
+                early.launch(function.loaded.ptr, grid, block, function.shared, stream, pointers)
+            else:
+                driver.launchKernel(
+                    function.loaded.ptr, *grid, block, 1, 1, function.shared, stream,
+                    ctypes.addressof(pointers), 0,
+                )  # fmt: skip
+        self._behind.add(stream)
 
     def product(self, p: Product, rank: int = 0) -> Callable[[int], None]:
         """One call of cuBLASLt."""
@@ -229,6 +244,7 @@ class CupyDriver:
             enqueue = self._blas.product(p, rank)
 
         def step(stream: int) -> None:
+            self._behind.discard(stream)
             with self._here("a product"):
                 enqueue(stream)
 
@@ -236,11 +252,13 @@ class CupyDriver:
 
     def begin_capture(self, stream: int) -> None:
         """Record; other threads may go on using the device."""
+        self._behind.clear()
         with self._here("beginning a capture"):
             runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
 
     def end_capture(self, stream: int) -> Any:
         """The graph, made ready to be launched."""
+        self._behind.clear()
         with self._here("capturing a plan into a graph"):
             graph = int(runtime.streamEndCapture(stream))
             made = _Graph(graph, int(runtime.graphInstantiate(graph)))
@@ -250,6 +268,7 @@ class CupyDriver:
 
     def launch_graph(self, graph: Any, stream: int) -> None:
         """Enqueue the whole graph."""
+        self._behind.discard(stream)
         with self._here("launching a graph"):
             runtime.graphLaunch(graph.executable, stream)
 

@@ -33,6 +33,7 @@ HEADERS = (
     "common.cuh", "blocks.cuh", "codes.cuh", "delay.cuh", "lanes.cuh", "pieces.cuh", "parts.cuh",
     "units.cuh",
 )  # fmt: skip
+FOLLOW = "FOLLOW();"  # of src/common.cuh: a launch that began early waits there
 FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q", "Matrices": "4P"}
 
 
@@ -47,8 +48,8 @@ class Unit:
 
     @property
     def text(self) -> str:
-        """The source."""
-        return self.own or text(f"{self.source}.cu")
+        """The source, each kernel of which begins by FOLLOW or says it itself."""
+        return _following(self.own or text(f"{self.source}.cu"))
 
     @property
     def defines(self) -> str:
@@ -72,10 +73,27 @@ class Parameter:
 def in_parts(unit: Unit) -> Unit:
     """The same kernels, of which all blocks but the first begin late. Blocks of a small launch
     otherwise run at the same time, so that none writes before all others have read."""
-    late, count = re.subn(r"^KERNEL[^{;]*\{", r"\g<0> pass_unless_first();", unit.text, flags=re.M)
-    if not count:
+    plain = unit.own or text(f"{unit.source}.cu")
+    late = _begun_by("pass_unless_first();", plain)
+    if late == plain:
         raise BackendError(f"{unit}: no kernel that could be run in parts")
     return Unit(unit.source, unit.type, late.replace("KERNEL", '#include "delay.cuh"\nKERNEL', 1))
+
+
+def _begun_by(statement: str, source: str) -> str:
+    """The source, each of its kernels with a statement before all others."""
+    head = r"KERNEL(?:_OF\([^)]*\))?\s+\w+\s*\([^)]*\)\s*\{"
+    return re.sub(head, rf"\g<0> {statement}", source)
+
+
+@cache
+def _following(source: str) -> str:
+    """The source, each of its kernels with FOLLOW, which none may lack: see `early.py`."""
+    found = source if FOLLOW in source else _begun_by(FOLLOW, source)
+    wanted = declared(source)
+    if found.count(FOLLOW) != len(wanted):
+        raise BackendError(f"{FOLLOW} stands {found.count(FOLLOW)} times for {', '.join(wanted)}")
+    return found
 
 
 def units() -> tuple[Unit, ...]:

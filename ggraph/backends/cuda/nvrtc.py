@@ -56,7 +56,12 @@ def compile_source(
     )
     _check(created, f"{name}: nvrtcCreateProgram")
     try:
-        flags = [f"--gpu-architecture={arch}", "--std=c++17", "--fmad=false"]
+        flags = [
+            f"--gpu-architecture={arch}",
+            "--std=c++17",
+            "--fmad=false",
+            "--device-as-default-execution-space",
+        ]
         options = _strings([*flags, *(f"-D{d}" for d in defines.split())])
         status = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status:

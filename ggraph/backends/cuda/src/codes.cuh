@@ -117,11 +117,12 @@ DEV void add_group(const Coded<T>& held, const Lanes& lanes, int from, const Pie
 }
 
 // Calls add(number of a group within its segment, what is held of it) for all groups of a segment of
-// two rows of w that are among `left`; AT_ONCE of them, as registers allow.
-template <class T, int AT_ONCE, class Add>
+// two rows of w that are among `left`; AT_ONCE of a half's and BEHIND halves are written out, as
+// registers allow.
+template <class T, int AT_ONCE, int BEHIND, class Add>
 DEV void each_group(const u8* const (&rows)[2], int left, Add add) {
   const int t = threadIdx.x % 4;
-#pragma unroll 1  // registers
+#pragma unroll(BEHIND)
   for (int half = 0; half < 2 && (T::BLOCK != 32 || 4 * half < left); ++half) {
     // By four(row, value of the half segment) and scale(group of the half, row, span, ..).
     auto four_groups = [&](auto four, auto scale) {

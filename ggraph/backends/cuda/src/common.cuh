@@ -21,6 +21,13 @@
 // Loads behind it are not begun before it, where they would take more registers than there are.
 #define LOADS_IN_ORDER() asm volatile("" : : : "memory")
 #define SYNC_WARP() __syncwarp()
+// A launch may begin before the one behind which it was enqueued has ended, and waits here for that
+// and for all that it wrote; what is enqueued behind may then begin likewise.
+#if __CUDA_ARCH__ >= 900
+#define FOLLOW() asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" : : : "memory")
+#else
+#define FOLLOW() (void)0
+#endif
 #define TABLE static __device__ const
 #define FULL_WARP 0xffffffffu
 DEV float bits_to_float(unsigned bits) { return __uint_as_float(bits); }
@@ -110,6 +117,14 @@ DEV void ask_for(const void* from, int bytes) {
 #define MOST_SHARED 163
 #else
 #define MOST_SHARED 99
+#endif
+
+// Halves of a segment of products that are written out one behind the other (tiles.cu): what registers
+// of a GPU's compiler allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define HALVES 1
+#else
+#define HALVES 2
 #endif
 
 typedef unsigned char u8;

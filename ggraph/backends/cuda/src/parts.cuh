@@ -103,7 +103,7 @@ DEV void give_codes(const float (&v)[4], bool there, Quad* codes, i64 k, i64 row
   const float total = (float)(other_sum + sum) * unit;
   const Quad first = {{high, other, middle, other_middle}};
   const Quad second = {{other, low, float_to_bits(unit), float_to_bits(total)}};
-  Quad* group = codes + (row / 8 * (k / 32) + four / 8) * CODED_QUADS;
+  Quad* group = codes + (row / 8 * ((u32)k / 32) + four / 8) * CODED_QUADS;  // k: fewer registers
   const int number = row % 8;
   group[last * 32 + number * 4 + t] = last ? second : first;
   if (last || t > 1) return;

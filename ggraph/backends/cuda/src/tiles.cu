@@ -222,7 +222,7 @@ DEV void stream_of(Place place, int tiles, const X& rows, i64 k, int first, Stag
                              (const u8*)(quads + (g + 8) * S::PITCH)};
 #pragma unroll
         for (int r = 0; r < 2 && !S::ALIGNED; ++r) mine[r] += off[r] + at * S::BYTES & 15;
-        each_group<T, TIMES != 1 ? 1 : T::SPAN == 16 ? 2 : 4>(
+        each_group<T, TIMES != 1 ? 1 : T::SPAN == 16 ? 2 : 4, TIMES == 1 && NEAR ? HALVES : 1>(
             mine, groups - SEGMENT * at, [&](int i, const Coded<T>& held) {
               int from = x + CODED_QUADS * i;
 #pragma unroll
@@ -355,11 +355,24 @@ DEV void store(const One& one, const float* rest, i64 m, int output, int row, fl
 DEV int tiles_here(i64 all) { return ((u32)all - blockIdx.y + gridDim.y - 1) / gridDim.y; }
 DEV i64 tile_here(int i) { return blockIdx.y + (u32)i * gridDim.y; }
 
+// Before FOLLOW, while others still work: what a block's warps read first of a tile is on its way to the
+// L2 cache. It is only asked for, so that it does not matter who writes it.
+DEV void ask_for_tile(const One& one, i64 k) {
+  constexpr int GROUPS = FEW_WARPS * SEGMENT, BESIDE = FEW_WARPS * 32 / TILE, STEP = 64;
+  const Stored tile = tile_of<WEIGHT>(one, k);
+  const u8* row = tile.first + Stored::begin(tile, threadIdx.x / BESIDE);
+  const int first = (int)row_bytes<WEIGHT>(32 * GROUPS);
+#pragma unroll 1
+  for (int at = threadIdx.x % BESIDE * STEP; at < first && at < tile.bytes; at += BESIDE * STEP)
+    ask_for(row + at, 1);
+}
+
 template <class Place>
 DEV void few_rows(Place place, i64 all, const Quad* x, const float* rest, i64 k, i64 m, Few& shared) {
   few_of(place, tiles_here(all), x, k, m, shared, [&](int tile, const Strands& part) {
     const One one = place(tile);
-    for (int i = threadIdx.x; i < TILE * (int)m; i += blockDim.x)
+#pragma unroll 1  // or else what it counts stays in registers
+    for (int i = threadIdx.x; i < TILE * (int)m; i += FEW_WARPS * 32)
       store(one, rest, m, i % TILE, i / TILE, total_of(part, i % TILE, i / TILE));
   });
 }
@@ -387,7 +400,7 @@ DEV One one_of(const Matrices& w, float* y, const Axes& n, i64 m, int outputs, u
   for (int i = 1; i < 4; ++i) {
     const u32 blocks = ((u32)one.n + outputs - 1) / outputs;
     if (block < blocks) break;
-    block -= blocks, one.y += m * one.n, one.w = w.of[i], one.n = n.v[i];
+    block -= blocks, one.y += (u32)m * (i64)(u32)one.n, one.w = w.of[i], one.n = n.v[i];
   }
   one.n0 = (i64)block * outputs;
   return one;
@@ -424,8 +437,10 @@ SHARES(mul_mat_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_tile(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED_OBJECT(Few, shared);
-  few_rows([&](int i) { return One{w, y, n, TILE * tile_here(i)}; }, (n + TILE - 1) / TILE, x, rest, k,
-           m, shared);
+  auto place = [&](int i) { return One{w, y, n, TILE * tile_here(i)}; };
+  ask_for_tile(place(0), k);
+  FOLLOW();
+  few_rows(place, (n + TILE - 1) / TILE, x, rest, k, m, shared);
 }
 
 // The same of any number of rows, with the same bits; grid (m / 32, n / 64): blocks that read the
@@ -434,6 +449,7 @@ SHARES(mul_mat_wide, Wide)
 KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
 mul_mat_wide(const u8* w, const Quad* x, float* y, const float* rest, i64 n, i64 k, i64 m) {
   SHARED_OBJECT(Wide, shared);
+  FOLLOW();
   wide_rows({w, y, n, (i64)blockIdx.y * (WIDE_TILES * TILE)}, x, rest, k, m, shared);
 }
 
@@ -443,7 +459,10 @@ SHARES(mul_mats_tile, Few)
 KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mats_tile(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m, i64 all) {
   SHARED_OBJECT(Few, shared);
-  few_rows([&](int i) { return one_of(w, y, n, m, TILE, tile_here(i)); }, all, x, 0, k, m, shared);
+  auto place = [&](int i) { return one_of(w, y, n, m, TILE, tile_here(i)); };
+  ask_for_tile(place(0), k);
+  FOLLOW();
+  few_rows(place, all, x, 0, k, m, shared);
 }
 
 // The same of any number of rows: grid (m / 32, sum of n / 64).
@@ -451,6 +470,7 @@ SHARES(mul_mats_wide, Wide)
 KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
 mul_mats_wide(Matrices w, const Quad* x, float* y, Axes n, i64 k, i64 m) {
   SHARED_OBJECT(Wide, shared);
+  FOLLOW();
   wide_rows(one_of(w, y, n, m, WIDE_TILES * TILE, blockIdx.y), x, 0, k, m, shared);
 }
 
@@ -466,8 +486,12 @@ mul_mat_gated_tile(const u8* w, const u8* up, const Quad* x, float* y, Quad* par
   auto place = [&](int i) {  // gate and what it opens in turn
     return One{i % 2 ? up : w, y, n, outputs * tile_here(i / each) + i % each / 2 * TILE};
   };
+  ask_for_tile(place(0), k);
+  ask_for_tile(place(1), k);
+  FOLLOW();
   few_of(place, units * each, x, k, m, shared, [&](int i, const Strands& part) {
-    for (int j = threadIdx.x; j < TILE * (int)m; j += blockDim.x)
+#pragma unroll 1
+    for (int j = threadIdx.x; j < TILE * (int)m; j += FEW_WARPS * 32)
       shared.made[i % 2][j / TILE][i % each / 2 * TILE + j % TILE] =
           total_of(part, j % TILE, j / TILE);
     if (i % each < each - 1) return;
@@ -484,6 +508,7 @@ KERNEL_OF(WIDE_WARPS * 32, WIDE_BLOCKS)
 mul_mat_gated_wide(const u8* w, const u8* up, const Quad* x, float* y, Quad* parts, Quad* codes,
                    int op, i64 n, i64 k, i64 m) {
   SHARED_OBJECT(Wide, shared);
+  FOLLOW();
   const int outputs = WIDE_TILES / 2 * TILE;
   const i64 n0 = (i64)blockIdx.y * outputs;
   const int from = blockIdx.x * (WIDE * ROWS);
@@ -505,6 +530,7 @@ KERNEL_OF(FEW_WARPS * 32, FEW_BLOCKS)
 mul_mat_id_tile(const u8* w, const Quad* x, float* y, const int* order, const int* starts,
                 const int* active, i64 n, i64 k, i64 experts, i64 used, int each) {
   SHARED_OBJECT(Few, shared);
+  FOLLOW();
   if ((int)blockIdx.y >= active[0]) return;  // the whole block
   const i64 expert = active[1 + blockIdx.y], n0 = (i64)blockIdx.x * TILE;
   const int end = starts[expert + 1];
