@@ -13,7 +13,7 @@ import numpy as np
 
 from ggraph import Graph, Options, Session, dtypes, input, ops, weight
 from ggraph.backends import open_backend
-from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels, nvrtc
+from ggraph.backends.cuda import CudaBackend, Driver, Events, cuda_spec, kernels
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.runner import DraftRunner
 from ggraph.decode.engine import Engine
@@ -52,9 +52,8 @@ def check_compile(driver: Driver, quick: bool) -> Found:
     wrong = []
 
     def build(unit: kernels.Unit) -> None:
-        file = f"{unit.source}.cu"
         try:
-            nvrtc.build(file, unit.text, kernels.headers(), arch, unit.defines)
+            kernels.code(unit, arch)
         except Exception as error:
             wrong.append(f"{unit}: {error}")
 

@@ -41,12 +41,6 @@ COSTS = ("registers", "frame", "local", "loop", "narrow")
 GAINS = ("wide",)
 
 
-def code_of(unit: Unit, arch: str) -> bytes:
-    """The machine code, from the cache where it is there."""
-    file = f"{unit.source}.cu"
-    return nvrtc.build(file, unit.text, kernels.headers(), arch, unit.defines)
-
-
 def sections(code: bytes) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of every section of an ELF file that has bytes."""
     start = struct.unpack_from("<Q", code, 40)[0]
@@ -173,9 +167,11 @@ def main() -> int:
         return 2
     jobs = [(u, a) for u in GATED for a in ARCHES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = list(pool.map(lambda j: figures(code_of(*j)), jobs))
+        made = list(pool.map(lambda j: figures(kernels.code(*j)), jobs))
         others = [(u, a) for u in kernels.units() for a in ARCHES if asked.all and u not in GATED]
-        for (unit, arch), code in zip(others, pool.map(lambda j: code_of(*j), others), strict=True):
+        for (unit, arch), code in zip(
+            others, pool.map(lambda j: kernels.code(*j), others), strict=True
+        ):
             most = max(held["registers"] for held in resources(code).values())
             print(f"{unit} {arch}: up to {most} registers")
     if asked.write:

@@ -18,7 +18,7 @@ from ggraph.errors import BackendError
 pytest.importorskip("cupy", reason="CuPy is not installed")
 from cupy.cuda import runtime
 
-from ggraph.backends.cuda import cupy_driver, early
+from ggraph.backends.cuda import cupy_driver, early, nvrtc
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "memory": lambda d: d.memory(),
@@ -82,7 +82,7 @@ def test_what_may_fail_quietly_does(driver: cupy_driver.CupyDriver) -> None:
 def test_loading_a_kernel_reaches_cuda(
     driver: cupy_driver.CupyDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cupy_driver.nvrtc, "build", lambda *given: b"\x7fELF")
+    monkeypatch.setattr(nvrtc, "build", lambda *given: b"\x7fELF")
     with pytest.raises(BackendError, match=r"^CUDA: loading rms_norm of norm\.cu on a GPU failed"):
         driver.function(Unit("norm"), "rms_norm")
 

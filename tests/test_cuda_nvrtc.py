@@ -41,7 +41,7 @@ def compiled() -> Iterator[tuple[kernels.Unit, str]]:
 def test_a_unit_compiles(unit: kernels.Unit, arch: str) -> None:
     """For blocks as large as they are launched: what is behind 64 registers has smaller ones."""
     need_nvrtc()
-    code = machine.code_of(unit, arch)
+    code = kernels.code(unit, arch)
     assert code.startswith(b"\x7fELF")
     for kernel in kernels.signatures(unit.source):
         assert kernel.encode() in code, f"{unit}: no {kernel}"
@@ -84,7 +84,7 @@ def test_waiting_is_an_instruction_where_launches_begin_early() -> None:
     if machine.disassembler() is None:
         pytest.skip("nvdisasm is not installed")
     for arch, count in (("sm_80", 0), ("sm_90", 1), ("sm_100", 1)):
-        code = machine.code_of(kernels.Unit("parts"), arch)
+        code = kernels.code(kernels.Unit("parts"), arch)
         for kernel, lines in machine.instructions(code).items():
             waits = sum("ACQBULK" in line for line in lines)
             assert waits == count, (arch, kernel)
@@ -97,7 +97,7 @@ def test_hot_loops_are_no_worse_than_they_were(unit: kernels.Unit, arch: str) ->
     need_nvrtc()
     if machine.disassembler() is None or machine.table()["nvrtc"] != machine.version():
         pytest.skip("the table is of another compiler, or nvdisasm is not installed")
-    assert machine.worse(str(unit), arch, machine.figures(machine.code_of(unit, arch))) == []
+    assert machine.worse(str(unit), arch, machine.figures(kernels.code(unit, arch))) == []
 
 
 def test_worse_code_is_seen() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
-from ggraph.backends.cuda import early, kernels, nvrtc
+from ggraph.backends.cuda import early, kernels
 from ggraph.backends.cuda.blas import Blas
 from ggraph.backends.cuda.driver import WIDEST, Grid, Product
 from ggraph.backends.cuda.kernels import Unit
@@ -24,10 +24,8 @@ from ggraph.errors import BackendError
 OLDEST = 80  # compute capability: bf16 and asynchronous copies
 SHARED = 1 | 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-EARLY, EARLY_DRIVER = (
-    90,
-    12030,
-)  # compute capability and driver: launches that begin early, in graphs
+EARLY = 90  # compute capability: launches may begin early
+EARLY_DRIVER = 12030  # which captures them
 NO_TIMING = 2  # cudaEventDisableTiming
 FAILURES = (RuntimeError, MemoryError)  # CuPy's own are RuntimeErrors, as is a missing library
 
@@ -214,10 +212,8 @@ class CupyDriver:
 
     def _module(self, unit: Unit) -> Any:
         if unit not in self._modules:
-            file = f"{unit.source}.cu"
-            code = nvrtc.build(file, unit.text, kernels.headers(), self.arch, unit.defines)
             module = Module()
-            module.load(code)
+            module.load(kernels.code(unit, self.arch))
             self._modules[unit] = module
         return self._modules[unit]
 

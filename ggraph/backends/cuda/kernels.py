@@ -12,6 +12,7 @@ from struct import calcsize, pack
 from typing import Any
 
 from ggraph import dtype
+from ggraph.backends.cuda import nvrtc
 from ggraph.errors import BackendError
 
 WEIGHTS: tuple[str, ...] = tuple(
@@ -112,6 +113,11 @@ def text(file: str) -> str:
 def headers() -> dict[str, str]:
     """The header files by name."""
     return {name: text(name) for name in HEADERS}
+
+
+def code(unit: Unit, arch: str) -> bytes:
+    """Its machine code, from the cache where it is there. Raises BackendError as `nvrtc.build`."""
+    return nvrtc.build(f"{unit.source}.cu", unit.text, headers(), arch, unit.defines)
 
 
 @cache

@@ -14,6 +14,9 @@ from ggraph import kept
 from ggraph.backends.cuda.libraries import shared
 from ggraph.errors import BackendError
 
+# A lambda within another is the device's: 13.0 asks to be told so.
+FLAGS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
+
 
 def library() -> Any:
     """The NVRTC library. BackendError where there is none."""
@@ -34,7 +37,7 @@ def build(name: str, text: str, headers: Mapping[str, str], arch: str, defines: 
     `defines` is a space-separated list such as "WEIGHT=q4_k". Raises BackendError with the
     compiler's messages (which name source lines), or where there is no NVRTC.
     """
-    parts = [name, text, *headers.values(), arch, defines, str(version())]
+    parts = [name, text, *headers.values(), arch, *FLAGS, defines, str(version())]
     key = "\0".join(parts)
     place, file = kept.folder("cuda"), f"{PurePath(name).stem}-{arch}.cubin"
     code = kept.read(place, file, key)
@@ -56,13 +59,8 @@ def compile_source(
     )
     _check(created, f"{name}: nvrtcCreateProgram")
     try:
-        flags = [
-            f"--gpu-architecture={arch}",
-            "--std=c++17",
-            "--fmad=false",
-            "--device-as-default-execution-space",
-        ]
-        options = _strings([*flags, *(f"-D{d}" for d in defines.split())])
+        flags = (f"--gpu-architecture={arch}", *FLAGS, *(f"-D{d}" for d in defines.split()))
+        options = _strings(flags)
         status = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status:
             title = " ".join([name, defines]).strip()
