@@ -1,9 +1,9 @@
 """Launches that may begin before those that they are enqueued behind have ended.
 
-What a launch costs of a step of few rows is as much its beginning (blocks are spread over the
-multiprocessors, arguments and instructions are fetched) as its work. CUDA calls it programmatic
-dependent launch; each kernel waits where it begins, so that the order of a stream stays what it
-was. CuPy has no function for it, so the CUDA driver's own is called.
+A launch has a beginning (blocks are spread over the multiprocessors, arguments and instructions
+are fetched) that needs nothing of those before it. CUDA calls it programmatic dependent launch;
+each kernel waits where it begins, so that the order of a stream stays what it was. CuPy has no
+function for it, so the CUDA driver's own is called.
 """
 
 import ctypes

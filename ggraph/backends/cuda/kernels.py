@@ -50,7 +50,12 @@ class Unit:
     @property
     def text(self) -> str:
         """The source, each kernel of which begins by FOLLOW or says it itself."""
-        return _following(self.own or text(f"{self.source}.cu"))
+        return _following(self.written)
+
+    @property
+    def written(self) -> str:
+        """The source as it stands in its file, or came from outside."""
+        return self.own or text(f"{self.source}.cu")
 
     @property
     def defines(self) -> str:
@@ -74,9 +79,8 @@ class Parameter:
 def in_parts(unit: Unit) -> Unit:
     """The same kernels, of which all blocks but the first begin late. Blocks of a small launch
     otherwise run at the same time, so that none writes before all others have read."""
-    plain = unit.own or text(f"{unit.source}.cu")
-    late = _begun_by("pass_unless_first();", plain)
-    if late == plain:
+    late = _begun_by("pass_unless_first();", unit.written)
+    if late == unit.written:
         raise BackendError(f"{unit}: no kernel that could be run in parts")
     return Unit(unit.source, unit.type, late.replace("KERNEL", '#include "delay.cuh"\nKERNEL', 1))
 
