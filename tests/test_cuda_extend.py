@@ -127,6 +127,8 @@ def test_a_kernel_of_another_form_is_one_clear_error() -> None:
         accepts(registered("KERNEL odd(float *y, i64 count) {}")(x))
     with pytest.raises(BackendError, match=r"odd\(y, x, size\): expected .* count, x_shape, y_sh"):
         accepts(registered("KERNEL odd(float *y, const float *x, i64 size) {}")(x))
+    with pytest.raises(BackendError, match=r"kernel odd\(\): expected pointers"):
+        accepts(registered("// KERNEL odd(float *y, const float *x)")(x))
     with pytest.raises(BackendError, match="kernel parameter 'short size': expected i64, int"):
         accepts(registered("KERNEL odd(float *y, const float *x, short size) {}")(x))
 

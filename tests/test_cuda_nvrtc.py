@@ -65,17 +65,50 @@ def test_a_unit_whose_blocks_begin_late_compiles() -> None:
 
 
 def test_every_kernel_waits_for_what_it_is_launched_behind() -> None:
-    """Also those from outside, wherever they stand, and those that say so themselves; a source that
-    says so of some is refused."""
+    """Also those from outside, wherever they stand; where one says so itself, it is left."""
     for unit in kernels.units():
         assert unit.text.count(kernels.FOLLOW) == len(kernels.signatures(unit.source)), unit
     two = "  KERNEL one(int n) { n; }\nKERNEL_OF(32, 1)\ntwo(int n)\n{ n; }"
     whole = kernels.Unit("own", own=two).text
     assert whole == two.replace("{", "{ FOLLOW();")
     assert kernels.Unit("own", own=whole).text == whole
-    some = two.replace("n; }", "FOLLOW(); }", 1)
-    with pytest.raises(BackendError, match=r"^FOLLOW\(\); stands 1 times for one, two$"):
-        _ = kernels.Unit("own", own=some).text
+    for own in ("FOLLOW();", "if (n) { n; } FOLLOW(); FOLLOW();"):
+        some = two.replace("n; }", f"{own} }}", 1)
+        assert kernels.Unit("own", own=some).text == some.replace("\n{", "\n{ FOLLOW();")
+    with pytest.raises(BackendError, match=r"^kernel one: expected its body in braces behind"):
+        _ = kernels.Unit("own", own="KERNEL one(int n) __attribute__((hot)) { n; }").text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "// FOLLOW(); is put here by ggraph\n{0}",
+        "// all on one \\\nFOLLOW(); }}\n{0}",
+        "{0}  // FOLLOW();",
+        "/* FOLLOW();\n}} */ {0}",
+        'const char* text = "// \\" FOLLOW(); }}"; {0}',
+        'const char* text = R"a(" FOLLOW(); }})" )a"; {0}',
+        "const char quote = '\"', brace = '}}'; int many = 1'000; {0} // FOLLOW();",
+        "DONT_FOLLOW(); {0}",
+    ],
+)
+def test_comments_and_strings_are_no_statements(words: str) -> None:
+    """They neither stand for a kernel's wait nor end its body."""
+    for before, behind in (("", "n;"), ("FOLLOW(); ", "n;"), ("", "FOLLOW();")):
+        told = before + words.format(behind)
+        source = f"KERNEL f(int n) {{{told}\n}}\nKERNEL g(int n) {{ FOLLOW(); }}"
+        lacks = "" if before or behind != "n;" else " FOLLOW();"
+        assert kernels.Unit("own", own=source).text == source.replace("{", "{" + lacks, 1)
+
+
+def test_comments_about_kernels_are_none() -> None:
+    head = "KERNEL f(const float* x,  // values (of rows)\n  int n /* of them) */)  // note\n{"
+    source = f"// KERNEL g(odd x) {{\n/* KERNEL h() {{ FOLLOW(); */ {head} n; }}"
+    assert [p.name for p in kernels.declared(source)["f"]] == ["x", "n"]
+    assert list(kernels.declared(source)) == ["f"]
+    assert kernels.Unit("own", own=source).text == source.replace(head, f"{head} FOLLOW();")
+    late = kernels.in_parts(kernels.Unit("own", own=source)).written
+    assert late.index("g(odd") < late.index("delay.cuh") < late.index("KERNEL f")
 
 
 def test_waiting_is_an_instruction_where_launches_begin_early() -> None:

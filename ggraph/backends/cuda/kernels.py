@@ -35,6 +35,14 @@ HEADERS = (
     "units.cuh",
 )  # fmt: skip
 FOLLOW = "FOLLOW();"  # of src/common.cuh: a launch that began early waits there
+_HEAD = re.compile(
+    r"\bKERNEL(?:_OF\([^)]*\))?\s+(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)(?:\s*(?P<brace>\{))?"
+)
+_NO_CODE = re.compile(  # comments; raw strings, strings, characters (no separator of digits)
+    r"//(?:\\\n|[^\n])*|/\*.*?\*/|"
+    r'R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
+    re.DOTALL,
+)
 FORMATS = {"i64": "q", "int": "i", "float": "f", "double": "d", "Axes": "4q", "Matrices": "4P"}
 
 
@@ -49,7 +57,7 @@ class Unit:
 
     @property
     def text(self) -> str:
-        """The source, each kernel of which begins by FOLLOW or says it itself."""
+        """The source, each kernel of which begins by FOLLOW, unless it says it elsewhere."""
         return _following(self.written)
 
     @property
@@ -79,26 +87,49 @@ class Parameter:
 def in_parts(unit: Unit) -> Unit:
     """The same kernels, of which all blocks but the first begin late. Blocks of a small launch
     otherwise run at the same time, so that none writes before all others have read."""
-    late = _begun_by("pass_unless_first();", unit.written)
-    if late == unit.written:
+    first = _HEAD.search(_bare(unit.written))
+    if first is None:
         raise BackendError(f"{unit}: no kernel that could be run in parts")
-    return Unit(unit.source, unit.type, late.replace("KERNEL", '#include "delay.cuh"\nKERNEL', 1))
+    before, kernels = unit.written[: first.start()], unit.written[first.start() :]
+    late = _begun_by("pass_unless_first();", kernels)
+    return Unit(unit.source, unit.type, f'{before}\n#include "delay.cuh"\n{late}')
 
 
 def _begun_by(statement: str, source: str) -> str:
-    """The source, each of its kernels with a statement before all others."""
-    head = r"KERNEL(?:_OF\([^)]*\))?\s+\w+\s*\([^)]*\)\s*\{"
-    return re.sub(head, rf"\g<0> {statement}", source)
+    """The source, each of its kernels with a statement before all others, if not anywhere in it."""
+    bare = _bare(source)
+    says = re.compile(rf"\b{re.escape(statement)}")
+    heads = [*_HEAD.finditer(bare)]
+    ends = [*(h.start() for h in heads), len(bare)][1:]
+    for head, end in reversed([*zip(heads, ends, strict=True)]):  # so that places stay
+        begin = head.end()
+        if head["brace"] and not says.search(_body(bare[begin:end])):
+            source = f"{source[:begin]} {statement}{source[begin:]}"
+    return source
+
+
+def _bare(source: str) -> str:
+    """The source with blanks for comments and for what is quoted: every place stays."""
+    return _NO_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
+
+
+def _body(after: str) -> str:
+    """What stands behind an opening brace, up to the one that closes it."""
+    depth = 1
+    for brace in re.finditer("[{}]", after):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return after[: brace.start()]
+    return after
 
 
 @cache
 def _following(source: str) -> str:
     """The source, each of its kernels with FOLLOW, which none may lack: see `early.py`."""
-    found = source if FOLLOW in source else _begun_by(FOLLOW, source)
-    wanted = declared(source)
-    if found.count(FOLLOW) != len(wanted):
-        raise BackendError(f"{FOLLOW} stands {found.count(FOLLOW)} times for {', '.join(wanted)}")
-    return found
+    bodies = {head["name"] for head in _HEAD.finditer(_bare(source)) if head["brace"]}
+    if lost := ", ".join(declared(source).keys() - bodies):
+        raise BackendError(f"kernel {lost}: expected its body in braces behind its parameters")
+    return _begun_by(FOLLOW, source)
 
 
 def units() -> tuple[Unit, ...]:
@@ -133,9 +164,8 @@ def signatures(source: str) -> dict[str, tuple[Parameter, ...]]:
 @cache
 def declared(source_text: str) -> dict[str, tuple[Parameter, ...]]:
     """The same of a text."""
-    plain = re.sub(r"//[^\n]*", "", source_text)
-    found = re.findall(r"KERNEL(?:_OF\([^)]*\))?\s+(\w+)\s*\(([^)]*)\)", plain)
-    return {name: tuple(_parameter(p) for p in body.split(",")) for name, body in found}
+    heads = _HEAD.finditer(_bare(source_text))
+    return {h["name"]: tuple(_parameter(p) for p in h["parameters"].split(",")) for h in heads}
 
 
 def _parameter(declared: str) -> Parameter:
