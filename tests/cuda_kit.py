@@ -18,7 +18,7 @@ from ggraph import Options
 from ggraph.backends import open_backend
 from ggraph.backends.cuda import CudaBackend, Events, cuda_spec, open_driver
 from ggraph.backends.protocol import Launch, Memory, Ref, Scratch
-from ggraph.device import Need
+from ggraph.device import HOST, Need
 from ggraph.dtype import BF16
 from ggraph.formats.quantise import quantize
 from ggraph.ops.evaluate import read, reference, to_logical, to_storage
@@ -85,6 +85,16 @@ def place(backend: CudaBackend, t: Tensor, raw: Array | None = None) -> Memory:
     if raw is not None and t.nbytes:
         backend.write(memory, 0, raw)
     return memory
+
+
+def bytes_on(backend: CudaBackend, nbytes: int, name: str = "b") -> Memory:
+    """Bytes of the device."""
+    return backend.allocate(Buffer(name, "cuda0", nbytes, 256))
+
+
+def host_bytes(nbytes: int) -> Memory:
+    """Bytes of the host, all 0."""
+    return Memory(Buffer("h", HOST, nbytes, 64), np.zeros(nbytes, np.uint8))
 
 
 def room(backend: CudaBackend, need: Need) -> Scratch:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cuda_host import HostDriver, need_compiler
-from cuda_kit import opened
+from cuda_kit import bytes_on, host_bytes, opened
 
 from ggraph import Graph, Session, input, ops, weight
 from ggraph.backends import open_backend
@@ -27,14 +27,6 @@ from ggraph.formats.quantise import quantize
 from ggraph.pipeline import Options
 from ggraph.plan import Buffer, Do
 from ggraph.tensor import Tensor, apply
-
-
-def bytes_on(backend: CudaBackend, nbytes: int, name: str = "b") -> Memory:
-    return backend.allocate(Buffer(name, "cuda0", nbytes, 256))
-
-
-def host_bytes(nbytes: int) -> Memory:
-    return Memory(Buffer("h", HOST, nbytes, 64), np.zeros(nbytes, np.uint8))
 
 
 def test_bytes_come_back() -> None:
@@ -151,36 +143,6 @@ def test_a_plan_that_cannot_be_captured_runs_all_the_same() -> None:
         assert np.array_equal(session.run("k", feeds)["y"], first)
     assert np.array_equal(session.run("k", feeds)["y"], first)
     assert not any("graph" in c for c in backend.driver.calls)  # type: ignore[attr-defined]
-
-
-@need_compiler
-def test_a_later_part_that_is_refused_takes_the_earlier_ones_with_it() -> None:
-    """Streams of the part that is no graph must not wait for what only a graph recorded."""
-    backend = opened()
-    first, second = bytes_on(backend, 64, "first"), bytes_on(backend, 64, "second")
-    given = host_bytes(4096)
-
-    def one() -> None:
-        backend.copy(1, (first, 0), (given, 0), 64)
-        backend.record(1, "e")
-
-    def two() -> None:
-        backend.wait(2, "e")
-        backend.copy(2, (second, 0), (first, 0), 64)
-        backend.record(2, "end")
-
-    parts = [backend.capture([0, 1, 2], part) for part in (one, two)]
-    refused = pytest.warns(UserWarning, match="plans run without graphs from now on")
-    for i in range(4):  # enqueued; captured, but for the second part; enqueued from then on
-        given.handle[:] = i + 1
-        parts[0]()
-        backend.driver.refuses_capture = i == 1  # type: ignore[attr-defined]
-        with refused if i == 1 else contextlib.nullcontext():
-            parts[1]()
-        backend.synchronise(event="end")
-        assert (backend.read(second, 0, 64) == i + 1).all(), i
-    assert backend.driver.calls[-2:] == ["copy 64", "copy 64"]  # type: ignore[attr-defined]
-    backend.close()
 
 
 @need_compiler

@@ -8,6 +8,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -289,9 +290,9 @@ class CudaBackend(Backend):
         driver, main = self.driver, self.stream(0)
         others = [self.stream(s) for s in streams if s != 0]
         fork, joins = driver.event(), [driver.event() for _ in others]
-        self._marks, self._captured_any = set(), True
         driver.begin_capture(main)
         try:
+            self._marks, self._captured_any = set(), True
             driver.record(fork, main)
             for other in others:
                 driver.wait(other, fork)
@@ -299,10 +300,13 @@ class CudaBackend(Backend):
             for other, join in zip(others, joins, strict=True):
                 driver.record(join, other)
                 driver.wait(main, join)
+        except BaseException:
+            with suppress(BackendError):  # CUDA ends it, and refuses streams that were not joined
+                driver.end_capture(main)
+            raise
         finally:
             self._marks = None
-            graph = driver.end_capture(main)
-        return graph
+        return driver.end_capture(main)
 
     # --- what programs need beside the plan's memory ----------------------------------------------
 
