@@ -308,6 +308,20 @@ def test_a_closed_or_lost_device_says_so_and_still_closes() -> None:
     backend.synchronise()
 
 
+@need_compiler
+def test_host_memory_stays_locked_while_copies_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = opened()
+    device, host = bytes_on(backend, 64), host_bytes(64)
+    backend.write(device, 0, np.full(64, 7, np.uint8))
+    backend.copy(1, (host, 0), (device, 0), 64)
+    done: list[bool] = []
+    monkeypatch.setattr(backend.driver, "unpin", lambda a: done.append(bool(host.handle.all())))
+    backend.close()
+    assert done == [True]
+
+
 def test_a_weight_of_another_size_is_refused() -> None:
     with pytest.raises(BackendError, match=r"%w: 8 bytes, expected 256"):
         opened().load(Buffer("w", "cuda0", 256, 256), weight("w", (8, 8)), np.zeros(2, np.float32))

@@ -323,6 +323,8 @@ class CudaBackend(Backend):
         if self._closed:
             return
         self._closed = True
+        with suppress(BackendError):  # of a device that is lost
+            self.driver.synchronise()
         for address, (_, ours) in self._pinned.items():
             if ours:
                 self.driver.unpin(address)
