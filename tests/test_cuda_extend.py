@@ -99,6 +99,28 @@ def test_a_kernel_asks_for_shapes_and_attributes_by_name() -> None:
     assert all(np.allclose(g, blur(once, places, weight=0.25) + 1, atol=1e-6) for g in got)
 
 
+NAMES = """
+KERNEL mixed(float *kernel, const float *grid, const float *block, float type, float unit_,
+             Axes grid_shape, float self) {
+  const i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < grid_shape.v[3]) kernel[i] = type * grid[i] + unit_ * block[i] + self;
+}
+"""
+
+
+def test_names_of_operands_and_attributes_are_the_users_own() -> None:
+    """Also those that functions of this package call theirs."""
+
+    def mixed(grid: Array, block: Array, **given: Any) -> Array:
+        return np.float32(given["type"]) * grid + np.float32(given["unit_"]) * block + given["self"]
+
+    attrs = {"type": 0.5, "unit_": -2.0, "self": 1.0}
+    example = Example((Arg((300,)), Arg((300,))), attrs)
+    register_op("mixed", mixed, examples=[example], cuda=NAMES)
+    (checked,) = check_op("mixed", ("cuda0",))
+    assert checked.compiled and checked.error < 1e-6
+
+
 def test_a_wrong_kernel_is_told_by_check_op() -> None:
     source = "KERNEL twice(float *y, const float *x, i64 count) { if (!threadIdx.x) y[0] = x[0]; }"
     register_op("twice", lambda x: 2 * x, examples=SMALL[:1], cuda=source)

@@ -5,6 +5,7 @@ is read from its own source, so the host packs exactly what the kernel declares,
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -184,7 +185,7 @@ def homes() -> dict[str, str]:
     return {kernel: s for s in sources for kernel in signatures(s)}
 
 
-def packed(kernel: str, given: dict[str, Any], unit: Unit | None = None) -> tuple[bytes, ...]:
+def packed(kernel: str, given: Mapping[str, Any], unit: Unit | None = None) -> tuple[bytes, ...]:
     """The arguments of a kernel as bytes, in its order.
 
     Raises BackendError when an argument is missing or unknown, which is a fault of the lowering.

@@ -5,7 +5,7 @@ lowering: a program is a list of steps, and submitting it is a loop. The tables 
 in `lower.py`; a rule never asks the device anything, so planning can ask `accepts` without one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -59,26 +59,21 @@ class Lowering:
         """Address of a tensor's first element, or of bytes beside the operands."""
         return self.keeper.address(ref.memory, ref.offset)
 
-    def call(
-        self,
-        kernel: str,
-        grid: Grid,
-        block: int,
-        *,
-        type: str = "",
-        unit: Unit | None = None,
-        **args: Any,
-    ) -> None:
-        """Append a launch of `kernel`; `type` names the template's type where there is one, `unit`
-        where the kernel stands if it is none of this package.
-
-        An argument whose name is Python's own is given with a trailing underscore.
+    def call(self, kernel: str, grid: Grid, block: int, *, type: str = "", **args: Any) -> None:
+        """Append a launch of a `kernel` of this package; `type` names the template's type where
+        there is one. An argument whose name is Python's own is given with a trailing underscore.
         """
+        given = {name.rstrip("_"): value for name, value in args.items()}
+        self.launch(Unit(homes()[kernel], type), kernel, grid, block, given)
+
+    def launch(
+        self, unit: Unit, kernel: str, grid: Grid, block: int, given: Mapping[str, Any]
+    ) -> None:
+        """Append a launch of a kernel of any unit, its arguments `given` by their own names."""
         if 0 in grid:
             return
-        driver, unit = self.keeper.driver, self.compiled(unit or Unit(homes()[kernel], type))
-        function = driver.function(unit, kernel)
-        arguments = packed(kernel, {k.rstrip("_"): v for k, v in args.items()}, unit)
+        driver, unit = self.keeper.driver, self.compiled(unit)
+        function, arguments = driver.function(unit, kernel), packed(kernel, given, unit)
         self.steps.append(lambda s: driver.launch(function, grid, block, arguments, s))
 
     def compiled(self, unit: Unit) -> Unit:

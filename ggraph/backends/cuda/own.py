@@ -61,7 +61,7 @@ def _emit(low: Lowering, x: Launch) -> None:
     known |= {f"{name}_shape": sizes(ref.tensor) for name, ref in refs.items()}
     given: dict[str, Any] = {p.name: _value(known[p.name]) for p in others}
     given |= {name: low.at(ref) for name, ref in refs.items()}
-    low.call(t.op, (-(-t.size // 256), 1, 1), 256, unit=unit_of(t.spec), **given)
+    low.launch(unit_of(t.spec), t.op, (-(-t.size // 256), 1, 1), 256, given)
 
 
 def _value(value: object) -> Any:
