@@ -94,11 +94,30 @@ def test_events_of_a_closed_device_are_forgotten() -> None:
         one.record(0, "done")
         two.record(0, "done")
     assert len(events.made) == 2, "one event per name and device"
+    known, made = events.known, events.made
     two.close()
+    assert events.known is known and events.made is made, "others may be adding theirs"
     assert events.known == {} and list(events.made) == [("done", driver)]
     one.wait(0, "done")
     one.close()
     assert not events.made
+
+
+@need_compiler
+def test_sessions_share_no_event() -> None:
+    """Though their backends know one another's: the names of each are its own."""
+    events, names = Events(), []
+    h = ops.mul_mat(weight("w8", (8, 8)), input("x", (3, 8)))
+    graph = Graph.of({"y": ops.neg(ops.roll(h, (0, 1)))})  # there, here and there
+    for name in ("cuda0", "cuda1"):
+        driver = HostDriver()
+        backend = CudaBackend(cuda_spec(name, driver), driver, True, events)
+        session = Session({name: backend, "cpu": open_backend("cpu", threads=1)})
+        session.prepare("k", graph, eye)
+        session.run("k", {"x": np.ones((3, 8), np.float32)})
+        names.append({event for event, owner in events.made if owner is driver})
+        session.close()
+    assert all(names) and not names[0] & names[1]
 
 
 def graph_of(n: int = 8) -> Graph:

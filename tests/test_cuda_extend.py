@@ -89,7 +89,7 @@ def test_a_kernel_asks_for_shapes_and_attributes_by_name() -> None:
     assert check_op("blur", ("cuda0",))[0].compiled
     x, shift = input("x", (300, 7)), input("s", (1,), "i32")
     graph = Graph.of({"y": op(op(x, shift, weight=0.5), shift, weight=0.25) + 1})
-    session = Session({"cuda0": open_backend("cuda0", apart=True)})
+    session = Session({"cuda0": open_backend("cuda0")})
     session.prepare("k", graph)
     values = np.random.default_rng(0).standard_normal((300, 7), np.float32)
     places = np.array([3], np.int32)

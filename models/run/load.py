@@ -81,23 +81,18 @@ def device_names(text: str) -> list[str]:
 def open_session(
     devices: Sequence[str] = ("cpu",),
     options: Options | None = None,
-    *,
-    apart: bool = False,
     **backend_options: Any,
 ) -> Session:
     """A session on the named devices; the CPU is added as the last resort where it is missing.
 
-    A session that shares a GPU with another one is `apart`; other options are the CPU's.
+    `backend_options` are the CPU's.
     """
     names = list(dict.fromkeys(devices))
     if not names:
         raise InputError("no device was named")
     if "cpu" not in names:
         names.append("cpu")
-    backends = {}
-    for n in names:
-        shares = {"apart": True} if apart and n.startswith("cuda") else {}
-        backends[n] = open_backend(n, **(backend_options if n == "cpu" else shares))
+    backends = {n: open_backend(n, **(backend_options if n == "cpu" else {})) for n in names}
     return Session(backends, options)
 
 
@@ -140,14 +135,14 @@ def load(
     session = open_session(devices, options, **cpu)
     session.expect(model.catalogue.values())  # beside tokenizer and plans
     tokenizer = _tokenizer(model, path)
-    apart = open_session([device_draft], other, apart=True, **cpu) if device_draft else None
+    beside = open_session([device_draft], other, **cpu) if device_draft else None
     drafting = open_head(Path(head), model) if head is not None else None
     taps = tuple(dict.fromkeys(drafting.taps)) if drafting is not None else ()
     kept = _cache_dtype(model, cache_type)
     runner = Runner(model, session, context, taps=taps, cache_dtype=kept)
     engine = Engine(runner, tokenizer.eos_ids)
     seconds = time.perf_counter() - begun
-    return Loaded(model, session, runner, engine, tokenizer, seconds, drafting, apart)
+    return Loaded(model, session, runner, engine, tokenizer, seconds, drafting, beside)
 
 
 def _cache_dtype(model: Model, name: str) -> dtypes.DType:

@@ -29,16 +29,10 @@ LIBRARIES = 1 << 29  # bytes left to cuBLAS itself, code and constants; small GP
 FUSED = frozenset({"rms_norm_mul", "mul_mat_add", "mul_mat_gated", "mul_mats", "rope_set_rows"})
 
 
-def open(name: str, *, graphs: bool = True, apart: bool = False) -> CudaBackend:
-    """The GPU that `name` counts ("cuda" and "cuda0": the first). `graphs` captures whole plans.
-
-    The backends of one session know one another's events; one for another session is `apart`.
-    """
+def open(name: str, *, graphs: bool = True) -> CudaBackend:
+    """The GPU that `name` counts ("cuda" and "cuda0": the first). `graphs` captures whole plans."""
     driver = open_driver(name)
-    spec = cuda_spec(name, driver)
-    made = CudaBackend(spec, driver, graphs)
-    made.events = Events() if apart else made.events
-    return made
+    return CudaBackend(cuda_spec(name, driver), driver, graphs)
 
 
 def open_driver(name: str) -> Driver:

@@ -59,7 +59,8 @@ class CudaProgram:
 
 @dataclass(eq=False)
 class Events:
-    """The events that the backends of one process share, by the plan's names."""
+    """The events that the backends of one process share, by their names. Threads may use them at
+    once: an executor's are its own, since its number stands in their names."""
 
     known: dict[str, tuple[int, Driver]] = field(default_factory=dict)  # as last recorded
     made: dict[tuple[str, Driver], int] = field(default_factory=dict)
@@ -74,8 +75,12 @@ class Events:
 
     def forget(self, driver: Driver) -> None:
         """Drop the events of a device that is closed; nothing may wait for them any more."""
-        self.known = {n: held for n, held in self.known.items() if held[1] is not driver}
-        self.made = {key: event for key, event in self.made.items() if key[1] is not driver}
+        for name, (_, owner) in list(self.known.items()):  # in place: others may add theirs
+            if owner is driver:
+                del self.known[name]
+        for key in list(self.made):
+            if key[1] is driver:
+                del self.made[key]
 
 
 _SHARED = Events()
