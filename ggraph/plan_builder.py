@@ -16,18 +16,14 @@ Bytes that are read before they are written come from before the run (in a `fres
 refused); if they are written later, the next run finds what this one left.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Literal
 
 from ggraph.device import DeviceSpec
 from ggraph.errors import PlanError
 from ggraph.graph import Graph
 from ggraph.plan import (
     HOST_ACTOR,
-    Access,
     Actor,
     Buffer,
     Command,
@@ -40,9 +36,9 @@ from ggraph.plan import (
     Splits,
     Value,
 )
+from ggraph.versions import Contents, Cuts, Names, Origin, Piece, Version, accesses, carried
 
 Where = tuple[str, int] | Actor  # (device, stream)
-Origin = Literal["write", "before", "nobody"]  # who made some bytes what they are
 
 
 @dataclass(frozen=True)
@@ -80,66 +76,13 @@ class Space:
         return Bytes(self.name, start, stop)
 
 
-@dataclass(eq=False)
-class _Version:
-    """Bytes [start, stop) of a buffer, as one write left them or as they were found."""
-
-    name: str
-    buffer: str
-    start: int
-    stop: int
-    origin: Origin
-    replaces: "_Version | None" = None  # in place, on bytes of that one
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Bytes [start, stop) of a buffer, which hold part of a version."""
-
-    start: int
-    stop: int
-    version: _Version
-
-
 @dataclass
 class _Step:
     """A command whose accesses are still pieces of versions."""
 
     command: Command
-    reads: list[_Piece] = field(default_factory=list)
-    writes: list[_Piece] = field(default_factory=list)
-
-
-class _Contents:
-    """What each byte of one buffer holds at present: pieces without overlap, in order."""
-
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin  # of what no command has written
-        self._pieces: list[_Piece] = []
-        self._starts: list[int] = []
-
-    def within(self, start: int, stop: int) -> list[_Piece]:
-        """The written part of [start, stop), cut to it."""
-        if start >= stop:
-            return []
-        first, last = self._range(start, stop)
-        pieces = self._pieces[first:last]
-        return [_Piece(max(p.start, start), min(p.stop, stop), p.version) for p in pieces]
-
-    def put(self, new: _Piece) -> None:
-        """From now on [new.start, new.stop) holds that."""
-        first, last = self._range(new.start, new.stop)
-        old = self._pieces[first:last]
-        left = [_Piece(p.start, new.start, p.version) for p in old[:1] if p.start < new.start]
-        right = [_Piece(new.stop, p.stop, p.version) for p in old[-1:] if p.stop > new.stop]
-        self._pieces[first:last] = [*left, new, *right]
-        self._starts[first:last] = [p.start for p in (*left, new, *right)]
-
-    def _range(self, start: int, stop: int) -> tuple[int, int]:
-        first = bisect_right(self._starts, start) - 1
-        if first < 0 or self._pieces[first].stop <= start:
-            first += 1
-        return first, max(first, bisect_left(self._starts, stop))
+    reads: list[Piece] = field(default_factory=list)
+    writes: list[Piece] = field(default_factory=list)
 
 
 class PlanBuilder:
@@ -149,9 +92,9 @@ class PlanBuilder:
         self._mode = mode
         self._devices: dict[str, DeviceSpec] = {}
         self._buffers: dict[str, Buffer] = {}
-        self._contents: dict[str, _Contents] = {}
+        self._contents: dict[str, Contents] = {}
         self._steps: list[_Step] = []
-        self._names: dict[str, int] = {}
+        self._names = Names()
 
     def device(
         self, name: str, *, streams: int = 1, kind: str = "sim", host_visible: bool = False
@@ -173,7 +116,7 @@ class PlanBuilder:
         if name in self._buffers:
             raise PlanError(f"buffer {name!r} stands there twice")
         self._buffers[name] = Buffer(name, device, nbytes, 1, external)
-        self._contents[name] = _Contents("nobody" if fresh else "before")
+        self._contents[name] = Contents("nobody" if fresh else "before")
         return Space(name, nbytes)
 
     def holds(self, b: Bytes) -> bool:
@@ -253,7 +196,7 @@ class PlanBuilder:
         self._steps.append(step)
         return len(self._steps) - 1
 
-    def _meant(self, b: Bytes) -> list[_Piece]:
+    def _meant(self, b: Bytes) -> list[Piece]:
         """What a read means: the result of `made_by` as far as that reaches, else what is there."""
         if b.made_by is None:
             return self._read(b)
@@ -263,11 +206,11 @@ class PlanBuilder:
             start, stop = max(p.start, b.start), min(p.stop, b.stop)
             if start < stop:
                 before = self._read(replace(b, start=at, stop=start))
-                found += [*before, _Piece(start, stop, p.version)]
+                found += [*before, Piece(start, stop, p.version)]
                 at = stop
         return [*found, *self._read(replace(b, start=at))]
 
-    def _read(self, b: Bytes) -> list[_Piece]:
+    def _read(self, b: Bytes) -> list[Piece]:
         """What [b.start, b.stop) holds; what no command has written came from before the run."""
         contents = self._contents[b.buffer]
         at = b.start
@@ -275,44 +218,41 @@ class PlanBuilder:
             stop = b.stop if p is None else p.start
             if at < stop:
                 version = self._version(b, at, stop, contents.origin)
-                contents.put(_Piece(at, stop, version))
+                contents.put(Piece(at, stop, version))
             at = b.stop if p is None else p.stop
         return contents.within(b.start, b.stop)
 
-    def _write(self, b: Bytes, old: _Piece | None = None) -> _Piece:
+    def _write(self, b: Bytes, old: Piece | None = None) -> Piece:
         version = self._version(b, b.start, b.stop, "write")
         if old is not None:
             version.replaces = old.version
-        piece = _Piece(b.start, b.stop, version)
+        piece = Piece(b.start, b.stop, version)
         self._contents[b.buffer].put(piece)
         return piece
 
-    def _version(self, b: Bytes, start: int, stop: int, origin: Origin) -> _Version:
+    def _version(self, b: Bytes, start: int, stop: int, origin: Origin) -> Version:
         if stop > self._buffers[b.buffer].nbytes:
             raise PlanError(f"{b}: the buffer has {self._buffers[b.buffer].nbytes} bytes")
-        name = b.name or b.buffer
-        self._names[name] = seen = self._names.get(name, 0) + 1
-        unique = name if seen == 1 else f"{name}.{seen}"
-        return _Version(unique, b.buffer, start, stop, origin)
+        return Version(self._names.new(b.name or b.buffer), b.buffer, start, stop, origin)
 
     def plan(self, log: Sequence[str] = ()) -> Plan:
         """The plan so far; more may be added afterwards."""
         touched = (p.version for s in self._steps for p in (*s.reads, *s.writes))
         versions = list(dict.fromkeys(touched))
-        cuts = _cuts(versions, self._contents)
+        cuts = Cuts(versions, self._contents, Names(self._names.taken))
         values, regions = self._values(versions, cuts)
         commands = tuple(
-            replace(s.command, reads=_accesses(s.reads, cuts), writes=_accesses(s.writes, cuts))
+            replace(s.command, reads=accesses(s.reads, cuts), writes=accesses(s.writes, cuts))
             for s in self._steps
         )
         used = {r.buffer for r in regions.values()}
         buffers = {name: b for name, b in self._buffers.items() if name in used}
         splits = Splits(Placement(Graph("json", (), (), {}), tuple(self._devices.values()), {}), ())
-        schedule = Schedule(splits, values, commands, _carried(versions, cuts, self._contents))
+        schedule = Schedule(splits, values, commands, carried(versions, cuts, self._contents))
         return Plan(schedule, MemoryMap(self._mode, buffers, regions), tuple(log))
 
     def _values(
-        self, versions: Sequence[_Version], cuts: "_Cuts"
+        self, versions: Sequence[Version], cuts: Cuts
     ) -> tuple[dict[str, Value], dict[str, Region]]:
         values: dict[str, Value] = {}
         regions: dict[str, Region] = {}
@@ -330,70 +270,6 @@ class PlanBuilder:
                 )
                 regions[name] = Region(v.buffer, (start,), stop - start)
         return values, regions
-
-
-class _Cuts:
-    """Where versions are cut in two: per buffer, offsets in order.
-
-    A value is carried to the next run as a whole. So where the end of a run holds parts of several
-    versions in bytes that its beginning read as one, all versions are cut at their borders.
-    """
-
-    def __init__(self) -> None:
-        self._at: dict[str, list[int]] = {}
-
-    def add(self, buffer: str, offsets: Iterable[int]) -> None:
-        """Cut whatever lies in the buffer at these offsets."""
-        self._at[buffer] = sorted({*self._at.get(buffer, ()), *offsets})
-
-    def parts(self, v: _Version) -> list[tuple[int, int]]:
-        """The ranges that a version falls into."""
-        return self.within(v.buffer, v.start, v.stop)
-
-    def within(self, buffer: str, start: int, stop: int) -> list[tuple[int, int]]:
-        """[start, stop), cut."""
-        at = self._at.get(buffer, [])
-        inner = at[bisect_right(at, start) : bisect_left(at, stop)]
-        return list(pairwise([start, *inner, stop]))
-
-    def begin(self, v: _Version, at: int) -> int:
-        """Where the part of `v` that has byte `at` begins."""
-        return next(start for start, stop in self.parts(v) if start <= at < stop)
-
-    def name(self, v: _Version, start: int) -> str:
-        """The value that is made of the part of `v` that begins at `start`."""
-        return v.name if start == v.start else f"{v.name}@{start - v.start}"
-
-
-def _cuts(versions: Sequence[_Version], contents: Mapping[str, _Contents]) -> _Cuts:
-    cuts = _Cuts()
-    for v in versions:
-        final = contents[v.buffer].within(v.start, v.stop) if v.origin == "before" else []
-        if any(p.version is not v for p in final):
-            cuts.add(v.buffer, (at for p in final for at in (p.start, p.stop)))
-    return cuts
-
-
-def _carried(
-    versions: Sequence[_Version], cuts: _Cuts, contents: Mapping[str, _Contents]
-) -> dict[str, str]:
-    """State -> what holds it at the end of a run."""
-    found: dict[str, str] = {}
-    for v in (v for v in versions if v.origin == "before"):
-        for p in contents[v.buffer].within(v.start, v.stop):
-            for start, _ in cuts.within(v.buffer, p.start, p.stop):
-                if p.version is not v:
-                    found[cuts.name(v, start)] = cuts.name(p.version, start)
-    return found
-
-
-def _accesses(pieces: Iterable[_Piece], cuts: _Cuts) -> tuple[Access, ...]:
-    found = []
-    for p in pieces:
-        for start, stop in cuts.within(p.version.buffer, p.start, p.stop):
-            base = cuts.begin(p.version, start)
-            found.append(Access(cuts.name(p.version, base), start - base, stop - base))
-    return tuple(found)
 
 
 def _actor(where: Where) -> Actor:

@@ -3,13 +3,18 @@
 import json
 import random
 import re
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
+from growth_kit import work
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_brute import TooLarge, brute
 
 from ggraph.errors import PlanError
-from ggraph.plan import Plan
+from ggraph.plan import Access, Plan
 from ggraph.plan_builder import Bytes, PlanBuilder, Space
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.verify import CounterExample, examine, races
@@ -151,15 +156,21 @@ def test_a_buffer_has_one_name() -> None:
         b.buffer("x", "host", 32)
 
 
-def random_program(rng: random.Random, eager: bool) -> Plan:
-    """A few kernels and host accesses on overlapping bytes; `eager`: the host waits after each."""
-    b = PlanBuilder()
+def random_program(
+    rng: random.Random,
+    eager: bool,
+    buffers: Sequence[str] = ("a", "b"),
+    called: Sequence[str] = ("",),
+) -> Plan:
+    """A few kernels and host accesses on overlapping bytes; `eager`: the host waits after each.
+    They call what they touch by the names in turn."""
+    b, tensors = PlanBuilder(), cycle(called)
     gpu = b.device("gpu0", streams=2, host_visible=True)
-    spaces = [b.buffer("a", gpu, 4), b.buffer("b", gpu, 4)]
+    spaces = [b.buffer(name, gpu, 4) for name in buffers]
 
     def some(space: Space) -> Bytes:
         start, stop = sorted(rng.sample(range(5), 2))
-        return space[start:stop]
+        return space[start:stop].called(next(tensors))
 
     for i in range(rng.randint(2, 5)):
         stream, other = (gpu, rng.randint(0, 1)), spaces[rng.randint(0, 1)]
@@ -199,6 +210,74 @@ def test_the_verdict_is_that_of_every_legal_order() -> None:
         assert (kind(plan) == "proved") == sound
         seen[sound] += 1
     assert min(seen.values()) > 30, seen
+
+
+def bytes_touched(plan: Plan) -> list[tuple[object, ...]]:
+    """What each command does, to which places in which of the buffers (by number)."""
+    number = {name: i for i, name in enumerate(plan.memory.buffers)}
+
+    def place(a: Access) -> tuple[int, int, int]:
+        region = plan.memory.regions[a.value]
+        return number[region.buffer], region.offsets[0] + a.start, region.offsets[0] + a.stop
+
+    return [(c.do, [*map(place, c.reads)], [*map(place, c.writes)]) for c in plan.schedule.commands]
+
+
+AWKWARD = st.sampled_from(["x", "x.2", "x@1", "x@2"])
+
+
+@settings(max_examples=600)
+@given(
+    st.integers(0, 9999),
+    st.lists(AWKWARD, min_size=2, max_size=2, unique=True),
+    st.lists(AWKWARD | st.just(""), min_size=1, max_size=2),
+)
+def test_names_change_nothing(seed: int, buffers: Sequence[str], called: Sequence[str]) -> None:
+    """A plan under names that look like those which a builder makes itself is the plan."""
+    plain = random_program(random.Random(seed), False, called=[f"t{i}" for i in range(100)])
+    named = random_program(random.Random(seed), False, buffers, called)
+    assert len(named.schedule.values) == len(plain.schedule.values)
+    assert bytes_touched(named) == bytes_touched(plain)
+    assert kind(named) == kind(plain)
+
+
+def test_the_second_write_is_not_a_buffer_that_has_its_name() -> None:
+    b = PlanBuilder()
+    gpu = b.device("gpu0", streams=2)
+    x, other = b.buffer("x", gpu, 64), b.buffer("x.2", gpu, 64)
+    b.launch((gpu, 0), "w1", writes=[x[:]])
+    b.launch((gpu, 1), "w2", writes=[x[:]])
+    b.host_sync()
+    b.launch((gpu, 0), "r", reads=[other[:]])
+    b.host_sync()
+    assert kind(b.plan()) == "race"
+
+
+def test_a_part_is_not_a_buffer_that_has_its_name() -> None:
+    b = PlanBuilder()
+    gpu = b.device("gpu0")
+    x, other = b.buffer("x", gpu, 64), b.buffer("x@32", gpu, 32, fresh=True)
+    b.launch((gpu, 0), "read", reads=[x[:]], writes=[other[:]])
+    b.launch((gpu, 0), "move", reads=[other[:]], writes=[x[32:].called("half")])
+    assert kind(b.plan()) == "proved"
+
+
+def several_rewrites(count: int) -> Plan:
+    """A state whose parts are read, then written one by one."""
+    b = PlanBuilder()
+    gpu = b.device("gpu0")
+    x = b.buffer("x", gpu, 8 * count)
+    for i in range(count):
+        b.launch((gpu, 0), f"read {i}", reads=[x[8 * i : 8 * i + 8]])
+        b.launch((gpu, 0), f"write {i}", writes=[x[8 * i + 4 : 8 * i + 8]])
+    b.launch((gpu, 0), "all", reads=[x[:]])
+    return b.plan()
+
+
+def test_a_plan_grows_with_its_commands() -> None:
+    """Per line: four times the parts of a buffer are four times the work."""
+    small, large = (work(lambda n=n: several_rewrites(n))[1] for n in (100, 400))
+    assert not large.steeper(small, 6)
 
 
 def test_the_manual_s_example_runs() -> None:
