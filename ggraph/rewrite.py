@@ -70,7 +70,7 @@ def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Gr
 
 
 def drop_identities(graph: Graph) -> Graph:
-    """Remove steps that change nothing: `scale` by 1 plus 0, `cont` of contiguous, `cast` to self.
+    """Remove steps that change nothing, not even strides: `scale` by 1 plus 0, `cont`, `cast` to self.
 
     Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy, and
     so is one of a value that is overwritten.
@@ -90,9 +90,8 @@ def _roots(t: Tensor) -> set[str]:
 
 
 def _is_identity(t: Tensor) -> bool:
-    if t.op == "scale":
-        return t.attrs["scale"] == 1.0 and t.attrs["bias"] == 0.0 and _is_computed(t.sources[0])
-    if t.op not in ("cont", "cast"):
+    by_1 = t.op == "scale" and t.attrs["scale"] == 1.0 and t.attrs["bias"] == 0.0
+    if not by_1 and t.op not in ("cont", "cast"):
         return False
     source = t.sources[0]
     same = source.dtype is t.dtype and source.shape == t.shape and source.strides == t.strides

@@ -1,5 +1,7 @@
 """Rewrites keep every output's value and make the graph smaller."""
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +12,13 @@ from hypothesis import strategies as st
 from ggraph import ops
 from ggraph.device import DeviceSpec
 from ggraph.dtype import F32, I32, Q4_0
+from ggraph.errors import GraphError, InputError
 from ggraph.formats.quants import quantize
 from ggraph.graph import Graph
 from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import make_plan
 from ggraph.place.pins import homes
-from ggraph.rewrite import drop_identities, merge_duplicates, rewrite
+from ggraph.rewrite import RULES, Known, Rule, drop_identities, merge_duplicates, rewrite
 from ggraph.tensor import Kind, Tensor, input, state, weight
 
 
@@ -63,6 +66,45 @@ def test_rewriting_keeps_the_meaning(steps: list[tuple[str, int, int]]) -> None:
     for point in (2, 3):
         assert value(g["out"], point) == value(after["out"], point)
     assert len(after.nodes) <= len(g.nodes)
+
+
+Step = Callable[[Tensor], Tensor]
+MADE: tuple[Step, ...] = (ops.relu, lambda t: t + t, lambda t: ops.relu(t) + ops.relu(t))
+SHOWN: tuple[Step, ...] = (
+    lambda t: t.permute(*reversed(range(len(t.shape)))),
+    lambda t: t[:, 1:],
+    lambda t: t[1:],
+)
+COPIED: tuple[Step, ...] = (
+    lambda t: t * 1.0,
+    lambda t: t**1,
+    ops.cont,
+    lambda t: ops.cast(t, t.dtype),
+)
+USED: tuple[Step, ...] = (lambda t: t.reshape(-1), lambda t: t.reshape(2, -1), ops.relu)
+ROUND = st.tuples(*map(st.sampled_from, (MADE, SHOWN, COPIED, USED)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@given(st.lists(ROUND, min_size=1, max_size=3))
+def test_a_rule_keeps_what_users_of_a_tensor_see(rule: Rule, rounds: list[Sequence[Step]]) -> None:
+    """Shape, type and strides of all that stays, and every bit of the result. Steps that do not fit
+    are left out."""
+    t = input("x", (4, 6))
+    for i, step in enumerate(step for steps in rounds for step in steps):
+        with suppress(GraphError, InputError):
+            t = step(t).named(f"n{i}")
+    graph = Graph.of({"out": ops.relu(t)})
+    known = Known(EIGHT | {"chain", "mul_mats"}, {}, lambda t: True)
+    changed = rule.change(graph, known)
+    before = {t.name: (t.shape, t.dtype, t.strides) for t in graph}
+    after = {t.name: (t.shape, t.dtype, t.strides) for t in changed}
+    assert {n: seen for n, seen in after.items() if n in before} == {
+        n: seen for n, seen in before.items() if n in after
+    }
+    x = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
+    first, second = (evaluate(g, {"x": x})["out"] for g in (graph, changed))
+    assert first.tobytes() == second.tobytes()
 
 
 def value(t: Tensor, x: int) -> int:
