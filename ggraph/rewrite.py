@@ -70,7 +70,7 @@ def merge_duplicates(graph: Graph, homes: Mapping[str, str] | None = None) -> Gr
 
 
 def drop_identities(graph: Graph) -> Graph:
-    """Remove steps that change nothing, not even strides: `scale` by 1 plus 0, `cont`, `cast` to self.
+    """Remove steps that change nothing, strides included: `scale` by 1, `cont`, `cast` to self.
 
     Only a step whose source is a computed value goes; a copy of a leaf may be wanted as a copy, and
     so is one of a value that is overwritten.

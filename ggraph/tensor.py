@@ -44,8 +44,13 @@ MAX_BYTES = 1 << 62  # sizes beyond this are refused instead of overflowing some
 
 def frozen(attrs: Attrs) -> tuple[tuple[str, object], ...]:
     """Attributes as a key: 0.0 and -0.0 are equal, and not the same."""
-    items = ((k, v.hex() if isinstance(v, float) else v) for k, v in sorted(attrs.items()))
-    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in items)
+    return tuple((k, _frozen(v)) for k, v in sorted(attrs.items()))
+
+
+def _frozen(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    return value.hex() if isinstance(value, float) else value
 
 
 class Kind(Enum):

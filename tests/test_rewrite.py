@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import make_plan
 from ggraph.place.pins import homes
 from ggraph.rewrite import RULES, Known, Rule, drop_identities, merge_duplicates, rewrite
-from ggraph.tensor import Kind, Tensor, input, state, weight
+from ggraph.tensor import Kind, Tensor, frozen, input, state, weight
 
 
 def names(g: Graph) -> list[str]:
@@ -37,6 +38,13 @@ def test_different_attributes_stay_apart() -> None:
     x = input("x", (4,))
     g = Graph.of({"out": ops.scale(x, 2.0) + ops.scale(x, 3.0)})
     assert len(merge_duplicates(g).nodes) == 3
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: ((1, x),)])
+def test_zeros_of_two_signs_are_not_the_same(form: Callable[[float], Any]) -> None:
+    keys = [frozen({"w": form(x)}) for x in (0.0, -0.0, 0.0)]
+    assert keys[0] == keys[2] != keys[1] and len({*keys}) == 2
+    assert frozen({"w": form(1)}) != frozen({"w": form(2)})
 
 
 def test_outputs_are_never_merged_away() -> None:
