@@ -1,6 +1,7 @@
 """Placement: homes, pins, layers, expansion, offload, capacity, and what is refused."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from worlds import CPU, SIM0, SIM1, E, T, linear, tiny
@@ -39,6 +40,25 @@ def test_every_tensor_has_a_cause() -> None:
 def test_layers_beyond_the_split_go_to_the_fallback() -> None:
     of = where(layers={"sim0": 1})
     assert of["blk.0.q"][0] == "sim0" and of["blk.1.q"][0] == "cpu"
+
+
+@pytest.mark.parametrize("layers", list(product(range(4), repeat=2)))
+def test_each_layer_goes_where_the_counts_say(layers: tuple[int, int]) -> None:
+    """None on a device is a count, too."""
+    of = where(layers={"sim0": layers[0], "sim1": layers[1]})
+    told = [*["sim0"] * layers[0], *["sim1"] * layers[1], "cpu", "cpu"]
+    assert [of[f"blk.{i}.q.weight"][0] for i in range(2)] == told[:2]
+
+
+@pytest.mark.parametrize("number", ["9" * 11, "9" * 5000], ids=["large", "none"])
+def test_a_layer_may_have_any_number(number: str) -> None:
+    w = weight(f"blk.{number}.w", (4, 4))
+    graph = Graph.of(
+        {"y": ops.mul_mat(weight("blk.0.w", (4, 4)), ops.mul_mat(w, input("x", (1, 4))))}
+    )
+    of = place(graph, [SIM0, CPU], layers={"sim0": 1}).of
+    assert of["blk.0.w"].device == "sim0"
+    assert of[w.name].device == ("cpu" if len(number) < 18 else "sim0"), "no number, no layer"
 
 
 def test_first_device_with_room_is_left_for_good_when_it_is_full() -> None:

@@ -7,28 +7,30 @@ from ggraph.errors import PlaceError
 from ggraph.place.work import Work
 from ggraph.tensor import Kind, Tensor
 
-_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)(?:\.|$)")
+_LAYER = re.compile(r"(?:^|\.)blk\.(\d{1,18})(?:\.|$)")  # Python reads no number of 5000 digits
+Table = list[tuple[str, int]]  # devices, each with the first layer that is beyond it
 
 
-def layer_table(work: Work, layers: Mapping[str, int]) -> list[str]:
-    """The device of layer 0, 1, ... as `layers` says; empty when it says nothing."""
-    table: list[str] = []
+def layer_table(work: Work, layers: Mapping[str, int]) -> Table | None:
+    """Up to which layer each device goes, as `layers` says; None when it says nothing."""
+    if not layers:
+        return None
+    table: Table = []
     known = [d.name for d in work.devices]
-    found = [_LAYER.search(t.name) for t in work.graph]
-    total = max((int(m[1]) for m in found if m), default=-1) + 1
     for device, count in layers.items():
         if device not in known:
             raise PlaceError(f"layers {device}={count}: known devices are {', '.join(known)}")
         if count < 0:
             raise PlaceError(f"layers {device}={count}: expected 0 or more layers")
-        table += [device] * min(count, total - len(table))
-    if layers and not total and (homeless := _homeless(work)):
+        table.append((device, count + (table[-1][1] if table else 0)))
+    numbered = any(_LAYER.search(t.name) for t in work.graph)
+    if not numbered and (homeless := _homeless(work)):
         raise PlaceError(
             f"layers {dict(layers)}: no tensor of {work.graph.name!r} is called blk.N.*, so that "
             f"nothing says which layer {', '.join(homeless[:4])} belongs to; call them so, or pin "
             "them"
         )
-    return table + [work.fallback.name] * (total - len(table)) if table else table
+    return table
 
 
 def _homeless(work: Work) -> list[str]:
@@ -72,7 +74,7 @@ def _together(work: Work) -> dict[str, list[Tensor]]:
     return found
 
 
-def leaves(work: Work, table: list[str]) -> None:
+def leaves(work: Work, table: Table | None) -> None:
     """A home for every input, weight and state, within the devices' capacity."""
     room = {d.name: d.memory_bytes for d in work.devices}
     closed: set[str] = set()
@@ -86,10 +88,11 @@ def leaves(work: Work, table: list[str]) -> None:
             device, cause = pin.device, f"pin {pin}"
         elif t.kind is Kind.INPUT:
             device, cause = work.fallback.name, "input, written by the host"
-        elif table:
+        elif table is not None:
             found = _layer(work, t)
             layer = layer if found is None else found
-            device, cause = table[min(layer, len(table) - 1)], f"{t.kind.value}'s home, layer split"
+            device = next((d for d, end in table if layer < end), work.fallback.name)
+            cause = f"{t.kind.value}'s home, layer split"
         else:
             group = together.get(t.name, group)
             device = _with_room(work, group, room, closed)
