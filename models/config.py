@@ -15,6 +15,7 @@ from ggraph import ModelError
 
 MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
 LARGEST = float(np.finfo(np.float32).max)
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # LongRoPE's
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Rope:
 
     `mode` "normal" rotates neighbours (GGUF of llama), "neox" rotates halves (Hugging Face).
     `freq_factors`, where present, divide each of the n_rot / 2 frequencies (llama3 scaling);
-    `factors` is the tensor that holds them, where the checkpoint has it.
+    `factors` is the tensor that holds them, where the checkpoint has it. LongRoPE has a second set,
+    `long_factors`, for texts longer than `n_ctx_orig`.
     """
 
     mode: str
@@ -37,6 +39,7 @@ class Rope:
     n_ctx_orig: int = 0
     truncate: bool | None = None  # whether YaRN counts in whole pairs; None: not told, as with True
     freq_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
     factors: str = "rope_freqs.weight"
 
     def __post_init__(self) -> None:
@@ -45,7 +48,9 @@ class Rope:
             raise ModelError(f"yarn: beta_fast, beta_slow and original context of {told}")
         if not 1 / MOST_TURNS <= self.freq_scale <= MOST_TURNS:
             raise ModelError(f"rope: frequencies times {self.freq_scale}")
-        if not all(0 < f < LARGEST for f in self.freq_factors or ()):
+        if not 0 < self.attn_factor < LARGEST:
+            raise ModelError(f"rope: magnitude of {self.attn_factor}")
+        if not all(0 < f < LARGEST for f in (self.freq_factors or ()) + (self.long_factors or ())):
             raise ModelError("rope: factors of frequencies that float32 cannot hold")
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from ggraph import ModelError
 
-from .config import SCALARS, DecoderConfig, Keys, Rope, scalar
+from .config import LONG_FACTORS, SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
+
+KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
 
 def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) -> DecoderConfig:
@@ -126,32 +128,39 @@ def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
 
 
 def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
-    """The `rope.*` keys of a GGUF file. ModelError for a scaling that we do not know."""
+    """The `rope.*` keys of a GGUF file. ModelError for a scaling that we do not know.
+
+    As in llama.cpp a factor is linear where no type is told, none where it is 0, and LongRoPE's own
+    factors are tensors.
+    """
+    told = "rope.scaling.original_context_length"
     rope = Rope(
-        mode, k.integer("rope.dimension_count", head_dim), k.real("rope.freq_base", 10000.0)
+        mode,
+        k.integer("rope.dimension_count", head_dim),
+        k.real("rope.freq_base", 10000.0),
+        attn_factor=k.real("rope.scaling.attn_factor", 1.0),
+        n_ctx_orig=k.integer(told) if k.has(told) else 0,
     )
-    kind = str(k.get("rope.scaling.type", "none"))
-    if kind == "none" or not k.has("rope.scaling.factor"):
-        return rope
-    factor = k.real("rope.scaling.factor")
-    if factor <= 0:
+    kind = str(k.get("rope.scaling.type", "linear"))
+    if kind not in KINDS:
+        raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: {', '.join(KINDS)}")
+    older = k.real("rope.scale_linear", 0.0)
+    factor = k.real("rope.scaling.factor", older)
+    if factor < 0:
         raise ModelError(f"GGUF metadata: rope.scaling.factor = {factor}")
-    scale = 1 / factor
-    if kind == "linear":
-        return replace(rope, freq_scale=scale)
-    if kind == "yarn":
-        trained = k.integer("rope.scaling.original_context_length", context)
-        return replace(
-            rope,
-            freq_scale=scale,
-            ext_factor=1.0,
-            attn_factor=k.real("rope.scaling.attn_factor", 1.0),
-            beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
-            n_ctx_orig=trained,
-            truncate=k.get("rope.scaling.yarn_truncate"),
-        )
-    raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: none, linear, yarn")
+    if kind == "none" or factor == 0:
+        return rope
+    rope = replace(rope, freq_scale=1 / factor)
+    if kind != "yarn":
+        return rope
+    return replace(
+        rope,
+        ext_factor=1.0,
+        beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
+        n_ctx_orig=rope.n_ctx_orig or context,
+        truncate=k.get("rope.scaling.yarn_truncate"),
+    )
 
 
 def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
@@ -183,13 +192,18 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
 
 
 def _rope_keys(rope: Rope) -> dict[str, Any]:
-    if rope.freq_scale == 1.0:
-        return {}
-    found: dict[str, Any] = {"rope.scaling.type": "yarn" if rope.ext_factor else "linear"}
-    found["rope.scaling.factor"] = 1.0 / rope.freq_scale
-    if rope.ext_factor:
+    long = rope.factors in (SHORT_FACTORS, LONG_FACTORS)
+    found: dict[str, Any] = {}
+    if rope.freq_scale != 1.0 or long:
+        kind = "yarn" if rope.ext_factor else "longrope" if long else "linear"
+        found["rope.scaling.type"] = kind
+    if rope.freq_scale != 1.0:
+        found["rope.scaling.factor"] = 1.0 / rope.freq_scale
+    if rope.n_ctx_orig:
         found["rope.scaling.original_context_length"] = rope.n_ctx_orig
+    if rope.ext_factor or rope.attn_factor != 1.0:
         found["rope.scaling.attn_factor"] = float(rope.attn_factor)
+    if rope.ext_factor:
         found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
         found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
         if rope.truncate is False:

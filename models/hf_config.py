@@ -14,9 +14,10 @@ import numpy as np
 
 from ggraph import ModelError
 
-from .config import SCALARS, DecoderConfig, Keys, Rope, scalar
+from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
 
 RECURRENT = ("linear_attention", "conv")  # layer types that have a state
+LONGROPE = ("longrope", "su")  # what newer and older configs call it
 
 
 def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
@@ -116,9 +117,8 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     if kind == "proportional":
         return _proportional(Rope("neox", head_dim, base), share)
     rope = Rope("neox", int(head_dim * share + 1e-9), base)
-    trained = s.integer(
-        "original_max_position_embeddings", k.integer("max_position_embeddings", 2048)
-    )
+    most, told = k.integer("max_position_embeddings", 2048), "original_max_position_embeddings"
+    trained = s.integer(told, k.integer(told, most))
     if kind == "default":
         return rope
     if kind == "linear":
@@ -129,8 +129,11 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
         return replace(rope, freq_factors=llama3_factors(rope, s, trained))
     if kind in ("yarn", "deepseek_yarn"):
         return _yarn(rope, s, trained)
+    if kind in LONGROPE:
+        return _longrope(rope, s, trained, most / max(trained, 1))
     raise ModelError(
-        f"config.json: rope type {kind!r}; known: default, linear, llama3, proportional, yarn"
+        f"config.json: rope type {kind!r}; known: default, linear, llama3, longrope, proportional, "
+        "yarn"
     )
 
 
@@ -166,6 +169,35 @@ def _yarn(rope: Rope, s: Keys, trained: int) -> Rope:
         n_ctx_orig=trained,
         truncate=s.flag("truncate", True),
     )
+
+
+def _longrope(rope: Rope, s: Keys, trained: int, stretched: float) -> Rope:
+    """LongRoPE: divisors that were searched for, for texts as long as those of the training and for
+    longer ones. The magnitude of either grows with what the context is `stretched` by.
+
+    Source: Ding et al. 2024 (arXiv 2402.13753); transformers' `_compute_longrope_parameters`.
+    """
+    factor = s.real("factor", stretched)
+    if trained < 2:
+        raise ModelError(f"config.json rope: LongRoPE from a context of {trained}")
+    grown = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        attn_factor=s.real("attention_factor", grown),
+        n_ctx_orig=trained,
+        freq_factors=_divisors(s, "short_factor", rope.n_rot // 2),
+        long_factors=_divisors(s, "long_factor", rope.n_rot // 2),
+        factors=SHORT_FACTORS,
+    )
+
+
+def _divisors(s: Keys, key: str, count: int) -> tuple[float, ...]:
+    """A list of one number for each pair that turns."""
+    value = s.get(key)
+    if not isinstance(value, list) or len(value) != count:
+        raise ModelError(f"config.json rope: {key} = {value!r:.60}: expected {count} numbers")
+    each = Keys({str(i): v for i, v in enumerate(value)}, f"config.json rope: {key}")
+    return tuple(each.real(str(i)) for i in range(count))
 
 
 def yarn_magnitude(factor: float, mscale: float) -> float:

@@ -5,7 +5,7 @@ Hugging Face names to them, and is the only place that knows both.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ggraph import Array, Graph, ModelError, Tensor, dtypes
 from ggraph.decode.model import StepShape
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
+from ggraph.tensor import Kind
 
 from . import (
     deepseek2,
@@ -37,7 +38,7 @@ from . import (
 )
 from .architecture import LAYER_NAMES, NEXT_NAMES, TOP_NAMES, Architecture, Tensors
 from .blocks import YARN, Step
-from .config import DecoderConfig, yarn_factors
+from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .gguf_config import from_gguf
 from .hf_config import from_hf
@@ -100,11 +101,39 @@ class Model:
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step (see `ggraph.decode.model` for inputs and outputs)."""
         step = Step(self.config, self.catalogue, shape, self.prefix)
-        return ARCHITECTURES[self.config.architecture].build(step)
+        graph = ARCHITECTURES[self.config.architecture].build(step)
+        self.check_used(t.name.removeprefix(self.prefix) for t in graph.leaves(Kind.WEIGHT))
+        return graph
+
+    def check_used(self, names: Iterable[str]) -> None:
+        """ModelError where the checkpoint has a weight that the graph leaves out: what it computes
+        is another model then. Layers that only draft are read by their head."""
+        drafting = tuple(
+            f"blk.{self.layer_count + i}." for i in range(self.config.num_nextn_predict_layers)
+        )
+        known = set(names)
+        if self.config.rope.factors in known:
+            known |= {SHORT_FACTORS, LONG_FACTORS}
+        left = [n for n in self.catalogue if n not in known and not n.startswith(drafting)]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ModelError(
+                f"{self.config.architecture}: no place for tensor {left[0]!r}{more} in this model"
+            )
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight."""
         return self.catalogue[t.name.removeprefix(self.prefix)].data
+
+    def reaching(self, context: int) -> "Model":
+        """The same model for texts of up to `context` positions. LongRoPE turns all of a text that
+        may be longer than those of the training by other factors."""
+        if LONG_FACTORS not in self.catalogue:
+            return self
+        c = self.config
+        long = context > (c.rope.n_ctx_orig or c.max_position_embeddings)
+        rope = replace(c.rope, factors=LONG_FACTORS if long else SHORT_FACTORS)
+        return replace(self, config=replace(c, rope=rope))
 
     def beside(self, prefix: str) -> "Model":
         """The same model for a session that holds another one already."""
@@ -112,7 +141,8 @@ class Model:
 
 
 def open_model(path: Path) -> Model:
-    """The model in a GGUF file or a Hugging Face folder.
+    """The model in a GGUF file or a Hugging Face folder, for texts as long as those that it was
+    trained with: see `Model.reaching`.
 
     Raises FormatError for a damaged file, ModelError for an architecture or shape we do not know.
     """
@@ -120,7 +150,7 @@ def open_model(path: Path) -> Model:
     read = _read_gguf if checkpoint.format == "gguf" else _read_hf
     config, catalogue = read(path, checkpoint)
     name = path.stem if path.is_file() else path.name
-    return Model(name, config, completed(catalogue, config), checkpoint)
+    return Model(name, config, completed(catalogue, config), checkpoint).reaching(0)
 
 
 def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
@@ -128,6 +158,8 @@ def completed(catalogue: Tensors, config: DecoderConfig) -> Tensors:
     found, rope = dict(catalogue), config.rope
     if rope.freq_factors is not None and rope.factors not in found:
         found[rope.factors] = _vector(rope.factors, rope.freq_factors)
+    if rope.long_factors is not None:
+        found[LONG_FACTORS] = _vector(LONG_FACTORS, rope.long_factors)
     if rope.ext_factor and rope.truncate is False:
         found[YARN] = _vector(YARN, yarn_factors(rope))
     return {name: t.widened() for name, t in found.items()}

@@ -27,7 +27,7 @@ import numpy as np
 from ggraph import Graph, ModelError, Tensor, ops, scope
 from ggraph.decode.model import StepShape
 from ggraph.dtype import DType
-from ggraph.tensor import Array
+from ggraph.tensor import Array, Kind
 
 from . import blocks
 from .blocks import Step, Stored
@@ -237,7 +237,9 @@ class ShardedModel(Model):
 
     def build(self, shape: StepShape) -> Graph:
         """The graph of one step."""
-        return self.sharding.build(shape)
+        graph = self.sharding.build(shape)
+        self.check_used(self.sharding.part_of(t.name)[0] for t in graph.leaves(Kind.WEIGHT))
+        return graph
 
     def weight(self, t: Tensor) -> Array:
         """Raw storage of a weight, or of a part of one."""

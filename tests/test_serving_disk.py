@@ -13,6 +13,8 @@ from serving_kit import CONTEXT, World
 from small_model import learnable_model
 
 from ggraph import InputError
+from ggraph.formats import open_checkpoint
+from ggraph.formats.gguf import write_gguf
 from ggraph.serving import disk as disk_module
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.disk import BLOCK, PART, SUFFIX, Disk, Spill
@@ -156,7 +158,8 @@ def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_identity_is_of_model_options_and_code(tmp_path: Path) -> None:
-    """The same for the same, however it was opened; another for another cache or other weights."""
+    """The same for the same, however it was opened; another for another cache, for other weights,
+    and where the same weights turn otherwise."""
     path = learnable_model(tmp_path)
     found = []
     for options in ({}, {"threads": 1, "ctx_size": 64}, {"cache_type": "f32"}, {"exact": True}):
@@ -166,10 +169,14 @@ def test_the_identity_is_of_model_options_and_code(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    m = load(path)
-    found.append(identity_of(m))
-    m.close()
-    assert found[0] == found[1] and len(set(found)) == 4
+    c = open_checkpoint(path)
+    turned = {**c.metadata, "llama.rope.freq_base": 20000.0}
+    write_gguf(tmp_path / "turned.gguf", turned, list(c.tensors.values()))
+    for other in (path, tmp_path / "turned.gguf"):
+        m = load(other)
+        found.append(identity_of(m))
+        m.close()
+    assert found[0] == found[1] and len(set(found)) == 5
 
 
 def test_a_disk_that_was_full_is_written_to_again(

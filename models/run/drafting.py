@@ -210,7 +210,7 @@ def smaller_model(m: Loaded, path: Path) -> Model:
     """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
     if is_assistant(open_checkpoint(path)):
         raise InputError(f"{path} drafts from the model's own keys and values: --head {path}")
-    model = open_model(path)
+    model = open_model(path).reaching(m.runner.context)
     if model.vocab_size != m.model.vocab_size:
         raise InputError(
             f"{path}: the draft model has {model.vocab_size} tokens, {m.model.name} has "

@@ -129,6 +129,7 @@ def load(
         raise InputError(f"cache type {cache_type!r}; known: {', '.join(CACHE_TYPES)}")
     model = open_model(path)
     context = _context(model, ctx_size)
+    model = model.reaching(context)
     options = replace(options or Options(), exact=exact or bool(options and options.exact))
     other = Options(exact=options.exact)
     cpu: dict[str, Any] = {"threads": threads, "exact": options.exact, "profile": profile}

@@ -18,7 +18,8 @@ def of(m: Loaded) -> bytes:
         h.update(f"{name} {t.dtype.name} {list(t.shape)}\0".encode())
         h.update(t.data.tobytes())
     options = m.session.options.exact, m.runner.cache_dtype.name, sorted(m.session.backends)
-    h.update(repr((m.model.config, options)).encode())
+    c = m.model.config
+    h.update(repr((c, c.rope, c.window_rope, options)).encode())
     for folder in CODE:
         for path in sorted(folder.rglob("*.py")):
             h.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
