@@ -12,6 +12,7 @@ import numpy as np
 
 from ggraph import Graph, ModelError, Tensor
 from ggraph.formats.checkpoint import RawTensor
+from ggraph.ops.rope import MODES
 
 from .blocks import Step
 from .config import DecoderConfig
@@ -65,8 +66,8 @@ class Architecture:
     """Its class names in config.json."""
     rope_mode: str = "neox"
     """How its GGUF files pair the features that a rotation turns: "neox" pairs the two halves of a
-    head, "norm" neighbours. Files made as Llama's are need "norm": with the other text is nonsense,
-    and no error. Hugging Face's files are "neox" always, whatever stands here."""
+    head, "normal" neighbours. Files made as Llama's are need "normal": with the other text is
+    nonsense, and no error. Hugging Face's files are "neox" always, whatever stands here."""
     written_as: str = ""
     """The name under which its models are written as GGUF; empty: `name`."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +78,8 @@ class Architecture:
     """What stands before a layer's number in Hugging Face names: a regular expression."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors of its files that hold several of `build`'s, one below the other."""
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that its GGUF files may leave out, and what is meant then."""
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
     """Gives keys of config.json their usual names."""
     complete: Callable[[DecoderConfig], DecoderConfig] = lambda config: config
@@ -91,6 +94,13 @@ class Architecture:
     """Keys of a GGUF file beyond the usual; a value of None is not told."""
     layer: Callable[[Step, Tensor, int], Tensor] | None = None
     """One layer of `build`, T rows to T rows, where files may hold more of them that only draft."""
+
+    def __post_init__(self) -> None:
+        if self.rope_mode not in MODES:
+            known = " or ".join(repr(m) for m in MODES)
+            raise ModelError(
+                f"architecture {self.name!r}: rope_mode = {self.rope_mode!r}: expected {known}"
+            )
 
     @property
     def gguf(self) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from ggraph import ModelError
 
 MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
+MOST_LAYERS = 4096
 LARGEST = float(np.finfo(np.float32).max)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # LongRoPE's
 
@@ -126,8 +127,7 @@ class DecoderConfig:
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
             if not 1 <= getattr(self, name) <= 1 << 20:
                 raise ModelError(f"{self.architecture}: {name} = {getattr(self, name)}")
-        if not 1 <= self.num_hidden_layers <= 4096:
-            raise ModelError(f"{self.architecture}: {self.num_hidden_layers} layers")
+        layer_range(self.num_hidden_layers)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"{self.architecture}: {self.num_attention_heads} heads cannot share "
@@ -166,6 +166,13 @@ class DecoderConfig:
         return (
             self.window_head_dim if self.window_head_dim and self.slides(layer) else self.head_dim
         )
+
+
+def layer_range(layers: int) -> range:
+    """The layers by their numbers. ModelError for as many as no model has."""
+    if not 1 <= layers <= MOST_LAYERS:
+        raise ModelError(f"{layers} layers: expected 1 to {MOST_LAYERS}")
+    return range(layers)
 
 
 @dataclass(frozen=True)

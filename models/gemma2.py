@@ -101,7 +101,19 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
     return {"embedding_scale": None, "attention.scale": None}
 
 
+DEFAULTS = {
+    "attention.sliding_window": 4096, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}  # fmt: skip
+
+
+def own_keys(c: DecoderConfig) -> Mapping[str, Any]:
+    """Window and caps in any case: left out, others would be meant."""
+    told = c.sliding_window or 0, c.attn_logit_softcapping, c.final_logit_softcapping
+    return {**keys(c), **dict(zip(DEFAULTS, told, strict=True))}
+
+
 GEMMA2 = Architecture(
-    "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, translate=translate,
-    complete=complete, sanitize=sanitize, store=store, keys=keys,
+    "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, gguf_defaults=DEFAULTS,
+    translate=translate, complete=complete, sanitize=sanitize, store=store, keys=own_keys,
 )  # fmt: skip

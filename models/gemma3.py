@@ -14,7 +14,7 @@ from ggraph import Graph
 from . import blocks, gemma2
 from .architecture import Architecture
 from .blocks import Step
-from .config import DecoderConfig, Rope
+from .config import DecoderConfig, Rope, layer_range
 
 WIDE = 62  # layers of the 27B model
 PERIOD = 6
@@ -40,7 +40,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     period, layers = values.get("sliding_window_pattern"), values.get("num_hidden_layers")
     if "layer_types" in found or not isinstance(period, int) or not isinstance(layers, int):
         return found
-    kinds = ["full" if (i + 1) % period == 0 else "sliding" for i in range(layers)]
+    kinds = ["full" if (i + 1) % period == 0 else "sliding" for i in layer_range(layers)]
     return {**found, "layer_types": [f"{kind}_attention" for kind in kinds]}
 
 

@@ -102,13 +102,17 @@ def complete(c: DecoderConfig) -> DecoderConfig:
 
 
 def load(tensors: Tensors, c: DecoderConfig) -> Tensors:
-    """A layer's factor for each number of a row."""
+    """A layer's factor for each number of a row; what makes keys and values only where they are
+    made: files may have it for layers that read those of others."""
     ends = "layer_output_scale.weight"
+    sharing = range(c.num_hidden_layers - c.num_kv_shared_layers, c.num_hidden_layers)
+    unread = tuple(f"blk.{i}.attn_{role}" for i in sharing for role in ("k.", "v.", "k_norm."))
     return {
         n: changed(t.widened(), np.full(c.hidden_size, t.float32()[0], np.float32))
         if n.endswith(ends)
         else t
         for n, t in tensors.items()
+        if not n.startswith(unread)
     }
 
 

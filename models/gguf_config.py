@@ -11,7 +11,16 @@ import numpy as np
 
 from ggraph import ModelError
 
-from .config import LONG_FACTORS, SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
+from .config import (
+    LONG_FACTORS,
+    SCALARS,
+    SHORT_FACTORS,
+    DecoderConfig,
+    Keys,
+    Rope,
+    layer_range,
+    scalar,
+)
 
 KINDS = ("none", "linear", "yarn", "longrope")  # how a rotation is scaled
 
@@ -107,7 +116,7 @@ def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[st
 
 def every(period: int, layers: int) -> tuple[bool, ...]:
     """All layers but each `period`-th; none where the period is 0 or 1."""
-    return tuple(period > 1 and i % period < period - 1 for i in range(layers))
+    return tuple(period > 1 and i % period < period - 1 for i in layer_range(layers))
 
 
 def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:

@@ -72,9 +72,13 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if any(t in RECURRENT for t in types):
         found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
-    if k.has("sliding_window") and k.get("use_sliding_window", True) is not False:
+    if k.has("rotated_layers"):
+        found["rotated_layers"] = _flags(k, "rotated_layers", layers)
+    slides = tuple(t == "sliding_attention" for t in types)
+    told = k.has("sliding_window") and k.get("use_sliding_window", True) is not False
+    if told and (not slides or any(slides)):
         found["sliding_window"] = k.integer("sliding_window")
-        found["windowed_layers"] = tuple(t == "sliding_attention" for t in types)
+        found["windowed_layers"] = slides
         own = k.integer("window_head_dim", head_dim)
         if own != head_dim:
             found["window_head_dim"] = own
@@ -82,6 +86,14 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
         if local is not None:
             found["window_rope"] = local
     return found
+
+
+def _flags(k: Keys, key: str, layers: int) -> tuple[bool, ...]:
+    """One yes or no, perhaps as 1 or 0, for each layer."""
+    value = k.get(key)
+    if not isinstance(value, list) or len(value) != layers or any(v not in (0, 1) for v in value):
+        raise ModelError(f"config.json: {key} {value!r:.60} for {layers} layers")
+    return tuple(bool(v) for v in value)
 
 
 def _local_rope(k: Keys, head_dim: int) -> Rope | None:
@@ -106,11 +118,16 @@ def scaling_of(k: Keys) -> Keys:
     return Keys(values, "config.json rope")
 
 
+def rope_kind(scaling: Keys) -> str:
+    """What a scaling is called, by newer and older configs."""
+    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
+
 def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     """`rope_parameters`, or `rope_theta` with `rope_scaling`."""
     s = scaling_of(k)
     base = s.real("rope_theta", k.real("rope_theta", 10000.0))
-    kind = s.get("rope_type") or s.get("type") or "default"
+    kind = rope_kind(s)
     share = s.real("partial_rotary_factor", k.real("partial_rotary_factor", 1.0))
     if not 0 < share <= 1:
         raise ModelError(f"config.json: partial_rotary_factor = {share}; expected 0 to 1")

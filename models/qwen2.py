@@ -1,9 +1,29 @@
 """Qwen2: Llama's layer with biases on q, k and v, which `blocks.linear` adds where they exist.
 
-Source: Qwen team 2024 (arXiv 2407.10671).
+Source: Qwen team 2024 (arXiv 2407.10671); transformers `configuration_qwen2`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from .architecture import Architecture
+from .config import Keys, layer_range
 from .llama import build
 
-QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",))
+WHOLE = 28  # layers that see everything before others slide, where the config does not say
+
+
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Which layers slide, where any does: those behind the first `max_window_layers`."""
+    k = Keys(values, "config.json")
+    if not k.flag("use_sliding_window"):
+        return {**values, "sliding_window": None}
+    if values.get("layer_types"):
+        return values
+    layers = layer_range(k.integer("num_hidden_layers"))
+    whole = k.integer("max_window_layers", WHOLE)
+    kinds = ["full" if i < whole else "sliding" for i in layers]
+    return {**values, "layer_types": [f"{kind}_attention" for kind in kinds]}
+
+
+QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",), translate=translate)

@@ -5,7 +5,7 @@ Source: Qwen team 2025 (arXiv 2505.09388).
 
 from ggraph import Graph, Tensor
 
-from . import blocks
+from . import blocks, qwen2
 from .architecture import Architecture
 from .blocks import Step
 
@@ -21,4 +21,4 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
-QWEN3_MOE = Architecture("qwen3moe", build, ("Qwen3MoeForCausalLM",))
+QWEN3_MOE = Architecture("qwen3moe", build, ("Qwen3MoeForCausalLM",), translate=qwen2.translate)

@@ -171,7 +171,8 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
     a = ARCHITECTURES.get(checkpoint.architecture)
     if a is None:
         raise unknown(path, checkpoint.architecture, list(ARCHITECTURES))
-    config = a.complete(from_gguf(checkpoint.metadata, a.name, a.rope_mode))
+    unsaid = {f"{a.name}.{key}": value for key, value in a.gguf_defaults.items()}
+    config = a.complete(from_gguf({**unsaid, **checkpoint.metadata}, a.name, a.rope_mode))
     config = _drafting(config, checkpoint.tensors)
     return config, applied(a, a.loaded, dict(checkpoint.tensors), config)
 

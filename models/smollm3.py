@@ -3,20 +3,32 @@
 Source: Hugging Face 2025, the SmolLM3 release; transformers `modeling_smollm3`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ggraph import ModelError
 
 from .architecture import Architecture
-from .config import DecoderConfig
+from .config import DecoderConfig, Keys
 from .gguf_config import every
 from .llama import build
 
 STEP = 4  # GGUF has no key for it: llama.cpp takes every fourth
 
 
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layers that rotate: as listed, or all but each so-manieth."""
+    k = Keys(values, "config.json")
+    step = k.integer("no_rope_layer_interval", STEP)
+    if step < 1:
+        raise ModelError(f"config.json: no_rope_layer_interval = {step}: expected 1 or more")
+    listed = values.get("no_rope_layers") or list(every(step, k.integer("num_hidden_layers")))
+    return {**values, "rotated_layers": listed}
+
+
 def complete(c: DecoderConfig) -> DecoderConfig:
-    """The layers that rotate, where the file does not say."""
+    """The layers that rotate, which GGUF files do not tell."""
     return c if c.rotated_layers else replace(c, rotated_layers=every(STEP, c.num_hidden_layers))
 
 
@@ -28,5 +40,6 @@ def keys(c: DecoderConfig) -> dict[str, object]:
 
 
 SMOLLM3 = Architecture(
-    "smollm3", build, ("SmolLM3ForCausalLM",), "normal", complete=complete, keys=keys
-)
+    "smollm3", build, ("SmolLM3ForCausalLM",), "normal", translate=translate, complete=complete,
+    keys=keys,
+)  # fmt: skip

@@ -203,14 +203,18 @@ YARN = {
 }  # fmt: skip
 
 
-def yarn_by_hand(width: int) -> dict[str, Any]:
-    """What YaRN makes of the angles, their magnitude and the scores, as DeepSeek's code says."""
+def yarn_by_hand(width: int, whole: bool = True) -> dict[str, Any]:
+    """What YaRN makes of the angles, their magnitude and the scores, as DeepSeek's code says. Its
+    bounds are `whole` pairs, or as gpt-oss has them."""
 
     def pair(turns: float) -> float:
         """Index of the pair that makes so many turns over the trained length."""
         return float(width * np.log(64 / (turns * 2 * np.pi)) / (2 * np.log(10000.0)))
 
-    low, high = max(np.floor(pair(32.0)), 0), min(np.ceil(pair(1.0)), width - 1)
+    low, high = pair(32.0), pair(1.0)
+    if whole:
+        low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     turns = []
     for j, plain in enumerate(plain_turns(width)):
         stretched = min(1.0, max(0.0, (j - low) / max(high - low, 0.001)))
@@ -292,12 +296,13 @@ def variant(name: str) -> tuple[Weights, dict[str, Any]]:
         options["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3, 4, 5]
     elif name == "own rope":
         options |= {"rope_theta": 500.0, "rope_scaling": LLAMA3, "by_hand_turns": llama3_by_hand()}
-    elif name == "own yarn":
-        given = yarn_by_hand(16)
+    elif name.startswith("own yarn"):
+        whole = name == "own yarn"
+        given = yarn_by_hand(16, whole)
         given["by_hand_scale"] = (
             given["by_hand_magnitude"] ** 2 / 4
         )  # of rotated q and k: all of it
-        options |= {"rope_scaling": YARN, **given}
+        options |= {"rope_scaling": {**YARN, "truncate": whole}, **given}
     elif name.startswith("latent"):
         w = with_latent_attention(w, small_queries=name != "latent")
         if name == "latent, two layers, 3.1":

@@ -1,11 +1,12 @@
 """EAGLE-1 heads against a float64 loop, and byte identity with them, chain and tree."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from head_loop import hidden
+from head_loop import LLAMA3, hidden, llama3_by_hand, rotated
 from safetensors.numpy import save_file
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
@@ -68,16 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rotated(x: np.ndarray, position: int) -> np.ndarray:
-    half = len(x) // 2
-    angle = position * 10000.0 ** (-2 * np.arange(half) / len(x))
-    a, b = x[:half], x[half:]
-    return np.concatenate(
-        [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
-    )
-
-
-def by_hand(table: np.ndarray, tokens: list[int], features: np.ndarray) -> np.ndarray:
+def by_hand(
+    table: np.ndarray, tokens: list[int], features: np.ndarray, turns: list[float] | None
+) -> np.ndarray:
     """The head in float64, one position and one head at a time."""
     w = {n: v.astype(np.float64) for n, v in weights().items()}
     layer = {n.removeprefix("layers.0."): v for n, v in w.items()}
@@ -86,11 +80,11 @@ def by_hand(table: np.ndarray, tokens: list[int], features: np.ndarray) -> np.nd
         x = w["fc.weight"] @ np.concatenate([table[token], features[p]]) + w["fc.bias"]
         q = (layer["self_attn.q_proj.weight"] @ x).reshape(HEADS, DIM)
         k = (layer["self_attn.k_proj.weight"] @ x).reshape(KV, DIM)
-        keys.append([rotated(h, p) for h in k])
+        keys.append([rotated(h, p, turns) for h in k])
         values.append((layer["self_attn.v_proj.weight"] @ x).reshape(KV, DIM))
         mixed = []
         for h in range(HEADS):
-            query, group = rotated(q[h], p), h // (HEADS // KV)
+            query, group = rotated(q[h], p, turns), h // (HEADS // KV)
             scores = np.array([query @ keys[j][group] for j in range(p + 1)]) / np.sqrt(DIM)
             share = np.exp(scores - scores.max())
             share /= share.sum()
@@ -104,7 +98,17 @@ def by_hand(table: np.ndarray, tokens: list[int], features: np.ndarray) -> np.nd
     return np.array(out)
 
 
-def test_the_head_equals_a_float64_loop(folder: Path, target: Model) -> None:
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "llama3"])
+def test_the_head_equals_a_float64_loop(
+    folder: Path, target: Model, scaled: bool, tmp_path: Path
+) -> None:
+    """One for Llama 3.1 turns as its target."""
+    if scaled:
+        shutil.copytree(folder, tmp_path / "scaled")
+        folder = tmp_path / "scaled"
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"rope_theta": 500.0, "rope_scaling": LLAMA3}
+        (folder / "config.json").write_text(json.dumps(config))
     head = open_head(folder, target)
     assert isinstance(head, FirstHead)
     assert head.taps == (6,)
@@ -112,7 +116,8 @@ def test_the_head_equals_a_float64_loop(folder: Path, target: Model) -> None:
     runner = Runner(target, session, 64, cache_dtype=F32, taps=(6,))
     features = runner.text(IDS, every=True).taps[6]
     table = target.catalogue["token_embd.weight"].float32().astype(np.float64)
-    expected = by_hand(table, IDS[1:], features[:-1].astype(np.float64))
+    turns = llama3_by_hand() if scaled else None
+    expected = by_hand(table, IDS[1:], features[:-1].astype(np.float64), turns)
     drafter = DraftRunner(head, session, 64, cache_dtype=F32)
     count = len(IDS) - 1
     rows = Rows(IDS[1:], range(count), range(count))

@@ -28,8 +28,8 @@ def features(width: int = 192) -> Array:
 VARIANTS = (
     "plain", "norm_before_residual", "norm_before_fc", "fc_norm and norm_output", "biases",
     "qk_norm", "two layers", "own embedding", "sliding window", "wide heads",
-    "own width", "five taps", "own rope", "own yarn", "latent", "latent, small queries",
-    "latent, two layers, 3.1", "latent with yarn",
+    "own width", "five taps", "own rope", "own yarn", "own yarn, between pairs",
+    "latent", "latent, small queries", "latent, two layers, 3.1", "latent with yarn",
 )  # fmt: skip
 
 

@@ -251,6 +251,7 @@ DAMAGE = [
     (_flag("eagle_aux_hidden_state_layer_ids", ["2", 3, 3]), "no list of integers"),
     (_flag("eagle_config", [1]), "eagle_config = .* is no mapping"),
     (_flag("rope_scaling", "yarn"), "is no mapping"),
+    (_flag("rope_scaling", {"type": "longrope"}), "heads with LongRoPE are not built here"),
     (_flag("norm_output", "yes"), "norm_output = 'yes' is neither true nor false"),
     (_flag("fc_norm", True), "no tensor 'fc_norm.0.weight'"),
     (_flag("norm_before_fc", True), "no tensor 'enc.output_norm.weight'"),

@@ -7,12 +7,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
 from small_model import small_model
+from test_models_unsaid import LONGROPE, phi3
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -26,6 +28,7 @@ from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
 from ggraph.tensor import Array
+from models import gemma2
 from models.bench.peer import Peer
 from models.heads.assistant import AssistantHead
 from models.heads.dflash import BlockHead
@@ -44,7 +47,7 @@ NAMES = (
     "tiny2/lfm2", "tiny2/olmo2", "tiny2/phi3", "tiny2/qwen3_5", "tiny2/qwen3_5_moe",
     "tiny2/smollm3",
 )  # fmt: skip
-NEW, END = 24, 257
+NEW, END, CONTEXT = 24, 257, 256
 PLAIN = {
     "tokenizer.ggml.tokens": [f"w{i}" for i in range(320)],  # llama.cpp tells of whole UTF-8 only
     "general.name": "small",  # by some names it knows which tokens there must be
@@ -57,7 +60,7 @@ CLOSE = 0.02  # where the two best logits are nearer than this, rounding may cho
 def greedy(path: Path, ids: list[int]) -> tuple[list[int], list[float]]:
     """Our greedy continuation, and the distance of the two best logits at each step."""
     session = open_session(threads=1, exact=True)
-    runner = Runner(open_model(path), session, 128)
+    runner = Runner(open_model(path).reaching(CONTEXT), session, CONTEXT)
     logits, tokens, gaps = runner.text(ids).logits[-1], [], []
     for _ in range(NEW):
         logits[END] = -np.inf  # which llama.cpp is asked never to say
@@ -180,9 +183,49 @@ def test_blocks_are_drafted_as_often_and_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
     path = small_model(tmp_path / "small.gguf", PLAIN, source(name, tmp_path / "hf"), "f32")
-    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
+    same_text(name, path)
+
+
+YARN = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.attn_factor": 1.2,
+    "rope.scaling.original_context_length": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("tiny/llama_tied", {"rope.scaling.factor": 4.0}),
+        ("tiny/llama_tied", {"rope.scale_linear": 4.0}),
+        ("tiny/llama_tied", {"rope.scaling.attn_factor": 1.5}),
+        ("tiny/llama_tied", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
+        ("tiny2/olmo2", YARN),
+        ("tiny2/olmo2", {**YARN, "attention.sliding_window": 8}),
+        ("tiny2/gemma2", dict.fromkeys(gemma2.DEFAULTS)),
+    ],
+)
+def test_llama_cpp_takes_what_a_file_leaves_unsaid_alike(
+    name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    lead = open_model(GOLDEN / name).config.architecture
+    changes = {**PLAIN, **{f"{lead}.{key}": value for key, value in keys.items()}}
+    same_text(name, small_model(tmp_path / "small.gguf", changes, GOLDEN / name, "f32"), 40)
+
+
+@pytest.mark.parametrize("trained", [CONTEXT, CONTEXT - 1], ids=["short", "long"])
+def test_llama_cpp_chooses_the_same_factors(trained: int, tmp_path: Path) -> None:
+    hf = phi3(tmp_path / "hf", LONGROPE, trained)
+    path = small_model(
+        tmp_path / "small.gguf", {**PLAIN, "phi3.rope.scaling.type": None}, hf, "f32"
+    )
+    same_text("tiny2/phi3", path, 40)
+
+
+def same_text(name: str, path: Path, count: int = 20) -> None:
+    """Greedy, from the golden prompt, unless two logits were so near that rounding chose."""
+    ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:count]
     ours, gaps = greedy(path, ids)
-    peer = Peer(path, 1, 256)
+    peer = Peer(path, 1, CONTEXT)
     theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
     peer.close()
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):

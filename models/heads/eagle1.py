@@ -24,7 +24,7 @@ from .. import blocks
 from ..blocks import Step
 from ..config import DecoderConfig, Keys
 from ..hf_config import from_hf
-from ..registry import Model
+from ..registry import Model, completed
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -138,7 +138,7 @@ def open_eagle1(path: Path, checkpoint: Checkpoint, target: Model) -> FirstHead:
             raise ModelError(f"{path}: unknown tensor {name!r} in an EAGLE-1 head")
         if not np.isfinite(t.float32()).all():
             raise ModelError(f"{path}: {name!r} holds values that are not finite")
-        found[title] = replace(t, name=title).widened()
+        found[title] = replace(t, name=title)
     if found["fc.weight"].shape[0] != target.width:
         raise ModelError(
             f"{path}: the head is {found['fc.weight'].shape[0]} wide, {target.name} is "
@@ -151,4 +151,5 @@ def open_eagle1(path: Path, checkpoint: Checkpoint, target: Model) -> FirstHead:
     borrowed = {n: target.catalogue[n] for n in names if n in target.catalogue}
     ids = np.arange(target.vocab_size, dtype=np.int64)
     config = from_hf(values, "eagle1")
-    return FirstHead(path.stem, config, found, borrowed, (target.layer_count,), ids)
+    held = completed(found, config)
+    return FirstHead(path.stem, config, held, borrowed, (target.layer_count,), ids)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, ModelError, dtypes
+from ggraph import Array, ModelError
 from ggraph.decode.draft.head import DraftShape, Masked
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import Checkpoint, RawTensor
@@ -25,9 +25,9 @@ from .. import latent
 from ..config import DecoderConfig, Keys
 from ..eagle3 import Head, HeadConfig
 from ..gguf_config import rope_from_gguf
-from ..hf_config import rope_from_hf
+from ..hf_config import LONGROPE, rope_from_hf, rope_kind, scaling_of
 from ..latent import Latent
-from ..registry import Model
+from ..registry import Model, completed
 from .assistant import AssistantHead, is_assistant, open_assistant
 from .dflash import BlockHead, is_block_drafter, open_dflash
 from .eagle1 import FirstHead, is_first_generation, open_eagle1
@@ -69,6 +69,8 @@ def open_head(path: Path, target: Model) -> AnyHead:
         return open_dflash(path, checkpoint, target)
     if checkpoint.format == "gguf":
         return _from_gguf(path, checkpoint, target)
+    if rope_kind(scaling_of(Keys(_flattened(checkpoint.metadata), str(path)))) in LONGROPE:
+        raise ModelError(f"{path}: heads with LongRoPE are not built here")
     if is_first_generation(checkpoint.tensors):
         return open_eagle1(path, checkpoint, target)
     return _from_hf(path, checkpoint, target)
@@ -248,14 +250,10 @@ def _head(
     masked: Masked | None = None,
 ) -> Head:
     """Check widths, add what is computed from the config, and borrow what is missing."""
-    factors = config.decoder.rope.freq_factors
-    if factors is not None and "rope_freqs.weight" not in tensors:
-        data = np.asarray(factors, np.float32)
-        tensors["rope_freqs.weight"] = RawTensor("rope_freqs.weight", dtypes.F32, data.shape, data)
     for name, t in tensors.items():
         if t.dtype.is_float and not t.dtype.is_block and not np.isfinite(t.float32()).all():
             raise ModelError(f"{path}: {name!r} holds values that are not finite")
-    tensors = {name: t.widened() for name, t in tensors.items()}
+    tensors = completed(tensors, config.decoder)
     borrowed = _borrowed(path, config, tensors, target)
     head = Head(path.stem, config, tensors, borrowed, ids, masked)
     _try(head, path)

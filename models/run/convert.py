@@ -48,8 +48,7 @@ def model_to_gguf(
     a, c = ARCHITECTURES[model.config.architecture], model.config
     metadata = told(a, c) | _general(model.name, model.checkpoint, type_name)
     metadata.update(tokenizer_keys(model))
-    kept = {n: t for n, t in model.catalogue.items() if n != YARN}
-    tensors = _normal_order(a.stored(kept, c), c, a.rope_mode)
+    tensors = _normal_order(a.stored(dict(model.catalogue), c), c, a.rope_mode)
     write_gguf(out, metadata, list(_typed(tensors, type_name, progress)))
 
 
@@ -160,6 +159,8 @@ def _normal_order(
     }  # fmt: skip
     for name, t in tensors.items():
         part = name.split(".")[2] if name.startswith("blk.") else ""
+        if name == YARN:
+            continue
         if permuted and part in heads:
             yield name, t, lambda x, h=heads[part]: interleaved(x, h)  # type: ignore[misc]
         else:

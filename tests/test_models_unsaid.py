@@ -1,4 +1,4 @@
-"""How rotations are scaled, by the keys and tensors of either file: against a loop in NumPy."""
+"""What either file tells of rotations and of the layers that slide, and what it leaves unsaid."""
 
 import json
 import math
@@ -20,6 +20,8 @@ from ggraph.errors import ModelError
 from ggraph.formats import open_checkpoint
 from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
+from models import llama
+from models.architecture import Architecture
 from models.config import Keys
 from models.gguf_config import rope_from_gguf
 from models.registry import Model, open_model
@@ -31,13 +33,14 @@ PHI3 = GOLDEN / "tiny2" / "phi3"
 TRAINED, MOST = 64, 512  # positions of the training, and what they were stretched to
 SHORT = [1.0 + 0.05 * i for i in range(8)]
 LONG = [1.5 + 2.0 * i for i in range(8)]
+LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 
 
-def by_hand(folder: Path, divisors: list[float], magnitude: float) -> np.ndarray:
+def by_hand(source: Path, divisors: list[float], magnitude: float) -> np.ndarray:
     """Logits of a Phi-3 in float64, a layer at a time; 2 features of each divisor turn."""
-    c = json.loads((folder / "config.json").read_text())
-    w = {n: t.astype(np.float64) for n, t in load_file(folder / "model.safetensors").items()}
-    ids = np.load(folder / "expected.npz")["ids"]
+    c = json.loads((source / "config.json").read_text())
+    w = {n: t.astype(np.float64) for n, t in load_file(source / "model.safetensors").items()}
+    ids = np.load(source / "expected.npz")["ids"]
     h, kv, d = c["num_attention_heads"], c["num_key_value_heads"], 16
     half, t = len(divisors), len(ids)
     turns = 10000.0 ** (-np.arange(half) / half) / divisors
@@ -80,14 +83,20 @@ def logits(model: Model, context: int) -> np.ndarray:
     return found
 
 
-def phi3(folder: Path, scaling: Mapping[str, Any], **changes: Any) -> Path:
+def folder(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
+    """A golden folder with other keys; None leaves one out."""
+    shutil.copytree(GOLDEN / name, out)
+    told = {**json.loads((out / "config.json").read_text()), **changes}
+    kept = {k: v for k, v in told.items() if v is not None}
+    (out / "config.json").write_text(json.dumps(kept))
+    return out
+
+
+def phi3(out: Path, scaling: Mapping[str, Any], trained: int = TRAINED) -> Path:
     """The tiny Phi-3 with a rotation scaled so."""
-    shutil.copytree(PHI3, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config.update(max_position_embeddings=MOST, original_max_position_embeddings=TRAINED, **changes)
-    config["rope_parameters"] = {"rope_theta": 10000.0, **scaling}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    sizes = {"max_position_embeddings": MOST, "original_max_position_embeddings": trained}
+    rope = {"rope_theta": 10000.0, **scaling}
+    return folder("tiny2/phi3", out, {**sizes, "rope_parameters": rope})
 
 
 def as_converted(model: Model, out: Path) -> Path:
@@ -129,9 +138,8 @@ def test_longrope_by_either_file(kind: str, turned: int, tmp_path: Path) -> None
      ("original_max_position_embeddings", 1)],
 )  # fmt: skip
 def test_an_odd_longrope_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    scaling = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
     with pytest.raises(ModelError, match="rope"):
-        open_model(phi3(tmp_path / "hf", {**scaling, key: value}))
+        open_model(phi3(tmp_path / "hf", {**LONGROPE, key: value}))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +172,103 @@ def test_odd_keys_are_refused(keys: dict[str, Any]) -> None:
     k = Keys({f"llama.rope.{key}": v for key, v in keys.items()}, "keys", "llama.")
     with pytest.raises(ModelError, match="rope"):
         rope_from_gguf(k, "normal", 16, 512)
+
+
+def changed(name: str, out: Path, changes: Mapping[str, Any]) -> Path:
+    """A golden model's GGUF file with other keys of its architecture; None leaves one out."""
+    model_to_gguf(open_model(GOLDEN / name), out, "f32")
+    c = open_checkpoint(out)
+    told = {**c.metadata, **{f"{c.architecture}.{key}": v for key, v in changes.items()}}
+    write_gguf(out, {k: v for k, v in told.items() if v is not None}, list(c.tensors.values()))
+    return out
+
+
+YARN = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.attn_factor": 1.25,
+    "rope.scaling.original_context_length": 64, "attention.sliding_window": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [None, [True, False, True, True, True, False]])
+def test_yarn_turns_the_full_layers_of_olmo_3_alone(
+    told: list[bool] | None, tmp_path: Path
+) -> None:
+    keys = YARN if told is None else {**YARN, "attention.sliding_window_pattern": told}
+    model = open_model(changed("tiny2/olmo2", tmp_path / "m.gguf", keys))
+    model_to_gguf(model, tmp_path / "again.gguf", "f32")
+    for c in (model.config, open_model(tmp_path / "again.gguf").config):
+        for i, slides in enumerate(told or [True, True, True, False, True, True]):
+            rope = c.rope_of(i)
+            assert rope is not None and c.slides(i) == slides
+            found = rope.freq_scale, rope.ext_factor, rope.attn_factor
+            assert found == ((1.0, 0.0, 1.0) if slides else (0.125, 1.0, 1.25)), i
+
+
+def test_gemma_2_without_keys_that_its_files_may_leave_out(tmp_path: Path) -> None:
+    """And a model that has no caps and no window says so in its file."""
+    keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    for value, expected in ((None, (4096, 50.0, 30.0)), (0, (None, 0.0, 0.0))):
+        path = changed("tiny2/gemma2", tmp_path / "m.gguf", dict.fromkeys(keys, value))
+        model_to_gguf(open_model(path), tmp_path / "again.gguf", "f32")
+        for c in (open_model(path).config, open_model(tmp_path / "again.gguf").config):
+            found = c.sliding_window, c.attn_logit_softcapping, c.final_logit_softcapping
+            assert found == expected and c.slides(0) == bool(expected[0]) and not c.slides(1)
+
+
+QWEN = {"sliding_window": 8, "max_window_layers": 4, "layer_types": None}
+FULL = "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "slides"),
+    [
+        ({**QWEN, "use_sliding_window": True}, [4, 5]),
+        ({**QWEN, "use_sliding_window": True, "max_window_layers": None}, []),
+        ({**QWEN, "use_sliding_window": False}, []),
+        ({**QWEN, "use_sliding_window": None}, []),
+        ({**QWEN, "use_sliding_window": True, "layer_types": [FULL] * 6}, []),
+        (
+            {**QWEN, "use_sliding_window": True, "layer_types": ["sliding_attention", *[FULL] * 5]},
+            [0],
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen2_bias", "qwen3_qknorm", "qwen3_moe"])
+def test_which_layers_of_qwen_slide(
+    name: str, changes: dict[str, Any], slides: list[int], tmp_path: Path
+) -> None:
+    c = open_model(folder(f"tiny/{name}", tmp_path / "hf", changes)).config
+    assert [i for i in range(6) if c.slides(i)] == slides
+    assert c.sliding_window == (8 if slides else None)
+
+
+def test_which_layers_of_smollm3_turn(tmp_path: Path) -> None:
+    """One whose layers all turn is a Llama; no GGUF file can tell of it."""
+
+    def turns(out: str, **changes: Any) -> list[bool]:
+        c = open_model(folder("tiny2/smollm3", tmp_path / out, changes)).config
+        return [c.rope_of(i) is not None for i in range(6)]
+
+    assert turns("plain") == [True, True, True, False, True, True]
+    assert turns("unsaid", no_rope_layers=None, no_rope_layer_interval=None) == turns("again")
+    assert turns("third", no_rope_layers=None, no_rope_layer_interval=3) == [True, True, False] * 2
+    assert turns("listed", no_rope_layers=[0, 1, 1, 1, 1, 0]) == [False, *[True] * 4, False]
+    whole = {"no_rope_layers": [1] * 6}
+    ours = open_model(folder("tiny2/smollm3", tmp_path / "whole", whole))
+    llama_too = folder("tiny2/smollm3", tmp_path / "llama", {"architectures": ["LlamaForCausalLM"]})
+    assert np.array_equal(logits(ours, 64), logits(open_model(llama_too), 64))
+    with pytest.raises(ModelError, match="GGUF cannot say"):
+        model_to_gguf(ours, tmp_path / "m.gguf", "f32")
+    for odd in ({"no_rope_layers": [1, 0]}, {"no_rope_layers": [2] * 6},
+                {"no_rope_layers": None, "no_rope_layer_interval": 0}):  # fmt: skip
+        with pytest.raises(ModelError, match=r"no_rope_layer|rotated_layers"):
+            turns(f"odd {odd}", **odd)
+
+
+@pytest.mark.parametrize("mode", ["norm", "NEOX", ""])
+def test_no_such_pairing(mode: str) -> None:
+    with pytest.raises(ModelError, match=f"rope_mode = '{mode}': expected 'normal' or 'neox'"):
+        Architecture("own", llama.build, rope_mode=mode)
 
 
 @pytest.mark.parametrize("title", ["blk.1.attn_q_norm.weight", "rope_factors.weight"])
