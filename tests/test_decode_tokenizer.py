@@ -294,7 +294,7 @@ def bad_metadata():
     k = "tokenizer.ggml."
     return {
         "no model": (bpe | {k + "model": None}, "tokenizer.ggml.model"),
-        "other model": (bpe | {k + "model": "bert"}, "bert"),
+        "other model": (bpe | {k + "model": "bert"}, "gpt2 .* llama .* gemma4 .*bert"),
         "unknown pre": (bpe | {k + "pre": "nope"}, "'nope'; known: .*llama-bpe.*smollm"),
         "pre is a list": (bpe | {k + "pre": ()}, "unknown pre-tokeniser"),
         "no tokens": (bpe | {k + "tokens": []}, "empty"),
@@ -302,6 +302,7 @@ def bad_metadata():
         "token is a number": (bpe | {k + "tokens": ["a", 3]}, r"tokens\[1\]"),
         "token twice": (bpe | {k + "tokens": ["a", "b", "a"]}, "'a' stands twice, as ids 0 and 2"),
         "no merges": ({a: b for a, b in bpe.items() if a != k + "merges"}, "merges"),
+        "no ranked merges": (spm | {k + "model": "gemma4"}, "merges"),
         "merge of one": (bpe | {k + "merges": ["abc"]}, r"merges\[0\]: 'abc'"),
         "merge to no token": (bpe | {k + "merges": ["Ġ \u0100"]}, "no token"),
         "few types": (bpe | {k + "token_type": [1, 2]}, "token_type: 2 entries for"),

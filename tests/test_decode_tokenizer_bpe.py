@@ -1,26 +1,33 @@
 """Merging against the `tokenizers` engine, over random vocabularies and words."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError
 from ggraph.text.bpe import BpeEncoder, Merges
 from ggraph.text.pre import PreTokenizer
+from ggraph.text.tokenizer import Tokenizer
 from ggraph.text.vocab import byte_chars
 
 LETTERS = "abcé "
 WORDS = (r" ?\S+|\s+",)
 
 
+ALPHABET = [byte_chars()[b] for b in LETTERS.encode()]
+
+
 @st.composite
-def vocabularies(draw: st.DrawFn) -> tuple[list[str], list[tuple[str, str]]]:
+def vocabularies(
+    draw: st.DrawFn, alphabet: Sequence[str] = ALPHABET
+) -> tuple[list[str], list[tuple[str, str]]]:
     """Tokens and ranked merges, each of which joins two tokens that are there."""
-    chars = byte_chars()
-    tokens = [chars[b] for b in LETTERS.encode()]
-    tokens = list(dict.fromkeys(tokens))
+    tokens = list(dict.fromkeys(alphabet))
     merges: list[tuple[str, str]] = []
     for _ in range(draw(st.integers(0, 14))):
         pair = draw(st.sampled_from(tokens)), draw(st.sampled_from(tokens))
@@ -52,6 +59,58 @@ def test_ids_are_those_of_the_library(
     theirs = engine(tokens, merges, whole)
     for text in [*texts, *texts]:  # the second time from the cache
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
+
+
+FIRST = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{b:02X}>" for b in range(256))]
+FIRST_TYPES = [3, 3, 3, 2] + [6] * 256
+
+
+def gemma(tokens: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    """Metadata as llama.cpp's converter writes Gemma 4's, with what early files say of bos."""
+    every = [*FIRST, *tokens, "<|turn>", "<turn|>"]
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": every,
+        "tokenizer.ggml.scores": [-1000.0] * len(every),
+        "tokenizer.ggml.token_type": [*FIRST_TYPES, *[1] * len(tokens), 3, 3],
+        "tokenizer.ggml.merges": [f"{a} {b}" for a, b in merges],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": len(every) - 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def gemmas_engine(tokens: list[str], merges: list[tuple[str, str]]) -> Engine:
+    """The library's encoder as Gemma 4's tokenizer.json configures it."""
+    ids = {t: i for i, t in enumerate([*FIRST, *tokens])}
+    made = Engine(
+        models.BPE(
+            ids, list(dict.fromkeys(merges)), unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        )
+    )
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return made
+
+
+@given(
+    vocabularies([*"abc▁\n"]),
+    st.lists(st.text("abc \né東", max_size=30), max_size=4),
+)
+def test_ranked_merges_over_characters_give_the_librarys_ids(
+    vocabulary: tuple[list[str], list[tuple[str, str]]], texts: list[str]
+) -> None:
+    """Also where a token goes on behind a space or a line's end."""
+    ours, theirs = Tokenizer.from_gguf(gemma(*vocabulary)), gemmas_engine(*vocabulary)
+    for text in [*texts, *texts]:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == [2, *ids], text
+        assert ours.decode(ids) == text
+        assert ours.encode(f"<|turn>{text}<turn|>", special=True)[2:-1] == ids
+    assert {ours.vocabulary.tokens[i] for i in ours.eos_ids} == {"<eos>", "<turn|>"}
 
 
 def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:

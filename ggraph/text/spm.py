@@ -2,7 +2,7 @@
 
 The `tokenizers` engine wants one rank per pair, while a SentencePiece file has one score per token
 and breaks ties by position; so this file merges by itself, and keeps the ids of words that it has
-seen.
+seen. Gemma 4's files have ranked pairs instead of scores, and all else of SentencePiece.
 
 Legend: n characters of a chunk; L, R the left and right symbol of a candidate pair.
 """
@@ -11,6 +11,7 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 
+from ggraph.text.bpe import Merges
 from ggraph.text.vocab import SPACE
 
 _CACHE_WORDS = 20_000
@@ -88,3 +89,19 @@ class SpmEncoder:
         if i is not None:
             return [i]
         return [b for b in map(self._bytes.__getitem__, symbol.encode("utf-8")) if b is not None]
+
+
+class RankedEncoder(SpmEncoder):
+    """The same by ranked pairs: `merges` alone say what may be joined, the best rank first.
+
+    FormatError when a merge makes a token that does not exist.
+    """
+
+    def __init__(
+        self, tokens: Sequence[str], merges: Sequence[str], unk_id: int | None = None
+    ) -> None:
+        super().__init__(tokens, (), unk_id)
+        self._merges = Merges(merges, self._ids)
+
+    def _merge(self, chunk: str) -> tuple[int, ...]:
+        return tuple(self._merges.apply([i for c in chunk for i in self._ids_of(c)]))

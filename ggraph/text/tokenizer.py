@@ -15,7 +15,7 @@ from ggraph.errors import FormatError, InputError
 from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
-from ggraph.text.spm import SpmEncoder
+from ggraph.text.spm import RankedEncoder, SpmEncoder
 from ggraph.text.vocab import Vocabulary, numbers, strings, vocabulary_from_gguf
 
 
@@ -59,9 +59,11 @@ class Tokenizer:
             return cls._byte_level(metadata)
         if model == "llama":
             return cls._sentence_piece(metadata)
+        if model == "gemma4":
+            return cls._ranked(metadata)
         raise FormatError(
-            f"tokenizer.ggml.model: expected gpt2 (byte-level BPE) or llama (SentencePiece), "
-            f"got {model!r}"
+            "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece) or gemma4 "
+            f"(SentencePiece with ranked merges), got {model!r}"
         )
 
     @classmethod
@@ -88,6 +90,15 @@ class Tokenizer:
         listed = metadata.get("tokenizer.ggml.scores")
         scores = [0.0] * count if listed is None else numbers(listed, count, "scores")
         return cls(vocabulary, SpmEncoder(vocabulary.tokens, scores, vocabulary.unk_id))
+
+    @classmethod
+    def _ranked(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Prompts begin with bos, and no space is put before them, whatever a file says: early
+        ones say otherwise (source: llama.cpp)."""
+        meant = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_space_prefix": False}
+        vocabulary = vocabulary_from_gguf({**metadata, **meant}, byte_level=False, add_bos=True)
+        merges = strings(metadata, "tokenizer.ggml.merges")
+        return cls(vocabulary, RankedEncoder(vocabulary.tokens, merges, vocabulary.unk_id))
 
     @cached_property
     def _ids(self) -> dict[str, int]:
