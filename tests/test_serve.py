@@ -303,8 +303,8 @@ def test_the_small_addresses(server: Server) -> None:
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": ""}, 400, "the prompt is empty"),
-    ("/v1/completions", {"prompt": "a" * 5000}, 400, "tokens, but the context holds"),
-    ("/v1/completions", {"prompt": "a" * 99999}, 400, "letters, at most"),
+    ("/v1/completions", {"prompt": "a" * 5000}, 400, "holds 512 (`ggraph serve -c` sets"),
+    ("/v1/completions", {"prompt": "a" * 99999}, 400, "the context (`ggraph serve -c` sets"),
     ("/v1/completions", {"prompt": [1, 999]}, 400, "token id 999"),
     ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias: token 'x'"),
