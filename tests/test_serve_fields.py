@@ -1,5 +1,6 @@
 """What fields of requests do, or why they are refused; what clients look for in refusals."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,8 +9,12 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from pydantic import ValidationError
 from serve_kit import Server, ended, started
 from small_model import learnable_model
+
+from models.serve import fields, schema
+from models.serve.errors import of_validation
 
 WEB = httpx.Client(timeout=60)
 TALK = [{"role": "user", "content": "Say something."}]
@@ -162,6 +167,51 @@ def test_refusals_say_what_is_wrong_where(
     error = refused(server, path, {**ASKED.get(path, {}), **body})
     assert error["message"] == says
     assert error["param"] == next(iter(body))
+
+
+KINDS = [
+    schema.ChatRequest, schema.CompletionRequest, schema.ResponsesRequest,
+    schema.EmbeddingsRequest, schema.TokenizeRequest, schema.DetokenizeRequest,
+]  # fmt: skip
+
+
+def collections(core: Any) -> Iterator[tuple[str, bool]]:
+    """Every list and mapping of a core schema by its kind, and whether its faults are few."""
+    if isinstance(core, list | tuple):
+        for part in core:
+            yield from collections(part)
+    elif isinstance(core, dict):
+        if core.get("type") in ("list", "set", "tuple"):
+            yield "list", core.get("fail_fast") is True
+        if core.get("type") == "function-before":
+            inner, few = core["schema"], core["function"]["function"] is fields.few
+            if inner.get("type") == "dict":
+                yield "dict", few
+                core = inner["values_schema"]
+        if core.get("type") == "dict":
+            yield "dict", core.get("values_schema", {}).get("type", "any") == "any"
+        for name, part in core.items():
+            if name not in ("default", "metadata", "ref", "expected"):
+                yield from collections(part)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
+def test_a_body_of_wrong_items_costs_no_more_than_its_bytes(kind: type[schema.Body]) -> None:
+    """Each fault is an object of ours: there is one for a list, however long, at any depth."""
+    assert all(few for _, few in collections(kind.__pydantic_core_schema__))
+    many = 5_000
+    wrong: list[Any] = [
+        ["x"] * many, [None] * many, [[]] * many, [["x"]] * many, [{}] * many, [-1] * many,
+        {str(i): "x" for i in range(many)}, [["x"] * many] * 2, [{"content": [{}] * many}] * 2,
+        {"lanes": [{"lane": 0, "tokens": ["x"] * many}] * 9}, {"drafters": ["x"] * many},
+    ]  # fmt: skip
+    for field in kind.model_fields:
+        for value in wrong:
+            try:
+                kind.model_validate_json(json.dumps({field: value}))
+            except ValidationError as error:
+                assert error.error_count() < 20, field
+                assert len(str(of_validation(error))) <= 500
 
 
 def test_a_reference_that_can_end_is_followed(server: Server) -> None:

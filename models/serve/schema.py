@@ -1,6 +1,5 @@
 """What a request may hold, with bounds on everything. Fields that are not known are passed over."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -13,14 +12,10 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
-MOST_TEXT = 1 << 22  # letters of one string
-MOST_LIST = 4096
+from .fields import MOST_LIST, LongText, Stop, TokenIds, few, items, only, readable, unable
+
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
-LongText = Annotated[str, Field(max_length=MOST_TEXT)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)]
 
 
 class Body(BaseModel):
@@ -29,31 +24,13 @@ class Body(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
-def _unable(default: str = "") -> PydanticCustomError:
-    """What a field is refused with that would change the answer, and cannot."""
-    left = "leave it out" + (f", or say {default}" if default else "")
-    return PydanticCustomError("unable", "this server cannot do that: {left}", {"left": left})
-
-
-def _only(*defaults: Any) -> BeforeValidator:
-    """Of a field whose defaults alone can be had. It is named here so that nobody takes
-    an answer for one that followed it."""
-
-    def check(value: Any) -> Any:
-        if value is not None and value not in defaults:
-            raise _unable(json.dumps(defaults[0]) if defaults else "")
-        return value
-
-    return BeforeValidator(check)
-
-
 DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
 
 
 class Speculative(Body):
     """How this request drafts. The text is the same with any of it."""
 
-    drafters: Annotated[list[DrafterName], Field(max_length=5)] | None = None
+    drafters: Annotated[list[DrafterName], items(5)] | None = None
     most: Annotated[int, Field(ge=0, le=64)] = 8
     off: bool = False
 
@@ -93,7 +70,7 @@ class GoingOn(Body):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
     created: Annotated[int, Field(ge=0, lt=1 << 53)]
-    lanes: Annotated[list[Lane], Field(max_length=66)] = []
+    lanes: Annotated[list[Lane], items(66)] = []
 
 
 class Sampling(Body):
@@ -110,10 +87,9 @@ class Sampling(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_LIST)]
-        | None
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(few)] | None
     ) = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], items(16)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
     ignore_eos: bool = False
     stream: bool | None = None
@@ -122,8 +98,8 @@ class Sampling(Body):
     speculative: Speculative | None = None
     response_format: ResponseFormat | None = None
     going_on: GoingOn | None = None
-    grammar: Annotated[Any, _only()] = None
-    json_schema: Annotated[Any, _only()] = None
+    grammar: Annotated[Any, only()] = None
+    json_schema: Annotated[Any, only()] = None
 
     @property
     def stops(self) -> list[str]:
@@ -131,17 +107,10 @@ class Sampling(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-def _readable(kind: Any) -> Any:
-    """Refuses pictures and sounds in words: who sends them thinks that they can be seen."""
-    if kind not in ("text", "input_text", "output_text"):
-        raise PydanticCustomError("unreadable", "this model reads text only, expected 'text'")
-    return kind
-
-
 class TextPart(Body):
     """A part of a message. Only text can be read."""
 
-    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(_readable)]
+    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(readable)]
     text: LongText
 
 
@@ -164,9 +133,9 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)] | None = None
+    content: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], items(128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 
     @property
@@ -208,17 +177,17 @@ class ToolChoice(Body):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_LIST)]
+    messages: Annotated[list[Message], items(MOST_LIST, least=1)]
     max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], items(128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Any, _only([])] = None
-    modalities: Annotated[Any, _only(["text"])] = None
-    chat_template_kwargs: Annotated[Any, _only({})] = None
+    functions: Annotated[Any, only([])] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
 
 
 class CompletionRequest(Sampling):
@@ -228,8 +197,8 @@ class CompletionRequest(Sampling):
     prompt: (
         LongText
         | TokenIds
-        | Annotated[list[LongText], Field(max_length=64)]
-        | Annotated[list[TokenIds], Field(max_length=64)]
+        | Annotated[list[LongText], items(64)]
+        | Annotated[list[TokenIds], items(64)]
     )
     max_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -243,7 +212,7 @@ class CompletionRequest(Sampling):
     def _as_many_as_told(cls, value: int | None, info: ValidationInfo) -> int | None:
         """Answers are not chosen among: all that are made are told."""
         if value not in (None, 1, info.data.get("n") or 1):
-            raise _unable("as many as n")
+            raise unable("as many as n")
         return value
 
     @property
@@ -263,8 +232,8 @@ class EmbeddingsRequest(Body):
     input: (
         LongText
         | TokenIds
-        | Annotated[list[LongText], Field(min_length=1, max_length=256)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=256)]
+        | Annotated[list[LongText], items(256, least=1)]
+        | Annotated[list[TokenIds], items(256, least=1)]
     )
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Literal["mean", "last"] = "mean"
@@ -276,7 +245,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)]
+    content: LongText | Annotated[list[TextPart], items(MOST_LIST)]
 
 
 class CallItem(Body):
@@ -293,7 +262,7 @@ class ResultItem(Body):
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(max_length=256)]
-    output: LongText | Annotated[list[TextPart], Field(max_length=MOST_LIST)]
+    output: LongText | Annotated[list[TextPart], items(MOST_LIST)]
 
 
 class ReasoningItem(Body):
@@ -351,17 +320,17 @@ class ResponseText(Body):
 class ResponsesRequest(Sampling):
     """POST /v1/responses. What `store` keeps is there for `previous_response_id`."""
 
-    input: LongText | Annotated[list[Item], Field(min_length=1, max_length=MOST_LIST)]
+    input: LongText | Annotated[list[Item], items(MOST_LIST, least=1)]
     instructions: LongText | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     text: ResponseText = ResponseText()
-    tools: Annotated[list[FlatTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[FlatTool], items(128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
-    background: Annotated[Any, _only(False)] = None
-    truncation: Annotated[Any, _only("disabled")] = None
+    background: Annotated[Any, only(False)] = None
+    truncation: Annotated[Any, only("disabled")] = None
 
 
 class TokenizeRequest(Body):

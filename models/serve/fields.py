@@ -1,0 +1,54 @@
+"""What fields of requests share: bounds, and refusals in words."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+MOST_TEXT = 1 << 22  # letters of one string
+MOST_LIST = 4096
+
+
+def items(most: int, least: int = 0) -> Any:
+    """The bounds of a list, whose first wrong item is all that is told: a report of each would take
+    a hundred times the bytes of the items."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def few(value: Any) -> Any:
+    """Refuses a long mapping before its items are looked at."""
+    if isinstance(value, dict) and len(value) > MOST_LIST:
+        found = {"field_type": "Dictionary", "max_length": MOST_LIST, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", found)
+    return value
+
+
+LongText = Annotated[str, Field(max_length=MOST_TEXT)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], items(1 << 20)]
+
+
+def unable(default: str = "") -> PydanticCustomError:
+    """What a field is refused with that would change the answer, and cannot."""
+    left = "leave it out" + (f", or say {default}" if default else "")
+    return PydanticCustomError("unable", "this server cannot do that: {left}", {"left": left})
+
+
+def only(*defaults: Any) -> BeforeValidator:
+    """Of a field whose defaults alone can be had. It is named here so that nobody takes
+    an answer for one that followed it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in defaults:
+            raise unable(json.dumps(defaults[0]) if defaults else "")
+        return value
+
+    return BeforeValidator(check)
+
+
+def readable(kind: Any) -> Any:
+    """Refuses pictures and sounds in words: who sends them thinks that they can be seen."""
+    if kind not in ("text", "input_text", "output_text"):
+        raise PydanticCustomError("unreadable", "this model reads text only, expected 'text'")
+    return kind
