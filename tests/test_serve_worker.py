@@ -146,8 +146,16 @@ class Standing:
         return self.does(self, meanwhile)
 
 
+class Panic(BaseException):
+    """As a library in Rust raises."""
+
+
 def fail(batch: Standing, meanwhile: Callable[..., None]) -> list[Text]:
     raise RuntimeError("the device is gone")
+
+
+def panic(batch: Standing, meanwhile: Callable[..., None]) -> list[Text]:
+    raise Panic("the device is gone")
 
 
 def asked(worker: Worker, prompt: Sequence[int] = (1,)) -> Ticket:
@@ -164,11 +172,12 @@ async def heard(ticket: Ticket) -> list[Any]:
     return found
 
 
-def test_what_waits_when_the_engine_fails_is_told_so() -> None:
+@pytest.mark.parametrize(("step", "named"), [(fail, "RuntimeError"), (panic, "Panic")])
+def test_what_waits_when_the_engine_fails_is_told_so(step: Any, named: str) -> None:
     """Whether its step had begun, it came during that step, or it was taken back meanwhile."""
 
     async def run() -> None:
-        batch = Standing(fail)
+        batch = Standing(step)
         worker = Worker(batch, 9)  # type: ignore[arg-type]  # as a batch does
         worker.start()
         tickets = [asked(worker)]
@@ -179,9 +188,9 @@ def test_what_waits_when_the_engine_fails_is_told_so() -> None:
         batch.may.set()
         for ticket in tickets:
             (end,) = await heard(ticket)
-            assert end.error == "RuntimeError: the device is gone"
+            assert end.error == f"{named}: the device is gone"
             assert worker.refusal(end.error).status == 503
-        assert worker.open == 0 and worker.failure == "RuntimeError: the device is gone"
+        assert worker.open == 0 and worker.failure == f"{named}: the device is gone"
         with pytest.raises(Refused, match="the device is gone") as refused:
             asked(worker)
         assert refused.value.status == 503 and worker.open == 0

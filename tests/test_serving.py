@@ -11,7 +11,6 @@ from serving_kit import CONTEXT, SLOTS, Knowing, World, differences, history
 from small_model import TINY, learnable_model, small_model
 
 from ggraph import InputError
-from ggraph.decode.draft.tree import Draft
 from ggraph.decode.policy import Fixed
 from ggraph.decode.prices import Prices
 from ggraph.decode.runner import Result
@@ -204,28 +203,42 @@ def test_features_are_those_of_the_text_alone(world: World) -> None:
     assert read.ended == "read"
 
 
-class Broken:
-    """A voice that fails."""
+class Broken(Plain):
+    """A voice of which one call fails, its `last`-th."""
 
-    greedy = False
+    def __init__(self, call: str, error: Exception, last: int) -> None:
+        super().__init__(best)
 
-    def pick(self, logits: np.ndarray) -> int:
-        raise InputError("no token may be said")
+        def fails(given: Any) -> Any:
+            nonlocal last
+            last -= 1
+            if not last:
+                raise error
+            return getattr(Plain, call)(self, given)
 
-    def accept(self, token: int) -> str | None:
-        return None
-
-    def permitted(self, draft: Draft) -> Draft:
-        return draft
+        setattr(self, call, fails)
 
 
-def test_a_voice_that_fails_ends_its_own_text_alone(world: World) -> None:
-    batch = batch_of(world)
-    bad = batch.submit(Request([1, 2, 3], Broken(), 5))
-    good = batch.submit(asked(world, [1, 2, 3], 5))
+@pytest.mark.parametrize("last", [1, 3])
+@pytest.mark.parametrize(
+    "error", [InputError, ValueError, KeyError, RuntimeError, ZeroDivisionError]
+)
+@pytest.mark.parametrize("call", ["pick", "accept", "permitted"])
+def test_a_voice_that_fails_ends_its_own_text_alone(
+    world: World, call: str, error: type[Exception], last: int
+) -> None:
+    """Whichever of its calls that is, and whatever it raises."""
+    batch, prompt, others = batch_of(world), [1, 2, 3], [1, 2, 3, 4]
+    said = [plain(world, p, 9) for p in (prompt, others)]
+    broken = Broken(call, error("no token may be said"), last)
+    drafts = (Speculation([Knowing([*p, *s], tree=False)], Fixed(1))
+              for p, s in zip((prompt, prompt, others), (said[0], *said), strict=True))  # fmt: skip
+    bad = batch.submit(Request(prompt, broken, 9, drafts=next(drafts)))
+    good = [batch.submit(asked(world, p, 9, drafts=next(drafts))) for p in (prompt, others)]
     finish(batch)
     assert bad.ended == "error" and "no token may be said" in str(bad.error)
-    assert new(good) == plain(world, [1, 2, 3], 5)
+    assert len(new(bad)) < 9 and new(bad) == said[0][: len(new(bad))]
+    assert [new(t) for t in good] == said
 
 
 def test_what_does_not_fit_is_refused(world: World) -> None:

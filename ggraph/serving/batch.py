@@ -25,12 +25,12 @@ from ggraph.decode.rows import row_bucket
 from ggraph.decode.runner import Result
 from ggraph.decode.speculation import Asking
 from ggraph.decode.statistics import Clock
-from ggraph.errors import GgraphError, InputError
+from ggraph.errors import InputError
 from ggraph.serving.counters import Counters
 from ggraph.serving.disk import Spill
 from ggraph.serving.heads import HeadDrafter, ListHead, Question, drafts_by_head
 from ggraph.serving.memory import LUMP, Memory
-from ggraph.serving.parts import Part, course_of, place, rows_of_all
+from ggraph.serving.parts import Part, course_of, place, rows_of_all, rows_of_text
 from ggraph.serving.pieces import beside, filling, mixed_bucket
 from ggraph.serving.prices import SharedPrices
 from ggraph.serving.states import States
@@ -282,7 +282,7 @@ class Batch:
                         return [(g, part, asking, Question(text, part.slots[0], growth))]
                 answer = NOTHING, 0.0
         except StopIteration as end:
-            draft = text.request.voice.permitted(end.value.first(self._room(text)))
+            draft = self._permitted(text, end.value.first(self._room(text)))
         if draft and self.memory.reserve(text, len(draft)):
             part.draft, self._rows = draft, self._rows + len(draft)
             part.tokens += draft.tokens
@@ -290,6 +290,15 @@ class Batch:
             if self.runner.texts:
                 part.log = self.memory.log.take(len(draft))
         return []
+
+    @staticmethod
+    def _permitted(text: Text, draft: Draft) -> Draft:
+        """As much of a draft as the text's voice lets pass. What that raises ends the text."""
+        try:
+            return text.request.voice.permitted(draft)
+        except Exception as error:
+            text.ended, text.error = "error", error
+            return NOTHING
 
     def _room(self, text: Text) -> int:
         """How many tokens a text may draft in this step."""
@@ -331,12 +340,12 @@ class Batch:
         place(part, kept.nodes)
         self.memory.replay(text, part.log, kept.nodes)
         if text.request.features:
-            at = _text_rows(part, kept)
+            at = rows_of_text(part, kept.nodes)
             taps = [result.taps[i][at] for i in self.runner.taps]
             text.features.append(np.concatenate(taps, axis=1))
         elif self.taps and drafts_by_head(text.request):
             for g in self.guessers:
-                g.note(text, result.taps, _text_rows(part, kept))
+                g.note(text, result.taps, rows_of_text(part, kept.nodes))
         if first:
             text.read += certain
             self.counters.prompt_rows += certain
@@ -354,6 +363,8 @@ class Batch:
     def _kept(self, part: Part, result: Result, took: float) -> Kept:
         """The tokens that a text gains. What its voice raises ends it."""
         text, voice, drafts = part.text, part.text.request.voice, part.text.request.drafts
+        if text.ended is not None:  # before its rows were computed
+            return NONE
 
         def accept(token: int) -> bool:
             text.ended = voice.accept(token)
@@ -362,17 +373,16 @@ class Batch:
         logits, pick = result.logits[part.logits :], _picked if result.picked else voice.pick
         try:
             kept = match(part.draft, logits, pick, accept, frozenset(), text.limit - text.new)
-        except (GgraphError, ValueError) as error:
+        except Exception as error:
             text.ended, text.error = "error", error
             return NONE
         if drafts is not None and text.new:
             drafts.learn(part.draft, kept, took)
         elif drafts is not None:
             drafts.begin([*text.tokens, *kept.tokens])
-        text.drafted += len(part.draft)
-        text.accepted += len(kept.nodes)
-        self.counters.drafted += len(part.draft)
-        self.counters.accepted += len(kept.nodes)
+        for counted in (text, self.counters):
+            counted.drafted += len(part.draft)
+            counted.accepted += len(kept.nodes)
         return kept
 
 
@@ -384,12 +394,6 @@ def _picked(row: Array) -> int:
     if (token := only(row)) < 0:
         raise InputError("logits: the greatest value is no number")
     return token
-
-
-def _text_rows(part: Part, kept: Kept) -> list[int]:
-    """The rows of its step that are a text's now."""
-    certain = part.first + part.certain
-    return [*range(part.first, certain), *(certain + n for n in kept.nodes)]
 
 
 def _order(text: Text) -> tuple[int, int]:

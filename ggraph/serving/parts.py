@@ -74,3 +74,9 @@ def place(part: Part, nodes: Sequence[int]) -> None:
         slots = part.slots[certain:]
         text.slots[text.computed - len(nodes) : text.computed] = [slots[n] for n in nodes]
         text.spare[:0] = [s for n, s in enumerate(slots) if n not in nodes]
+
+
+def rows_of_text(part: Part, nodes: Sequence[int]) -> list[int]:
+    """The rows of its step that are a text's now: the certain ones, and those of these nodes."""
+    certain = part.first + part.certain
+    return [*range(part.first, certain), *(certain + n for n in nodes)]

@@ -16,7 +16,7 @@ LONGEST_DRAFT = 64
 
 
 class Voice(Protocol):
-    """Chooses a text's tokens. Whatever it raises ends this text and no other."""
+    """Chooses a text's tokens. Whatever exception a call raises ends this text and no other."""
 
     @property
     def greedy(self) -> bool:

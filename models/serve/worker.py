@@ -141,7 +141,7 @@ class Worker:
             while self._obey():
                 for text in self.batch.step(self._meanwhile, self._commands.empty):
                     self._end(text)
-        except Exception as error:  # the thread's end must not go unnoticed
+        except BaseException as error:  # a panic of Rust's, too: this end must not go unnoticed
             self.failure = _said_of(error)
         with self._door:
             self._over = self.failure or "stopping"
@@ -213,6 +213,6 @@ class Worker:
                 self._seconds += 0.1 * (time.perf_counter() - ticket.begun - self._seconds)
 
 
-def _said_of(error: Exception) -> str:
+def _said_of(error: BaseException) -> str:
     """An error on one line; who made it is named where that was not ggraph."""
     return str(error) if isinstance(error, GgraphError) else f"{type(error).__name__}: {error}"
