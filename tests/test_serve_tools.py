@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import numpy as np
 import openai
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.conversations import Conversations
 from models.serve.engine import Answers
+from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.inbox import Ended, Inbox
@@ -108,6 +110,41 @@ def test_answers_are_text_then_calls(
     ids = tokenizer.encode(text, bos=False)
     fits = matcher.validate_tokens(ids) == len(ids)
     assert (fits and matcher.consume_tokens(ids) and matcher.is_accepting()) == passes
+
+
+def test_a_form_goes_its_own_way_from_where_it_was(
+    grammars: tuple[Grammars, Tokenizer],
+) -> None:
+    made, tokenizer = grammars
+    both, ids = made.json_schema(WORD), tokenizer.encode('{"word": "a', bos=False)
+    left, right = both.fresh(), both.fresh()
+    for token in ids:
+        assert not left.accept(token)
+    again = left.fresh()
+    for form, ends in ((left, '"}'), (right, '{"word": ""}'), (again, 'b"}')):
+        *inner, last = tokenizer.encode(ends, bos=False)
+        assert not any(form.accept(t) for t in inner) and form.accept(last)
+
+
+@pytest.mark.parametrize("count", [50, 600, 1000])
+def test_a_form_that_becomes_too_dear_is_refused_and_no_end(
+    grammars: tuple[Grammars, Tokenizer], count: int
+) -> None:
+    """Wherever that shows: an answer that was cut there must not pass for one that is whole."""
+    made, tokenizer = grammars
+    names = {f"p{i:04}": {"type": "integer"} for i in range(count)}
+    form = made.json_schema({"type": "object", "properties": names, "additionalProperties": False})
+    *inner, last = tokenizer.encode('{"p0001": 12}', bos=False)
+    logits = np.zeros(tokenizer.vocab_size, np.float32)
+    refused = ""
+    try:
+        for token in inner:
+            assert np.isfinite(form.allow(logits)[token])
+            assert not form.accept(token)
+        assert form.accept(last)
+    except Refused as error:
+        refused = str(error)
+    assert refused.startswith("schema: ") == (count > 50)
 
 
 # ----- how it is read

@@ -145,14 +145,13 @@ class Service:
         schema = schema_of(wanted)
         if schema is None:
             return None
-        self._check(schema)
-        return lambda: self.grammars.json_schema(schema)
-
-    def _check(self, schema: dict[str, Any]) -> None:
-        """Refused, before anything runs, for a schema that cannot be followed."""
         form = self.grammars.json_schema(schema)
-        if "$ref" not in str(schema):
-            return  # else what no text can follow is known by now
+        if "$ref" in str(schema):  # else what no text can follow is known by now
+            self._check(form.fresh())
+        return form.fresh
+
+    def _check(self, form: Form) -> None:
+        """Refused, before anything runs, for a form that has no beginning."""
         try:
             form.allow(np.zeros(self.m.model.vocab_size, np.float32))
         except Refused as error:
@@ -266,7 +265,8 @@ class Service:
     ) -> Request:
         m = self.m
         sampler = Sampler(config, m.model.vocab_size)
-        sampler.accept_all(ids)
+        if config.penalises:  # else nobody looks at them, which are many
+            sampler.accept_all(ids if config.repeat_last_n < 0 else ids[-config.repeat_last_n :])
         voice = AnswerVoice(
             sampler,
             TextStream(m.tokenizer, body.stops, wanted.shown),

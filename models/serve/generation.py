@@ -199,11 +199,11 @@ class Generation:
             several=asked.parallel_tool_calls is not False,
             schema=schema,
         )  # fmt: skip
-        grammars.lark(grammar, "tools")
+        form = grammars.lark(grammar, "tools")
         names = frozenset(t.function.name for t in tools)
         shown = frozenset(i for part, i in special.items() if part != notation.unseen)
         reading = Reading(names, notation, schema is not None)
-        return lambda: grammars.lark(grammar, "tools"), reading, shown
+        return form.fresh, reading, shown
 
     def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
         """The form of a reply, whose name begins with `kind`."""

@@ -18,7 +18,7 @@ MOST_SCHEMA = 1 << 16  # bytes of a schema
 ANY_OBJECT = {"type": "object"}
 # One way to space JSON: a model that is free to may go on with spaces for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# A mask costs milliseconds at most, a grammar some tens of them: what needs more is refused.
+# A mask costs some milliseconds, a grammar up to some hundreds: what needs more is refused.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=100_000,
@@ -48,7 +48,8 @@ class _Words:
 
 
 class Grammars:
-    """Makes forms for one vocabulary."""
+    """Makes forms for one vocabulary; what takes time is done once, and `GrammarForm.fresh` gives
+    each answer its own."""
 
     def __init__(self, tokenizer: Tokenizer, width: int) -> None:
         self._width = width  # of logits
@@ -86,18 +87,27 @@ class GrammarForm:
     matcher: LLMatcher
     width: int
 
+    def fresh(self) -> "GrammarForm":
+        """One of its own, which is where this one is."""
+        return GrammarForm(self.matcher.deep_copy(), self.width)
+
     def allow(self, logits: Array) -> Array:
         """The logits of tokens that may come next, -inf elsewhere. Refused where the grammar
         became too dear to follow."""
         mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-        if self.matcher.is_error():
-            raise Refused(f"schema: {self.matcher.get_error()}"[:300])
+        self._check()
         allowed = np.unpackbits(mask, bitorder="little", count=self.width).view(bool)
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> bool:
-        """Go on with a token; whether nothing but an end may follow."""
-        return not self.matcher.consume_token(token) or self.matcher.is_stopped()
+        """Go on with a token; whether nothing but an end may follow. Refused as by `allow`."""
+        self.matcher.consume_token(token)
+        self._check()
+        return bool(self.matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self.matcher.is_error():
+            raise Refused(f"schema: {self.matcher.get_error()}"[:300])
 
     def permitted(self, draft: Draft) -> Draft:
         """The draft without what the grammar forbids: of each way down, all up to there."""
