@@ -89,6 +89,22 @@ def test_as_many_experts_as_there_may_be() -> None:
     assert_near(run(y, stored), wanted, 1e-4, "1024 experts")
 
 
+def test_more_pairs_than_a_grid_has_blocks() -> None:
+    """Where pairs are grouped a launch has a block per group; else one per pair."""
+    pairs, k = 65536 + 3, 32
+    x, ids = input("x", (pairs, 1, k)), input("i", (pairs, 1), I32)
+    assert not accepts(ops.mul_mat_id(weight("w", (2, 3, k)), x, ids))
+    rng = np.random.default_rng(3)
+    chosen = rng.integers(0, 2, (pairs, 1), np.int32)
+    w = rng.standard_normal((2, 1, k)).astype(np.float16)
+    rows = rng.standard_normal((pairs, 1, k)).astype(np.float32)
+    stored = {"w": w.reshape(-1).view(np.uint8), "x": rows.reshape(-1).view(np.uint8),
+              "i": chosen.reshape(-1).view(np.uint8)}  # fmt: skip
+    y = ops.mul_mat_id(weight("w", w.shape, F16), x, ids, name="y")
+    wanted = np.einsum("tuk,tunk->tun", rows, w[chosen].astype(np.float32))
+    assert_near(run(y, stored), wanted, 1e-5, "many pairs")
+
+
 def test_many_outputs_of_experts_without_tensor_cores() -> None:
     """Columns that are no multiple of 32, and more outputs than one block has."""
     rng = np.random.default_rng(1)

@@ -8,8 +8,8 @@ import pytest
 from cuda_host import HostDriver, need_compiler
 from cuda_kit import bytes_of, need_driver, opened, over, place, room, run
 
+from ggraph import Graph, Session, ops
 from ggraph import dtype as dt
-from ggraph import ops
 from ggraph.backends.cuda import kernels, matmul
 from ggraph.backends.cuda.lower import accepts
 from ggraph.backends.protocol import Launch, Ref
@@ -223,6 +223,29 @@ def test_a_pair_of_token_and_expert_has_the_same_bits_in_any_company(dtype: DTyp
         wanted = weights[ids[i, j]] @ x[i, 0]
         bound = np.abs(weights[ids[i, j]]) @ np.abs(x[i, 0])
         assert (np.abs(whole[i, j] - wanted) <= 1e-5 * bound).all()
+
+
+@need_compiler
+def test_pairs_are_grouped_once_for_all_that_read_them() -> None:
+    """Groups hang on the ids and the number of experts, and on nothing else."""
+    driver = HostDriver()
+    n, k, t, u = 16, 32, 3, 2
+    x, ids = input("x", (t, u, k)), input("i", (t, u), I32)
+    shapes = {"gate": (5, n, k), "up": (5, n, k), "down": (5, k, k), "few": (4, n, k)}
+    made = {name: ops.mul_mat_id(weight(f"w.{name}", s, dt.BF16), x, ids, name=name)
+            for name, s in shapes.items()}  # fmt: skip
+    raw = {f"w.{name}": raw_weight(dt.BF16, s[0] * s[1], k) for name, s in shapes.items()}
+    session = Session({"cuda0": over(driver)})
+    session.prepare("k", Graph.of(made), lambda w: raw[w.name].view(np.uint16).reshape(w.shape))
+    feeds = {"x": np.random.default_rng(2).normal(size=x.shape).astype(np.float32),
+             "i": np.array([[3, 0], [1, 1], [2, 3]], np.int32)}  # fmt: skip
+    found = session.run("k", feeds)
+    assert driver.calls.count("group_pairs") == 2 and driver.calls.count("mul_mat_id_tile") == 4
+    for name, (_, rows, _) in shapes.items():
+        weights = decoded(dt.BF16, raw[f"w.{name}"], k).reshape(-1, rows, k)
+        wanted = np.einsum("tuk,tunk->tun", feeds["x"], weights[feeds["i"]])
+        assert np.abs(found[name] - wanted).max() < 1e-4 * np.abs(wanted).max(), name
+    session.close()
 
 
 def _chosen(dtype: DType, raw: Array, shape: tuple[int, int, int], x: Array, ids: Array) -> Array:

@@ -276,7 +276,7 @@ def _any(low: Lowering, x: Launch, add: int) -> None:
 
 def _by_id(t: Tensor) -> bool:
     w, x, ids = t.sources
-    few = ids.size <= MAX_GRID_Y
+    few = ids.size <= MAX_GRID_Y or _is_grouped(w)  # whose blocks are as many as experts
     return _is_stored(w) and is_flat(x) and is_flat(ids, dtype=I32) and few
 
 
@@ -298,16 +298,15 @@ def _is_grouped(w: Tensor) -> bool:
     return _is_tiled(w) and w.shape[0] <= MOST_EXPERTS
 
 
-def _list_bytes(w: Tensor, ids: Tensor) -> int:
-    return 4 * (ids.size + 2 * (w.shape[0] + 2))
-
-
 def _id_needs(t: Tensor) -> tuple[Need, ...]:
-    """ "pairs": the lists of each expert's pairs; "parts" or "codes" of the rows."""
+    """ "pairs": the lists of each expert's pairs, once for all that choose by them among so many;
+    "parts" or "codes" of the rows."""
     w, x, ids = t.sources
     if not _is_grouped(w):
         return ()
-    return Need("pairs", _list_bytes(w, ids)), _rows_need(w, x)
+    experts = w.shape[0]
+    pairs = Need("pairs", 4 * (ids.size + 2 * (experts + 2)), (2,), flat=True, how=f"[{experts}]")
+    return pairs, _rows_need(w, x)
 
 
 def _grouped(low: Lowering, x: Launch) -> None:
@@ -315,13 +314,15 @@ def _grouped(low: Lowering, x: Launch) -> None:
     w, a, ids = x.sources
     experts, n, k = w.tensor.shape
     pairs, used = ids.tensor.size, ids.tensor.shape[1]
-    rows, order = _rows(low, x), low.at(x.room("pairs"))
+    rows, room = _rows(low, x), x.room("pairs")
+    order = low.at(room)
     starts = order + 4 * pairs
     active = starts + 4 * (experts + 2)
-    low.call(
-        "group_pairs", (1, 1, 1), 256, ids=low.at(ids), order=order, starts=starts, active=active,
-        pairs=pairs, experts=experts,
-    )  # fmt: skip
+    if not room.ready:
+        low.call(
+            "group_pairs", (1, 1, 1), 256, ids=low.at(ids), order=order, starts=starts,
+            active=active, pairs=pairs, experts=experts,
+        )  # fmt: skip
     low.call(
         "mul_mat_id_tile", (-(-n // TILE), min(pairs, experts + 1), 1), FEW_WARPS * 32,
         type=w.tensor.dtype.name, w=low.at(w), x=rows, y=low.at(x.result), order=order,
