@@ -196,8 +196,12 @@ def run_all(
     names: Sequence[str], given: Sequence[str], out: Path, seconds: float, patience: int = 1
 ) -> list[str]:
     """Sections in order while there is time, those that need not be alone side by side; prints a
-    line each. Returns those that failed."""
+    line each. Returns those that failed. What an earlier run has left of them is gone first, since
+    it would be taken for theirs."""
     end = time.perf_counter() + seconds
+    for name in names:
+        for left_behind in (f"{name}.json", f"{name}.tests.jsonl"):
+            (out / left_behind).unlink(missing_ok=True)
     failed: list[str] = []
     left: list[str] = []
 

@@ -112,6 +112,24 @@ def test_a_section_ends_at_its_limit_and_the_others_go_on(script: Any, tmp_path:
     assert not (tmp_path / "split.json").exists()
 
 
+def test_what_an_earlier_run_left_is_not_this_one_s(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a section that fails now, and of one that has no time; others' parts stay."""
+    crash = tmp_path / "crash.py"
+    crash.write_text("import os; os.abort()")
+    script.__file__ = str(crash)
+    for name in ("draw", "races", "split", "few"):
+        (tmp_path / f"{name}.json").write_text('{"ok": true, "seconds": 1}')
+    (tmp_path / "races.tests.jsonl").write_text('{"test": "a", "outcome": "passed"}\n')
+    assert script.run_all(["draw", "races"], [], tmp_path, 60.0) == ["draw", "races"]
+    part = json.loads((tmp_path / "races.json").read_text())
+    assert part["error"] == "ended with status -6" and "passed" not in part
+    assert script.run_all(["split"], [], tmp_path, 0.0) == ["split"]
+    assert not (tmp_path / "split.json").exists() and (tmp_path / "few.json").exists()
+    assert "no time for: split" in capsys.readouterr().out
+
+
 @need_compiler
 def test_a_refused_capture_fails_its_section(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
