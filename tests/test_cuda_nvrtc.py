@@ -3,6 +3,7 @@ machine code that is no worse than it was: registers, spills, loads, loops. No G
 `scripts/machine_code.py --all` compiles every instance for every architecture."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,18 @@ def test_comments_about_kernels_are_none() -> None:
     assert kernels.Unit("own", own=source).text == source.replace(head, f"{head} FOLLOW();")
     late = kernels.in_parts(kernels.Unit("own", own=source)).written
     assert late.index("g(odd") < late.index("delay.cuh") < late.index("KERNEL f")
+
+
+def test_a_macro_has_one_meaning() -> None:
+    """No source defines what a header does, but for what that leaves to it (under #ifndef)."""
+
+    def defined(text: str) -> set[str]:
+        return {*re.findall(r"^ *#define +(\w+)", text, re.M)}
+
+    left = {name for h in kernels.headers().values() for name in re.findall(r"#ifndef (\w+)", h)}
+    shared = {name for h in kernels.headers().values() for name in defined(h)} - left
+    sources = [*kernels.PLAIN_SOURCES, *kernels.TEMPLATES]
+    assert not {s: twice for s in sources if (twice := defined(kernels.text(f"{s}.cu")) & shared)}
 
 
 def test_waiting_is_an_instruction_where_launches_begin_early() -> None:

@@ -122,9 +122,9 @@ DEV void ask_for(const void* from, int bytes) {
 // Halves of a segment of products that are written out one behind the other (tiles.cu): what registers
 // of a GPU's compiler allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define HALVES 1
+#define WRITTEN_OUT 1
 #else
-#define HALVES 2
+#define WRITTEN_OUT 2
 #endif
 
 typedef unsigned char u8;
@@ -140,7 +140,7 @@ struct Axes {
   i64 v[4];
 };
 
-// Plain storage types as the host names them (see args.py).
+// Plain storage types as the host names them (see layout.py).
 enum Plain { F32 = 0, F16 = 1, BF16 = 2, I32 = 3, I64 = 4 };
 
 DEV u32 word_at(const u8* p) { return *(const u32*)p; }
