@@ -175,6 +175,21 @@ def test_lists_of_slots_are_what_a_mask_shows(rows: int, length: int | None) -> 
         assert got.tobytes() == run(z, other).tobytes()
 
 
+@pytest.mark.parametrize("width", [1, 5, 128, 129, 300])
+def test_a_list_ends_at_its_first_number_below_0(width: int) -> None:
+    """Whichever thread has it, though slots and other ends stand behind it."""
+    ends = sorted({0, 1, 2, 3, width // 2, width - 2, width - 1, width} & {*range(width + 1)})
+    lists = np.random.default_rng(width).integers(0, 200, (len(ends), width), np.int32)
+    for own, end in zip(lists, ends, strict=True):
+        own[end::3] = -1 - own[end::3]
+    y, stored = attended(len(ends), lists)
+    assert_near(run(y, stored), meaning(y, stored), 2e-3, "lists")
+    for own, end in zip(lists, ends, strict=True):
+        own[end:] = -1
+    alone = dict(stored, m=lists.reshape(-1).view(np.uint8))
+    assert run(y, stored).tobytes() == run(y, alone).tobytes()
+
+
 def test_lists_may_name_a_slot_twice_and_be_longer_than_the_cache() -> None:
     lists = np.full((2, 300), -1, np.int32)
     lists[0, :260] = np.arange(260) % 200

@@ -93,10 +93,18 @@ KERNEL listed(const int* given, const int* length, int* lists, i64 context, i64 
   SHARED int counts[THREADS];
   const i64 t = blockIdx.x, each = (width + THREADS - 1) / THREADS, begin = threadIdx.x * each;
   const int* own = given + t * width;
-  i64 seen = length ? length[0] : context, end = 0;
+  i64 seen = length ? length[0] : context;
   seen = seen < 0 ? 0 : seen > context ? context : seen;
-  while (end < width && own[end] >= 0) ++end;
-  end = begin + each > end ? end : begin + each;
+  const i64 last = begin + each > width ? width : begin + each;
+  int first = (int)width;  // number below 0, of the thread's own: loads need not wait for one another
+#pragma unroll 4
+  for (i64 i = last - 1; i >= begin; --i) first = own[i] < 0 ? (int)i : first;
+  counts[threadIdx.x] = first;
+  __syncthreads();
+#pragma unroll 8
+  for (int i = 0; i < THREADS; ++i) first = counts[i] < first ? counts[i] : first;
+  __syncthreads();
+  const i64 end = last > first ? first : last;
   int count = 0;
   for (i64 i = begin; i < end; ++i) count += own[i] < seen;
   counts[threadIdx.x] = count;
