@@ -138,6 +138,14 @@ def _name(t: Tensor) -> str:
     return f"{t.kind.value} {t.name!r} is {t.dtype}{list(t.shape)}"
 
 
+def is_key(key: object) -> bool:
+    """Whether a dict takes it. A tuple says that it is Hashable even where what it holds is not."""
+    try:
+        return isinstance(hash(key), int)
+    except TypeError:
+        return False
+
+
 def output_names(outputs: object) -> tuple[str, ...]:
     """Names of outputs, as a key. InputError for what is none, such as a single one."""
     given = outputs if isinstance(outputs, Sequence) and not isinstance(outputs, str) else (None,)
@@ -146,28 +154,38 @@ def output_names(outputs: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def row_places(name: str, rows: object, count: int) -> list[int]:
-    """Rows of a state, counted from the front. InputError for what is none of its `count`."""
+def row_places(t: Tensor, rows: object) -> Array:
+    """Rows of a state, counted from the front. InputError for what is none, or has none."""
+    if not t.shape or t.shape[0] * t.strides[0] != t.nbytes:  # or blocks in one axis
+        raise InputError(f"{_name(t)}: expected a state with rows along its first axis")
     several = isinstance(rows, Sequence | np.ndarray) and not isinstance(rows, str | bytes)
     found: list[Any] = list(rows) if several else [None]  # type: ignore[call-overload]  # it is several
+    count = t.shape[0]
     for row in found:
         whole = isinstance(row, int | np.integer) and not isinstance(row, bool)
         if not whole or not -count <= row < count:
-            raise InputError(f"{name}: rows={shown(rows)}: expected several numbers below {count}")
-    return [int(row) for row in found]
+            raise InputError(
+                f"{t.name}: rows={shown(rows)}: expected several numbers below {count}"
+            )
+    return np.array([row % count for row in found], np.intp)
 
 
 def step_feeds(key: Hashable, graph: Graph, feeds: Mapping[str, Array]) -> list[dict[str, Array]]:
     """The feeds of each step. InputError unless some have a place for each, and as many."""
     if not isinstance(feeds, Mapping):
         raise InputError(f"{key!r}: expected arrays by input, got {shown(feeds)}")
-    axes = {t.name: len(t.shape) for t in graph.leaves(Kind.INPUT)}
-    counts = {n: len(a) for n, a in feeds.items() if np.ndim(a) == axes.get(n, -2) + 1}
+    fed = [t for t in graph.leaves(Kind.INPUT) if t.name in feeds]
+    arrays = {t.name: _array(t, feeds[t.name], InputError) for t in fed}
+    counts = {
+        t.name: len(a)
+        for t, a in zip(fed, arrays.values(), strict=True)
+        if a.ndim == len(t.shape) + 1
+    }
     if len(set(counts.values())) != 1 or not min(counts.values()):
         told = ", ".join(f"{n}: {count}" for n, count in counts.items()) or "none has the axis"
         raise InputError(f"{key!r}: expected feeds of one length, 1 or more, along steps; {told}")
     return [
-        {n: a[i] if n in counts else a for n, a in feeds.items()}
+        {n: arrays[n][i] if n in counts else a for n, a in feeds.items()}
         for i in range(next(iter(counts.values())))
     ]
 

@@ -18,6 +18,7 @@ import numpy as np
 from ggraph.arrays import (
     Feeds,
     Weights,
+    is_key,
     output_names,
     row_places,
     state_storage,
@@ -87,7 +88,7 @@ class Session:
 
     def __contains__(self, key: Hashable) -> bool:
         """Whether a plan was prepared under `key`: where it was, `run` may be called at once."""
-        return isinstance(key, Hashable) and key in self._executors
+        return is_key(key) and key in self._executors
 
     def prepare(
         self, key: Hashable, build: Graph | Callable[[], Graph], weights: Weights | None = None
@@ -108,7 +109,7 @@ class Session:
             graph = build() if callable(build) else build
             if not isinstance(graph, Graph):
                 raise InputError(f"{key!r}: expected a Graph, got {shown(graph)}")
-            if not isinstance(key, Hashable):
+            if not is_key(key):
                 raise InputError(f"{shown(key)} is no key: expected what a dict takes as one")
             if key not in self._executors:
                 self._make(key, graph, weight_source(weights))
@@ -222,33 +223,40 @@ class Session:
         """The bytes of rows (of the first axis) of a state: uint8 [n, bytes of a row], a copy."""
         with self._lock:
             memory, t = self._state(name)
+            at, shape = row_places(t, rows), (t.shape[0], t.strides[0])
             self._settle()
-            backend, count = self.backends[memory.buffer.device], t.shape[0]
-            at = row_places(name, rows, count)
+            backend = self.backends[memory.buffer.device]
             seen = backend.window(memory, 0, t.nbytes)
             if seen is not None:
-                return seen.reshape(count, -1)[at]
-            named, where = np.unique(np.array(at, np.intp) % count, return_inverse=True)
-            runs = slice_runs(named, count, t.nbytes)
-            parts = [backend.read(memory, a, b - a) for a, b in runs] or [np.zeros(0, np.uint8)]
-            return np.concatenate(parts).reshape(len(named), t.nbytes // count)[where]
+                return seen.reshape(shape)[at]
+            named, where = np.unique(at, return_inverse=True)
+            parts = [
+                backend.read(memory, a, b - a) for a, b in slice_runs(named, shape[0], t.nbytes)
+            ]
+            none = np.zeros(0, np.uint8)
+            return np.concatenate([none, *parts]).reshape(len(named), shape[1])[where]
 
     def write_rows(self, name: str, rows: Sequence[int], data: Array) -> None:
-        """Replace rows of a state by what `read_rows` gave. InputError for another shape."""
+        """Replace rows of a state by what `read_rows` gave; of a row that is named twice the last
+        stays. InputError for another shape."""
         with self._lock:
-            held, is_window = self._rows_of(name)
-            at = row_places(name, rows, len(held))
+            memory, t = self._state(name)
+            at, shape = row_places(t, rows), (t.shape[0], t.strides[0])
             if not isinstance(data, np.ndarray):
                 raise InputError(f"{name}: expected an array of bytes, got {shown(data)}")
-            if data.shape != (len(at), held.shape[1]) or data.dtype != np.uint8:
+            if data.shape != (len(at), shape[1]) or data.dtype != np.uint8:
                 raise InputError(
-                    f"{name}: expected uint8 {[len(at), held.shape[1]]} for {len(at)} rows, "
+                    f"{name}: expected uint8 {[len(at), shape[1]]} for {len(at)} rows, "
                     f"got {data.dtype} {list(data.shape)}"
                 )
-            held[at] = data
-            if not is_window:
-                memory, _ = self._state(name)
-                self.backends[memory.buffer.device].write(memory, 0, held.reshape(-1))
+            self._settle()
+            backend = self.backends[memory.buffer.device]
+            named, last = np.unique(at[::-1], return_index=True)
+            latest = data[::-1][last].reshape(-1)
+            done = 0
+            for a, b in slice_runs(named, shape[0], t.nbytes):
+                backend.write(memory, a, latest[done : done + b - a])
+                done += b - a
 
     def touch(self, name: str) -> None:
         """Have the memory of a state, as it is: the system finds pages when they are written to for
@@ -259,15 +267,6 @@ class Session:
             held = self.backends[memory.buffer.device].window(memory, 0, t.nbytes)
             if held is not None:
                 held[::PAGE] |= 0
-
-    def _rows_of(self, name: str) -> tuple[Array, bool]:
-        """A state as uint8 [rows, bytes of a row], and whether that is the state itself."""
-        memory, t = self._state(name)
-        self._settle()
-        backend, size = self.backends[memory.buffer.device], t.nbytes
-        seen = backend.window(memory, 0, size)
-        held = backend.read(memory, 0, size) if seen is None else seen
-        return held.reshape(t.shape[0], -1), seen is not None
 
     def profile(self, key: Hashable, feeds: Mapping[str, Array], runs: int = 5) -> str:
         """Where the time of a run goes, op by op, as a table: seconds of a run, calls, name.

@@ -4,9 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggraph import ops
 from ggraph.backends import open_backend
+from ggraph.backends.protocol import Backend, Memory
+from ggraph.backends.sim import Machine, SimBackend, sim_spec
 from ggraph.dtype import I32
 from ggraph.errors import BackendError, GraphError, InputError, ModelError, PlaceError
 from ggraph.graph import Graph
@@ -131,6 +135,66 @@ def test_rows_of_a_state_are_read_and_written(device: str) -> None:
     session.close()
 
 
+class Counting(SimBackend):
+    """A simulated device that counts the bytes that the host moves."""
+
+    moved = 0
+
+    def write(self, memory: Memory, offset: int, data: Array) -> None:
+        self.moved += data.nbytes
+        super().write(memory, offset, data)
+
+    def read(self, memory: Memory, offset: int, nbytes: int) -> Array:
+        self.moved += nbytes
+        return super().read(memory, offset, nbytes)
+
+
+def holding(backend: Backend, shape: tuple[int, ...]) -> Session:
+    """A session with a state `memory` of this shape on the backend, all zeros."""
+    session = Session({backend.spec.name: backend})
+    session.prepare("k", Graph.of({"y": ops.scale(state("memory", shape), 1.0, 0.5)}))
+    return session
+
+
+ROWS = st.lists(st.integers(-5, 4), max_size=8)
+
+
+@given(ROWS, ROWS)
+def test_rows_travel_alone_and_the_last_of_two_stays(wrote: list[int], read: list[int]) -> None:
+    """As NumPy's, and no other row crosses."""
+    backend = Counting(sim_spec("sim0"), Machine())
+    with holding(backend, (5, 3, 2)) as session:
+        held, before = np.zeros((5, 24), np.uint8), backend.moved
+        data = np.arange(len(wrote) * 24, dtype=np.uint8).reshape(-1, 24)
+        session.write_rows("memory", wrote, data)
+        held[wrote] = data
+        assert backend.moved - before == 24 * len({i % 5 for i in wrote})
+        assert np.array_equal(session.read_rows("memory", read), held[read])
+        assert backend.moved - before == 24 * sum(
+            len({i % 5 for i in ids}) for ids in (wrote, read)
+        )
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0,), (2,)])
+def test_states_of_few_axes_and_of_no_bytes_have_rows(device: str, shape: tuple[int, ...]) -> None:
+    with holding(open_backend(device), shape) as session:
+        rows, size = range(shape[0]), 4 * int(np.prod(shape[1:]))
+        session.write_rows("memory", rows, np.ones((len(rows), size), np.uint8))
+        assert session.read_rows("memory", rows).shape == (len(rows), size)
+        assert session.read_rows("memory", []).shape == (0, size)
+        assert session.read_state("memory").all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim0"])
+def test_a_number_has_no_rows(device: str) -> None:
+    with holding(open_backend(device), ()) as session:
+        with pytest.raises(InputError, match=r"'memory' is f32\[\]: expected a state with rows"):
+            session.read_rows("memory", [0])
+        with pytest.raises(InputError, match=r"'memory' is f32\[\]: expected a state with rows"):
+            session.write_rows("memory", [], np.zeros((0, 4), np.uint8))
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim0"])
 def test_a_scan_is_a_loop_whose_body_is_planned_once(device: str) -> None:
     """States are carried, feeds with one axis more have a place per step, others stay."""
@@ -157,6 +221,8 @@ def test_a_scan_is_a_loop_whose_body_is_planned_once(device: str) -> None:
             session.scan("step", feeds)
     with pytest.raises(InputError):
         session.scan("step", {"x": xs})
+    with pytest.raises(InputError, match="'x'"):
+        session.scan("step", {"x": [[1, 2], [1]], "b": b})  # type: ignore[dict-item]
     session.close()
 
 
@@ -175,6 +241,12 @@ def test_refusals_name_what_was_expected() -> None:
         session.write_state("w", np.zeros((2, 3), np.float32))  # a weight, and packed long ago
     with pytest.raises(InputError, match="at least one device"):
         Session({})
+    for no_key in ([], ([],), {"k": 1}):
+        assert no_key not in session  # type: ignore[comparison-overlap]
+        with pytest.raises(InputError, match="is no key: expected what a dict takes as one"):
+            session.prepare(no_key, lambda: doubled(2), raw)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="no plan was prepared for"):
+            session.run(no_key, {})  # type: ignore[arg-type]
     session.close()
 
 
@@ -434,9 +506,9 @@ def test_states_are_checked_as_weights_are() -> None:
     session.write_state("memory", full)
     held = session.read_state("memory")
     bad = (None, full.T, full.reshape(8), full.astype(np.int32), full.astype(np.float16), held[:-1])
-    for given in bad:
+    for unfit in bad:
         with pytest.raises(InputError, match=r"^state 'memory' is f32"):
-            session.write_state("memory", given)  # type: ignore[arg-type]
+            session.write_state("memory", unfit)  # type: ignore[arg-type]
     session.write_state("memory", held)
     assert np.array_equal(session.read_state("memory").view(np.float32).reshape(4, 2), full)
     session.close()
