@@ -10,6 +10,7 @@ and each attempt leaves a line in the plan's log with its price in bytes, waits 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeVar
 
 from ggraph.alloc import (
@@ -66,7 +67,7 @@ class Options:
             raise InputError(f"Options.memory: expected one of {known}, got {self.memory!r}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not value >= least:  # nor NaN
+            if not least <= value < inf:  # nor NaN
                 raise InputError(f"Options.{name}: expected {least} or more, got {value}")
 
 

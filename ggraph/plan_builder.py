@@ -121,7 +121,7 @@ class PlanBuilder:
 
     def holds(self, b: Bytes) -> bool:
         """Whether each of these bytes was written, by now or before the run."""
-        home = self._contents[b.buffer]
+        home = self._home(b)
         there = [p for p in home.within(b.start, b.stop) if p.version.origin != "nobody"]
         return home.origin == "before" or sum(p.stop - p.start for p in there) == b.stop - b.start
 
@@ -200,6 +200,8 @@ class PlanBuilder:
         """What a read means: the result of `made_by` as far as that reaches, else what is there."""
         if b.made_by is None:
             return self._read(b)
+        if not 0 <= b.made_by < len(self._steps):
+            raise PlanError(f"{b}: made_by names none of the {len(self._steps)} commands so far")
         found, at = [], b.start
         made = (p for p in self._steps[b.made_by].writes if p.version.buffer == b.buffer)
         for p in sorted(made, key=lambda p: p.start):
@@ -212,7 +214,7 @@ class PlanBuilder:
 
     def _read(self, b: Bytes) -> list[Piece]:
         """What [b.start, b.stop) holds; what no command has written came from before the run."""
-        contents = self._contents[b.buffer]
+        contents = self._home(b)
         at = b.start
         for p in [*contents.within(b.start, b.stop), None]:
             stop = b.stop if p is None else p.start
@@ -227,12 +229,19 @@ class PlanBuilder:
         if old is not None:
             version.replaces = old.version
         piece = Piece(b.start, b.stop, version)
-        self._contents[b.buffer].put(piece)
+        self._home(b).put(piece)
         return piece
 
+    def _home(self, b: Bytes) -> Contents:
+        """What the buffer holds that has these bytes. PlanError where none has."""
+        if b.buffer not in self._buffers:
+            raise PlanError(f"{b}: no such buffer; known: {', '.join(self._buffers) or 'none'}")
+        nbytes = self._buffers[b.buffer].nbytes
+        if not 0 <= b.start <= b.stop <= nbytes:
+            raise PlanError(f"{b}: the buffer has {nbytes} bytes")
+        return self._contents[b.buffer]
+
     def _version(self, b: Bytes, start: int, stop: int, origin: Origin) -> Version:
-        if stop > self._buffers[b.buffer].nbytes:
-            raise PlanError(f"{b}: the buffer has {self._buffers[b.buffer].nbytes} bytes")
         return Version(self._names.new(b.name or b.buffer), b.buffer, start, stop, origin)
 
     def plan(self, log: Sequence[str] = ()) -> Plan:

@@ -201,6 +201,7 @@ def test_the_table_matches_the_plans() -> None:
     [
         {"streams": 0}, {"streams": 1.5}, {"streams": "2"}, {"streams": True}, {"streams": None},
         {"copies": 0}, {"copies": -1}, {"offline_seconds": -0.1}, {"offline_seconds": float("nan")},
+        {"offline_seconds": float("inf")},
         {"spare_waits": -1}, {"spare_waits": None}, {"pins": "w=cpu"}, {"pins": (1,)},
         {"pins": None}, {"layers": 3}, {"layers": {"cpu": "3"}}, {"layers": ["cpu"]},
         {"capacity": {"cpu": None}}, {"capacity": 5}, {"overlap": 1}, {"rewrites": "no"},

@@ -149,6 +149,25 @@ def test_bytes_outside_a_buffer_are_refused(span: slice) -> None:
         PlanBuilder().buffer("x", "host", 64)[span]
 
 
+@pytest.mark.parametrize(
+    "b",
+    [Bytes("nope", 0, 8), Bytes("x", 0, 65), Bytes("x", -8, 8), Bytes("x", 8, 0),
+     Bytes("x", 0, 8, made_by=7), Bytes("x", 0, 8, made_by=-1)],
+)  # fmt: skip
+def test_bytes_of_nothing_are_refused(b: Bytes) -> None:
+    builder = PlanBuilder()
+    builder.buffer("x", builder.device("gpu0"), 64)
+    builder.launch(("gpu0", 0), "make", writes=[Bytes("x", 0, 64)])
+    with pytest.raises(PlanError, match="Bytes"):
+        builder.launch(("gpu0", 0), "use", reads=[b])
+    if b.made_by is None and b.start < b.stop:
+        for kind in ("writes", "updates"):
+            with pytest.raises(PlanError, match="Bytes"):
+                builder.launch(("gpu0", 0), "use", **{kind: [b]})  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="Bytes"):
+            builder.holds(b)
+
+
 def test_a_buffer_has_one_name() -> None:
     b = PlanBuilder()
     b.buffer("x", "host", 64)

@@ -25,6 +25,7 @@ from ggraph.record import (
     Verdict,
     diagnose,
     engine_of,
+    ggml,
     judge,
     longest_chain,
     program,
@@ -297,6 +298,15 @@ def test_a_program_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     for wrong in ({"devices": 0}, {"devices": 9}, {"contract": "opencl"}):
         with pytest.raises(InputError):
             Stage(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for name in ("llama.so", "llama", "libggml.so"):
+        for ask in (engine_of, lambda path: ggml(path).__enter__()):
+            with pytest.raises(InputError, match=str(tmp_path)):
+                ask(tmp_path / "nope" / name)
+    with pytest.raises(InputError, match=str(tmp_path)):
+        engine_of(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

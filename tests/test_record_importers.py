@@ -8,6 +8,7 @@ sum of two conditions' results (`siblings`).
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_a_tampered_schedule_is_refused(old: str, new: str, verdict: str) -> Non
         ("      stream.cmd.concurrent {", "      scf.if %x {", "unknown"),
         ("    %4 = stream.cmd.execute", "    cf.br ^bb1\n    %4 = stream.cmd.execute", "control"),
         ("ro %arg3[", "ro %arg99[", "unknown resource"),
+        ("wo %arg7[%c0 for %c16384]", "wo %arg7[%c16384 for %c999]", "no constant"),
+        ("%c16384 = arith.constant 16384", "%c16384 = arith.constant 1638400", "damaged"),
+        ("%c16384 = arith.constant 16384", f"%c16384 = arith.constant {'9' * 5000}", "no constant"),
     ],
 )
 def test_iree_that_cannot_be_judged_is_refused(old: str, new: str, why: str) -> None:
@@ -88,6 +92,23 @@ def test_iree_that_cannot_be_judged_is_refused(old: str, new: str, why: str) -> 
 )
 def test_old_faults_of_iree_are_found_and_their_repairs_proved(name: str, verdict: str) -> None:
     assert kind(plan_from_iree(dump(name))) == verdict
+
+
+@pytest.mark.parametrize("others", [("%arg3", "%arg3"), ("%arg3", "%q"), ("%q", "%arg3")])
+def test_resources_that_are_parts_of_one_another_end(others: tuple[str, str]) -> None:
+    """No way from part to whole goes round."""
+    lines = "".join(
+        f"    {a} = stream.resource.subview {b}[%c0]\n" for a, b in (others, others[::-1])
+    )
+    at = DUMP.index("    %4 = stream.cmd.execute")
+    plan_from_iree(DUMP[:at] + lines + DUMP[at:])
+
+
+def test_as_many_come_from_an_await_as_go_in() -> None:
+    at = DUMP.index("    %4 = stream.cmd.execute")
+    line = "    %a, %b = stream.timepoint.await %4 => %c : x\n"
+    with pytest.raises(FormatError, match="1 resources are awaited as 2"):
+        plan_from_iree(DUMP[:at] + line + DUMP[at:])
 
 
 def test_iree_functions_are_named() -> None:
@@ -144,10 +165,15 @@ def test_damaged_programs_are_refused_or_read() -> None:
         except FormatError:
             refused += 1
     assert 100 < refused < 500
-    lines = DUMP.splitlines()
+    lines, word = DUMP.splitlines(), r"%\w+|\b\d+\b"
+    words = re.findall(word, DUMP)
     for _ in range(300):
         damaged = list(lines)
-        del damaged[rng.randrange(len(damaged))]
+        if rng.random() < 0.5:
+            del damaged[rng.randrange(len(damaged))]
+        else:  # one name or number for another
+            i = rng.randrange(len(damaged))
+            damaged[i] = re.sub(word, lambda _: rng.choice(words), damaged[i])
         try:
             examine(plan_from_iree("\n".join(damaged)))
         except FormatError:

@@ -7,6 +7,7 @@ Nothing here reorders or retries: that is the pipeline's.
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from ggraph.alloc import hb
 from ggraph.alloc.arena_blocks import Blocks, make_blocks
@@ -56,8 +57,10 @@ def allocate(
     """
     if mode not in MODES:
         raise AllocError(f"unknown allocator mode {mode!r}; known: {', '.join(MODES)}")
-    if offline_seconds < 0 or seed < 0:
-        raise AllocError(f"offline_seconds={offline_seconds} and seed={seed} must not be negative")
+    if not 0 <= offline_seconds < inf or seed < 0:
+        raise AllocError(
+            f"offline_seconds={offline_seconds} and seed={seed}: expected numbers from 0 on"
+        )
     check_schedule(schedule)
     blocks = make_blocks(schedule, precedence(schedule))
     check_largest(schedule, blocks, capacity)

@@ -14,12 +14,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, PlanError
 from ggraph.plan import Plan
 from ggraph.plan_builder import Bytes, PlanBuilder, Space
 
 DEVICE = "iree"
-CONSTANT = re.compile(r"(%\w+) = arith\.constant (\d+) : index")
+CONSTANT = re.compile(r"(%\w+) = arith\.constant (\d{1,18}) : index")
 RESOURCE = re.compile(r"(%\w+) as (%\w+): !stream\.resource<(\w+)>\{(%\w+)\}")
 ACCESS = re.compile(r"(ro|wo|rw) (%\w+)\[(%\w+) for (%\w+)\]")
 COPY = re.compile(r"stream\.cmd\.copy (%\w+)\[(%\w+)\], (%\w+)\[(%\w+)\], (%\w+) ")
@@ -57,7 +57,10 @@ def plan_from_iree(text: str, function: str | None = None) -> Plan:
         known = ", ".join(functions(text)) or "none"
         asked = f" {wanted}" if wanted else ""
         raise FormatError(f"iree: no function{asked} that executes; there are {known}")
-    return _Reader(wanted, bodies[wanted]).plan()
+    try:
+        return _Reader(wanted, bodies[wanted]).plan()
+    except PlanError as error:
+        raise FormatError(f"iree: damaged: {error}") from None
 
 
 def _bodies(text: str) -> dict[str, list[str]]:
@@ -102,7 +105,7 @@ class _Reader:
         self._sizes = {m[1]: m[3] for line in lines if (m := MADE.search(line))}
         self._fresh = {m[1] for line in lines if (m := MADE.search(line)) and "alloc" in m[2]}
         self._spaces: dict[str, Space] = {}
-        self._views: dict[str, tuple[str, int]] = {}  # resource -> the one it is part of, offset
+        self._views: dict[str, tuple[str, int]] = {}  # resource -> the whole, offset in it
         self._after: dict[str, list[str]] = {}  # timepoint -> events
         self._streams = self._events = self._count = 0
         self._place: _Place | None = None
@@ -154,14 +157,21 @@ class _Reader:
         elif (m := DEALLOCA.search(line)) is not None:
             self._dealloca(*m.groups())
         elif (m := SUBVIEW.search(line)) is not None:
-            self._views[m[1]] = (m[2], self._number(m[3]))
+            self._show(m[1], m[2], self._number(m[3]))
         elif (m := AWAIT.search(line)) is not None:
             for event in self._after.get(m[2], []):
                 self._builder.host_sync(event=event)
-            for new, old in zip(m[1].split(", "), m[3].split(", "), strict=True):
-                self._views[new] = (old, 0)
+            results, awaited = m[1].split(", "), m[3].split(", ")
+            if len(results) != len(awaited):
+                raise self._refuse(f"{len(awaited)} resources are awaited as {len(results)}")
+            for new, old in zip(results, awaited, strict=True):
+                self._show(new, old, 0)
         elif "stream.cmd." in line or "stream.async." in line:
             raise self._refuse(f"unknown: {line[:80]}")
+
+    def _show(self, new: str, old: str, offset: int) -> None:
+        whole, start = self._views.get(old, (old, 0))
+        self._views[new] = (whole, start + offset)
 
     def _begin(self, timepoint: str, after: str | None, resources: str) -> None:
         base = self._stream()
@@ -175,10 +185,7 @@ class _Reader:
 
     def _space(self, name: str, kind: str, nbytes: int) -> tuple[Space, int]:
         """The buffer in which a resource lies, and where."""
-        offset = 0
-        while name in self._views:
-            name, more = self._views[name]
-            offset += more
+        name, offset = self._views.get(name, (name, 0))
         if name not in self._spaces:
             whole = self._number(self._sizes[name]) if name in self._sizes else offset + nbytes
             called, fresh = f"{kind} {name}", name in self._fresh

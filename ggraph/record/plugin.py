@@ -52,6 +52,11 @@ def engine_of(program: Path, sources: Path | None = None) -> Engine:
 def _libraries(program: Path) -> tuple[Path, ...]:
     if program.name.startswith("libggml"):
         return libraries_in(program.resolve().parent)
+    try:
+        with program.open("rb") as file:
+            is_script = file.read(2) == b"#!"
+    except OSError as error:
+        raise InputError(f"{program}: {error.strerror}") from None
     run = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
     found = re.search(r"libggml-base\.so\S* => (\S+)", run.stdout)
     if found is not None:
@@ -60,7 +65,7 @@ def _libraries(program: Path) -> tuple[Path, ...]:
         ".so" in program.name and REGISTER in program.read_bytes()
     ):  # a Python module with ggml in it
         return (program.resolve(),)
-    if _is_script(program):
+    if is_script:
         raise InputError(
             f"{program}: a script is no program that loads ggml; name the program that it starts, "
             "or of Python's see ggraph.record.ggml"
@@ -69,11 +74,6 @@ def _libraries(program: Path) -> tuple[Path, ...]:
         f"{program}: it does not load libggml-base.so (built with BUILD_SHARED_LIBS=OFF, or no "
         "ggml program): there is nothing to play a device for"
     )
-
-
-def _is_script(program: Path) -> bool:
-    with program.open("rb") as file:
-        return file.read(2) == b"#!"
 
 
 def _sources(libraries: Path) -> Path | None:
