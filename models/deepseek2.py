@@ -134,6 +134,7 @@ DEEPSEEK2 = Architecture(
         **latent.NAMES, "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
         **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     },
+    gguf_defaults={"expert_weights_norm": False},
     translate=translate, complete=complete, load=load, store=store, keys=keys,
     layer=layer,
 )  # fmt: skip

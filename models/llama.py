@@ -1,13 +1,18 @@
-"""Llama: RMS norm, rotary attention with grouped heads, SwiGLU. Also Mistral's sliding window.
+"""Llama: RMS norm, rotary attention with grouped heads, SwiGLU. Also Mistral's sliding window, and
+Mixtral, whose GGUF files have the same name and experts.
 
-Source: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825).
+Sources: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 and 2024 (arXiv 2310.06825,
+2401.04088).
 """
+
+from dataclasses import replace
 
 from ggraph import Graph, Tensor
 
 from . import blocks
 from .architecture import Architecture
 from .blocks import Step
+from .config import DecoderConfig
 
 
 def build(s: Step) -> Graph:
@@ -17,8 +22,19 @@ def build(s: Step) -> Graph:
 
 def layer(s: Step, x: Tensor, i: int) -> Tensor:
     """Layer i: [T, E] -> [T, E]."""
-    return blocks.fed_forward(s, blocks.attended(s, x, i), i)
+    h = blocks.attended(s, x, i)
+    if not s.config.num_experts:
+        return blocks.fed_forward(s, h, i)
+    made = blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
+    return h + blocks.scaled(made, s.config.residual_multiplier)
 
 
-LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal")
+def complete(c: DecoderConfig) -> DecoderConfig:
+    """Experts are as wide as the feed-forward, whose width files tell alone."""
+    if not c.num_experts:
+        return c
+    return replace(c, moe_intermediate_size=c.moe_intermediate_size or c.intermediate_size)
+
+
+LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal", complete=complete)
 MISTRAL = Architecture("mistral", build, ("MistralForCausalLM",), "normal", written_as="llama")

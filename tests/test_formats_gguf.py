@@ -197,6 +197,15 @@ def test_refusals_name_the_culprit(raw: bytes, says: str) -> None:
         parse_gguf(raw, "file")
 
 
+@pytest.mark.parametrize("more", [{}, {"general.architecture": "llama"}], ids=["later", "first"])
+def test_a_part_of_a_split_file_says_how_to_join_it(more: dict[str, str], tmp_path: Path) -> None:
+    """Later parts have no keys but those of the cut."""
+    told = {**more, "split.no": 1, "split.count": 3, "split.tensors.count": 20}
+    write_gguf(tmp_path / "part.gguf", told, [])
+    with pytest.raises(FormatError, match="part 2 of 3; join them with llama-gguf-split --merge"):
+        open_checkpoint(tmp_path / "part.gguf")
+
+
 def test_missing_and_empty_files_are_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no model at"):
         open_checkpoint(tmp_path / "nothing.gguf")

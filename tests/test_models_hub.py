@@ -88,6 +88,13 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "a/types": ("m.Q4_0.gguf", "m.q4_k_m.gguf", "sub/m-Q8_0.gguf", "mmproj-m.Q4_K_M.gguf"),
         "a/alone": ("m-F16.gguf", "README.md"),
         "a/parts": ("m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf"),
+        "a/mixed": (
+            "m-BF16.gguf",
+            "m-F16.gguf",
+            "m-Q4_K_M-00001-of-00002.gguf",
+            "m-Q4_K_M-00002-of-00002.gguf",
+            "m-UD-Q2_K_XL.gguf",
+        ),
         "a/nothing": ("README.md",),
     }
     for repo, files in names.items():
@@ -125,6 +132,10 @@ def silent(text: str) -> None:
         ("a/types:q4_0", "m.Q4_0.gguf"),
         ("a/types:Q8_0", "sub/m-Q8_0.gguf"),
         ("a/alone", "m-F16.gguf"),
+        ("a/mixed", "m-BF16.gguf"),
+        ("a/mixed:f16", "m-F16.gguf"),
+        ("a/mixed:bf16", "m-BF16.gguf"),
+        ("a/mixed:Q2_K_XL", "m-UD-Q2_K_XL.gguf"),
     ],
 )
 def test_a_type_names_a_file(hub: Hub, repos: dict[str, Path], name: str, file: str) -> None:
@@ -157,6 +168,8 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: Hub, repos: dict[str, Pat
         ("a/folder:Q4_0", "has not a GGUF file of type Q4_0"),
         ("a/nothing", "has not a GGUF file or a config.json"),
         ("a/parts", "one part of several, which ggraph does not join"),
+        ("a/mixed:Q4_K_M", "does not join; whole are m-BF16.gguf, m-F16.gguf, m-UD-Q2_K_XL.gguf"),
+        ("a/mixed:K_XL2", "no file of that type"),
         ("a/unknown", "does not give it out (status 404)"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from identity_kit import calm_pair
 from mtp_kit import EXPERTS, GLM, QWEN, with_draft_layer
 from small_model import small_model
-from test_models_unsaid import LONGROPE, phi3
+from test_models_unsaid import LONGROPE, mixtral, phi3
 
 from ggraph.decode.draft.block import BlockDrafter, BlockRunner
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -27,6 +27,8 @@ from ggraph.decode.rows import Rows
 from ggraph.decode.runner import Runner
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
+from ggraph.formats import open_checkpoint
+from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
 from models import gemma2
 from models.bench.peer import Peer
@@ -228,6 +230,14 @@ def test_llama_cpp_chooses_the_same_factors(trained: int, tmp_path: Path) -> Non
         tmp_path / "small.gguf", {**PLAIN, "phi3.rope.scaling.type": None}, hf, "f32"
     )
     same_next("tiny2/phi3", path)
+
+
+def test_llama_cpp_weighs_the_same_experts(tmp_path: Path) -> None:
+    c = open_checkpoint(mixtral(tmp_path / "mixtral.gguf", 0.3))
+    small = open_checkpoint(small_model(tmp_path / "small.gguf", PLAIN))
+    path = tmp_path / "both.gguf"
+    write_gguf(path, {**small.metadata, **c.metadata}, list(c.tensors.values()))
+    same_next("tiny/llama_tied", path)
 
 
 def same_next(name: str, path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from test_models_golden import GOLDEN, TOLERANCE, spread_error
+from safetensors.numpy import load_file, save_file
+from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
@@ -263,6 +263,57 @@ def test_which_layers_of_smollm3_turn(tmp_path: Path) -> None:
                 {"no_rope_layers": None, "no_rope_layer_interval": 0}):  # fmt: skip
         with pytest.raises(ModelError, match=r"no_rope_layer|rotated_layers"):
             turns(f"odd {odd}", **odd)
+
+
+def mixtral(out: Path, spread: float) -> Path:
+    """The tiny Llama's GGUF file with experts that differ from its feed-forward by `spread`."""
+    model_to_gguf(open_model(GOLDEN / "tiny" / "llama_tied"), out, "f32")
+    c, rng, count = open_checkpoint(out), np.random.default_rng(1), 4
+    found = []
+    for name, t in c.tensors.items():
+        role = name.split(".")[-2]
+        if role in ("ffn_gate", "ffn_up", "ffn_down"):
+            name, plain = name.replace(role, f"{role}_exps"), np.stack([t.float32()] * count)
+            data = plain + np.float32(spread) * rng.standard_normal(plain.shape).astype(np.float32)
+            t = RawTensor(name, F32, data.shape, data)
+        found.append(t)
+        if role == "ffn_norm":
+            data = rng.standard_normal((count, 64)).astype(np.float32)
+            title = name.replace(role, "ffn_gate_inp")
+            found.append(RawTensor(title, F32, data.shape, data))
+    told = {"llama.expert_count": count, "llama.expert_used_count": 2}
+    write_gguf(out, {**c.metadata, **told}, found)
+    return out
+
+
+def test_mixtral_whose_experts_are_alike_is_its_llama(tmp_path: Path) -> None:
+    model = open_model(mixtral(tmp_path / "m.gguf", 0.0))
+    model_to_gguf(model, tmp_path / "again.gguf", "f32")
+    expected = np.load(GOLDEN / "tiny" / "llama_tied" / "expected.npz")
+    for path in (tmp_path / "m.gguf", tmp_path / "again.gguf"):
+        got = run_all(path, expected["ids"].tolist())
+        assert spread_error(got["logits"], expected["logits"]) < TOLERANCE
+
+
+def test_two_shared_experts_survive_gguf(tmp_path: Path) -> None:
+    hf = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {"n_shared_experts": 2})
+    tensors, rng = load_file(hf / "model.safetensors"), np.random.default_rng(2)
+    for name, t in tensors.items():
+        if ".shared_experts." in name:
+            axis = int("down_proj" in name)
+            more = rng.permuted(t.astype(np.float32), axis=1).astype(t.dtype)
+            tensors[name] = np.ascontiguousarray(np.concatenate([t, more], axis=axis))
+    save_file(tensors, hf / "model.safetensors")
+    model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    ids = np.load(hf / "expected.npz")["ids"].tolist()
+    of_folder, of_file = (run_all(p, ids)["logits"] for p in (hf, tmp_path / "m.gguf"))
+    assert spread_error(of_file, of_folder) < TOLERANCE
+
+
+def test_experts_by_groups_are_refused(tmp_path: Path) -> None:
+    path = changed("tiny2/glm4_moe_lite", tmp_path / "m.gguf", {"expert_group_count": 4})
+    with pytest.raises(ModelError, match="experts chosen by groups"):
+        open_model(path)
 
 
 @pytest.mark.parametrize("mode", ["norm", "NEOX", ""])

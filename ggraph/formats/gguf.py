@@ -112,6 +112,11 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
         if offset % alignment:
             raise c.fail(f"tensor {name!r}: offset {offset} is no multiple of {alignment}")
         tensors[name] = _window(c, name, shape, dtype, start + offset)
+    number, parts = metadata.get("split.no"), metadata.get("split.count")
+    if isinstance(number, int) and isinstance(parts, int) and parts > 1:
+        raise FormatError(
+            f"{where}: part {number + 1} of {parts}; join them with llama-gguf-split --merge"
+        )
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise c.fail(f"general.architecture is {architecture!r}, not a name")

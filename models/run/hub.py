@@ -76,8 +76,8 @@ def _kept(hub: Any, repo: str) -> Path | None:
 
 
 def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
-    """The GGUF file of type `kind`; None where the repository is a folder of safetensors.
-    InputError where it has no such file, or only parts of one."""
+    """The GGUF file of type `kind`, of no type the usual one or the first that is whole; None where
+    the repository is a folder of safetensors. InputError where it has none, or only parts of it."""
     names = sorted(files)
     ggufs = [f for f in names if f.endswith(".gguf") and "mmproj" not in f.lower()]
     if not ggufs:
@@ -85,13 +85,19 @@ def _chosen(name: str, files: Iterable[str], kind: str | None) -> str | None:
             return None
         wanted = f"a GGUF file of type {kind}" if kind else "a GGUF file or a config.json"
         raise InputError(f"-hf {name}: the repository has not {wanted}")
-    typed = [f for f in ggufs if re.search(rf"{re.escape(kind or USUAL_TYPE)}[.-]", f, re.I)]
+    whole = [f for f in ggufs if not re.search(r"-\d{5}-of-\d{5}\.gguf$", f)]
+    own = rf"(?<![A-Za-z0-9]){re.escape(kind or USUAL_TYPE)}[.-]"  # F16 is no end of BF16
+    typed = [f for f in ggufs if re.search(own, f, re.I)]
     if kind and not typed:
         raise InputError(f"-hf {name}: no file of that type; there are {', '.join(ggufs)}")
-    chosen = (typed or ggufs)[0]
-    if re.search(r"-\d{5}-of-\d{5}\.gguf$", chosen):
-        raise InputError(f"-hf {name}: {chosen} is one part of several, which ggraph does not join")
-    return chosen
+    fitting = [f for f in typed if f in whole] or ([] if kind else whole)
+    if not fitting:
+        others = f"; whole are {', '.join(whole)}" if whole else ""
+        raise InputError(
+            f"-hf {name}: {typed[0] if typed else ggufs[0]} is one part of several, which ggraph "
+            f"does not join{others}"
+        )
+    return fitting[0]
 
 
 def _of_folder(file: str) -> bool:
