@@ -118,6 +118,8 @@ class DecoderConfig:
     linear_key_head_dim: int = 0
     linear_num_key_heads: int = 0
     linear_num_value_heads: int = 0
+    # of pairs, how many turn by time, height and width of an image; of a text all turn alike
+    mrope_section: tuple[int, ...] = ()
     # latent attention
     q_lora_rank: int = 0
     kv_lora_rank: int = 0

@@ -51,6 +51,7 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
         **_window_from_gguf(k, rope_mode, head_dim, layers),
         **_widths(k),
         **_recurrent(k, layers, kv),
+        mrope_section=_sections(k),
         **_scalars(k),
     )
 
@@ -77,6 +78,13 @@ def per_layer(k: Keys, key: str, default: int | None = None) -> list[int]:
             raise ModelError(f"GGUF metadata: {key} = {found!r:.60} are not integers")
         return found
     return [k.integer(key, default)]
+
+
+def _sections(k: Keys) -> tuple[int, ...]:
+    """Pairs by what they turn by; a file tells of 4, of which the last may be none."""
+    key = "rope.dimension_sections"
+    found = per_layer(k, key) if k.has(key) else []
+    return tuple(found[:-1] if found[-1:] == [0] else found)
 
 
 def _head_dim(k: Keys, default: int) -> int:

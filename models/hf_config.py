@@ -72,6 +72,10 @@ def _layers_from_hf(k: Keys, layers: int, head_dim: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if any(t in RECURRENT for t in types):
         found["recurrent_layers"] = tuple(t in RECURRENT for t in types)
+    sections = scaling_of(k).get("mrope_section") or []
+    if not isinstance(sections, list) or any(type(n) is not int for n in sections):
+        raise ModelError(f"config.json: mrope_section {sections!r:.60} is no list of integers")
+    found["mrope_section"] = tuple(sections)
     if k.has("rotated_layers"):
         found["rotated_layers"] = _flags(k, "rotated_layers", layers)
     slides = tuple(t == "sliding_attention" for t in types)

@@ -18,8 +18,11 @@ from . import blocks, gemma2
 from .architecture import Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig
+from .gguf_config import every
 from .lfm2 import kernel
 from .recurrent import convolved, delta_net
+
+SECTIONS = (11, 11, 10)  # of the released models, where the config does not say
 
 
 def build(s: Step) -> Graph:
@@ -136,15 +139,19 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """The layers, the width of all values, and how images would be rotated."""
-    sections = [11, 11, 10, 0]
+    """The layers, the width of all values, and how images would be rotated.
+
+    The period of full layers is told to readers that do not know the list, where there is one.
+    """
+    layers, sections = c.num_hidden_layers, c.mrope_section or SECTIONS
+    periods = (n for n in range(1, layers + 2) if every(n, layers) == c.recurrent_layers)
     return {
         "ssm.inner_size": c.linear_num_value_heads * c.linear_key_head_dim,
         "attention.recurrent_layers": np.array(
             c.recurrent_layers + (False,) * c.num_nextn_predict_layers, np.bool_
         ),
-        "full_attention_interval": 4,
-        "rope.dimension_sections": np.array(sections, np.int32),
+        "full_attention_interval": next(periods, None),
+        "rope.dimension_sections": np.array([*sections, 0, 0, 0, 0][:4], np.int32),
     }
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hf_folders import byte_level
 from mtp_kit import EXPERTS, GLM, QWEN, TINY2, with_draft_layer
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
+from test_models_cli import ggraph_here
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
 from ggraph.decode.draft.head import DraftShape
@@ -102,6 +104,13 @@ def test_a_misshapen_projection_is_named(tmp_path: Path) -> None:
     head = open_head(path, open_model(path))
     with pytest.raises(ModelError, match=r"nextn\.eh_proj\.weight': expected \[64, 128\]"):
         head.build(DraftShape(1, 64, 1, 65, fed_back=False))
+
+
+def test_a_model_is_no_head_of_its_own_to_convert(tmp_path: Path) -> None:
+    path = with_draft_layer(QWEN, tmp_path / "hf")
+    byte_level([]).save(str(path / "tokenizer.json"))
+    status, _, err = ggraph_here("convert", path, "--target", path, "-o", tmp_path / "out.gguf")
+    assert status == 2 and "leave --target out" in err and len(err.splitlines()) == 1
 
 
 def test_a_model_without_such_layers_says_so() -> None:

@@ -23,9 +23,11 @@ from ggraph.formats.gguf import write_gguf
 from models import llama
 from models.architecture import Architecture
 from models.config import Keys
-from models.gguf_config import rope_from_gguf
+from models.gguf_config import from_gguf, rope_from_gguf
+from models.hf_config import from_hf
+from models.qwen35 import QWEN35
 from models.registry import Model, open_model
-from models.run.convert import model_to_gguf
+from models.run.convert import model_to_gguf, told
 from models.run.load import open_session
 from models.sharded import ShardedModel
 
@@ -125,8 +127,8 @@ def test_longrope_by_either_file(kind: str, turned: int, tmp_path: Path) -> None
     model = open_model(phi3(tmp_path / "hf", scaling))
     converted = open_model(as_converted(model, tmp_path / "m.gguf"))
     grown = math.sqrt(1 + math.log(MOST / TRAINED) / math.log(TRAINED))
-    for told, context in ((SHORT, TRAINED), (LONG, TRAINED + 1), (LONG, MOST)):
-        expected = by_hand(tmp_path / "hf", told[:turned], grown)
+    for divisors, context in ((SHORT, TRAINED), (LONG, TRAINED + 1), (LONG, MOST)):
+        expected = by_hand(tmp_path / "hf", divisors[:turned], grown)
         for m in (model, converted):
             assert spread_error(logits(m, context), expected) < TOLERANCE, (context, m.name)
 
@@ -308,6 +310,33 @@ def test_two_shared_experts_survive_gguf(tmp_path: Path) -> None:
     ids = np.load(hf / "expected.npz")["ids"].tolist()
     of_folder, of_file = (run_all(p, ids)["logits"] for p in (hf, tmp_path / "m.gguf"))
     assert spread_error(of_file, of_folder) < TOLERANCE
+
+
+LINEAR = "linear_attention"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "period"),
+    [
+        ([LINEAR, LINEAR, LINEAR, FULL, LINEAR, LINEAR], 4),
+        ([LINEAR, FULL] * 3, 2),
+        ([LINEAR, LINEAR, FULL] * 2, 3),
+        ([LINEAR] * 6, 7),
+        ([LINEAR, FULL, FULL, LINEAR, LINEAR, FULL], None),
+    ],
+)
+def test_what_qwen_35_tells_of_its_layers_is_what_they_are(
+    kinds: list[str], period: int | None
+) -> None:
+    """Readers that know the period alone take 4 where none is told, and meet other tensors."""
+    config = json.loads((GOLDEN / "tiny2" / "qwen3_5" / "config.json").read_text())
+    rope = {**config["rope_parameters"], "mrope_section": [2, 1, 1]}
+    c = from_hf({**config, "layer_types": kinds, "rope_parameters": rope}, "qwen35")
+    keys = told(QWEN35, c)
+    assert keys.get("qwen35.full_attention_interval") == period
+    assert keys["qwen35.rope.dimension_sections"].tolist() == [2, 1, 1, 0]
+    again = from_gguf(keys, "qwen35", "neox")
+    assert again.recurrent_layers == c.recurrent_layers and again.mrope_section == (2, 1, 1)
 
 
 def test_experts_by_groups_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ..eagle3 import Head
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
 from ..heads.layouts import open_head
+from ..heads.mtp import NextHead
 from ..registry import Model, open_model
 from ..run.convert import (
     FILE_TYPES,
@@ -55,6 +56,11 @@ def convert(
                 dflash_to_gguf(head, aim, out, type_name, report)
             elif isinstance(head, Head):
                 head_to_gguf(head, aim, out, type_name, report)
+            elif isinstance(head, NextHead):
+                raise InputError(
+                    f"{source} holds the layers that draft itself: leave --target out, and they "
+                    "are written with the model"
+                )
             else:
                 raise InputError(f"{source} is an EAGLE-1 head, for which GGUF has no form")
     _tell(out, type_name)
