@@ -75,3 +75,18 @@ def learnable_model(folder: Path) -> Path:
     )
     write_gguf(folder / "small.gguf", checkpoint.metadata, list(tensors.values()))
     return folder / "small.gguf"
+
+
+def padded(path: Path, count: int) -> Path:
+    """The small model with `count` tokens, of which those beyond 320 are twice as likely as any."""
+    c = open_checkpoint(small_model(path))
+    table = c.tensors["token_embd.weight"].float32()[:count]
+    more = 2 * table[np.arange(max(0, count - 320)) % 320]
+    rows = np.concatenate([table, more, -more])[:count]
+    tokens = [*c.metadata["tokenizer.ggml.tokens"], *(f"[PAD{i}]" for i in range(320, count))]
+    tokens[:5] = [f"<{i}>" for i in range(5)]
+    told = {"tokenizer.ggml.tokens": tokens[:count], "llama.vocab_size": count}
+    others = [t for n, t in c.tensors.items() if n != "token_embd.weight"]
+    made = RawTensor("token_embd.weight", dtypes.F32, rows.shape, rows)
+    write_gguf(path, {**c.metadata, **told}, [made, *others])
+    return path

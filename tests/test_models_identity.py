@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_model import small_model
+from small_model import padded, small_model
 from test_models_eagle3 import Scripted
 
 from ggraph.decode.draft.eagle import EagleDrafter
@@ -257,7 +257,29 @@ def test_a_draft_model_must_have_the_same_tokens(model: Path, tmp_path: Path) ->
     )
     with pytest.raises(InputError, match="tokens differ from those of small"):
         make_drafters(m, DraftOptions(("model",), model_draft=others))
-    fewer = small_model(tmp_path / "fewer.gguf", {"llama.vocab_size": 319})
-    with pytest.raises(InputError, match="has 319 tokens, small has 320"):
-        make_drafters(m, DraftOptions(("model",), model_draft=fewer))
+    for count in (320 - 129, 320 + 129):
+        other = padded(tmp_path / "other.gguf", count)
+        with pytest.raises(InputError, match=f"has {count} tokens, small has 320: more than 128"):
+            make_drafters(m, DraftOptions(("model",), model_draft=other))
+    m.close()
+
+
+@pytest.mark.parametrize("count", [320 - 128, 318, 322, 320 + 128])
+def test_a_draft_model_whose_vocabulary_is_padded_otherwise(
+    model: Path, count: int, tmp_path: Path
+) -> None:
+    """Its markers may be called otherwise. What it has beyond the target it would say at once; what
+    the target has beyond it stands in the text."""
+    other, law = padded(tmp_path / "other.gguf", count), SamplerConfig(temp=0.0)
+    m = load(model, threads=1, ctx_size=128)
+    ids = [5, 319, 6, 317, 5, 319, 6, 317, 5]
+    plain = "".join(Generation(m, ids, law, 40).run(None))
+    options = DraftOptions(("model",), most=4, fixed=True, model_draft=other)
+    run = Generation(m, ids, law, 40)
+    assert "".join(run.run(Drafting(options, "match"))) == plain
+    drafter = make_drafters(m, options)[0]
+    drafter.begin(ids[0])
+    drafter.observe(ids[1:], None)
+    said = drafter.propose(8).tokens
+    assert len(said) == 8 and max(said) < min(count, 320)
     m.close()

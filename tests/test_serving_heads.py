@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 from serving_kit import CONTEXT, World
-from small_model import TINY, learnable_model, small_model
+from small_model import TINY, learnable_model, padded, small_model
 
 from ggraph import InputError
 from ggraph.decode.acceptance import Kept
@@ -270,6 +271,23 @@ def test_a_smaller_model_reads_what_it_missed_piece_by_piece(
     assert 0 < len(said) < len(noting.drafts)
     same = [at for at in said if at in model_alone[3].drafts]
     assert same and all(said[at] == model_alone[3].drafts[at] for at in same)
+
+
+def test_a_smaller_model_reads_tokens_that_it_has_not(tmp_path: Path) -> None:
+    """Its files pad the vocabulary less: the text is the target's, and drafts go on."""
+    other = padded(tmp_path / "other.gguf", 318)
+    w, prompt, noting = (
+        World.of(learnable_model(tmp_path), smaller=other),
+        [319, 3, 319, 3],
+        Noting(),
+    )
+    w.plain.engine.reset()
+    plain = list(w.plain.engine.generate(prompt, best, lambda _: None, limit=24))
+    batch = w.fresh(Limits())
+    text = batch.submit(asked(w, prompt, noting, asks="model"))
+    finish(batch)
+    assert text.tokens[len(prompt) :] == plain
+    assert sum(len(d.tokens) for d in noting.drafts.values()) > 10
 
 
 def test_a_head_is_the_batchs_to_ask() -> None:

@@ -1,7 +1,8 @@
 """A smaller model that drafts for many texts at once, over the slots of their cache.
 
 Its row of a token lies in its own cache where the target's lies in its own. It reads what it has
-not read yet of a text when it is asked, a piece in each round, and drafts behind the last token.
+not read yet of a text when it is asked, a piece in each round, and drafts behind the last token. A
+token that it has not, since files pad vocabularies differently, it reads as its last.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,11 @@ class ListModel(ListHead):
         waiting = np.flatnonzero(~self._known[line])[:WINDOW].tolist()
         self._known[line[waiting]] = True
         q.seen = [line] if last in waiting else []
-        return [Row(text.tokens[p], int(line[p]), p, line[: p + 1], p == last) for p in waiting]
+        read = [min(text.tokens[p], self.head.target_vocabulary - 1) for p in waiting]
+        return [
+            Row(t, int(line[p]), p, line[: p + 1], p == last)
+            for t, p in zip(read, waiting, strict=True)
+        ]
 
     def _features(self, text: Text, rows: Sequence[Row]) -> list[Array]:
         return [np.zeros((len(rows), 0), np.float32)]

@@ -1,7 +1,7 @@
 """Drafters by name, as the runner's options give them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,10 @@ WINDOW, PROMPT_WINDOW = 64, 128
 LONGEST = 64  # tokens of a draft
 NAMES = ("eagle3", "mtp", "dflash", "suffix", "lookup", "model")
 GROUP = "ggraph.drafters"  # of entry points: each names a function of the target's Runner
+# As llama.cpp has it: what files of one vocabulary may pad it by, and the tokens at its beginning
+# that they may name differently
+PADDING, MARKERS = 128, 5
+TABLES = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")  # a row per token
 HEADS = ("eagle3", "mtp", "dflash")  # drafters that read the target's features
 
 
@@ -207,17 +211,33 @@ def _smaller(m: Loaded, path: Path, options: DraftOptions) -> Drafter:
 
 
 def smaller_model(m: Loaded, path: Path) -> Model:
-    """A draft model; it must have the target's vocabulary, or its guesses would mean nothing."""
+    """A draft model; it must have the target's vocabulary, or its guesses would mean nothing. How
+    files pad that may differ: tokens which the target has not are cut off."""
     if is_assistant(open_checkpoint(path)):
         raise InputError(f"{path} drafts from the model's own keys and values: --head {path}")
     model = open_model(path).reaching(m.runner.context)
-    if model.vocab_size != m.model.vocab_size:
+    if abs(model.vocab_size - m.model.vocab_size) > PADDING:
         raise InputError(
             f"{path}: the draft model has {model.vocab_size} tokens, {m.model.name} has "
-            f"{m.model.vocab_size}"
+            f"{m.model.vocab_size}: more than {PADDING} apart"
         )
     mine = m.model.checkpoint.metadata.get("tokenizer.ggml.tokens")
     other = model.checkpoint.metadata.get("tokenizer.ggml.tokens")
-    if mine is not None and other is not None and list(mine) != list(other):
-        raise InputError(f"{path}: the draft model's tokens differ from those of {m.model.name}")
-    return model.beside("small.")
+    if mine is not None and other is not None:
+        shared = slice(MARKERS, min(len(mine), len(other)))
+        if list(mine[shared]) != list(other[shared]):
+            raise InputError(
+                f"{path}: the draft model's tokens differ from those of {m.model.name}"
+            )
+    return _cut(model, m.model.vocab_size).beside("small.")
+
+
+def _cut(model: Model, count: int) -> Model:
+    """The model with its first `count` tokens."""
+    if model.vocab_size <= count:
+        return model
+    held = {
+        n: replace(t, shape=(count, *t.shape[1:]), data=t.data[:count]) if n in TABLES else t
+        for n, t in model.catalogue.items()
+    }
+    return replace(model, config=replace(model.config, vocab_size=count), catalogue=held)

@@ -4,6 +4,8 @@ Index alignment: the draft model's cache holds the text up to, not including, it
 draft is the model's own greedy continuation; its rows beyond the text are forgotten each time. A
 recurrent model reads its own guesses again for each further one, in one step: a step's rows are all
 that it can take back, and a row more costs little beside the weights.
+
+Files pad one vocabulary differently: a token that the draft model has not it reads as its last.
 """
 
 from collections.abc import Sequence
@@ -37,13 +39,13 @@ class ModelDrafter:
     def begin(self, first: int) -> None:
         """Forget the old text."""
         self.runner.past = 0
-        self._waiting = [first]
+        self._waiting = self._read([first])
         if self.inner is not None:
             self.inner.begin(first)
 
     def observe(self, tokens: Sequence[int], features: Array | None) -> None:
         """Keep the new tokens; they are run when a draft is due."""
-        self._waiting.extend(tokens)
+        self._waiting.extend(self._read(tokens))
         if self.inner is not None:
             self.inner.observe(tokens, None)
 
@@ -65,7 +67,7 @@ class ModelDrafter:
         left = limit - (len(tokens) - 1)
         guess = self._guess(tokens, left)
         first = 0 if self.runner.recurrent else len(tokens) - 1
-        rows = [*tokens[first:], *guess]
+        rows = [*tokens[first:], *self._read(guess)]
         slots = range(past + first, past + first + len(rows))
         wanted = range(len(rows) - 1 - len(guess), len(rows))
         logits = self.runner.step(Rows(rows, slots, slots), wanted).logits
@@ -77,6 +79,10 @@ class ModelDrafter:
             if best != token:
                 return True
         return True
+
+    def _read(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the draft model knows them."""
+        return [min(t, self.runner.model.vocab_size - 1) for t in tokens]
 
     def _guess(self, tokens: list[int], left: int) -> tuple[int, ...]:
         """What the inner drafter thinks comes next; only at the text's end does it know more."""
