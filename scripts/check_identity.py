@@ -91,7 +91,10 @@ def told(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
 
 def from_text(m: Loaded, length: int, nodes: int, truth: Sequence[int]) -> Made:
     """Drafters that need no head: the text itself, and a smaller model, alone and staged."""
-    cut = replace(m.model, config=replace(m.model.config, num_hidden_layers=6))
+    left_out = tuple(f"blk.{i}." for i in range(6, m.model.layer_count))
+    held = {n: t for n, t in m.model.catalogue.items() if not n.startswith(left_out)}
+    config = replace(m.model.config, num_hidden_layers=6)
+    cut = replace(m.model, config=config, catalogue=held)
     runner = Runner(cut.beside("small."), m.session, m.runner.context)
     return {
         f"suffix {length}": ([SuffixDrafter()], length),
