@@ -2,7 +2,8 @@
 
 A token can end inside a character, and a stop string can be spread over many tokens; so both
 classes hold back what may still change. What they emit does not depend on how the text was cut into
-tokens. Not here: when to stop for an end token (the generation loop's business).
+tokens. Of an answer in parts (gpt-oss's, Gemma 4's) what is meant for the user is text, and the
+rest is thought. Not here: when to stop for an end token (the generation loop's business).
 """
 
 import codecs
@@ -11,16 +12,53 @@ from collections.abc import Iterable, Sequence
 from ggraph.errors import InputError
 from ggraph.text.tokenizer import Tokenizer
 
+_NAMED, _BEGUN, _SAID = "named", "begun", "said"
+_MARKERS = {  # of parts, and what stands behind each: a part's name, the part, or text again
+    "<|start|>": _NAMED, "<|channel|>": _NAMED, "<|message|>": _BEGUN, "<|end|>": _SAID,
+    "<|channel>": _NAMED, "<channel|>": _SAID,
+}  # fmt: skip
+
+
+class _Parts:
+    """Where in an answer of several parts a stream is; an answer begins with text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = {tokenizer.id_of(marker): kind for marker, kind in _MARKERS.items()}
+        has_parts = not {tokenizer.id_of("<|channel|>"), tokenizer.id_of("<|channel>")} <= {None}
+        self._kinds = ids if has_parts else {}
+        self._at, self._name = _SAID, ""
+
+    def mark(self, token: int) -> None:
+        """A marker is met."""
+        self._at = self._kinds.get(token, self._at)
+        if self._at == _SAID:
+            self._name = ""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The text behind the last marker: what is for the user, and what was thought. Commentary
+        without a recipient is for the user (source: OpenAI's description of harmony)."""
+        if self._at == _SAID:
+            return text, ""
+        if self._at == _NAMED:
+            self._name += text
+            name, line, text = self._name.partition("\n")  # which ends a name of Gemma's
+            if not line:
+                return "", ""
+            self._at, self._name = _BEGUN, name
+        said = "final" in self._name or ("commentary" in self._name and " to=" not in self._name)
+        return (text, "") if said else ("", text)
+
 
 class Detokenizer:
     """Text of a stream of ids. Never half a character; bytes that are not UTF-8 give U+FFFD.
 
-    Markers are left out, but for those of the ids `shown`. InputError on an id outside the
+    Markers are left out, but for those of the ids `shown`, and so are parts that are not for the
+    user, of which `thought` is what the last token brought. InputError on an id outside the
     vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._parts, self.thought = tokenizer, _Parts(tokenizer), ""
         self._hidden = tokenizer.special_ids.difference(shown)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -31,11 +69,16 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that `token` completes, maybe empty."""
         piece = self._tokenizer.token_bytes(token)
-        return "" if token in self._hidden else self._utf8.decode(piece)
+        if token in self._hidden:
+            self._parts.mark(token)
+            self.thought = ""
+            return ""
+        text, self.thought = self._parts.split(self._utf8.decode(piece))
+        return text
 
     def finish(self) -> str:
         """What was held back; an unfinished character gives U+FFFD."""
-        text = self._utf8.decode(b"", final=True)
+        text, self.thought = self._parts.split(self._utf8.decode(b"", final=True))
         self._utf8.reset()
         return text
 
@@ -90,6 +133,11 @@ class TextStream:
     def stopped(self) -> str | None:
         """The stop string that ended the stream, or None."""
         return self._match.stopped
+
+    @property
+    def thought(self) -> str:
+        """What the last token, or the end, brought that is not for the user."""
+        return self._text.thought
 
     def is_plain(self, token: int) -> bool:
         """Whether nothing but text can come of `token`: no stop string is looked for, and the id is

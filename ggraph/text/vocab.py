@@ -41,7 +41,12 @@ _FIM_TEXTS = (
     _words("<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF>"),
     _words("<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID>"),
 )
-_HARMONY_ALWAYS = _words("<|channel|> <|message|> <|start|> <|constrain|>")
+# Of gpt-oss and Gemma 4: llama.cpp and its converter call these text, since its readers of answers
+# look for them there. Here their ids are looked for (stream.py), so that nobody can type one.
+_PART_TEXTS = _words(
+    "<|channel|> <|message|> <|start|> <|constrain|> <|channel> <channel|> <|tool_call>"
+    ' <tool_call|> <tool_response|> <|"|>'
+)
 
 
 @dataclass(frozen=True)
@@ -230,14 +235,12 @@ def _first_found(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
 
 
 def _corrected_types(types: list[int], ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
-    """Markers that a converter left as ordinary text become control tokens, as in llama.cpp."""
+    """Markers that a converter left as ordinary text become control tokens."""
     out = list(types)
     fim = [i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _first_found(ids, texts)]
     for t, i in ids.items():
-        if t in _END_TEXTS and i in ends:
+        if t in _PART_TEXTS or t == "<|end|>" or (t in _END_TEXTS and i in ends):
             out[i] = CONTROL
-        elif t in _HARMONY_ALWAYS or (t == "<|end|>" and i not in ends):
-            out[i] = USER_DEFINED
     for i in fim:
         out[i] = CONTROL
     return out

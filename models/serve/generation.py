@@ -149,10 +149,13 @@ class Generation:
             if a.error is not None:
                 return event(body(a.error, "server_error"))
             return b"".join([_chunk(d, choice) for choice in _endings(asked, index, a)])
+        thought = b""
+        if what.thought and d.chat:
+            thought = _chunk(d, d.thought(index, what.thought))
         text = a.untold(asked.shown(a))
         if what.chance is not None:
-            return _chunk(d, d.piece(index, text, what))
-        return d.told(index, text) if text else b""
+            return thought + _chunk(d, d.piece(index, text, what))
+        return thought + (d.told(index, text) if text else b"")
 
     async def heard(self, answers: Answers) -> AsyncIterator[list[Heard]]:
         """What the answers say, in order; None where nothing was said for a while. What has come
@@ -219,9 +222,10 @@ def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:
 
 def _message(asked: Asked, index: int, a: Whole) -> dict[str, Any]:
     text, calls = asked.text(a), asked.calls(a, index)
+    thought = {"reasoning_content": a.thought} if a.thought else {}
     if calls:
-        return {"role": "assistant", "content": text or None, "tool_calls": calls}
-    return {"role": "assistant", "content": text, "refusal": None}
+        return {"role": "assistant", "content": text or None, **thought, "tool_calls": calls}
+    return {"role": "assistant", "content": text, **thought, "refusal": None}
 
 
 def _endings(asked: Asked, index: int, a: Whole) -> list[dict[str, Any]]:

@@ -116,7 +116,8 @@ def together(heard: Sequence[Heard], *, one_by_one: bool) -> list[list[Heard]]:
         else:
             before = found[at][1]
             assert isinstance(before, Said), f"answer {index}: {before} is no text"
-            found[at] = index, what._replace(text=before.text + what.text)
+            text, thought = before.text + what.text, before.thought + what.thought
+            found[at] = index, what._replace(text=text, thought=thought)
             continue
         found.append((index, what))
     return [found]

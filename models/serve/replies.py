@@ -19,6 +19,7 @@ class Whole:
     """An answer as it has come so far."""
 
     text: str = ""
+    thought: str = ""
     said: list[Said] = field(default_factory=list)
     finish: str | None = None
     tokens: int = 0
@@ -37,6 +38,7 @@ class Whole:
         """Take in the next thing."""
         if isinstance(what, Said):
             self.text += what.text
+            self.thought += what.thought
             self.said.append(what)
             return
         self.error, t = what.error, what.text
@@ -119,6 +121,11 @@ class Dialect:
         logprobs = None if said is None else self.logprobs([said])
         found = {"index": index, "finish_reason": None, "logprobs": logprobs}
         return {**found, "delta": {"content": text}} if self.chat else {**found, "text": text}
+
+    def thought(self, index: int, thought: str) -> dict[str, Any]:
+        """More of what an answer says that is not for the user."""
+        delta = {"reasoning_content": thought}
+        return {"index": index, "finish_reason": None, "logprobs": None, "delta": delta}
 
     def last(self, index: int, finish: str | None) -> dict[str, Any]:
         """The end of an answer."""

@@ -30,14 +30,15 @@ Chances = tuple[Chance, ...]
 
 
 class Said(NamedTuple):
-    """A token, the text that it lets be shown, the likeliest tokens in its place, and how many
-    letters there are before it."""
+    """A token, the text that it lets be shown, the likeliest tokens in its place, how many letters
+    there are before it, and what it says that is not for the user."""
 
     token: int | None
     text: str
     chance: Chance | None = None
     best: Chances = ()
     at: int = 0
+    thought: str = ""
 
 
 Saying = Callable[[], Said]  # called once, in the order in which they were handed on
@@ -128,13 +129,13 @@ class AnswerVoice:
 
     def _said(self, token: int, last: bool, chance: Chance | None, best: Chances) -> Said:
         at = self.stream.letters
-        text = self.stream.push(token)
+        text, thought = self.stream.push(token), self.stream.thought
         if last and self.stream.stopped is None:
             text += self.stream.finish()
-        return Said(token, text, chance, best, at)
+        return Said(token, text, chance, best, at, thought)
 
     def _rest(self) -> Said:
-        return Said(None, self.stream.finish())
+        return Said(None, self.stream.finish(), thought=self.stream.thought)
 
 
 def chances(logits: Array, token: int, top: int) -> tuple[Chance, Chances]:
