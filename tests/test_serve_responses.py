@@ -104,6 +104,50 @@ def test_a_response_goes_on_from_an_earlier_one(server: Server) -> None:
     assert went_on.output_text == create(**ASKED, input=again).output_text
 
 
+CODEX: dict[str, Any] = {  # a second turn in the manner of an agent that has tools of all kinds
+    "model": "m", "instructions": "You are an agent.", "tool_choice": "auto", "store": False,
+    "parallel_tool_calls": False, "reasoning": {"effort": "medium", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "stream": True,
+    "text": {"verbosity": "medium"}, "max_output_tokens": 12, "temperature": 0,
+    "tools": [
+        {**TOOL, "strict": False},
+        {"type": "custom", "name": "apply_patch", "description": "Edit.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/s"}},
+        {"type": "web_search", "external_web_access": True},
+        {"type": "namespace", "name": "mcp", "tools": [TOOL]},
+        {"type": "local_shell"},
+    ],
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "web_search_call", "id": "w", "status": "completed",
+         "action": {"type": "search", "query": "q"}},
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "***"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+        {"type": "function_call", "call_id": "f", "name": "set", "arguments": '{"on": true}'},
+        {"type": "function_call_output", "call_id": "f", "output": "done"},
+    ],
+}  # fmt: skip
+
+
+def test_an_agent_may_have_tools_that_are_no_functions(server: Server) -> None:
+    """Its answer is that to the request without them."""
+    plain = {**CODEX, "tools": [TOOL], "input": [*CODEX["input"][:2], *CODEX["input"][-2:]]}
+    ends = []
+    for body in (CODEX, plain):
+        *_, end = server.client.responses.create(**body)
+        assert end.type in ("response.completed", "response.incomplete")
+        ends.append(end.response)
+    assert ends[0].output_text == ends[1].output_text
+    assert ends[0].usage.input_tokens == ends[1].usage.input_tokens
+    assert [t.name for t in ends[0].tools] == ["set"]
+    with pytest.raises(openai.BadRequestError, match="tool_choice names no tool"):
+        server.client.responses.create(
+            **{**CODEX, "tools": CODEX["tools"][1:], "tool_choice": "required"}
+        )
+
+
 def test_kept_responses_are_had_again_until_they_are_deleted(server: Server) -> None:
     client = server.client
     first = client.responses.create(**ASKED, input="Hi")

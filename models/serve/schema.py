@@ -1,6 +1,7 @@
 """What a request may hold, with bounds on everything. Fields that are not known are passed over."""
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -265,23 +266,33 @@ class ResultItem(Body):
     output: LongText | Annotated[list[TextPart], items(MOST_LIST)]
 
 
-class ReasoningItem(Body):
-    """Thoughts of an earlier response. They are passed over."""
+PassedType = Literal[
+    "reasoning", "custom_tool_call", "custom_tool_call_output", "web_search_call",
+    "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call",
+    "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call",
+    "shell_call_output", "apply_patch_call", "apply_patch_call_output", "tool_search_call",
+    "tool_search_output", "mcp_list_tools", "mcp_call",
+]  # fmt: skip
 
-    type: Literal["reasoning"]
+
+class PassedItem(Body):
+    """Thoughts of an earlier response, and what was done with tools that are no functions. They are
+    passed over: another model did it, as this server offers none such."""
+
+    type: PassedType
 
 
 def _kind_of_item(item: Any) -> str:
     """The type of an item, which a message need not name."""
     found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "")
-    return found if isinstance(found, str) else ""
+    return "passed" if found in get_args(PassedType) else found if isinstance(found, str) else ""
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[PassedItem, Tag("passed")],
     Discriminator(
         _kind_of_item,
         custom_error_type="kind",
@@ -295,6 +306,16 @@ class FlatTool(Function):
     """A function as `/v1/responses` is told of it."""
 
     type: Literal["function"]
+
+
+def _functions_of(tools: Any) -> Any:
+    """Tools without those of other types, which nobody here could call: agents send them beside
+    functions and do without."""
+    if not isinstance(tools, list):
+        return tools
+    kinds = [t.get("type") if isinstance(t, dict) else None for t in tools]
+    others = [isinstance(kind, str) and kind != "function" for kind in kinds]
+    return [t for t, other in zip(tools, others, strict=True) if not other]
 
 
 class FlatChoice(NamedFunction):
@@ -324,7 +345,9 @@ class ResponsesRequest(Sampling):
     instructions: LongText | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     text: ResponseText = ResponseText()
-    tools: Annotated[list[FlatTool], items(128)] | None = None
+    tools: Annotated[
+        Annotated[list[FlatTool], items(128)] | None, BeforeValidator(_functions_of)
+    ] = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
