@@ -1,7 +1,9 @@
 """`/v1/responses` as the `openai` client sees it: events, tools, and what goes on from what."""
 
 import json
+import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -12,6 +14,8 @@ from small_model import learnable_model
 
 from ggraph import GgraphError
 from models.serve.conversations import Conversations, Kept, messages_of
+from models.serve.replies import Whole
+from models.serve.responses import Responses, Turn, output_of
 from models.serve.schema import Message, ResponsesRequest
 
 FLAG: dict[str, Any] = {
@@ -164,27 +168,73 @@ def test_kept_responses_are_had_again_until_they_are_deleted(server: Server) -> 
 
 
 def kept(text: str) -> Kept:
-    return Kept({"text": text}, (Message(role="user", content=text),))
+    return Kept(text.encode(), b"")
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    store = Conversations(most=2, letters=10)
+    store = Conversations(most=2, size=10)
     store.keep("a", kept("aaaa"))
     store.keep("b", kept("bbbb"))
     store.find("a")
     store.keep("c", kept("cc"))
-    assert store.find("a").response == {"text": "aaaa"}
+    assert store.find("a").response == b"aaaa"
     for gone in ("b", "nobody"):
         with pytest.raises(GgraphError, match="no response"):
             store.find(gone)
     store.drop("c")
-    store.keep("d", kept("d" * 7))  # with "a" more than ten letters
-    assert store.find("d") and store.letters == 10
+    store.keep("d", kept("d" * 7))  # with "a" more than ten bytes
+    assert store.find("d")
     with pytest.raises(GgraphError, match="no response"):
         store.find("a")
     store.keep("e", kept("e" * 11))
     with pytest.raises(GgraphError, match="no response"):
         store.find("e")
+
+
+LONG = "\N{GRINNING FACE}" + "x" * 200_000  # which takes four bytes a letter in memory
+LONG_TOOL = {"type": "function", "name": "f", "description": LONG}
+CALLED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps([LONG])}
+HOLDING: list[dict[str, Any]] = [  # what a request may hold, and a response does then
+    {"input": LONG},
+    {"input": "a", "instructions": LONG},
+    {"input": "a", "tools": [LONG_TOOL], "tool_choice": "none"},
+    {"input": "a", "tools": [{**TOOL, "parameters": {"type": "object", LONG: [LONG]}}]},
+    {"input": [{"role": "user", "content": "a"}, CALLED]},
+    {"input": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+    {"input": [{"type": "function_call_output", "call_id": "a", "output": LONG}]},
+    {"input": [{"role": "user", "content": "a"}] * 1000},
+]
+
+
+@pytest.mark.parametrize("holding", HOLDING, ids=range(len(HOLDING)))
+def test_all_that_is_kept_is_counted(holding: dict[str, Any]) -> None:
+    """Measured by what memory many take: no more than the bound of all, whatever they hold."""
+    raw = json.dumps({"model": "m", **holding})
+    store, bound = Conversations(most=256, size=1 << 20), 3 << 20
+    around: Any = SimpleNamespace(
+        dialect=SimpleNamespace(id="chatcmpl-ab", created=1, model="m"),
+        answers=SimpleNamespace(prompt_tokens=1),
+        text=lambda a: a.text,
+        calls=lambda a: [],
+    )
+    responses = Responses(SimpleNamespace(), store)  # type: ignore[arg-type]  # nothing is generated
+    tracemalloc.start()
+    try:
+        for i in range(20):
+            around.dialect.id = f"chatcmpl-{i}"
+            body = ResponsesRequest.model_validate_json(raw)
+            turn = Turn(around, body, tuple(messages_of(body.input)))
+            a = Whole(text="yes", finish="stop")
+            responses._finished(turn, a, output_of(turn, a))
+        said = turn.said
+        del body, turn, a
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < bound
+    last = store.find("resp_19")
+    assert json.loads(last.response)["id"] == "resp_19"
+    assert last.messages == (*said, Message(role="assistant", content="yes"))
 
 
 def test_items_become_messages() -> None:

@@ -57,7 +57,7 @@ class Api:
         self.metrics = Metrics(self.service.worker.batch)
         self.generation = Generation(self.service, self.metrics)
         s = self.service.settings
-        self.kept = Responses(self.generation, Conversations(s.kept, s.kept_letters))
+        self.kept = Responses(self.generation, Conversations(s.kept, s.kept_bytes))
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
@@ -90,7 +90,8 @@ class Api:
 
     async def response(self, request: Request) -> Response:
         """GET /v1/responses/{id}: one that is kept."""
-        return JSONResponse(self.kept.conversations.find(request.path_params["id"]).response)
+        found = self.kept.conversations.find(request.path_params["id"])
+        return Response(found.response, media_type="application/json")
 
     async def drop_response(self, request: Request) -> Response:
         """DELETE /v1/responses/{id}."""

@@ -6,32 +6,48 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from .errors import Refused
+from .replies import JSON
 from .schema import CalledFunction, CallItem, Item, Message, MessageItem, ResultItem, ToolCall
+
+_MESSAGES = TypeAdapter(tuple[Message, ...])
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A response with all that was said up to its end."""
+    """A response, and all that was said up to its end, as JSON: so what both take is known, with
+    tools, instructions and whatever else they hold."""
 
-    response: dict[str, Any]
-    messages: tuple[Message, ...]
+    response: bytes
+    said: bytes
+
+    @staticmethod
+    def of(response: dict[str, Any], messages: Sequence[Message]) -> "Kept":
+        """Of these messages, the response's own the last."""
+        said = _MESSAGES.dump_json(tuple(messages), exclude_none=True)
+        return Kept(JSON.encode(response).encode(), said)
 
     @property
-    def letters(self) -> int:
-        """Of the whole conversation: what it has in common with others is counted in each."""
-        calls = (c.function.arguments for m in self.messages for c in m.tool_calls or ())
-        return sum(len(m.text) for m in self.messages) + sum(map(len, calls))
+    def messages(self) -> tuple[Message, ...]:
+        """What was said."""
+        return _MESSAGES.validate_json(self.said)
+
+    @property
+    def size(self) -> int:
+        """In bytes; what a conversation has in common with others is counted in each."""
+        return len(self.response) + len(self.said)
 
 
 class Conversations:
-    """The latest responses: at most `most`, of at most `letters` together. Whoever knows the id of
-    one may have it; ids cannot be guessed."""
+    """The latest responses: at most `most`, of at most `size` bytes together. Whoever knows the id
+    of one may have it; ids cannot be guessed."""
 
-    def __init__(self, most: int, letters: int) -> None:
-        self.most, self.letters = most, letters
+    def __init__(self, most: int, size: int) -> None:
+        self.most, self.size = most, size
         self._held: OrderedDict[str, Kept] = OrderedDict()  # what was used longest ago first
-        self._count = 0  # letters of all of them
+        self._count = 0  # bytes of all of them
 
     def keep(self, id: str, kept: Kept) -> None:
         """Add a response; what was used longest ago goes for it, or the response itself where it
@@ -39,9 +55,9 @@ class Conversations:
         if id in self._held:
             self.drop(id)
         self._held[id] = kept
-        self._count += kept.letters
-        while len(self._held) > self.most or self._count > self.letters:
-            self._count -= self._held.popitem(last=False)[1].letters
+        self._count += kept.size
+        while len(self._held) > self.most or self._count > self.size:
+            self._count -= self._held.popitem(last=False)[1].size
 
     def find(self, id: str) -> Kept:
         """A response that is still there. Refused where none is."""
@@ -54,7 +70,7 @@ class Conversations:
 
     def drop(self, id: str) -> None:
         """Forget a response. Refused where none is."""
-        self._count -= self.find(id).letters
+        self._count -= self.find(id).size
         del self._held[id]
 
 

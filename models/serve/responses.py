@@ -107,7 +107,7 @@ class Responses:
         """The whole response, kept unless the request says otherwise."""
         response = _response(turn, a, output)
         if turn.body.store is not False:
-            kept = Kept(response, (*turn.said, _as_message(output)))
+            kept = Kept.of(response, (*turn.said, _as_message(output)))
             self.conversations.keep(turn.id, kept)
         return response
 

@@ -1,6 +1,5 @@
 """What a request may hold, with bounds on everything. Fields that are not known are passed over."""
 
-import json
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (

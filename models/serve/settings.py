@@ -11,7 +11,7 @@ class Settings:
     which one request has at most `choices`. Without `keys` everybody may ask; without `origins` no
     page of another site. `body_bytes` bounds a request, `bodies_bytes` all that are arriving,
     `head_seconds` and `body_seconds` how long headers and a body may take to arrive. The latest
-    `kept` responses, of `kept_letters` together, can be gone on from. `draft` is the most tokens
+    `kept` responses, of `kept_bytes` together, can be gone on from. `draft` is the most tokens
     that are drafted where a request does not say."""
 
     parallel: int = 16
@@ -22,7 +22,7 @@ class Settings:
     body_seconds: float = 30.0
     head_seconds: float = 15.0
     kept: int = 256
-    kept_letters: int = 1 << 24
+    kept_bytes: int = 1 << 24
     ping_seconds: float = 15.0
     draft: int = 8
     keys: tuple[str, ...] = ()
