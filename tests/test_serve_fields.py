@@ -1,8 +1,10 @@
 """What fields of requests do, or why they are refused; what clients look for in refusals."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,8 +15,15 @@ from pydantic import ValidationError
 from serve_kit import Server, ended, started
 from small_model import learnable_model
 
+from ggraph.serving.prefix import PrefixTree
+from ggraph.serving.text import Plain, Request, begun
 from models.serve import fields, schema
+from models.serve.embeddings import embeddings
+from models.serve.engine import Answers
 from models.serve.errors import of_validation
+from models.serve.generation import Generation
+from models.serve.inbox import Ended, Inbox
+from models.serve.worker import Ticket
 
 WEB = httpx.Client(timeout=60)
 TALK = [{"role": "user", "content": "Say something."}]
@@ -54,6 +63,36 @@ def test_vectors_have_as_many_numbers_as_asked_for(server: Server) -> None:
     for count in (0, -1, len(whole) + 1):
         error = refused(server, "/v1/embeddings", {"input": "abc", "dimensions": count})
         assert error["param"] == "dimensions" and "dimensions" in error["message"]
+
+
+def test_states_go_when_their_text_is_read() -> None:
+    """They are a hundred times a vector: nobody holds those of all texts until the last is read."""
+    said, root = Inbox(eager=False), PrefixTree().root
+    tickets, texts = [Ticket(i, said) for i in range(3)], [
+        begun(Request([1], Plain(lambda _: 0), 0, features=True), i, 0, root) for i in range(3)
+    ]  # fmt: skip
+    for ticket, text in zip(tickets, texts, strict=True):
+        ticket.text = text  # as the worker has it
+        text.features += [np.full((4, 8), ticket.index + 1, np.float32)] * 2
+    answers = Answers(tickets, said, 3)
+    service: Any = SimpleNamespace(
+        settings=SimpleNamespace(ping_seconds=9), read=lambda _: answers, cancel=lambda _: None,
+        m=SimpleNamespace(model=SimpleNamespace(name="m")),
+    )  # fmt: skip
+    asked = schema.EmbeddingsRequest(input=["a"] * 3)
+
+    async def run() -> list[Any]:
+        generation = Generation(service, None)  # type: ignore[arg-type]  # nothing is measured
+        reply = asyncio.ensure_future(embeddings(generation, [[1]] * 3, asked))
+        for index in (1, 2, 0):
+            said.put((index, Ended(texts[index])))
+            while texts[index].features:
+                assert not reply.done()
+                await asyncio.sleep(0)
+        return [d["embedding"] for d in (await reply)["data"]]
+
+    vectors = asyncio.run(asyncio.wait_for(run(), 9))
+    assert np.allclose(vectors, np.full((3, 8), 8**-0.5))
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

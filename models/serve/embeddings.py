@@ -31,18 +31,19 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
 async def embeddings(
     generation: Generation, prompts: list[list[int]], asked: EmbeddingsRequest
 ) -> dict[str, Any]:
-    """The reply: one vector of length 1 for each text."""
+    """The reply: one vector of length 1 for each text. States go when the text is read."""
     answers = generation.service.read(prompts)
-    found: dict[int, Text] = {}
+    found: dict[int, Array] = {}
     async for heard in generation.heard(answers):
         for index, what in heard:
             if isinstance(what, Ended):
                 if what.error is not None or what.text is None:
                     told = what.error or "the text was not read"
                     raise generation.service.worker.refusal(told)
-                found[index] = what.text
+                found[index] = _pooled(what.text, asked)
+                what.text.features.clear()
     data = [
-        {"object": "embedding", "index": i, "embedding": _coded(_pooled(found[i], asked), asked)}
+        {"object": "embedding", "index": i, "embedding": _coded(found[i], asked)}
         for i in range(len(prompts))
     ]
     count = answers.prompt_tokens
