@@ -173,7 +173,7 @@ class ChatTemplate:
         variables (tools, enable_thinking, ...). InputError when the messages are not such or the
         template refuses them; FormatError when the template fails or would run away.
         """
-        _check_messages(messages)
+        check_messages(messages)
         variables = {**self._tokens, "tools": None, "documents": None, **extra}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return self._ask(variables)
@@ -188,7 +188,8 @@ class ChatTemplate:
         raise FormatError(f"chat template{said if kind == 'broken' else f' {kind}: {said}'}")
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """InputError where they are no mappings with roles."""
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         raise InputError(f"messages: expected a list, got {type(messages).__name__}")
     for i, message in enumerate(messages):

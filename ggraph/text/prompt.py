@@ -3,20 +3,23 @@
 A template may do anything with a text: trim it, split it, look for a word in it. So the text goes
 through whole, but for a `seam`, a letter that nobody uses, put into every marker that stands in it
 (and behind what could begin one at its end, or before what could end one). In the rendered prompt
-a marker with a seam in it is text. Texts without markers go through as they are, and so do roles
-and types, which are a program's words. A template that itself writes a marker around a text, as
-`<|{{ content }}|>` would, means that.
+a marker with a seam in it is text. Keys of mappings are texts, too: calls and schemas have any.
+Texts without markers go through as they are, and so do a message's role, types that have a name in
+schemas, and names that a template asks for, but for markers in them: those are a program's words. A
+template that itself writes a marker around a text, as `<|{{ content }}|>` would, means that.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ggraph.text.chat import ChatTemplate
+from ggraph.text.chat import ChatTemplate, check_messages
 from ggraph.text.tokenizer import Tokenizer
 
 _PRIVATE = range(0x100000, 0x10FFFE)  # letters that Unicode leaves to whoever wants them
 
-_WORDS = ("role", "type")
+_TYPES = frozenset(
+    ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null")
+)  # which templates compare with
 
 
 def prompt_ids(
@@ -31,11 +34,27 @@ def prompt_ids(
     Whatever texts `messages` and `extra` hold, the only control tokens are those that the template
     itself writes. `extra` and the errors are those of `ChatTemplate.render`.
     """
+    asked = {"add_generation_prompt": add_generation_prompt, **extra}
+    return tokenizer.encode_sewn(*sewn_prompt(tokenizer, messages, **asked))
+
+
+def sewn_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    **extra: Any,
+) -> tuple[str, str]:
+    """The prompt's text with seams in it, and the seam: what `Tokenizer.encode_sewn` makes ids
+    of."""
     template = ChatTemplate.of(tokenizer)
-    seam = _unused([template.source, *_strings([messages, extra])])
+    check_messages(messages)
+    seam = _unused([template.source, *strings_of([messages, extra])])
     sew = Sewing(tokenizer.control_texts, seam)
-    text = template.render(sew(messages), add_generation_prompt=add_generation_prompt, **sew(extra))
-    return tokenizer.encode_sewn(text, seam)
+    said = [{**sew(m), "role": m["role"]} for m in messages]
+    variables = {k: sew(v) for k, v in extra.items()}
+    text = template.render(said, add_generation_prompt=add_generation_prompt, **variables)
+    return text, seam
 
 
 class Sewing:
@@ -52,15 +71,25 @@ class Sewing:
         if isinstance(value, str):
             return self._sewn(value)
         if isinstance(value, Mapping):
-            return {k: v if k in _WORDS else self(v) for k, v in value.items()}
+            return {self._key(k): v if _is_type(k, v) else self(v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
             return [self(v) for v in value]
         return value
 
-    def _sewn(self, text: str) -> str:
+    def _key(self, key: Any) -> Any:
+        """A name that a template may ask for stays that, unless a marker is in it."""
+        if not isinstance(key, str):
+            return key
+        return self._parted(key) if key.isidentifier() else self._sewn(key)
+
+    def _parted(self, text: str) -> str:
         for marker in self._markers:
             while marker in text:  # those that overlap come up one after the other
                 text = text.replace(marker, marker[0] + self._seam + marker[1:])
+        return text
+
+    def _sewn(self, text: str) -> str:
+        text = self._parted(text)
         core = text.strip()  # as templates like to have it
         lengths = range(1, min(len(core), self._longest) + 1)
         begun = any(core[-n:] in self._starts for n in lengths)
@@ -71,14 +100,20 @@ class Sewing:
         return text.replace(core, sewn, 1)
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _is_type(key: Any, value: Any) -> bool:
+    return key == "type" and isinstance(value, str) and value in _TYPES
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """Every text within a value made of dicts and lists, keys among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from _strings(list(value.values()))
+        for pair in value.items():
+            yield from strings_of(pair)
     elif isinstance(value, (list, tuple)):
         for v in value:
-            yield from _strings(v)
+            yield from strings_of(v)
 
 
 def _unused(texts: Iterable[str]) -> str:
