@@ -121,6 +121,19 @@ def test_sentence_piece_round_trip(text, special):
     assert t.encode(text, bos=False) == ids[1:]
 
 
+@given(texts, st.sampled_from(["smollm", "spm"]), st.booleans(), st.integers(0, 9))
+def test_who_can_use_few_ids_is_spared_the_rest(text, kind, special, most):
+    """The ids that come are the first ones: all of them, or more than could be used."""
+    t = tokenizer(kind)
+    ids = t.encode(text, special=special)
+    found = t.encode(text, special=special, most=most)
+    assert found == ids[: len(found)]
+    assert found == ids or len(found) > most
+    words = " ".join(f"word{i}" for i in range(500))
+    if kind == "smollm":  # the other's tokens hold several words, so that none ends before all do
+        assert len(t.encode(words, most=most)) < most + 20
+
+
 def loop_spm(tokens, scores, text):
     """SentencePiece by its definition: look for the best pair, merge it, look again."""
     ids = {t: i for i, t in enumerate(tokens)}

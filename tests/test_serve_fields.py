@@ -280,6 +280,35 @@ def test_what_is_too_long_is_told_as_clients_know_it(
     assert refused(server, TEXT, {"prompt": ""})["code"] is None
 
 
+LONG = "abc " * 20_000
+LONG_TOOL = {"name": "f", "description": LONG}
+CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[%s]"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+         "messages"),
+        (CHAT, {"tools": [{"type": "function", "function": LONG_TOOL}]}, "messages"),
+        (CHAT, {"messages": [*TALK, json.loads(json.dumps(CALLED) % json.dumps(LONG)[1:-1])]},
+         "messages"),
+        (CHAT, {"messages": [*TALK, json.loads(json.dumps(CALLED) % ("1, " * 30_000 + "1"))]},
+         "messages"),
+        ("/v1/responses", {"instructions": LONG}, "input"),
+        ("/v1/responses", {"tools": [{"type": "function", **LONG_TOOL}]}, "input"),
+    ],
+    ids=range(6),
+)  # fmt: skip
+def test_what_cannot_fit_is_refused_before_it_is_read(
+    server: Server, path: str, body: dict[str, Any], field: str
+) -> None:
+    """By its letters, wherever they stand: in tools and calls as in messages."""
+    error = refused(server, path, {**ASKED[path], **body})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert "letters, at most" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [

@@ -91,9 +91,15 @@ class BpeEncoder:
         self._cache: dict[str, list[int]] = {}
         self._words = word_cutter(pre)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which holds no lone surrogate."""
-        return [i for word, _ in self._words.pre_tokenize_str(text) for i in self._cached(word)]
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of `text`, which holds no lone surrogate, up to the word with which they are more
+        than `most`."""
+        ids: list[int] = []
+        for word, _ in self._words.pre_tokenize_str(text):
+            ids += self._cached(word)
+            if most is not None and len(ids) > most:
+                break
+        return ids
 
     def _cached(self, word: str) -> list[int]:
         found = self._cache.get(word)

@@ -36,8 +36,8 @@ class HfEncoder:
         self._plain = _engine(source)
         self._plain.encode_special_tokens = True
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text` with special tokens read as text."""
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of `text`, all of them, with special tokens read as text."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def encode_special(self, text: str) -> list[int]:

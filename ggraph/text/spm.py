@@ -37,14 +37,17 @@ class SpmEncoder:
         self._cuttable = not any(inner.search(t) for t in tokens)
         self._cache: dict[str, tuple[int, ...]] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which holds no lone surrogate; spaces are escaped here."""
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of `text`, which holds no lone surrogate, up to the word with which they are more
+        than `most`, where words can be told apart; spaces are escaped here."""
         text = text.replace(" ", SPACE)
         if not self._cuttable:
             return list(self._merge(text))
         out: list[int] = []
         for chunk in re.findall(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+", text):
             out.extend(self._cached(chunk))
+            if most is not None and len(out) > most:
+                break
         return out
 
     def _cached(self, chunk: str) -> tuple[int, ...]:

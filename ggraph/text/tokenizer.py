@@ -22,8 +22,8 @@ from ggraph.text.vocab import Vocabulary, numbers, strings, vocabulary_from_gguf
 class Encoder(Protocol):
     """Splits plain text (no special tokens, no lone surrogates) into ids."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Ids of `text`, or its first ones, but more than `most`."""
         ...
 
 
@@ -150,12 +150,20 @@ class Tokenizer:
         """The id whose text, as the vocabulary writes it, is `token`; None if there is none."""
         return self._ids.get(token)
 
-    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = False,
+        bos: bool | None = None,
+        most: int | None = None,
+    ) -> list[int]:
         """Ids of `text`.
 
         `special`: find special tokens in the text (for rendered chat templates). `bos`: put the
-        bos token in front; None leaves it to the vocabulary. InputError when `text` is no string
-        or there is no bos token.
+        bos token in front; None leaves it to the vocabulary. `most`: whoever can use no more than
+        so many ids is spared the rest, but gets more than that where there are. InputError when
+        `text` is no string or there is no bos token.
         """
         if not isinstance(text, str):
             raise InputError(f"text to encode: expected str, got {type(text).__name__}")
@@ -165,7 +173,8 @@ class Tokenizer:
         text = _without_surrogates(text)
         if self._encode_special is not None:
             return head + (self._encode_special if special else self._encoder.encode)(text)
-        return head + self._encode_parts(_cut(text, self._markers if special else self._always))
+        parts = _cut(text, self._markers if special else self._always)
+        return head + self._encode_parts(parts, most)
 
     @cached_property
     def control_texts(self) -> Sequence[str]:
@@ -173,8 +182,9 @@ class Tokenizer:
         control = self.vocabulary.control
         return [t for t, i in self._markers if i in control and len(t) > 1]
 
-    def encode_sewn(self, text: str, seam: str) -> list[int]:
+    def encode_sewn(self, text: str, seam: str, most: int | None = None) -> list[int]:
         """Ids of a rendered chat template: `seam` is in no token, and what holds it is no marker.
+        `most` is as in `encode`.
 
         Where seams change nothing, the ids are those of the text without them.
         """
@@ -185,10 +195,10 @@ class Tokenizer:
         ]
         kept = [p for p in parts if p != ""]
         if kept == _cut(bare, self._markers):
-            return self.encode(bare, special=True, bos=False)
+            return self.encode(bare, special=True, bos=False, most=most)
         if self._encode_special is None:  # an engine finds the tokens that always count by itself
             kept = [q for p in kept for q in (_cut(p, self._always) if isinstance(p, str) else [p])]
-        return self._encode_parts(kept)
+        return self._encode_parts(kept, most)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. See `decode_bytes`."""
@@ -218,17 +228,20 @@ class Tokenizer:
             raise InputError("bos was asked for, but the vocabulary has no bos token")
         return [self.bos_id]
 
-    def _encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+    def _encode_parts(self, parts: Sequence[str | int], most: int | None) -> list[int]:
         ids: list[int] = []
         own_space = self.vocabulary.space_prefix and self._encode_special is None
         after_marker = True  # SentencePiece puts its space at the start and behind each marker
         for part in parts:
+            left = None if most is None else most - len(ids)
+            if left is not None and left < 0:
+                break
             if isinstance(part, int):
                 ids.append(part)
                 after_marker = True
                 continue
             space = " " if after_marker and own_space else ""
-            ids += self._encoder.encode(space + part)
+            ids += self._encoder.encode(space + part, left)
             after_marker = False
         return ids
 

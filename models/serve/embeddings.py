@@ -25,6 +25,7 @@ def prompts_of(service: Service, asked: EmbeddingsRequest) -> list[list[int]]:
     given = asked.input
     several = isinstance(given, list) and not (given and isinstance(given[0], int))
     texts: list[Any] = list(given) if several and given else [given]
+    service.worker.check_room(len(texts), "input")
     return [service.text_ids(t, "input") for t in texts]
 
 

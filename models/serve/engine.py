@@ -27,7 +27,7 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
-from ggraph.text.prompt import prompt_ids
+from ggraph.text.prompt import prompt_ids, sewn_prompt, strings_of
 from ggraph.text.stream import TextStream
 
 from ..heads.assistant import AssistantHead
@@ -163,10 +163,12 @@ class Service:
             ) from None
 
     def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
-        """Token ids of a conversation. Refused where it is too long, or the template objects."""
-        letters = sum(len(str(m.get("content") or "")) for m in messages)
-        self.check_letters(letters, "messages")
-        return self._fits(prompt_ids(self.m.tokenizer, messages, **extra), "messages")
+        """Token ids of a conversation. Refused where it is too long, with tools and calls, or the
+        template objects."""
+        self.check_letters(sum(map(len, strings_of([messages, extra]))), "messages")
+        text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
+        self.check_letters(len(text), "messages")
+        return self._fits(self.m.tokenizer.encode_sewn(text, seam, self.context), "messages")
 
     def stem_of(self, ids: list[int], messages: Sequence[dict[str, Any]], **extra: Any) -> int:
         """How many of a conversation's ids its next turn will begin with: those of the messages,
@@ -185,7 +187,7 @@ class Service:
         too many."""
         if isinstance(prompt, str):
             self.check_letters(len(prompt), param)
-            ids = self.m.tokenizer.encode(prompt, special=special, bos=None)
+            ids = self.m.tokenizer.encode(prompt, special=special, bos=None, most=self.context)
             return self._fits(ids, param)
         most = self.m.model.vocab_size
         if any(t >= most for t in prompt):
@@ -203,21 +205,25 @@ class Service:
         if not ids:
             raise Refused("the prompt is empty", param=param)
         if len(ids) > self.context:
-            message = f"the prompt has {len(ids)} tokens, but the context holds {self.context}"
-            raise Refused(f"{message} {WAY}", param=param, code=TOO_LONG)
+            message = f"the prompt has at least {len(ids)} tokens, but the context holds "
+            raise Refused(f"{message}{self.context} {WAY}", param=param, code=TOO_LONG)
         return ids
+
+    def check_room(self, prompts: int, body: Sampling) -> None:
+        """Refused where there are no prompts, or no room for the answers to so many; asked before
+        they are read, too."""
+        count = prompts * (body.n or 1)
+        if not prompts:
+            raise Refused("the prompt is empty", param="prompt")
+        if count > self.settings.choices:
+            most = self.settings.choices
+            raise Refused(f"{count} answers asked for, at most {most} may be", param="n")
+        self.worker.check_room(count, "n")
 
     def answer(self, prompts: Sequence[list[int]], body: Sampling, wanted: Wanted) -> Answers:
         """Begin `n` answers to each prompt. Refused where there is no room, or a field is wrong."""
+        self.check_room(len(prompts), body)
         count = body.n or 1
-        if not prompts:
-            raise Refused("the prompt is empty", param="prompt")
-        if len(prompts) * count > self.settings.choices:
-            raise Refused(
-                f"{len(prompts) * count} answers asked for, at most {self.settings.choices} may be",
-                param="n",
-            )
-        self.worker.check_room(len(prompts) * count, "n")
         journal = journal_of(body.going_on, self.m.model.vocab_size)
         said = Inbox(eager=bool(body.stream) or journal is not None)
         config, tickets = self._config(body), list[Ticket]()

@@ -66,6 +66,7 @@ class Generation:
 
     def chat(self, asked: ChatRequest) -> Callable[[], Asked]:
         """Everything that takes time is done; the call that comes back begins the answers."""
+        self.service.check_room(1, asked)
         tools = chosen(asked.tools or (), asked.tool_choice)
         if demanded(asked.tool_choice) and not tools:
             raise Refused("tool_choice names no tool of this request", param="tool_choice")
@@ -87,6 +88,7 @@ class Generation:
         given = asked.prompt
         several = isinstance(given, list) and not (given and isinstance(given[0], int))
         prompts: list[Any] = list(given) if several else [given]
+        self.service.check_room(len(prompts), asked)
         ids = [self.service.text_ids(p, special=asked.parse_special) for p in prompts]
         limit = -1 if asked.max_tokens is None else asked.max_tokens
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
