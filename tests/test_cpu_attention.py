@@ -1,5 +1,6 @@
 """Attention over a cache: float64 oracle, and bits that depend on the row alone."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ggraph.backends.cpu import attention, chunks
 from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.jit import Jit, host_jit
 from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
@@ -68,10 +69,14 @@ def oracle(a: dict[str, Any]) -> np.ndarray:
     m, heads, kv, hd = a["m"], a["heads"], a["kv_heads"], a["hd"]
     q = a["q"].astype(np.float64).reshape(m, kv, heads // kv, hd)
     scores = np.einsum("mkgd,nkd->mkgn", q, numbers(a["k"])) * a["scale"]
-    scores += a["mask"][:, None, None]
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return np.einsum("mkgn,nkd->mkgd", p, numbers(a["v"])).reshape(m, heads, hd)
+    mask = a["mask"][:, None, None]
+    scores = np.where(np.isneginf(mask), -np.inf, scores + mask)
+    sinks = np.full(heads, -np.inf) if isinstance(a["sinks"], int) else a["sinks"].astype(float)
+    scores = np.concatenate([scores, np.tile(sinks.reshape(kv, -1, 1), (m, 1, 1, 1))], -1)
+    p = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), -3e38))
+    total = p.sum(-1, keepdims=True)
+    p /= np.where(total == 0, 1, total)
+    return np.einsum("mkgn,nkd->mkgd", p[..., :-1], numbers(a["v"])).reshape(m, heads, hd)
 
 
 SHAPES = [(9, 3, 64), (4, 4, 80), (7, 1, 128), (2, 1, 8), (10, 2, 40), (6, 1, 256), (2, 1, 96)]
@@ -206,6 +211,44 @@ def test_what_a_row_does_not_see_may_be_no_number() -> None:
     attend("attention_f16", 2, spoilt)
     assert np.array_equal(spoilt["y"][:15], a["y"][:15])
     assert np.isnan(spoilt["y"][15:]).all()
+
+
+ODD = (np.inf, -np.inf, np.nan)
+
+
+@pytest.mark.parametrize("variant", ["host", *variants()])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_a_row_sees_that_is_no_number_shows(kind: str, variant: str, tmp_path: Path) -> None:
+    """Odd keys, queries, masks and sinks: a result is a number where it is one by the oracle, and
+    then that. An f16 cache holds a key above 65504 as infinity."""
+    jit = host_jit() if variant == "host" else Jit(variants()[variant], tmp_path)
+    rng = np.random.default_rng(0)
+    for (m, heads, n), odd, where in product(
+        ((1, 4, 9), (3, 4, 150), (20, 8, 150)), ODD, ("k", "q", "mask", "sinks")
+    ):
+        a = arguments(kind, m, heads, 2, 32, n, 1)
+        if where == "k":
+            at = rng.integers(0, n, 2), rng.integers(0, 2, 2)
+            if kind == "q8_0":
+                a["k"][*at, :2] = np.frombuffer(np.float16(odd).tobytes(), np.uint8)
+            else:
+                a["k"][*at, 5] = odd
+        elif where == "q":
+            a["q"][m // 2, 1, 7] = odd
+        elif where == "mask":
+            a["mask"][m // 2, n // 2] = odd
+            a |= listed(a["mask"])
+        else:
+            a["sinks"] = np.array([1, odd] * (heads // 2), np.float32)
+        with np.errstate(all="ignore"):
+            want = oracle(a)
+        for names in (("attention_" + kind,), ("attend_chunks_" + kind, "merge_chunks")):
+            a["y"] = np.full_like(a["q"], 7)
+            for name in names:
+                call_with(jit, name, **{k: v for k, v in a.items() if k != "mask"})
+            assert np.array_equal(np.isnan(a["y"]), np.isnan(want)), (m, odd, where)
+            known = ~np.isnan(want)
+            assert np.abs(a["y"] - want)[known].max(initial=0) < 5e-6, (m, odd, where)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -201,8 +201,7 @@ def soft_max(k: Kernel) -> None:
         largest = k.maximum(words.hmax(k, top.value), -3.0e38)
 
         def raised(c: Val, left: Val | None, out: Val = out, largest: Val = largest) -> Val:
-            below = _get(k, out + c * 4, left) - k.splat(largest, 8)
-            value = k.select(below.is_nan(), below, words.exp_below(k, below))
+            value = words.exp_below(k, _get(k, out + c * 4, left) - k.splat(largest, 8))
             if left is not None:
                 value = k.select(words.tail_mask(k, left), value, 0.0)
             _put(k, out + c * 4, value, left)

@@ -41,7 +41,8 @@ def address_table(k: Kernel, out: Val, slots: Val, base: Val, stride: Val, count
 @kernel("mask list length m n ms")
 def shown_slots(k: Kernel) -> None:
     """For each row of the mask [m, n] the slots that it shows, ascending, and their biases; of the
-    first `length` slots alone where that address of an i32 is not 0. mask = 0 shows all."""
+    first `length` slots alone where that address of an i32 is not 0. mask = 0 shows all. What is
+    not a number hides nothing."""
     mask, n, ms, length = k.words("mask n ms length")
     held = k.var(n)
     with k.when(length.ne(0)):
@@ -56,18 +57,18 @@ def shown_slots(k: Kernel) -> None:
             with k.when(mask.ne(0)):
                 given.value = words.load_tail(k, mask + ms * row + first * 4, left)
             bias = k.select(words.tail_mask(k, left), given.value, float("-inf"))
-            at = entry.value
-            with k.if_else(-words.hmax(k, -bias) > LOWEST) as (all_shown, not_all):
+            at, known = entry.value, k.select(bias.is_nan(), k.const(0.0, F32X8), bias)
+            with k.if_else(-words.hmax(k, -known) > LOWEST) as (all_shown, not_all):
                 with all_shown:
                     k.store(at, k.splat(k.cast("trunc", first, I32), 8) + lanes)
                     k.store(at + biases, bias)
                     entry.value = at + 32
-                with not_all, k.when(words.hmax(k, bias) > LOWEST):
+                with not_all, k.when(words.hmax(k, known) > LOWEST):
                     for lane in range(8):
-                        own, at = k.lane(bias, lane), entry.value
+                        shows, at = k.lane(known, lane) > LOWEST, entry.value
                         k.store(at, k.cast("trunc", first + lane, I32))
-                        k.store(at + biases, own)
-                        entry.value = k.select(own > LOWEST, at + 4, at)
+                        k.store(at + biases, k.lane(bias, lane))
+                        entry.value = k.select(shows, at + 4, at)
         count = (entry.value - list_of(k, row) - LIST_HEAD) // 4
         k.store(list_of(k, row), k.cast("trunc", count, I32))
 

@@ -89,7 +89,7 @@ def clear(k: Kernel, state: Val) -> None:
 
 
 def finish(k: Kernel, state: Val, y: Val, head: Val) -> None:
-    """y = out / sum (zeros where nothing was shown); the head's sink takes part in the sum."""
+    """y = out / sum (zeros where the sum is 0); the head's sink takes part in the sum."""
     total, kept = k.var(k.load(state + 4, F32)), k.var(1.0, F32)
     sinks = k.arg("sinks")
     with k.when(sinks.ne(0)):
@@ -99,6 +99,6 @@ def finish(k: Kernel, state: Val, y: Val, head: Val) -> None:
         parts = words.exp(k, both)
         kept.value = k.lane(parts, 0)
         total.value = total.value * kept.value + k.lane(parts, 1)
-    share = k.splat(k.select(total.value > 0.0, kept.value / total.value, 0.0), 8)
+    share = k.splat(k.select(total.value.eq(0.0), k.const(0.0, F32), kept.value / total.value), 8)
     for d in k.loop(0, k.arg("vd"), 8):
         k.store(y + d * 4, k.load(state + d * 4 + HEAD, F32X8) * share)

@@ -24,7 +24,7 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cephes), first one exact
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
              4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)  # fmt: skip  # Cephes expf
-EXP_LOW, EXP_HIGH = -87.3, 88.3  # exp is 0 below; 2^n of what is above is not a float32
+EXP_LOW = -87.3  # exp is 0 below
 EXP_INFINITE = 89.0  # from here on exp surely is
 
 
@@ -154,55 +154,41 @@ def _exp_parts(k: Kernel, inside: Val) -> tuple[Val, Val]:
     return fma(k, p, r * r, r) + 1.0, n
 
 
-def _cut(k: Kernel, x: Val, high: float) -> Val:
-    """x from EXP_LOW to `high`; EXP_LOW where it is not a number."""
-    return k.minimum(k.maximum(x, EXP_LOW), high)
-
-
 def _power(k: Kernel, n: Val, t: ir.Type) -> Val:
     """2^n as float32, n from -126 to 127."""
     return k.cast("bitcast", (n + 127) << 23, t)
 
 
-def _whole(k: Kernel, n: Val) -> Val:
-    return k.cast("fptosi", n, vec(I32, n.v.type.count))
+def _cut(k: Kernel, x: Val) -> Val:
+    """x, but EXP_LOW of what is below; what is not a number stays so."""
+    low = k.const(EXP_LOW, x.v.type)
+    return k.select(low > x, low, x)
 
 
 def exp_below(k: Kernel, x: Val) -> Val:
-    """e to the x of an x <= 0, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3
-    (-inf included) and for what is not a number."""
-    p, n = _exp_parts(k, _cut(k, x, EXP_HIGH))
-    y = _scaled(k, p, n) if k.isa.lanes > 8 else p * _power(k, _whole(k, n), n.v.type)
-    return k.select(x > EXP_LOW, y, 0.0)
+    """`exp` of an x <= 0 in fewer steps: no power of two is too large."""
+    p, n = _exp_parts(k, _cut(k, x))
+    y = _scaled(k, p, n) if k.isa.lanes > 8 else p * _power(k, rounded(k, n), x.v.type)
+    return k.select(x <= EXP_LOW, k.const(0.0, x.v.type), y)
 
 
 def exp(k: Kernel, x: Val) -> Val:
     """e to the x, float32 in any number of lanes, within 2 ulp; 0 at and below -87.3, infinite
     where float32 is, not a number where x is none."""
-    return _exp_scaled(k, x) if k.isa.lanes > 8 else _exp_in_halves(k, x)
+    high = k.const(EXP_INFINITE, x.v.type)
+    p, n = _exp_parts(k, _cut(k, k.select(high < x, high, x)))
+    y = _scaled(k, p, n) if k.isa.lanes > 8 else _in_halves(k, p, rounded(k, n))
+    return k.select(x <= EXP_LOW, k.const(0.0, x.v.type), y)
 
 
-def _exp_in_halves(k: Kernel, x: Val) -> Val:
-    """Half of the power at a time, as 2^128 is none."""
-    p, n = _exp_parts(k, _cut(k, x, EXP_INFINITE))
-    whole = _whole(k, n)
+def _in_halves(k: Kernel, p: Val, whole: Val) -> Val:
+    """p times 2^whole, half of the power at a time, as 2^128 is none."""
     half = ((whole + 254) >> 1) - 127
-    y = p * _power(k, half, x.v.type) * _power(k, whole - half, x.v.type)
-    return k.select(x.is_nan(), x, k.select(x > EXP_LOW, y, 0.0))
-
-
-def _exp_scaled(k: Kernel, x: Val) -> Val:
-    """The same bits where the processor multiplies by powers of two; cut so that what is not a
-    number stays none."""
-    t = x.v.type
-    high, low = k.const(EXP_INFINITE, t), k.const(EXP_LOW, t)
-    below = k.select(high < x, high, x)
-    p, n = _exp_parts(k, k.select(low > below, low, below))
-    return k.select(x <= EXP_LOW, k.const(0.0, t), _scaled(k, p, n))
+    return p * _power(k, half, p.v.type) * _power(k, whole - half, p.v.type)
 
 
 def _scaled(k: Kernel, p: Val, n: Val) -> Val:
-    """p times 2^n by the processor's own instruction."""
+    """p times 2^n by the processor's own instruction, which gives the same bits."""
     t = p.v.type
     mask, usual = ir.Constant(ir.IntType(t.count), -1), I32(4)  # all lanes, the usual rounding
     name = f"llvm.x86.avx512.mask.scalef.ps.{32 * t.count}"
