@@ -13,7 +13,7 @@ from ggraph import dtypes
 from ggraph.backends.cpu import lower, together  # noqa: F401  (all kernels)
 from ggraph.backends.cpu.compiler import compile_object
 from ggraph.backends.cpu.isa import host
-from ggraph.backends.cpu.jit import WATCHERS, Jit
+from ggraph.backends.cpu.jit import SOURCE, WATCHERS, Jit
 from ggraph.backends.cpu.nest import Nest, Operand, register
 from ggraph.backends.cpu.rehearsal import products
 from ggraph.backends.cpu.simd import KERNELS
@@ -38,7 +38,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_helpers_give_what_one_process_does(two_cores: None) -> None:
     names, told = [*SMALL, own_kernel()], list[str]()
-    found = dict(together.Crew(host(), told.append).compiled(names))
+    found = dict(together.Crew(host(), SOURCE, told.append).compiled(names))
     assert sorted(found) == sorted(names)
     assert set(told) == set(names)
     for name, code in found.items():
@@ -54,9 +54,20 @@ def test_a_helper_that_ends_costs_nothing_but_its_help(
     two_cores: None, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(together, "HELP", program.replace("{", "{{"))
-    found = dict(together.Crew(host(), lambda name: None).compiled(SMALL))
+    found = dict(together.Crew(host(), SOURCE, lambda name: None).compiled(SMALL))
     assert sorted(found) == sorted(SMALL)
     assert all(found.values())
+
+
+def test_a_helper_of_another_source_does_not_help(two_cores: None) -> None:
+    """Files that change while a process runs: what it keeps is of the source that it read."""
+    crew = together.Crew(host(), "another", lambda name: None)
+    crew.begin(SMALL)
+    (helper,) = crew._helpers
+    helper.join(60)
+    assert not helper.is_alive()
+    assert crew.found == {}
+    assert sorted(dict(crew.compiled(SMALL))) == sorted(SMALL)
 
 
 def test_what_is_prepared_is_neither_compiled_again_nor_left_out(

@@ -29,13 +29,15 @@ BAKED = (dtype, levels, steps, unary)  # modules elsewhere whose numbers kernels
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
 
 
-@cache
 def _source_hash() -> str:
     digest = hashlib.sha256()
     elsewhere = (Path(str(module.__file__)) for module in BAKED)
     for path in (*sorted(Path(__file__).parent.glob("*.py")), *elsewhere):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+SOURCE = _source_hash()  # as it is imported: the files may be others later
 
 
 class Jit:
@@ -76,7 +78,7 @@ class Jit:
         """The crew that is at work, which is the caller's now, or a new one."""
         with suppress(IndexError):
             return self._crews.pop()
-        return Crew(self.isa, self._tell)
+        return Crew(self.isa, SOURCE, self._tell)
 
     def _missing(self, names: Iterable[str]) -> list[str]:
         """Kernels that nobody has compiled; the others' images are loaded."""
@@ -140,7 +142,7 @@ class Jit:
         kept.write(self.folder, f"{name}.{kind}", self._key(name), content)
 
     def _key(self, name: str) -> str:
-        return f"{name}|{self.isa.key}|{llvmlite.__version__}|{_source_hash()}"
+        return f"{name}|{self.isa.key}|{llvmlite.__version__}|{SOURCE}"
 
 
 @cache

@@ -1,9 +1,10 @@
 """Many kernels compiled at the same time: by processes that help, since LLVM's Python binding lets
 one thread in at a time.
 
-A helper reads kernels' names, one a line, and answers each with the object's length (8 bytes) and
-its bytes; none for a kernel that it does not know, as one that a graph brought along. What a helper
-does not give, for whatever reason, this process compiles.
+A helper reads what source it is to have, and leaves where it has another: files change under a
+process that runs. Then it reads kernels' names, one a line, and answers each with the object's
+length (8 bytes) and its bytes; none for a kernel that it does not know, as one that a graph brought
+along. What a helper does not give, for whatever reason, this process compiles.
 """
 
 import json
@@ -33,8 +34,9 @@ WORD = 8
 HELP = """import sys
 sys.path[:] = {}
 import ggraph.backends.cpu.lower  # all kernels are there then
+from ggraph.backends.cpu.jit import SOURCE
 from ggraph.backends.cpu.together import serve
-serve()"""
+serve(SOURCE)"""
 
 
 def _place(name: str) -> int:
@@ -43,9 +45,11 @@ def _place(name: str) -> int:
 
 
 class Crew:
-    """The kernels that one process and its helpers compile; `told` hears of every name before."""
+    """The kernels that one process and its helpers of the same source compile; `told` hears of
+    every name before."""
 
-    def __init__(self, isa: Isa, told: Callable[[str], None]) -> None:
+    def __init__(self, isa: Isa, source: str, told: Callable[[str], None]) -> None:
+        self._wanted = json.dumps({"isa": asdict(isa), "source": source}).encode() + b"\n"
         self._isa, self._told = isa, told
         self._waiting: PriorityQueue[tuple[int, str]] = PriorityQueue()
         self._asked, self._helpers = set[str](), list[_Helper]()
@@ -61,7 +65,7 @@ class Crew:
         count = min(env.usable_cores() - 1, max(large, len(names) // EACH - 1))
         self._helpers = [h for h in self._helpers if h.is_alive()]
         for _ in range(count - len(self._helpers) if sys.executable else 0):
-            self._helpers.append(_Helper(self._isa, self._waiting, self.found, self._told))
+            self._helpers.append(_Helper(self._wanted, self._waiting, self.found, self._told))
 
     def compiled(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Each of these kernels' object."""
@@ -85,13 +89,13 @@ class _Helper(threading.Thread):
 
     def __init__(
         self,
-        isa: Isa,
+        wanted: bytes,
         waiting: PriorityQueue[tuple[int, str]],
         found: dict[str, bytes],
         told: Callable[[str], None],
     ) -> None:
         super().__init__(daemon=True)
-        self._waiting, self._found, self._told, self._isa = waiting, found, told, isa
+        self._waiting, self._found, self._told, self._wanted = waiting, found, told, wanted
         self.start()
 
     def run(self) -> None:
@@ -108,7 +112,7 @@ class _Helper(threading.Thread):
     def _talk(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(asdict(self._isa)).encode() + b"\n")
+        process.stdin.write(self._wanted)
         process.stdin.flush()
         if process.stdout.read(1) != b"!":  # it is up, and takes no name before
             return
@@ -133,11 +137,14 @@ def _answer(stream: IO[bytes]) -> bytes | None:
     return code if len(code) == size else None
 
 
-def serve() -> None:
-    """The helper's side."""
+def serve(source: str) -> None:
+    """The helper's side, which has this source."""
     names, out = sys.stdin, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nobody else's words among the answers
-    isa = Isa(**json.loads(names.readline()))
+    wanted = json.loads(names.readline())
+    if wanted["source"] != source:
+        return
+    isa = Isa(**wanted["isa"])
     out.write(b"!")
     out.flush()
     for line in names:
