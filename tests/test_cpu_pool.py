@@ -185,6 +185,26 @@ def test_close_ends_the_workers() -> None:
         pool.run(counting(1)[0])
 
 
+def test_a_run_that_waits_while_its_pool_closes_is_refused() -> None:
+    """It must not begin with workers that are gone."""
+    pool, found = Pool(2), list[str]()
+
+    def late() -> None:
+        try:
+            pool.run(counting(1)[0])
+        except BackendError as e:
+            found.append(str(e))
+
+    pool.run(counting(1)[0])
+    thread = threading.Thread(target=late, daemon=True)
+    with pool._lock:
+        thread.start()
+        time.sleep(0.1)
+        pool._stop()
+    thread.join(10)
+    assert found == ["the pool is closed"]
+
+
 @pytest.mark.parametrize(
     ("of", "name", "error"),
     [(os, "pipe", OSError("too many files")), (threading.Thread, "start", RuntimeError("no"))],

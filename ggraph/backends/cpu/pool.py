@@ -161,10 +161,10 @@ class Pool:
 
     def run(self, program: Flat) -> None:
         """Run a program to its end. Other threads that call this wait for their turn."""
-        if not self._stop.alive:
-            raise BackendError("the pool is closed")
         work = self._meanwhile.pop(threading.get_ident(), None)
         with self._lock:
+            if not self._stop.alive:
+                raise BackendError("the pool is closed")
             self._join()
             usual, tempo = program.usual, self.tempo_of(program)
             long = usual.long
