@@ -81,6 +81,14 @@ def test_within_an_op_a_mean_is_not_rounded(name: str) -> None:
         assert np.abs(got - want).max() < 1e-6
 
 
+def test_an_op_that_is_registered_anew_has_its_new_meaning() -> None:
+    for factor in (2.0, 3.0):
+        OPS.pop("again", None)
+        op = register_op("again", lambda x, f=factor: x * f, examples=SMALL)
+        assert all(c.compiled for c in check_op("again", ("cpu",)))
+        assert check_plan(Graph.of({"y": op(input("x", (3,)))}), {"x": np.ones(3, "f4")}, orders=1)
+
+
 def test_an_op_that_sorts_has_none_and_runs_all_the_same() -> None:
     register_op("sorted", lambda x: np.sort(x, -1), examples=SMALL)
     assert [c.compiled for c in check_op("sorted", ("cpu",))] == [False, True, False]  # no element

@@ -57,13 +57,14 @@ class Nests:
 
 
 Layout = tuple[Shape, Shape, str]  # shape, strides and type of a source or result
-Signature = tuple[str, tuple[tuple[str, object], ...], tuple[Layout, ...], Layout]
+Signature = tuple[str, object, tuple[tuple[str, object], ...], tuple[Layout, ...], Layout]
 
 
 def signature(t: Tensor) -> Signature:
-    """All that decides the nests of `t`."""
+    """All that decides the nests of `t`, its meaning among it: another op may have its name."""
     layouts = tuple((s.shape, s.strides, s.dtype.name) for s in t.sources)
-    return t.op, frozen(t.attrs), layouts, (t.shape, t.strides, t.dtype.name)
+    meaning = None if t.spec is None else t.spec.reference
+    return t.op, meaning, frozen(t.attrs), layouts, (t.shape, t.strides, t.dtype.name)
 
 
 _SEEN: dict[Signature, Nests | None] = {}
