@@ -70,8 +70,8 @@ def in_fours(
 
 
 def largest_size(k: Kernel, x: Sequence[Val]) -> Val:
-    """The largest absolute value in vectors of one width."""
-    return words.hmax(k, reduce(k.maximum, [words.absolute(k, v) for v in x]))
+    """The largest absolute value in vectors of one width; not a number where one is none."""
+    return k.cast("bitcast", words.hmax(k, reduce(k.maximum, [_size(k, v) for v in x])), F32)
 
 
 def load_block(k: Kernel, x: Val, lanes: int = 8) -> list[Val]:
