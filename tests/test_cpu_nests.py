@@ -218,6 +218,18 @@ def test_functions_over_their_whole_range(op: str) -> None:
     assert (same | (off < 2e-6) | (np.abs(want) < 1e-37)).all(), given[~same][np.argmax(off[~same])]
 
 
+def test_rounding_is_exact() -> None:
+    """Beside halves, and where float32 has odd integers and nothing between them."""
+    ends = np.float32([0.5, 1.5, 2.5, 1, 2**22 + 0.5, 2**23 - 0.5, 2**23 + 1, 2**24, 3e38, np.inf])
+    near = np.concatenate([ends, np.nextafter(ends, 0), np.nextafter(ends, np.float32(np.inf))])
+    given = np.concatenate([near, -near, normal(1000) * 100, np.float32([0, np.nan])])
+    wide = given.astype(np.float64)
+    graph = Graph.of({"y": ops.round(input("x", given.shape))})
+    want = np.sign(wide) * np.floor(np.abs(wide) + 0.5)
+    assert np.array_equal(run(graph, {"x": given})["y"], want, equal_nan=True)
+    assert np.array_equal(evaluate(graph, {"x": given})["y"], want, equal_nan=True)
+
+
 def test_exponentials_have_the_same_bits_on_every_processor(tmp_path: Path) -> None:
     """Floats of every size, and all those beside the two ends of what has a value."""
     some = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32).view(np.float32)

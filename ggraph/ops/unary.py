@@ -92,8 +92,11 @@ def _hardswish_of(x: Array) -> Array:
 
 
 def _round_of(x: Array) -> Array:
-    """To the nearest integer, halves away from zero, as C's roundf."""
-    return np.sign(x) * np.floor(np.abs(x) + 0.5)
+    """To the nearest integer, halves away from zero, as C's roundf: exact in every float type, in
+    which |x| + 0.5 would not be."""
+    whole = np.trunc(x)
+    y: Array = np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)
+    return y
 
 
 def _unary(name: str, function: Function, ggml: str, meaning: str, fill: str = "normal") -> OpSpec:
