@@ -8,7 +8,7 @@ from ggraph.backends.cpu.simd import F32, I32, I64, Kernel, Val, kernel
 
 
 def _chosen(k: Kernel, ids: Val, at: Val, limit: Val) -> Val:
-    """An expert's number; one beyond the last counts as the first, of which the result is lost."""
+    """An expert's number, or -1 where there is none of that number."""
     found = k.cast("sext", k.load(ids + at * 4, I32), I64)
     known = k.select(found >= 0, found < limit, found >= 0)
     return k.select(known, found, -1)
