@@ -59,7 +59,7 @@ TESTS: dict[str, tuple[str, str]] = {
     "lanes.cuh": (PRODUCTS, "against and f32 or not_exist"),
     "matmul.cu": (f"{PRODUCTS} {EDGES}", "decoded or not_exist or library or without_tensor"),
     "blocks.cuh": (f"{PRODUCTS} {EDGES}", "decoded or against or next_begins"),
-    "experts.cu": (f"{PRODUCTS} {EDGES}", "pair or experts"),
+    "experts.cu": (f"tests/test_cuda_experts.py {PRODUCTS} {EDGES}", "pair or experts"),
     "attention.cu": (
         f"{OPS} {EDGES}",
         "attention and not many or flash or any_size or neighbour or far_below or list or zeros",
@@ -122,6 +122,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("tiles.cu", "[ROWS][TILE + 1]", "padding, so that lanes meet different banks"),
     ("tiles.cu", "WIDE_TILES * TILE + 4]", "padding, so that lanes meet different banks"),
     ("tiles.cu", "row_of(i % 4)", "which takes i % 2 of it"),
+    ("experts.cu", "id < experts ? id : (int)experts", "equal where they are equal"),
+    ("experts.cu", "first < end; first += 32", "lanes that have no pair do nothing"),
     ("attention.cu", "DIMS / 8 + 4", "padding, so that lanes meet different banks"),
     ("attention.cu", "PART + 4", "padding, so that lanes meet different banks"),
     ("parts.cuh", "4 * warp_of(i) < k", "a warp that has nothing gives nothing"),

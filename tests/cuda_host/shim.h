@@ -251,6 +251,17 @@ static T exchange(T value, int offset, int site) {
   return other;
 }
 
+// Which lanes have the same value, as bits.
+static unsigned alike(int value, int site) {
+  unsigned* row = slots[warp_meetings[here / WARP].round & 1];
+  row[here] = (unsigned)value;
+  meet_warp(site);
+  unsigned found = 0;
+  for (int lane = 0; lane < WARP; ++lane)
+    found |= (unsigned)(row[here / WARP * WARP + lane] == (unsigned)value) << lane;
+  return found;
+}
+
 static float bf16_of(unsigned half) {
   const unsigned bits = half << 16;
   float value;
@@ -416,6 +427,8 @@ static const char* launch(void (*f)(A...), const unsigned* grid, unsigned thread
 #define gridDim (shim::grid_size)
 #define __syncthreads() shim::meet(shim::block->meeting, shim::block->alive, __LINE__)
 #define SHUFFLE_XOR(value, offset) shim::exchange(value, offset, __LINE__)
+#define ALIKE(value) shim::alike(value, __LINE__)
+#define __popc __builtin_popcount
 #define SYNC_WARP() (void)shim::exchange(0.0f, 1, __LINE__)
 using shim::copies_done;
 using shim::copy_16;

@@ -43,6 +43,8 @@ DEV unsigned short float_to_half(float value) {
   return bits;
 }
 #define SHUFFLE_XOR(value, offset) __shfl_xor_sync(FULL_WARP, value, offset)
+// Which lanes of the warp have the same value, as bits.
+#define ALIKE(value) __match_any_sync(FULL_WARP, value)
 // Two floats rounded to bf16 in one word, the first in the lower half.
 DEV unsigned bf16_pair(float first, float second) {
   unsigned word;
