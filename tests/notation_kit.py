@@ -5,10 +5,12 @@ from typing import Any
 
 from small_model import byte_alphabet
 
-from models.serve.notations import HERMES, LLAMA, MISTRAL, MISTRAL_LIST
+from models.serve.notations import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_LIST
 
-MARKERS = "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"
-CALLS, _, TAG, CALL, _ = range(258, 263)  # their ids
+MARKERS = (
+    "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>",
+)  # fmt: skip
+CALLS, _, TAG, CALL, _, LISTED = range(258, 264)  # their ids
 TURNS = """
 {%- for m in messages %}
   {%- if m.role == "assistant" and m.tool_calls %}{{ calls(m) }}<|im_end|>
@@ -46,6 +48,12 @@ TEACHES_HERMES = """
   {%- for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
 {%- endmacro %}
 {%- if tools %}{{ tools | tojson }}{% endif %}""" + TURNS  # fmt: skip
+TEACHES_GRANITE = """
+{%- if tools %}Say <|tool_call|> and a list. {{ tools | tojson }}{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{%- endfor %}<|im_start|>assistant
+"""  # which writes no calls itself
 
 
 def llama(*calls: tuple[str, str]) -> str:
@@ -62,6 +70,10 @@ def mistral_list(*calls: tuple[str, str]) -> str:
     return f"[TOOL_CALLS][{', '.join(said)}]"
 
 
+def granite(*calls: tuple[str, str]) -> str:
+    return mistral_list(*calls).replace("[TOOL_CALLS][{", "<|tool_call|>[{", 1)
+
+
 def mistral(*calls: tuple[str, str]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{given}" for name, given in calls)
 
@@ -76,6 +88,7 @@ TAUGHT = {
     "llama typed": (LLAMA, TEACHES_LLAMA, typed),
     "mistral list": (MISTRAL_LIST, TEACHES_LIST, mistral_list),
     "mistral": (MISTRAL, TEACHES_MISTRAL, mistral),
+    "granite": (GRANITE, TEACHES_GRANITE, granite),
     "hermes": (HERMES, TEACHES_HERMES, hermes),  # with markers that are special tokens
 }
 ON, OFF, WRONG = ("f", '{"on": true}'), ("f", '{"on": false}'), ("f", '{"on": 1}')

@@ -19,6 +19,7 @@ from notation_kit import (
     ON,
     TAG,
     TAUGHT,
+    TEACHES_GRANITE,
     TEACHES_LIST,
     TEACHES_LLAMA,
     TEACHES_MISTRAL,
@@ -35,7 +36,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
-from models.serve.notations import HERMES, LLAMA, notation_of
+from models.serve.notations import GRANITE, HERMES, LLAMA, notation_of
 from models.serve.replies import Dialect, Events
 from models.serve.schema import ChatRequest, Message
 from models.serve.tools import Reading, answer_grammar, for_template
@@ -44,17 +45,22 @@ NAMES = frozenset(t.function.name for t in TOOLS)
 every = pytest.mark.parametrize("kind", TAUGHT)
 
 
+UNREAD = (  # by templates that know tools
+    "{{ tools }}",
+    '{{ tools }}{"name": a, "parameters": b}',
+    "{{ tools }}<tool_call><function=f><parameter=a>",
+    "{{ tools }}<tool_call>f<arg_key>a</arg_key>",
+    "{{ tools }}<|tool_call_start|>[f(a='x')]<|tool_call_end|>",
+)
+
+
 def test_a_template_says_how_calls_are_written() -> None:
     assert [notation_of(template) for _, template, _ in TAUGHT.values()] == [
         notation for notation, *_ in TAUGHT.values()
     ]
-    for other in (
-        "",
-        "{{ tools }}",
-        '{{ tools }}{"name": a, "parameters": b}',
-        "<tool_call>[ARGS]",
-    ):
-        assert notation_of(other) == HERMES
+    for other in ("", "<tool_call>[ARGS]", *UNREAD):
+        assert notation_of(other) is None
+    assert notation_of("{{ tools }}<tool_call>[ARGS]") == HERMES
 
 
 # ----- what the grammar lets through
@@ -314,6 +320,25 @@ def test_mistrals_templates_are_given_ids_of_nine_letters() -> None:
     own = {"id": "abcdefghi", "function": {"name": "f"}}
     again = Message.model_validate({"role": "assistant", "tool_calls": [own]})
     assert for_template([again], TOOLS, TEACHES_LIST)[0][0]["tool_calls"][0]["id"] == own["id"]
+
+
+@pytest.mark.parametrize("template", UNREAD)
+def test_a_model_is_told_of_calls_that_its_template_does_not_teach(template: str) -> None:
+    """In words, and what it learns of earlier calls is written so, too."""
+    messages = [Message.model_validate(m) for m in talk(ON)]
+    (system, _, called, result), more = for_template(messages, TOOLS, template)
+    assert (system["role"], more) == ("system", {})
+    assert '<tool_call>{"name": "NAME", "arguments": OBJECT}</tool_call>' in system["content"]
+    assert all(t.function.name in system["content"] for t in TOOLS)
+    assert called == {"role": "assistant", "content": HERMES.written([ON])}
+    assert "done" in result["content"]
+
+
+def test_a_template_that_writes_no_calls_is_given_them_as_text() -> None:
+    messages = [Message.model_validate(m) for m in talk(ON, ODD)]
+    (_, called, *_), more = for_template(messages, TOOLS, TEACHES_GRANITE)
+    assert called == {"role": "assistant", "content": GRANITE.written([ON, ODD])}
+    assert [t["function"]["name"] for t in more["tools"]] == [t.function.name for t in TOOLS]
 
 
 def test_llamas_template_is_given_one_call_a_message() -> None:

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
-from notation_kit import CALL, CALLS, OFF, ON, TAG, TAUGHT, talk, vocabulary
+from notation_kit import CALL, CALLS, LISTED, OFF, ON, TAG, TAUGHT, talk, vocabulary
 from serve_kit import Server, ended, started
 from small_model import small_model
 from test_serve_tools import FLAG, FORM, WORD, joined, tool
@@ -31,7 +32,7 @@ class Taught:
     def likes(self) -> dict[str, float]:
         """The letters of its calls."""
         first = "t" if self.kind == "llama typed" else "n"
-        marker = CALL if self.kind == "hermes" else CALLS
+        marker = {"hermes": CALL, "granite": LISTED}.get(self.kind, CALLS)
         return {str(ord("{")): 50, str(ord(first)): 60, str(marker): 100, str(TAG): -100, "257": 80}
 
     def answer(self, **more: Any) -> tuple[str, str, list[dict[str, Any]], str]:
@@ -137,3 +138,18 @@ def test_a_template_that_refuses_is_told_as_a_fault_of_the_request(taught: Taugh
         assert reply.status_code == 400, reply.text
         said = "the chat template refuses the messages: an id has 9 letters"
         assert reply.json()["error"]["message"] == said
+
+
+def test_calls_within_channels_are_refused(tmp_path: Path) -> None:
+    """A model that answers in parts says so, and answers without tools."""
+    changes = vocabulary(3)
+    changes["tokenizer.ggml.tokens"][CALLS] = "<|channel|>"
+    server = started(small_model(tmp_path / "small.gguf", changes), "-t", "1", "--parallel", "2")
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    url = f"{server.url}/v1/chat/completions"
+    reply = WEB.post(url, json={**body, "tools": [tool("f", FLAG)]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+    assert "leave them out" in reply.json()["error"]["message"]
+    for more in ({}, {"tools": [tool("f", FLAG)], "tool_choice": "none"}):
+        assert WEB.post(url, json={**body, **more}).status_code == 200
+    assert ended(server) == 0

@@ -232,7 +232,7 @@ def test_templates_are_told_which_call_a_result_is_of() -> None:
         Message.model_validate({"role": "assistant", "content": "a", "tool_calls": [called]}),
         Message(role="tool", content="done", tool_call_id="c1"),
     ]
-    found, _ = for_template(messages, TOOLS, "{{ tools }}")
+    found, _ = for_template(messages, TOOLS, "{{ tools }}<tool_call>{{ m.tool_calls }}")
     function = {"name": "f", "arguments": {"on": True}}
     assert found == [
         {"role": "assistant", "content": "a",

@@ -19,13 +19,17 @@ _MARKERS = {  # of parts, and what stands behind each: a part's name, the part, 
 }  # fmt: skip
 
 
+def has_parts(tokenizer: Tokenizer) -> bool:
+    """Whether a model with this vocabulary answers in parts, not all of them for the user."""
+    return any(tokenizer.id_of(marker) is not None for marker in ("<|channel|>", "<|channel>"))
+
+
 class _Parts:
     """Where in an answer of several parts a stream is; an answer begins with text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = {tokenizer.id_of(marker): kind for marker, kind in _MARKERS.items()}
-        has_parts = not {tokenizer.id_of("<|channel|>"), tokenizer.id_of("<|channel>")} <= {None}
-        self._kinds = ids if has_parts else {}
+        self._kinds = ids if has_parts(tokenizer) else {}
         self._at, self._name = _SAID, ""
 
     def mark(self, token: int) -> None:

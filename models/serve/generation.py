@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ggraph.text.stream import has_parts
+
 from .engine import Answers, Service, Wanted
 from .errors import Refused, body
 from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .metrics import Metrics
-from .notations import Notation, notation_of
+from .notations import HERMES, Notation, notation_of
 from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling, Tool
 from .told import PING_SECONDS
@@ -70,6 +72,12 @@ class Generation:
         tools = chosen(asked.tools or (), asked.tool_choice)
         if demanded(asked.tool_choice) and not tools:
             raise Refused("tool_choice names no tool of this request", param="tool_choice")
+        if tools and has_parts(self.service.m.tokenizer):
+            raise Refused(
+                "tools: this model answers in parts, and calls within those cannot be read here: "
+                "leave them out",
+                param="tools",
+            )
         template = self.service.m.tokenizer.chat_template or ""
         messages, more = for_template(asked.messages, tools, template)
         ids = self.service.chat_ids(messages, **more)
@@ -78,7 +86,8 @@ class Generation:
         stem = self.service.stem_of(ids, messages, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
         if tools:
-            form, reading, shown = self._calling(asked, tools, notation_of(template))
+            notation = notation_of(template) or HERMES
+            form, reading, shown = self._calling(asked, tools, notation)
         wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)

@@ -109,9 +109,17 @@ MISTRAL = Notation(
     closing="",
     id_letters=9,
 )
-NOTATIONS = HERMES, LLAMA, MISTRAL, MISTRAL_LIST  # the first counts: [ARGS] has [TOOL_CALLS], too
+GRANITE = replace(  # up to 3.3; later ones have Hermes'
+    MISTRAL_LIST, sign="<|tool_call|>", opening="<|tool_call|> [ ", id_letters=None
+)
+# The first whose sign is there counts: a template with [ARGS] has [TOOL_CALLS], too.
+NOTATIONS = HERMES, LLAMA, MISTRAL, MISTRAL_LIST, GRANITE
+OTHERS = "<function=", "<arg_key>"  # within <tool_call>, of Qwen3.5 and GLM: arguments as tags
 
 
-def notation_of(template: str) -> Notation:
-    """The notation that a chat template teaches."""
-    return next((n for n in NOTATIONS if n.sign in template), HERMES)
+def notation_of(template: str) -> Notation | None:
+    """The notation that a chat template teaches; None where it knows no tools, or teaches one that
+    is not here."""
+    if "tools" not in template or any(sign in template for sign in OTHERS):
+        return None
+    return next((n for n in NOTATIONS if n.sign in template), None)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from .grammar import dumped
-from .notations import Notation, notation_of
+from .notations import HERMES, Notation, notation_of
 from .schema import Message, Tool, ToolChoice
 
 TOLD = (
@@ -106,17 +106,19 @@ def demanded(choice: str | ToolChoice | None) -> bool:
 def for_template(
     messages: Sequence[Message], tools: Sequence[Tool], template: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and variables for a chat template; one that knows no tools is told in words."""
+    """Messages and variables for a chat template. The model is told in words where the template
+    teaches no notation that can be read."""
     notation = notation_of(template)
-    if "tools" in template:
-        found = [d for m in messages for d in _with_calls(m, notation)]
+    if notation is not None:
+        spelt = "tool_calls" not in template  # calls are text to it, as Granite's are
+        found = [d for m in messages for d in _with_calls(m, notation, spelt)]
         more = {"tools": [t.model_dump(exclude_none=True) for t in tools]} if tools else {}
         return found, more
-    found = [_in_words(m, notation) for m in messages]
+    found = [_in_words(m) for m in messages]
     if not tools:
         return found, {}
     functions = (json.dumps(t.function.model_dump(exclude_none=True)) for t in tools)
-    call = notation.written([("NAME", "OBJECT")])
+    call = HERMES.written([("NAME", "OBJECT")])
     told = TOLD.format(functions="\n".join(functions), call=call)
     if found[0]["role"] == "system":
         found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{told}"}
@@ -125,8 +127,10 @@ def for_template(
     return found, {}
 
 
-def _with_calls(m: Message, notation: Notation) -> list[dict[str, Any]]:
+def _with_calls(m: Message, notation: Notation, spelt: bool) -> list[dict[str, Any]]:
     """A message for a template that knows tools; several where each may have one call."""
+    if spelt and m.tool_calls:
+        return [{"role": _role(m), "content": m.text + _written(m, notation)}]
     ids = {"tool_call_id": notation.id_of(m.tool_call_id)} if m.tool_call_id else {}
     base = {"role": _role(m), "content": m.text, **({"name": m.name} if m.name else {}), **ids}
     calls = [
@@ -146,15 +150,20 @@ def _with_calls(m: Message, notation: Notation) -> list[dict[str, Any]]:
     ]
 
 
-def _in_words(m: Message, notation: Notation) -> dict[str, Any]:
-    """A message for a template that knows no tools."""
+def _in_words(m: Message) -> dict[str, Any]:
+    """A message for a template that knows no tools, or teaches what cannot be read."""
     if m.role in ("tool", "function"):
         return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
+    return {"role": _role(m), "content": m.text + _written(m, HERMES)}
+
+
+def _written(m: Message, notation: Notation) -> str:
+    """The calls of a message, if there are any."""
     calls = [
         (json.dumps(c.function.name)[1:-1], json.dumps(_object(c.function.arguments)))
         for c in m.tool_calls or ()
     ]
-    return {"role": _role(m), "content": m.text + (notation.written(calls) if calls else "")}
+    return notation.written(calls) if calls else ""
 
 
 def _role(m: Message) -> str:
