@@ -5,8 +5,9 @@ the ids that llama.cpp gave; scripts/check_tokenizer.py makes both and compares 
 """
 
 import json
+import math
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -309,7 +310,7 @@ def bad_metadata():
         "no model": (bpe | {k + "model": None}, "tokenizer.ggml.model"),
         "other model": (bpe | {k + "model": "bert"}, "gpt2 .* llama .* gemma4 .*bert"),
         "unknown pre": (bpe | {k + "pre": "nope"}, "'nope'; known: .*llama-bpe.*smollm"),
-        "pre is a list": (bpe | {k + "pre": ()}, "unknown pre-tokeniser"),
+        "pre is a list": (bpe | {k + "pre": ()}, r"pre: expected a string, got \(\)"),
         "no tokens": (bpe | {k + "tokens": []}, "empty"),
         "tokens is a string": (bpe | {k + "tokens": "abc"}, "list of strings"),
         "token is a number": (bpe | {k + "tokens": ["a", 3]}, r"tokens\[1\]"),
@@ -322,6 +323,8 @@ def bad_metadata():
         "types of text": (bpe | {k + "token_type": "abc"}, "token_type"),
         "few scores": (spm | {k + "scores": [0.5]}, "scores: 1 entries for"),
         "score NaN": (spm | {k + "scores": [float("nan")] * 9999}, "scores: NaN at 0"),
+        "infinite type": (bpe | {k + "token_type": [math.inf] * 9999}, "inf at 0 is no type"),
+        "half a type": (bpe | {k + "token_type": [1.5] * 9999}, "1.5 at 0 is no type"),
         "bos is text": (bpe | {k + "bos_token_id": "x"}, "bos_token_id"),
         "byte token": (
             {
@@ -358,6 +361,33 @@ def test_any_metadata_loads_or_fails_cleanly(changes, kind):
     except GgraphError:
         return
     t.decode(t.encode("a b\n<|im_end|>é", special=True))
+
+
+KEYS = ["tokenizer.chat_template", *(f"tokenizer.ggml.{name}" for name in (
+    "model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token",
+    "add_space_prefix", *(f"{r}_token_id" for r in ("bos", "eos", "eot", "eom", "unknown")),
+))]  # fmt: skip
+OF_ANY_KIND = [
+    None, True, 0, -1, 7, 10**40, 0.5, math.inf, math.nan, "", "gpt2", "7", b"ab", (), [], {},
+    {7: 7}, [None] * 9999, [True] * 9999, [1] * 9999, [math.inf] * 9999, [0.5] * 9999,
+    ["a"] * 9999, [[1]] * 9999, [[], 1],
+    [10**40] * 9999, [np.array([1, 2])] * 9999, "x" * 9999, iter(()), range(9999),
+    *(np.full(shape, 1, dtype) for shape in ((), (1,), (2,), (9999,), (9999, 2))
+      for dtype in ("i4", "u1", "f4", "f2", "?", "U3", "O", "V4")),
+    np.full(9999, np.inf, "f4"), np.full(9999, np.nan), np.int64(3), np.float32(3), np.str_("gpt2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_value_of_the_wrong_type_is_refused_or_read(key):
+    """Whatever a file may hold under any key, a tokenizer or ggraph's error comes of it."""
+    for value, kind in product(OF_ANY_KIND, ("smollm", "spm")):
+        try:
+            t = Tokenizer.from_gguf(small(kind) | {key: value})
+        except FormatError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1500
+        else:
+            t.decode(t.encode("a b\n<|im_end|>é", special=True))
 
 
 def test_end_tokens():

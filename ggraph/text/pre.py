@@ -9,7 +9,7 @@ patterns are those that the models' own tokenizer files publish. Not here: mergi
 
 from dataclasses import dataclass
 
-from ggraph.errors import FormatError
+from ggraph.errors import FormatError, shown
 
 
 @dataclass(frozen=True)
@@ -99,5 +99,5 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     except KeyError:
         known = " ".join(sorted(PRE_TOKENIZERS))
         raise FormatError(
-            f"tokenizer.ggml.pre: unknown pre-tokeniser {name!r}; known: {known}"
+            f"tokenizer.ggml.pre: unknown pre-tokeniser {shown(name)}; known: {known}"
         ) from None

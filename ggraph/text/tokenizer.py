@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from ggraph.errors import FormatError, InputError
+from ggraph.errors import FormatError, InputError, shown
 from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
 from ggraph.text.pre import pre_tokenizer
 from ggraph.text.spm import RankedEncoder, SpmEncoder
-from ggraph.text.vocab import Vocabulary, numbers, strings, vocabulary_from_gguf
+from ggraph.text.vocab import Vocabulary, numbers, strings, value_of, vocabulary_from_gguf
 
 
 class Encoder(Protocol):
@@ -54,7 +54,7 @@ class Tokenizer:
         FormatError on missing or contradictory keys and on a model or pre-tokeniser that is not
         known.
         """
-        model = metadata.get("tokenizer.ggml.model")
+        model = value_of(metadata, "tokenizer.ggml.model", str)
         if model == "gpt2":
             return cls._byte_level(metadata)
         if model == "llama":
@@ -63,7 +63,7 @@ class Tokenizer:
             return cls._ranked(metadata)
         raise FormatError(
             "tokenizer.ggml.model: expected gpt2 (byte-level BPE), llama (SentencePiece) or gemma4 "
-            f"(SentencePiece with ranked merges), got {model!r}"
+            f"(SentencePiece with ranked merges), got {shown(model)}"
         )
 
     @classmethod
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def _byte_level(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+        pre = pre_tokenizer(value_of(metadata, "tokenizer.ggml.pre", str, "default"))
         vocabulary = vocabulary_from_gguf(metadata, byte_level=True, add_bos=pre.add_bos)
         merges = strings(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, BpeEncoder(vocabulary.tokens, merges, pre))

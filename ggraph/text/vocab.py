@@ -9,9 +9,11 @@ Legend: V tokens in the vocabulary.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
-from ggraph.errors import FormatError
+import numpy as np
+
+from ggraph.errors import FormatError, shown
 from ggraph.formats.strings import Pieces, Texts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -112,12 +114,28 @@ def byte_token_piece(text: str) -> bytes:
         raise FormatError(f"tokenizer: byte token {text!r}, expected <0xHH>") from None
 
 
+T = TypeVar("T")
+_KINDS: Mapping[type, tuple[type, ...]] = {str: (str,), int: (int, np.integer), bool: (bool, int)}
+_KIND_NAMES = {str: "a string", int: "a whole number", bool: "true or false"}
+
+
+def value_of(metadata: Mapping[str, Any], key: str, kind: type[T], absent: T | None = None) -> Any:
+    """The value under `key`, `absent` where there is none. FormatError where it is of another
+    kind."""
+    value = metadata.get(key)
+    if value is None:
+        return absent
+    if not isinstance(value, _KINDS[kind]) or (kind is int and isinstance(value, bool)):
+        raise FormatError(f"{key}: expected {_KIND_NAMES[kind]}, got {shown(value)}")
+    return kind(value)  # type: ignore[call-arg]  # one of three
+
+
 def strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     """The list of strings under `key`; FormatError when absent or holding anything else."""
     values = metadata.get(key)
     if isinstance(values, Texts):
         return values
-    if values is None or isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | np.ndarray):
         raise FormatError(f"{key}: expected a list of strings, got {type(values).__name__}")
     out = list(values)
     for i, v in enumerate(out):
@@ -140,9 +158,8 @@ def vocabulary_from_gguf(
         named = {**_spm_defaults(ids), **{r: i for r, i in named.items() if i is not None}}
     ends = end_ids(ids, (named[r] for r in ("eos", "eot", "eom")))
     types = _corrected_types(types, ids, ends)
-    template = metadata.get("tokenizer.chat_template")
-    add = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", not byte_level)
+    add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
+    prefix = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, not byte_level)
     return Vocabulary(
         tokens=Texts(tokens),
         pieces=_pieces(tokens, types, byte_level),
@@ -152,9 +169,9 @@ def vocabulary_from_gguf(
         bos_id=named["bos"],
         eos_id=named["eos"],
         unk_id=named["unknown"],
-        add_bos=bool(add) and named["bos"] is not None,
-        space_prefix=bool(prefix) and not byte_level,
-        chat_template=template if isinstance(template, str) else None,
+        add_bos=add and named["bos"] is not None,
+        space_prefix=prefix and not byte_level,
+        chat_template=value_of(metadata, "tokenizer.chat_template", str),
     )
 
 
@@ -172,20 +189,25 @@ def _token_texts(metadata: Mapping[str, Any]) -> list[str]:
 
 def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
     types = metadata.get("tokenizer.ggml.token_type")
-    return (
-        [NORMAL] * count if types is None else [int(k) for k in numbers(types, count, "token_type")]
-    )
+    if types is None:
+        return [NORMAL] * count
+    found = numbers(types, count, "token_type")
+    for i, kind in enumerate(found):
+        if not kind.is_integer():
+            raise FormatError(f"tokenizer.ggml.token_type: {kind} at {i} is no type of a token")
+    return [int(k) for k in found]
 
 
 def numbers(values: Any, count: int, name: str) -> list[float]:
     """The first `count` numbers of a metadata array; FormatError when it has fewer or others."""
     where = f"tokenizer.ggml.{name}"
     try:
-        out = [float(v) for v in values][:count]
-    except (TypeError, ValueError):
-        raise FormatError(
-            f"{where}: expected {count} numbers, got {type(values).__name__}"
-        ) from None
+        found = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        found = np.array(None)
+    if found.ndim != 1 or found.dtype.kind not in "iuf":
+        raise FormatError(f"{where}: expected {count} numbers, got {shown(values)}")
+    out: list[float] = found[:count].astype(np.float64).tolist()
     if len(out) < count:
         raise FormatError(f"{where}: {len(out)} entries for {count} tokens")
     if any(v != v for v in out):
@@ -195,11 +217,7 @@ def numbers(values: Any, count: int, name: str) -> list[float]:
 
 def _named_id(metadata: Mapping[str, Any], role: str, count: int) -> int | None:
     """The id of a role; None when absent or outside the vocabulary (converters write -1)."""
-    value = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    try:
-        i = -1 if value is None else int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise FormatError(f"tokenizer.ggml.{role}_token_id: {value!r} is not an id") from None
+    i = value_of(metadata, f"tokenizer.ggml.{role}_token_id", int, -1)
     return i if 0 <= i < count else None
 
 
