@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file, save
 from ggraph.dtype import BF16, F16, F32, I64
 from ggraph.errors import FormatError
 from ggraph.formats import open_checkpoint
+from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.safetensors import parse_safetensors, read_safetensors
 from ggraph.formats.torch_bin import read_torch
 
@@ -74,29 +76,33 @@ def test_mutated_safetensors_raise_only_our_errors(data: st.DataObject) -> None:
     assert all(t.data.nbytes <= len(raw) for t in found.values())
 
 
-def archive(path: Path, body: bytes, storages: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as z:
+def archive(
+    path: Path, body: bytes, storages: dict[str, bytes], compression: int = zipfile.ZIP_STORED
+) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as z:
         z.writestr("m/data.pkl", body)
         for key, raw in storages.items():
             z.writestr(f"m/data/{key}", raw)
     return path
 
 
-def protocol2(shape: tuple[int, ...], strides: tuple[int, ...], kind: str, count: int) -> bytes:
-    """The opcodes of {"w": tensor}, written by hand."""
+def protocol2(
+    shape: tuple[int, ...], strides: tuple[int, ...], kind: str, count: int, names: str = "w"
+) -> bytes:
+    """The opcodes of {"w": tensor}, written by hand; or of as many alike as there are names."""
 
     def integer(n: int) -> bytes:
         return b"J" + struct.pack("<i", n)
 
     def string(s: str) -> bytes:
-        return b"X" + struct.pack("<I", len(s)) + s.encode()
+        return b"X" + struct.pack("<I", len(s.encode())) + s.encode()
 
     pid = b"(" + string("storage") + f"ctorch\n{kind}\n".encode() + string("0") + string("cpu")
     pid += integer(count) + b"tQ"
     numbers = b"(" + b"".join(map(integer, shape)) + b"t(" + b"".join(map(integer, strides)) + b"t"
     call = b"ctorch._utils\n_rebuild_tensor_v2\n(" + pid + integer(0) + numbers
     call += b"\x89ccollections\nOrderedDict\n)RtR"
-    return b"\x80\x02}(" + string("w") + call + b"u."
+    return b"\x80\x02}(" + b"".join(string(n) + call for n in names) + b"u."
 
 
 def test_torch_archives_read_without_torch(tmp_path: Path) -> None:
@@ -129,6 +135,40 @@ def test_storages_are_bounded_by_the_file(tmp_path: Path) -> None:
         read_torch(archive(tmp_path / "y.bin", body, {"0": bytes(24)}))
     with pytest.raises(FormatError, match="missing"):
         read_torch(archive(tmp_path / "z.bin", protocol2((2,), (1,), "HalfStorage", 2), {}))
+
+
+def test_a_storage_is_read_once_however_many_tensors_share_it(tmp_path: Path) -> None:
+    """What is read takes no more than the file, twice where all of it lies the other way round."""
+    side, names = 512, "".join(map(chr, range(0x4E00, 0x4E00 + 200)))
+    raw = np.arange(side * side, dtype=np.float32).tobytes()
+    for shape, strides in (((1,), (1,)), ((side, side), (side, 1)), ((side, side), (1, side))):
+        one = protocol2(shape, strides, "FloatStorage", side * side)
+        many = protocol2(shape, strides, "FloatStorage", side * side, names)
+        [alone] = read_torch(archive(tmp_path / "one.bin", one, {"0": raw})).values()
+        path, found = archive(tmp_path / "many.bin", many, {"0": raw}), dict[str, RawTensor]()
+        tracemalloc.start()
+        try:
+            found = read_torch(path)
+        except FormatError as error:
+            assert strides == (1, side) and "hold more than the file" in str(error)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4 * len(raw)
+        assert all(np.array_equal(t.data, alone.data) for t in found.values())
+        assert len(found) == (0 if strides == (1, side) else len(names))
+
+
+def test_what_is_compressed_is_refused(tmp_path: Path) -> None:
+    """torch compresses nothing; a file of a few bytes could hold any number of zeros."""
+    body, raw = protocol2((1,), (1,), "FloatStorage", 1 << 20), bytes(4 << 20)
+    path = archive(tmp_path / "x.bin", body, {"0": raw}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(FormatError, match=r"'m/data\.pkl' is compressed"):
+        read_torch(path)
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("m/data.pkl", body)
+        z.writestr("m/data/0", raw, zipfile.ZIP_DEFLATED)
+    with pytest.raises(FormatError, match="'m/data/0' is compressed"):
+        read_torch(path)
 
 
 def test_folders_need_their_parts(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Torch checkpoints (`pytorch_model.bin`) without torch and without running code.
 
-The file is a zip archive with a pickle of the tensors' layout and one member per storage. The
-unpickler below can make strings, numbers, containers and tensors; any other global is refused, so
-a pickle that wants to call something ends in a FormatError.
+The file is a zip archive, not compressed, with a pickle of the tensors' layout and one member per
+storage. Tensors are views of it where they can be: one that many share is read once, and whatever a
+layout says, they take no more than twice the file's bytes. The unpickler below can make strings,
+numbers, containers and tensors; any other global is refused, so a pickle that wants to call
+something ends in a FormatError.
 """
 
 import io
@@ -44,6 +46,11 @@ class _Layout:
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Of its elements."""
+        return prod(self.shape)
 
 
 def _rebuild(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Layout:
@@ -90,11 +97,10 @@ def _tensors(archive: zipfile.ZipFile, path: Path) -> dict[str, RawTensor]:
         raise FormatError(f"{path}: {len(names)} members called data.pkl, expected one")
     if archive.getinfo(names[0]).file_size > MAX_PICKLE:
         raise FormatError(f"{path}: a pickle of {archive.getinfo(names[0]).file_size} bytes")
-    root = names[0].removesuffix("data.pkl")
+    storages = _Storages(archive, path, names[0].removesuffix("data.pkl"))
+    pickled = storages.read(names[0])
     try:
-        top = _Unpickler(io.BytesIO(archive.read(names[0]))).load()
-    except FormatError:
-        raise
+        top = _Unpickler(io.BytesIO(pickled)).load()
     except Exception as error:  # a damaged pickle can raise almost anything
         raise FormatError(f"{path}: {error}") from None
     nested = top.get("state_dict", top) if isinstance(top, Mapping) else None
@@ -103,26 +109,52 @@ def _tensors(archive: zipfile.ZipFile, path: Path) -> dict[str, RawTensor]:
     found = {}
     for name, value in nested.items():
         if isinstance(value, _Layout):
-            found[str(name)] = _tensor(archive, root, path, str(name), value)
+            found[str(name)] = storages.tensor(str(name), value)
     return found
 
 
-def _tensor(
-    archive: zipfile.ZipFile, root: str, path: Path, name: str, layout: _Layout
-) -> RawTensor:
-    dtype, member = layout.storage.dtype, f"{root}data/{layout.storage.key}"
-    size = dtype.block_bytes
-    try:
-        held = archive.getinfo(member).file_size
-    except KeyError:
-        raise FormatError(f"{path}: tensor {name!r} lies in {member!r}, which is missing") from None
-    pairs = zip(layout.shape, layout.strides, strict=True)
-    reach = layout.offset + sum((n - 1) * s for n, s in pairs) + 1
-    if prod(layout.shape) and (reach * size > held or prod(layout.shape) * size > held):
-        raise FormatError(f"{path}: tensor {name!r} reaches past its storage of {held} bytes")
-    flat = np.frombuffer(archive.read(member), dtype.np, held // size)
-    strides = tuple(s * size for s in layout.strides)
-    if not prod(layout.shape):
-        return RawTensor(name, dtype, layout.shape, np.zeros(layout.shape, dtype.np))
-    view = np.lib.stride_tricks.as_strided(flat[layout.offset :], layout.shape, strides)
-    return RawTensor(name, dtype, layout.shape, np.ascontiguousarray(view))
+class _Storages:
+    """The members of an archive, each read once."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path, root: str) -> None:
+        self._archive, self._path, self._root = archive, path, root
+        self._held: dict[str, bytes] = {}
+        # Bytes of tensors that are no views; each storage has room for one that needs all of it.
+        self._spare = sum(i.compress_size for i in archive.infolist())
+
+    def read(self, member: str) -> bytes:
+        """The bytes of a member. FormatError where it is compressed, as torch writes none."""
+        found = self._held.get(member)
+        if found is None:
+            if self._archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
+                raise FormatError(f"{self._path}: {member!r} is compressed, which torch's are not")
+            try:
+                found = self._held[member] = self._archive.read(member)
+            except (RuntimeError, EOFError) as error:  # encrypted, or cut
+                raise FormatError(f"{self._path}: {member!r}: {error}") from None
+        return found
+
+    def tensor(self, name: str, layout: _Layout) -> RawTensor:
+        """A tensor of this layout."""
+        path, dtype = self._path, layout.storage.dtype
+        member = f"{self._root}data/{layout.storage.key}"
+        size, count = dtype.block_bytes, layout.count
+        try:
+            held = self._archive.getinfo(member).file_size
+        except KeyError:
+            message = f"{path}: tensor {name!r} lies in {member!r}, which is missing"
+            raise FormatError(message) from None
+        pairs = zip(layout.shape, layout.strides, strict=True)
+        reach = layout.offset + sum((n - 1) * s for n, s in pairs) + 1
+        if count and (reach * size > held or count * size > held):
+            raise FormatError(f"{path}: tensor {name!r} reaches past its storage of {held} bytes")
+        if not count:
+            return RawTensor(name, dtype, layout.shape, np.zeros(layout.shape, dtype.np))
+        flat = np.frombuffer(self.read(member), dtype.np, held // size)
+        strides = tuple(s * size for s in layout.strides)
+        view = np.lib.stride_tricks.as_strided(flat[layout.offset :], layout.shape, strides)
+        if not view.flags.c_contiguous:
+            self._spare -= view.nbytes
+            if self._spare < 0:
+                raise FormatError(f"{path}: with tensor {name!r} they hold more than the file does")
+        return RawTensor(name, dtype, layout.shape, np.ascontiguousarray(view))
