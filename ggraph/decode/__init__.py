@@ -1,1 +1,1 @@
-"""From tokens to text: tokenizer, chat, samplers, the engine and its drafters."""
+"""From a model to tokens: samplers, the engine and its drafters."""

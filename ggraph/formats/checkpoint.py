@@ -55,8 +55,7 @@ class RawTensor:
 class Checkpoint:
     """What a model file or folder holds.
 
-    `format` is "gguf" or "hf". `metadata` holds the GGUF keys, or config.json with the tokenizer's
-    chat template under the GGUF key `tokenizer.chat_template`.
+    `format` is "gguf" or "hf". `metadata` holds the GGUF keys, or config.json.
     """
 
     path: str

@@ -24,11 +24,7 @@ def read_folder(folder: Path) -> Checkpoint:
     architectures = config.get("architectures") or [config.get("model_type", "")]
     if not isinstance(architectures, list) or not architectures:
         raise FormatError(f"{folder / 'config.json'}: architectures is {architectures!r}")
-    metadata = dict(config)
-    template = chat_template(folder)
-    if template is not None:
-        metadata["tokenizer.chat_template"] = template
-    return Checkpoint(str(folder), "hf", str(architectures[0]), metadata, read_weights(folder))
+    return Checkpoint(str(folder), "hf", str(architectures[0]), config, read_weights(folder))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -68,18 +64,3 @@ def _listed(folder: Path, pattern: str) -> list[Path]:
             raise FormatError(f"{index}: a shard lies outside the folder: {shards}")
         return [folder / s for s in shards]
     return sorted(folder.glob(pattern))
-
-
-def chat_template(folder: Path) -> str | None:
-    """The template from chat_template.jinja or tokenizer_config.json, None where there is none."""
-    single = folder / "chat_template.jinja"
-    if single.exists():
-        return single.read_text(encoding="utf-8", errors="replace")
-    config = folder / "tokenizer_config.json"
-    if not config.exists():
-        return None
-    found = read_json(config).get("chat_template")
-    if isinstance(found, list):  # several named templates
-        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ggraph import InputError
+from ggraph.errors import shown
 
 from .going_on import ANSWERS, Failed, GoingOn, Head
 
@@ -126,8 +127,9 @@ def _done(raw: bytes, path: Path, asked: set[str]) -> set[str]:
             name = json.loads(text)["custom_id"]
         except (ValueError, TypeError, KeyError, RecursionError):
             raise InputError(f"{path}:{number} is no answer of a job") from None
-        if name not in asked or name in found:
-            raise InputError(f"{path}:{number}: custom_id {name!r} is not of this job, or twice")
+        if not isinstance(name, str) or name not in asked or name in found:
+            named = f"{path}:{number}: custom_id {shown(name)}"
+            raise InputError(f"{named} is not of this job, or twice")
         found.add(name)
     return found
 
