@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggraph import Array, Graph, Session, input, open_backend, ops, register_op
 from ggraph.errors import GgraphError, GraphError
@@ -87,6 +89,87 @@ def test_an_op_that_is_registered_anew_has_its_new_meaning() -> None:
         op = register_op("again", lambda x, f=factor: x * f, examples=SMALL)
         assert all(c.compiled for c in check_op("again", ("cpu",)))
         assert check_plan(Graph.of({"y": op(input("x", (3,)))}), {"x": np.ones(3, "f4")}, orders=1)
+
+
+Meaning = Callable[[Array, Array], Array]
+ONES: dict[str, Callable[..., Array]] = {
+    "f32": lambda a: a.astype(np.float32), "f64": lambda a: a.astype(np.float64),
+    "i32": lambda a: a.astype(np.int32), "bool": lambda a: a.astype(np.bool_),
+    "negative": np.negative, "abs": np.abs, "floor": np.floor, "sign": np.sign,
+    "sum": lambda a: a.sum(-1, keepdims=True), "max": lambda a: a.max(-1, keepdims=True),
+    "most": lambda a: a.max(-1, keepdims=True, initial=0.0), "roll": lambda a: np.roll(a, 1, 1),
+    "half": lambda a: a * 0.5, "more": lambda a: a + 1, "or": lambda a: a + True,
+}  # fmt: skip
+TWOS: dict[str, Callable[..., Array]] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
+    "minimum": np.minimum, "greater": np.greater, "equal": np.equal, "less": np.less_equal,
+    "where": lambda a, b: np.where(a, b, a), "choose": lambda a, b: np.where(a > b, 1, 0),
+}  # fmt: skip
+
+
+def one_of(name: str, a: Meaning) -> Meaning:
+    return lambda x, n: ONES[name](a(x, n))
+
+
+def two_of(name: str, a: Meaning, b: Meaning) -> Meaning:
+    return lambda x, n: TWOS[name](a(x, n), b(x, n))
+
+
+LEAVES = st.sampled_from([lambda x, n: x, lambda x, n: n, lambda x, n: x > 0])
+MEANINGS: st.SearchStrategy[Meaning] = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.builds(one_of, st.sampled_from(sorted(ONES)), inner)
+        | st.builds(two_of, st.sampled_from(sorted(TWOS)), inner, inner)
+    ),
+    max_leaves=4,
+)
+
+
+def same_as_numpy(meaning: Meaning, x: Array, n: Array) -> bool:
+    """Whether the CPU gives what NumPy does, by a kernel or without."""
+
+    def whole(x: Array, n: Array) -> Array:
+        y = meaning(x, n)
+        return y if y.shape == x.shape else y * x
+
+    try:
+        want = np.asarray(whole(x, n)).astype(np.float32)
+    except (TypeError, ValueError):  # NumPy has no negative truths
+        return True
+    OPS.pop("drawn", None)
+    register(OpSpec("drawn", infer=same_shape, reference=whole, examples=SMALL))
+    y = apply("drawn", input("x", x.shape), input("n", n.shape, "i32"))
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", Graph.of({"y": y}))
+        return np.array_equal(session.run("k", {"x": x, "n": n})["y"], want)
+
+
+@given(meaning=MEANINGS, seed=st.integers(0, 9))
+def test_a_kernel_made_of_a_meaning_gives_what_numpy_gives(meaning: Meaning, seed: int) -> None:
+    """Of floats, integers and truths, whose numbers have few bits, so that all is exact."""
+    rng = np.random.default_rng(seed)
+    x = (rng.integers(-7, 8, (3, 5)) / 4).astype(np.float32)
+    assert same_as_numpy(meaning, x, rng.integers(-3, 4, (3, 5)).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    "meaning",
+    [
+        lambda x, n: (x.astype(np.int32) * 2).astype(np.float32),
+        lambda x, n: x.astype(np.float16).astype(np.float32),
+        lambda x, n: (x - 9).max(-1, keepdims=True, initial=0.0) + x,
+        lambda x, n: ((n + 1) - n).astype(np.float32),
+        lambda x, n: np.where(n > 2**24, x, -x),
+        lambda x, n: np.where(n == n + 1, x, -x),
+        lambda x, n: x.sum(-1, dtype=np.int64, keepdims=True) + x,
+        lambda x, n: np.roll(np.concatenate([n, n], 1), 1, 1)[:, :5] * x,
+    ],
+)
+def test_what_kernels_would_compute_otherwise_is_left_to_numpy(meaning: Meaning) -> None:
+    x = np.linspace(-3, 3, 15, dtype=np.float32).reshape(3, 5)
+    n = (2**24 + np.arange(15)).astype(np.int32).reshape(3, 5)
+    assert same_as_numpy(meaning, x, n)
 
 
 def test_an_op_that_sorts_has_none_and_runs_all_the_same() -> None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,10 @@ def ghost(shape: Shape, strides: Shape, nbytes: int) -> Array:
 def place(a: Array) -> int:
     """Address of an array's first byte, to tell how far a view begins."""
     return int(a.__array_interface__["data"][0])
+
+
+FLOAT: "np.dtype[Any]" = np.dtype(np.float32)  # what kernels compute in, float64 included
+TRUTH: "np.dtype[Any]" = np.dtype(np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,7 @@ def symbol(found: Trace, value: Any) -> "Symbol":
     if isinstance(value, Symbol):
         return value
     if isinstance(value, bool | int | float | np.generic):
-        return Symbol(found, found.add("number", data=float(value)), ())
+        return Symbol(found, found.add("number", data=float(value)), (), _kind(np.asarray(value)))
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return symbol(found, value.item())
     if not isinstance(value, np.ndarray):
@@ -50,26 +53,33 @@ def symbol(found: Trace, value: Any) -> "Symbol":
     held = np.ascontiguousarray(value, np.float32)
     if held.size and (held == held.flat[0]).all():
         number = found.add("number", data=float(np.asarray(value).flat[0]))
-        return Symbol(found, found.add("fill", (number,), held.shape), held.shape)
+        return Symbol(found, found.add("fill", (number,), held.shape), held.shape, _kind(value))
+    if not np.array_equal(held, value) and value.dtype.kind in "iu":
+        raise Untraceable("integers that float32 has not")
     found.constants.append(held)
     window = Window(-len(found.constants), ghost(held.shape, held.strides, 4), 0)
     window = Window(window.number, window.view, place(window.view))
-    return Symbol(found, window.step(found, window.view), held.shape, window)
+    return Symbol(found, window.step(found, window.view), held.shape, _kind(value), window)
+
+
+def _kind(value: Array) -> "np.dtype[Any]":
+    return FLOAT if value.dtype.kind == "f" else value.dtype
 
 
 class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     """An array that is not there yet.
 
     `step` computes it in the trace's index space; `shape` is what the reference sees, which a
-    reshape of a computed value makes another than the step's.
+    reshape of a computed value makes another than the step's; `dtype` is that of integers and
+    truths, and float32 of all that is computed.
     """
 
     def __init__(
-        self, found: Trace, step: int, shape: Shape, window: Window | None = None,
-        is_float: bool = True, is_copy: bool = False,
+        self, found: Trace, step: int, shape: Shape, dtype: "np.dtype[Any]" = FLOAT,
+        window: Window | None = None, is_copy: bool = False,
     ) -> None:  # fmt: skip
-        self.trace, self.step, self.shape = found, step, tuple(shape)
-        self.window, self.is_float, self.is_copy = window, is_float, is_copy
+        self.trace, self.step, self.shape, self.dtype = found, step, tuple(shape), dtype
+        self.window, self.is_copy = window, is_copy
 
     @property
     def ndim(self) -> int:
@@ -82,13 +92,13 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return math.prod(self.shape)
 
     @property
-    def dtype(self) -> "np.dtype[Any]":
-        """What the values are computed as."""
-        return np.dtype(np.float32 if self.is_float else np.int64)
+    def is_whole(self) -> bool:
+        """Whether they are integers that are only known at run time."""
+        return self.dtype.kind in "iu" and self.trace.steps[self.step].op != "number"
 
     def _as(self, shape: Shape) -> "Symbol":
         """The same, shown in another shape."""
-        return Symbol(self.trace, self.step, shape, None, self.is_float)
+        return Symbol(self.trace, self.step, shape, self.dtype)
 
     def __bool__(self) -> bool:
         raise Untraceable("a value decides what is computed")
@@ -107,14 +117,20 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return FUNCTIONS[f](*args, **kwargs)
 
     def astype(self, dtype: Any, copy: bool = True) -> "Symbol":
-        """The same values: kernels compute in float32, and storing converts, but for sums."""
-        if np.dtype(dtype) != np.float32 or not self.trace.is_sum(self.step):
-            return self.copy()
-        return call(self.trace, "rounded", self)._as(self.shape)
+        """The same values: kernels compute in float32, and storing converts, but for sums. What
+        would change them otherwise, as cutting to integers does, is refused."""
+        wanted = np.dtype(dtype)
+        if wanted != self.dtype and wanted not in (np.float32, np.float64):
+            raise Untraceable(f"{self.dtype} as {wanted}")
+        if wanted == np.float32 and self.trace.is_sum(self.step):
+            return call(self.trace, "rounded", self)._as(self.shape)
+        same = self.copy()
+        same.dtype = _kind(np.empty(0, wanted))
+        return same
 
     def copy(self) -> "Symbol":
         """The same values, into which nothing is written: symbols never change."""
-        return Symbol(self.trace, self.step, self.shape, self.window, self.is_float, True)
+        return Symbol(self.trace, self.step, self.shape, self.dtype, self.window, True)
 
     def _looked_at(self, view: Callable[[Array], Array]) -> "Symbol":
         if self.window is None:
@@ -122,7 +138,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         shown = view(self.window.view)
         window = Window(self.window.number, shown, self.window.base)
         step = window.step(self.trace, shown)
-        return Symbol(self.trace, step, shown.shape, window, self.is_float, self.is_copy)
+        return Symbol(self.trace, step, shown.shape, self.dtype, window, self.is_copy)
 
     def __getitem__(self, key: Any) -> "Symbol":
         keys = key if isinstance(key, tuple) else (key,)
@@ -173,9 +189,11 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
             except ValueError:
                 pass  # not without a copy: then only as the result
         whole = np.lib.stride_tricks.as_strided(np.empty(1), self.shape, (0,) * self.ndim)
-        return Symbol(self.trace, self.step, whole.reshape(tuple(sizes)).shape)
+        return self._as(whole.reshape(tuple(sizes)).shape)
 
-    def _reduced(self, op: str, axis: Any, keepdims: bool) -> "Symbol":
+    def _reduced(self, op: str, axis: Any, keepdims: bool, dtype: Any = None) -> "Symbol":
+        if self.is_whole or (dtype is not None and np.dtype(dtype) not in (np.float32, np.float64)):
+            raise Untraceable(f"{op} of integers")
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         wanted = tuple(sorted(a % self.ndim for a in axes))
         if self.trace.steps[self.step].shape != self.shape:
@@ -183,14 +201,16 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         kept = tuple(1 if i in wanted else n for i, n in enumerate(self.shape))
         step = self.trace.add(op, (self.step,), kept, wanted)
         shape = kept if keepdims else tuple(n for i, n in enumerate(kept) if i not in wanted)
-        return Symbol(self.trace, step, shape)
+        return Symbol(self.trace, step, shape, self.dtype if op in ("max", "min") else FLOAT)
 
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "Symbol":
         """As NumPy's."""
-        return self._reduced("sum", axis, keepdims)
+        return self._reduced("sum", axis, keepdims, dtype)
 
     def max(self, axis: Any = None, keepdims: bool = False, initial: Any = None) -> "Symbol":
         """As NumPy's; `initial` must be -inf, with which every maximum begins."""
+        if initial not in (None, -math.inf):
+            raise Untraceable(f"max with initial={initial}")
         return self._reduced("max", axis, keepdims)
 
     def min(self, axis: Any = None, keepdims: bool = False, initial: Any = None) -> "Symbol":
@@ -199,7 +219,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     def mean(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> "Symbol":
         """As NumPy's."""
-        return self._reduced("mean", axis, keepdims)
+        return self._reduced("mean", axis, keepdims, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,17 +236,19 @@ class Boxes:
         return FUNCTIONS[f](*given, **kwargs)
 
     def settled(self) -> Symbol:
-        """One array again: it is made in a room before what reads it."""
+        """One array again: it is made in a room, of float32, before what reads it."""
+        if any(s.dtype != FLOAT for _, s in self.parts):
+            raise Untraceable("what is laid side by side is not of floats")
         found = self.parts[0][1].trace
         boxes = tuple(box_of(self.shape, starts, s) for starts, s in self.parts)
         found.rooms.append((self.shape, boxes))
         view = ghost(self.shape, _row_major(self.shape), 4)
         window = Window(ROOM + len(found.rooms) - 1, view, place(view))
-        return Symbol(found, window.step(found, view), self.shape, window)
+        return Symbol(found, window.step(found, view), self.shape, FLOAT, window)
 
     def astype(self, dtype: Any, copy: bool = True) -> "Boxes":
-        """Itself."""
-        return self
+        """Each part so."""
+        return Boxes(self.shape, [(starts, s.astype(dtype)) for starts, s in self.parts])
 
 
 def _row_major(shape: Shape) -> Shape:
@@ -237,6 +259,7 @@ def _row_major(shape: Shape) -> Shape:
 def call(found: Trace, op: str, *args: Any) -> Symbol:
     """One function of elements, broadcast as in NumPy."""
     given = [symbol(found, a) for a in args]
+    _check(op, given)
     if op == "power":
         return _power(found, given[0], given[1])
     given = _alike(given)
@@ -246,7 +269,19 @@ def call(found: Trace, op: str, *args: Any) -> Symbol:
         raise Untraceable("arithmetic on what was reshaped")
     shape = np.broadcast_shapes(*(found.steps[s.step].shape for s in given))
     step = found.add(op, [s.step for s in given], shape)
-    return Symbol(found, step, shape if aligned else several[0].shape)
+    kind = TRUTH if op in TRUTHS else FLOAT
+    return Symbol(found, step, shape if aligned else several[0].shape, kind)
+
+
+def _check(op: str, given: Sequence[Symbol]) -> None:
+    """Kernels compute in float32: integers and truths are numbers there beside floats alone, and
+    integers do not compare."""
+    if op in TRUTHS:
+        good = not any(s.is_whole for s in given)
+    else:
+        good = any(s.dtype == FLOAT for s in (given[1:] if op == "where" else given))
+    if not good:
+        raise Untraceable(f"{op} of {', '.join(str(s.dtype) for s in given)}")
 
 
 def _alike(given: list[Symbol]) -> list[Symbol]:
@@ -282,85 +317,6 @@ def _matmul(a: Symbol, b: Symbol) -> Symbol:
     return (a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :])._reduced("dot", -1, False)  # type: ignore[no-any-return]
 
 
-def _einsum(rule: str, *operands: Symbol, **how: Any) -> Symbol:
-    """A sum over products of elements, the axes as the rule's letters say."""
-    given, kept = rule.split("->")
-    gone = [a for a in dict.fromkeys(given.replace(",", "")) if a not in kept]
-    product = None
-    for letters, x in zip(given.split(","), operands, strict=True):
-        order = [a for a in (*kept, *gone) if a in letters]
-        spread = tuple(slice(None) if a in letters else None for a in (*kept, *gone))
-        laid = x.transpose([letters.index(a) for a in order])[spread]
-        product = laid if product is None else product * laid
-    assert product is not None, rule
-    return product._reduced("dot", tuple(range(len(kept), len(kept) + len(gone))), False)
-
-
-def _of(*values: Any) -> Trace:
-    return next(v.trace for v in values if isinstance(v, Symbol))
-
-
-def _where(condition: Any, then: Any, other: Any) -> Symbol:
-    return call(_of(condition, then, other), "where", condition, then, other)
-
-
-def _clip(x: Symbol, low: Any = None, high: Any = None, **other: Any) -> Symbol:
-    x = x if low is None else call(x.trace, "maximum", x, low)
-    return x if high is None else call(x.trace, "minimum", x, high)
-
-
-def _concatenate(parts: Sequence[Symbol], axis: int = 0) -> Boxes:
-    at, found = 0, []
-    for p in parts:
-        axis %= p.ndim
-        found.append((tuple(at if i == axis else 0 for i in range(p.ndim)), p))
-        at += p.shape[axis]
-    first = parts[0].shape
-    return Boxes((*first[:axis], at, *first[axis + 1 :]), found)
-
-
-def _pad(x: Symbol, border: Sequence[tuple[int, int]], **how: Any) -> Any:
-    if how.get("mode", "constant") != "constant":
-        raise Untraceable(f"np.pad of the mode {how['mode']}")
-    if not any(a or b for a, b in border):
-        return x
-    whole = tuple(a + n + b for n, (a, b) in zip(x.shape, border, strict=True))
-    value = x.trace.add("number", data=float(how.get("constant_values", 0)))
-    zero = Symbol(x.trace, x.trace.add("fill", (value,), whole), whole)
-    return Boxes(whole, [((0,) * x.ndim, zero), (tuple(a for a, _ in border), x)])
-
-
-def _roll(x: Symbol, shift: Sequence[int], axis: Sequence[int]) -> Boxes:
-    """Each axis in two parts that change places."""
-    cuts = []
-    for n, s in zip(x.shape, shift, strict=True):
-        s = s % n if n else 0
-        cuts.append([(0, n - s, s), (n - s, s, 0)])  # from, count, to
-    found = []
-    for parts in product(*cuts):
-        if all(count for _, count, _ in parts):
-            key = tuple(slice(first, first + count) for first, count, _ in parts)
-            found.append((tuple(to for _, _, to in parts), x[key]))
-    return Boxes(x.shape, found)
-
-
-def _tile(x: Symbol, times: Sequence[int]) -> Symbol:
-    """Every axis as a pair (repetition, place), then one again; axes of one place broadcast."""
-    x = x[(*(None for _ in range(len(times) - x.ndim)), ...)]
-    if all(1 in pair for pair in zip(times, x.shape, strict=True)):
-        whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
-        return x._looked_at(lambda a: np.broadcast_to(a, whole))
-    pairs = [size for t, n in zip(times, x.shape, strict=True) for size in (t, n)]
-    keys = tuple(k for _ in x.shape for k in (None, slice(None)))
-    wide = x[keys]._looked_at(lambda a: np.broadcast_to(a, tuple(pairs)))
-    whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
-    return Symbol(x.trace, wide.step, whole, None, x.is_float)
-
-
-def _isneginf(x: Symbol) -> Symbol:
-    return call(x.trace, "equal", x, -math.inf)
-
-
 WORDS: dict[np.ufunc, str] = {}  # ufuncs of our own, such as erf, by what kernels call them
 ARITY: Mapping[str, int] = {
     "add": 2, "subtract": 2, "multiply": 2, "divide": 2, "power": 2, "maximum": 2, "minimum": 2,
@@ -369,27 +325,8 @@ ARITY: Mapping[str, int] = {
     "log": 1, "log1p": 1, "sin": 1, "cos": 1, "tanh": 1, "erf": 1, "floor": 1, "ceil": 1,
     "trunc": 1, "rint": 1, "isnan": 1, "rounded": 1,
 }  # fmt: skip
-FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.where: _where,
-    np.clip: _clip,
-    np.concatenate: _concatenate,
-    np.einsum: _einsum,
-    np.pad: _pad,
-    np.roll: _roll,
-    np.tile: _tile,
-    np.isneginf: _isneginf,
-    np.swapaxes: lambda x, a, b: x.swapaxes(a, b),
-    np.transpose: lambda x, axes=None: x.transpose(axes),
-    np.reshape: lambda x, shape: x.reshape(shape),
-    np.broadcast_to: lambda x, shape: x._looked_at(lambda a: np.broadcast_to(a, shape)),
-    np.lib.stride_tricks.sliding_window_view: lambda x, window, axis: x._looked_at(
-        lambda a: np.lib.stride_tricks.sliding_window_view(a, window, axis)
-    ),
-    np.sum: lambda x, axis=None, dtype=None, keepdims=False: x.sum(axis, dtype, keepdims),
-    np.max: lambda x, axis=None, keepdims=False: x.max(axis, keepdims),
-    np.min: lambda x, axis=None, keepdims=False: x.min(axis, keepdims),
-    np.mean: lambda x, axis=None, dtype=None, keepdims=False: x.mean(axis, dtype, keepdims),
-}
+TRUTHS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "isnan")
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # of NumPy's, see `functions.py`
 
 
 def box_of(whole: Shape, starts: Shape, s: Symbol) -> Box:

@@ -5,15 +5,17 @@
 also what kernels are generated from. A trace is a list of steps over one index space; windows on
 sources keep strides of their own, found by NumPy on an array of the same layout that is never read.
 
-What it follows: arithmetic, comparisons, `where`, `clip`, reductions, products of matrices (as
-sums over products), views, and boxes side by side (`concatenate`, `pad`, `roll`). Sorting, and
-indices that are themselves values, are refused with `Untraceable`; such ops have kernels by hand.
+What it follows: arithmetic of floats, comparisons, `where`, `clip`, reductions, products of
+matrices (as sums over products), views, and boxes side by side (`concatenate`, `pad`, `roll`).
+Sorting, arithmetic of integers alone, and indices that are themselves values, are refused with
+`Untraceable`; such ops have kernels by hand, or are NumPy's.
 """
 
 import numpy as np
 
+from ggraph.ops import functions  # noqa: F401  (symbols answer them)
 from ggraph.ops.steps import ROOM, Box, Shape, Step, Trace, Untraceable
-from ggraph.ops.symbols import WORDS, Boxes, Symbol, Window, box_of, ghost, place, symbol
+from ggraph.ops.symbols import FLOAT, WORDS, Boxes, Symbol, Window, box_of, ghost, place, symbol
 from ggraph.tensor import Tensor
 
 
@@ -42,7 +44,8 @@ def trace(t: Tensor) -> Trace:
 def _source(found: Trace, number: int, t: Tensor) -> Symbol:
     like = ghost(t.shape, t.strides, t.dtype.block_bytes)
     step = found.add("source", shape=t.shape, data=(number, 0, t.strides))
-    return Symbol(found, step, t.shape, Window(number, like, place(like)), t.dtype.is_float)
+    kind = FLOAT if t.dtype.is_float else t.dtype.np
+    return Symbol(found, step, t.shape, kind, Window(number, like, place(like)))
 
 
 __all__ = ["ROOM", "WORDS", "Box", "Shape", "Step", "Trace", "Untraceable", "trace"]

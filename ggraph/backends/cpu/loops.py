@@ -278,8 +278,9 @@ def _steps(
     reduced = sum(a.reduced for a in axes)
     whole = bool(reduced) and found.steps[box.step].op not in FIRST and _spans(found, box)
     kept = held(found, box.step) if whole and kinds[0] == "f32" else None
+    computes = _computes(kinds, found.steps[box.step].op)
     nest = Nest(
-        len(axes) - reduced, reduced, along, operands, tuple(steps), _computes(kinds), whole,
+        len(axes) - reduced, reduced, along, operands, tuple(steps), computes, whole,
         None if kept is None else place[kept],
     )  # fmt: skip
     return nest, tuple(numbers)
@@ -297,10 +298,10 @@ def _lies(stride: int, size: int) -> str:
     return "v" if stride == size else "s" if stride == 0 else "g"
 
 
-def _computes(kinds: Sequence[str]) -> str:
+def _computes(kinds: Sequence[str], op: str) -> str:
     if len(kinds) == 2 and kinds[0] == kinds[1]:
         return kinds[0] if kinds[0] in MOVED else "f32"
-    return "i64" if all(k.startswith("i") for k in kinds) else "f32"
+    return "i64" if op == "source" and all(k.startswith("i") for k in kinds) else "f32"
 
 
 __all__ = ["Nests", "Planned", "plan_nests", "rooms"]
