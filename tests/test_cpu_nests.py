@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,28 @@ def test_a_table_of_no_rows_refuses_every_index(shape: tuple[int, ...], name: st
             session.run("k", {"ids": np.zeros(2, np.int32)})
         session.prepare("n", Graph.of({"y": ops.get_rows(table, ids[:0])}), {"table": held})
         assert session.run("n", {"ids": np.zeros(2, np.int32)})["y"].shape == (0, *shape[1:])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(OPS) if "InputError" in str(getattr(ops, n, None).__doc__)]
+)
+def test_an_index_that_an_op_promises_to_refuse_is_refused(name: str) -> None:
+    """By kernels too, wherever the reference refuses it."""
+    spec, exact, refused = OPS[name], cpu_spec("cpu", exact=True), 0
+    for y, e in zip(as_weights(name), spec.examples, strict=True):
+        graph, feeds = Graph.of({"y": y}), examples.feeds(spec, e)
+        which = [n for n, a in feeds.items() if graph[n].dtype.name in ("i32", "i64") and a.size]
+        for n, index in product(which if exact.compiled(y) else (), (10**6, -1)):
+            wrong = {**feeds, n: np.full_like(feeds[n], index)}
+            try:
+                evaluate(graph, {k: a.copy() for k, a in wrong.items()})
+            except InputError:
+                refused += 1
+                inputs = {t.name: t for t in graph if t.kind is Kind.INPUT}
+                fed = wrong | {k: to_storage(wrong[k], t) for k, t in inputs.items()}
+                with pytest.raises(InputError, match=r"leave \[0, "):
+                    run(graph, fed)
+    assert refused
 
 
 @pytest.mark.parametrize("op", ["exp", "log", "tanh", "expm1", "softplus", "gelu_erf"])

@@ -236,6 +236,12 @@ def _mask_of(lists: Array, seen: int) -> Array:
         return np.log(counts)
 
 
+def _flash_limits(t: Tensor) -> dict[int, int]:
+    """A length may be that of the whole cache."""
+    slot = 3 + flag(t.attrs, "has_mask")
+    return {slot: t.sources[1].shape[0] + 1} if flag(t.attrs, "has_length") else {}
+
+
 def _flash_cost(t: Tensor) -> Cost:
     """The whole bucket is counted, though only `length` rows are read."""
     q, k, v = t.sources[:3]
@@ -273,6 +279,7 @@ FLASH_ATTN = register(
         "flash_attn",
         infer=rule("flash_attn", "q k v mask? length? sinks?", _flash_rule),
         reference=_flash,
+        limits=_flash_limits,
         ggml="FLASH_ATTN_EXT",
         cost=_flash_cost,
         examples=(

@@ -40,6 +40,7 @@ MOE_SHARES = register(
         "moe_shares",
         infer=rule("moe_shares", "chances ids", _shares_rule),
         reference=_shares,
+        limits=lambda t: {1: t.sources[0].shape[1]},
         examples=(
             Example(
                 (Arg((3, 8), fill="positive"), Arg((3, 2), I32, "ids:8")),
@@ -112,6 +113,7 @@ ADD_ID = register(
         "add_id",
         infer=rule("add_id", "x rows ids", _add_id_rule),
         reference=_add_id,
+        limits=lambda t: {2: t.sources[1].shape[0]},
         ggml="ADD_ID",
         cost=lambda t: Cost(t.size, 3 * t.nbytes),
         inplace_ok=(0,),

@@ -8,6 +8,8 @@ own rows that is text for certain (`certain`, -1: none). Row t of a step continu
 `parents[t]`, or, where that is below 0, after the replayed rows of slot -1 - parents[t]; so the
 rows of a draft tree have the bits that they have as text. Where `past` of a slot is 0 a text begins
 there, whatever the state was. A slot with a past and nothing that became text stays as it is.
+The reference refuses indices of what there is not; a kernel takes the last row or slot for what is
+beyond it, and replays no further than to there.
 
 Legend: N slots, T rows, L rows of the log, R most replayed rows, P = K - 1 remembered inputs of a
 convolution, C channels; H heads of values, G heads of keys (head h has those of h mod G), D numbers
@@ -335,7 +337,7 @@ def ssm_conv(
 
     state [N, P, C], log [L, C], x [T, C], w [K, C] f32; parents i32 [T], replay i32 [N, R], past
     i32 [N]. ggml: GGML_OP_SSM_CONV, whose state stands before its rows and whose w is [C, K].
-    Errors: ShapeError; InputError at run time for rows that no log or step has.
+    Errors: ShapeError.
     """
     return apply("ssm_conv", state, log, x, w, parents, replay, past, name=name)
 
@@ -360,8 +362,8 @@ def delta_net(
     state [N, H, D, V], log [L, W], rows [T, W] f32; after a row S = e^gate S + k (v - k S) beta.
     `certain` i32 [N] has no part in what is found: with it a device comes by what `delta_net_next`
     of the same sources asks for on its way through the rows.
-    ggml: GGML_OP_GATED_DELTA_NET, which scales q itself. Errors: ShapeError; InputError at run
-    time for rows that no log or step has. Source: Yang et al., arXiv 2412.06464.
+    ggml: GGML_OP_GATED_DELTA_NET, which scales q itself. Errors: ShapeError. Source: Yang et al.,
+    arXiv 2412.06464.
     """
     return apply("delta_net", state, log, rows, q, parents, replay, past, certain, name=name)
 
