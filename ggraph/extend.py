@@ -72,8 +72,8 @@ def register_op(
     other types, or with gaps, the op goes to another device.
     `ggraph.testing.check_op(name)` holds all of this to the truth. GraphError: the name is taken,
     or no identifier, there is no example, the meaning fails on one, writes into a source there or
-    gives another shape, the source declares no such kernel, or an op with a kernel of its own may
-    work in place.
+    gives another shape, `kernel` is no C function, the source declares no such kernel, or an op
+    with a kernel of its own may work in place.
     """
     if not name.isidentifier():
         raise GraphError(f"op {name!r}: expected a name of letters, digits and underscores")
@@ -83,6 +83,8 @@ def register_op(
         raise GraphError(f"op {name!r}: a kernel of its own may not work in place")
     if cuda and not re.search(rf"\bKERNEL\s+{re.escape(name)}\s*\(", cuda):
         raise GraphError(f"op {name!r}: its CUDA source declares no `KERNEL {name}(..)`")
+    if kernel is not None:
+        address_of(kernel)
     spec = OpSpec(
         name,
         infer=_held_to(name, shape or same_shape),
@@ -169,13 +171,13 @@ def load_installed() -> tuple[str, ...]:
 
 def address_of(kernel: object) -> int:
     """Address of a C function that ctypes or numba knows. GraphError for anything else."""
-    address = getattr(kernel, "address", kernel)
+    address = getattr(kernel, "address", None)
     if isinstance(address, int) and not isinstance(address, bool):
         return address
     try:
         found = ctypes.cast(kernel, ctypes.c_void_p).value  # type: ignore[arg-type]  # or it fails
     except (ctypes.ArgumentError, TypeError):
         found = None
-    if not found:
+    if not found or isinstance(kernel, int | str | bytes):  # which ctypes takes for an address
         raise GraphError(f"expected a C function of ctypes or numba, got {shown(kernel)}")
     return found

@@ -119,8 +119,8 @@ class Face:
         return self * other
 
     def __truediv__(self, other: "Operand") -> "Tensor":
-        """By a number whose reciprocal is exact, a power of two, a product; in f64 by any."""
-        if is_number(other) and other and (self.dtype is F64 or has_reciprocal(real(other))):
+        """By a number whose reciprocal is exact, a power of two, a product."""
+        if is_number(other) and has_reciprocal(real(other)):
             return self._scaled(1.0 / real(other), 0.0)
         return self._with("div", self, other)
 

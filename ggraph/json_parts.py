@@ -16,6 +16,8 @@ WINDOW = 1 << 16  # bytes that are decoded at a time; more where a part is longe
 LARGEST = 1 << 25  # bytes of one part: a command with a million accesses fits
 CUT = 3  # characters behind a number that show whether it goes on: 1.5 and e+ and 3
 MOST_OPENED = 1 << 21  # brackets and braces that one part may open
+MAX_NAME = 4096  # characters
+A_NAME = f"a text of at most {MAX_NAME} characters, without half characters (surrogates)"
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -131,3 +133,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise FormatError(f"plan: {name} is no number")
+
+
+def texts(value: Any) -> Iterator[str]:
+    """All texts in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, held in value.items():
+            yield key
+            yield from texts(held)
+    elif isinstance(value, list):
+        for held in value:
+            yield from texts(held)
+
+
+def is_name(text: str) -> bool:
+    """Whether a plan may call something so. UTF-8 has no bytes for halves of characters."""
+    halves = not text.isascii() and any("\ud800" <= ch <= "\udfff" for ch in text)
+    return len(text) <= MAX_NAME and not halves

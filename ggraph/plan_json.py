@@ -11,6 +11,7 @@ with the path of the culprit, and nothing else is ever raised.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
+from itertools import filterfalse
 from sys import intern
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from ggraph.device import HOST, DeviceSpec
 from ggraph.door import checked
 from ggraph.errors import FormatError, PlaceError, PlanError, printable, shown
 from ggraph.graph import Graph
-from ggraph.json_parts import Parts
+from ggraph.json_parts import A_NAME, MAX_NAME, Parts, is_name, texts
 from ggraph.plan import (
     HOST_ACTOR,
     Access,
@@ -39,9 +40,7 @@ from ggraph.plan import (
 FORMAT, VERSION = "ggraph.plan", 1
 MAX_TEXT_BYTES = 256 << 20
 MAX_ITEMS = 1 << 20  # commands, values, buffers; accesses of one command
-MAX_SLOTS = 64
-MAX_NAME = 4096  # characters
-MAX_NUMBER = 1 << 62  # bytes, offsets
+MAX_SLOTS, MAX_NUMBER = 64, 1 << 62  # of one value; bytes, offsets
 
 Json = Any
 T = TypeVar("T")
@@ -51,13 +50,13 @@ T = TypeVar("T")
 def plan_to_json(plan: Plan | VerifiedPlan) -> dict[str, Json]:
     """The plan as a dict of lists, numbers and texts; fields at their defaults are left out.
 
-    Raises PlanError for a value without a region, which the format has no words for.
+    Raises PlanError for a value without a region, and for names that `plan_from_json` refuses.
     """
     plan = plan.plan if isinstance(plan, VerifiedPlan) else plan
     schedule, memory = plan.schedule, plan.memory
     for name in (v.name for v in schedule.values.values() if v.name not in memory.regions):
         raise PlanError(f"value {name!r} has no region")
-    return {
+    made = {
         "format": FORMAT,
         "version": VERSION,
         "mode": memory.mode,
@@ -68,6 +67,9 @@ def plan_to_json(plan: Plan | VerifiedPlan) -> dict[str, Json]:
         "carried": dict(schedule.carried),
         "log": list(plan.log),
     }
+    for text in filterfalse(is_name, texts(made)):
+        raise PlanError(f"{shown(text)}: expected {A_NAME}")
+    return made
 
 
 @checked
@@ -212,10 +214,8 @@ def _items(where: str, items: Iterable[Json], read: Callable[[str, Json], T]) ->
 
 
 def _name(where: str, raw: Json) -> str:
-    if not isinstance(raw, str) or len(raw) > MAX_NAME:
-        _refuse(where, f"a text of at most {MAX_NAME} characters", raw)
-    if not raw.isascii() and any("\ud800" <= ch <= "\udfff" for ch in raw):
-        _refuse(where, "a text without half characters (surrogates)", raw)
+    if not isinstance(raw, str) or not is_name(raw):
+        _refuse(where, A_NAME, raw)
     return intern(raw)  # a value is named by every command that touches it
 
 

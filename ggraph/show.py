@@ -38,7 +38,7 @@ def graph_dot(graph: Graph) -> str:
 
 def _dot_node(t: Tensor) -> str:
     style = '"filled,dashed"' if t.is_view else "filled"
-    label = _quoted(f"{t.name}\\n{t.op} {t.dtype}{list(t.shape)}")
+    label = f"{_quoted(t.name)}\\n{_quoted(t.op)} {t.dtype}{list(t.shape)}"
     return f'"{_quoted(t.name)}" [label="{label}" style={style} fillcolor="{_COLOURS[t.kind]}"];'
 
 
@@ -49,7 +49,7 @@ def _dot_edges(t: Tensor) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    return text.replace('"', '\\"')
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 @checked

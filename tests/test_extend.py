@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ggraph import Array, Graph, Session, input, open_backend, ops, register_op
 from ggraph.errors import GgraphError, GraphError
-from ggraph.extend import load_installed
+from ggraph.extend import address_of, load_installed
 from ggraph.ops.evaluate import evaluate
 from ggraph.ops.rules import same_shape
 from ggraph.tensor import OPS, Arg, Attrs, Example, Meta, OpSpec, Tensor, apply, register
-from ggraph.testing import Differs, check_op, check_plan
+from ggraph.testing import Differs, _same_bits, check_op, check_plan
 from models import door
 
 SMALL = (Example((Arg((3, 5)),)), Example((Arg((0, 4)),)), Example((Arg((2, 3, 37)),)))
@@ -345,6 +345,24 @@ def test_packages_bring_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_installed() == ("tripled",)
     assert check_op("tripled", ("cpu",))[0].compiled
+
+
+@pytest.mark.parametrize("kernel", ["foo", b"foo", 5, True, 3.5, mish])
+def test_a_kernel_is_a_c_function(kernel: object) -> None:
+    with pytest.raises(GraphError, match="expected a C function of ctypes or numba"):
+        address_of(kernel)
+    with pytest.raises(GraphError, match="expected a C function of ctypes or numba"):
+        register_op("fails", mish, examples=SMALL, kernel=kernel)
+    assert "fails" not in OPS
+
+
+def test_a_kernel_that_makes_another_zero_is_found_by_its_bits() -> None:
+    want = np.array([0.0, -0.0, np.nan, 2.0], np.float32)
+    assert _same_bits(want.copy(), want) and _same_bits(want * 1, want)
+    for i, other in ((0, -0.0), (1, 0.0), (2, 0.0), (3, np.nextafter(np.float32(2), 3))):
+        got = want.copy()
+        got[i] = other
+        assert not _same_bits(got, want)
 
 
 @pytest.mark.parametrize("meaning", [int, lambda a: a + np.ones(7), lambda a: 3, lambda: 0])

@@ -155,6 +155,22 @@ def test_numbers_beside_tensors_do_what_numpy_does() -> None:
             assert np.array_equal(np.signbit(got)[there], np.signbit(want)[there]), name
 
 
+@pytest.mark.parametrize("by", [1e-310, -1e-310, 5e-324, 3.0, 1e-300, 1e308, 1.7e308, np.inf])
+def test_doubles_are_divided_by_any_number(by: float) -> None:
+    """To the bit, and so do numbers divided by them: no digits of a reciprocal are lost."""
+    values = np.array([0.0, -0.0, 1e-320, 1.0, -7e-305, 1e300, np.inf, np.nan])
+    x = input("x", values.shape, "f64")
+    graph = Graph.of({"y": x / by, "z": by / x})
+    with Session({"cpu": open_backend("cpu", threads=1)}) as session:
+        session.prepare("k", graph)
+        found, meant = session.run("k", {"x": values}), evaluate(graph, {"x": values})
+    with np.errstate(all="ignore"):
+        want = {"y": values / by, "z": by / values}
+    for name in want:
+        assert np.array_equal(found[name], want[name], equal_nan=True), name
+        assert np.array_equal(meant[name], want[name], equal_nan=True), name
+
+
 @pytest.mark.parametrize("left", ["f32", "f16", "f64"])
 @pytest.mark.parametrize("right", ["f32", "f16", "f64", "number"])
 def test_comparisons_are_made_in_the_wider_type(left: str, right: str) -> None:

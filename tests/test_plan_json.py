@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from plan_strategies import plans
 from typer.testing import CliRunner
 
-from ggraph.errors import FormatError, GgraphError, InputError
+from ggraph.errors import FormatError, GgraphError, InputError, PlanError
 from ggraph.plan import Certificate, Do, Plan
+from ggraph.plan_builder import PlanBuilder
 from ggraph.plan_json import plan_from_json, plan_to_json
 from ggraph.verify import CounterExample, examine, races
 from models.cli.app import app
@@ -40,6 +41,27 @@ def test_there_and_back_is_the_same_plan_and_verdict(p: Plan) -> None:
     assert again.schedule.commands == p.schedule.commands
     assert dict(again.memory.regions) == dict(p.memory.regions)
     assert str(examine(again)) == str(examine(p))
+
+
+NAMED = ("device", "buffer", "tensor", "label", "event")
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 4096, "x" * 4097, "half \ud800"], ids=["at", "above", "half"]
+)
+def test_what_is_written_is_read(name: str) -> None:
+    """A name that would be refused is not written, wherever it stands."""
+    for part in NAMED:
+        called = {p: name if p == part else p for p in NAMED}
+        b = PlanBuilder()
+        x = b.buffer(called["buffer"], b.device(called["device"]), 8)
+        b.launch((called["device"], 0), called["label"], writes=[x[:].called(called["tensor"])])
+        b.record((called["device"], 0), called["event"])
+        if len(name) == 4096:
+            assert len(plan_from_json(json.dumps(plan_to_json(b.plan()))).schedule.commands) == 2
+        else:
+            with pytest.raises(PlanError, match="a text of at most 4096 characters"):
+                plan_to_json(b.plan())
 
 
 def test_the_example_is_refused_for_the_norm_that_two_streams_still_read() -> None:

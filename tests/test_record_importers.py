@@ -94,7 +94,7 @@ def test_old_faults_of_iree_are_found_and_their_repairs_proved(name: str, verdic
     assert kind(plan_from_iree(dump(name))) == verdict
 
 
-@pytest.mark.parametrize("others", [("%arg3", "%arg3"), ("%arg3", "%q"), ("%q", "%arg3")])
+@pytest.mark.parametrize("others", [("%0", "%0"), ("%0", "%q"), ("%q", "%0")])
 def test_resources_that_are_parts_of_one_another_end(others: tuple[str, str]) -> None:
     """No way from part to whole goes round."""
     lines = "".join(

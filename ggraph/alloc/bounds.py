@@ -34,7 +34,7 @@ class Bound:
     """At least `nbytes` are needed; `method` says how that is known."""
 
     nbytes: int
-    method: str  # "live bytes", "antichain" or "no reuse possible"
+    method: str  # "live bytes" or "antichain"
 
 
 def live_windows(blocks: Blocks, of: Sequence[int]) -> Iterator[tuple[Ints, Ints, Ints]]:

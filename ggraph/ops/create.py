@@ -67,7 +67,8 @@ def _fill_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
 
 
 def _fill(*, shape: tuple[int, ...], value: float, dtype: str) -> Array:
-    return np.full(shape, value, np.float32 if dtype.startswith(("f", "b")) else np.int64)
+    wide = np.float64 if dtype == "f64" else np.float32
+    return np.full(shape, value, wide if dtype.startswith(("f", "b")) else np.int64)
 
 
 FILL = register(
