@@ -104,7 +104,12 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"modalities": ["audio"]}, "modalities"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
-    (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    *((path, {"min_tokens": 3}, "min_tokens") for path in (CHAT, TEXT, "/v1/responses")),
+    ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
+    ("/v1/responses", {"conversation": {"id": "conv_1"}}, "conversation"),
+    ("/v1/responses", {"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ("/v1/responses", {"n": 4}, "n"),
+    ("/v1/responses", {"top_logprobs": 3}, "top_logprobs"),
     (TEXT, {"best_of": 3}, "best_of"),
     (TEXT, {"n": 2, "best_of": 3}, "best_of"),
     ("/v1/responses", {"background": True}, "background"),
@@ -114,6 +119,13 @@ ABLE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"grammar": None, "json_schema": None, "functions": [], "modalities": ["text"]}),
     (CHAT, {"chat_template_kwargs": {}, "parallel_tool_calls": True, "tools": [TOOL]}),
     (CHAT, {"parallel_tool_calls": False}),
+    (CHAT, {"chat_template_kwargs": {"enable_thinking": False, "budget": 3}, "min_tokens": 0}),
+    (CHAT, {"reasoning_effort": "low", "add_generation_prompt": False, "top_k": -1}),
+    (CHAT, {"max_tokens": 2, "max_completion_tokens": -1, "stop": ["a", "e", "i", "o", " "]}),
+    (TEXT, {"max_tokens": -1, "top_k": -1, "stop": ["a", "e", "i", "o", " "]}),
+    ("/v1/responses", {"reasoning": {"effort": "low", "summary": "auto"}, "n": 1}),
+    ("/v1/responses", {"conversation": None, "prompt": None, "top_logprobs": 0}),
+    ("/v1/responses", {"max_output_tokens": -1, "top_k": -1, "temperature": 0}),
     (CHAT, SEVERAL),
     (CHAT, {**SEVERAL, "tool_choice": "none"}),
     (CHAT, {**SEVERAL, "tool_choice": "required"}),
@@ -193,6 +205,14 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "a"}]},
      "input.0: the type of an item: expected message, function_call, function_call_output or"
      " reasoning"),
+    (CHAT, {"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+    (TEXT, {"max_tokens": -2}, "max_tokens: Input should be greater than or equal to -1"),
+    (CHAT, {"chat_template_kwargs": {"messages": "a"}},
+     "chat_template_kwargs: messages is not a variable of a template's own"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message: say add_generation_prompt"
+     " false beside it: there is no new message"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": False},
+     "continue_final_message: expected a last message of the assistant, with text and no calls"),
     (CHAT, form({"$ref": "#"}), SELF),
     (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
     (TEXT, form(LOOP), SELF),
@@ -251,6 +271,29 @@ def test_a_body_of_wrong_items_costs_no_more_than_its_bytes(kind: type[schema.Bo
             except ValidationError as error:
                 assert error.error_count() < 20, field
                 assert len(str(of_validation(error))) <= 500
+
+
+def test_an_answer_goes_on_in_the_last_message(server: Server) -> None:
+    """As a completion does of the same text, written by hand with the template's markers."""
+    more = {"add_generation_prompt": False, "continue_final_message": True, "temperature": 0}
+    said = [*TALK, {"role": "assistant", "content": "ab<|im_end|>"}]
+    prompt = learnable_prompt(TALK) + "ab"
+    chat = WEB.post(server.url + CHAT, json={**ASKED[CHAT], **more, "messages": said}).json()
+    spelt = WEB.post(f"{server.url}/tokenize", json={"content": "<|im_end|>"}).json()["tokens"]
+    ids = WEB.post(
+        f"{server.url}/tokenize", json={"content": prompt, "parse_special": True}
+    ).json()["tokens"]
+    text = WEB.post(
+        server.url + TEXT, json={**ASKED[TEXT], "prompt": [*ids, *spelt], "temperature": 0}
+    ).json()
+    assert chat["choices"][0]["message"]["content"] == text["choices"][0]["text"]
+    assert chat["usage"]["prompt_tokens"] == text["usage"]["prompt_tokens"] > 0
+
+
+def learnable_prompt(talk: list[dict[str, str]]) -> str:
+    """What the tiny model's template makes of a conversation that goes on."""
+    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in talk]
+    return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def test_a_reference_that_can_end_is_followed(server: Server) -> None:

@@ -36,9 +36,10 @@ from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
+from models.serve.messages import Message
 from models.serve.notations import GRANITE, HERMES, LLAMA, notation_of
 from models.serve.replies import Dialect, Events
-from models.serve.schema import ChatRequest, Message
+from models.serve.schema import ChatRequest
 from models.serve.tools import Reading, answer_grammar, for_template
 
 NAMES = frozenset(t.function.name for t in TOOLS)

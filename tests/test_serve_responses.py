@@ -14,9 +14,10 @@ from small_model import learnable_model
 
 from ggraph import GgraphError
 from models.serve.conversations import Conversations, Kept, messages_of
+from models.serve.messages import Message
 from models.serve.replies import Whole
 from models.serve.responses import Responses, Turn, output_of
-from models.serve.schema import Message, ResponsesRequest
+from models.serve.schema import ResponsesRequest
 
 FLAG: dict[str, Any] = {
     "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],

@@ -26,10 +26,11 @@ from models.serve.errors import Refused
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.inbox import Ended, Inbox
+from models.serve.messages import Message, Tool
 from models.serve.notations import HERMES
 from models.serve.replies import Dialect, Events
 from models.serve.responses import Responses, Turn
-from models.serve.schema import ChatRequest, Message, ResponsesRequest, Tool
+from models.serve.schema import ChatRequest, ResponsesRequest
 from models.serve.tools import Reading, answer_grammar, for_template
 from models.serve.voice import Chance, Said
 from models.serve.worker import Ticket

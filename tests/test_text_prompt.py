@@ -13,6 +13,7 @@ from test_decode_tokenizer import small, smollm2
 from test_models_cli import ggraph
 from test_models_smollm2 import PROMPTS
 
+from ggraph.errors import InputError
 from ggraph.text.chat import CHATML, ChatTemplate
 from ggraph.text.prompt import Sewing, prompt_ids
 from ggraph.text.tokenizer import Tokenizer
@@ -111,6 +112,29 @@ def test_arguments_and_schemas_hold_no_control_tokens(
     for kind, t in vocabularies.items():
         t = with_template(t, CALLS)
         assert control(t, ids(t, arguments, schema)) == control(t, ids(t, {}, {})), kind
+
+
+@pytest.mark.parametrize("source", [CHATML, TEMPLATES["trims"]], ids=["chatml", "trims"])
+@given(typed.filter(str.strip))
+def test_a_last_message_is_gone_on_with(
+    vocabularies: dict[str, Tokenizer], source: str, text: str
+) -> None:
+    """The prompt is what comes before that text, and the text itself, where the template shows
+    it."""
+    t = with_template(vocabularies["hf"], source)  # which has all bytes
+    say = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+    asked = {"add_generation_prompt": False, "continue_final_message": True}
+    before = prompt_ids(t, say[:1])
+    shown = text.lstrip() if "trim" in source else text
+    assert t.decode(prompt_ids(t, say, **asked)) == t.decode(before) + shown
+    assert control(t, prompt_ids(t, say, **asked)) == control(t, before)
+
+
+def test_a_text_that_is_not_shown_is_not_gone_on_with() -> None:
+    t = with_template(Tokenizer.from_gguf(small("smollm")), "{{ messages[0].content }}")
+    say = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    with pytest.raises(InputError, match="does not show"):
+        prompt_ids(t, say, continue_final_message=True)
 
 
 @given(typed)

@@ -12,6 +12,7 @@ template that itself writes a marker around a text, as `<|{{ content }}|>` would
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ggraph.errors import InputError
 from ggraph.text.chat import ChatTemplate, check_messages
 from ggraph.text.tokenizer import Tokenizer
 
@@ -43,17 +44,27 @@ def sewn_prompt(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     **extra: Any,
 ) -> tuple[str, str]:
-    """The prompt's text with seams in it, and the seam: what `Tokenizer.encode_sewn` makes ids
-    of."""
+    """The prompt's text with seams in it, and the seam: what `Tokenizer.encode_sewn` makes ids of.
+    It ends with the last message's text where that is to be continued. InputError where a template
+    does not show that text once."""
     template = ChatTemplate.of(tokenizer)
     check_messages(messages)
-    seam = _unused([template.source, *strings_of([messages, extra])])
+    used = [template.source, *strings_of([messages, extra])]
+    seam = _unused(used)
     sew = Sewing(tokenizer.control_texts, seam)
     said = [{**sew(m), "role": m["role"]} for m in messages]
     variables = {k: sew(v) for k, v in extra.items()}
+    end = _unused([*used, seam])
+    if continue_final_message:
+        said[-1]["content"] += end
     text = template.render(said, add_generation_prompt=add_generation_prompt, **variables)
+    if continue_final_message:
+        text, *rest = text.split(end)
+        if len(rest) != 1:
+            raise InputError("the chat template does not show the last message's text as it is")
     return text, seam
 
 

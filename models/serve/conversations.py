@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from .errors import Refused
+from .messages import CalledFunction, Message, ToolCall
 from .replies import JSON
-from .schema import CalledFunction, CallItem, Item, Message, MessageItem, ResultItem, ToolCall
+from .schema import CallItem, Item, MessageItem, ResultItem
 
 _MESSAGES = TypeAdapter(tuple[Message, ...])
 

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 MOST_TEXT = 1 << 22  # letters of one string
@@ -24,8 +24,16 @@ def few(value: Any) -> Any:
     return value
 
 
+class Body(BaseModel):
+    """Common ground: no infinities, names of Python's beside those of the wire."""
+
+    model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
+
+
 LongText = Annotated[str, Field(max_length=MOST_TEXT)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Effort = Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]
+Scalar = bool | int | float | Annotated[str, Field(max_length=256)] | None
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], items(1 << 20)]
 
 
@@ -45,6 +53,11 @@ def only(*defaults: Any) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def minus_one(meaning: int | None) -> BeforeValidator:
+    """Of a count that other servers take -1 for, where nothing bounds it."""
+    return BeforeValidator(lambda value: meaning if value == -1 else value)
 
 
 def readable(kind: Any) -> Any:

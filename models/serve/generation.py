@@ -13,10 +13,11 @@ from .engine import Answers, Service, Wanted
 from .errors import Refused, body
 from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
+from .messages import Tool
 from .metrics import Metrics
 from .notations import HERMES, Notation, notation_of
 from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
-from .schema import ChatRequest, CompletionRequest, Sampling, Tool
+from .schema import ChatRequest, CompletionRequest, Sampling
 from .told import PING_SECONDS
 from .tools import Reading, answer_grammar, chosen, demanded, for_template
 from .voice import Form, Said
@@ -80,6 +81,7 @@ class Generation:
             )
         template = self.service.m.tokenizer.chat_template or ""
         messages, more = for_template(asked.messages, tools, template)
+        more |= asked.variables
         ids = self.service.chat_ids(messages, **more)
         limit = asked.max_completion_tokens or asked.max_tokens
         top = (asked.top_logprobs or 0) if asked.logprobs else None

@@ -8,22 +8,18 @@ from .conversations import Conversations, Kept, messages_of
 from .errors import Refused
 from .generation import Asked, Generation
 from .inbox import Ended
+from .messages import Function, Message, NamedFunction, Tool, ToolChoice
 from .replies import PING, Events, Whole, event, usage
 from .schema import (
     CallItem,
     ChatRequest,
     FlatChoice,
-    Function,
     Item,
     JsonSchema,
-    Message,
     MessageItem,
-    NamedFunction,
     ResponseFormat,
     ResponsesRequest,
     Sampling,
-    Tool,
-    ToolChoice,
 )
 from .voice import Said
 from .wire import Wire
@@ -174,6 +170,7 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
         "messages": [*told, *said], "tools": tools or None, "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "max_tokens": body.max_output_tokens,
+        "reasoning_effort": body.reasoning and body.reasoning.effort,
         "response_format": ResponseFormat(type=form.type, json_schema=given),
     }  # fmt: skip
     return ChatRequest.model_construct(**{**shared, **more})

@@ -3,25 +3,32 @@
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from .fields import MOST_LIST, LongText, Stop, TokenIds, few, items, only, readable, unable
+from .fields import (
+    MOST_LIST,
+    Body,
+    Effort,
+    LongText,
+    Scalar,
+    Stop,
+    TokenIds,
+    few,
+    items,
+    minus_one,
+    only,
+    unable,
+)
+from .messages import Function, Message, NamedFunction, TextPart, Tool, ToolChoice
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
-
-
-class Body(BaseModel):
-    """Common ground: no infinities, names of Python's beside those of the wire."""
-
-    model_config = ConfigDict(allow_inf_nan=False, populate_by_name=True)
 
 
 DrafterName = Literal["suffix", "lookup", "head", "tree", "model"]
@@ -45,7 +52,7 @@ class JsonSchema(Body):
     """A named schema, as in `response_format`."""
 
     name: Annotated[str, Field(max_length=256)] = "answer"
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
     strict: bool | None = None
 
 
@@ -62,7 +69,7 @@ class Lane(Body):
 
     lane: Annotated[int, Field(ge=-2, lt=64)]
     events: Annotated[int, Field(ge=0)] = 0
-    tokens: TokenIds = []
+    tokens: TokenIds = Field(default_factory=list)
 
 
 class GoingOn(Body):
@@ -70,7 +77,7 @@ class GoingOn(Body):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
     created: Annotated[int, Field(ge=0, lt=1 << 53)]
-    lanes: Annotated[list[Lane], items(66)] = []
+    lanes: Annotated[list[Lane], items(66)] = Field(default_factory=list)
 
 
 class Sampling(Body):
@@ -79,7 +86,7 @@ class Sampling(Body):
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    top_k: Annotated[Annotated[int, Field(ge=0, le=1 << 20)] | None, minus_one(0)] = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
@@ -100,6 +107,7 @@ class Sampling(Body):
     going_on: GoingOn | None = None
     grammar: Annotated[Any, only()] = None
     json_schema: Annotated[Any, only()] = None
+    min_tokens: Annotated[Any, only(0)] = None
 
     @property
     def stops(self) -> list[str]:
@@ -107,79 +115,25 @@ class Sampling(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class TextPart(Body):
-    """A part of a message. Only text can be read."""
-
-    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(readable)]
-    text: LongText
-
-
-class CalledFunction(Body):
-    """Name and arguments of a call, the arguments as JSON."""
-
-    name: Annotated[str, Field(max_length=256)]
-    arguments: LongText = ""
-
-
-class ToolCall(Body):
-    """A call that an assistant made."""
-
-    id: Annotated[str, Field(max_length=256)] = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Body):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
-    name: Annotated[str, Field(max_length=256)] | None = None
-    tool_calls: Annotated[list[ToolCall], items(128)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
-
-    @property
-    def text(self) -> str:
-        """All its text."""
-        if isinstance(self.content, list):
-            return "".join(p.text for p in self.content)
-        return self.content or ""
-
-
-class Function(Body):
-    """A function that the model may call."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    description: LongText | None = None
-    parameters: dict[str, Any] | None = {}
-
-
-class Tool(Body):
-    """A tool: only functions."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class NamedFunction(Body):
-    """The name alone."""
-
-    name: Annotated[str, Field(max_length=256)]
-
-
-class ToolChoice(Body):
-    """One function that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
+Limit = Annotated[Annotated[int, Field(ge=1, le=1 << 24)] | None, minus_one(None)]
+TemplateKwargs = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")], Scalar],
+    Field(max_length=32),
+    BeforeValidator(few),
+]
+OWN_NAMES = frozenset(  # of a template's variables
+    ("messages", "tools", "documents", "bos_token", "eos_token", "tokenizer",
+     "add_generation_prompt", "continue_final_message")
+)  # fmt: skip
 
 
 class ChatRequest(Sampling):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. With `continue_final_message` the answer goes on in the last
+    message, which is the assistant's."""
 
     messages: Annotated[list[Message], items(MOST_LIST, least=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_tokens: Limit = None
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], items(128)] | None = None
@@ -187,7 +141,38 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Effort | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _of_the_template_s_own(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in OWN_NAMES.intersection(value or ()):
+            message = "{name} is not a variable of a template's own"
+            raise PydanticCustomError("own", message, {"name": name})
+        return value
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _instead_of_a_new_one(cls, value: bool, info: ValidationInfo) -> bool:
+        messages = info.data.get("messages") or [Message(role="user")]
+        if value and info.data.get("add_generation_prompt"):
+            message = "say add_generation_prompt false beside it: there is no new message"
+            raise PydanticCustomError("own", message)
+        if value and not (messages[-1].role == "assistant" and messages[-1].is_text):
+            message = "expected a last message of the assistant, with text and no calls"
+            raise PydanticCustomError("own", message)
+        return value
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told beside messages and tools."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        ends = {"add_generation_prompt": self.add_generation_prompt}
+        goes_on = {"continue_final_message": True} if self.continue_final_message else {}
+        return {**effort, **(self.chat_template_kwargs or {}), **ends, **goes_on}
 
 
 class CompletionRequest(Sampling):
@@ -200,7 +185,7 @@ class CompletionRequest(Sampling):
         | Annotated[list[LongText], items(64)]
         | Annotated[list[TokenIds], items(64)]
     )
-    max_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = 16
+    max_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
@@ -328,7 +313,13 @@ class TextFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Annotated[str, Field(max_length=256)] = "answer"
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+
+
+class Reasoning(Body):
+    """How much a model is to think, where its template can say so."""
+
+    effort: Effort | None = None
 
 
 class ResponseText(Body):
@@ -342,7 +333,7 @@ class ResponsesRequest(Sampling):
 
     input: LongText | Annotated[list[Item], items(MOST_LIST, least=1)]
     instructions: LongText | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    max_output_tokens: Limit = None
     text: ResponseText = ResponseText()
     tools: Annotated[
         Annotated[list[FlatTool], items(128)] | None, BeforeValidator(_functions_of)
@@ -351,6 +342,11 @@ class ResponsesRequest(Sampling):
     parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
+    reasoning: Reasoning | None = None
+    n: Annotated[Any, only(1)] = None
+    top_logprobs: Annotated[Any, only(0)] = None
+    conversation: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None
     background: Annotated[Any, only(False)] = None
     truncation: Annotated[Any, only("disabled")] = None
 

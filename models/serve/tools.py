@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from .grammar import dumped
+from .messages import Message, Tool, ToolChoice
 from .notations import HERMES, Notation, notation_of
-from .schema import Message, Tool, ToolChoice
 
 TOLD = (
     "You may call functions. Each line describes one:\n{functions}\n"

@@ -1,0 +1,79 @@
+"""What conversations are made of: messages, calls of functions, and the functions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .fields import MOST_LIST, Body, LongText, items, readable
+
+
+class TextPart(Body):
+    """A part of a message. Only text can be read."""
+
+    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(readable)]
+    text: LongText
+
+
+class CalledFunction(Body):
+    """Name and arguments of a call, the arguments as JSON."""
+
+    name: Annotated[str, Field(max_length=256)]
+    arguments: LongText = ""
+
+
+class ToolCall(Body):
+    """A call that an assistant made."""
+
+    id: Annotated[str, Field(max_length=256)] = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: LongText | Annotated[list[TextPart], items(MOST_LIST)] | None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[ToolCall], items(128)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is text, and nothing else."""
+        return bool(self.text) and not self.tool_calls
+
+    @property
+    def text(self) -> str:
+        """All its text."""
+        if isinstance(self.content, list):
+            return "".join(p.text for p in self.content)
+        return self.content or ""
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: LongText | None = None
+    parameters: dict[str, Any] | None = Field(default_factory=dict)
+
+
+class Tool(Body):
+    """A tool: only functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The name alone."""
+
+    name: Annotated[str, Field(max_length=256)]
+
+
+class ToolChoice(Body):
+    """One function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
