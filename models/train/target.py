@@ -42,11 +42,11 @@ class TorchTarget:
         def stored(name: str) -> Tensor:
             return torch.from_numpy(model.catalogue[name].float32()).to(device, dtype)
 
-        self.weights = {n: stored(n) for n in model.catalogue if n != "rope_freqs.weight"}
+        self.weights = {n: stored(n) for n in model.catalogue if n != r.factors}
         self.output = self.weights.get("output.weight", self.weights["token_embd.weight"])
         factors = torch.ones(r.n_rot // 2)
-        if r.freq_factors is not None:
-            factors = torch.tensor(r.freq_factors, dtype=torch.float32)
+        if r.factors in model.catalogue:  # which a config's become, too
+            factors = torch.from_numpy(model.catalogue[r.factors].float32())
         powers = torch.arange(0, r.n_rot, 2, dtype=torch.float32) / r.n_rot
         self.inverse = (r.freq_base**-powers / factors).to(device)
 
