@@ -7,6 +7,7 @@ such list per phase.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import count, groupby
 from math import lcm
 
@@ -192,7 +193,7 @@ class Executor:
         if c.do is Do.RECORD:
             return lambda feeds, results: backend.record(stream, event)
         if c.do is Do.WAIT:
-            owner = self._recorder(c)
+            owner = self._recorders[c.event]
             if backend.is_synchronous and owner is not backend:
                 # It has no queue that could be held up: its commands run when the host gets there.
                 return lambda feeds, results: owner.synchronise(event=event)
@@ -232,7 +233,7 @@ class Executor:
         fetch = _fetch(self._owner(memory.buffer), memory, offset + c.reads[0].start, tensor)
         if not tensor.is_output:
             return lambda feeds, results: fetch(feeds, self._looked_at)
-        if all(k.chosen_by != tensor.name for k in self.plan.schedule):
+        if tensor.name not in self._choosing:
             self._fetches[fetch] = tensor.name
         return fetch
 
@@ -243,13 +244,19 @@ class Executor:
         if c.waits_for is not None:
             backend, stream = self._backends[c.waits_for.device], c.waits_for.stream
             return lambda feeds, results: backend.synchronise(stream)
-        owner, event = self._recorder(c), f"{self._prefix}{c.event}"
+        owner, event = self._recorders[c.event], f"{self._prefix}{c.event}"
         return lambda feeds, results: owner.synchronise(event=event)
 
-    def _recorder(self, c: Command) -> Backend:
-        """The backend of the one device that records the event of `c`."""
-        marks = (k for k in self.plan.schedule if k.do is Do.RECORD and k.event == c.event)
-        return self._backends[next(marks).actor.device]
+    @cached_property
+    def _recorders(self) -> dict[str | None, Backend]:
+        """The backend of the one device that records an event."""
+        marks = (k for k in self.plan.schedule if k.do is Do.RECORD)
+        return {k.event: self._backends[k.actor.device] for k in marks}
+
+    @cached_property
+    def _choosing(self) -> frozenset[str | None]:
+        """Names of the indices that say which slices a copy brings."""
+        return frozenset(k.chosen_by for k in self.plan.schedule)
 
     def _launch(self, c: Command, phase: int) -> Launch:
         t = self.plan.graph[c.node or ""]

@@ -83,8 +83,6 @@ def register_op(
         raise GraphError(f"op {name!r}: a kernel of its own may not work in place")
     if cuda and not re.search(rf"\bKERNEL\s+{re.escape(name)}\s*\(", cuda):
         raise GraphError(f"op {name!r}: its CUDA source declares no `KERNEL {name}(..)`")
-    if kernel is not None:
-        address_of(kernel)
     spec = OpSpec(
         name,
         infer=_held_to(name, shape or same_shape),
@@ -108,6 +106,8 @@ def register_op(
 
 def _register(spec: OpSpec) -> None:
     """Register what holds on its examples, and nothing else."""
+    if spec.native is not None:
+        address_of(spec.native)
     register(spec)
     try:
         _try(spec)

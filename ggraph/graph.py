@@ -62,10 +62,14 @@ class Graph:
         return len(self.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        for t in self.tensors if isinstance(name, str) else ():
-            if t.name == name:
-                return t
-        raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}")
+        found = self._named.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}")
+        return found
+
+    @cached_property
+    def _named(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
 
     def leaves(self, kind: Kind) -> tuple[Tensor, ...]:
         """All inputs, weights or states, in graph order."""
@@ -89,8 +93,9 @@ class Graph:
         _tensors(heirs.values(), "heirs")
         done: dict[str, Tensor] = {}
         fresh: dict[int, Tensor] = {}
-        for t in self.tensors:
-            done[t.name] = _follow(t, heirs, done, fresh)
+        with unscoped():
+            for t in self.tensors:
+                done[t.name] = _follow(t, heirs, done, fresh)
         outputs = {t.name: done[t.name] for t in self.outputs}
         also = [done[t.name] for t in self.updates.values() if not t.is_leaf]
         return Graph.of(outputs, also=also, name=self.name)

@@ -6,6 +6,7 @@ import pytest
 import ggraph.ops.elementwise as ops
 from ggraph.dtype import F16, F32, I32, Q4_0
 from ggraph.errors import GraphError, ShapeError
+from ggraph.face import scope
 from ggraph.graph import Graph
 from ggraph.ops.recurrent import ssm_conv, ssm_conv_next
 from ggraph.ops.rows import set_rows
@@ -151,3 +152,16 @@ def test_behind_an_heir_of_another_shape_rules_are_asked_again() -> None:
     assert g["y"].shape == (1, 3)
     with pytest.raises(ShapeError):
         g.replace({"old": input("wide", (4, 5))})
+
+
+def test_what_is_replaced_in_a_scope_keeps_its_names() -> None:
+    """Views and overwriting results are inferred again: under their own names, not the scope's."""
+    x = input("x", (4, 2))
+    flat = ops.scale(x, 2.0).reshape(-1)
+    held = set_rows(state("s", (4, 2)), ops.scale(x, 2.0), input("i", (4,), I32), name="new")
+    g = Graph.of({"y": flat.reshape(2, 4) + 1.0, "z": held + 1.0})
+    heirs = {t.name: ops.add(x, x, name=t.name) for t in g.nodes if t.sources[0].name == "x"}
+    assert len(heirs) == 2
+    with scope("a"):
+        inside = g.replace(heirs)
+    assert [t.name for t in inside] == [t.name for t in g.replace(heirs)]
