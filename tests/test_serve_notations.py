@@ -52,6 +52,7 @@ UNREAD = (  # by templates that know tools
     "{{ tools }}<tool_call><function=f><parameter=a>",
     "{{ tools }}<tool_call>f<arg_key>a</arg_key>",
     "{{ tools }}<|tool_call_start|>[f(a='x')]<|tool_call_end|>",
+    "{{ tools }}<|tool_call>call:f{a:1}<tool_call|>",
 )
 
 

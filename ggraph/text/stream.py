@@ -13,23 +13,22 @@ from ggraph.errors import InputError
 from ggraph.text.tokenizer import Tokenizer
 
 _NAMED, _BEGUN, _SAID = "named", "begun", "said"
-_MARKERS = {  # of parts, and what stands behind each: a part's name, the part, or text again
-    "<|start|>": _NAMED, "<|channel|>": _NAMED, "<|message|>": _BEGUN, "<|end|>": _SAID,
-    "<|channel>": _NAMED, "<channel|>": _SAID,
-}  # fmt: skip
+# Markers of parts, and what stands behind each: a part's name, the part, or text again.
+_GEMMA = {"<|channel>": _NAMED, "<channel|>": _SAID}
+_HARMONY = {"<|start|>": _NAMED, "<|channel|>": _NAMED, "<|message|>": _BEGUN, "<|end|>": _SAID}
 
 
-def has_parts(tokenizer: Tokenizer) -> bool:
-    """Whether a model with this vocabulary answers in parts, not all of them for the user."""
-    return any(tokenizer.id_of(marker) is not None for marker in ("<|channel|>", "<|channel>"))
+def is_harmony(tokenizer: Tokenizer) -> bool:
+    """Whether a model with this vocabulary answers in gpt-oss's format, all of it in parts."""
+    return tokenizer.id_of("<|channel|>") is not None
 
 
 class _Parts:
     """Where in an answer of several parts a stream is; an answer begins with text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = {tokenizer.id_of(marker): kind for marker, kind in _MARKERS.items()}
-        self._kinds = ids if has_parts(tokenizer) else {}
+        markers = _HARMONY if is_harmony(tokenizer) else _GEMMA
+        self._kinds = {tokenizer.id_of(marker): kind for marker, kind in markers.items()}
         self._at, self._name = _SAID, ""
 
     def mark(self, token: int) -> None:

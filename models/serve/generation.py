@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ggraph.text.stream import has_parts
+from ggraph.text.stream import is_harmony
 
 from .engine import Answers, Service, Wanted
 from .errors import Refused, body
@@ -73,10 +73,10 @@ class Generation:
         tools = chosen(asked.tools or (), asked.tool_choice)
         if demanded(asked.tool_choice) and not tools:
             raise Refused("tool_choice names no tool of this request", param="tool_choice")
-        if tools and has_parts(self.service.m.tokenizer):
+        if tools and is_harmony(self.service.m.tokenizer):
             raise Refused(
-                "tools: this model answers in parts, and calls within those cannot be read here: "
-                "leave them out",
+                "tools: this model answers in channels (harmony), and calls within those cannot be "
+                "read here: leave them out",
                 param="tools",
             )
         template = self.service.m.tokenizer.chat_template or ""
