@@ -135,6 +135,9 @@ def test_a_text_that_is_not_shown_is_not_gone_on_with() -> None:
     say = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     with pytest.raises(InputError, match="does not show"):
         prompt_ids(t, say, continue_final_message=True)
+    for none in ([], [{"role": "assistant"}], [{"role": "assistant", "content": ["x"]}]):
+        with pytest.raises(InputError, match="must have a text"):
+            prompt_ids(t, none, continue_final_message=True)
 
 
 @given(typed)

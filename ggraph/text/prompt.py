@@ -59,6 +59,8 @@ def sewn_prompt(
     variables = {k: sew(v) for k, v in extra.items()}
     end = _unused([*used, seam])
     if continue_final_message:
+        if not said or not isinstance(said[-1].get("content"), str):
+            raise InputError("to go on with the last message, it must have a text")
         said[-1]["content"] += end
     text = template.render(said, add_generation_prompt=add_generation_prompt, **variables)
     if continue_final_message:
