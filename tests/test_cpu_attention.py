@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ggraph.backends.cpu import attention, chunks
 from ggraph.backends.cpu.isa import host
 from ggraph.backends.cpu.jit import Jit, host_jit
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.slots import SPARE, list_bytes
 from ggraph.dtype import Q8_0
@@ -355,8 +356,8 @@ def test_what_is_read_later_is_asked_for_in_the_order_in_which_it_lies(
     for cache, first in ((a["k"], chunks.AHEAD), (a["v"], 0)):
         begin, end, row = cache.ctypes.data, cache.ctypes.data + cache.nbytes, cache.strides[0]
         own = asked[(asked >= begin + first * row) & (asked < end)]
-        lines = set(own // chunks.LINE)
-        wanted = set(range((begin + first * row) // chunks.LINE + 1, end // chunks.LINE))
+        lines = set(own // LINE)
+        wanted = set(range((begin + first * row) // LINE + 1, end // LINE))
         assert len(wanted - lines) <= len(wanted) // 50, "nearly all lines"
         _, at = np.unique(own, return_index=True)
         assert np.mean(np.diff(own[np.sort(at)]) > 0) > 0.99, "as they lie"

@@ -12,7 +12,7 @@ import threading
 import numpy as np
 
 from ggraph.backends.cpu.interpreter import atomic_load, call
-from ggraph.backends.cpu.jit import Jit
+from ggraph.backends.cpu.jit import ENTRY, Jit
 from ggraph.backends.cpu.pages import PAGE, madvise
 from ggraph.backends.cpu.program import encode
 from ggraph.backends.cpu.simd import I8, I32, Kernel, Val, kernel
@@ -20,7 +20,6 @@ from ggraph.tensor import Array
 
 ASKED = 1 << 17  # bytes of a file that are asked for at once: Linux reads no further than its
 # window of reading ahead, which has this size unless somebody has changed it
-ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def _goes_on(k: Kernel, left: Val) -> Val:

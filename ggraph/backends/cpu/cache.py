@@ -9,6 +9,7 @@ from typing import TypeVar
 from llvmlite import ir
 
 from ggraph.backends.cpu import angles, words
+from ggraph.backends.cpu.elements import number
 from ggraph.backends.cpu.quantise import largest_size, load_block
 from ggraph.backends.cpu.simd import (
     F16,
@@ -17,7 +18,6 @@ from ggraph.backends.cpu.simd import (
     F64,
     F64X8,
     I8,
-    I16,
     I32,
     I32X8,
     I64,
@@ -294,11 +294,7 @@ def _gather(kind: str) -> KernelSpec:
         return k.load(at + i * 4, I32X8) if kind == "i32" else load8(k, kind, at, i)
 
     def one(k: Kernel, at: Val) -> Val:
-        if kind == "f16":
-            return k.cast("fpext", k.load(at, F16), F32)
-        if kind == "bf16":
-            return k.cast("bitcast", k.cast("zext", k.load(at, I16), I32) << 16, F32)
-        return k.load(at, I32 if kind == "i32" else F32)
+        return k.load(at, I32) if kind == "i32" else number(k, kind, at)
 
     def build(k: Kernel) -> None:
         """y[r] = x[ids[r]], rows of n numbers by int32 ids; beyond `limit` rows not a number, or

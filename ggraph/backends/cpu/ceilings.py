@@ -17,6 +17,7 @@ from ggraph.backends.cpu import (
 from ggraph.backends.cpu.blocks import prefetch
 from ggraph.backends.cpu.dots import Dot
 from ggraph.backends.cpu.isa import Isa
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.places import PLACES, ahead
 from ggraph.backends.cpu.pool import Pool
 from ggraph.backends.cpu.program import Assembler, Flat
@@ -30,7 +31,6 @@ LARGE = 1 << 28  # bytes: so many that it hardly matters what the caches hold of
 TURNS = 1 << 20
 STEPS = 8  # of 32 columns
 PRODUCTS = 1 << 33  # of a thread: some hundredths of a second
-LINE = 64
 
 
 def _sink(k: Kernel) -> Val:

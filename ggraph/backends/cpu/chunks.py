@@ -23,6 +23,7 @@ from ggraph.backends.cpu.cache import (
     number_at,
     scale_at,
 )
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, F32X8, I64, Kernel, Num, Val, Var, vec
 from ggraph.backends.cpu.states import HEAD, biased, clear, exponentials
 from ggraph.backends.cpu.tiles import Q8_BLOCK
@@ -35,7 +36,6 @@ TOGETHER = {8: 4, 16: 8}  # keys handled together, by lanes: a vector of 16 hold
 VALUES = 16  # values handled together: sums are fetched and put back as often
 AHEAD = 16  # rows of the cache
 SUMS = {8: 12, 16: 16}  # of vectors that registers hold beside what they are made of
-LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,11 @@ def _build(k: Kernel, layout: FloatLayout) -> None:
         _chunk(k, layout, home, rest // tiles, rest % tiles, item % chunks)
 
 
-def _register(layout: FloatLayout) -> KernelSpec:
+def _register(layout: FloatLayout) -> None:
     name = "convolve_" + layout.name
     KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, layout))
-    return KERNELS[name]
 
 
-CONVOLVE = {a.name: _register(a) for a in LAYOUTS.values() if isinstance(a, FloatLayout)}
+for _layout in LAYOUTS.values():
+    if isinstance(_layout, FloatLayout):
+        _register(_layout)

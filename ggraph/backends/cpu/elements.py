@@ -16,17 +16,16 @@ STORED: dict[str, ir.Type] = {
 
 
 def as_computed(k: Kernel, raw: Val, kind: str, computes: str) -> Val:
-    """A vector of what was loaded in the type of the computation."""
-    lanes = raw.v.type.count
+    """What was loaded, one or a vector, in the type of the computation."""
     if computes == kind:
         return raw
     if computes == "i64":
-        return k.cast("sext", raw, vec(I64, lanes))
+        return k.cast("sext", raw, _like(raw, I64))
     if kind == "f16":
-        return k.cast("fpext", raw, vec(F32, lanes))
+        return k.cast("fpext", raw, _like(raw, F32))
     if kind == "bf16":
-        return k.cast("bitcast", k.cast("zext", raw, vec(I32, lanes)) << 16, vec(F32, lanes))
-    return k.cast("sitofp", raw, vec(F32, lanes))
+        return k.cast("bitcast", k.cast("zext", raw, _like(raw, I32)) << 16, _like(raw, F32))
+    return k.cast("sitofp", raw, _like(raw, F32))
 
 
 def as_stored(k: Kernel, value: Val, kind: str, computes: str) -> Val:
@@ -44,6 +43,16 @@ def as_stored(k: Kernel, value: Val, kind: str, computes: str) -> Val:
     return whole if kind in ("i32", "i64") else k.cast("trunc", whole, _like(value, STORED[kind]))
 
 
+def number(k: Kernel, kind: str, at: Val) -> Val:
+    """One number of a plain float type as float32."""
+    return as_computed(k, k.load(at, STORED[kind]), kind, "f32")
+
+
+def put(k: Kernel, kind: str, at: Val, value: Val) -> None:
+    """Store float32 as one number of a plain float type, to nearest even."""
+    k.store(at, as_stored(k, value, kind, "f32"))
+
+
 def _like(value: Val, t: ir.Type) -> ir.Type:
     """One or as many of a type."""
     return vec(t, value.v.type.count) if isinstance(value.v.type, ir.VectorType) else t
@@ -57,4 +66,4 @@ def _to_bf16(k: Kernel, value: Val) -> Val:
     return k.cast("trunc", k.select(value.is_nan(), quiet, rounded), _like(value, I16))
 
 
-__all__ = ["ELEMENT_BYTES", "MOVED", "STORED", "as_computed", "as_stored"]
+__all__ = ["ELEMENT_BYTES", "MOVED", "STORED", "as_computed", "as_stored", "number", "put"]

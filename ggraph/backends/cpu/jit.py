@@ -7,6 +7,7 @@ Where `image.py` can, the file is an image, which runs without LLVM; else it is 
 file (.o), which LLVM loads. Whose files may be run, and how damage is found, is `ggraph/kept.py`.
 """
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from ggraph.errors import BackendError
 from ggraph.formats import levels
 from ggraph.ops import steps, unary
 
+ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)  # a kernel's
 BAKED = (dtype, levels, steps, unary)  # modules elsewhere whose numbers kernels are made of
 WATCHERS: list[Callable[[str], None]] = []  # told the name of each kernel before it is compiled
 

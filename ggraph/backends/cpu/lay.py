@@ -10,8 +10,8 @@ a matrix in tiles.
 from collections.abc import Sequence
 
 from ggraph.backends.cpu.cache import load8
-from ggraph.backends.cpu.elements import ELEMENT_BYTES, STORED
-from ggraph.backends.cpu.simd import F32, I32, I64, KERNELS, Kernel, KernelSpec, Val
+from ggraph.backends.cpu.elements import ELEMENT_BYTES, number
+from ggraph.backends.cpu.simd import I64, KERNELS, Kernel, KernelSpec, Val
 from ggraph.backends.cpu.tiles import HALF, LAYOUTS
 from ggraph.dtype import F32 as FLOATS
 
@@ -36,14 +36,6 @@ def turned(k: Kernel, rows: Sequence[Val]) -> list[Val]:
     return found
 
 
-def _number(k: Kernel, kind: str, at: Val) -> Val:
-    """One number as float32."""
-    raw = k.load(at, STORED[kind])
-    if kind == "bf16":
-        return k.cast("bitcast", k.cast("zext", raw, I32) << 16, F32)
-    return k.cast("fpext", raw, F32) if kind == "f16" else raw
-
-
 def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
     """A tile of rows whose columns lie side by side; rows beyond the last repeat it."""
     columns, sn = k.words("k sn")
@@ -57,7 +49,7 @@ def _rows(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
                 k.store(tile + (c + j) * LINE + h * 4, value)
         for c in k.loop(whole, columns):
             for j, row in enumerate(rows):
-                k.store(tile + c * LINE + (h + j) * 4, _number(k, kind, row + c * size))
+                k.store(tile + c * LINE + (h + j) * 4, number(k, kind, row + c * size))
 
 
 def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
@@ -73,7 +65,7 @@ def _columns(k: Kernel, kind: str, tile: Val, source: Val, left: Val) -> None:
                     k.store(to + h * 4, load8(k, kind, at + h * size, 0))
             with numbers:
                 for lane in k.loop(0, k.minimum(left, TILE)):
-                    k.store(to + lane * 4, _number(k, kind, at + lane * sn))
+                    k.store(to + lane * 4, number(k, kind, at + lane * sn))
 
 
 def _build(k: Kernel, kind: str) -> None:
@@ -91,10 +83,10 @@ def _build(k: Kernel, kind: str) -> None:
                 _columns(k, kind, tile, source, left)
 
 
-def _register(kind: str) -> KernelSpec:
+def _register(kind: str) -> None:
     name = "lay_" + kind
     KERNELS[name] = KernelSpec(name, tuple(ARGS.split()), lambda k: _build(k, kind))
-    return KERNELS[name]
 
 
-LAY = {kind: _register(kind) for kind in KINDS}
+for _kind in KINDS:
+    _register(_kind)

@@ -16,7 +16,6 @@ LEAST_NORMAL = 1.1754943508222875e-38
 LOG_TERMS = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1,
              1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1,
              3.3333331174e-1)  # fmt: skip
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 TANH_TERMS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
               -3.33332819422e-1)  # fmt: skip
 TANH_SMALL = 0.625  # below it the polynomial, above it exponentials
@@ -67,8 +66,8 @@ def log(k: Kernel, x: Val) -> Val:
     m = k.select(low, part + part, part) - 1.0
     square = m * m
     y = _polynomial(k, m, LOG_TERMS) * m * square
-    y = words.fma(k, exponent, k.const(LN2_LOW, x.v.type), y) - square * 0.5
-    y = words.fma(k, exponent, k.const(LN2_HIGH, x.v.type), m + y)
+    y = words.fma(k, exponent, k.const(words.LN2_LOW, x.v.type), y) - square * 0.5
+    y = words.fma(k, exponent, k.const(words.LN2_HIGH, x.v.type), m + y)
     y = k.select(x.eq(INF), x, y)
     y = k.select(x.eq(0.0), k.const(-INF, x.v.type), y)
     return k.select(x >= 0.0, y, k.const(float("nan"), x.v.type))

@@ -376,19 +376,16 @@ def register(
     layout: Packed,
     walk_rows: Callable[[Kernel, Walk], None],
     most: int | None = None,
-) -> KernelSpec:
-    """The kernel of a layout that walks rows as it is told, up to `most` in a pass."""
+) -> None:
+    """Add the kernel of a layout that walks rows as it is told, up to `most` in a pass."""
 
     def build(k: Kernel) -> None:
         _build(k, layout, walk_rows, most)
 
     KERNELS[name] = KernelSpec(name, tuple(args.split()), build)
-    return KERNELS[name]
 
 
-MATMUL = {a.name: register("matmul_" + a.name, ARGS, a, _walk) for a in LAYOUTS.values()}
-MATMUL_EACH = {
-    a.name: register("matmul_each_" + a.name, EACH_ARGS, a, _walk_each)
-    for a in LAYOUTS.values()
-    if isinstance(a, FloatLayout)
-}
+for _layout in LAYOUTS.values():
+    register("matmul_" + _layout.name, ARGS, _layout, _walk)
+    if isinstance(_layout, FloatLayout):
+        register("matmul_each_" + _layout.name, EACH_ARGS, _layout, _walk_each)

@@ -336,7 +336,5 @@ def _expert_pass(k: Kernel, walk: Walk, weights: Val, own: Chosen, count: int) -
             _no_numbers(k, walk, count)
 
 
-MATMUL_ID = {
-    a.name: register("matmul_id_" + a.name, ARGS, a, _walk_experts, MOST_ROWS)
-    for a in LAYOUTS.values()
-}
+for _layout in LAYOUTS.values():
+    register("matmul_id_" + _layout.name, ARGS, _layout, _walk_experts, MOST_ROWS)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import Block
 from ggraph.backends.cpu.codes import READERS, Codes
+from ggraph.backends.cpu.elements import number
 from ggraph.backends.cpu.simd import (
-    F16,
     F32,
     F32X8,
     I8,
@@ -114,8 +114,8 @@ def _pack_tile(k: Kernel, dtype: DType, layout: Layout, stage: Val, tile: Val, f
                 found = read(k, at, j)
                 _staged(k, layout, found.codes, stage + j * step, lane)
                 _store_numbers(k, block, lane, found)
-                for s, number in enumerate(found.supers if j == 0 else ()):
-                    k.store(run + s * (2 * TILE) + lane * 2, number)
+                for s, value in enumerate(found.supers if j == 0 else ()):
+                    k.store(run + s * (2 * TILE) + lane * 2, value)
         for j, block in enumerate(blocks):
             _store_codes(k, block, stage + j * step)
 
@@ -156,7 +156,7 @@ def _pack_float(k: Kernel, layout: FloatLayout) -> None:
                 k.store(tile + (c * tile_rows + lane) * size, k.select(inside, value, 0))
 
 
-def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> KernelSpec:
+def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> None:
     def build(k: Kernel) -> None:
         if isinstance(layout, FloatLayout):
             _pack_float(k, layout)
@@ -165,7 +165,6 @@ def _register_pack(dtype: DType, layout: Layout | FloatLayout) -> KernelSpec:
 
     spec = KernelSpec(f"pack_{dtype.name}", PACK_ARGS, build)
     KERNELS[spec.name] = spec
-    return spec
 
 
 def _load_codes(k: Kernel, block: Block, lane: Val) -> Val:
@@ -214,14 +213,7 @@ def _float_row(k: Kernel, layout: FloatLayout, row: Val, y: Val) -> None:
     tile = w + row // layout.tile * (columns * (layout.tile * layout.element_bytes))
     for c in k.loop(0, columns):
         at = tile + (c * layout.tile + row % layout.tile) * layout.element_bytes
-        if layout.element == "bf16":
-            bits = k.cast("zext", k.load(at, I16), I32) << 16
-            value = k.cast("bitcast", bits, F32)
-        elif layout.element == "f16":
-            value = k.cast("fpext", k.load(at, F16), F32)
-        else:
-            value = k.load(at, F32)
-        k.store(y + c * 4, value)
+        k.store(y + c * 4, number(k, layout.element, at))
 
 
 def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
@@ -245,5 +237,6 @@ def _register_rows(layout: Layout | FloatLayout) -> KernelSpec:
     return spec
 
 
-PACK = {dtype: _register_pack(dtype, layout) for dtype, layout in LAYOUTS.items()}
+for _dtype, _layout in LAYOUTS.items():
+    _register_pack(_dtype, _layout)
 ROWS = {layout.name: _register_rows(layout) for layout in LAYOUTS.values()}

@@ -7,8 +7,9 @@ rows; a distance `kr` is that of rows of k, `kh` of heads, `kd` of numbers, in b
 from itertools import product
 
 from ggraph.backends.cpu import maths
+from ggraph.backends.cpu.elements import number
 from ggraph.backends.cpu.simd import F32, I32, I64, KERNELS, Kernel, KernelSpec, Val
-from ggraph.backends.cpu.sorts import KINDS, number
+from ggraph.backends.cpu.sorts import KINDS
 
 ARGS = ("q", "k", "v", "mask", "length", "scores", "y", "m", "heads", "kv_heads", "hd", "vw", "n",
         *(a + b for a, b in product("qkv", "rhd")), "scale:f", "softcap:f")  # fmt: skip

@@ -33,13 +33,12 @@ from ggraph.backends.cpu.interpreter import (
     SPINS_ALONE,
     SPINS_CROWDED,
 )  # fmt: skip
-from ggraph.backends.cpu.jit import Jit, host_jit
+from ggraph.backends.cpu.jit import ENTRY, Jit, host_jit
 from ggraph.backends.cpu.program import Flat, encode
 from ggraph.backends.cpu.tempo import Tempo
 from ggraph.errors import BackendError
 from ggraph.tensor import Array
 
-ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 SHORT = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)  # keeps the lock
 STATE_WORDS = LINE // 8
 CALLER = 2 * STATE_WORDS + SHARED // 8  # the word of the counters that says how far its run is

@@ -7,11 +7,10 @@ strides in bytes.
 
 from collections.abc import Callable
 
+from ggraph.backends.cpu.elements import number, put
 from ggraph.backends.cpu.simd import (
-    F16,
     F32,
     F64,
-    I16,
     I32,
     I64,
     KERNELS,
@@ -23,28 +22,6 @@ from ggraph.backends.cpu.simd import (
 KINDS = {"f32": 4, "f16": 2, "bf16": 2}
 
 
-def number(k: Kernel, kind: str, at: Val) -> Val:
-    """One number of a plain float type as float32."""
-    if kind == "f16":
-        return k.cast("fpext", k.load(at, F16), F32)
-    if kind == "bf16":
-        return k.cast("bitcast", k.cast("zext", k.load(at, I16), I32) << 16, F32)
-    return k.load(at, F32)
-
-
-def _store(k: Kernel, kind: str, at: Val, value: Val) -> None:
-    """float32 as one number of a plain float type, to nearest even."""
-    if kind == "f16":
-        k.store(at, k.cast("fptrunc", value, F16))
-    elif kind == "bf16":
-        bits = k.cast("bitcast", value, I32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        quiet = (bits >> 16) | 0x40
-        k.store(at, k.cast("trunc", k.select(value.is_nan(), quiet, rounded), I16))
-    else:
-        k.store(at, value)
-
-
 def _cumsum(k: Kernel, kind: str) -> None:
     x, y, m, n, xs, ys = k.words("x y m n xs ys")
     for r in k.share(m):
@@ -52,7 +29,7 @@ def _cumsum(k: Kernel, kind: str) -> None:
         for c in k.loop(0, n):
             value = number(k, kind, x + xs * r + c * KINDS[kind])
             total.value = total.value + k.cast("fpext", value, F64)
-            _store(k, kind, y + ys * r + c * KINDS[kind], k.cast("fptrunc", total.value, F32))
+            put(k, kind, y + ys * r + c * KINDS[kind], k.cast("fptrunc", total.value, F32))
 
 
 class _Row:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ggraph.backends.cpu import words
 from ggraph.backends.cpu.blocks import ask
 from ggraph.backends.cpu.cache import bytes_of, load8, load_pair, load_wide, number_at
-from ggraph.backends.cpu.chunks import CHUNK, LINE, MOST, Heads, chunk
+from ggraph.backends.cpu.chunks import CHUNK, MOST, Heads, chunk
 from ggraph.backends.cpu.jobs import (
     Place,
     Room,
@@ -28,6 +28,7 @@ from ggraph.backends.cpu.jobs import (
     queries_of,
     room_of,
 )
+from ggraph.backends.cpu.pages import LINE
 from ggraph.backends.cpu.simd import F32, F32X8, I32X8, I64, Kernel, Val, Var, vec
 from ggraph.backends.cpu.slots import LIST_HEAD, SPARE, address_table, list_of, shown_count
 from ggraph.backends.cpu.states import (
