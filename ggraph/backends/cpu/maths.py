@@ -1,7 +1,8 @@
 """Functions of elements on vectors of float32, by NumPy's names: what traced expressions call.
 
-Each agrees with NumPy's to a few units in the last place, NaN and infinities included. Sources:
-Cephes (log, tanh), Numerical Recipes 6.2 (erf, a Chebyshev fit to 1.2e-7).
+Each agrees with NumPy's to a few units in the last place, NaN and infinities included; `erf` to
+1.2e-7 of 1, so that it has no digits left near 0, nor 1 + erf far below it. Sources: Cephes (log,
+tanh), Numerical Recipes 6.2 (erf, a Chebyshev fit).
 """
 
 from collections.abc import Callable, Mapping
