@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from alloc_kit import act, schedule
 
-from ggraph.alloc import allocate
+from ggraph.alloc import allocate, lower_bounds
 from ggraph.device import DeviceSpec
 from ggraph.errors import AllocError
 from ggraph.plan import HOST_ACTOR, Access, Actor, Command, Do, Schedule, Value
@@ -115,3 +115,19 @@ def test_bad_options() -> None:
         allocate(use(X), mode="best")
     with pytest.raises(AllocError, match="seed=-1 must not be negative"):
         allocate(use(X), seed=-1)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_no_plan_can_do_without_is_told(told: bool) -> None:
+    """Where the limit is given, and where it is the device's own memory."""
+    plan = use(X, Y, device=replace(SIM, memory_bytes=1 << 20 if told else 128))
+    least = lower_bounds(plan)["d"].nbytes
+    assert least > 0
+    with pytest.raises(AllocError, match=rf"needs less than {least};"):
+        allocate(plan, capacity={"d": 128} if told else None)
+
+
+def test_a_plan_that_fits_asks_for_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than to lay out memory."""
+    monkeypatch.setattr("ggraph.alloc.lower_bound", None)
+    allocate(use(X, Y), capacity={"d": 1024})

@@ -58,9 +58,8 @@ def allocate(
     if mode not in MODES:
         raise AllocError(f"unknown allocator mode {mode!r}; known: {', '.join(MODES)}")
     if not 0 <= offline_seconds < inf or seed < 0:
-        raise AllocError(
-            f"offline_seconds={offline_seconds} and seed={seed}: expected numbers from 0 on"
-        )
+        given = f"offline_seconds={offline_seconds} and seed={seed}"
+        raise AllocError(f"{given} must not be negative, nor endless")
     check_schedule(schedule)
     blocks = make_blocks(schedule, precedence(schedule))
     check_largest(schedule, blocks, capacity)
@@ -68,8 +67,7 @@ def allocate(
         memory = ggml_map(schedule)
     else:
         memory = _ordered_map(schedule, blocks, offline_seconds if mode == "offline" else 0, seed)
-    least = {} if capacity is None else {d: _bound(blocks, d).nbytes for d in _devices(blocks)}
-    check_capacity(schedule, memory, capacity, least)
+    check_capacity(schedule, memory, capacity, lambda device: _bound(blocks, device).nbytes)
     return memory
 
 

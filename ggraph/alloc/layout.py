@@ -4,7 +4,7 @@ Legend: an arena is a buffer that the plan owns, `arena@DEVICE`; where one buffe
 enough there are more, `arena@DEVICE.1` and so on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ggraph.alloc.arena_blocks import Blocks
@@ -133,11 +133,14 @@ def rooms(schedule: Schedule, capacity: Capacity | None = None) -> Capacity:
 
 
 def check_capacity(
-    schedule: Schedule, memory: MemoryMap, capacity: Capacity | None, bounds: Capacity
+    schedule: Schedule,
+    memory: MemoryMap,
+    capacity: Capacity | None,
+    bound: Callable[[str], int],
 ) -> None:
     """Raise AllocError where a device's arenas need more than it has.
 
-    `bounds` gives the bytes that no plan of this schedule can avoid, for the message.
+    `bound` gives the bytes of a device that no plan of this schedule can avoid, for the message.
     """
     for device, room in rooms(schedule, capacity).items():
         need = sum(b.nbytes for b in memory.buffers.values() if _owned(b, device))
@@ -148,7 +151,7 @@ def check_capacity(
             top = max((schedule.values[n] for n in sorted(owned)), key=lambda v: v.nbytes)
             raise AllocError(
                 f"{device}: the plan needs {need} bytes, {room} are there; no {memory.mode} plan "
-                f"of this order needs less than {bounds.get(device, 0)}; "
+                f"of this order needs less than {bound(device)}; "
                 f"largest value %{top.name} ({top.nbytes} bytes)"
             )
 
