@@ -35,7 +35,7 @@ from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPl
 from ggraph.rewrite import rewrite
 from ggraph.split import split
 from ggraph.tensor import line
-from ggraph.verify import verify
+from ggraph.verify import proved
 from ggraph.verify.rounding import roundings
 
 OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
@@ -195,7 +195,7 @@ def _allocate(p: Planning) -> Planning:
 
 
 def _verify(p: Planning) -> Planning:
-    verified = verify(p.plan)
+    verified = proved(p.plan)
     if not (p.options.overlap or verified.certificate.ends_complete):
         raise PlanError("a run of this plan ends while its work goes on, and overlap is off")
     own = {t.name for t in p.graph}
