@@ -190,7 +190,7 @@ def noun(cls: type) -> str:
     """One class: what it is, then its members in the order of the source."""
     rows = [(f"`{n}`", text) for n, text in field_rows(cls)]
     for name, member in vars(cls).items():
-        if isinstance(member, property | cached_property):
+        if isinstance(member, property | cached_property) and name[0] != "_":
             rows.append((f"`{name}`", said(member)))
         elif inspect.isfunction(member) and name[0] != "_":
             rows.append((f"`{call(name, member)}`", said(member)))
