@@ -306,7 +306,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": "a" * 5000}, 400, "holds 512 (`ggraph serve -c` sets"),
     ("/v1/completions", {"prompt": "a" * 99999}, 400, "the context (`ggraph serve -c` sets"),
     ("/v1/completions", {"prompt": [1, 999]}, 400, "token id 999"),
-    ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": -2}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias: token 'x'"),
     ("/v1/completions", {"prompt": "a", "n": 60}, 400, "60 answers asked for"),
     ("/v1/completions", {"prompt": "a", "speculative": {"most": 65}}, 400, "speculative.most"),
