@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import CPU, SIM0, SIM1, E, T, linear, tiny
 
 from ggraph import ops
@@ -12,6 +14,7 @@ from ggraph.dtype import I32
 from ggraph.errors import PlaceError
 from ggraph.graph import Graph
 from ggraph.place import Pin, place
+from ggraph.place.pins import exactly, homes
 from ggraph.tensor import input, state, weight
 
 GRAPH = tiny()
@@ -112,6 +115,20 @@ def test_pins_decide_and_ops_follow_their_weights() -> None:
 def test_bad_pins_are_refused(pins: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlaceError, match=message):
         where(pins)
+
+
+@given(
+    st.lists(st.text("ab.*\\^$(= \n", min_size=1, max_size=3), min_size=1, unique=True), st.data()
+)
+def test_a_name_pins_itself_alone(names: list[str], data: st.DataObject) -> None:
+    """Looked up or searched for, whatever a name holds: sessions pin what they hold so."""
+    leaves = [weight(name, (2,)) for name in names]
+    graph = Graph.of({f"y{i}": ops.neg(x) for i, x in enumerate(leaves)})
+    one = data.draw(st.sampled_from(names))
+    assert homes(graph, [f"{exactly(one)}=sim0"]) == {one: "sim0"}
+    searched = f"(?:){exactly(one)}=sim0"  # the same, but for a pattern that is no name's
+    assert homes(graph, [searched]) == {one: "sim0"}
+    assert homes(graph, [f"{exactly(one + 'c')}=sim0"]) == {}
 
 
 def test_a_pin_on_an_overwriting_result_moves_its_state() -> None:

@@ -8,10 +8,12 @@ edge; nothing is changed here.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from ggraph.alloc import hb
 from ggraph.alloc.arena_blocks import Block, Blocks, make_blocks
 from ggraph.alloc.check import check_schedule
-from ggraph.alloc.conflicts import packing, times
+from ggraph.alloc.conflicts import conflict_pairs, packing, times
 from ggraph.alloc.fit import NO_LIMIT, extent
 from ggraph.alloc.precedence import Edge, precedence
 from ggraph.plan import Schedule
@@ -74,16 +76,19 @@ def ordering_offers(
 
 def _candidates(blocks: Blocks) -> Iterator[Offer]:
     """Pairs of blocks in conflict of which one edge could put the one behind the other."""
-    for i, a in enumerate(blocks.blocks):
-        for j, b in enumerate(blocks.blocks):
-            if i == j or a.device != b.device or not (a.nbytes and b.nbytes):
-                continue
-            if a.pinned or b.pinned or not blocks.spans.conflict(i, j):
-                continue
-            edge = _edge(blocks, a, b)
-            if edge is not None:
-                size = min(a.nbytes, b.nbytes)
-                yield Offer(*edge, 0, size, a.device, (a.values[0], b.values[0]))
+    for device in dict.fromkeys(b.device for b in blocks.blocks):
+        of = [i for i in blocks.of_device(device) if not blocks.blocks[i].pinned]
+        if np.count_nonzero(blocks.spans.last[of].any(axis=0)) < 2:
+            continue  # all that one actor does is in order
+        start, near = conflict_pairs(blocks, of)
+        for p, i in enumerate(of):
+            a = blocks.blocks[i]
+            for q in near[start[p] : start[p + 1]]:
+                b = blocks.blocks[of[q]]
+                edge = _edge(blocks, a, b)
+                if edge is not None:
+                    size = min(a.nbytes, b.nbytes)
+                    yield Offer(*edge, 0, size, device, (a.values[0], b.values[0]))
 
 
 def _edge(blocks: Blocks, a: Block, b: Block) -> Edge | None:
@@ -109,8 +114,7 @@ def fitting_edges(schedule: Schedule, device: str, limit: int) -> tuple[Edge, ..
     check_schedule(schedule)
     chosen: list[Edge] = []
     now = peak_bytes(schedule).get(device, 0)
-    offers = ordering_offers(schedule, device=device)
-    for o in offers if now > limit else ():
+    for o in ordering_offers(schedule, device=device) if now > limit else ():
         chosen.append((o.before, o.after))
         now = peak_bytes(schedule, chosen)[device]
         if now <= limit:

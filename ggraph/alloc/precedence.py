@@ -137,18 +137,6 @@ class Spans:
         """Those of the given sets, in that order."""
         return Spans(*(part[sets] for part in vars(self).values()))
 
-    def follows(self, a: int, b: int) -> bool:
-        """Whether bytes may pass from set a to set b in every run.
-
-        All of a precedes all of b, and all of b precedes all of a's next run.
-        """
-        here = bool((self.last[a] <= self.meet[b]).all())
-        return here and bool((self.last[b] <= self.meet2[a]).all())
-
-    def conflict(self, a: int, b: int) -> bool:
-        """Whether sets a and b may not share bytes in either order."""
-        return not (self.follows(a, b) or self.follows(b, a))
-
 
 def accesses(schedule: Schedule) -> dict[str, list[int]]:
     """For each value the commands that read or write it, in list order."""

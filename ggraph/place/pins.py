@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ggraph.errors import PlaceError
+from ggraph.errors import GraphError, PlaceError
 from ggraph.graph import Graph
 from ggraph.tensor import Tensor
 
@@ -50,7 +51,16 @@ def homes(graph: Graph, pins: Sequence[str | Pin]) -> dict[str, str]:
     return {t.name: pin.device for pin in reversed(parsed) for t in _matches(graph, pin)}
 
 
+def exactly(name: str) -> str:
+    """The pattern of this name and of no other."""
+    return rf"^{re.escape(name)}\Z"
+
+
 def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
+    name = re.sub(r"\\(.)", r"\1", pin.pattern[1:-2], flags=re.DOTALL)
+    if pin.pattern == exactly(name):  # looked up: sessions pin every leaf that they hold
+        with suppress(GraphError):
+            return iter([graph[name].root])
     try:
         pattern = re.compile(pin.pattern)
     except re.error as error:
