@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -176,6 +177,7 @@ def test_what_documents_link_to_exists() -> None:
     assert not dead, "\n".join(dead)
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Top-level packages that a file imports, wherever in the file."""
     found = set()
