@@ -176,7 +176,7 @@ class Service:
         -1 where nobody needs to know, or the template cannot say."""
         if self.m.model.recurrent:
             with suppress(GgraphError):
-                asked = {"add_generation_prompt": False, **extra}
+                asked = {**extra, "add_generation_prompt": False}
                 return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
         return -1
 
