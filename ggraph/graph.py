@@ -88,7 +88,7 @@ class Graph:
         An heir may be a tensor of this graph or a new one over tensors of this graph. What nothing
         needs any more is gone. Outputs and states keep their names.
         """
-        if not isinstance(heirs, Mapping) or not {*heirs} <= {t.name for t in self.tensors}:
+        if not isinstance(heirs, Mapping) or not heirs.keys() <= self._named.keys():
             raise GraphError(f"replace: {shown(heirs)}: expected heirs by names of this graph")
         _tensors(heirs.values(), "heirs")
         done: dict[str, Tensor] = {}

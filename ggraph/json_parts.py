@@ -7,7 +7,7 @@ is counted while they are read, so that a hostile text cannot fill the memory be
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from ggraph.errors import FormatError, shown
@@ -136,14 +136,13 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All texts in a value, keys included."""
+    """All texts within a value made of mappings, lists and tuples, keys included."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for key, held in value.items():
-            yield key
-            yield from texts(held)
-    elif isinstance(value, list):
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from texts(pair)
+    elif isinstance(value, (list, tuple)):
         for held in value:
             yield from texts(held)
 

@@ -29,7 +29,7 @@ from ggraph.face import unscoped
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
-from ggraph.place import place
+from ggraph.place import Pin, place
 from ggraph.place.pins import homes
 from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
@@ -45,7 +45,7 @@ OURS = frozenset("@#")  # in names of copies, staging values, scratch and arenas
 class Options:
     """How to plan. The defaults are what `Session` uses."""
 
-    pins: tuple[str, ...] = ()  # "regex=device", as llama.cpp's -ot
+    pins: tuple[str | Pin, ...] = ()  # "regex=device", as llama.cpp's -ot
     layers: Mapping[str, int] = field(default_factory=dict)  # layers per device, in order
     streams: int = 1  # compute streams per device, at most what the device has
     copies: int = 1  # rotating slots of every input

@@ -35,7 +35,7 @@ from ggraph.graph import Graph, first_difference
 from ggraph.lazy import lazy
 from ggraph.ops.copies import slice_runs
 from ggraph.pipeline import Options, in_numpy, make_plan
-from ggraph.place.pins import exactly
+from ggraph.place import Pin
 from ggraph.plan import Buffer, VerifiedPlan
 from ggraph.tensor import Array, Kind, Tensor
 
@@ -367,7 +367,7 @@ class Session:
     def _where_leaves_lie(self, graph: Graph) -> Options:
         """The options, with what an earlier plan has brought in pinned to where it is."""
         names = [t.name for t in graph if t.is_leaf and t.name in self._external]
-        pins = [f"{exactly(n)}={self._external[n].buffer.device}" for n in names]
+        pins = [Pin(n, self._external[n].buffer.device, whole=True) for n in names]
         several = sum(n != HOST for n in self.backends) > 1
         return replace(self.options, pins=(*self.options.pins, *pins)) if several else self.options
 

@@ -1,5 +1,6 @@
 """Placement: homes, pins, layers, expansion, offload, capacity, and what is refused."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -14,7 +15,7 @@ from ggraph.dtype import I32
 from ggraph.errors import PlaceError
 from ggraph.graph import Graph
 from ggraph.place import Pin, place
-from ggraph.place.pins import exactly, homes
+from ggraph.place.pins import homes
 from ggraph.tensor import input, state, weight
 
 GRAPH = tiny()
@@ -125,10 +126,9 @@ def test_a_name_pins_itself_alone(names: list[str], data: st.DataObject) -> None
     leaves = [weight(name, (2,)) for name in names]
     graph = Graph.of({f"y{i}": ops.neg(x) for i, x in enumerate(leaves)})
     one = data.draw(st.sampled_from(names))
-    assert homes(graph, [f"{exactly(one)}=sim0"]) == {one: "sim0"}
-    searched = f"(?:){exactly(one)}=sim0"  # the same, but for a pattern that is no name's
-    assert homes(graph, [searched]) == {one: "sim0"}
-    assert homes(graph, [f"{exactly(one + 'c')}=sim0"]) == {}
+    assert homes(graph, [Pin(one, "sim0", whole=True)]) == {one: "sim0"}
+    assert homes(graph, [rf"^{re.escape(one)}\Z=sim0"]) == {one: "sim0"}
+    assert homes(graph, [Pin(one + "c", "sim0", whole=True)]) == {}
 
 
 def test_a_pin_on_an_overwriting_result_moves_its_state() -> None:

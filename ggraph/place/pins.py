@@ -12,10 +12,12 @@ from ggraph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Pin:
-    """Every tensor whose name holds a match of the regular expression `pattern` is on `device`."""
+    """Every tensor whose name holds a match of the regular expression `pattern` is on `device`;
+    where it is a `whole` name, the one of that name."""
 
     pattern: str
     device: str
+    whole: bool = False
 
     @staticmethod
     def parse(text: str) -> "Pin":
@@ -51,16 +53,11 @@ def homes(graph: Graph, pins: Sequence[str | Pin]) -> dict[str, str]:
     return {t.name: pin.device for pin in reversed(parsed) for t in _matches(graph, pin)}
 
 
-def exactly(name: str) -> str:
-    """The pattern of this name and of no other."""
-    return rf"^{re.escape(name)}\Z"
-
-
 def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
-    name = re.sub(r"\\(.)", r"\1", pin.pattern[1:-2], flags=re.DOTALL)
-    if pin.pattern == exactly(name):  # looked up: sessions pin every leaf that they hold
+    if pin.whole:  # looked up: sessions pin every leaf that they hold
         with suppress(GraphError):
-            return iter([graph[name].root])
+            return iter([graph[pin.pattern].root])
+        return iter(())
     try:
         pattern = re.compile(pin.pattern)
     except re.error as error:

@@ -137,7 +137,6 @@ def _reordered(graph: Graph, names: Sequence[str]) -> Graph:
     """The same graph with its nodes in the order of `names`; leaves and views as late as needed."""
     if [t.name for t in graph.nodes] == list(names):
         return graph
-    by_name = {t.name: t for t in graph}
     done: dict[str, Tensor] = {}
 
     def put(t: Tensor) -> None:
@@ -151,7 +150,7 @@ def _reordered(graph: Graph, names: Sequence[str]) -> Graph:
                 done[top.name] = top
 
     for name in names:
-        put(by_name[name])
+        put(graph[name])
     for t in graph:
         put(t)
     return replace(graph, tensors=tuple(done.values()))

@@ -9,10 +9,11 @@ schemas, and names that a template asks for, but for markers in them: those are 
 template that itself writes a marker around a text, as `<|{{ content }}|>` would, means that.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ggraph.errors import InputError
+from ggraph.json_parts import texts
 from ggraph.text.chat import ChatTemplate, check_messages
 from ggraph.text.tokenizer import Tokenizer
 
@@ -52,7 +53,7 @@ def sewn_prompt(
     does not show that text once."""
     template = ChatTemplate.of(tokenizer)
     check_messages(messages)
-    used = [template.source, *strings_of([messages, extra])]
+    used = [template.source, *texts([messages, extra])]
     seam = _unused(used)
     sew = Sewing(tokenizer.control_texts, seam)
     said = [{**sew(m), "role": m["role"]} for m in messages]
@@ -115,18 +116,6 @@ class Sewing:
 
 def _is_type(key: Any, value: Any) -> bool:
     return key == "type" and isinstance(value, str) and value in _TYPES
-
-
-def strings_of(value: Any) -> Iterator[str]:
-    """Every text within a value made of dicts and lists, keys among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for pair in value.items():
-            yield from strings_of(pair)
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from strings_of(v)
 
 
 def _unused(texts: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from ggraph.decode.draft.tree import Drafter
 from ggraph.decode.policy import Adaptive
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from ggraph.decode.speculation import Speculation
+from ggraph.json_parts import texts
 from ggraph.serving.batch import Batch, Limits
 from ggraph.serving.blocks import ListBlock
 from ggraph.serving.disk import Disk, Spill
@@ -27,7 +28,7 @@ from ggraph.serving.prices import SharedPrices
 from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
-from ggraph.text.prompt import prompt_ids, sewn_prompt, strings_of
+from ggraph.text.prompt import prompt_ids, sewn_prompt
 from ggraph.text.stream import TextStream
 
 from ..heads.assistant import AssistantHead
@@ -165,7 +166,7 @@ class Service:
     def chat_ids(self, messages: Sequence[dict[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a conversation. Refused where it is too long, with tools and calls, or the
         template objects."""
-        self.check_letters(sum(map(len, strings_of([messages, extra]))), "messages")
+        self.check_letters(sum(map(len, texts([messages, extra]))), "messages")
         text, seam = sewn_prompt(self.m.tokenizer, messages, **extra)
         self.check_letters(len(text), "messages")
         return self._fits(self.m.tokenizer.encode_sewn(text, seam, self.context), "messages")
