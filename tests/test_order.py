@@ -196,3 +196,5 @@ def test_unknown_nodes_are_refused(options: dict[str, object]) -> None:
 def test_streams_that_a_device_lacks_are_refused() -> None:
     with pytest.raises(PlanError, match=r"blk\.0\.q on stream 4: sim0 has 4"):
         schedule_of(GRAPH, [SIM0], on_stream={"blk.0.q": 4})
+    with pytest.raises(PlanError, match="expected at least one stream, got 0"):
+        schedule_of(GRAPH, [SIM0], streams=0)

@@ -44,7 +44,7 @@ def allocate(
     *,
     mode: str = "hb",
     capacity: Mapping[str, int] | None = None,
-    offline_seconds: float = 0.25,
+    offline_seconds: float = 0.2,
     seed: int = 0,
 ) -> MemoryMap:
     """Buffers, and a region in one of them for every value of `schedule`.

@@ -17,7 +17,8 @@ from ggraph.graph import Graph
 from ggraph.hazards.corpus import Hazard, Recipe, plan_of
 from ggraph.hazards.report import Corruption, HazardReport, Price
 from ggraph.ops.evaluate import evaluate
-from ggraph.plan import Certificate, Do, Plan
+from ggraph.orderings import wait_count
+from ggraph.plan import Certificate, Plan
 from ggraph.tensor import Array, Kind
 from ggraph.verify import CounterExample, examine
 
@@ -55,7 +56,7 @@ def run_hazard(hazard: Hazard, seed: int = 0, orders: int = 1000) -> HazardRepor
     verdict = examine(bad) if bad is not None else None
     example = verdict if isinstance(verdict, CounterExample) else None
     corruption = _corrupt(hazard, bad, example, data) if bad is not None else None
-    failures += _judged(hazard, example, corruption)
+    failures += _judged(hazard, bad, example, corruption)
     fixed = plan_of(hazard, hazard.fixed)
     proof = examine(fixed)
     if isinstance(proof, CounterExample):
@@ -162,15 +163,18 @@ def _agreement(got: Simulated, data: Data) -> float:
 
 
 def _judged(
-    hazard: Hazard, example: CounterExample | None, corruption: Corruption | None
+    hazard: Hazard,
+    bad: Plan | None,
+    example: CounterExample | None,
+    corruption: Corruption | None,
 ) -> list[str]:
     """What is not as expected of the bad plan."""
-    if hazard.bad is None or hazard.expected is None:
+    if bad is None or hazard.expected is None:
         return []
     if example is None:
         return ["the bad plan is accepted"]
     failures = []
-    found = (example.kind, *labels(example, plan_of(hazard, hazard.bad)))
+    found = (example.kind, *labels(example, bad))
     wanted = (hazard.expected.kind, hazard.expected.first, hazard.expected.second)
     if found != wanted:
         failures.append(f"expected counter-example {wanted}, got {found}")
@@ -206,9 +210,8 @@ def _prices(hazard: Hazard, bad: Plan | None, fixed: Plan, data: Data) -> dict[s
 
 def price(plan: Plan, data: Data) -> Price:
     """What a plan costs: arena bytes, waits per run, virtual seconds of all runs."""
-    waits = sum(c.do in (Do.WAIT, Do.HOST_SYNC) for c in plan.schedule)
     seconds = Simulator(plan, data.weights).run(data.feeds, Timed()).seconds
-    return Price(plan.memory.arena_bytes, waits, seconds)
+    return Price(plan.memory.arena_bytes, wait_count(plan.schedule), seconds)
 
 
 def timelines(hazard: Hazard, seed: int = 0) -> dict[str, Simulated]:

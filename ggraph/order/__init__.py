@@ -23,7 +23,7 @@ __all__ = ["critical_path", "estimate", "order", "speedup"]
 def order(
     splits: Splits,
     *,
-    streams: int | Mapping[str, int] = 1,
+    streams: int = 1,
     n_copies: int = 1,
     forced_sync: Iterable[str] = (),
     overlap: bool = False,
@@ -31,13 +31,13 @@ def order(
 ) -> Schedule:
     """The schedule of one run.
 
-    `streams` bounds the compute streams (per device, if a mapping); `on_stream` puts nodes, by
+    `streams` bounds the compute streams of each device; `on_stream` puts nodes, by
     name, on a stream of their device, as another engine's scheduler would. Inputs rotate over
     `n_copies` slots. `forced_sync` is upstream's flag: each named tensor begins a new split, and
     the host waits for the device after it. With `overlap` the host may enqueue run k+1 while run k
     is still computing; without it, a run ends with everything complete. Raises PlanError for
-    outputs whose bytes are overwritten before the host can read them, for streams that a device
-    lacks, and for names in `on_stream` and `forced_sync` that no node has.
+    outputs whose bytes are overwritten before the host can read them, for no stream at all or one
+    that a device lacks, and for names in `on_stream` and `forced_sync` that no node has.
     """
     marked = frozenset(forced_sync)
     _check_names(splits, marked | frozenset(on_stream or ()))

@@ -59,12 +59,11 @@ class _Times:
         self.finish[t.name] = self.free[actor] = begin + seconds
 
 
-def assign(
-    placement: Placement, streams: int | Mapping[str, int], chosen: Mapping[str, int]
-) -> Streams:
+def assign(placement: Placement, streams: int, chosen: Mapping[str, int]) -> Streams:
     """The stream of every node of the placed graph, Copy nodes included; `chosen` wins."""
+    if streams < 1:
+        raise PlanError(f"expected at least one stream, got {streams}")
     specs = {d.name: d for d in placement.devices}
-    counts = {d: _count(spec, streams) for d, spec in specs.items()}
     result = Streams({}, specs)
     times = _Times()
     for t in placement.graph.nodes:
@@ -77,13 +76,8 @@ def assign(
         elif t.name in chosen:
             _put_on(times, t, specs[device], chosen[t.name])
         else:
-            _put_earliest(times, t, specs[device], counts[device])
+            _put_earliest(times, t, specs[device], min(streams, specs[device].streams))
     return Streams(times.of, specs)
-
-
-def _count(spec: DeviceSpec, streams: int | Mapping[str, int]) -> int:
-    asked = streams if isinstance(streams, int) else streams.get(spec.name, 1)
-    return max(1, min(asked, spec.streams))
 
 
 def _put_earliest(times: _Times, t: Tensor, spec: DeviceSpec, count: int) -> None:

@@ -9,22 +9,20 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ggraph.alloc.ggml import INPLACE_OPS
 from ggraph.device import HOST
 from ggraph.plan import Plan
 from ggraph.plan_builder import Bytes, PlanBuilder, Space
 from ggraph.record.log import HOST_STREAM, Kernel, Memory, Range, Record
 from ggraph.record.steps import Step
 
-# What ggml's allocator may put onto its source (ggml/src/ggml-alloc.c, ggml_op_can_inplace). What
-# the program itself puts there lies there by ggml.h's promise.
-IN_PLACE = frozenset(
-    """SCALE DIAG_MASK_ZERO DIAG_MASK_INF ADD ADD_ID ADD1 SUB MUL DIV SQR SQRT LOG UNARY ROPE
-    ROPE_BACK SILU_BACK RMS_NORM RMS_NORM_BACK CLAMP SOFT_MAX SOFT_MAX_BACK""".split()  # noqa: SIM905
-)
 # Which of its sources an operation overwrites as well (ggml.h: a, grad, m, v, parameters).
 ALSO_UPDATES = {"OPT_STEP_ADAMW": (2, 3)}
 READS_NOTHING = frozenset({"FILL"})  # it names a source for its shape
 REPLACES = frozenset({"CPY", "FILL"})  # views of their target, of which they read nothing
+# What the allocator may put onto a source that is read. What the program itself puts there lies
+# there by ggml.h's promise.
+IN_PLACE = INPLACE_OPS - READS_NOTHING
 PARTIAL = frozenset({"SET_ROWS", "SET", "ACC"})  # leave the rest of their target as it was
 
 
