@@ -164,25 +164,27 @@ def _value(c: _Cursor, kind: int, what: str, depth: int) -> Any:
     if item in _NUMPY:
         raw = c.take(count * _SMALLEST[item], what)
         return np.frombuffer(raw, _NUMPY[item])
-    found = _strings(c, count) if item == _STRING else []
-    found += [_value(c, item, what, depth + 1) for _ in range(count - len(found))]
-    return Texts(found) if item == _STRING and count >= MANY else found
+    if item == _STRING:
+        texts = _texts(c, count, what)
+        return texts if count >= MANY else list(texts)
+    return [_value(c, item, what, depth + 1) for _ in range(count)]
 
 
-def _strings(c: _Cursor, count: int) -> list[str]:
-    """Up to `count` strings, fast; the first one that is not whole is left to be complained of."""
-    found: list[str] = []
-    length, data, at = struct.Struct("<Q").unpack_from, c.data, c.at
-    for _ in range(count):
-        if c.size - at < 8 or (stop := at + 8 + length(data, at)[0]) > c.size:
-            break
-        try:
-            found.append(str(data[at + 8 : stop], "utf-8"))
-        except UnicodeDecodeError:
-            break
-        at = stop
-    c.at = at
-    return found
+def _texts(c: _Cursor, count: int, what: str) -> Texts:
+    """`count` strings: all at once, and one by one where one is to be complained of."""
+    length, data, at, found = struct.Struct("<Q").unpack_from, c.data, c.at, list[bytes]()
+    try:
+        for _ in range(count):
+            start = at + 8
+            at = start + length(data, at)[0]
+            found.append(data[start:at])
+        if at <= c.size:
+            texts = Texts.of_utf8(found)
+            c.at = at
+            return texts
+    except (struct.error, OverflowError, UnicodeError):
+        pass
+    return Texts(c.string(what) for _ in range(count))
 
 
 def _info(c: _Cursor) -> tuple[str, tuple[int, ...], DType, int]:

@@ -6,24 +6,23 @@ when it is asked for.
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar, overload
 
 T = TypeVar("T", str, bytes)
 
 
 class _Joined(Sequence[T], Generic[T]):
-    """Items cut out of one `bytes` object; `_item` says what a cut-out is."""
+    """Items cut out of one `bytes` object; `_read` says what cut-outs are."""
 
     def __init__(self, items: Iterable[bytes]) -> None:
-        joined, stops = bytearray(), array("q", [0])
-        for item in items:
-            joined += item
-            stops.append(len(joined))
-        self._bytes, self._stops = bytes(joined), stops
+        held = items if isinstance(items, list) else list(items)
+        self._bytes = b"".join(held)
+        self._stops = array("q", accumulate(map(len, held), initial=0))
 
     @abstractmethod
-    def _item(self, raw: bytes) -> T: ...
+    def _read(self, raw: Iterable[bytes]) -> Iterator[T]: ...
 
     def __len__(self) -> int:
         return len(self._stops) - 1
@@ -38,7 +37,11 @@ class _Joined(Sequence[T], Generic[T]):
         i = at + len(self) if at < 0 else at
         if not 0 <= i < len(self):
             raise IndexError(f"item {at} of {len(self)}")
-        return self._item(self._bytes[self._stops[i] : self._stops[i + 1]])
+        return next(self._read((self._bytes[self._stops[i] : self._stops[i + 1]],)))
+
+    def __iter__(self) -> Iterator[T]:
+        cuts = map(slice, self._stops, self._stops[1:])
+        return self._read(map(self._bytes.__getitem__, cuts))
 
     def __eq__(self, other: object) -> bool:
         """Item by item, with any sequence but a single text."""
@@ -55,15 +58,25 @@ class _Joined(Sequence[T], Generic[T]):
 class Pieces(_Joined[bytes]):
     """A list of byte strings."""
 
-    def _item(self, raw: bytes) -> bytes:
-        return raw
+    def _read(self, raw: Iterable[bytes]) -> Iterator[bytes]:
+        return iter(raw)
 
 
 class Texts(_Joined[str]):
     """A list of strings."""
 
     def __init__(self, items: Iterable[str]) -> None:
-        super().__init__(t.encode("utf-8") for t in items)
+        super().__init__([t.encode("utf-8") for t in items])
 
-    def _item(self, raw: bytes) -> str:
-        return raw.decode("utf-8")
+    @classmethod
+    def of_utf8(cls, items: list[bytes]) -> "Texts":
+        """From texts that are encoded. UnicodeError where one is no UTF-8."""
+        found = cls.__new__(cls)
+        super(Texts, found).__init__(items)
+        found._bytes.decode("utf-8")
+        if any(item[0] & 0xC0 == 0x80 for item in items if item):
+            raise UnicodeError("a text begins within a letter")
+        return found
+
+    def _read(self, raw: Iterable[bytes]) -> Iterator[str]:
+        return map(bytes.decode, raw)

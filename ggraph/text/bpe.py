@@ -12,10 +12,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
+from operator import add
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
+from ggraph import Array
 from ggraph.errors import FormatError
 from ggraph.text.pre import PreTokenizer
 from ggraph.text.vocab import byte_chars
@@ -29,11 +32,11 @@ class Merges:
     """Which neighbours merge, how early, and into what: three columns sorted by L and R."""
 
     def __init__(self, merges: Sequence[str], ids: Mapping[str, int]) -> None:
-        rows = np.fromiter(_rows(merges, ids), [("pair", "i8"), ("rank", "i4"), ("made", "i4")])
-        _, first = np.unique(rows["pair"], return_index=True)  # a repeated pair keeps its best rank
-        self._pairs = array("q", rows["pair"][first].tobytes())
-        self._ranks = array("i", rows["rank"][first].tobytes())
-        self._made = array("i", rows["made"][first].tobytes())
+        pairs, ranks, made = _columns(merges, ids)
+        found, first = np.unique(pairs, return_index=True)  # a repeated pair keeps its best rank
+        self._pairs = array("q", found.tobytes())
+        self._ranks = array("i", ranks[first].astype(np.int32).tobytes())
+        self._made = array("i", made[first].astype(np.int32).tobytes())
 
     def find(self, left: int, right: int) -> tuple[int, int] | None:
         """(rank, id of both together), or None where the two never merge."""
@@ -81,13 +84,15 @@ class BpeEncoder:
 
     def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: PreTokenizer) -> None:
         self._tokens, self._size = tokens, len(tokens)
-        ids = {t: i for i, t in enumerate(tokens)}
+        ids = dict(zip(tokens, range(self._size), strict=True))
         # An id past the end keeps an absent byte's neighbours apart and is dropped afterwards.
         self._symbols = {c: ids.get(c, self._size + b) for b, c in enumerate(byte_chars())}
         self._merges = Merges(merges, ids)
-        # Only kinds that take known words whole look words up: they keep the order of the texts.
-        self._sorted = array("i", sorted(range(self._size), key=tokens.__getitem__)
-                             if pre.ignore_merges else [])  # fmt: skip
+        # Only kinds that take known words whole look words up.
+        hashes = np.fromiter(map(hash, ids) if pre.ignore_merges else (), np.int64)
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = array("q", hashes[order].tobytes())
+        self._by_hash = array("i", order.astype(np.int32).tobytes())
         self._cache: dict[str, list[int]] = {}
         self._words = word_cutter(pre)
 
@@ -117,10 +122,13 @@ class BpeEncoder:
 
     def _known(self, word: str) -> int | None:
         """The word's own id, where the kind of vocabulary takes known words whole."""
-        at = bisect_left(self._sorted, word, key=self._tokens.__getitem__)
-        if at == len(self._sorted) or self._tokens[self._sorted[at]] != word:
-            return None
-        return self._sorted[at]
+        wanted = hash(word)
+        for at in range(bisect_left(self._hashes, wanted), len(self._hashes)):
+            if self._hashes[at] != wanted:
+                break
+            if self._tokens[self._by_hash[at]] == word:
+                return self._by_hash[at]
+        return None
 
 
 def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
@@ -130,24 +138,22 @@ def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*cuts, to_bytes])
 
 
-def _rows(merges: Sequence[str], ids: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-    """(L and R as one number, rank, id of both). A pair that cannot occur is left out."""
-    for rank, merge in enumerate(merges):
-        left, space, right = merge.partition(" ")
-        if not left:  # a token may itself begin with a space
-            left, space, right = _parted_later(merge)
-        if not space:
-            raise FormatError(f"tokenizer.ggml.merges[{rank}]: {merge!r} is not two parts")
-        if left not in ids or right not in ids:
-            continue
-        if left + right not in ids:
-            raise FormatError(
-                f"tokenizer.ggml.merges[{rank}]: {merge!r} makes {left + right!r}, "
-                "which is no token"
-            )
-        yield ids[left] << 32 | ids[right], rank, ids[left + right]
-
-
-def _parted_later(merge: str) -> tuple[str, str, str]:
-    left, space, right = merge[1:].partition(" ")
-    return merge[:1] + left, space, right
+def _columns(merges: Sequence[str], ids: Mapping[str, int]) -> tuple[Array, Array, Array]:
+    """L and R as one number, rank, id of both. A pair that cannot occur is left out."""
+    where = "tokenizer.ggml.merges[{}]: {!r}"
+    spaces = [m.find(" ", 1) for m in merges]  # a token may itself begin with one
+    if -1 in spaces:
+        rank = spaces.index(-1)
+        raise FormatError(f"{where.format(rank, merges[rank])} is not two parts")
+    lefts = [m[:at] for m, at in zip(merges, spaces, strict=True)]
+    rights = [m[at + 1 :] for m, at in zip(merges, spaces, strict=True)]
+    joined = list(map(add, lefts, rights))
+    left, right, both = (
+        np.fromiter(map(ids.get, side, repeat(GONE)), np.int64, len(joined))
+        for side in (lefts, rights, joined)
+    )
+    ranks = np.flatnonzero((left != GONE) & (right != GONE))
+    for rank in ranks[both[ranks] == GONE]:
+        made = f"makes {joined[rank]!r}, which is no token"
+        raise FormatError(f"{where.format(rank, merges[rank])} {made}")
+    return left[ranks] << 32 | right[ranks], ranks, both[ranks]

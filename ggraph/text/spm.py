@@ -28,13 +28,12 @@ class SpmEncoder:
     def __init__(
         self, tokens: Sequence[str], scores: Sequence[float], unk_id: int | None = None
     ) -> None:
-        self._ids: Mapping[str, int] = {t: i for i, t in enumerate(tokens)}
+        self._ids: Mapping[str, int] = dict(zip(tokens, range(len(tokens)), strict=True))
         self._scores = tuple(scores)
         self._bytes = tuple(self._ids.get(f"<0x{b:02X}>", unk_id) for b in range(256))
         # Where no token holds a space after another character, no merge crosses such a place, and
         # text can be cut there without changing the result.
-        inner = re.compile(f"[^{SPACE}]{SPACE}")
-        self._cuttable = not any(inner.search(t) for t in tokens)
+        self._cuttable = not any(SPACE in t.lstrip(SPACE) for t in self._ids)
         self._cache: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str, most: int | None = None) -> list[int]:

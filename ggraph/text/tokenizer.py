@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from ggraph.errors import FormatError, InputError, shown
 from ggraph.text.bpe import BpeEncoder
 from ggraph.text.hf import load_hf
@@ -88,8 +90,8 @@ class Tokenizer:
         vocabulary = vocabulary_from_gguf(metadata, byte_level=False, add_bos=True)
         count = len(vocabulary.tokens)
         listed = metadata.get("tokenizer.ggml.scores")
-        scores = [0.0] * count if listed is None else numbers(listed, count, "scores")
-        return cls(vocabulary, SpmEncoder(vocabulary.tokens, scores, vocabulary.unk_id))
+        scores = np.zeros(count) if listed is None else numbers(listed, count, "scores")
+        return cls(vocabulary, SpmEncoder(vocabulary.tokens, scores.tolist(), vocabulary.unk_id))
 
     @classmethod
     def _ranked(cls, metadata: Mapping[str, Any]) -> "Tokenizer":

@@ -8,11 +8,12 @@ Legend: V tokens in the vocabulary.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ggraph import Array
 from ggraph.errors import FormatError, shown
 from ggraph.formats.strings import Pieces, Texts
 
@@ -85,20 +86,17 @@ def byte_chars() -> tuple[str, ...]:
 
 
 _BYTE_OF = {ord(c): b for b, c in enumerate(byte_chars())}
-# Raw characters below U+0100 that the alphabet does not use must not pass for bytes.
-_TO_LATIN1 = dict.fromkeys(range(0x80, 0x100), 0x10FFFF) | _BYTE_OF
+_NO_BYTE = 0x100
+# By character, up to one that the alphabet does not use.
+_RAW = np.array([_BYTE_OF.get(o, _NO_BYTE) for o in range(max(_BYTE_OF) + 2)], np.uint16)
 
 
 def byte_level_piece(text: str) -> bytes:
     """The bytes of a byte-level token; a character outside the alphabet gives its own UTF-8."""
-    try:
-        return text.translate(_TO_LATIN1).encode("latin-1")
-    except UnicodeEncodeError:
-        each = ((ord(c), c) for c in text)
-        return b"".join(
-            bytes((_BYTE_OF[o],)) if o in _BYTE_OF else c.encode("utf-8", "replace")
-            for o, c in each
-        )
+    each = ((ord(c), c) for c in text)
+    return b"".join(
+        bytes((_BYTE_OF[o],)) if o in _BYTE_OF else c.encode("utf-8", "replace") for o, c in each
+    )
 
 
 def spm_piece(text: str) -> bytes:
@@ -150,21 +148,21 @@ def vocabulary_from_gguf(
     """Reads `tokenizer.*`; `add_bos` is the kind's default. FormatError on bad metadata."""
     tokens = _token_texts(metadata)
     types = _token_types(metadata, len(tokens))
-    ids = {t: i for i, t in enumerate(tokens)}
+    ids = _ids_by_text(tokens)
     named = {
         r: _named_id(metadata, r, len(tokens)) for r in ("bos", "eos", "eot", "eom", "unknown")
     }
     if not byte_level:
         named = {**_spm_defaults(ids), **{r: i for r, i in named.items() if i is not None}}
     ends = end_ids(ids, (named[r] for r in ("eos", "eot", "eom")))
-    types = _corrected_types(types, ids, ends)
+    types[_markers(ids, ends)] = CONTROL  # which a converter left as ordinary text
     add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
     prefix = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, not byte_level)
     return Vocabulary(
         tokens=Texts(tokens),
         pieces=_pieces(tokens, types, byte_level),
-        control=frozenset(i for i, k in enumerate(types) if k in (CONTROL, UNKNOWN)),
-        user_defined=frozenset(i for i, k in enumerate(types) if k == USER_DEFINED),
+        control=_having(types, CONTROL, UNKNOWN),
+        user_defined=_having(types, USER_DEFINED),
         eos_ids=ends,
         bos_id=named["bos"],
         eos_id=named["eos"],
@@ -180,26 +178,36 @@ def _token_texts(metadata: Mapping[str, Any]) -> list[str]:
     tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(strings(metadata, key))]
     if not tokens:
         raise FormatError(f"{key}: the vocabulary is empty")
-    first: dict[str, int] = {}
-    for i, t in enumerate(tokens):
-        if first.setdefault(t, i) != i:
-            raise FormatError(f"{key}: {t!r} stands twice, as ids {first[t]} and {i}")
     return tokens
 
 
-def _token_types(metadata: Mapping[str, Any], count: int) -> list[int]:
+def _ids_by_text(tokens: Sequence[str]) -> dict[str, int]:
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) < len(tokens):
+        i, t = next((i, t) for i, t in enumerate(tokens) if ids[t] != i)
+        twice = f"{t!r} stands twice, as ids {i} and {ids[t]}"
+        raise FormatError(f"tokenizer.ggml.tokens: {twice}")
+    return ids
+
+
+def _token_types(metadata: Mapping[str, Any], count: int) -> Array:
+    """The type of each token [V]."""
     types = metadata.get("tokenizer.ggml.token_type")
     if types is None:
-        return [NORMAL] * count
+        return np.full(count, NORMAL)
     found = numbers(types, count, "token_type")
-    for i, kind in enumerate(found):
-        if not kind.is_integer():
-            raise FormatError(f"tokenizer.ggml.token_type: {kind} at {i} is no type of a token")
-    return [int(k) for k in found]
+    for i in np.flatnonzero(np.isinf(found) | (found != np.trunc(found))):
+        raise FormatError(f"tokenizer.ggml.token_type: {found[i]} at {i} is no type of a token")
+    return found
 
 
-def numbers(values: Any, count: int, name: str) -> list[float]:
-    """The first `count` numbers of a metadata array; FormatError when it has fewer or others."""
+def _having(types: Array, *kinds: int) -> frozenset[int]:
+    return frozenset(np.flatnonzero(np.isin(types, kinds)).tolist())
+
+
+def numbers(values: Any, count: int, name: str) -> Array:
+    """The first `count` numbers of a metadata array, f64; FormatError when it has fewer or
+    others."""
     where = f"tokenizer.ggml.{name}"
     try:
         found = np.asarray(values)
@@ -207,11 +215,11 @@ def numbers(values: Any, count: int, name: str) -> list[float]:
         found = np.array(None)
     if found.ndim != 1 or found.dtype.kind not in "iuf":
         raise FormatError(f"{where}: expected {count} numbers, got {shown(values)}")
-    out: list[float] = found[:count].astype(np.float64).tolist()
+    out: Array = found[:count].astype(np.float64)
     if len(out) < count:
         raise FormatError(f"{where}: {len(out)} entries for {count} tokens")
-    if any(v != v for v in out):
-        raise FormatError(f"{where}: NaN at {next(i for i, v in enumerate(out) if v != v)}")
+    for i in np.flatnonzero(np.isnan(out)):
+        raise FormatError(f"{where}: NaN at {i}")
     return out
 
 
@@ -233,10 +241,10 @@ def end_ids(ids: Mapping[str, int], named: Iterable[int | None]) -> frozenset[in
     Files name only one end token though models emit several; the texts are those that llama.cpp
     treats so.
     """
-    ends = {i for t, i in ids.items() if t in _END_TEXTS} | {i for i in named if i is not None}
+    ends = set(_found(ids, _END_TEXTS)) | {i for i in named if i is not None}
     for texts in _FIM_END_TEXTS:
-        ends |= set(_first_found(ids, texts))
-    present = {t for t, i in ids.items() if i in ends}
+        ends.update(_found(ids, texts)[:1])
+    present = {t for t in _END_TEXTS if ids.get(t) in ends}
     # In the harmony and solar formats <|end|> closes one message of several, not the answer.
     if "<|end|>" in present and (
         {"<|return|>", "<|call|>"} <= present
@@ -248,43 +256,43 @@ def end_ids(ids: Mapping[str, int], named: Iterable[int | None]) -> frozenset[in
     return frozenset(ends)
 
 
-def _first_found(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
-    return [ids[t] for t in texts if t in ids][:1]
+def _found(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
+    return [ids[t] for t in texts if t in ids]
 
 
-def _corrected_types(types: list[int], ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
-    """Markers that a converter left as ordinary text become control tokens."""
-    out = list(types)
-    fim = [i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _first_found(ids, texts)]
-    for t, i in ids.items():
-        if t in _PART_TEXTS or t == "<|end|>" or (t in _END_TEXTS and i in ends):
-            out[i] = CONTROL
-    for i in fim:
-        out[i] = CONTROL
-    return out
+def _markers(ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
+    """Tokens that are control tokens whatever a file says."""
+    fim = (i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _found(ids, texts)[:1])
+    closing = (i for i in _found(ids, _END_TEXTS) if i in ends)
+    return [*_found(ids, (*_PART_TEXTS, "<|end|>")), *closing, *fim]
 
 
-def _pieces(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> Pieces:
-    """The bytes of every token. Byte-level ones are translated all at once, being most of them."""
-    plain = [t if k == NORMAL else "" for t, k in zip(tokens, types, strict=True)]
-    try:
-        joined = "".join(plain).translate(_TO_LATIN1).encode("latin-1") if byte_level else None
-    except UnicodeEncodeError:
-        joined = None
-    if joined is None:
-        return Pieces(_piece(t, k, byte_level) for t, k in zip(tokens, types, strict=True))
-    ends = list(accumulate(map(len, plain)))
-    return Pieces(
-        joined[end - len(t) : end] if t else _piece(token, kind, byte_level)
-        for t, end, token, kind in zip(plain, ends, tokens, types, strict=True)
-    )
+def _pieces(tokens: Sequence[str], types: Array, byte_level: bool) -> Pieces:
+    """The bytes of every token: of ordinary ones, which are most, together."""
+    pieces = _byte_level_pieces(tokens) if byte_level else _spm_pieces(tokens)
+    for i in np.flatnonzero(types != NORMAL).tolist():
+        pieces[i] = _special_piece(tokens[i], types[i])
+    return Pieces(pieces)
 
 
-def _piece(text: str, kind: int, byte_level: bool) -> bytes:
+def _byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
+    letters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
+    raw = _RAW[np.minimum(letters, len(_RAW) - 1)]
+    stops = np.fromiter(accumulate(map(len, tokens), initial=0), np.int64, len(tokens) + 1)
+    joined = raw.astype(np.uint8).tobytes()
+    pieces = [joined[start:stop] for start, stop in pairwise(stops.tolist())]
+    for i in set(np.searchsorted(stops, np.flatnonzero(raw == _NO_BYTE), "right").tolist()):
+        pieces[i - 1] = byte_level_piece(tokens[i - 1])
+    return pieces
+
+
+def _spm_pieces(tokens: Sequence[str]) -> list[bytes]:
+    apart = b"\xff"  # in no UTF-8
+    joined = apart.join([t.encode("utf-8", "replace") for t in tokens])
+    return joined.replace(SPACE.encode(), b" ").split(apart)
+
+
+def _special_piece(text: str, kind: int) -> bytes:
     if kind == BYTE:
         return byte_token_piece(text)
-    if kind in (CONTROL, UNKNOWN, USER_DEFINED):
-        return text.encode("utf-8", "replace")
-    if kind != NORMAL:
-        return b""
-    return byte_level_piece(text) if byte_level else spm_piece(text)
+    return text.encode("utf-8", "replace") if kind in (CONTROL, UNKNOWN, USER_DEFINED) else b""
