@@ -10,6 +10,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError
+from ggraph.formats.strings import Texts
 from ggraph.text.bpe import BpeEncoder, Merges
 from ggraph.text.pre import PreTokenizer
 from ggraph.text.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ def test_ids_are_those_of_the_library(
     vocabulary: tuple[list[str], list[tuple[str, str]]], texts: list[str], whole: bool
 ) -> None:
     tokens, merges = vocabulary
-    ours = BpeEncoder(tokens, [f"{a} {b}" for a, b in merges], PreTokenizer(WORDS, whole))
+    ours = BpeEncoder(Texts(tokens), [f"{a} {b}" for a, b in merges], PreTokenizer(WORDS, whole))
     theirs = engine(tokens, merges, whole)
     for text in [*texts, *texts]:  # the second time from the cache
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
@@ -114,7 +115,7 @@ def test_ranked_merges_over_characters_give_the_librarys_ids(
 
 
 def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:
-    encoder = BpeEncoder(["a", "b", "ab"], ["a b"], PreTokenizer(WORDS))
+    encoder = BpeEncoder(Texts(["a", "b", "ab"]), ["a b"], PreTokenizer(WORDS))
     assert encoder.encode("ab") == [2]
     assert encoder.encode("axb") == [0, 1]
     assert encoder.encode("x") == []
@@ -138,4 +139,4 @@ def test_a_long_word_takes_steps_in_proportion() -> None:
 @pytest.mark.parametrize(("merge", "text"), [("ab", "is not two parts"), ("a b", "is no token")])
 def test_a_merge_that_makes_no_sense_is_refused(merge: str, text: str) -> None:
     with pytest.raises(FormatError, match=text):
-        BpeEncoder(["a", "b"], [merge], PreTokenizer(WORDS))
+        BpeEncoder(Texts(["a", "b"]), [merge], PreTokenizer(WORDS))

@@ -24,6 +24,32 @@ def test_texts_are_those_given(items: list[str], at: int, cut: slice) -> None:
     assert (kept == "".join(items)) is False
 
 
+SPELT = ["plumless", "buckeroo"]  # two words of one checksum
+
+
+@given(st.lists(TEXT | st.sampled_from(SPELT), max_size=20), TEXT)
+def test_a_text_is_found_where_it_first_stands(items: list[str], other: str) -> None:
+    kept = Texts(items)
+    for text in {*items, *SPELT, other, "\ud800"}:
+        assert kept.find(text) == (items.index(text) if text in items else None)
+
+
+@given(st.lists(TEXT.map(str.encode) | st.binary(max_size=4), max_size=6))
+def test_texts_that_are_encoded_are_read_or_refused(items: list[bytes]) -> None:
+    try:
+        texts = [item.decode("utf-8") for item in items]
+    except UnicodeDecodeError:
+        with pytest.raises(UnicodeError):
+            Texts.of_utf8(items)
+    else:
+        assert Texts.of_utf8(items) == texts
+
+
+def test_a_letter_across_two_texts_is_refused() -> None:
+    with pytest.raises(UnicodeError, match="begins within a letter"):
+        Texts.of_utf8([b"a\xc3", b"", b"\xa4"])
+
+
 @given(st.lists(st.binary(max_size=5), max_size=20))
 def test_pieces_are_those_given(items: list[bytes]) -> None:
     kept = Pieces(items)

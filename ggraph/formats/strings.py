@@ -6,9 +6,14 @@ when it is asked for.
 
 from abc import abstractmethod
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Generic, TypeVar, overload
+from zlib import crc32
+
+import numpy as np
 
 T = TypeVar("T", str, bytes)
 
@@ -40,8 +45,10 @@ class _Joined(Sequence[T], Generic[T]):
         return next(self._read((self._bytes[self._stops[i] : self._stops[i + 1]],)))
 
     def __iter__(self) -> Iterator[T]:
-        cuts = map(slice, self._stops, self._stops[1:])
-        return self._read(map(self._bytes.__getitem__, cuts))
+        return self._read(self._cuts())
+
+    def _cuts(self) -> Iterator[bytes]:
+        return map(self._bytes.__getitem__, map(slice, self._stops, self._stops[1:]))
 
     def __eq__(self, other: object) -> bool:
         """Item by item, with any sequence but a single text."""
@@ -80,3 +87,22 @@ class Texts(_Joined[str]):
 
     def _read(self, raw: Iterable[bytes]) -> Iterator[str]:
         return map(bytes.decode, raw)
+
+    def find(self, text: str) -> int | None:
+        """The first place where `text` stands; None where it does not."""
+        raw = text.encode("utf-8", "replace")
+        sums, places = self._by_sum
+        wanted = crc32(raw)
+        for at in range(bisect_left(sums, wanted), len(sums)):
+            if sums[at] != wanted:
+                break
+            if self[places[at]] == text:
+                return places[at]
+        return None
+
+    @cached_property
+    def _by_sum(self) -> tuple["array[int]", "array[int]"]:
+        """Checksums in order, and whose they are: a twelfth of what a dictionary takes."""
+        sums = np.fromiter(map(crc32, self._cuts()), np.uint32, len(self))
+        order = np.argsort(sums, kind="stable")
+        return array("I", sums[order].tobytes()), array("i", order.astype(np.int32).tobytes())

@@ -20,6 +20,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from ggraph import Array
 from ggraph.errors import FormatError
+from ggraph.formats.strings import Texts
 from ggraph.text.pre import PreTokenizer
 from ggraph.text.vocab import byte_chars
 
@@ -82,17 +83,12 @@ class BpeEncoder:
     behind it (source: llama.cpp). FormatError when a merge makes a token that does not exist.
     """
 
-    def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: PreTokenizer) -> None:
-        self._tokens, self._size = tokens, len(tokens)
+    def __init__(self, tokens: Texts, merges: Sequence[str], pre: PreTokenizer) -> None:
+        self._tokens, self._size, self._takes_known = tokens, len(tokens), pre.ignore_merges
         ids = dict(zip(tokens, range(self._size), strict=True))
         # An id past the end keeps an absent byte's neighbours apart and is dropped afterwards.
         self._symbols = {c: ids.get(c, self._size + b) for b, c in enumerate(byte_chars())}
         self._merges = Merges(merges, ids)
-        # Only kinds that take known words whole look words up.
-        hashes = np.fromiter(map(hash, ids) if pre.ignore_merges else (), np.int64)
-        order = np.argsort(hashes, kind="stable")
-        self._hashes = array("q", hashes[order].tobytes())
-        self._by_hash = array("i", order.astype(np.int32).tobytes())
         self._cache: dict[str, list[int]] = {}
         self._words = word_cutter(pre)
 
@@ -115,20 +111,9 @@ class BpeEncoder:
         return found
 
     def _encode(self, word: str) -> list[int]:
-        whole = self._known(word)
-        if whole is not None:
+        if self._takes_known and (whole := self._tokens.find(word)) is not None:
             return [whole]
         return [i for i in self._merges.apply([self._symbols[c] for c in word]) if i < self._size]
-
-    def _known(self, word: str) -> int | None:
-        """The word's own id, where the kind of vocabulary takes known words whole."""
-        wanted = hash(word)
-        for at in range(bisect_left(self._hashes, wanted), len(self._hashes)):
-            if self._hashes[at] != wanted:
-                break
-            if self._tokens[self._by_hash[at]] == word:
-                return self._by_hash[at]
-        return None
 
 
 def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:

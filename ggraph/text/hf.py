@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError
+from ggraph.formats.strings import Texts
 from ggraph.text.vocab import (
     Vocabulary,
     byte_level_piece,
@@ -94,7 +95,7 @@ def _vocabulary(
     bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))
     prefix = encoder.prefix()
     return Vocabulary(
-        tokens=tokens,
+        tokens=Texts(tokens),
         pieces=tuple(
             t.encode("utf-8", "replace") if i in added else piece(t) for i, t in enumerate(tokens)
         ),

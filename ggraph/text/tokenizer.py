@@ -102,11 +102,6 @@ class Tokenizer:
         merges = strings(metadata, "tokenizer.ggml.merges")
         return cls(vocabulary, RankedEncoder(vocabulary.tokens, merges, vocabulary.unk_id))
 
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        """Made when first asked for: answering a prompt does without."""
-        return {t: i for i, t in enumerate(self.vocabulary.tokens) if t}
-
     @property
     def vocab_size(self) -> int:
         """Number of ids; every id is below it."""
@@ -150,7 +145,7 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id whose text, as the vocabulary writes it, is `token`; None if there is none."""
-        return self._ids.get(token)
+        return self.vocabulary.tokens.find(token) if token else None
 
     def encode(
         self,

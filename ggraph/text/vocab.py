@@ -62,7 +62,7 @@ class Vocabulary:
     taken off again). A hole in the ids has an empty text and no bytes.
     """
 
-    tokens: Sequence[str]
+    tokens: Texts
     pieces: Sequence[bytes]
     control: frozenset[int]
     user_defined: frozenset[int]
