@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_models_cli import ggraph_here
 from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
 
 from ggraph.decode.model import StepShape
@@ -22,7 +23,7 @@ from ggraph.formats.checkpoint import RawTensor
 from ggraph.formats.gguf import write_gguf
 from models import llama
 from models.architecture import Architecture
-from models.config import Keys
+from models.config import LONG_FACTORS, SHORT_FACTORS, Keys
 from models.gguf_config import from_gguf, rope_from_gguf
 from models.hf_config import from_hf
 from models.qwen35 import QWEN35
@@ -114,6 +115,18 @@ def as_converted(model: Model, out: Path) -> Path:
 def test_the_loop_is_transformers() -> None:
     expected = np.load(PHI3 / "expected.npz")["logits"]
     assert spread_error(by_hand(PHI3, [1.0] * 8, 1.0), expected) < TOLERANCE
+
+
+def test_a_plan_shown_is_the_one_that_runs(tmp_path: Path) -> None:
+    """Of LongRoPE it has the factors that a text of that length is turned by."""
+    phi3(tmp_path / "hf", LONGROPE)
+    for context, used, unused in ((TRAINED, SHORT_FACTORS, LONG_FACTORS),
+                                  (TRAINED + 1, LONG_FACTORS, SHORT_FACTORS)):  # fmt: skip
+        asked = ("--context", "8", "-c", context, "--dot")
+        status, shown, _ = ggraph_here("plan", tmp_path / "hf", *map(str, asked))
+        assert status == 0
+        assert used in shown
+        assert unused not in shown
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su"])

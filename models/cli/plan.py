@@ -115,7 +115,7 @@ def plan(
         capacity=_counts("--capacity", "BYTES", capacity),
         exact=exact,
     )
-    opened, options = _opened(model, device if cut else "", options)
+    opened, options = _opened(model, ctx_size, device if cut else "", options)
     with closing(_session(device, options, threads)) as session:
         runner = Runner(opened, session, ctx_size)
         graph = opened.build(runner.shape(rows, rows, max(rows, context)))
@@ -138,9 +138,9 @@ def _check(memory: str, streams: int, rows: int, context: int, ctx_size: int) ->
         raise InputError(f"--rows {rows}, --context {context}: expected 1 to {ctx_size} (-c)")
 
 
-def _opened(path: Path | None, over: str, options: Options) -> tuple[Model, Options]:
+def _opened(path: Path | None, ctx_size: int, over: str, options: Options) -> tuple[Model, Options]:
     """The model, cut `over` devices where there are any, and options that put its parts there."""
-    model = open_model(model_path(path))
+    model = open_model(model_path(path)).reaching(ctx_size)
     if not over:
         return model, options
     parts = ShardedModel.of(model, device_names(over))
