@@ -95,7 +95,7 @@ def streams(n: int) -> Plan:
 
 def steps(plan: Plan) -> int:
     """Lines of `ggraph.verify` that judging the plan runs."""
-    verdict, found = work(lambda: examine(plan), "verify")
+    verdict, found = work(lambda: examine(plan), "verify", nbytes=False)
     assert isinstance(verdict, Certificate), str(verdict)
     return found.lines
 
