@@ -120,7 +120,9 @@ class Dot:
         self.total = k.shuffle(halves[0], halves[1], range(8))
 
     def _plain(self, w: Val, x: Val) -> None:
-        k, wide = self.k, vec(I32, 32)
-        products = k.cast("sext", w, wide) * k.cast("sext", x, wide)
-        a, b, c, d = (k.shuffle(products, products, range(i, 32, 4)) for i in range(4))
-        self._add((a + b) + (c + d))
+        """Byte by byte of each lane: shifts in place, where widening would move them about."""
+        k, lanes = self.k, vec(I32, self.k.isa.lanes)
+        words = [k.cast("bitcast", v, lanes) for v in (w, x)]
+        for left in (24, 16, 8, 0):
+            a, b = (Val(k, k.b.ashr((v << left).v, k.const(24, lanes).v)) for v in words)
+            self._add(a * b)
