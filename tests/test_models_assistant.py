@@ -16,7 +16,7 @@ from head_loop import hidden
 from identity_kit import NEW, assisted, calm_pair
 from safetensors.numpy import load_file, save_file
 from small_model import small_model
-from test_models_cli import ggraph, refused
+from test_models_cli import ggraph_here, refused_here
 from test_models_golden import TOLERANCE, spread_error
 
 from ggraph.decode.draft.eagle import EagleDrafter, TreeShape
@@ -148,14 +148,15 @@ def test_another_target_is_refused() -> None:
 def test_commands_take_it_as_a_head(tmp_path: Path) -> None:
     hf, folder = calm_pair(tmp_path / "pair")
     model, out = small_model(tmp_path / "m.gguf", source=hf), tmp_path / "assistant.gguf"
-    assert ggraph("convert", folder, "--target", model, "-o", out, "--type", "f16")[0] == 0
+    assert ggraph_here("convert", folder, "--target", model, "-o", out, "--type", "f16")[0] == 0
     asked = ("generate", "-m", model, "--no-chat", "--temp", "0", "-n", "24", "--json", "Hello")
-    plain = json.loads(ggraph(*asked)[1])["text"]
+    plain = json.loads(ggraph_here(*asked)[1])["text"]
     for more in (("--head", out, "--draft", "mtp"), ("--head", folder, "--tree", "16,3,4")):
-        status, said, err = ggraph(*asked, "--compare", "--fixed", *more)
+        status, said, err = ggraph_here(*asked, "--compare", "--fixed", *more)
         assert status == 0, err
         facts = json.loads(said)
         assert facts["text"] == plain and facts["identical"] and facts["accepted"] > 5
-    assert f"--head {out}" in refused(*asked, "-md", out)
-    assert "no --device-draft" in refused(*asked, "--head", out, "--device-draft", "cpu")
-    assert "which a server cannot" in refused("serve", "-m", model, "--head", out, "--port", "0")
+    assert f"--head {out}" in refused_here(*asked, "-md", out)
+    assert "no --device-draft" in refused_here(*asked, "--head", out, "--device-draft", "cpu")
+    serve = ("serve", "-m", model, "--head", out, "--port", "0")
+    assert "which a server cannot" in refused_here(*serve)

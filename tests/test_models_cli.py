@@ -180,8 +180,8 @@ def test_eagle3_shows_identical_text(model: Path) -> None:
     head = TINY / "eagle3_for_llama_tied"
     fixed = ["--fixed", "--draft-max", "4"]  # left to itself, a random head is left alone
     for more in (["--tree", "8,2,3"], ["--draft", "suffix,eagle3"], ["--accept", "reject"]):
-        more += fixed
-        status, out, err = ggraph("eagle3", "-m", model, "--head", head, "--json", *more, "Hello")
+        asked = ("eagle3", "-m", model, "--head", head, "--json", *more, *fixed, "Hello")
+        status, out, err = ggraph_here(*asked)
         assert status == 0, err
         assert json.loads(out)["drafted"] > 0
 
@@ -189,14 +189,14 @@ def test_eagle3_shows_identical_text(model: Path) -> None:
 def test_generate_drafts_and_compares(model: Path) -> None:
     """The drafters' options and figures are those of the eagle3 command, and change no text."""
     asked = ("generate", "-m", model, "-n", "40", "--seed", "5", "--json", "--stop", "zq")
-    plain = json.loads(ggraph(*asked, "Hello")[1])
+    plain = json.loads(ggraph_here(*asked, "Hello")[1])
     assert "speculation" not in plain
     head = TINY / "eagle3_for_llama_tied"
     for more in (
         ["--draft", "suffix,lookup"], ["--head", head], ["--head", head, "--tree", "8,2,3"],
         ["--model-draft", model, "--draft-max", "3", "--draft-p-min", "0.1", "--fixed"],
     ):  # fmt: skip
-        status, out, err = ggraph(*asked, *more, "Hello")
+        status, out, err = ggraph_here(*asked, *more, "Hello")
         assert status == 0, err
         facts = json.loads(out)
         assert facts["text"] == plain["text"], more
@@ -211,7 +211,7 @@ def test_generate_drafts_and_compares(model: Path) -> None:
         for part in ("draft", "verify", "sample", "host"):
             assert drafts[f"{part}_seconds"] >= 0
     fixed = ("--draft-max", "3", "--fixed")  # else drafts that never pay are not made
-    status, out, err = ggraph(*asked, "--compare", "--head", head, *fixed, "Hello")
+    status, out, err = ggraph_here(*asked, "--compare", "--head", head, *fixed, "Hello")
     assert status == 0, err
     facts = json.loads(out)
     assert facts["identical"] is True
@@ -220,10 +220,11 @@ def test_generate_drafts_and_compares(model: Path) -> None:
 
 
 def test_drafting_is_told_to_people(model: Path) -> None:
-    status, out, err = ggraph("generate", "-m", model, "-n", "9", "--draft", "suffix", "Hi Hi Hi")
+    asked = ("generate", "-m", model, "-n", "9", "Hi Hi Hi")
+    status, out, err = ggraph_here(*asked, "--draft", "suffix")
     assert status == 0 and out.strip()
     assert "acceptance length" in err and "bonus counted" in err
-    status, out, err = ggraph("generate", "-m", model, "-n", "9", "--compare", "Hi Hi Hi")
+    status, out, err = ggraph_here(*asked, "--compare")
     assert status == 0 and out.strip()
     for word in ("plain", "speculative", "identical text", "draft", "verify", "sample", "host"):
         assert word in err

@@ -281,22 +281,22 @@ def test_options_of_llama_cpp_are_understood(model: Path, tmp_path: Path) -> Non
     file.write_text("Hello")
     asked = ("generate", "-m", model, "-n", "4", "--temp", "0", "--json")
     texts = [
-        json.loads(ggraph(*asked, *more)[1])["text"]
+        json.loads(ggraph_here(*asked, *more)[1])["text"]
         for more in (
             ["Hello"], ["-p", "Hello"], ["-f", file, "-c", "0"], ["-p", "Hello", "-md", model],
         )
     ]  # fmt: skip
     assert len(set(texts)) == 1
     for kept in (["-ctk", "F16"], ["-ctk", "f32", "-ctv", "F32"]):
-        assert ggraph(*asked, "-sys", "Be brief", *kept, "Hi")[0] == 0
-    assert ggraph(*asked, "-sys", "Be brief", "--cache-type", "F16", "Hi")[0] == 0
-    assert ggraph("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
+        assert ggraph_here(*asked, "-sys", "Be brief", *kept, "Hi")[0] == 0
+    assert ggraph_here(*asked, "-sys", "Be brief", "--cache-type", "F16", "Hi")[0] == 0
+    assert ggraph_here("quantize", model, tmp_path / "q8.gguf", "--type", "Q8_0")[0] == 0
 
 
 def test_special_tokens_are_meant_where_that_is_asked(model: Path) -> None:
     """The small model puts no bos token in front; its markers are one token each then."""
     given = ("generate", "-m", model, "-n", "2", "--json", "--no-chat", "<|im_start|>ab<|im_end|>")
-    plain, meant = (json.loads(ggraph(*given, *more)[1]) for more in ([], ["--parse-special"]))
+    plain, meant = (json.loads(ggraph_here(*given, *more)[1]) for more in ([], ["--parse-special"]))
     assert (plain["prompt_tokens"], meant["prompt_tokens"]) == (23, 3)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from small_model import learnable_model
+from test_models_cli import ggraph_here
 
 from ggraph import InputError
 from models.run.load import Loaded, load
@@ -81,7 +82,7 @@ def answer(
                     run(lines, results, GoingOn(inside.ask, ALONE), at_once, lambda _: None)
                 )
                 while not whole.done() and len(results.done) < enough:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.001)
                 whole.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await whole
@@ -211,8 +212,5 @@ def test_answers_of_another_job_and_of_two_at_once_are_refused(tmp_path: Path) -
 def test_options_of_replicas_without_ray_are_refused(tmp_path: Path, command: str) -> None:
     files = [str(tmp_path / "in"), str(tmp_path / "out")] if command == "batch" else []
     for name, value in (("replicas", "2"), ("ray-address", "a:1"), ("replica-gpus", "1")):
-        done = subprocess.run(
-            [sys.executable, "-m", "models", command, *files, f"--{name}", value],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2 and f"--{name} is for --ray" in done.stderr, done
+        status, _, err = ggraph_here(command, *files, f"--{name}", value)
+        assert status == 2 and f"--{name} is for --ray" in err, err

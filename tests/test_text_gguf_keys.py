@@ -10,7 +10,7 @@ from hf_folders import MARKERS, SAID, byte_level, chatting, hf_folder, sentence_
 from hypothesis import given
 from hypothesis import strategies as st
 from small_model import TINY
-from test_models_cli import ggraph, refused
+from test_models_cli import ggraph, ggraph_here, refused
 
 from ggraph.decode.sampler import SamplerConfig
 from ggraph.errors import FormatError
@@ -138,8 +138,8 @@ def test_what_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
 def test_a_folder_and_its_gguf_say_the_same(folder: Path, pieces: Path, tmp_path: Path) -> None:
     for source, chat in ((folder, True), (pieces, False)):
         made, again = tmp_path / "made.gguf", tmp_path / "again.gguf"
-        assert ggraph("convert", source, "-o", made, "--type", "f32")[0] == 0
-        assert ggraph("quantize", made, again, "--type", "f32")[0] == 0
+        assert ggraph_here("convert", source, "-o", made, "--type", "f32")[0] == 0
+        assert ggraph_here("quantize", made, again, "--type", "f32")[0] == 0
         assert answer(made, chat) == answer(source, chat) == answer(again, chat)
         before, after = open_checkpoint(made).metadata, open_checkpoint(again).metadata
         assert before["general.name"] == after["general.name"] == source.name
