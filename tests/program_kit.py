@@ -186,20 +186,24 @@ def _example(spec: OpSpec, example: Example, kind: Kind) -> Graph | None:
 def main(form: str, mutant: str = "") -> None:
     """Run all cases; each is named before it runs, so that a crash has a name."""
     count = 0
-    for threads in (1, 2, 4):
-        for exact in (False, True):
+    for exact in (False, True):
+        backends = []
+        for threads in (1, 2, 4):
             plain = open_cpu("cpu", threads=threads, exact=exact)
-            backend = Guarded(plain.spec, plain.pool, exact)
-            backend.at_end = form == "end"
+            backends.append(Guarded(plain.spec, plain.pool, exact))
+            backends[-1].at_end = form == "end"
             if mutant:
-                _spoil(backend, MUTANTS[mutant])
-            for title, graph, given in cases():
-                sys.stdout.write(f"{title} {threads} {exact}\n")
+                _spoil(backends[-1], MUTANTS[mutant])
+        for title, graph, given in cases():
+            verified = apart(planned(graph, backends[0]))  # which knows of no threads
+            for backend in backends:
+                sys.stdout.write(f"{title} {backend.pool.threads} {exact}\n")
                 sys.stdout.flush()
-                bound = executor(apart(planned(graph, backend)), backend, given)
+                bound = executor(verified, backend, given)
                 bound.run({t.name: given[t.name] for t in graph.leaves(Kind.INPUT)})
                 bound.close()
                 count += 1
+        for backend in backends:
             backend.close()
     sys.stdout.write(f"cases {count}\n")
 
