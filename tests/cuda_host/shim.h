@@ -54,8 +54,8 @@ static Place home;
 static sigjmp_buf outside;
 static char report[200];
 static int here, alive, count;  // all of them in the blocks that run
-static unsigned naps;           // turns in which a thread only let time pass
-static bool at_once;            // whether blocks run side by side
+static unsigned events;  // meetings that ended, and turns in which a thread only let time pass
+static bool at_once;     // whether blocks run side by side
 static const unsigned SIDE_BY_SIDE = 0xFFFFFFFFu;  // an order of blocks and threads
 static const unsigned FIRST_ALONE = ~1u;  // the first block and no other
 static void (*entry)(void*);
@@ -93,8 +93,22 @@ static void caught(int number, siginfo_t* about, void*) {
 
 [[noreturn, gnu::noinline]] static void go(Place& to) { __builtin_longjmp(to, 1); }
 
+static int turn, last_turn;  // places in the order: whose turn it is, and where these turns end
+
+// On to the next fiber in the order; by home where there is none, or it needs more than a jump.
+[[noreturn, gnu::noinline]] static void pass_on() {
+  for (; !at_once && turn + 1 < last_turn; ++turn) {
+    Fiber& next = fibers[turns[turn + 1]];
+    if (next.done || next.waits()) continue;
+    if (!next.started) break;
+    here = turns[++turn];
+    go(next.at);
+  }
+  go(home);
+}
+
 [[gnu::noinline]] static void leave() {
-  if (!__builtin_setjmp(fibers[here].at)) go(home);
+  if (!__builtin_setjmp(fibers[here].at)) pass_on();
 }
 
 // Returns when `needed` fibers have arrived, all at one `site`.
@@ -104,7 +118,7 @@ static void meet(Meeting& m, const int& needed, int site) {
   m.site = site;
   if (++m.waiting == (unsigned)needed) {
     m.waiting = 0;
-    ++m.round;
+    ++m.round, ++events;
     if (at_once) leave();  // the last to arrive is not ahead of other blocks
     return;
   }
@@ -121,7 +135,7 @@ static void body() {
     --warp_alive[here / WARP];
     if (--block->alive && block->meeting.waiting == (unsigned)block->alive) {
       block->meeting.waiting = 0;
-      ++block->meeting.round;
+      ++block->meeting.round, ++events;
     }
     leave();
   }
@@ -161,20 +175,14 @@ static void enter(Block* next) {
   begin(here);
 }
 
-static unsigned rounds_of(int warps) {
-  unsigned sum = naps;
-  for (const Block& b : blocks) sum += b.meeting.round;
-  for (int w = 0; w < warps; ++w) sum += warp_meetings[w].round;
-  return sum;
-}
-
 // A turn of the threads whose places in the order are warp w's; where they are `hurried`, turns until
 // they wait for the block or are done.
 static void run_warp(int w, bool hurried) {
-  for (int before = -1, rounds = 0; before != alive || rounds != (int)rounds_of(count / WARP);) {
-    before = alive, rounds = (int)rounds_of(count / WARP);
-    for (int i = w * WARP; i < (w + 1) * WARP; ++i)
-      if (!fibers[turns[i]].done && !fibers[turns[i]].waits()) resume(turns[i]);
+  for (int before = -1, rounds = 0; before != alive || rounds != (int)events;) {
+    before = alive, rounds = (int)events;
+    last_turn = (w + 1) * WARP;
+    for (turn = w * WARP; turn < last_turn; ++turn)
+      if (!fibers[turns[turn]].done && !fibers[turns[turn]].waits()) resume(turns[turn]);
     if (!hurried) return;
   }
 }
@@ -220,16 +228,16 @@ static void run_blocks(int several, int threads, bool hurried) {
   }
   for (int idle = 0; alive; ++idle) {
     const int before = alive;
-    const unsigned rounds = rounds_of(warps);
+    const unsigned rounds = events;
     for (int w = 0; w < warps; ++w) run_warp(w, hurried);
-    if (before != alive || rounds != rounds_of(warps)) idle = 0;
+    if (before != alive || rounds != events) idle = 0;
     if (idle > 4) fail("a barrier is not reached by all threads");
   }
 }
 
 // Time passes while other threads have their turns.
 static void nap() {
-  ++naps;
+  ++events;
   leave();
 }
 
