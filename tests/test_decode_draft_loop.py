@@ -34,6 +34,7 @@ TINY = Path(__file__).parent / "golden" / "tiny"
 TARGET = TINY / "llama_tied"
 HEAD = TINY / "eagle3_for_llama_tied"
 PROMPT = [5, 17, 200, 33, 8, 91]
+TREE = TreeShape(12, 3, 3)
 
 
 def head_of(name: str, folder: Path) -> Head:
@@ -129,8 +130,7 @@ def test_on_a_gpu_a_draft_is_one_replay_and_text_stays_the_same(tmp_path: Path) 
 
 
 @need_compiler
-@pytest.mark.parametrize("shape", [None, TreeShape(12, 3, 3)], ids=["chain", "tree"])
-def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path) -> None:
+def test_of_a_step_only_tokens_come_back(tmp_path: Path) -> None:
     """What is picked on the device is what the host picks from the logits; a step then brings back
     four bytes per row, the greatest logits and the taps. The text of plain steps is the same."""
     head = head_of("golden", tmp_path)
@@ -139,15 +139,13 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
         session = Session({"cuda0": over(HostDriver())})
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine, runner.picks = Engine(runner, ()), picks
-        for length in (0, 4, 11):
-            drafter = EagleDrafter(
-                DraftRunner(head, session, 128, target=runner), tree=shape if length > 4 else None
-            )
+        for length, shape in ((0, None), (4, None), (11, None), (11, TREE)):
+            drafter = EagleDrafter(DraftRunner(head, session, 128, target=runner), tree=shape)
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
             pick = only if picks else lambda logits: int(logits.argmax())
             found = engine.generate(PROMPT, pick, lambda token: None, limit=7, drafts=drafts)
-            texts[picks, length] = list(found)
+            texts[picks, length, shape] = list(found)
         plan = runner.plan(runner.shape(5, 5, 20)).plan
         sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == ({"best": 20, "greatest": 20} if picks else {"logits": 5 * 320 * 4})
@@ -156,8 +154,7 @@ def test_of_a_step_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
 
 
 @need_compiler
-@pytest.mark.parametrize("shape", [None, TreeShape(12, 3, 3)], ids=["chain", "tree"])
-def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path) -> None:
+def test_of_a_draw_only_tokens_come_back(tmp_path: Path) -> None:
     """Drawn text, plain or with drafts: of each row four bytes come back, and the tokens are those
     that the host's sampler takes of all logits, of one number after another."""
     head = head_of("golden", tmp_path)
@@ -168,16 +165,16 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
         runner = Runner(open_model(TARGET), session, 128, taps=head.taps)
         engine = Engine(runner, ())
         engine.remembers = True
-        for length, seed in ((0, 11), (4, 11), (11, 11), (0, 12)):
+        for length, seed, shape in (
+            (0, 11, None), (4, 11, None), (11, 11, None), (11, 11, TREE), (0, 12, None),
+        ):  # fmt: skip
             sampler = Sampler(replace(config, seed=seed), runner.model.vocab_size)
             runner.picks = sampler if on_device else 0
-            drafter = EagleDrafter(
-                DraftRunner(head, session, 128, target=runner), tree=shape if length > 4 else None
-            )
+            drafter = EagleDrafter(DraftRunner(head, session, 128, target=runner), tree=shape)
             drafts = Speculation([drafter], Fixed(length)) if length else None
             engine.reset()
             found = engine.generate(PROMPT, sampler.sample, sampler.accept, limit=8, drafts=drafts)
-            texts[on_device, length, seed] = list(found)
+            texts[on_device, length, seed, shape] = list(found)
             other = Sampler(replace(config, seed=seed), runner.model.vocab_size)
             for _ in range(8):
                 other.uniform()
@@ -186,8 +183,8 @@ def test_of_a_draw_only_tokens_come_back(shape: TreeShape | None, tmp_path: Path
         sizes = {t.name: t.nbytes for t in plan.graph.outputs}
         assert sizes == ({"best": 20} if on_device else {"logits": 5 * 320 * 4})
         session.close()
-    assert len({tuple(t) for (_, _, seed), t in texts.items() if seed == 11}) == 1, texts
-    assert texts[True, 0, 12] == texts[False, 0, 12] != texts[True, 0, 11]
+    assert len({tuple(t) for (_, _, seed, _), t in texts.items() if seed == 11}) == 1, texts
+    assert texts[True, 0, 12, None] == texts[False, 0, 12, None] != texts[True, 0, 11, None]
 
 
 @need_compiler
