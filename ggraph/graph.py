@@ -6,15 +6,15 @@ make new graphs, they never change one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError, shown
 from ggraph.face import unscoped
 from ggraph.lazy import lazy
-from ggraph.tensor import Kind, Tensor, apply, line
+from ggraph.tensor import Kind, Tensor, altered, apply, check_overwrite, line
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -133,16 +133,25 @@ def _follow(
         return done[heir.name] if heir.name in done else _follow(heir, {}, done, fresh)
     if id(t) in fresh:
         return fresh[id(t)]
-    sources = tuple(
+    sources = [
         done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
-    )
+    ]
+    fresh[id(t)] = made = over(t, tuple(sources))
+    return made
+
+
+def over(t: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
+    """`t` of these sources. Its op's rule is asked again only where it could see a difference."""
     if sources == t.sources:
-        fresh[id(t)] = t
-    elif t.is_view or t.overwritten is not None or not all(map(_alike, sources, t.sources)):
-        fresh[id(t)] = apply(t.op, *sources, name=t.name, **t.attrs)
-    else:
-        fresh[id(t)] = replace(t, sources=sources)
-    return fresh[id(t)]
+        return t
+    if t.spec is None or not all(map(_alike, sources, t.sources)):
+        return apply(t.op, *sources, name=t.name, **t.attrs)
+    made = altered(t, sources=sources)
+    if t.spec.view_of is not None:
+        old, new = t.sources[t.spec.view_of], sources[t.spec.view_of]
+        made = altered(made, view_src=new.root, offset=t.offset - old.offset + new.offset)
+    check_overwrite(made)
+    return made
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -183,40 +192,41 @@ def _titled(outputs: object) -> tuple[list[Tensor], Titles]:
 def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], list[Tensor]]:
     """The roots over one leaf of each name, where leaves of one name are alike, and all that they
     reach, as a walk meets it; `titles` follow."""
-    first: dict[tuple[object, ...], Tensor] = {}
-    new: dict[int, Tensor] = {}
     reached = _walk(roots)
+    first: dict[tuple[object, ...], Tensor] = {}
+    leaves = [t for t in reached if t.is_leaf]
+    new = {id(t): first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
+    if len(first) == len(leaves):
+        return roots, reached
     for t in reached:
-        alike = first.setdefault((t.kind, t.name, t.shape, t.dtype), t) if t.is_leaf else t
-        if t.view_src is not None and id(t.view_src) not in new:
-            raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
-        sources = tuple(new[id(s)] for s in t.sources)
-        view_src = new[id(t.view_src)] if t.view_src is not None else None
-        new[id(t)] = _with(alike, sources=sources, view_src=view_src)
+        if not t.is_leaf:
+            new[id(t)] = _renewed(t, new, t.name, t.is_output)
     for t in reached:
         if id(t) in titles:
             titles[id(new[id(t)])] = titles[id(t)]
-    return [new[id(t)] for t in roots], list(dict.fromkeys(new.values()))
+    return [new[id(t)] for t in roots], list(dict.fromkeys(new[id(t)] for t in reached))
 
 
-def _with(t: Tensor, **fields: Any) -> Tensor:
-    """`t` with these fields: itself where it has them already."""
-    same = all(getattr(t, name) == value for name, value in fields.items())
-    return t if same else replace(t, **fields)
+def _renewed(t: Tensor, new: Mapping[int, Tensor], name: str, is_output: bool) -> Tensor:
+    """`t` over what its sources have become: itself where nothing changes."""
+    if t.view_src is not None and id(t.view_src) not in new:
+        raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
+    sources = tuple([new[id(s)] for s in t.sources])
+    view_src = None if t.view_src is None else new[id(t.view_src)]
+    if (name, sources, view_src, is_output) == (t.name, t.sources, t.view_src, t.is_output):
+        return t
+    return altered(t, name=name, sources=sources, view_src=view_src, is_output=is_output)
 
 
 def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
-    readers: dict[int, list[Tensor]] = {}
-    for t in seen:
-        for s in t.sources:
-            if not t.is_view:
-                readers.setdefault(id(s.root), []).append(t)
-    extra = {
-        id(t): [r for r in readers[id(t.overwritten.root)] if r is not t]
-        for t in seen
-        if t.overwritten is not None
-    }
+    old = {id(t): id(t.overwritten.root) for t in seen if t.overwritten is not None}
+    readers: dict[int, list[Tensor]] = {root: [] for root in old.values()}
+    for t in seen if old else ():
+        for s in t.sources if not t.is_view else ():
+            if id(s.root) in readers:
+                readers[id(s.root)].append(t)
+    extra = {t: [r for r in readers[root] if id(r) != t] for t, root in old.items()}
     if not any(extra.values()):
         return seen
     return _moved_forward(_walk(roots, extra), extra)
@@ -237,23 +247,24 @@ def _moved_forward(ordered: list[Tensor], extra: Mapping[int, list[Tensor]]) -> 
 def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) -> list[Tensor]:
     """Iterative post-order over sources and the `extra` predecessors; a cycle is an error."""
     done: dict[int, Tensor] = {}
-    active: set[int] = set()
-    stack = [(t, False) for t in reversed(roots)]
+    begun: set[int] = set()
+    stack = roots[::-1]
     while stack:
-        t, leaving = stack.pop()
-        if leaving:
-            done[id(t)] = t
-            active.discard(id(t))
-        elif id(t) in active:
-            raise GraphError(
-                f"cycle through {line(t)}: a reader of the old value needs the new; ops.cont keeps "
-                "a copy of the old"
-            )
-        elif id(t) not in done:
-            active.add(id(t))
-            stack.append((t, True))
-            before = [*t.sources, *(extra or {}).get(id(t), ())]
-            stack.extend((s, False) for s in reversed(before) if id(s) not in done)
+        t = stack[-1]
+        if id(t) in done or id(t) in begun:
+            done.setdefault(id(t), stack.pop())
+            continue
+        begun.add(id(t))
+        more = extra.get(id(t), []) if extra else []
+        for s in (*more[::-1], *t.sources[::-1]):
+            if id(s) in done:
+                continue
+            if id(s) in begun:
+                raise GraphError(
+                    f"cycle through {line(s)}: a reader of the old value needs the new; ops.cont "
+                    "keeps a copy of the old"
+                )
+            stack.append(s)
     return list(done.values())
 
 
@@ -270,13 +281,7 @@ def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
                 f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
             )
         taken[title] = t
-        new[id(t)] = _with(
-            t,
-            name=title,
-            sources=tuple(new[id(s)] for s in t.sources),
-            view_src=new[id(t.view_src)] if t.view_src is not None else None,
-            is_output=id(t) in titles,
-        )
+        new[id(t)] = _renewed(t, new, title, id(t) in titles)
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))

@@ -6,7 +6,7 @@ particular op: `ggraph.ops` registers its records here, so that operators on ten
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -266,7 +266,7 @@ class Tensor(Face):
         """The same tensor under another name; go on with the result, not with the original."""
         if not isinstance(name, str) or not name:
             raise GraphError(f"{self!r}: expected a name, got {shown(name)}")
-        return replace(self, name=scoped(name))
+        return altered(self, name=scoped(name))
 
     def _op(self, op: str, *sources: "Tensor", **attrs: Any) -> "Tensor":
         return apply(op, *sources, **attrs)
@@ -275,20 +275,25 @@ class Tensor(Face):
         return line(self)
 
 
+def altered(t: Tensor, **fields: Any) -> Tensor:
+    """`t` under another name or of other sources; what is known of its bytes is kept."""
+    made = object.__new__(Tensor)
+    vars(made).update(vars(t), **fields)
+    vars(made).pop("storage", None)
+    return made
+
+
 def contiguous(shape: Sequence[int], dtype: DType) -> tuple[int, ...]:
     """Row-major strides in bytes; the last is one element or one block."""
     if not shape:
         return ()
     if any(n < 0 for n in shape):
         raise ShapeError(f"negative size in shape {tuple(shape)}")
-    strides = [dtype.block_bytes]
-    step = dtype.row_bytes(shape[-1])
-    for n in reversed(shape[1:-1] if len(shape) > 1 else []):
+    strides, step = [dtype.block_bytes], dtype.row_bytes(shape[-1])
+    for n in reversed(shape[:-1]):
         strides.append(step)
         step *= n
-    if len(shape) > 1:
-        strides.append(step)
-    if step * shape[0] > MAX_BYTES:
+    if step > MAX_BYTES:
         raise ShapeError(f"{dtype}{list(shape)} needs more than {MAX_BYTES} bytes")
     return tuple(reversed(strides))
 
@@ -372,24 +377,23 @@ def apply(op: str, *sources: Tensor, name: str = "", **attrs: Attr) -> Tensor:
         raise GraphError(f"unknown op {op!r}; known: {', '.join(sorted(OPS))}")
     meta = spec.infer(sources, attrs)
     strides = meta.strides or contiguous(meta.shape, meta.dtype)
+    viewed = None if spec.view_of is None else sources[spec.view_of]
+    window = (None, 0) if viewed is None else (viewed.root, viewed.offset + meta.offset)
     given = MappingProxyType(dict(attrs))
-    base = Tensor(
-        scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given
+    made = Tensor(
+        scoped(name), meta.shape, meta.dtype, Kind.COMPUTED, strides, spec, sources, given, *window
     )
-    if spec.view_of is None:
-        _check_overwrite(base)
-        return base
-    viewed = sources[spec.view_of]
-    return replace(base, view_src=viewed.root, offset=viewed.offset + meta.offset)
+    check_overwrite(made)
+    return made
 
 
-def _check_overwrite(t: Tensor) -> None:
+def check_overwrite(t: Tensor) -> None:
     """What is overwritten may stand at no other position: kernels write while they read."""
-    if t.spec is None or t.spec.overwrites is None:
+    if t.spec is None or (at := t.spec.overwrites) is None:
         return
-    old = t.sources[t.spec.overwrites]
+    old = t.sources[at]
     for i, s in enumerate(t.sources):
-        if s.root is old.root and s.nbytes and i != t.spec.overwrites:
+        if s.root is old.root and s.nbytes and i != at:
             raise GraphError(
                 f"{line(t)}: source {i} (%{s.name}) shows bytes of %{old.root.name}, which "
                 f"{t.op} overwrites; give it a copy: cont(..)"

@@ -8,7 +8,7 @@ indices must reach the host first.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ggraph.graph import Graph
+from ggraph.graph import Graph, over
 from ggraph.ops.copies import copy
 from ggraph.plan import Placed, Placement
 from ggraph.tensor import Kind, Tensor, apply, line
@@ -142,6 +142,4 @@ def _renewed(t: Tensor, copies: _Copies) -> Tensor:
         copies.new[s.name] if i == viewed else copies.source(s, device)
         for i, s in enumerate(t.sources)
     ]
-    if all(a is b for a, b in zip(sources, t.sources, strict=True)):
-        return t
-    return apply(t.op, *sources, name=t.name, **t.attrs)
+    return over(t, tuple(sources))
