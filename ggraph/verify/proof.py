@@ -37,7 +37,7 @@ class Proof:
     visits: int = 0
     reuses: set[tuple[str, str]] = field(default_factory=set)
     _period: int = 1
-    _histories: dict[str, History] = field(default_factory=dict)
+    _homes: dict[str, tuple[History, Sequence[int]]] = field(default_factory=dict)  # of values
     _reads: list[Sequence[Access]] = field(default_factory=list)  # of each command, each once
     _producer: dict[str, int] = field(default_factory=dict)  # value -> command that writes it
     _heirs: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,9 @@ class Proof:
     def faults(self) -> Iterator[CounterExample]:
         """Every race and wrong value, in enqueue order of the later command."""
         schedule = self.plan.schedule
-        self._histories = {b.name: History(b.nbytes) for b in self.plan.memory.buffers.values()}
+        histories = {b.name: History(b.nbytes) for b in self.plan.memory.buffers.values()}
+        regions = self.plan.memory.regions.items()
+        self._homes = {name: (histories[r.buffer], r.offsets) for name, r in regions}
         for i, c in enumerate(schedule):
             if c.do is not Do.HOST_FREE:
                 self._producer.update((a.value, i) for a in c.writes)
@@ -69,9 +71,8 @@ class Proof:
         """Initial values stand in their bytes before anything runs."""
         for v in self.plan.schedule.values.values():
             if v.initial and v.nbytes and v.same_as is None:
-                region = self.plan.memory.regions[v.name]
-                for offset in region.offsets:
-                    history = self._histories[region.buffer]
+                history, offsets = self._homes[v.name]
+                for offset in offsets:
                     history.write(offset, offset + v.nbytes, (v.name, BEFORE), -1)
 
     def _end(self, run: int) -> Iterator[CounterExample]:
@@ -97,15 +98,15 @@ class Proof:
         for a in reads:
             yield from self._read(u, run, a)
             yield from self._spent()
-        if run < self._period:  # later runs repeat these places
+        if c.writes and run < self._period:  # later runs repeat these places
             yield from self._alias(u, run, c)
         for a in c.writes:
             yield from self._write(u, run, a, freed=c.do is Do.HOST_FREE)
 
     def _place(self, a: Access, run: int) -> tuple[History, int, int]:
-        region = self.plan.memory.regions[a.value]
-        base = region.offsets[run % len(region.offsets)]
-        return self._histories[region.buffer], base + a.start, base + a.stop
+        history, offsets = self._homes[a.value]
+        base = offsets[run % len(offsets)]
+        return history, base + a.start, base + a.stop
 
     def _pieces(self, history: History, start: int, stop: int) -> list[Segment]:
         """The segments of a range, counted."""
@@ -113,12 +114,13 @@ class Proof:
         self.visits += 1 + len(found)
         return found
 
-    def _spent(self) -> Iterator[CounterExample]:
+    def _spent(self) -> Sequence[CounterExample]:
         """A plan of which the rest would take too long. Asked where segments are only looked at:
         a write leaves one of them, so that all writes meet no more than accesses have made."""
-        if self.visits > MOST_VISITS:
-            message = f"accesses meet more than {MOST_VISITS} pieces of bytes: too many to prove"
-            yield CounterExample("capacity", message)
+        if self.visits <= MOST_VISITS:
+            return ()
+        message = f"accesses meet more than {MOST_VISITS} pieces of bytes: too many to prove"
+        return (CounterExample("capacity", message),)
 
     def _read(self, u: int, run: int, a: Access) -> Iterator[CounterExample]:
         history, start, stop = self._place(a, run)
@@ -179,17 +181,17 @@ class Proof:
         self, run: int, one: Sequence[Access], other: Sequence[Access]
     ) -> Iterator[tuple[int, int]]:
         """Which accesses of `one` and of `other` touch common bytes, by their places there."""
+        mine, theirs = ([self._place(a, run) for a in side] for side in (one, other))
         if len(one) * len(other) <= FEW:
-            pairs = product(range(len(one)), range(len(other)))
-            yield from (p for p in pairs if self._common(one[p[0]], other[p[1]], run)[0] >= 0)
+            for (i, p), (j, q) in product(enumerate(mine), enumerate(theirs)):
+                if p[0] is q[0] and max(p[1], q[1]) < min(p[2], q[2]):
+                    yield i, j
             return
-        rooms: dict[str, tuple[list[Span], list[Span]]] = {}
-        for side, accesses in enumerate((one, other)):
-            for number, a in enumerate(accesses):
-                buffer = self.plan.memory.regions[a.value].buffer
-                _, start, stop = self._place(a, run)
+        rooms: dict[int, tuple[list[Span], list[Span]]] = {}
+        for k, side in enumerate((mine, theirs)):
+            for number, (history, start, stop) in enumerate(side):
                 if start < stop:
-                    rooms.setdefault(buffer, ([], []))[side].append((start, stop, number))
+                    rooms.setdefault(id(history), ([], []))[k].append((start, stop, number))
         for spans in rooms.values():
             yield from meetings(*spans)
 
