@@ -7,7 +7,10 @@ Legend: m = blocks, P = order (permutation of m), start [m + 1] and near = confl
 rows, limit = bytes of one buffer (no block may cross a multiple of it).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,25 +32,37 @@ class Packing:
     def __len__(self) -> int:
         return len(self.size)
 
+    @cached_property
+    def sizes(self) -> list[int]:
+        """`size` as Python's own numbers: of a few at a time, faster than NumPy's."""
+        found: list[int] = self.size.tolist()
+        return found
 
-def fit_one(p: Packing, b: int, at: Ints, *, best: bool) -> int:
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The conflicts of each block."""
+        return [self.near[a:b].tolist() for a, b in pairwise(self.start)]
+
+
+def fit_one(p: Packing, b: int, at: Sequence[int], *, best: bool) -> int:
     """Offset for block b among those placed `at` their offsets: the lowest gap that holds it, or
     the tightest when `best`."""
-    near = p.near[p.start[b] : p.start[b + 1]]
-    starts = at[near]
-    there = starts >= 0
-    near, starts = near[there], starts[there]
-    by = np.argsort(starts, kind="stable")
-    low = np.zeros(len(by) + 1, dtype=np.int64)  # where each gap begins
-    np.maximum.accumulate(starts[by] + p.size[near[by]], out=low[1:])
-    need = int(p.size[b])
-    if p.limit < NO_LIMIT:  # not across a buffer's end
-        low = np.where(low % p.limit + need > p.limit, (low // p.limit + 1) * p.limit, low)
-    room = starts[by] - low[:-1]
-    holds = np.flatnonzero(room >= need)
-    if not len(holds):
-        return int(low[-1])
-    return int(low[holds[room[holds].argmin()] if best else holds[0]])
+    sizes, need = p.sizes, p.sizes[b]
+    found, tightest, low = None, NO_LIMIT, 0
+    for n in sorted([n for n in p.rows[b] if at[n] >= 0], key=at.__getitem__):
+        start = at[n]
+        if need <= start - low and need <= start - (gap := _within(low, need, p.limit)) < tightest:
+            if not best:
+                return gap
+            found, tightest = gap, start - gap
+        if low < start + sizes[n]:
+            low = start + sizes[n]
+    return _within(low, need, p.limit) if found is None else found
+
+
+def _within(low: int, need: int, limit: int) -> int:
+    """Where `need` bytes go from `low` on: not across a buffer's end."""
+    return low if low % limit + need <= limit else (low // limit + 1) * limit
 
 
 def extent(at: Ints, size: Ints, limit: int) -> int:
@@ -64,7 +79,8 @@ def extent(at: Ints, size: Ints, limit: int) -> int:
 
 def packed(p: Packing, order: Ints, *, best: bool = False) -> tuple[int, Ints]:
     """Total bytes, and offsets [m], when the blocks are placed in `order`."""
-    at = np.full(len(p), UNPLACED, dtype=np.int64)
+    at = [UNPLACED] * len(p)
     for b in order.tolist():
         at[b] = fit_one(p, b, at, best=best)
-    return extent(at, p.size, p.limit), at
+    found = np.array(at, dtype=np.int64)
+    return extent(found, p.size, p.limit), found
