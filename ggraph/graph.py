@@ -193,11 +193,11 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], lis
     """The roots over one leaf of each name, where leaves of one name are alike, and all that they
     reach, as a walk meets it; `titles` follow."""
     reached = _walk(roots)
-    first: dict[tuple[object, ...], Tensor] = {}
     leaves = [t for t in reached if t.is_leaf]
-    new = {id(t): first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
-    if len(first) == len(leaves):
+    if len({t.name for t in leaves}) == len(leaves):
         return roots, reached
+    first: dict[tuple[object, ...], Tensor] = {}
+    new = {id(t): first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
     for t in reached:
         if not t.is_leaf:
             new[id(t)] = _renewed(t, new, t.name, t.is_output)

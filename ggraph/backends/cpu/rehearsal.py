@@ -5,9 +5,10 @@ Planning asks this. The lowerings themselves answer, with addresses that mean no
 is no second list of what kernels take.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -80,9 +81,21 @@ class Rehearsed:
 
 _SEEN: dict[tuple[Signature, tuple[bool, ...], bool, bool], Rehearsed] = {}
 MANY = 4096  # answers that are remembered
+# Of the tensors that there are: each is asked about at every pass, and its signature is long.
+_OF: Mapping[bool, MutableMapping[Tensor, Rehearsed]] = {
+    exact: WeakKeyDictionary() for exact in (False, True)
+}
 
 
 def _rehearsed(t: Tensor, exact: bool) -> Rehearsed:
+    found = _OF[exact].get(t)
+    if found is None:
+        found = _OF[exact][t] = _alike(t, exact)
+    return found
+
+
+def _alike(t: Tensor, exact: bool) -> Rehearsed:
+    """What was found for another launch that lowers to the same."""
     if t.spec is None or t.is_view or not t.size:
         return Rehearsed(True, 0, ())
     weights = tuple(map(is_weight, t.sources))
