@@ -84,9 +84,9 @@ def drop_identities(graph: Graph) -> Graph:
     return graph.replace(heir) if heir else graph
 
 
-def _roots(t: Tensor) -> set[str]:
+def _roots(t: Tensor) -> list[str]:
     """Names of the values that `t` shows or is, and that it reads."""
-    return {t.root.name, *(s.root.name for s in t.sources)}
+    return [s.root.name for s in (t, *t.sources)]
 
 
 def _is_identity(t: Tensor) -> bool:

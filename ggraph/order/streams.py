@@ -6,7 +6,7 @@ thus gets a stream of its own while others are busy, and a join goes to the bran
 (List scheduling by earliest start, after Topcuoglu et al. 2002, HEFT, without the reordering.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ggraph.device import DeviceSpec
@@ -45,14 +45,14 @@ class _Times:
     free: dict[Actor, float] = field(default_factory=dict)
     of: dict[str, Actor] = field(default_factory=dict)
 
-    def start(self, t: Tensor, actor: Actor, hop: float) -> float:
-        found = self.free.get(actor, 0.0)
-        for s in t.sources:
-            name = s.root.name
-            if name in self.finish:
-                late = hop if self.of[name] != actor else 0.0
-                found = max(found, self.finish[name] + late)
-        return found
+    def starts(self, t: Tensor, actors: Sequence[Actor], hop: float) -> list[float]:
+        """When `t` can begin on each of the actors."""
+        made = (s.root.name for s in t.sources)
+        known = [(self.finish[name], self.of[name]) for name in made if name in self.finish]
+        return [
+            max([self.free.get(a, 0.0), *(end if by == a else end + hop for end, by in known)])
+            for a in actors
+        ]
 
     def put(self, t: Tensor, actor: Actor, begin: float, seconds: float) -> None:
         self.of[t.name] = actor
@@ -64,6 +64,7 @@ def assign(placement: Placement, streams: int, chosen: Mapping[str, int]) -> Str
     if streams < 1:
         raise PlanError(f"expected at least one stream, got {streams}")
     specs = {d.name: d for d in placement.devices}
+    able = {d: [Actor(d, i) for i in range(min(streams, s.streams))] for d, s in specs.items()}
     result = Streams({}, specs)
     times = _Times()
     for t in placement.graph.nodes:
@@ -72,27 +73,28 @@ def assign(placement: Placement, streams: int, chosen: Mapping[str, int]) -> Str
             source = placement.of[t.sources[0].root.name].device
             actor = mover(result, source, device)
             seconds = copy_seconds(specs[source], specs[device], copied_bytes(t))
-            times.put(t, actor, times.start(t, actor, 0.0), seconds)
+            _put(times, t, [actor], 0.0, seconds)
         elif t.name in chosen:
-            _put_on(times, t, specs[device], chosen[t.name])
+            _launch(times, t, specs[device], [_stream(t, specs[device], chosen[t.name])])
         else:
-            _put_earliest(times, t, specs[device], min(streams, specs[device].streams))
+            _launch(times, t, specs[device], able[device])
     return Streams(times.of, specs)
 
 
-def _put_earliest(times: _Times, t: Tensor, spec: DeviceSpec, count: int) -> None:
-    hop = HOP * spec.launch_s
-    begins = [(times.start(t, Actor(spec.name, i), hop), i) for i in range(count)]
-    begin, stream = min(begins)
-    times.put(t, Actor(spec.name, stream), begin, launch_seconds(spec, t))
+def _launch(times: _Times, t: Tensor, spec: DeviceSpec, actors: Sequence[Actor]) -> None:
+    _put(times, t, actors, HOP * spec.launch_s, launch_seconds(spec, t))
 
 
-def _put_on(times: _Times, t: Tensor, spec: DeviceSpec, stream: int) -> None:
+def _put(times: _Times, t: Tensor, actors: Sequence[Actor], hop: float, seconds: float) -> None:
+    """Give `t` the first of the actors on which it can begin earliest."""
+    begin, i = min(zip(times.starts(t, actors, hop), range(len(actors)), strict=True))
+    times.put(t, actors[i], begin, seconds)
+
+
+def _stream(t: Tensor, spec: DeviceSpec, stream: int) -> Actor:
     if not 0 <= stream < spec.streams:
         raise PlanError(f"%{t.name} on stream {stream}: {spec.name} has {spec.streams}")
-    actor = Actor(spec.name, stream)
-    begin = times.start(t, actor, HOP * spec.launch_s)
-    times.put(t, actor, begin, launch_seconds(spec, t))
+    return Actor(spec.name, stream)
 
 
 def mover(streams: Streams, source: str, target: str) -> Actor:
