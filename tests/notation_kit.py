@@ -1,16 +1,30 @@
 """Chat templates that teach notations of calls, in the manner of those that models bring, and a
 vocabulary with their markers."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 from small_model import byte_alphabet
 
-from models.serve.notations import GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_LIST
+from models.serve.notations import (
+    GEMMA,
+    GLM,
+    GRANITE,
+    HERMES,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    TAGS,
+)
 
 MARKERS = (
     "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_call_start|>",
+    "<|tool_call_end|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 )  # fmt: skip
-CALLS, _, TAG, CALL, _, LISTED = range(258, 264)  # their ids
+CALLS, _, TAG, CALL, _, LISTED, OF_GEMMA, _, _, THINK, THOUGHT, OF_LFM2 = range(258, 270)  # ids
 TURNS = """
 {%- for m in messages %}
   {%- if m.role == "assistant" and m.tool_calls %}{{ calls(m) }}<|im_end|>
@@ -54,6 +68,53 @@ TEACHES_GRANITE = """
 {{ m.content }}<|im_end|>
 {%- endfor %}<|im_start|>assistant
 """  # which writes no calls itself
+TEACHES_TAGS = """
+{%- macro calls(m) %}
+  {%- for c in m.tool_calls %}<tool_call>
+<function={{ c.function.name }}>
+{% for k, v in c.function.arguments | items %}<parameter={{ k }}>
+{{ v if v is string else v | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}
+{%- endmacro %}
+{%- if tools %}{{ tools | tojson }}{% endif %}""" + TURNS  # fmt: skip
+TEACHES_GLM = """
+{%- macro calls(m) %}
+  {%- for c in m.tool_calls %}<tool_call>{{ c.function.name }}
+{% for k, v in c.function.arguments | items %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}
+{%- endmacro %}
+{%- if tools %}{{ tools | tojson }}{% endif %}""" + TURNS  # fmt: skip
+TEACHES_LFM2 = TEACHES_GRANITE.replace("Say <|tool_call|> and a list.", "List of tools: ")
+TEACHES_GEMMA = """
+{%- macro calls(m) %}
+  {%- for c in m.tool_calls %}<|tool_call>call:{{ c.function.name }}{
+    {%- for k, v in c.function.arguments | dictsort %}{{ k }}:
+      {%- if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}
+      {{- "" if loop.last else "," }}
+    {%- endfor %}}<tool_call|>
+  {%- endfor %}
+{%- endmacro %}
+{%- if tools %}{{ tools | tojson }}{% endif %}""" + TURNS  # fmt: skip
+TEACHES_HARMONY = """
+{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- set last = namespace(name="") %}
+{%- for m in messages %}
+  {%- if m.tool_calls %}
+    {%- if m.tool_calls | length != 1 %}{{ raise_exception("one call a message") }}{% endif %}
+    {%- set c = m.tool_calls[0].function %}{% set last.name = c.name %}
+    {%- if m.content %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>
+    {%- endif %}<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json
+    {{- "<|message|>" + c.arguments | tojson }}<|call|>
+  {%- elif m.role == "tool" %}<|start|>functions.{{ last.name }} to=assistant
+    {{- "<|channel|>commentary<|message|>" + m.content | tojson }}<|end|>
+  {%- elif m.role == "assistant" %}<|start|>assistant<|channel|>final<|message|>
+    {{- m.content }}<|end|>
+  {%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>
+  {%- endif %}
+{%- endfor %}<|start|>assistant"""
 
 
 def llama(*calls: tuple[str, str]) -> str:
@@ -83,6 +144,90 @@ def hermes(*calls: tuple[str, str]) -> str:
     return "\n".join(f"<tool_call>\n{s}\n</tool_call>" for s in said)
 
 
+class Spelt(str):
+    """A number, spelt as it was."""
+
+
+def given(arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(arguments, parse_float=Spelt, parse_int=Spelt)
+    return found
+
+
+def literal(value: Any, quoted: Callable[[str], str], names: Any, words: Any, joint: str) -> str:
+    """A value as some language writes it."""
+    if isinstance(value, Spelt):
+        return str(value)
+    if isinstance(value, str):
+        return quoted(value)
+    said = [literal(v, quoted, names, words, joint) for v in value] if _many(value) else []
+    if isinstance(value, dict):
+        inner = (literal(v, quoted, names, words, joint) for v in value.values())
+        said = [f"{names(k)}{v}" for k, v in zip(value, inner, strict=True)]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}{joint.join(said)}{closing}" if _many(value) else words[value]
+
+
+def _many(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def python(value: Any) -> str:
+    words = {v: repr(v) for v in (None, True, False)}
+    return literal(value, repr, lambda k: f"{k!r}: ", words, ", ")
+
+
+JSONS = {None: "null", True: "true", False: "false"}
+
+
+def gemma_value(value: Any) -> str:
+    return literal(value, '<|"|>{}<|"|>'.format, "{}:".format, JSONS, ",")
+
+
+def raw(value: Any) -> str:
+    """Strings as they are, other values in JSON."""
+    if isinstance(value, str) and not isinstance(value, Spelt):
+        return value
+    return literal(value, json.dumps, lambda k: f"{json.dumps(k)}: ", JSONS, ", ")
+
+
+def tags(*calls: tuple[str, str]) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={k}>\n{raw(v)}\n</parameter>\n" for k, v in given(a).items())
+        + "</function>\n</tool_call>"
+        for name, a in calls
+    )
+
+
+def glm(*calls: tuple[str, str]) -> str:
+    return "\n".join(
+        f"<tool_call>{name}\n"
+        + "".join(
+            f"<arg_key>{k}</arg_key>\n<arg_value>{raw(v)}</arg_value>\n"
+            for k, v in given(a).items()
+        )
+        + "</tool_call>"
+        for name, a in calls
+    )
+
+
+def glm_short(*calls: tuple[str, str]) -> str:
+    """As GLM-4.7 writes them."""
+    return glm(*calls).replace(">\n<", "><").replace("\n<", "<")
+
+
+def lfm2(*calls: tuple[str, str]) -> str:
+    said = (
+        f"{name}({', '.join(f'{k}={python(v)}' for k, v in given(a).items())})" for name, a in calls
+    )
+    return f"<|tool_call_start|>[{', '.join(said)}]<|tool_call_end|>"
+
+
+def gemma(*calls: tuple[str, str]) -> str:
+    said = (f"call:{name}{gemma_value(given(arguments))}" for name, arguments in calls)
+    return "".join(f"<|tool_call>{call}<tool_call|>" for call in said)
+
+
 TAUGHT = {
     "llama": (LLAMA, TEACHES_LLAMA, llama),
     "llama typed": (LLAMA, TEACHES_LLAMA, typed),
@@ -90,12 +235,15 @@ TAUGHT = {
     "mistral": (MISTRAL, TEACHES_MISTRAL, mistral),
     "granite": (GRANITE, TEACHES_GRANITE, granite),
     "hermes": (HERMES, TEACHES_HERMES, hermes),  # with markers that are special tokens
+    "tags": (TAGS, TEACHES_TAGS, tags),
+    "glm": (GLM, TEACHES_GLM, glm),
+    "glm short": (GLM, TEACHES_GLM, glm_short),
+    "lfm2": (LFM2, TEACHES_LFM2, lfm2),
+    "gemma": (GEMMA, TEACHES_GEMMA, gemma),
 }
 ON, OFF, WRONG = ("f", '{"on": true}'), ("f", '{"on": false}'), ("f", '{"on": 1}')
-ODD = (
-    "ff",
-    '{"word": "; [TOOL_CALLS][ARGS]]}<tool_call>"}',
-)  # as around calls
+AROUND = "; [TOOL_CALLS][ARGS]]}<tool_call>')<tool_call|>"  # as around calls
+ODD = ("ff", f'{{"word": "{AROUND}"}}')
 UNKNOWN = ("h", "{}")
 
 

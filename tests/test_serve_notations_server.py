@@ -9,12 +9,30 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from notation_kit import CALL, CALLS, LISTED, OFF, ON, TAG, TAUGHT, talk, vocabulary
+from notation_kit import (
+    CALL,
+    CALLS,
+    LISTED,
+    OF_GEMMA,
+    OF_LFM2,
+    OFF,
+    ON,
+    TAG,
+    TAUGHT,
+    talk,
+    vocabulary,
+)
 from serve_kit import Server, ended, started
 from small_model import small_model
 from test_serve_tools import FLAG, FORM, WORD, joined, tool
 
 WEB = httpx.Client(timeout=60)
+
+
+MARKERS = {
+    "hermes": CALL, "granite": LISTED, "tags": CALL, "glm": CALL, "glm short": CALL,
+    "lfm2": OF_LFM2, "gemma": OF_GEMMA,
+}  # fmt: skip
 
 
 @dataclass
@@ -32,7 +50,7 @@ class Taught:
     def likes(self) -> dict[str, float]:
         """The letters of its calls."""
         first = "t" if self.kind == "llama typed" else "n"
-        marker = {"hermes": CALL, "granite": LISTED}.get(self.kind, CALLS)
+        marker = MARKERS.get(self.kind, CALLS)
         return {str(ord("{")): 50, str(ord(first)): 60, str(marker): 100, str(TAG): -100, "257": 80}
 
     def answer(self, **more: Any) -> tuple[str, str, list[dict[str, Any]], str]:
@@ -87,7 +105,7 @@ def test_a_model_calls_where_it_likes_to(taught: Taught) -> None:
         form["response_format"] = FORM
     written, text, called, end = taught.answer(logit_bias=taught.likes, **form)
     assert (text, end, [c["function"]["name"] for c in called]) == ("", "tool_calls", ["f"])
-    assert written.startswith(taught.calls(("f", ""))[:10])
+    assert written.startswith(taught.calls(("f", "{}"))[:10])
     asked = {**form, "tool_choice": "none", "logit_bias": taught.likes}
     written, text, called, end = taught.answer(**asked)
     assert not called and end != "tool_calls"

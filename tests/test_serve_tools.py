@@ -150,7 +150,8 @@ def test_a_form_that_becomes_too_dear_is_refused_and_no_end(
 
 # ----- how it is read
 
-READING = Reading(frozenset(t.function.name for t in TOOLS), HERMES)
+FUNCTIONS = {t.function.name: t.function.parameters for t in TOOLS}
+READING = Reading(FUNCTIONS, HERMES)
 
 
 def read(text: str, finish: str = "stop") -> tuple[str, list[tuple[str, Any]]]:
@@ -203,7 +204,7 @@ PARTS = st.sampled_from(["a", " ", "\n", "<", OPEN[:5], "<b>", "{", "}", F, FF, 
 @given(st.lists(PARTS).map("".join), st.booleans(), st.sampled_from(["stop", "length"]), st.data())
 def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.DataObject) -> None:
     """What is shown of a beginning stays."""
-    reading, told, at = Reading(READING.names, HERMES, formed), 0, 0
+    reading, told, at = Reading(FUNCTIONS, HERMES, formed), 0, 0
     while at < len(text):
         at = data.draw(st.integers(at + 1, len(text)))
         shown = reading.shown(text[:at], None, told)
@@ -214,7 +215,7 @@ def test_pieces_make_the_whole(text: str, formed: bool, finish: str, data: st.Da
 
 
 def test_a_marker_in_text_that_has_a_form_is_text() -> None:
-    reading, text = Reading(READING.names, HERMES, formed=True), f'{{"word": "{F}"}}'
+    reading, text = Reading(FUNCTIONS, HERMES, formed=True), f'{{"word": "{F}"}}'
     assert reading.shown(text, "stop") == len(text) and not reading.calls(text, "reply", 0)
     assert reading.shown(F, "stop") == 0 and len(reading.calls(F, "reply", 0)) == 1
 

@@ -15,7 +15,11 @@ from ggraph.text.tokenizer import Tokenizer
 _NAMED, _BEGUN, _SAID = "named", "begun", "said"
 # Markers of parts, and what stands behind each: a part's name, the part, or text again.
 _GEMMA = {"<|channel>": _NAMED, "<channel|>": _SAID}
-_HARMONY = {"<|start|>": _NAMED, "<|channel|>": _NAMED, "<|message|>": _BEGUN, "<|end|>": _SAID}
+_HARMONY = {
+    "<|start|>": _NAMED, "<|channel|>": _NAMED, "<|constrain|>": _NAMED, "<|message|>": _BEGUN,
+    "<|end|>": _SAID,
+}  # fmt: skip
+_FUNCTION = "to=functions."  # before the name of one, in the header of a part that is for it
 
 
 def is_harmony(tokenizer: Tokenizer) -> bool:
@@ -24,18 +28,37 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
 
 
 class _Parts:
-    """Where in an answer of several parts a stream is; an answer begins with text."""
+    """Where in an answer of several parts a stream is; an answer begins with text. What is for
+    functions is text where the marker that begins it is `shown`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Iterable[int]) -> None:
         markers = _HARMONY if is_harmony(tokenizer) else _GEMMA
-        self._kinds = {tokenizer.id_of(marker): kind for marker, kind in markers.items()}
+        ids = {tokenizer.id_of(marker): kind for marker, kind in markers.items()}
+        self._kinds = {i: kind for i, kind in ids.items() if i is not None}
+        self._calls = any(self._kinds.get(i) == _BEGUN for i in shown)
         self._at, self._name = _SAID, ""
 
-    def mark(self, token: int) -> None:
-        """A marker is met."""
+    @property
+    def markers(self) -> Iterable[int]:
+        """Their ids."""
+        return self._kinds.keys()
+
+    def mark(self, token: int) -> str:
+        """A marker is met. The text that it completes: a header, told in one way however it is
+        written, of a part that is for a function."""
         self._at = self._kinds.get(token, self._at)
         if self._at == _SAID:
             self._name = ""
+        elif self._at == _NAMED:
+            self._name += " "  # the header goes on
+        elif self._calls and (function := self._function):
+            return f"<|channel|>commentary {function}<|message|>"
+        return ""
+
+    @property
+    def _function(self) -> str:
+        """Whom the part is for, where that is a function."""
+        return next((w for w in self._name.split() if w.startswith(_FUNCTION)), "")
 
     def split(self, text: str) -> tuple[str, str]:
         """The text behind the last marker: what is for the user, and what was thought. Commentary
@@ -48,8 +71,10 @@ class _Parts:
             if not line:
                 return "", ""
             self._at, self._name = _BEGUN, name
-        said = "final" in self._name or ("commentary" in self._name and " to=" not in self._name)
-        return (text, "") if said else ("", text)
+        words = self._name.split()
+        called = any(w.startswith("to=") for w in words)
+        said = "final" in words or ("commentary" in words and not called)
+        return (text, "") if said or (self._calls and self._function) else ("", text)
 
 
 class Detokenizer:
@@ -61,8 +86,8 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
-        self._tokenizer, self._parts, self.thought = tokenizer, _Parts(tokenizer), ""
-        self._hidden = tokenizer.special_ids.difference(shown)
+        self._tokenizer, self._parts, self.thought = tokenizer, _Parts(tokenizer, shown), ""
+        self._hidden = tokenizer.special_ids.difference(shown).union(self._parts.markers)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def knows(self, token: int) -> bool:
@@ -73,9 +98,8 @@ class Detokenizer:
         """The text that `token` completes, maybe empty."""
         piece = self._tokenizer.token_bytes(token)
         if token in self._hidden:
-            self._parts.mark(token)
             self.thought = ""
-            return ""
+            return self._parts.mark(token)
         text, self.thought = self._parts.split(self._utf8.decode(piece))
         return text
 

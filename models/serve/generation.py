@@ -15,7 +15,7 @@ from .grammar import schema_of
 from .inbox import NOTHING_YET, Ended, Heard, Tell, together
 from .messages import Tool
 from .metrics import Metrics
-from .notations import HERMES, Notation, notation_of
+from .notations import HARMONY, HERMES, Notation, notation_of
 from .replies import DONE, PING, Dialect, Events, Whole, event, finish_of, usage
 from .schema import ChatRequest, CompletionRequest, Sampling
 from .told import PING_SECONDS
@@ -73,13 +73,14 @@ class Generation:
         tools = chosen(asked.tools or (), asked.tool_choice)
         if demanded(asked.tool_choice) and not tools:
             raise Refused("tool_choice names no tool of this request", param="tool_choice")
-        if tools and is_harmony(self.service.m.tokenizer):
+        template = self.service.m.tokenizer.chat_template or ""
+        notation = notation_of(template)
+        if tools and is_harmony(self.service.m.tokenizer) and notation is not HARMONY:
             raise Refused(
-                "tools: this model answers in channels (harmony), and calls within those cannot be "
-                "read here: leave them out",
+                "tools: this model answers in channels (harmony), and its chat template says "
+                "nothing of calls within those: leave them out",
                 param="tools",
             )
-        template = self.service.m.tokenizer.chat_template or ""
         messages, more = for_template(asked.messages, tools, template)
         more |= asked.variables
         ids = self.service.chat_ids(messages, **more)
@@ -88,8 +89,7 @@ class Generation:
         stem = self.service.stem_of(ids, messages, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
         if tools:
-            notation = notation_of(template) or HERMES
-            form, reading, shown = self._calling(asked, tools, notation)
+            form, reading, shown = self._calling(asked, tools, notation or HERMES)
         wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
@@ -216,10 +216,9 @@ class Generation:
             schema=schema,
         )  # fmt: skip
         form = grammars.lark(grammar, "tools")
-        names = frozenset(t.function.name for t in tools)
-        shown = frozenset(i for part, i in special.items() if part != notation.unseen)
-        reading = Reading(names, notation, schema is not None)
-        return form.fresh, reading, shown
+        functions = {t.function.name: t.function.parameters for t in tools}
+        reading = Reading(functions, notation, schema is not None)
+        return form.fresh, reading, notation.shown(special)
 
     def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
         """The form of a reply, whose name begins with `kind`."""

@@ -9,10 +9,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from .grammar import dumped
+from .lark import Lark
 from .messages import Message, Tool, ToolChoice
 from .notations import HERMES, Notation, notation_of
 
@@ -21,7 +23,6 @@ TOLD = (
     "To call one, answer with {call} only."
 )
 _LEXEMES = re.compile(r'"[^"]*"|[{:,] ?')  # of JSON, as llguidance cuts it
-_VALUES = json.JSONDecoder(parse_int=str, parse_float=str)  # of any length and size
 
 
 def answer_grammar(
@@ -36,59 +37,46 @@ def answer_grammar(
     """Text and then calls of these functions, or one where there are not to be `several`, in Lark's
     notation. Where one is `demanded`, it is all; where text has a `schema`, there is either text or
     calls. `special` are the ids of what in the `notation` is a special token."""
-    lark, marker = partial(_lark, special=special), notation.marker
-    opening, closing = lark(notation.opening), lark(notation.closing)
+    lark, marker = Lark(special), notation.marker
+    opening, closing = lark.spaced(notation.opening), lark.spaced(notation.closing)
     if notation.unseen in special:
-        opening = f"{lark(notation.unseen)}?"
-    start = f"TEXT | {opening} calls"
+        opening = f"{lark.literal(notation.unseen)}?"
+    elif notation.headers:
+        opening = ""
+    said = "TEXT" if schema is None else f"%json {dumped(schema)}"
+    if notation.said:
+        if schema is None:  # how calls are shown is no text, so that it is read as what it is
+            said = lark.add("PLAIN", f"TEXT & ~/(.|\\n)*{re.escape(marker)}(.|\\n)*/")
+        said = f"{lark.literal(notation.said)} {said}"
+    start = f"{said} | {opening} calls"
     if demanded:
         start = f"{opening} call {closing}"
-    elif schema is not None:
-        start = f"%json {dumped(schema)} | {opening} calls"
-    elif marker:
-        start = f"TEXT | before {lark(notation.opening.removeprefix(marker))} calls"
-    more = f"({lark(notation.joint)} call)* " if several else ""
-    rules = [
-        f"start: {start}",
-        f"calls: call {more}{closing} WS?",
-        f"call: {' | '.join(f'call{i}' for i in range(len(tools)))}",
-        "TEXT: /(.|\\n)*/",
-        "WS: /[ \\n]{1,4}/",
-    ]
-    if marker:  # lazy: the first marker ends the text, also one that is spelt
-        token = f" | TEXT {lark(marker)}" if marker in special else ""
-        rules += [f"before: spelt{token}", f"spelt[lazy]: TEXT {json.dumps(marker)}"]
+    elif schema is None and marker and not notation.said:
+        rest = lark.spaced(notation.opening.removeprefix(marker))
+        start = f"{said} | {lark.until('before', marker)} {rest} calls"
+    if notation.thoughts and not demanded:
+        ways = (f"{lark.literal(a)} TEXT {lark.literal(z)}" for a, z in notation.thoughts)
+        start = f"{lark.add('thought', ' | '.join(ways))}* ({start})"
+    lark.add("start", start)
+    more = f"({lark.spaced(notation.joint)} call)* " if several and notation.joint else ""
+    lark.add("calls", f"call {more}{closing} WS?")
+    lark.add("call", " | ".join(f"call{i}" for i in range(len(tools))))
     for i, function in enumerate(t.function for t in tools):
         # Each schema stands alone, so that what it refers to is found.
-        arguments = dumped(function.parameters or {"type": "object"})
-        rules.append(f"call{i}: begun{i} %json {arguments} {lark(notation.after)}")
-        rules.append(f"begun{i}{_begun(function.name, notation, special, schema is not None)}")
-    return "".join(f"{rule}\n" for rule in rules)
+        arguments = notation.arguments.rule(lark, f"arguments{i}", function.parameters)
+        begun = _begun(lark, f"begun{i}", function.name, notation, schema is not None)
+        lark.add(f"call{i}", f"{begun} {arguments} {lark.spaced(notation.after)}")
+    return str(lark)
 
 
-def _begun(name: str, notation: Notation, special: Mapping[str, int], formed: bool) -> str:
+def _begun(lark: Lark, rule: str, name: str, notation: Notation, formed: bool) -> str:
     """The rule of a call up to its arguments. Without a marker it ends text itself, lazily; beside
     text that is `formed` it has JSON's lexemes, since what begins alike is told apart by whole ones
     alone."""
-    ways, between = notation.begun(name), notation.between
-    if formed and not notation.marker:
-        parts = [_LEXEMES.findall(way) for way in ways]
-    elif between in special:
-        parts = [[way.removesuffix(between), between] for way in ways]
-    else:
-        parts = [[way] for way in ways]
-    rule = " | ".join(" ".join(_literal(p, special) for p in way) for way in parts)
-    return f"{'' if formed or notation.marker else '[lazy]'}: {rule}"
-
-
-def _lark(spaced: str, special: Mapping[str, int]) -> str:
-    """What is around calls, in Lark's notation."""
-    parts = (p for p in re.split("( )", spaced) if p)
-    return " ".join("WS?" if p == " " else _literal(p, special) for p in parts)
-
-
-def _literal(text: str, special: Mapping[str, int]) -> str:
-    return f"<[{special[text]}]>" if text in special else json.dumps(text)
+    lone = not notation.marker
+    parts = [_LEXEMES.findall(w) if formed and lone else [w] for w in notation.begun(name)]
+    ways = (" ".join(map(lark.literal, way)) for way in parts)
+    return lark.add(rule, " | ".join(ways), lazy=lone and not formed)
 
 
 def chosen(tools: Sequence[Tool], choice: str | ToolChoice | None) -> list[Tool]:
@@ -111,14 +99,15 @@ def for_template(
     notation = notation_of(template)
     if notation is not None:
         spelt = "tool_calls" not in template  # calls are text to it, as Granite's are
-        found = [d for m in messages for d in _with_calls(m, notation, spelt)]
+        each = _one_by_one(messages) if notation.single else messages
+        found = [_with_calls(m, notation, spelt) for m in each]
         more = {"tools": [t.model_dump(exclude_none=True) for t in tools]} if tools else {}
         return found, more
     found = [_in_words(m) for m in messages]
     if not tools:
         return found, {}
     functions = (json.dumps(t.function.model_dump(exclude_none=True)) for t in tools)
-    call = HERMES.written([("NAME", "OBJECT")])
+    call = HERMES.written([("NAME", {})]).replace("{}", "OBJECT")
     told = TOLD.format(functions="\n".join(functions), call=call)
     if found[0]["role"] == "system":
         found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{told}"}
@@ -127,10 +116,25 @@ def for_template(
     return found, {}
 
 
-def _with_calls(m: Message, notation: Notation, spelt: bool) -> list[dict[str, Any]]:
-    """A message for a template that knows tools; several where each may have one call."""
+def _one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Several calls of a message in messages of their own, with its result behind each."""
+    found = list[Message]()
+    for i, m in enumerate(messages):
+        if len(m.tool_calls or ()) < 2:
+            found += [] if any(m is other for other in found) else [m]
+            continue
+        results = list(takewhile(lambda r: r.role == "tool", messages[i + 1 :]))
+        for n, call in enumerate(m.tool_calls or ()):
+            own = {"tool_calls": [call]} | ({"content": ""} if n else {})
+            found.append(m.model_copy(update=own))
+            found += [r for r in results if r.tool_call_id == call.id]
+    return found
+
+
+def _with_calls(m: Message, notation: Notation, spelt: bool) -> dict[str, Any]:
+    """A message for a template that knows tools."""
     if spelt and m.tool_calls:
-        return [{"role": _role(m), "content": m.text + _written(m, notation)}]
+        return {"role": _role(m), "content": m.text + _written(m, notation)}
     ids = {"tool_call_id": notation.id_of(m.tool_call_id)} if m.tool_call_id else {}
     base = {"role": _role(m), "content": m.text, **({"name": m.name} if m.name else {}), **ids}
     calls = [
@@ -141,13 +145,7 @@ def _with_calls(m: Message, notation: Notation, spelt: bool) -> list[dict[str, A
         }
         for c in m.tool_calls or ()
     ]
-    if len(calls) < 2 or not notation.single:
-        return [{**base, "tool_calls": calls} if calls else base]
-    first, *others = calls
-    return [
-        {**base, "tool_calls": [first]},
-        *({**base, "content": "", "tool_calls": [c]} for c in others),
-    ]
+    return {**base, "tool_calls": calls} if calls else base
 
 
 def _in_words(m: Message) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def _in_words(m: Message) -> dict[str, Any]:
 def _written(m: Message, notation: Notation) -> str:
     """The calls of a message, if there are any."""
     calls = [
-        (json.dumps(c.function.name)[1:-1], json.dumps(_object(c.function.arguments)))
+        (json.dumps(c.function.name)[1:-1], _object(c.function.arguments))
         for c in m.tool_calls or ()
     ]
     return notation.written(calls) if calls else ""
@@ -182,7 +180,7 @@ class Reading:
     """How an answer that may call functions is read. Where text is `formed`, JSON, or the notation
     has no marker, the first letters decide: what begins a call means nothing behind them."""
 
-    names: frozenset[str]  # of the functions
+    functions: Mapping[str, dict[str, Any] | None]  # by their names, the schemas of arguments
     notation: Notation
     formed: bool = False
 
@@ -200,15 +198,17 @@ class Reading:
         """The whole calls of an answer, in OpenAI's form, with arguments as the model wrote them.
         Their names follow from the reply's, whoever makes it, and the choice's index."""
         at, found = self._marker(text), list[dict[str, Any]]()
-        beginning, after = self.notation.first, self.notation.after
-        while at >= 0 and (begun := beginning.match(text, at)) and begun[1] in self.names:
-            end = _behind_value(text, begun.end())
-            if end < 0 or not text.startswith(after, end):
+        beginning, notation = self.notation.first, self.notation
+        while at >= 0 and (begun := beginning.match(text, at)) and begun[1] in self.functions:
+            schema = self.functions[begun[1]]
+            given = notation.arguments.read(text, begun.end(), schema)
+            ended = given and notation.ended.match(text, given[1])
+            if given is None or not ended:
                 break
-            function = {"name": begun[1], "arguments": text[begun.end() : end]}
+            function = {"name": begun[1], "arguments": given[0]}
             id = hashlib.sha256(f"{reply} {choice} {len(found)}".encode()).hexdigest()[:16]
             found.append({"id": f"call_{id}", "type": "function", "function": function})
-            at, beginning = end + len(after), self.notation.later
+            at, beginning = ended.end(), notation.later
         return found
 
     @property
@@ -218,8 +218,9 @@ class Reading:
     @cached_property
     def _beginnings(self) -> tuple[str, ...]:
         """What ends text where it is met."""
-        marker = self.notation.marker
-        return (marker,) if marker else tuple(b for n in self.names for b in self.notation.begun(n))
+        if marker := self.notation.marker:
+            return (marker,)
+        return tuple(b for name in self.functions for b in self.notation.begun(name))
 
     def _marker(self, text: str, since: int = 0) -> int:
         """Where the calls begin; -1 where there are none yet."""
@@ -233,11 +234,3 @@ class Reading:
         if at >= 0 and any(b.startswith(text[at:]) for b in self._beginnings):
             return at
         return len(text)
-
-
-def _behind_value(text: str, at: int) -> int:
-    """The place behind a JSON value; -1 where the value is cut."""
-    try:
-        return _VALUES.raw_decode(text, at)[1]
-    except (ValueError, RecursionError):
-        return -1
