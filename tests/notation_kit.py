@@ -242,7 +242,7 @@ TAUGHT = {
     "gemma": (GEMMA, TEACHES_GEMMA, gemma),
 }
 ON, OFF, WRONG = ("f", '{"on": true}'), ("f", '{"on": false}'), ("f", '{"on": 1}')
-AROUND = "; [TOOL_CALLS][ARGS]]}<tool_call>')<tool_call|>"  # as around calls
+AROUND = "; [TOOL_CALLS][ARGS]]}<tool_call>)<tool_call|>"  # as around calls
 ODD = ("ff", f'{{"word": "{AROUND}"}}')
 UNKNOWN = ("h", "{}")
 

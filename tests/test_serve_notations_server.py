@@ -23,15 +23,21 @@ from notation_kit import (
     vocabulary,
 )
 from serve_kit import Server, ended, started
-from small_model import small_model
+from small_model import TINY, small_model
 from test_serve_tools import FLAG, FORM, WORD, joined, tool
 
+TINY2 = TINY.parent / "tiny2"
 WEB = httpx.Client(timeout=60)
 
 
 MARKERS = {
     "hermes": CALL, "granite": LISTED, "tags": CALL, "glm": CALL, "glm short": CALL,
     "lfm2": OF_LFM2, "gemma": OF_GEMMA,
+}  # fmt: skip
+
+MODELS = {  # that have such templates
+    "tags": TINY2 / "qwen3_5", "glm": TINY2 / "glm4_moe_lite", "lfm2": TINY2 / "lfm2",
+    "gemma": TINY2 / "gemma4_text",
 }  # fmt: skip
 
 
@@ -76,7 +82,8 @@ class Taught:
 def taught(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Taught]:
     folder = tmp_path_factory.mktemp("taught")
     changes = {"tokenizer.chat_template": TAUGHT[request.param][1]}
-    path = small_model(folder / "small.gguf", vocabulary(3) | changes)
+    source = MODELS.get(request.param, TINY / "llama_tied")
+    path = small_model(folder / "small.gguf", vocabulary(3) | changes, source)
     running = started(path, "-t", "1", "--parallel", "2")
     yield Taught(request.param, running)
     assert ended(running) == 0
@@ -159,7 +166,7 @@ def test_a_template_that_refuses_is_told_as_a_fault_of_the_request(taught: Taugh
 
 
 def test_calls_within_channels_are_refused(tmp_path: Path) -> None:
-    """A model that answers in parts says so, and answers without tools."""
+    """Where the template says nothing of them; the model answers without tools."""
     changes = vocabulary(3)
     changes["tokenizer.ggml.tokens"][CALLS] = "<|channel|>"
     server = started(small_model(tmp_path / "small.gguf", changes), "-t", "1", "--parallel", "2")

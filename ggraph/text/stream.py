@@ -29,14 +29,15 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
 
 class _Parts:
     """Where in an answer of several parts a stream is; an answer begins with text. What is for
-    functions is text where the marker that begins it is `shown`."""
+    functions is text where the marker that begins it is `shown`, and then an answer begins with a
+    header."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Iterable[int]) -> None:
         markers = _HARMONY if is_harmony(tokenizer) else _GEMMA
         ids = {tokenizer.id_of(marker): kind for marker, kind in markers.items()}
         self._kinds = {i: kind for i, kind in ids.items() if i is not None}
         self._calls = any(self._kinds.get(i) == _BEGUN for i in shown)
-        self._at, self._name = _SAID, ""
+        self._at, self._name = _NAMED if self._calls else _SAID, ""
 
     @property
     def markers(self) -> Iterable[int]:

@@ -75,12 +75,8 @@ class Generation:
             raise Refused("tool_choice names no tool of this request", param="tool_choice")
         template = self.service.m.tokenizer.chat_template or ""
         notation = notation_of(template)
-        if tools and is_harmony(self.service.m.tokenizer) and notation is not HARMONY:
-            raise Refused(
-                "tools: this model answers in channels (harmony), and its chat template says "
-                "nothing of calls within those: leave them out",
-                param="tools",
-            )
+        if tools and is_harmony(self.service.m.tokenizer):
+            _check_channels(notation, asked)
         messages, more = for_template(asked.messages, tools, template)
         more |= asked.variables
         ids = self.service.chat_ids(messages, **more)
@@ -226,6 +222,18 @@ class Generation:
         name = secrets.token_hex(12) if begun is None else begun.id
         created = int(time.time()) if begun is None else begun.created
         return Dialect(chat, kind + name, m.model.name, m.tokenizer, created)
+
+
+def _check_channels(notation: Notation | None, asked: ChatRequest) -> None:
+    """Refused where no call can be in an answer in channels."""
+    lacking = ""
+    if notation is not HARMONY:
+        lacking = "and its chat template says nothing of calls within those"
+    elif asked.continue_final_message:
+        lacking = "and the one that goes on with a message holds no calls"
+    if lacking:
+        message = f"tools: this model answers in channels (harmony), {lacking}: leave them out"
+        raise Refused(message, param="tools")
 
 
 def _chunk(d: Dialect, choice: dict[str, Any]) -> bytes:

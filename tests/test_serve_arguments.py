@@ -1,0 +1,213 @@
+"""Arguments of calls that are no JSON: what of a function's schema the grammar holds, and that what
+was written is read as what it was."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from notation_kit import AROUND, vocabulary
+from small_model import small_model
+from test_serve_notations import encoded
+from test_serve_tools import tool
+
+from ggraph.formats import open_checkpoint
+from ggraph.text.tokenizer import Tokenizer
+from models.serve.errors import Refused
+from models.serve.grammar import Grammars
+from models.serve.messages import Tool
+from models.serve.notations import GEMMA, GLM, LFM2, TAGS, Notation
+from models.serve.tools import Reading, answer_grammar
+
+NOTATIONS = {"tags": TAGS, "glm": GLM, "lfm2": LFM2, "gemma": GEMMA}
+every = pytest.mark.parametrize("kind", NOTATIONS)
+Words = tuple[Grammars, Tokenizer]
+
+
+@pytest.fixture(scope="module", params=[3, 4], ids=["special", "plain"])
+def words(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Words:
+    path = tmp_path_factory.mktemp("arguments") / "small.gguf"
+    made = small_model(path, vocabulary(request.param))
+    tokenizer = Tokenizer.from_gguf(open_checkpoint(made).metadata)
+    return Grammars(tokenizer, tokenizer.vocab_size), tokenizer
+
+
+def of(schema: Any) -> list[Tool]:
+    return [Tool.model_validate(tool("f", schema))]
+
+
+def passes(words: Words, notation: Notation, schema: Any, text: str) -> bool:
+    grammars, tokenizer = words
+    special = notation.special(tokenizer)
+    grammar = answer_grammar(of(schema), notation, special, demanded=True)
+    matcher, found = grammars.lark(grammar, "tools").matcher, encoded(tokenizer, text)
+    fits = matcher.validate_tokens(found) == len(found)
+    return bool(fits and matcher.consume_tokens(found) and matcher.is_accepting())
+
+
+def read(notation: Notation, schema: Any, text: str) -> list[Any]:
+    called = Reading({"f": schema}, notation).calls(text, "reply", 0)
+    return [json.loads(c["function"]["arguments"]) for c in called]
+
+
+def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+TEXT, WHOLE, YES = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+SOME = fields(("b", "d"), a=WHOLE, b=TEXT, c=YES, d={"type": "number"}, e=TEXT)
+NULLABLE = {"anyOf": [TEXT, {"type": "null"}]}
+MIXED = {"enum": ["red", "reddish", 3, None, True, 2.5]}
+NESTED = fields(("o",), o=fields(("x",), x=TEXT, y={"type": "array", "items": WHOLE}))
+NODE = fields(("n",), n=WHOLE, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})
+LINKED = {**fields(("head",), head={"$ref": "#/$defs/node"}), "$defs": {"node": NODE}}
+WRAPPED = {**fields(("head",), head={"allOf": [{"$ref": "#/$defs/n"}]}), "$defs": {"n": WHOLE}}
+ANY = fields(("any",), any={})
+CASES: list[tuple[Any, list[Any], list[Any]]] = [  # what passes, and what does not
+    (SOME, [{"b": "x", "d": 1.5}, {"a": -1, "b": "", "c": True, "d": 2, "e": "y"},
+            {"b": "two\nlines", "c": False, "d": 0}],
+     [{}, {"b": "x"}, {"d": 1}, {"a": 1.5, "b": "x", "d": 1}, {"b": "x", "c": 1, "d": 1},
+      {"b": "x", "d": "one"}, {"b": "x", "d": 1, "f": 1}, {"d": 1, "b": "x"}]),
+    (fields(a=WHOLE, b=WHOLE), [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 2}], [{"b": True}]),
+    (fields(("a",), a=NULLABLE), [{"a": "x"}, {"a": None}], [{}]),
+    (fields(("a",), a={"type": ["integer", "null"]}), [{"a": 1}, {"a": None}], [{"a": "x"}]),
+    (fields(("a",), a=MIXED), [{"a": v} for v in MIXED["enum"]], [{"a": "blue"}, {"a": 4}]),
+    (fields(("a",), a={"const": "b c"}), [{"a": "b c"}], [{"a": "b"}]),
+    (fields(("a",), a={"type": "integer", "minimum": 3}), [{"a": 3}], [{"a": 2}]),
+    (NESTED, [{"o": {"x": "q"}}, {"o": {"x": "", "y": []}}, {"o": {"x": "q", "y": [1, 2]}}],
+     [{"o": {}}, {"o": {"x": 1}}, {"o": {"x": "q", "y": ["1"]}}]),
+    (LINKED, [{"head": {"n": 1}}, {"head": {"n": 1, "next": {"n": 2, "next": None}}}],
+     [{"head": {"n": 1, "next": {"next": None}}}, {"head": 1}]),
+    (WRAPPED, [{"head": 1}], [{"head": "x"}]),
+    (ANY, [{"any": v} for v in (1, -2.5, True, None, [1, "a b", [None]], {"k": {"l": "m"}}, {})],
+     [{}]),
+    (None, [{}, {"a": 1}, {"a": "x y", "b": [1], "c": {"d": None}}], []),
+    ({"type": "object"}, [{}, {"a": True}], []),
+    ({"type": "object", "additionalProperties": False}, [{}], [{"a": 1}]),
+    (fields(("x",)), [{"x": 1}], [{}]),
+]  # fmt: skip
+
+
+@every
+@pytest.mark.parametrize(("schema", "right", "wrong"), CASES)
+def test_a_schema_is_held_and_what_was_written_is_read(
+    words: Words, kind: str, schema: Any, right: list[Any], wrong: list[Any]
+) -> None:
+    notation = NOTATIONS[kind]
+    for value in right:
+        jsonschema.validate(value, schema or {})
+        text = notation.written([("f", value)])
+        assert passes(words, notation, schema, text), text
+        assert read(notation, schema, text) == [value], text
+    for value in wrong:
+        text = notation.written([("f", value)])
+        assert not passes(words, notation, schema, text), text
+
+
+# Neither control characters nor half pairs, as no answer has any.
+said = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from([
+    AROUND, "it's", 'say "a"', "\\", "\\n\n", "true", "None", "12", "null", "{}", "[1]", "</",
+    "'", "), g(", "\n", "\n\n", " x ", "\u2028", '"', "<parameter=b>\nc",
+])  # fmt: skip
+
+
+@every
+@given(texts=st.lists(said, min_size=2, max_size=2))
+def test_any_string_is_what_it_was(words: Words, kind: str, texts: list[str]) -> None:
+    """Also one that looks like another value, or like what is around arguments."""
+    notation, schema = NOTATIONS[kind], fields(("a", "b"), a=TEXT, b=TEXT)
+    value = dict(zip("ab", texts, strict=True))
+    text = notation.written([("f", value)])
+    assert read(notation, schema, text) == [value]
+    assert passes(words, notation, schema, text)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: (
+        st.lists(inner | said, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), inner | said, max_size=3)
+    ),
+)
+
+
+@every
+@given(value=st.dictionaries(st.sampled_from(["a", "b", "c"]), values, max_size=3))
+def test_values_of_any_kind_are_what_they_were(words: Words, kind: str, value: Any) -> None:
+    """Where no schema says what they are."""
+    notation = NOTATIONS[kind]
+    text = notation.written([("f", value)])
+    assert read(notation, None, text) == [value]
+    assert passes(words, notation, None, text)
+
+
+READ: list[tuple[str, Any, str, Any]] = [  # what models write that no grammar held
+    ("tags", SOME, "<parameter=a>\n1\n</parameter>\n<parameter=c>\nTrue\n</parameter>\n",
+     {"a": 1, "c": True}),
+    ("tags", fields(a={"type": ["boolean", "string"]}), "<parameter=a>\nFalse\n</parameter>\n",
+     {"a": False}),
+    ("tags", fields(a=NULLABLE), "<parameter=a>\nNone\n</parameter>\n", {"a": None}),
+    ("tags", SOME, "<parameter=a>\nmany\n</parameter>\n", {"a": "many"}),
+    ("tags", SOME, "<parameter=other>\n[1]\n</parameter>\n", {"other": [1]}),
+    ("tags", SOME, f"<parameter=a>\n{'9' * 400}\n</parameter>\n", {"a": int("9" * 400)}),
+    ("glm", fields(a={"type": "array"}),
+     '<arg_key>a</arg_key><arg_value>["</arg_value>"]</arg_value>',
+     {"a": ["</arg_value>"]}),
+    ("glm", fields(a={}), "<arg_key>a</arg_key>\n<arg_value>NaN</arg_value>", {"a": "NaN"}),
+    ("lfm2", SOME, r"""a = 1,c=true,  e='it\'s \u00e9\x21\d'""",
+     {"a": 1, "c": True, "e": "it's é!\\d"}),
+    ("lfm2", SOME, 'e="it\'s"', {"e": "it's"}),
+    ("lfm2", None, "a=[ 1 , {'b' : null} ]", {"a": [1, {"b": None}]}),
+    ("lfm2", None, "a='\\ud800'", {"a": "\ufffd"}),
+    ("gemma", SOME, 'a: 1, e: <|"|>x<|"|>', {"a": 1, "e": "x"}),
+    ("gemma", None, 'a:{b:None,c:[<|"|>}<|"|>]}', {"a": {"b": None, "c": ["}"]}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "schema", "written", "value"), READ)
+def test_what_was_not_held_is_read_all_the_same(
+    kind: str, schema: Any, written: str, value: Any
+) -> None:
+    notation = NOTATIONS[kind]
+    text = notation.written([("f", {})])
+    at = text.index(notation.between, text.index("f")) + len(notation.between or "f")
+    assert read(notation, schema, text[:at] + written + text[at:]) == [value]
+
+
+@every
+def test_what_is_cut_or_broken_is_no_call(kind: str) -> None:
+    notation = NOTATIONS[kind]
+    value = {"o": {"x": "q, r", "y": [1, -2]}}
+    text = notation.written([("f", value)])
+    for n in range(len(text)):
+        assert read(notation, NESTED, text[:n]) in ([], [value])
+    begun = text[: text.index(f"f{notation.between}")] + f"f{notation.between}"
+    deep = (f"{sign}{'[' * 9999}" for sign in ("o=", "o:"))
+    for broken in ("o=", "o:", "o='", 'o:<|"|>', "<arg_key>o", *deep):
+        assert read(notation, NESTED, begun + broken) == []
+
+
+@every
+@pytest.mark.parametrize("schema", [
+    {"type": "object", "properties": []}, fields(a={"type": "text"}), fields(a={"type": 5}),
+    fields(a={"$ref": "#/$defs/none"}), fields(a={"$ref": "elsewhere.json"}), fields(a=False),
+    {"type": "object", "properties": {"a": TEXT}, "required": "a"}, fields(a={"enum": "abc"}),
+    {"type": "object", "properties": {"a\n<:=": TEXT}},
+])  # fmt: skip
+def test_a_schema_that_cannot_be_read_is_refused(words: Words, kind: str, schema: Any) -> None:
+    notation = NOTATIONS[kind]
+    with pytest.raises(Refused):
+        passes(words, notation, schema, "")
+
+
+@every
+def test_a_schema_that_leads_back_to_itself_ends(words: Words, kind: str) -> None:
+    loop = {**fields(("a",), a={"$ref": "#/$defs/a"}), "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    text = NOTATIONS[kind].written([("f", {"a": 1})])
+    for turning in (loop, {"$ref": "#"}):
+        with suppress(Refused):
+            passes(words, NOTATIONS[kind], turning, text)
+        assert read(NOTATIONS[kind], turning, text) == [{"a": 1}]
