@@ -105,7 +105,9 @@ TEACHES_HARMONY = """
   {%- if m.tool_calls %}
     {%- if m.tool_calls | length != 1 %}{{ raise_exception("one call a message") }}{% endif %}
     {%- set c = m.tool_calls[0].function %}{% set last.name = c.name %}
-    {%- if m.content %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>
+    {%- set first = m.content or m.thinking %}
+    {%- if m.content and m.thinking %}{{ raise_exception("one of both") }}{% endif %}
+    {%- if first %}<|start|>assistant<|channel|>analysis<|message|>{{ first }}<|end|>
     {%- endif %}<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json
     {{- "<|message|>" + c.arguments | tojson }}<|call|>
   {%- elif m.role == "tool" %}<|start|>functions.{{ last.name }} to=assistant

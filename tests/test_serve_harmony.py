@@ -26,7 +26,7 @@ from models.serve.messages import Message
 from models.serve.notations import HARMONY, notation_of
 from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest
-from models.serve.tools import Reading, answer_grammar
+from models.serve.tools import Reading, answer_grammar, for_template
 from models.serve.voice import Said
 from models.serve.worker import Ticket
 
@@ -261,6 +261,17 @@ def test_a_conversation_goes_on_behind_calls(server: Server) -> None:
     first = WEB.post(f"{server.url}/v1/responses", json=body).json()
     (item,) = first["output"]
     assert (item["type"], item["name"]) == ("function_call", "f")
+
+
+def test_a_template_is_told_what_was_thought_before_a_call() -> None:
+    """But not beside text, as it takes one of them."""
+    hi, called, result = (Message.model_validate(m) for m in talk(ON))
+    called.reasoning_content = "hm"
+    for text, thought in (("", "hm"), ("Well.", None)):
+        called.content = text
+        _, told, _ = for_template([hi, called, result], TOOLS, TEACHES_HARMONY)[0]
+        assert (told["content"], told.get("thinking")) == (text, thought)
+        assert told["reasoning_content"] == "hm"
 
 
 def test_a_text_that_goes_on_holds_no_calls(server: Server) -> None:

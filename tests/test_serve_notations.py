@@ -35,11 +35,12 @@ from small_model import small_model
 from test_serve_tools import FUNCTIONS, JSON, SILENT, TOOLS, WORD, data_of, joined, told
 
 from ggraph.formats import open_checkpoint
+from ggraph.text.stream import TextStream
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.generation import Asked, Generation
 from models.serve.grammar import Grammars
 from models.serve.messages import Message
-from models.serve.notations import GRANITE, HERMES, LLAMA, notation_of
+from models.serve.notations import GEMMA, GRANITE, HERMES, LLAMA, notation_of
 from models.serve.replies import Dialect, Events
 from models.serve.schema import ChatRequest
 from models.serve.tools import Reading, answer_grammar, for_template
@@ -52,6 +53,7 @@ UNREAD = (  # by templates that know tools
     '{{ tools }}{"name": a, "parameters": b}',
     '{{ tools }}<tool_call><function=f>{"a": 1}</function>',
     '{{ tools }}<tool_call><invoke name="f">',
+    '{{ tools }}<tool_call> as <tool_calls>[{"name": a}]</tool_calls>',
     "{{ tools }}<seed:tool_call><function=f><parameter=a>",
 )
 
@@ -150,6 +152,30 @@ def test_a_marker_that_is_spelt_is_a_marker(
         fits = matcher.validate_tokens(found) == len(found)
         ok = fits and matcher.consume_tokens(found) and matcher.is_accepting()
         assert ok == (not marker), text
+
+
+def test_gemmas_thoughts_may_be_before_all(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """They are neither text nor calls, whatever they say of these."""
+    special, calls = GEMMA.special(tokenizer), TAUGHT["gemma"][2]
+    thought = f"<|channel>thought\n{AROUND} call:f{{on:1}}<channel|>"
+    answers: list[tuple[dict[str, Any], str, list[tuple[str, str]]]] = [
+        (FREE, "text", []), (FREE, "", [ON]), (FREE, "text", [ON, ODD]), (FORMED, "", [ODD]),
+        (FORMED, WORDS, []),
+    ]  # fmt: skip
+    for options, text, called in answers:
+        written = text + calls(*called)
+        matcher = grammars.lark(answer_grammar(TOOLS, GEMMA, special, **options), "t").matcher
+        found = encoded(tokenizer, thought + written)
+        assert matcher.validate_tokens(found) == len(found), written
+        assert matcher.consume_tokens(found) and matcher.is_accepting()
+        stream, thoughts, shown = TextStream(tokenizer, (), GEMMA.shown(special)), "", ""
+        for token in found:
+            shown += stream.push(token)
+            thoughts += stream.thought
+        reading = Reading(FUNCTIONS, GEMMA, bool(options))
+        names = [c["function"]["name"] for c in reading.calls(shown, "reply", 0)]
+        assert (shown[: reading.shown(shown, "stop")], names) == (text, [n for n, _ in called])
+        assert thoughts == f"{AROUND} call:f{{on:1}}"
 
 
 def test_llamas_tag_may_begin_calls(grammars: Grammars, tokenizer: Tokenizer) -> None:

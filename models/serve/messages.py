@@ -37,11 +37,19 @@ class Message(Body):
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCall], items(128)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    reasoning_content: LongText | None = None
 
     @property
     def is_text(self) -> bool:
         """Whether it is text, and nothing else."""
         return bool(self.text) and not self.tool_calls
+
+    @property
+    def thought(self) -> dict[str, str]:
+        """What the assistant said that was not for the user, by the names that templates have for
+        it. Some refuse it beside both text and calls."""
+        names = ["reasoning_content"] + ["thinking"] * (not self.text or not self.tool_calls)
+        return dict.fromkeys(names, self.reasoning_content) if self.reasoning_content else {}
 
     @property
     def text(self) -> str:

@@ -188,7 +188,7 @@ HARMONY = Notation(  # gpt-oss's, as stream.py shows what is written with one of
 NOTATIONS = (
     HARMONY, GEMMA, TAGS, GLM, HERMES, LLAMA, MISTRAL, MISTRAL_LIST, GRANITE, LFM2
 )  # fmt: skip
-OTHERS = "<function=", "<invoke "  # within <tool_call>, which are not here
+OTHERS = "<function=", "<invoke ", "<tool_calls>"  # beside <tool_call>, which are not here
 
 
 def notation_of(template: str) -> Notation | None:

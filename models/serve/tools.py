@@ -125,7 +125,7 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
             continue
         results = list(takewhile(lambda r: r.role == "tool", messages[i + 1 :]))
         for n, call in enumerate(m.tool_calls or ()):
-            own = {"tool_calls": [call]} | ({"content": ""} if n else {})
+            own = {"tool_calls": [call]} | ({"content": "", "reasoning_content": None} if n else {})
             found.append(m.model_copy(update=own))
             found += [r for r in results if r.tool_call_id == call.id]
     return found
@@ -134,9 +134,10 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
 def _with_calls(m: Message, notation: Notation, spelt: bool) -> dict[str, Any]:
     """A message for a template that knows tools."""
     if spelt and m.tool_calls:
-        return {"role": _role(m), "content": m.text + _written(m, notation)}
+        return {"role": _role(m), "content": m.text + _written(m, notation), **m.thought}
     ids = {"tool_call_id": notation.id_of(m.tool_call_id)} if m.tool_call_id else {}
-    base = {"role": _role(m), "content": m.text, **({"name": m.name} if m.name else {}), **ids}
+    name = {"name": m.name} if m.name else {}
+    base = {"role": _role(m), "content": m.text, **name, **ids, **m.thought}
     calls = [
         {
             **({"id": notation.id_of(c.id)} if c.id else {}),
@@ -152,7 +153,7 @@ def _in_words(m: Message) -> dict[str, Any]:
     """A message for a template that knows no tools, or teaches what cannot be read."""
     if m.role in ("tool", "function"):
         return {"role": "user", "content": f"<tool_response>{m.text}</tool_response>"}
-    return {"role": _role(m), "content": m.text + _written(m, HERMES)}
+    return {"role": _role(m), "content": m.text + _written(m, HERMES), **m.thought}
 
 
 def _written(m: Message, notation: Notation) -> str:
