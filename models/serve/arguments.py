@@ -78,6 +78,7 @@ class Tagged:
     def rule(self, lark: Lark, name: str, schema: dict[str, Any] | None) -> str:
         """See `Arguments`."""
         given = Parameters(schema)
+        dumped(schema or {})  # which bounds it
         before, between = lark.spaced(self.before), lark.spaced(self.between)
         if given.free:
             lark.add("NAME", f"/{_NAME}/")

@@ -68,9 +68,6 @@ class Grammars:
 
     def lark(self, grammar: str, param: str) -> "GrammarForm":
         """What a grammar in Lark's notation describes. Refused as a schema is."""
-        if len(grammar) > MOST_SCHEMA:
-            given = f"expected at most {MOST_SCHEMA} bytes together, got {len(grammar)}"
-            raise Refused(f"schema: {given}", param=param)
         return self._form(LLMatcher.grammar_from_lark(grammar), param)
 
     def _form(self, grammar: str, param: str) -> "GrammarForm":

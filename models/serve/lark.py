@@ -5,6 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .errors import Refused
+from .grammar import MOST_SCHEMA
+
 
 @dataclass
 class Lark:
@@ -15,10 +18,14 @@ class Lark:
     rules: dict[str, str] = field(
         default_factory=lambda: {"TEXT": "/(.|\\n)*/", "WS": "/[ \\n]{1,4}/"}
     )
+    _size: int = 0
 
     def add(self, name: str, body: str, *, lazy: bool = False) -> str:
-        """A rule; a lazy one matches as little as it can."""
+        """A rule; a lazy one matches as little as it can. Refused where they become too many."""
         self.rules[f"{name}[lazy]" if lazy else name] = body
+        self._size += len(name) + len(body)
+        if self._size > MOST_SCHEMA:
+            raise Refused(f"schema: expected at most {MOST_SCHEMA} bytes together", param="tools")
         return name
 
     def literal(self, text: str) -> str:

@@ -154,11 +154,12 @@ class _Rules:
     lark: Lark
     name: str
     given: Parameters
-    referred: dict[str, str] = field(default_factory=dict)  # rules of what is referred to
+    referred: dict[int, str] = field(default_factory=dict)  # rules of what is referred to
     count: int = 0
 
     def all(self) -> str:
         """All its arguments."""
+        dumped(self.given.root or {})  # which bounds it
         if self.given.free:
             head = f"KEY {self.lark.literal(self.style.assign)}"
             return self.lark.add(self.name, self._any_entries(head))
@@ -176,9 +177,17 @@ class _Rules:
 
     def value(self, schema: Any) -> str:
         """What a value of a schema looks like."""
-        if isinstance(schema, dict) and "$ref" in schema:
-            return self._referred(str(schema["$ref"]))
         found = self.given.resolved(schema)
+        return self._value(found) if found is schema else self._referred(found)
+
+    def _referred(self, found: dict[str, Any]) -> str:
+        """A rule of its own, which what leads back to it names."""
+        if id(found) not in self.referred:
+            rule = self.referred[id(found)] = f"{self.name}_ref{len(self.referred)}"
+            self.lark.add(rule, self._value(found))
+        return self.referred[id(found)]
+
+    def _value(self, found: dict[str, Any]) -> str:
         if "const" in found or "enum" in found:
             ways = [self.lark.literal(self.style.value(v)) for v in values_of(found)]
         elif types := types_named(found):
@@ -190,12 +199,6 @@ class _Rules:
         else:
             return self._anything()
         return f"({' | '.join(ways)})"
-
-    def _referred(self, reference: str) -> str:
-        if reference not in self.referred:
-            rule = self.referred[reference] = f"{self.name}_ref{len(self.referred)}"
-            self.lark.add(rule, self.value(self.given.at(reference)))
-        return self.referred[reference]
 
     def _typed(self, kind: str, schema: dict[str, Any]) -> str:
         """A value of one type."""

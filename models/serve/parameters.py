@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -10,14 +10,16 @@ from urllib.parse import unquote
 from .errors import Refused
 
 TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
-DEEPEST = 32  # references and alternatives within one another: deeper ones say nothing
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """A schema with all that it refers to. Refused where it cannot be read."""
+    """A schema with all that it refers to. Refused where it cannot be read. What leads back to
+    itself says nothing."""
 
     root: Any
+    _resolved: dict[int, dict[str, Any]] = field(default_factory=dict)  # by the identity of parts
+    _types: dict[int, frozenset[str]] = field(default_factory=dict)
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -44,19 +46,22 @@ class Parameters:
         return {**properties, **dict.fromkeys(required, True)}
 
     def resolved(self, schema: Any) -> dict[str, Any]:
-        """A schema without references, or with `allOf`, at its top."""
-        found = {} if schema is True or schema is None else schema
-        for _ in range(DEEPEST):
-            if not isinstance(found, dict):
-                raise Refused(f"schema: expected an object, got {found!r:.60}")
-            if "$ref" in found:
-                found = self.at(found["$ref"])
-            elif parts := _list(found, "allOf"):
-                rest = {k: v for k, v in found.items() if k != "allOf"}
-                found = {k: v for p in (*parts, rest) for k, v in self.resolved(p).items()}
-            else:
-                return found
-        return {}
+        """A schema without references, or with `allOf`, at its top; the same one each time."""
+        if schema is True or schema is None:
+            return {}
+        if not isinstance(schema, dict):
+            raise Refused(f"schema: expected an object, got {schema!r:.60}")
+        known = id(schema)
+        if known not in self._resolved:
+            self._resolved[known] = {}
+            found = schema
+            if "$ref" in schema:
+                found = self.resolved(self.at(schema["$ref"]))
+            elif parts := _list(schema, "allOf"):
+                rest = {k: v for k, v in schema.items() if k != "allOf"}
+                found = {k: v for p in parts for k, v in self.resolved(p).items()} | rest
+            self._resolved[known] = found
+        return self._resolved[known]
 
     def at(self, reference: Any) -> Any:
         """What a reference leads to."""
@@ -71,18 +76,19 @@ class Parameters:
             raise Refused(f"schema: $ref {str(reference)[:60]!r} leads nowhere")
         return found
 
-    def types(self, schema: Any, deep: int = 0) -> frozenset[str]:
+    def types(self, schema: Any) -> frozenset[str]:
         """The types of values that it lets through."""
-        if deep > DEEPEST:
-            return TYPES
         found = self.resolved(schema)
         if "const" in found or "enum" in found:
             return frozenset(map(type_of, values_of(found)))
-        types = frozenset(types_named(found)) or TYPES
-        for key in ("anyOf", "oneOf"):
-            if ways := _list(found, key):
-                types &= frozenset[str]().union(*(self.types(w, deep + 1) for w in ways))
-        return types
+        if id(found) not in self._types:
+            self._types[id(found)] = TYPES
+            types = frozenset(types_named(found)) or TYPES
+            for key in ("anyOf", "oneOf"):
+                if ways := _list(found, key):
+                    types &= frozenset[str]().union(*map(self.types, ways))
+            self._types[id(found)] = types
+        return self._types[id(found)]
 
     def alone(self, schema: Any) -> Any:
         """The schema of a part, with what it refers to."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from .errors import Refused
 from .grammar import dumped
 from .lark import Lark
 from .messages import Message, Tool, ToolChoice
@@ -63,7 +64,10 @@ def answer_grammar(
     lark.add("call", " | ".join(f"call{i}" for i in range(len(tools))))
     for i, function in enumerate(t.function for t in tools):
         # Each schema stands alone, so that what it refers to is found.
-        arguments = notation.arguments.rule(lark, f"arguments{i}", function.parameters)
+        try:
+            arguments = notation.arguments.rule(lark, f"arguments{i}", function.parameters)
+        except RecursionError:
+            raise Refused("schema: it is nested too deep", param="tools") from None
         begun = _begun(lark, f"begun{i}", function.name, notation, schema is not None)
         lark.add(f"call{i}", f"{begun} {arguments} {lark.spaced(notation.after)}")
     return str(lark)
