@@ -2,8 +2,8 @@
 
 A token can end inside a character, and a stop string can be spread over many tokens; so both
 classes hold back what may still change. What they emit does not depend on how the text was cut into
-tokens. Of an answer in parts (gpt-oss's, Gemma 4's) what is meant for the user is text, and the
-rest is thought. Not here: when to stop for an end token (the generation loop's business).
+tokens. Of an answer in parts (gpt-oss's, Gemma 4's, `<think>`) what is meant for the user is text,
+and the rest is thought. Not here: when to stop for an end token (the generation loop's business).
 """
 
 import codecs
@@ -78,16 +78,63 @@ class _Parts:
         return (text, "") if said or (self._calls and self._function) else ("", text)
 
 
+THINK, THOUGHT = "<think>", "</think>"  # around what comes before an answer's text
+
+
+class _Thoughts:
+    """Where a stream is in an answer with a thought before its text, which the prompt may have
+    `opened`. Spaces and line ends around the markers belong to neither. A marker elsewhere is text
+    like any."""
+
+    def __init__(self, tokenizer: Tokenizer, opened: bool) -> None:
+        found = {tokenizer.id_of(text): text for text in (THINK, THOUGHT)}
+        self._texts = {i: text for i, text in found.items() if i is not None}
+        self._at = _BEGUN if opened else _NAMED  # that is, neither has begun
+        self._spaces: str | None = ""  # so far, where nothing else has been since the last marker
+
+    @property
+    def markers(self) -> Iterable[int]:
+        """Their ids."""
+        return self._texts.keys()
+
+    def mark(self, token: int) -> str:
+        """A marker is met. Its text, where it marks nothing."""
+        text = self._texts.get(token, "")
+        if self._at == _SAID:
+            return text
+        self._at, self._spaces = _BEGUN if text == THINK else _SAID, ""
+        return ""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """See `_Parts`."""
+        if self._spaces is not None:
+            self._spaces += text
+            if not self._spaces.strip():
+                return "", ""
+            text = self._spaces if self._at == _NAMED else self._spaces.lstrip()
+            self._spaces = None
+        if self._at == _BEGUN:
+            return "", text
+        self._at = _SAID
+        return text, ""
+
+
 class Detokenizer:
     """Text of a stream of ids. Never half a character; bytes that are not UTF-8 give U+FFFD.
 
     Markers are left out, but for those of the ids `shown`, and so are parts that are not for the
-    user, of which `thought` is what the last token brought. InputError on an id outside the
-    vocabulary.
+    user, of which `thought` is what the last token brought. `thinking` says of an answer whose
+    thought is between `<think>` and `</think>` whether the prompt has opened it; None that all is
+    text. InputError on an id outside the vocabulary.
     """
 
-    def __init__(self, tokenizer: Tokenizer, shown: Iterable[int] = ()) -> None:
-        self._tokenizer, self._parts, self.thought = tokenizer, _Parts(tokenizer, shown), ""
+    def __init__(
+        self, tokenizer: Tokenizer, shown: Iterable[int] = (), thinking: bool | None = None
+    ) -> None:
+        self._tokenizer, self.thought = tokenizer, ""
+        self._parts: _Parts | _Thoughts = _Parts(tokenizer, shown)
+        if thinking is not None:
+            self._parts = _Thoughts(tokenizer, thinking)
         self._hidden = tokenizer.special_ids.difference(shown).union(self._parts.markers)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -151,9 +198,13 @@ class TextStream:
     """A `Detokenizer` with a `StopMatcher` behind it: what a user may be shown, as it comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), shown: Iterable[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        shown: Iterable[int] = (),
+        thinking: bool | None = None,
     ) -> None:
-        self._text = Detokenizer(tokenizer, shown)
+        self._text = Detokenizer(tokenizer, shown, thinking)
         self._match = StopMatcher(stops)
         self.letters = 0  # of text so far, held back or shown
 

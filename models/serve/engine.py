@@ -29,7 +29,7 @@ from ggraph.serving.smaller import ListModel
 from ggraph.serving.steps import ListRunner
 from ggraph.serving.text import Plain, Request
 from ggraph.text.prompt import prompt_ids, sewn_prompt
-from ggraph.text.stream import TextStream
+from ggraph.text.stream import THINK, THOUGHT, TextStream
 
 from ..heads.assistant import AssistantHead
 from ..heads.dflash import BlockHead
@@ -81,6 +81,7 @@ class Wanted:
     form: Callable[[], Form] | None = None  # a new one for each answer
     stem: int = -1  # tokens of the prompt that later ones are likely to begin with
     shown: frozenset[int] = frozenset()  # special tokens that are text
+    thinking: bool | None = None  # whether the prompt has opened a thought; None: all is text
 
 
 @dataclass(eq=False)
@@ -181,6 +182,15 @@ class Service:
                 return alike(ids, prompt_ids(self.m.tokenizer, messages, **asked))
         return -1
 
+    def thinking(self, ids: list[int]) -> bool | None:
+        """Whether a conversation's ids end within a thought; None where the template writes none,
+        or the vocabulary has no tokens for what is around it."""
+        t = self.m.tokenizer
+        if THOUGHT not in (t.chat_template or "") or None in map(t.id_of, (THINK, THOUGHT)):
+            return None
+        last = next((i for i in reversed(ids) if t.decode([i]).strip()), None)
+        return last == t.id_of(THINK)
+
     def text_ids(
         self, prompt: str | Sequence[int], param: str = "prompt", *, special: bool = False
     ) -> list[int]:
@@ -276,7 +286,7 @@ class Service:
             sampler.accept_all(ids if config.repeat_last_n < 0 else ids[-config.repeat_last_n :])
         voice = AnswerVoice(
             sampler,
-            TextStream(m.tokenizer, body.stops, wanted.shown),
+            TextStream(m.tokenizer, body.stops, wanted.shown, wanted.thinking),
             frozenset() if body.ignore_eos else m.tokenizer.eos_ids,
             lambda saying: self.worker.hear(ticket, saying),
             self._bias(body),

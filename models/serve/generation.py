@@ -84,9 +84,12 @@ class Generation:
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         stem = self.service.stem_of(ids, messages, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
+        thinking = None
+        if asked.reasoning_format != "none" and form is None and not demanded(asked.tool_choice):
+            thinking = self.service.thinking(ids)
         if tools:
-            form, reading, shown = self._calling(asked, tools, notation or HERMES)
-        wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown)
+            form, reading, shown = self._calling(asked, tools, notation or HERMES, thinking)
+        wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown, thinking)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
@@ -199,7 +202,7 @@ class Generation:
             self.metrics.between.observe((ticket.last - ticket.first) / (ended.text.new - 1))
 
     def _calling(
-        self, asked: ChatRequest, tools: list[Tool], notation: Notation
+        self, asked: ChatRequest, tools: list[Tool], notation: Notation, thinking: bool | None
     ) -> tuple[Callable[[], Form], Reading, frozenset[int]]:
         """The form of calls and of text beside them, how they are read, and the special tokens that
         belong to their text. Refused where the form cannot be followed."""
@@ -210,6 +213,7 @@ class Generation:
             demanded=demanded(asked.tool_choice),
             several=asked.parallel_tool_calls is not False,
             schema=schema,
+            thinking=thinking,
         )  # fmt: skip
         form = grammars.lark(grammar, "tools")
         functions = {t.function.name: t.function.parameters for t in tools}

@@ -43,11 +43,15 @@ class Lark:
         parts = (p for p in re.split("( )", text) if p)
         return " ".join("WS?" if p == " " else self.literal(p) for p in parts)
 
-    def until(self, name: str, marker: str) -> str:
-        """Any text up to a marker, and this: the first one, also where it is spelt."""
-        token = f" | TEXT {self.literal(marker)}" if marker in self.special else ""
-        self.add(f"spelt_{name}", f"TEXT {json.dumps(marker)}", lazy=True)
+    def until(self, name: str, marker: str, text: str = "TEXT") -> str:
+        """A text up to a marker, and this: the first one, also where it is spelt."""
+        token = f" | {text} {self.literal(marker)}" if marker in self.special else ""
+        self.add(f"spelt_{name}", f"{text} {json.dumps(marker)}", lazy=True)
         return self.add(name, f"spelt_{name}{token}")
+
+    def without(self, name: str, pattern: str) -> str:
+        """Any text that a pattern does not match."""
+        return self.add(name, f"TEXT & ~/{pattern}/")
 
     def entries(self, name: str, entries: Sequence[tuple[str, bool]], joint: str) -> str:
         """Entries in this order with a joint between them; those that are not required may be

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ggraph.text.stream import THINK, THOUGHT
 from ggraph.text.tokenizer import Tokenizer
 
 from .arguments import JSON, Arguments, Tagged, spaced
@@ -77,8 +78,8 @@ class Notation:
         return opening + joint.join(each) + closing
 
     def special(self, tokenizer: Tokenizer) -> dict[str, int]:
-        """The ids of special tokens in it."""
-        pairs = (*self.headers, *self.thoughts)
+        """The ids of special tokens in it, and of those around thoughts."""
+        pairs = (*self.headers, *self.thoughts, (THINK, THOUGHT))
         around = (self.unseen, self.said, *(text for pair in pairs for text in pair))
         found = {p: tokenizer.id_of(p) for p in _MARKER.findall(" ".join((*self._own, *around)))}
         return {p: i for p, i in found.items() if i is not None and i in tokenizer.special_ids}

@@ -143,6 +143,7 @@ class ChatRequest(Sampling):
     modalities: Annotated[Any, only(["text"])] = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: Effort | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

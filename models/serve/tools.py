@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from ggraph.text.stream import THINK, THOUGHT
+
 from .errors import Refused
 from .grammar import dumped
 from .lark import Lark
@@ -34,30 +36,29 @@ def answer_grammar(
     demanded: bool = False,
     several: bool = True,
     schema: dict[str, Any] | None = None,
+    thinking: bool | None = None,
 ) -> str:
     """Text and then calls of these functions, or one where there are not to be `several`, in Lark's
     notation. Where one is `demanded`, it is all; where text has a `schema`, there is either text or
-    calls. `special` are the ids of what in the `notation` is a special token."""
-    lark, marker = Lark(special), notation.marker
+    calls. `special` are the ids of what is a special token. `thinking` is what streams are told: a
+    thought in `<think>` comes first, or may; it is neither text nor calls, whatever it says."""
+    lark = Lark(special)
     opening, closing = lark.spaced(notation.opening), lark.spaced(notation.closing)
     if notation.unseen in special:
         opening = f"{lark.literal(notation.unseen)}?"
     elif notation.headers:
         opening = ""
-    said = "TEXT" if schema is None else f"%json {dumped(schema)}"
-    if notation.said:
-        if schema is None:  # how calls are shown is no text, so that it is read as what it is
-            said = lark.add("PLAIN", f"TEXT & ~/(.|\\n)*{re.escape(marker)}(.|\\n)*/")
-        said = f"{lark.literal(notation.said)} {said}"
-    start = f"{said} | {opening} calls"
+    start = _start(lark, notation, opening, "TEXT", schema)
     if demanded:
         start = f"{opening} call {closing}"
-    elif schema is None and marker and not notation.said:
-        rest = lark.spaced(notation.opening.removeprefix(marker))
-        start = f"{said} | {lark.until('before', marker)} {rest} calls"
-    if notation.thoughts and not demanded:
+    elif notation.thoughts:
         ways = (f"{lark.literal(a)} TEXT {lark.literal(z)}" for a, z in notation.thoughts)
         start = f"{lark.add('thought', ' | '.join(ways))}* ({start})"
+    elif thinking is not None:
+        behind = f"{lark.until('thought', THOUGHT)} WS? ({start})"
+        unthought = lark.without("UNTHOUGHT", f"[ \\n]*{THINK}(.|\\n)*")
+        without = _start(lark, notation, opening, unthought, schema)
+        start = behind if thinking else f"WS? {lark.literal(THINK)} {behind} | {without}"
     lark.add("start", start)
     more = f"({lark.spaced(notation.joint)} call)* " if several and notation.joint else ""
     lark.add("calls", f"call {more}{closing} WS?")
@@ -71,6 +72,22 @@ def answer_grammar(
         begun = _begun(lark, f"begun{i}", function.name, notation, schema is not None)
         lark.add(f"call{i}", f"{begun} {arguments} {lark.spaced(notation.after)}")
     return str(lark)
+
+
+def _start(
+    lark: Lark, notation: Notation, opening: str, text: str, schema: dict[str, Any] | None
+) -> str:
+    """Text, of a terminal or a schema, or calls, or where there is a marker both."""
+    marker = notation.marker
+    if schema is not None:
+        return f"{lark.literal(notation.said)} %json {dumped(schema)} | {opening} calls"
+    if notation.said:  # how calls are shown is no text, so that it is read as what it is
+        plain = lark.without("PLAIN", f"(.|\\n)*{re.escape(marker)}(.|\\n)*")
+        return f"{lark.literal(notation.said)} {plain} | {opening} calls"
+    if not marker:
+        return f"{text} | {opening} calls"
+    rest = lark.spaced(notation.opening.removeprefix(marker))
+    return f"{text} | {lark.until(f'before_{text.lower()}', marker, text)} {rest} calls"
 
 
 def _begun(lark: Lark, rule: str, name: str, notation: Notation, formed: bool) -> str:
