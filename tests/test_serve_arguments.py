@@ -9,19 +9,20 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from notation_kit import vocabulary
+from notation_kit import TAUGHT, talk, vocabulary
 from small_model import small_model
 from test_serve_notations import encoded
-from test_serve_tools import tool
+from test_serve_tools import FLAG, tool
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.tokenizer import Tokenizer
+from models.serve.arguments import JSON
 from models.serve.errors import Refused
 from models.serve.grammar import Grammars
-from models.serve.messages import Tool
+from models.serve.messages import Message, Tool
 from models.serve.notations import GEMMA, GLM, LFM2, TAGS, Notation
 from models.serve.parameters import Parameters
-from models.serve.tools import Reading, answer_grammar
+from models.serve.tools import Reading, answer_grammar, for_template
 
 NOTATIONS = {"tags": TAGS, "glm": GLM, "lfm2": LFM2, "gemma": GEMMA}
 every = pytest.mark.parametrize("kind", NOTATIONS)
@@ -243,3 +244,19 @@ def test_a_schema_that_leads_back_to_itself_ends(words: Words, kind: str) -> Non
         with suppress(Refused):
             passes(words, NOTATIONS[kind], turning, text)
         assert len(read(NOTATIONS[kind], turning, text)) == 1
+
+
+@pytest.mark.parametrize("kind", TAUGHT)
+@pytest.mark.parametrize("text", ["oops", "[1]", "null", '"a"', "[" * 99_999])
+def test_earlier_arguments_that_no_template_could_go_through_are_refused(
+    kind: str, text: str
+) -> None:
+    notation, template, _ = TAUGHT[kind]
+    messages = [Message.model_validate(m) for m in talk(("f", text))]
+    if notation.arguments is JSON:
+        assert for_template(messages, of(FLAG), template)
+    else:
+        with pytest.raises(Refused, match="no JSON object"):
+            for_template(messages, of(FLAG), template)
+    messages[1].tool_calls[0].function.arguments = ""  # type: ignore[index]
+    assert for_template(messages, of(FLAG), template)

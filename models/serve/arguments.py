@@ -117,8 +117,6 @@ class Tagged:
 
     def written(self, given: Any) -> str:
         """See `Arguments`."""
-        if not isinstance(given, dict):
-            return str(given)
         before, between = self.before.replace(" ", ""), self.between.replace(" ", "")
         return "".join(f"{before}{k}{between}{raw_of(v)}{self.after}" for k, v in given.items())
 

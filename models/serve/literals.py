@@ -51,8 +51,6 @@ class Literals:
 
     def written(self, given: Any) -> str:
         """See `Arguments`."""
-        if not isinstance(given, dict):
-            return str(given)
         return self.joint.join(f"{k}{self.assign}{self.value(v)}" for k, v in given.items())
 
     def value(self, given: Any) -> str:

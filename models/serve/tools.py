@@ -15,10 +15,11 @@ from typing import Any
 
 from ggraph.text.stream import THINK, THOUGHT
 
+from .arguments import JSON
 from .errors import Refused
 from .grammar import dumped
 from .lark import Lark
-from .messages import Message, Tool, ToolChoice
+from .messages import Message, Tool, ToolCall, ToolChoice
 from .notations import HERMES, Notation, notation_of
 
 TOLD = (
@@ -163,11 +164,21 @@ def _with_calls(m: Message, notation: Notation, spelt: bool) -> dict[str, Any]:
         {
             **({"id": notation.id_of(c.id)} if c.id else {}),
             "type": "function",
-            "function": {"name": c.function.name, "arguments": _object(c.function.arguments)},
+            "function": {"name": c.function.name, "arguments": _given(c, notation)},
         }
         for c in m.tool_calls or ()
     ]
     return {**base, "tool_calls": calls} if calls else base
+
+
+def _given(call: ToolCall, notation: Notation) -> Any:
+    """A call's arguments. Refused where they are no object, and a template could not go through
+    their names."""
+    given = _object(call.function.arguments)
+    if notation.arguments is not JSON and not isinstance(given, dict):
+        message = f"the arguments of an earlier call of {call.function.name!r} are no JSON object"
+        raise Refused(f"{message}, which this model's chat template needs", param="messages")
+    return given
 
 
 def _in_words(m: Message) -> dict[str, Any]:
@@ -179,10 +190,7 @@ def _in_words(m: Message) -> dict[str, Any]:
 
 def _written(m: Message, notation: Notation) -> str:
     """The calls of a message, if there are any."""
-    calls = [
-        (json.dumps(c.function.name)[1:-1], _object(c.function.arguments))
-        for c in m.tool_calls or ()
-    ]
+    calls = [(json.dumps(c.function.name)[1:-1], _given(c, notation)) for c in m.tool_calls or ()]
     return notation.written(calls) if calls else ""
 
 
