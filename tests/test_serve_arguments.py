@@ -198,7 +198,8 @@ def test_what_is_cut_or_broken_is_no_call(kind: str) -> None:
 @pytest.mark.parametrize("schema", [
     {"type": "object", "properties": []}, fields(a={"type": "text"}), fields(a={"type": 5}),
     fields(a={"$ref": "#/$defs/none"}), fields(a={"$ref": "elsewhere.json"}), fields(a=False),
-    {"type": "object", "properties": {"a": TEXT}, "required": "a"}, fields(a={"enum": "abc"}),
+    {"type": "object", "properties": {"a": TEXT}, "required": "a"},
+    {"type": "object", "required": [["a"]]}, fields(a={"enum": "abc"}),
     {"type": "object", "properties": {"a\n<:=": TEXT}},
 ])  # fmt: skip
 def test_a_schema_that_cannot_be_read_is_refused(words: Words, kind: str, schema: Any) -> None:
@@ -239,7 +240,8 @@ def test_a_schema_that_leads_back_to_itself_ends(words: Words, kind: str) -> Non
     text = NOTATIONS[kind].written([("f", {"a": 1})])
     both = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}
     node = fields(b={"allOf": [{"$ref": "#/$defs/a"}]})
-    loops = [{**fields(("a",), a=part), "$defs": {"a": both}} for part in (both, node)]
+    either = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}]}
+    loops = [{**fields(("a",), a=part), "$defs": {"a": part}} for part in (both, node, either)]
     for turning in (loop, {"$ref": "#"}, *loops):
         with suppress(Refused):
             passes(words, NOTATIONS[kind], turning, text)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from .errors import Refused
 
+_ANYTHING: dict[str, Any] = {}
 TYPES = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 
 
@@ -29,7 +30,7 @@ class Parameters:
     @cached_property
     def required(self) -> frozenset[str]:
         """Those that must be there."""
-        return frozenset(_list(self.resolved(self.root), "required"))
+        return frozenset(_required(self.resolved(self.root)))
 
     @property
     def free(self) -> bool:
@@ -42,18 +43,18 @@ class Parameters:
         properties = found.get("properties", {})
         if not isinstance(properties, dict):
             raise Refused(f"schema: properties: expected an object, got {properties!r:.60}")
-        required = [k for k in _list(found, "required") if k not in properties]
+        required = [k for k in _required(found) if k not in properties]
         return {**properties, **dict.fromkeys(required, True)}
 
     def resolved(self, schema: Any) -> dict[str, Any]:
         """A schema without references, or with `allOf`, at its top; the same one each time."""
         if schema is True or schema is None:
-            return {}
+            return _ANYTHING
         if not isinstance(schema, dict):
             raise Refused(f"schema: expected an object, got {schema!r:.60}")
         known = id(schema)
         if known not in self._resolved:
-            self._resolved[known] = {}
+            self._resolved[known] = _ANYTHING
             found = schema
             if "$ref" in schema:
                 found = self.resolved(self.at(schema["$ref"]))
@@ -125,6 +126,13 @@ def type_of(value: Any) -> str:
         (dict, "object"),
     )  # fmt: skip
     return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    found = _list(schema, "required")
+    if not all(isinstance(name, str) for name in found):
+        raise Refused(f"schema: required: expected names, got {found!r:.60}")
+    return found
 
 
 def _list(schema: dict[str, Any], key: str) -> list[Any]:
