@@ -217,13 +217,40 @@ def deep(count: int) -> dict[str, Any]:
 
 @every
 @pytest.mark.parametrize("schema", [
-    fields(**{f"p{i}": {"$ref": "#/$defs/a"} for i in range(999)}) | {"$defs": {"a": WHOLE}},
     fields(a={"enum": ["a" * 70_000]}), deep(300), deep(100_000),
-    fields(**{f"p{i}": {"type": ["string", "null"]} for i in range(2000)}),
-], ids=range(5))  # fmt: skip
+    fields(**{f"p{i}": {"type": ["string", "null"]} for i in range(5000)}),
+], ids=range(4))  # fmt: skip
 def test_a_schema_that_takes_too_much_is_refused(words: Words, kind: str, schema: Any) -> None:
     with pytest.raises(Refused):
         passes(words, NOTATIONS[kind], schema, "")
+
+
+@pytest.mark.parametrize("kind", ["tags", "glm"])
+def test_what_parts_refer_to_is_counted_for_each(words: Words, kind: str) -> None:
+    """As each has it."""
+    parts = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/a"}} for i in range(200)}
+    for count, right in ((3, True), (900, False)):
+        listed = {"enum": list(range(count))}
+        schema = {**fields(**parts), "$defs": {"a": listed, "unused": {"enum": ["a" * 9000]}}}
+        text = NOTATIONS[kind].written([("f", {"p7": [1]})])
+        if right:
+            assert passes(words, NOTATIONS[kind], schema, text)
+        else:
+            with pytest.raises(Refused, match="together"):
+                passes(words, NOTATIONS[kind], schema, text)
+
+
+@every
+def test_many_parameters_make_no_deep_grammar(words: Words, kind: str) -> None:
+    """llguidance goes down by recursion, and would end the process. Very many are too dear for an
+    answer, as they are in JSON."""
+    value = {"p0001": 1, "p0199": "x", "p0250": [2]}
+    text = NOTATIONS[kind].written([("f", value)])
+    for count in (300, 4000):
+        schema = fields(("p0199",), **{f"p{i:04}": {} for i in range(count)})
+        with suppress(*[Refused] * (count > 300)):
+            assert passes(words, NOTATIONS[kind], schema, text) == (count == 300)
+        assert read(NOTATIONS[kind], schema, text) == [value]
 
 
 def test_alternatives_of_alternatives_are_looked_at_once() -> None:

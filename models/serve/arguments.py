@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .grammar import dumped
 from .lark import Lark
 from .parameters import Parameters, named_as, type_of, values_of
 
@@ -45,7 +44,7 @@ class Json:
 
     def rule(self, lark: Lark, name: str, schema: dict[str, Any] | None) -> str:
         """See `Arguments`."""
-        return lark.add(name, f"%json {dumped(schema or ANY_OBJECT)}")
+        return lark.add(name, f"%json {lark.counted(schema or ANY_OBJECT)}")
 
     def read(self, text: str, at: int, schema: dict[str, Any] | None) -> tuple[str, int] | None:
         """See `Arguments`; as the model wrote them."""
@@ -78,27 +77,27 @@ class Tagged:
     def rule(self, lark: Lark, name: str, schema: dict[str, Any] | None) -> str:
         """See `Arguments`."""
         given = Parameters(schema)
-        dumped(schema or {})  # which bounds it
+        lark.counted(schema or {})
         before, between = lark.spaced(self.before), lark.spaced(self.between)
         if given.free:
             lark.add("NAME", f"/{_NAME}/")
             return lark.add(name, f"({before} NAME {between} {lark.until('raw', self.after)})*")
         entries = list[tuple[str, bool]]()
         for i, (key, part) in enumerate(given.known.items()):
-            value = self._value(lark, f"{name}_value{i}", given, part)
+            value = self._value(lark, given, part)
             entry = f"{before} {lark.literal(named_as(_NAME, key))} {between} {value}"
             entries.append((lark.add(f"{name}_entry{i}", entry), key in given.required))
         return lark.entries(name, entries, "")
 
-    def _value(self, lark: Lark, name: str, given: Parameters, part: Any) -> str:
+    def _value(self, lark: Lark, given: Parameters, part: Any) -> str:
         """A value, and what is after it."""
         types, after = given.types(part), lark.literal(self.after)
         listed = given.resolved(part)
         if "string" not in types:
-            return lark.add(name, f"%json {dumped(given.alone(part))} {after}")
+            return f"{lark.json(given.alone(part))} {after}"
         if "const" in listed or "enum" in listed:
             ways = (lark.literal(raw_of(v)) for v in values_of(listed))
-            return lark.add(name, f"({' | '.join(ways)}) {after}")
+            return f"({' | '.join(ways)}) {after}"
         return lark.until("raw", self.after)
 
     def read(self, text: str, at: int, schema: dict[str, Any] | None) -> tuple[str, int] | None:

@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import Refused
-from .grammar import MOST_SCHEMA
+from .grammar import MOST_SCHEMA, dumped
 
 
 @dataclass
@@ -18,15 +19,29 @@ class Lark:
     rules: dict[str, str] = field(
         default_factory=lambda: {"TEXT": "/(.|\\n)*/", "WS": "/[ \\n]{1,4}/"}
     )
-    _size: int = 0
+    _formed: dict[str, str] = field(default_factory=dict)  # names of schemas' rules, by their texts
+    _size: int = 0  # letters of schemas
 
     def add(self, name: str, body: str, *, lazy: bool = False) -> str:
-        """A rule; a lazy one matches as little as it can. Refused where they become too many."""
+        """A rule; a lazy one matches as little as it can."""
         self.rules[f"{name}[lazy]" if lazy else name] = body
-        self._size += len(name) + len(body)
+        return name
+
+    def json(self, schema: dict[str, Any]) -> str:
+        """A rule of JSON that a part of a counted schema describes; the same one for the same. What
+        it refers to is counted, since other parts have it too."""
+        text = self.counted(schema) if "$ref" in str(schema) else dumped(schema)
+        if text not in self._formed:
+            self._formed[text] = self.add(f"json{len(self._formed)}", f"%json {text}")
+        return self._formed[text]
+
+    def counted(self, schema: dict[str, Any]) -> str:
+        """A schema as text. Refused where all together become too long."""
+        text = dumped(schema)
+        self._size += len(text)
         if self._size > MOST_SCHEMA:
             raise Refused(f"schema: expected at most {MOST_SCHEMA} bytes together", param="tools")
-        return name
+        return text
 
     def literal(self, text: str) -> str:
         """A text as it stands."""
@@ -55,14 +70,23 @@ class Lark:
 
     def entries(self, name: str, entries: Sequence[tuple[str, bool]], joint: str) -> str:
         """Entries in this order with a joint between them; those that are not required may be
-        missing."""
-        first, more = '""', '""'  # of those from here on: where none is before them, and behind one
-        for i, (entry, required) in reversed(list(enumerate(entries))):
-            begun = f"{entry} {more}"
-            behind = f"{self.literal(joint)} {begun}" if joint else begun
-            first = self.add(f"{name}_{i}", begun if required else f"{begun} | {first}")
-            more = self.add(f"{name}_more{i}", behind if required else f"{behind} | {more}")
-        return self.add(name, first)
+        missing. A tree of rules, since llguidance goes down a chain of them by recursion."""
+        if not entries:
+            return self.add(name, '""')
+        each, optional = self._some(name, entries, self.literal(joint) if joint else "")
+        return self.add(name, f"{each}{'?' if optional else ''}")
+
+    def _some(self, name: str, entries: Sequence[tuple[str, bool]], joint: str) -> tuple[str, bool]:
+        """A rule of one or more of some entries, and whether all may be missing."""
+        if len(entries) == 1:
+            ((entry, required),) = entries
+            return entry, not required
+        half = len(entries) // 2
+        left, left_may_miss = self._some(f"{name}_l", entries[:half], joint)
+        right, right_may_miss = self._some(f"{name}_r", entries[half:], joint)
+        both = f"{left} ({joint} {right}){'?' if right_may_miss else ''}"
+        rule = self.add(f"{name}_some", f"{both} | {right}" if left_may_miss else both)
+        return rule, left_may_miss and right_may_miss
 
     def __str__(self) -> str:
         return "".join(f"{name}: {body}\n" for name, body in self.rules.items())

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .arguments import joined, quoted
-from .grammar import dumped
 from .lark import Lark
 from .parameters import Parameters, named_as, types_named, values_of
 
@@ -157,7 +156,7 @@ class _Rules:
 
     def all(self) -> str:
         """All its arguments."""
-        dumped(self.given.root or {})  # which bounds it
+        self.lark.counted(self.given.root or {})
         if self.given.free:
             head = f"KEY {self.lark.literal(self.style.assign)}"
             return self.lark.add(self.name, self._any_entries(head))
@@ -204,7 +203,7 @@ class _Rules:
             return self._string()
         if kind in ("number", "integer"):
             bounds = {k: v for k, v in schema.items() if k in _BOUNDS}
-            return self._new(f"%json {dumped({'type': kind, **bounds})}")
+            return self.lark.json({"type": kind, **bounds})
         if kind == "boolean":
             return f"{self._word('true')} | {self._word('false')}"
         if kind == "null":

@@ -92,10 +92,24 @@ class Parameters:
         return self._types[id(found)]
 
     def alone(self, schema: Any) -> Any:
-        """The schema of a part, with what it refers to."""
-        if "$ref" not in str(schema):
-            return schema
-        return {**_moved(schema), "$defs": {"root": _moved(self.root)}}
+        """The schema of a part, with all that it refers to."""
+        names, referred = dict[str, str](), dict[str, Any]()
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, list):
+                return [moved(v) for v in value]
+            if not isinstance(value, dict):
+                return value
+            found = {k: moved(v) for k, v in value.items()}
+            if isinstance(ref := value.get("$ref"), str):
+                if ref not in names:
+                    names[ref] = f"part{len(names)}"
+                    referred[names[ref]] = moved(self.at(ref))
+                found["$ref"] = f"#/$defs/{names[ref]}"
+            return found
+
+        top = moved(schema)
+        return {**top, "$defs": referred} if referred else top
 
 
 def types_named(schema: dict[str, Any]) -> list[str]:
@@ -139,16 +153,4 @@ def _list(schema: dict[str, Any], key: str) -> list[Any]:
     found = schema.get(key, [])
     if not isinstance(found, list):
         raise Refused(f"schema: {key}: expected a list, got {found!r:.60}")
-    return found
-
-
-def _moved(value: Any) -> Any:
-    """A schema whose references lead into another one's `$defs/root`."""
-    if isinstance(value, list):
-        return [_moved(v) for v in value]
-    if not isinstance(value, dict):
-        return value
-    found = {k: _moved(v) for k, v in value.items()}
-    if isinstance(ref := value.get("$ref"), str) and ref.startswith("#"):
-        found["$ref"] = f"#/$defs/root{ref[1:]}"
     return found

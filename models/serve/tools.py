@@ -17,7 +17,6 @@ from ggraph.text.stream import THINK, THOUGHT
 
 from .arguments import JSON
 from .errors import Refused
-from .grammar import dumped
 from .lark import Lark
 from .messages import Message, Tool, ToolCall, ToolChoice
 from .notations import HERMES, Notation, notation_of
@@ -81,7 +80,7 @@ def _start(
     """Text, of a terminal or a schema, or calls, or where there is a marker both."""
     marker = notation.marker
     if schema is not None:
-        return f"{lark.literal(notation.said)} %json {dumped(schema)} | {opening} calls"
+        return f"{lark.literal(notation.said)} %json {lark.counted(schema)} | {opening} calls"
     if notation.said:  # how calls are shown is no text, so that it is read as what it is
         plain = lark.without("PLAIN", f"(.|\\n)*{re.escape(marker)}(.|\\n)*")
         return f"{lark.literal(notation.said)} {plain} | {opening} calls"
