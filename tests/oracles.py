@@ -234,10 +234,10 @@ def cumsum(x: Array) -> Array:
 # --- orders --------------------------------------------------------------------------------------
 
 
-def _order(row: list[float], descending: bool) -> list[int]:
-    """Selection sort: again and again the first of the best that are left."""
+def _order(row: list[float], descending: bool, most: int | None = None) -> list[int]:
+    """Selection sort: again and again the first of the best that are left, `most` of them."""
     left, out = list(range(len(row))), []
-    while left:
+    while left and len(out) != most:
         best = left[0]
         for i in left:
             if (row[i] > row[best]) if descending else (row[i] < row[best]):
@@ -259,7 +259,7 @@ def argsort(x: Array, *, order: str) -> Array:
 def top_k(x: Array, *, k: int) -> Array:
     y = np.zeros((*x.shape[:-1], k), np.int64)
     for lead, row in _rows(x):
-        y[lead] = _order(row, True)[:k]
+        y[lead] = _order(row, True, k)
     return y
 
 
@@ -268,8 +268,8 @@ def draw(
     logits: Array, numbers: Array, *, k: int, always: bool, temp: float, top_p: float, min_p: float
 ) -> Array:
     y = np.zeros(len(logits), np.int64)
-    for row, (scores, u) in enumerate(zip(logits.astype(float), numbers, strict=True)):
-        kept = _order(scores, True)[:k]
+    for row, (scores, u) in enumerate(zip(logits.astype(float).tolist(), numbers, strict=True)):
+        kept = _order(scores, True, k)
         chances = [math.exp(scores[i] - scores[kept[0]]) for i in kept]
         before = [sum(chances[:n]) / sum(chances) for n in range(k)]
         kept = [i for i, share in zip(kept, before, strict=True) if share < top_p or i == kept[0]]
@@ -284,7 +284,7 @@ def draw(
 def argmax(x: Array) -> Array:
     y = np.zeros(x.shape[:-1], np.int64)
     for lead, row in _rows(x):
-        y[lead] = _order(row, True)[0]
+        y[lead] = _order(row, True, 1)[0]
     return y
 
 

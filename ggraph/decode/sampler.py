@@ -156,7 +156,7 @@ class Sampler:
     @checked
     def ahead(self, places: Sequence[int]) -> Law:
         """The numbers f64 [n] at these places of the stream from here on; none is used up."""
-        while len(self._ahead) <= max(places, default=-1):
+        for _ in range(len(self._ahead), max(places, default=-1) + 1):
             self._ahead.append(float(self._random.random()))
         return np.array([self._ahead[p] for p in places], np.float64)
 
