@@ -86,12 +86,9 @@ def test_generate_prints_text_and_statistics(model: Path) -> None:
 
 
 def test_json_is_one_object_and_seeds_repeat(model: Path) -> None:
-    def run(seed: str) -> dict[str, object]:
-        found = ggraph("generate", "-m", model, "-n", "16", "--seed", seed, "--json", "Hello")
-        facts: dict[str, object] = json.loads(found[1])
-        return facts
-
-    one, two, other = run("1"), run("1"), run("2")
+    asked = ("generate", "-m", model, "-n", "16", "--json", "Hello", "--seed")
+    found = ggraph(*asked, "1"), ggraph_here(*asked, "1"), ggraph_here(*asked, "2")
+    one, two, other = (json.loads(out) for _, out, _ in found)
     assert one["text"] == two["text"] != other["text"]
     assert one["new_tokens"] == 16
     assert one["stopped_by"] == "length"
@@ -101,7 +98,7 @@ def test_json_is_one_object_and_seeds_repeat(model: Path) -> None:
 def test_one_plan_for_the_prompt_and_one_for_the_rounds(model: Path, temp: str) -> None:
     """However the sampler chooses: a prompt planned for another one would be a plan too many, which
     the first token waits for."""
-    found = ggraph("generate", "-m", model, "-n", "4", "--temp", temp, "--json", "Hello")
+    found = ggraph_here("generate", "-m", model, "-n", "4", "--temp", temp, "--json", "Hello")
     assert json.loads(found[1])["plans"] == 2
 
 
@@ -116,7 +113,7 @@ def test_a_profile_names_ops_and_ceilings(model: Path) -> None:
     decode = {r["op"]: r for r in facts["ops"] if r["rows"] == 1}
     assert any(name.startswith("mul_mat") for name in decode)
     assert any(name.startswith("flash_attn") for name in decode)
-    shown = ggraph("eagle3", "-m", model, "-n", "6", "--profile", "Hello")[2]
+    shown = ggraph_here("eagle3", "-m", model, "-n", "6", "--profile", "Hello")[2]
     assert "GFLOP/s" in shown
 
 
@@ -136,7 +133,7 @@ def test_the_first_run_says_that_it_compiles(model: Path, tmp_path: Path) -> Non
 
 
 def test_standard_input_is_a_prompt(model: Path) -> None:
-    plain = ggraph("generate", "-m", model, "-n", "8", "--temp", "0", "--json", "Hi there")
+    plain = ggraph_here("generate", "-m", model, "-n", "8", "--temp", "0", "--json", "Hi there")
     piped = ggraph(
         "generate", "-m", model, "-n", "8", "--temp", "0", "--json", "-", stdin="Hi there"
     )
@@ -145,9 +142,9 @@ def test_standard_input_is_a_prompt(model: Path) -> None:
 
 def test_a_stop_string_ends_the_text_before_it(model: Path) -> None:
     asked = ("generate", "-m", model, "-n", "40", "--temp", "0", "--json")
-    whole = json.loads(ggraph(*asked, "Hello")[1])["text"]
+    whole = json.loads(ggraph_here(*asked, "Hello")[1])["text"]
     word = whole[5:8]
-    facts = json.loads(ggraph(*asked, "--stop", word, "Hello")[1])
+    facts = json.loads(ggraph_here(*asked, "--stop", word, "Hello")[1])
     assert facts["text"] == whole[: whole.index(word)]
     assert facts["stopped_by"] == "stop string"
 
@@ -238,7 +235,8 @@ def test_convert_and_quantize_write_what_loads(model: Path, tmp_path: Path) -> N
     status, out, err = ggraph_here("quantize", model, small, "--type", "Q8_0")
     assert status == 0, err
     assert out == f"{small}: q8_0, {small.stat().st_size:,} bytes\n"
-    status, out, err = ggraph("eagle3", "-m", small, "--head", head, "--json", "-n", "8", "Hello")
+    asked = ("eagle3", "-m", small, "--head", head, "--json", "-n", "8", "Hello")
+    status, out, err = ggraph_here(*asked)
     assert status == 0, err
     assert json.loads(out)["identical"] is True
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from small_model import TINY, byte_alphabet, small_model
-from test_models_cli import HEAD, ROOT, ggraph, ggraph_here, refused, refused_here, start
+from test_models_cli import HEAD, ROOT, ggraph, ggraph_here, refused_here, start
 
 from ggraph import InputError
 from models.bench.spec import read_prompts
@@ -312,13 +312,13 @@ def test_plan_begins_with_its_verdict() -> None:
     status, out, _ = ggraph("plan", TINY / "qwen3_moe")
     assert status == 0 and out.splitlines()[1].startswith("verified:")
     assert len(out.splitlines()) < 40 and "place " not in out
-    err = refused("plan", TINY / "qwen3_moe", "--context", "4096")
+    err = refused_here("plan", TINY / "qwen3_moe", "--context", "4096")
     assert "expected 1 to 1024 (-c)" in err
 
 
 def test_one_token_has_no_speed(model: Path) -> None:
     """Its time is the prompt's."""
-    err = ggraph("generate", "-m", model, "-n", "1", "--temp", "0", "Hello")[2]
+    err = ggraph_here("generate", "-m", model, "-n", "1", "--temp", "0", "Hello")[2]
     assert "decode 1 token ·" in err
 
 
@@ -327,7 +327,8 @@ def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
         "generate", "-m", model, "-n", "2", "--compare", "--draft-max", "0", "H"
     )
     assert status == 0 and "nothing was drafted" in err and "x\n" not in err
-    made = ggraph("eagle3", "-m", model, "-n", "2", "--draft-max", "0", "--json", "--profile", "H")
+    asked = ("eagle3", "-m", model, "-n", "2", "--draft-max", "0", "--json", "--profile", "H")
+    made = ggraph_here(*asked)
     facts = json.loads(made[1])
     assert facts["drafted"] == 0 and facts["speedup"] is None
     assert facts["profile"]["ops"] and len(made[1].splitlines()) == 1
