@@ -13,7 +13,8 @@ from ggraph.alloc.fit import Ints, Packing, packed
 
 def orders(p: Packing, birth: Ints, life: Ints) -> Iterator[tuple[str, Ints]]:
     """Named orders to try. `birth` [m] is each block's first command, `life` [m] its span."""
-    pull = np.array([p.size[p.near[a:b]].sum() for a, b in zip(p.start, p.start[1:], strict=False)])
+    sums = np.concatenate([[0], np.cumsum(p.size[p.near])])
+    pull = sums[p.start[1:]] - sums[p.start[:-1]]
     keys: dict[str, tuple[Ints, ...]] = {
         "program order": (birth,),
         "largest first": (-p.size, birth),

@@ -42,11 +42,12 @@ def _homeless(work: Work) -> list[str]:
 def _by_first_use(work: Work) -> list[Tensor]:
     """The leaves in the order in which the graph's ops first read them."""
     first = {t.name: i for i, t in reversed(list(enumerate(work.graph.nodes)))}
-    last = len(first)
-    leaves = [t for t in work.graph if t.is_leaf]
-    return sorted(
-        leaves, key=lambda t: min((first[r.name] for r in work.users[t.name]), default=last)
-    )
+
+    def use(leaf: Tensor) -> int:
+        readers = work.users[leaf.name]  # in the graph's order
+        return first[readers[0].name] if readers else len(first)
+
+    return sorted((t for t in work.graph if t.is_leaf), key=use)
 
 
 def _layer(work: Work, leaf: Tensor) -> int | None:
