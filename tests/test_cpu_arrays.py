@@ -1,5 +1,7 @@
 """Ops without a kernel: NumPy's arrays lie on bytes of the plan, and nowhere else."""
 
+import subprocess
+import sys
 import tracemalloc
 from contextlib import closing
 from typing import Any
@@ -50,6 +52,28 @@ def test_a_room_gives_the_lowest_place_and_no_more_than_it_has() -> None:
     with arrays_in(few):
         assert np.ones(900, np.float32).sum() == 900
     assert few.close()
+
+
+ENDS = """
+import gc
+import numpy as np
+from ggraph.backends.cpu import arrays, jit
+
+room = arrays.vast()
+with arrays.arrays_in(room):
+    held = [np.ones(1000), np.arange(10.0)]
+assert not room.close()
+del room
+for module in arrays, jit:  # as Python does when it ends
+    vars(module).clear()
+gc.collect()
+assert held[0].sum() == 1000
+del held[0]
+"""
+
+
+def test_arrays_are_freed_when_python_has_cleared_all_modules() -> None:
+    subprocess.run([sys.executable, "-c", ENDS], check=True)
 
 
 @pytest.mark.parametrize("exact", [False, True])
