@@ -126,6 +126,7 @@ def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
 def _columns(merges: Sequence[str], ids: Mapping[str, int]) -> tuple[Array, Array, Array]:
     """L and R as one number, rank, id of both. A pair that cannot occur is left out."""
     where = "tokenizer.ggml.merges[{}]: {!r}"
+    merges = list(merges)
     spaces = [m.find(" ", 1) for m in merges]  # a token may itself begin with one
     if -1 in spaces:
         rank = spaces.index(-1)
