@@ -38,17 +38,18 @@ class _Joined(Sequence[T], Generic[T]):
     def __getitem__(self, at: slice) -> list[T]: ...
     def __getitem__(self, at: int | slice) -> T | list[T]:
         if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
+            return list(self._read(self._cuts(at)))
         i = at + len(self) if at < 0 else at
         if not 0 <= i < len(self):
             raise IndexError(f"item {at} of {len(self)}")
         return next(self._read((self._bytes[self._stops[i] : self._stops[i + 1]],)))
 
     def __iter__(self) -> Iterator[T]:
-        return self._read(self._cuts())
+        return self._read(self._cuts(slice(None)))
 
-    def _cuts(self) -> Iterator[bytes]:
-        return map(self._bytes.__getitem__, map(slice, self._stops, self._stops[1:]))
+    def _cuts(self, places: slice) -> Iterator[bytes]:
+        starts, stops = self._stops[:-1][places], self._stops[1:][places]
+        return map(self._bytes.__getitem__, map(slice, starts, stops))
 
     def __eq__(self, other: object) -> bool:
         """Item by item, with any sequence but a single text."""
@@ -103,6 +104,6 @@ class Texts(_Joined[str]):
     @cached_property
     def _by_sum(self) -> tuple["array[int]", "array[int]"]:
         """Checksums in order, and whose they are: a twelfth of what a dictionary takes."""
-        sums = np.fromiter(map(crc32, self._cuts()), np.uint32, len(self))
+        sums = np.fromiter(map(crc32, self._cuts(slice(None))), np.uint32, len(self))
         order = np.argsort(sums, kind="stable")
         return array("I", sums[order].tobytes()), array("i", order.astype(np.int32).tobytes())

@@ -26,6 +26,7 @@ from ggraph.text.vocab import byte_chars
 
 _CACHE_WORDS = 20_000
 _CACHE_LETTERS = 64  # longer words are rarely seen twice
+_AT_ONCE = 4096  # merges whose parts are in memory at a time; more are no faster
 GONE = -1  # the id of a symbol that was merged into the one before it
 
 
@@ -33,7 +34,9 @@ class Merges:
     """Which neighbours merge, how early, and into what: three columns sorted by L and R."""
 
     def __init__(self, merges: Sequence[str], ids: Mapping[str, int]) -> None:
-        pairs, ranks, made = _columns(merges, ids)
+        firsts = range(0, max(len(merges), 1), _AT_ONCE)
+        parts = [_columns(merges[at : at + _AT_ONCE], at, ids) for at in firsts]
+        pairs, ranks, made = map(np.concatenate, zip(*parts, strict=True))
         found, first = np.unique(pairs, return_index=True)  # a repeated pair keeps its best rank
         self._pairs = array("q", found.tobytes())
         self._ranks = array("i", ranks[first].astype(np.int32).tobytes())
@@ -123,14 +126,16 @@ def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*cuts, to_bytes])
 
 
-def _columns(merges: Sequence[str], ids: Mapping[str, int]) -> tuple[Array, Array, Array]:
-    """L and R as one number, rank, id of both. A pair that cannot occur is left out."""
+def _columns(
+    merges: Sequence[str], first: int, ids: Mapping[str, int]
+) -> tuple[Array, Array, Array]:
+    """Of merges that begin with rank `first`: L and R as one number, rank, id of both. A pair that
+    cannot occur is left out."""
     where = "tokenizer.ggml.merges[{}]: {!r}"
-    merges = list(merges)
     spaces = [m.find(" ", 1) for m in merges]  # a token may itself begin with one
     if -1 in spaces:
-        rank = spaces.index(-1)
-        raise FormatError(f"{where.format(rank, merges[rank])} is not two parts")
+        at = spaces.index(-1)
+        raise FormatError(f"{where.format(first + at, merges[at])} is not two parts")
     lefts = [m[:at] for m, at in zip(merges, spaces, strict=True)]
     rights = [m[at + 1 :] for m, at in zip(merges, spaces, strict=True)]
     joined = list(map(add, lefts, rights))
@@ -138,8 +143,8 @@ def _columns(merges: Sequence[str], ids: Mapping[str, int]) -> tuple[Array, Arra
         np.fromiter(map(ids.get, side, repeat(GONE)), np.int64, len(joined))
         for side in (lefts, rights, joined)
     )
-    ranks = np.flatnonzero((left != GONE) & (right != GONE))
-    for rank in ranks[both[ranks] == GONE]:
-        made = f"makes {joined[rank]!r}, which is no token"
-        raise FormatError(f"{where.format(rank, merges[rank])} {made}")
-    return left[ranks] << 32 | right[ranks], ranks, both[ranks]
+    known = np.flatnonzero((left != GONE) & (right != GONE))
+    for at in known[both[known] == GONE].tolist():
+        made = f"makes {joined[at]!r}, which is no token"
+        raise FormatError(f"{where.format(first + at, merges[at])} {made}")
+    return left[known] << 32 | right[known], first + known, both[known]
