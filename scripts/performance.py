@@ -31,6 +31,8 @@ import true_shapes
 from growth import write_plots
 from pages import table
 
+from models.bench.machine import machine
+
 RESULTS = ROOT / "bench" / "results" / "performance"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 MARKED = re.compile(r"(<!-- made: peers -->\n).*?(<!-- end -->)", re.S)
@@ -42,6 +44,7 @@ SHAPES = [
 ]
 CASES = ("decode at 64", "decode at 1024", "prompt of 512")  # the README's, of true shapes
 WHERE_NAMED = ("perplexity",)
+HEAD = ("processor", "instructions", "commit", "date")  # of what a benchmark ran on
 
 
 def commands(quick: bool, head: Path | None) -> dict[str, list[str]]:
@@ -86,7 +89,8 @@ def measure(quick: bool, only: Sequence[str], head: Path | None, first: bool) ->
             print(f"== {name} ended with status {done.returncode}", flush=True)
         if new.is_file():
             shown = " ".join(command).replace(f"{ROOT}/", "")
-            found = {"command": f"python {shown}", **json.loads(new.read_text())}
+            where = {k: v for k, v in machine().items() if k in HEAD}
+            found = {"command": f"python {shown}", **where, **json.loads(new.read_text())}
             kept.write(RESULTS / f"{name}.json", found)
             new.unlink()
 
