@@ -91,7 +91,7 @@ def same_as_llama_cpp(name: str, folder: Path) -> str:
     path = small_model(folder / "peer.gguf", PLAIN, source(name, folder / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, _ = greedy(path, ids)
-    peer = Peer(path, 1, 256)
+    peer = Peer(path, 1, 256, probs=True)
     theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
     peer.close()
     same = [a == b for a, b in zip(ours, theirs, strict=True)]

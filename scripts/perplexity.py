@@ -71,7 +71,7 @@ def score_ours(path: Path, count: int, threads: int, exact: bool) -> tuple[float
 
 def score_theirs(path: Path, parts: list[list[int]], vocabulary: int, threads: int) -> float:
     """Perplexity of llama.cpp over the same windows."""
-    with closing(Peer(path, threads, 512)) as peer:
+    with closing(Peer(path, threads, 512, probs=True)) as peer:
         logs = []
         for i, ids in enumerate(parts):
             logs += list(theirs(peer, ids, vocabulary))

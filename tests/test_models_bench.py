@@ -18,7 +18,7 @@ from small_model import small_model
 from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from models.bench.cpu import CASES, Case, Ours, file_of, fitting, measure
-from models.bench.install import ORIGINS, Origin, built, fetched, home_of, install
+from models.bench.install import ORIGINS, Built, Origin, built, fetched, home_of, install
 from models.bench.peer import MISSING, Peer
 from models.bench.rounds import OURS, Measured, Round, changed, row, steadiest
 from models.bench.serve import Heard, Load, figures
@@ -248,6 +248,11 @@ def test_an_absent_peer_is_one_line(model: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GGRAPH_CACHE", str(broken))
     with pytest.raises(InputError) as refused:
         Peer(model, 1)
+    assert str(refused.value) == MISSING
+    # One that was built says no chances: another is asked.
+    monkeypatch.setattr("models.bench.peer.built", lambda name: Built(("no such program",), "1"))
+    with pytest.raises(InputError) as refused:
+        Peer(model, 1, probs=True)
     assert str(refused.value) == MISSING
 
 

@@ -187,7 +187,7 @@ def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
     path = small_model(tmp_path / "small.gguf", PLAIN, source(name, tmp_path / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, gaps = greedy(path, ids)
-    peer = Peer(path, 1, CONTEXT)
+    peer = Peer(path, 1, CONTEXT, probs=True)
     theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
     peer.close()
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -247,7 +247,7 @@ def same_next(name: str, path: Path) -> None:
     runner = Runner(open_model(path).reaching(CONTEXT), session, CONTEXT)
     logits = runner.text(ids, every=True).logits
     session.close()
-    peer = Peer(path, 1, CONTEXT)
+    peer = Peer(path, 1, CONTEXT, probs=True)
     for i in range(2, len(ids)):
         said = peer.ask(ids[: i + 1], 1, probs=1).raw["ids"][0]
         best = np.delete(logits[i], END).max() if said != END else logits[i].max()

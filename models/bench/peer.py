@@ -52,7 +52,7 @@ class Peer:
     """A peer on one GGUF file. InputError where it is absent or refuses the file.
 
     `name`: one that `ggraph bench install` builds. llama.cpp that was not built, or that is to
-    draft with a `head`, is that of the wheel xllamacpp.
+    draft with a `head` or to tell chances (`probs`), is that of the wheel xllamacpp.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Peer:
         head: Path | None = None,
         chain: int = 4,
         name: str = "llama.cpp",
+        probs: bool = False,
     ) -> None:
-        native = built(name) if head is None else None
+        native = built(name) if head is None and not probs else None
         if native is None and name != "llama.cpp":
             raise InputError(NOT_BUILT.format(name))
         wheel = (sys.executable, "-m", f"{__package__}.peer_llama")
