@@ -5,7 +5,7 @@ engine does not tell: the bytes of each id, the roles, and whether a bos token g
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from typing import Any
 from tokenizers import Tokenizer as Engine
 
 from ggraph.errors import FormatError
-from ggraph.formats.strings import Texts
+from ggraph.formats.strings import Pieces, Texts
 from ggraph.text.vocab import (
     Vocabulary,
-    byte_level_piece,
+    byte_level_pieces,
     byte_token_piece,
     end_ids,
-    spm_piece,
+    spm_pieces,
 )
 
 _MAX_ID = 1 << 24  # far above any vocabulary: a larger id is a damaged file, not a big table
@@ -91,14 +91,15 @@ def _vocabulary(
         )
     tokens = tuple(table.get(i, "") for i in range(max(size, max(table) + 1)))
     ids = {t: i for i, t in table.items()}
-    piece, spaced = _pieces(parsed)
+    read, spaced = _reader(parsed)
+    pieces = read(["" if i in added else t for i, t in enumerate(tokens)])
+    for i in added:
+        pieces[i] = tokens[i].encode("utf-8", "replace")
     bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))
     prefix = encoder.prefix()
     return Vocabulary(
         tokens=Texts(tokens),
-        pieces=tuple(
-            t.encode("utf-8", "replace") if i in added else piece(t) for i, t in enumerate(tokens)
-        ),
+        pieces=Pieces(pieces),
         control=frozenset(i for i, special in added.items() if special),
         user_defined=frozenset(i for i, special in added.items() if not special),
         eos_ids=end_ids(ids, [eos, *_listed_ends(generation, len(tokens))]),
@@ -164,8 +165,8 @@ def _listed_ends(generation: Mapping[str, Any], count: int) -> list[int]:
     return [i for i in values if isinstance(i, int) and 0 <= i < count]
 
 
-def _pieces(parsed: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool]:
-    """What turns a token's text into its bytes, and whether a text's first space is not its own.
+def _reader(parsed: Mapping[str, Any]) -> tuple[Callable[[Sequence[str]], list[bytes]], bool]:
+    """What turns tokens' texts into their bytes, and whether a text's first space is not its own.
     FormatError for a decoder that is not known: its tokens have no bytes of their own."""
     parts = _decoder_parts(parsed.get("decoder"))
     kinds = {str(p.get("type")) for p in parts}
@@ -175,11 +176,11 @@ def _pieces(parsed: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool]:
             f"known: {', '.join(sorted(_DECODERS))}"
         )
     if not kinds:  # the engine puts a space between any two tokens
-        return lambda text: f" {text}".encode("utf-8", "replace"), True
+        return lambda texts: [f" {t}".encode("utf-8", "replace") for t in texts], True
     if "WordPiece" in kinds:
-        return partial(_word_piece, parts[0]), True
+        return lambda texts: [_word_piece(parts[0], t) for t in texts], True
     metaspace = "Metaspace" in kinds and not _never_prepends(parts)
-    return partial(_piece, kinds=frozenset(kinds)), "Strip" in kinds or metaspace
+    return partial(_pieces, kinds=frozenset(kinds)), "Strip" in kinds or metaspace
 
 
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
@@ -196,12 +197,15 @@ def _never_prepends(parts: list[dict[str, Any]]) -> bool:
     return any(p.get("prepend_scheme") == "never" for p in parts)
 
 
-def _piece(text: str, kinds: frozenset[str]) -> bytes:
+def _pieces(texts: Sequence[str], kinds: frozenset[str]) -> list[bytes]:
     if "ByteLevel" in kinds:
-        return byte_level_piece(text)
-    if "ByteFallback" in kinds and len(text) == 6 and text.startswith("<0x"):
-        return byte_token_piece(text)
-    return spm_piece(text) if kinds & {"Metaspace", "Replace"} else text.encode("utf-8", "replace")
+        return byte_level_pieces(texts)
+    spaced = kinds & {"Metaspace", "Replace"}
+    found = spm_pieces(texts) if spaced else [t.encode("utf-8", "replace") for t in texts]
+    for i, text in enumerate(texts if "ByteFallback" in kinds else ()):
+        if len(text) == 6 and text.startswith("<0x"):
+            found[i] = byte_token_piece(text)
+    return found
 
 
 def _word_piece(decoder: Mapping[str, Any], text: str) -> bytes:

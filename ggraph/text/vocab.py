@@ -99,11 +99,6 @@ def byte_level_piece(text: str) -> bytes:
     )
 
 
-def spm_piece(text: str) -> bytes:
-    """The bytes of a SentencePiece token."""
-    return text.replace(SPACE, " ").encode("utf-8", "replace")
-
-
 def byte_token_piece(text: str) -> bytes:
     """The byte of a token written <0xHH>; FormatError when it is not written so."""
     try:
@@ -269,13 +264,14 @@ def _markers(ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
 
 def _pieces(tokens: Sequence[str], types: Array, byte_level: bool) -> Pieces:
     """The bytes of every token: of ordinary ones, which are most, together."""
-    pieces = _byte_level_pieces(tokens) if byte_level else _spm_pieces(tokens)
+    pieces = byte_level_pieces(tokens) if byte_level else spm_pieces(tokens)
     for i in np.flatnonzero(types != NORMAL).tolist():
         pieces[i] = _special_piece(tokens[i], types[i])
     return Pieces(pieces)
 
 
-def _byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
+def byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
+    """The bytes of byte-level tokens: see `byte_level_piece`."""
     letters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
     raw = _RAW[np.minimum(letters, len(_RAW) - 1)]
     stops = np.fromiter(accumulate(map(len, tokens), initial=0), np.int64, len(tokens) + 1)
@@ -286,7 +282,8 @@ def _byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
     return pieces
 
 
-def _spm_pieces(tokens: Sequence[str]) -> list[bytes]:
+def spm_pieces(tokens: Sequence[str]) -> list[bytes]:
+    """The bytes of SentencePiece tokens."""
     apart = b"\xff"  # in no UTF-8
     joined = apart.join([t.encode("utf-8", "replace") for t in tokens])
     return joined.replace(SPACE.encode(), b" ").split(apart)

@@ -147,8 +147,7 @@ class Room:
         if not self._words[LIVE // 8]:
             return True
         _OUTLIVED[:] = [kept for kept in _OUTLIVED if kept[0][LIVE // 8]]
-        held = self._handler, self._capsule, self.memory, host_jit()
-        _OUTLIVED.append((self._words, *held))
+        _OUTLIVED.append((self._words, (self._handler, self._capsule, self.memory, host_jit())))
         self._renew()
         return False
 
@@ -156,7 +155,7 @@ class Room:
 # Words, and what must stay, of rooms whose arrays outlived them: an error's frames hold some, a
 # module that a meaning imported has constants. Those are freed when Python ends, behind all that
 # modules hold, so that nothing may ever let go of this list.
-_OUTLIVED: list[tuple["ctypes.Array[ctypes.c_int64]", object, object, object, object]] = []
+_OUTLIVED: list[tuple["ctypes.Array[ctypes.c_int64]", object]] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_OUTLIVED))
 
 
