@@ -1,39 +1,32 @@
 """Calls within gpt-oss's channels: what the grammar lets through, what of it is text, thought and
 call, whole and in pieces, and a server with such a model."""
 
-import asyncio
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+import test_text_parts
 from notation_kit import ODD, ON, TEACHES_HARMONY, WRONG, talk
 from serve_kit import Server, ended, started
 from small_model import TINY, byte_alphabet, small_model
-from test_serve_tools import FLAG, FUNCTIONS, SILENT, TOOLS, WORD, data_of, joined, tool
+from test_serve_tools import FLAG, FUNCTIONS, TOOLS, WORD, both_ways, heard, joined, tool
 
 from ggraph.formats import open_checkpoint
-from ggraph.text.stream import TextStream
 from ggraph.text.tokenizer import Tokenizer
-from models.serve.engine import Answers
-from models.serve.generation import Asked, Generation
+from models.serve.generation import Asked
 from models.serve.grammar import Grammars
-from models.serve.inbox import Ended, Inbox
 from models.serve.messages import Message
 from models.serve.notations import HARMONY, notation_of
 from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest
 from models.serve.tools import Reading, answer_grammar, for_template
 from models.serve.voice import Said
-from models.serve.worker import Ticket
 
 WEB = httpx.Client(timeout=60)
-MARKERS = [
-    "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
-]  # fmt: skip
+MARKERS = test_text_parts.HARMONY
 IDS = {marker: 256 + i for i, marker in enumerate(MARKERS)}
 VOCABULARY = {
     "tokenizer.ggml.tokens": [*byte_alphabet(), *MARKERS, *(f"<|x{i}|>" for i in range(56)), "ab"],
@@ -124,11 +117,8 @@ def test_how_calls_are_shown_is_never_text(grammars: Grammars, tokenizer: Tokeni
 
 
 def said(t: Tokenizer, text: str, calls: bool = True) -> list[Said]:
-    """What an answer says, token by token, without what ends it."""
-    stream = TextStream(t, (), HARMONY.shown(HARMONY.special(t)) if calls else ())
-    ids = (i for i in t.encode(text, bos=False, special=True) if i not in t.eos_ids)
-    found = [Said(i, stream.push(i), thought=stream.thought) for i in ids]
-    return [*found, Said(None, stream.finish(), thought=stream.thought)]
+    """What an answer says, to who has functions or has none."""
+    return test_text_parts.said(t, text, HARMONY.shown(HARMONY.special(t)) if calls else ())
 
 
 HM = "I call to=functions.f, or {}"
@@ -153,28 +143,14 @@ def test_a_stream_is_the_whole_answer(
     calls: list[tuple[str, str]],
     finish: str,
 ) -> None:
-    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
-    generation = Generation(service, SILENT)
     body = ChatRequest(messages=[Message(role="user", content="a")])
     dialect = Dialect(True, "chatcmpl-1", "m", tokenizer, 0)
 
     def asked() -> Asked:
-        inbox = Inbox(eager=True)
-        for what in said(tokenizer, written):
-            inbox.put((0, what))
-        t: Any = SimpleNamespace(ended=finish, new=5, reused=0, drafted=0, accepted=0)
-        inbox.put((0, Ended(t)))
-        answers = Answers([Ticket(0, inbox)], inbox, 3)
+        answers = heard([said(tokenizer, written)], finish)
         return Asked(answers, dialect, body, Reading(FUNCTIONS, HARMONY))
 
-    async def whole() -> dict[str, Any]:
-        return await generation.whole(asked())
-
-    async def events() -> Any:
-        async for e in generation.events(asked()):
-            yield e
-
-    (choice,), streamed = asyncio.run(whole())["choices"], data_of(events())
+    (choice,), streamed = both_ways(asked)
     content, called, _, end = joined(streamed, 0)
     message = choice["message"]
     deltas = [d["choices"][0]["delta"] for d in streamed]

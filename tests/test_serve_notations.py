@@ -1,11 +1,9 @@
 """Calls in the notations of other chat templates than Hermes': what the grammar lets through, how
 answers are read and streamed, and what templates are told of earlier calls."""
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -32,16 +30,16 @@ from notation_kit import (
     vocabulary,
 )  # fmt: skip
 from small_model import small_model
-from test_serve_tools import FUNCTIONS, JSON, SILENT, TOOLS, WORD, data_of, joined, told
+from test_serve_tools import FUNCTIONS, JSON, TOOLS, WORD, both_ways, joined, told
 
 from ggraph.formats import open_checkpoint
 from ggraph.text.stream import TextStream
 from ggraph.text.tokenizer import Tokenizer
-from models.serve.generation import Asked, Generation
+from models.serve.generation import Asked
 from models.serve.grammar import Grammars
 from models.serve.messages import Message
 from models.serve.notations import GEMMA, GRANITE, HERMES, LLAMA, notation_of
-from models.serve.replies import Dialect, Events
+from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest
 from models.serve.tools import Reading, answer_grammar, for_template
 
@@ -313,22 +311,13 @@ def test_a_stream_is_the_whole_answer(tokenizer: Tokenizer, kind: str, finish: s
     cut = calls(ON, ODD)[:-30] if finish == "length" else calls(ON, ODD)
     texts = [calls(ON), JSON, "plain", llama(UNKNOWN), cut]
     dialect = Dialect(True, "chatcmpl-1", "m", tokenizer, 0)
-    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
-    generation = Generation(service, SILENT)
     body = ChatRequest(messages=[Message(role="user", content="a")])
 
     def asked() -> Asked:
         answers = told(texts, finish, dialect, False)
         return Asked(answers, dialect, body, Reading(FUNCTIONS, notation))
 
-    async def whole() -> dict[str, Any]:
-        return await generation.whole(asked())
-
-    async def events() -> Events:
-        async for e in generation.events(asked()):
-            yield e
-
-    choices, streamed = asyncio.run(whole())["choices"], data_of(events())
+    choices, streamed = both_ways(asked)
     wanted = ["", JSON, "plain", llama(UNKNOWN), ""]
     counts = [1, 0, 0, 0, 1 if finish == "length" else 2]
     for i, choice in enumerate(choices):

@@ -3,7 +3,7 @@ pieces, and what of it reaches a client."""
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,17 +247,39 @@ def test_templates_are_told_which_call_a_result_is_of() -> None:
 
 
 SILENT: Any = None  # metrics of answers that nobody measures
+SERVICE: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
 
 
 def told(texts: Sequence[str], finish: str, dialect: Dialect, chances: bool) -> Answers:
     """Answers that say these texts, some letters at a time."""
-    inbox, chance = Inbox(eager=True), Chance(97, -1.0) if chances else None
-    for index, text in enumerate(texts):
-        for at in range(0, len(text), 3):
-            inbox.put((index, Said(97, text[at : at + 3], chance)))
+    chance = Chance(97, -1.0) if chances else None
+    cut = ([Said(97, t[at : at + 3], chance) for at in range(0, len(t), 3)] for t in texts)
+    return heard(list(cut), finish)
+
+
+def heard(answers: Sequence[Sequence[Said]], finish: str) -> Answers:
+    """Answers whose tokens say this."""
+    inbox = Inbox(eager=True)
+    for index, said in enumerate(answers):
+        for what in said:
+            inbox.put((index, what))
         t: Any = SimpleNamespace(ended=finish, new=5, reused=0, drafted=0, accepted=0)
         inbox.put((index, Ended(t)))
-    return Answers([Ticket(i, inbox) for i in range(len(texts))], inbox, 3)
+    return Answers([Ticket(i, inbox) for i in range(len(answers))], inbox, 3)
+
+
+def both_ways(asked: Callable[[], Asked]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The choices of a whole reply, and the events of the same in pieces."""
+    generation = Generation(SERVICE, SILENT)
+
+    async def whole() -> dict[str, Any]:
+        return await generation.whole(asked())
+
+    async def events() -> Events:
+        async for e in generation.events(asked()):
+            yield e
+
+    return asyncio.run(whole())["choices"], data_of(events())
 
 
 def data_of(events: Events) -> list[dict[str, Any]]:
@@ -289,22 +311,13 @@ def test_a_stream_is_the_whole_answer(
     chances: bool,
 ) -> None:
     dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
-    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
-    generation = Generation(service, SILENT)
     body = ChatRequest(messages=[Message(role="user", content="a")])
 
     def asked() -> Asked:
         return Asked(told(texts, finish, dialect, chances), dialect, body, READING)
 
-    async def whole() -> dict[str, Any]:
-        return await generation.whole(asked())
-
-    async def events() -> Events:
-        async for e in generation.events(asked()):
-            yield e
-
-    choices = asyncio.run(whole())["choices"]
-    streamed = [joined(data_of(events()), i) for i in range(len(texts))]
+    choices, events = both_ways(asked)
+    streamed = [joined(events, i) for i in range(len(texts))]
     for choice, (content, calls, logprobs, end), text in zip(choices, streamed, texts, strict=True):
         message = choice["message"]
         assert (message["content"] or "", message.get("tool_calls", [])) == (content, calls)
@@ -343,9 +356,8 @@ def test_a_response_has_its_text_before_its_calls(
 ) -> None:
     """Whole, in events, and as a later response sees it."""
     dialect = Dialect(True, "chatcmpl-1", "m", grammars[1], 0)
-    service: Any = SimpleNamespace(settings=SimpleNamespace(ping_seconds=9))
     kept = Conversations(9, 9999)
-    responses = Responses(Generation(service, SILENT), kept)
+    responses = Responses(Generation(SERVICE, SILENT), kept)
     body = ResponsesRequest(input="a")
 
     def turn() -> Turn:

@@ -1,25 +1,20 @@
 """Answers in parts, gpt-oss's and Gemma 4's: what is shown of them; nobody types a marker."""
 
-import asyncio
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_model import byte_alphabet
-from test_serve_tools import SILENT, data_of
+from test_serve_tools import both_ways, heard
 
 from ggraph.text.prompt import prompt_ids
 from ggraph.text.stream import TextStream
 from ggraph.text.tokenizer import Tokenizer
-from models.serve.engine import Answers
-from models.serve.generation import Asked, Generation
-from models.serve.inbox import Ended, Inbox
+from models.serve.generation import Asked
 from models.serve.replies import Dialect
 from models.serve.schema import ChatRequest, Message
 from models.serve.voice import Said
-from models.serve.worker import Ticket
 
 HARMONY = [
     "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
@@ -66,10 +61,10 @@ def of(text: str) -> Tokenizer:
     return tokenizer(GEMMA if "<|channel>" in text or "<turn" in text else HARMONY, 4)
 
 
-def said(t: Tokenizer, text: str) -> list[Said]:
+def said(t: Tokenizer, text: str, shown: Iterable[int] = ()) -> list[Said]:
     """What an answer says, token by token, without what ends it."""
-    stream = TextStream(t)
-    ids = (i for i in t.encode(text, special=True) if i not in t.eos_ids)
+    stream = TextStream(t, (), shown)
+    ids = (i for i in t.encode(text, bos=False, special=True) if i not in t.eos_ids)
     found = [Said(i, stream.push(i), thought=stream.thought) for i in ids]
     return [*found, Said(None, stream.finish(), thought=stream.thought)]
 
@@ -120,27 +115,14 @@ def test_parts_are_shown_by_their_channels(parts: list[tuple[str, str]]) -> None
 @pytest.mark.parametrize(("text", "shown", "thought"), ANSWERS)
 def test_thoughts_reach_a_client_beside_the_content(text: str, shown: str, thought: str) -> None:
     t = of(text)
-    generation = Generation(SimpleNamespace(settings=SimpleNamespace(ping_seconds=9)), SILENT)  # type: ignore[arg-type]
     body = ChatRequest(messages=[Message(role="user", content="a")])
 
     def asked() -> Asked:
-        inbox = Inbox(eager=True)
-        for what in said(t, text):
-            inbox.put((0, what))
-        ended: Any = SimpleNamespace(ended="stop", new=5, reused=0, drafted=0, accepted=0)
-        inbox.put((0, Ended(ended)))
-        answers = Answers([Ticket(0, inbox)], inbox, 3)
+        answers = heard([said(t, text)], "stop")
         return Asked(answers, Dialect(True, "chatcmpl-1", "m", t, 0), body)
 
-    async def whole() -> dict[str, Any]:
-        return await generation.whole(asked())
-
-    async def events() -> Any:
-        async for e in generation.events(asked()):
-            yield e
-
-    message = asyncio.run(whole())["choices"][0]["message"]
-    deltas = [d["choices"][0]["delta"] for d in data_of(events())]
+    (choice,), events = both_ways(asked)
+    message, deltas = choice["message"], [e["choices"][0]["delta"] for e in events]
     assert message["content"] == "".join(d.get("content", "") for d in deltas) == shown
     streamed = "".join(d.get("reasoning_content", "") for d in deltas)
     assert message.get("reasoning_content", "") == streamed == thought
