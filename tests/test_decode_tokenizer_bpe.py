@@ -56,7 +56,8 @@ def test_ids_are_those_of_the_library(
     vocabulary: tuple[list[str], list[tuple[str, str]]], texts: list[str], whole: bool
 ) -> None:
     tokens, merges = vocabulary
-    ours = BpeEncoder(Texts(tokens), [f"{a} {b}" for a, b in merges], PreTokenizer(WORDS, whole))
+    listed = Texts(f"{a} {b}" for a, b in merges)
+    ours = BpeEncoder(Texts(tokens), listed, PreTokenizer(WORDS, whole))
     theirs = engine(tokens, merges, whole)
     for text in [*texts, *texts]:  # the second time from the cache
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
@@ -115,7 +116,7 @@ def test_ranked_merges_over_characters_give_the_librarys_ids(
 
 
 def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:
-    encoder = BpeEncoder(Texts(["a", "b", "ab"]), ["a b"], PreTokenizer(WORDS))
+    encoder = BpeEncoder(Texts(["a", "b", "ab"]), Texts(["a b"]), PreTokenizer(WORDS))
     assert encoder.encode("ab") == [2]
     assert encoder.encode("axb") == [0, 1]
     assert encoder.encode("x") == []
@@ -131,7 +132,7 @@ def test_a_long_word_takes_steps_in_proportion() -> None:
             calls += 1
             return super().find(left, right)
 
-    merges = Counted(["a a", "aa aa"], {"a": 0, "aa": 1, "aaaa": 2})
+    merges = Counted(Texts(["a a", "aa aa"]), Texts(["a", "aa", "aaaa"]))
     assert merges.apply([0] * 20_000) == [2] * 5_000
     assert calls <= 3 * 20_000
 
@@ -139,4 +140,4 @@ def test_a_long_word_takes_steps_in_proportion() -> None:
 @pytest.mark.parametrize(("merge", "text"), [("ab", "is not two parts"), ("a b", "is no token")])
 def test_a_merge_that_makes_no_sense_is_refused(merge: str, text: str) -> None:
     with pytest.raises(FormatError, match=text):
-        BpeEncoder(Texts(["a", "b"]), [merge], PreTokenizer(WORDS))
+        BpeEncoder(Texts(["a", "b"]), Texts([merge]), PreTokenizer(WORDS))

@@ -8,6 +8,7 @@ infos, padding, tensor data. Source: the GGUF specification (ggml `docs/gguf.md`
 import mmap
 import os
 import struct
+from array import array
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
@@ -172,14 +173,14 @@ def _value(c: _Cursor, kind: int, what: str, depth: int) -> Any:
 
 def _texts(c: _Cursor, count: int, what: str) -> Texts:
     """`count` strings: all at once, and one by one where one is to be complained of."""
-    length, data, at, found = struct.Struct("<Q").unpack_from, c.data, c.at, list[bytes]()
+    read, data, at, starts = struct.Struct("<Q").unpack_from, c.data, c.at, array("q")
     try:
         for _ in range(count):
-            start = at + 8
-            at = start + length(data, at)[0]
-            found.append(data[start:at])
+            starts.append(at)
+            at += 8 + read(data, at)[0]
+        starts.append(at)
         if at <= c.size:
-            texts = Texts.of_utf8(found)
+            texts = Texts.of_utf8(data[c.at : at], np.frombuffer(starts, np.int64) - c.at, 8)
             c.at = at
             return texts
     except (struct.error, OverflowError, UnicodeError):

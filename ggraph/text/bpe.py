@@ -10,37 +10,45 @@ Legend: L, R the ids of two neighbours; n symbols of a word.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import repeat
-from operator import add
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
 
-from ggraph import Array
 from ggraph.errors import FormatError
-from ggraph.formats.strings import Texts
+from ggraph.formats.strings import ABSENT, Texts, checksums, joined_checksums
 from ggraph.text.pre import PreTokenizer
 from ggraph.text.vocab import byte_chars
 
 _CACHE_WORDS = 20_000
 _CACHE_LETTERS = 64  # longer words are rarely seen twice
-_AT_ONCE = 4096  # merges whose parts are in memory at a time; more are no faster
 GONE = -1  # the id of a symbol that was merged into the one before it
 
 
 class Merges:
     """Which neighbours merge, how early, and into what: three columns sorted by L and R."""
 
-    def __init__(self, merges: Sequence[str], ids: Mapping[str, int]) -> None:
-        firsts = range(0, max(len(merges), 1), _AT_ONCE)
-        parts = [_columns(merges[at : at + _AT_ONCE], at, ids) for at in firsts]
-        pairs, ranks, made = map(np.concatenate, zip(*parts, strict=True))
+    def __init__(self, merges: Texts, tokens: Texts) -> None:
+        starts, stops = merges.bounds[:-1], merges.bounds[1:]
+        spaces = np.flatnonzero(np.frombuffer(merges.joined, np.uint8) == ord(" "))
+        spaces = np.append(spaces, len(merges.joined))
+        cuts = spaces[np.searchsorted(spaces, starts + 1)]  # a token may itself begin with one
+        for at in np.flatnonzero(cuts >= stops).tolist():
+            raise _bad(merges, at, "is not two parts")
+        lefts, _, rights = checksums(merges.joined, starts, cuts, cuts + 1, stops)
+        both = joined_checksums(lefts, cuts - starts, rights)
+        left, right, made = map(tokens.find_sums, (lefts, rights, both))
+        occurs = np.flatnonzero((left != ABSENT) & (right != ABSENT))
+        for at in occurs[made[occurs] == ABSENT].tolist():
+            whole = merges[at][0] + merges[at][1:].replace(" ", "", 1)
+            raise _bad(merges, at, f"makes {whole!r}, which is no token")
+        pairs = left[occurs] << 32 | right[occurs]
         found, first = np.unique(pairs, return_index=True)  # a repeated pair keeps its best rank
+        ranks = occurs[first]
         self._pairs = array("q", found.tobytes())
-        self._ranks = array("i", ranks[first].astype(np.int32).tobytes())
-        self._made = array("i", made[first].astype(np.int32).tobytes())
+        self._ranks = array("i", ranks.astype(np.int32).tobytes())
+        self._made = array("i", made[ranks].astype(np.int32).tobytes())
 
     def find(self, left: int, right: int) -> tuple[int, int] | None:
         """(rank, id of both together), or None where the two never merge."""
@@ -86,12 +94,12 @@ class BpeEncoder:
     behind it (source: llama.cpp). FormatError when a merge makes a token that does not exist.
     """
 
-    def __init__(self, tokens: Texts, merges: Sequence[str], pre: PreTokenizer) -> None:
+    def __init__(self, tokens: Texts, merges: Texts, pre: PreTokenizer) -> None:
         self._tokens, self._size, self._takes_known = tokens, len(tokens), pre.ignore_merges
-        ids = dict(zip(tokens, range(self._size), strict=True))
         # An id past the end keeps an absent byte's neighbours apart and is dropped afterwards.
-        self._symbols = {c: ids.get(c, self._size + b) for b, c in enumerate(byte_chars())}
-        self._merges = Merges(merges, ids)
+        letters = ((c, tokens.find(c), self._size + b) for b, c in enumerate(byte_chars()))
+        self._symbols = {c: absent if i is None else i for c, i, absent in letters}
+        self._merges = Merges(merges, tokens)
         self._cache: dict[str, list[int]] = {}
         self._words = word_cutter(pre)
 
@@ -126,25 +134,5 @@ def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*cuts, to_bytes])
 
 
-def _columns(
-    merges: Sequence[str], first: int, ids: Mapping[str, int]
-) -> tuple[Array, Array, Array]:
-    """Of merges that begin with rank `first`: L and R as one number, rank, id of both. A pair that
-    cannot occur is left out."""
-    where = "tokenizer.ggml.merges[{}]: {!r}"
-    spaces = [m.find(" ", 1) for m in merges]  # a token may itself begin with one
-    if -1 in spaces:
-        at = spaces.index(-1)
-        raise FormatError(f"{where.format(first + at, merges[at])} is not two parts")
-    lefts = [m[:at] for m, at in zip(merges, spaces, strict=True)]
-    rights = [m[at + 1 :] for m, at in zip(merges, spaces, strict=True)]
-    joined = list(map(add, lefts, rights))
-    left, right, both = (
-        np.fromiter(map(ids.get, side, repeat(GONE)), np.int64, len(joined))
-        for side in (lefts, rights, joined)
-    )
-    known = np.flatnonzero((left != GONE) & (right != GONE))
-    for at in known[both[known] == GONE].tolist():
-        made = f"makes {joined[at]!r}, which is no token"
-        raise FormatError(f"{where.format(first + at, merges[at])} {made}")
-    return left[known] << 32 | right[known], first + known, both[known]
+def _bad(merges: Texts, at: int, how: str) -> FormatError:
+    return FormatError(f"tokenizer.ggml.merges[{at}]: {merges[at]!r} {how}")

@@ -133,7 +133,7 @@ def _types(v: Vocabulary) -> Iterator[int]:
 
 def _roles(v: Vocabulary) -> dict[str, int]:
     """Ids by role. Of a folder's ends GGUF names up to three; others are known by their texts."""
-    by_text = end_ids({t: i for i, t in enumerate(v.tokens)}, [v.eos_id])
+    by_text = end_ids(v.tokens, [v.eos_id])
     ends = [v.eos_id, *sorted(v.eos_ids - by_text)]
     roles = {"bos": v.bos_id, "unknown": v.unk_id}
     roles |= dict(zip(("eos", "eot", "eom"), [i for i in ends if i is not None], strict=False))

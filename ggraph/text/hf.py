@@ -5,7 +5,7 @@ engine does not tell: the bytes of each id, the roles, and whether a bos token g
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,19 @@ def _vocabulary(
         raise FormatError(
             f"tokenizer.json: {len(table)} tokens, greatest id {max(table, default=0)}"
         )
-    tokens = tuple(table.get(i, "") for i in range(max(size, max(table) + 1)))
-    ids = {t: i for i, t in table.items()}
+    tokens = Texts(table.get(i, "") for i in range(max(size, max(table) + 1)))
     read, spaced = _reader(parsed)
-    pieces = read(["" if i in added else t for i, t in enumerate(tokens)])
+    pieces = read(Texts("" if i in added else t for i, t in enumerate(tokens)))
     for i in added:
         pieces[i] = tokens[i].encode("utf-8", "replace")
-    bos, eos, unk = (_role(config, ids, r) for r in ("bos_token", "eos_token", "unk_token"))
+    bos, eos, unk = (_role(config, tokens, r) for r in ("bos_token", "eos_token", "unk_token"))
     prefix = encoder.prefix()
     return Vocabulary(
-        tokens=Texts(tokens),
+        tokens=tokens,
         pieces=Pieces(pieces),
         control=frozenset(i for i, special in added.items() if special),
         user_defined=frozenset(i for i, special in added.items() if not special),
-        eos_ids=end_ids(ids, [eos, *_listed_ends(generation, len(tokens))]),
+        eos_ids=end_ids(tokens, [eos, *_listed_ends(generation, len(tokens))]),
         bos_id=bos,
         eos_id=eos,
         unk_id=unk,
@@ -152,11 +151,11 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _role(config: Mapping[str, Any], ids: Mapping[str, int], role: str) -> int | None:
+def _role(config: Mapping[str, Any], tokens: Texts, role: str) -> int | None:
     value = config.get(role)
     if isinstance(value, dict):
         value = value.get("content")
-    return ids.get(value) if isinstance(value, str) else None
+    return tokens.find(value) if isinstance(value, str) and value else None
 
 
 def _listed_ends(generation: Mapping[str, Any], count: int) -> list[int]:
@@ -165,7 +164,7 @@ def _listed_ends(generation: Mapping[str, Any], count: int) -> list[int]:
     return [i for i in values if isinstance(i, int) and 0 <= i < count]
 
 
-def _reader(parsed: Mapping[str, Any]) -> tuple[Callable[[Sequence[str]], list[bytes]], bool]:
+def _reader(parsed: Mapping[str, Any]) -> tuple[Callable[[Texts], list[bytes]], bool]:
     """What turns tokens' texts into their bytes, and whether a text's first space is not its own.
     FormatError for a decoder that is not known: its tokens have no bytes of their own."""
     parts = _decoder_parts(parsed.get("decoder"))
@@ -176,7 +175,7 @@ def _reader(parsed: Mapping[str, Any]) -> tuple[Callable[[Sequence[str]], list[b
             f"known: {', '.join(sorted(_DECODERS))}"
         )
     if not kinds:  # the engine puts a space between any two tokens
-        return lambda texts: [f" {t}".encode("utf-8", "replace") for t in texts], True
+        return lambda texts: [f" {t}".encode() for t in texts], True
     if "WordPiece" in kinds:
         return lambda texts: [_word_piece(parts[0], t) for t in texts], True
     metaspace = "Metaspace" in kinds and not _never_prepends(parts)
@@ -197,11 +196,11 @@ def _never_prepends(parts: list[dict[str, Any]]) -> bool:
     return any(p.get("prepend_scheme") == "never" for p in parts)
 
 
-def _pieces(texts: Sequence[str], kinds: frozenset[str]) -> list[bytes]:
+def _pieces(texts: Texts, kinds: frozenset[str]) -> list[bytes]:
     if "ByteLevel" in kinds:
         return byte_level_pieces(texts)
     spaced = kinds & {"Metaspace", "Replace"}
-    found = spm_pieces(texts) if spaced else [t.encode("utf-8", "replace") for t in texts]
+    found = spm_pieces(texts) if spaced else texts.encoded()
     for i, text in enumerate(texts if "ByteFallback" in kinds else ()):
         if len(text) == 6 and text.startswith("<0x"):
             found[i] = byte_token_piece(text)

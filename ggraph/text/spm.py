@@ -9,32 +9,36 @@ Legend: n characters of a chunk; L, R the left and right symbol of a candidate p
 
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import numpy as np
+
+from ggraph.formats.strings import Texts
 from ggraph.text.bpe import Merges
 from ggraph.text.vocab import SPACE
 
+_SPACE = SPACE.encode()
 _CACHE_WORDS = 20_000
 _CACHE_LETTERS = 64  # longer chunks are rarely seen twice
 
 
-class SpmEncoder:
-    """Encodes plain text with scored tokens and byte fallback.
+class _ByteFallback(ABC):
+    """Encodes plain text of which spaces are letters. A character that is no token becomes its
+    bytes <0xHH>, or `unk_id` where the vocabulary lacks those (None: it is dropped)."""
 
-    `scores[i]` belongs to `tokens[i]`. A character that is no token becomes its bytes <0xHH>, or
-    `unk_id` where the vocabulary lacks those (None: it is dropped).
-    """
-
-    def __init__(
-        self, tokens: Sequence[str], scores: Sequence[float], unk_id: int | None = None
-    ) -> None:
-        self._ids: Mapping[str, int] = dict(zip(tokens, range(len(tokens)), strict=True))
-        self._scores = tuple(scores)
-        self._bytes = tuple(self._ids.get(f"<0x{b:02X}>", unk_id) for b in range(256))
+    def __init__(self, tokens: Texts, unk_id: int | None) -> None:
+        self._tokens = tokens
+        listed = (tokens.find(f"<0x{b:02X}>") for b in range(256))
+        self._bytes = [unk_id if i is None else i for i in listed]
         # Where no token holds a space after another character, no merge crosses such a place, and
         # text can be cut there without changing the result.
-        self._cuttable = not any(SPACE in t.lstrip(SPACE) for t in self._ids)
+        self._cuttable = not _splits(tokens)
         self._cache: dict[str, tuple[int, ...]] = {}
+
+    @abstractmethod
+    def _merge(self, chunk: str) -> tuple[int, ...]:
+        """The ids of a text that nothing is known of."""
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Ids of `text`, which holds no lone surrogate, up to the word with which they are more
@@ -56,6 +60,21 @@ class SpmEncoder:
             if len(chunk) <= _CACHE_LETTERS and len(self._cache) < _CACHE_WORDS:
                 self._cache[chunk] = found
         return found
+
+    def _ids_of(self, symbol: str) -> list[int]:
+        i = self._tokens.find(symbol)
+        if i is not None:
+            return [i]
+        return [b for b in map(self._bytes.__getitem__, symbol.encode("utf-8")) if b is not None]
+
+
+class SpmEncoder(_ByteFallback):
+    """By scored tokens: `scores[i]` belongs to `tokens[i]`, the best is made first."""
+
+    def __init__(self, tokens: Texts, scores: Sequence[float], unk_id: int | None = None) -> None:
+        super().__init__(tokens, unk_id)
+        self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        self._scores = tuple(scores)
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
         symbols = list(chunk)  # "" marks a symbol that was merged into the one before it
@@ -86,24 +105,27 @@ class SpmEncoder:
             offer(left, after[left])
         return tuple(i for s in symbols if s for i in self._ids_of(s))
 
-    def _ids_of(self, symbol: str) -> list[int]:
-        i = self._ids.get(symbol)
-        if i is not None:
-            return [i]
-        return [b for b in map(self._bytes.__getitem__, symbol.encode("utf-8")) if b is not None]
 
-
-class RankedEncoder(SpmEncoder):
-    """The same by ranked pairs: `merges` alone say what may be joined, the best rank first.
+class RankedEncoder(_ByteFallback):
+    """By ranked pairs: `merges` alone say what may be joined, the best rank first.
 
     FormatError when a merge makes a token that does not exist.
     """
 
-    def __init__(
-        self, tokens: Sequence[str], merges: Sequence[str], unk_id: int | None = None
-    ) -> None:
-        super().__init__(tokens, (), unk_id)
-        self._merges = Merges(merges, self._ids)
+    def __init__(self, tokens: Texts, merges: Texts, unk_id: int | None = None) -> None:
+        super().__init__(tokens, unk_id)
+        self._merges = Merges(merges, tokens)
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
         return tuple(self._merges.apply([i for c in chunk for i in self._ids_of(c)]))
+
+
+def _splits(tokens: Texts) -> bool:
+    """Whether some token holds a space after another character."""
+    raw = np.frombuffer(tokens.joined + bytes(len(_SPACE)), np.uint8)
+    count = len(tokens.joined)
+    spaces = np.all([raw[i : i + count] == b for i, b in enumerate(_SPACE)], axis=0)
+    behind = spaces.copy()
+    behind[len(_SPACE) :] &= ~spaces[: -len(_SPACE)]
+    behind[tokens.bounds[:-1][np.diff(tokens.bounds) > 0]] = False
+    return bool(behind.any())

@@ -8,7 +8,7 @@ Legend: V tokens in the vocabulary.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -123,7 +123,7 @@ def value_of(metadata: Mapping[str, Any], key: str, kind: type[T], absent: T | N
     return kind(value)  # type: ignore[call-arg]  # one of three
 
 
-def strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+def strings(metadata: Mapping[str, Any], key: str) -> Texts:
     """The list of strings under `key`; FormatError when absent or holding anything else."""
     values = metadata.get(key)
     if isinstance(values, Texts):
@@ -134,7 +134,12 @@ def strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     for i, v in enumerate(out):
         if not isinstance(v, str):
             raise FormatError(f"{key}[{i}]: expected a string, got {type(v).__name__}")
-    return out
+    try:
+        return Texts(out)
+    except UnicodeEncodeError as error:
+        raise FormatError(
+            f"{key}: {shown(error.object)} is no UTF-8 text: {error.reason}"
+        ) from None
 
 
 def vocabulary_from_gguf(
@@ -143,18 +148,17 @@ def vocabulary_from_gguf(
     """Reads `tokenizer.*`; `add_bos` is the kind's default. FormatError on bad metadata."""
     tokens = _token_texts(metadata)
     types = _token_types(metadata, len(tokens))
-    ids = _ids_by_text(tokens)
     named = {
         r: _named_id(metadata, r, len(tokens)) for r in ("bos", "eos", "eot", "eom", "unknown")
     }
     if not byte_level:
-        named = {**_spm_defaults(ids), **{r: i for r, i in named.items() if i is not None}}
-    ends = end_ids(ids, (named[r] for r in ("eos", "eot", "eom")))
-    types[_markers(ids, ends)] = CONTROL  # which a converter left as ordinary text
+        named = {**_spm_defaults(tokens), **{r: i for r, i in named.items() if i is not None}}
+    ends = end_ids(tokens, (named[r] for r in ("eos", "eot", "eom")))
+    types[_markers(tokens, ends)] = CONTROL  # which a converter left as ordinary text
     add = value_of(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos)
     prefix = value_of(metadata, "tokenizer.ggml.add_space_prefix", bool, not byte_level)
     return Vocabulary(
-        tokens=Texts(tokens),
+        tokens=tokens,
         pieces=_pieces(tokens, types, byte_level),
         control=_having(types, CONTROL, UNKNOWN),
         user_defined=_having(types, USER_DEFINED),
@@ -168,21 +172,16 @@ def vocabulary_from_gguf(
     )
 
 
-def _token_texts(metadata: Mapping[str, Any]) -> list[str]:
+def _token_texts(metadata: Mapping[str, Any]) -> Texts:
     key = "tokenizer.ggml.tokens"
-    tokens = [t or f"[EMPTY_{i}]" for i, t in enumerate(strings(metadata, key))]
+    tokens = strings(metadata, key)
     if not tokens:
         raise FormatError(f"{key}: the vocabulary is empty")
+    if not np.diff(tokens.bounds).all():
+        tokens = Texts(t or f"[EMPTY_{i}]" for i, t in enumerate(tokens))
+    for first, second in tokens.repeated():
+        raise FormatError(f"{key}: {tokens[first]!r} stands twice, as ids {first} and {second}")
     return tokens
-
-
-def _ids_by_text(tokens: Sequence[str]) -> dict[str, int]:
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(ids) < len(tokens):
-        i, t = next((i, t) for i, t in enumerate(tokens) if ids[t] != i)
-        twice = f"{t!r} stands twice, as ids {i} and {ids[t]}"
-        raise FormatError(f"tokenizer.ggml.tokens: {twice}")
-    return ids
 
 
 def _token_types(metadata: Mapping[str, Any], count: int) -> Array:
@@ -224,45 +223,52 @@ def _named_id(metadata: Mapping[str, Any], role: str, count: int) -> int | None:
     return i if 0 <= i < count else None
 
 
-def _spm_defaults(ids: Mapping[str, int]) -> dict[str, int | None]:
+def _spm_defaults(tokens: Texts) -> dict[str, int | None]:
     texts = {"unknown": "<unk>", "bos": "<s>", "eos": "</s>"}
-    found = {role: ids.get(text) for role, text in texts.items()}
+    found = {role: tokens.find(text) for role, text in texts.items()}
     return {"eot": None, "eom": None, **found}
 
 
-def end_ids(ids: Mapping[str, int], named: Iterable[int | None]) -> frozenset[int]:
+def end_ids(tokens: Texts, named: Iterable[int | None]) -> frozenset[int]:
     """Every id after which a model has nothing to add: the named roles and the known texts.
 
     Files name only one end token though models emit several; the texts are those that llama.cpp
     treats so.
     """
-    ends = set(_found(ids, _END_TEXTS)) | {i for i in named if i is not None}
+    by_text = _found(tokens, _END_TEXTS)
+    ends = set(by_text.values()) | {i for i in named if i is not None}
     for texts in _FIM_END_TEXTS:
-        ends.update(_found(ids, texts)[:1])
-    present = {t for t in _END_TEXTS if ids.get(t) in ends}
+        ends.update(_first(tokens, texts))
+    present = set(by_text)
     # In the harmony and solar formats <|end|> closes one message of several, not the answer.
     if "<|end|>" in present and (
         {"<|return|>", "<|call|>"} <= present
         or ({"<|flush|>"} <= present and present & {"<|call|>", "<|calls|>"})
     ):
-        ends.discard(ids["<|end|>"])
+        ends.discard(by_text["<|end|>"])
     if {"<|tool_response>", "</s>"} <= present:
-        ends.discard(ids["</s>"])
+        ends.discard(by_text["</s>"])
     return frozenset(ends)
 
 
-def _found(ids: Mapping[str, int], texts: Sequence[str]) -> list[int]:
-    return [ids[t] for t in texts if t in ids]
+def _found(tokens: Texts, texts: Iterable[str]) -> dict[str, int]:
+    """Those of `texts` that are tokens, with their ids."""
+    each = ((t, tokens.find(t)) for t in texts)
+    return {t: i for t, i in each if i is not None}
 
 
-def _markers(ids: Mapping[str, int], ends: frozenset[int]) -> list[int]:
+def _first(tokens: Texts, texts: Iterable[str]) -> list[int]:
+    return list(_found(tokens, texts).values())[:1]
+
+
+def _markers(tokens: Texts, ends: frozenset[int]) -> list[int]:
     """Tokens that are control tokens whatever a file says."""
-    fim = (i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _found(ids, texts)[:1])
-    closing = (i for i in _found(ids, _END_TEXTS) if i in ends)
-    return [*_found(ids, (*_PART_TEXTS, "<|end|>")), *closing, *fim]
+    fim = (i for texts in (*_FIM_END_TEXTS, *_FIM_TEXTS) for i in _first(tokens, texts))
+    closing = (i for i in _found(tokens, _END_TEXTS).values() if i in ends)
+    return [*_found(tokens, (*_PART_TEXTS, "<|end|>")).values(), *closing, *fim]
 
 
-def _pieces(tokens: Sequence[str], types: Array, byte_level: bool) -> Pieces:
+def _pieces(tokens: Texts, types: Array, byte_level: bool) -> Pieces:
     """The bytes of every token: of ordinary ones, which are most, together."""
     pieces = byte_level_pieces(tokens) if byte_level else spm_pieces(tokens)
     for i in np.flatnonzero(types != NORMAL).tolist():
@@ -270,11 +276,12 @@ def _pieces(tokens: Sequence[str], types: Array, byte_level: bool) -> Pieces:
     return Pieces(pieces)
 
 
-def byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
+def byte_level_pieces(tokens: Texts) -> list[bytes]:
     """The bytes of byte-level tokens: see `byte_level_piece`."""
-    letters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
+    letters = np.frombuffer(tokens.joined.decode().encode("utf-32-le"), np.uint32)
     raw = _RAW[np.minimum(letters, len(_RAW) - 1)]
-    stops = np.fromiter(accumulate(map(len, tokens), initial=0), np.int64, len(tokens) + 1)
+    begins = np.frombuffer(tokens.joined, np.uint8) & 0xC0 != 0x80  # of bytes, which begin a letter
+    stops = np.append(0, np.cumsum(begins))[tokens.bounds]
     joined = raw.astype(np.uint8).tobytes()
     pieces = [joined[start:stop] for start, stop in pairwise(stops.tolist())]
     for i in set(np.searchsorted(stops, np.flatnonzero(raw == _NO_BYTE), "right").tolist()):
@@ -282,11 +289,10 @@ def byte_level_pieces(tokens: Sequence[str]) -> list[bytes]:
     return pieces
 
 
-def spm_pieces(tokens: Sequence[str]) -> list[bytes]:
+def spm_pieces(tokens: Texts) -> list[bytes]:
     """The bytes of SentencePiece tokens."""
     apart = b"\xff"  # in no UTF-8
-    joined = apart.join([t.encode("utf-8", "replace") for t in tokens])
-    return joined.replace(SPACE.encode(), b" ").split(apart)
+    return apart.join(tokens.encoded()).replace(SPACE.encode(), b" ").split(apart)
 
 
 def _special_piece(text: str, kind: int) -> bytes:
