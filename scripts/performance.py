@@ -119,14 +119,16 @@ def readme_part(result: Path) -> str:
         [file.removesuffix(".gguf"), *(_told(rows, case) for case in CASES)]
         for file, rows in found["tables"].items()
     ]
-    where, peers = kept.measured_on(found), ", ".join(found["peers"])
-    every = (r for rows in found["tables"].values() for r in rows if r["case"] in CASES)
+    every = [r for rows in found["tables"].values() for r in rows if r["case"] in CASES]
+    days = sorted({r["date"][:10] for r in every})  # each with a commit, which the page names
+    days = days[:1] + days[1:][-1:]
+    where = f"{found['processor']}, {found['instructions']}, {' to '.join(days)}"
     decoded = (r for r in every if r["case"].startswith("decode") and r.get("ceiling"))
     memory = sorted(round(r["ceiling"] / 1e9) for r in decoded)
     told = f" Memory gave them {memory[0]} to {memory[-1]} GB/s as they decoded." if memory else ""
     return (
         f"\n{table((f'{true_shapes.units_of(result)}: tokens/s, over the fastest', *CASES), rows)}"
-        f"\nTwo threads of {where}; peers: {peers}.{told}\n"
+        f"\nTwo threads of {where}; peers: {', '.join(found['peers'])}.{told}\n"
     )
 
 
