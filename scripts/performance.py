@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,9 +108,26 @@ def result(name: str) -> dict[str, Any] | None:
 
 
 def readme_text() -> str:
-    """README.md with its table of peers made anew."""
-    made = "".join(map(readme_part, true_shapes.results(2)))
+    """README.md with its tables of peers made anew: of processors, and of models behind that."""
+    results = true_shapes.results(2)
+    head = ["over the fastest: median, from the least to the greatest", "models", *CASES]
+    made = (
+        f"\n{table(head, map(readme_row, results))}\n<details><summary>Each model, in tokens a "
+        f"second</summary>\n{''.join(map(readme_part, results))}\n</details>\n"
+    )
     return MARKED.sub(lambda m: m[1] + made + m[2], README.read_text())
+
+
+def readme_row(result: Path) -> list[str]:
+    """How often the fastest peer's speed is ours, over all models on one processor."""
+    tables = true_shapes.read(result)["tables"]
+    cells = []
+    for case in CASES:
+        rows = (r for rows in tables.values() for r in rows if r["case"] == case)
+        ratios = sorted(r["ratio"] for r in rows if r["ratio"] is not None)
+        span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        cells.append(f"**{statistics.median(ratios):.2f}x** ({span})")
+    return [true_shapes.units_of(result), str(len(tables)), *cells]
 
 
 def readme_part(result: Path) -> str:
