@@ -8,6 +8,7 @@ bytes of n numbers.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 from ggraph.backends.cpu import attention
 from ggraph.backends.cpu.elements import ELEMENT_BYTES
@@ -378,6 +379,7 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+@cache
 def rule_of(kernel: str) -> tuple[Rule, str] | None:
     """The rule of a kernel and its variant (type or layout); None where nothing is known of it."""
     if kernel in RULES:
