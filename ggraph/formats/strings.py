@@ -178,7 +178,7 @@ class Texts(_Joined[str]):
 
     @cached_property
     def _by_sum(self) -> tuple["array[int]", "array[int]"]:
-        """Checksums in order, and whose they are: a twelfth of what a dictionary takes."""
+        """Checksums in order, and whose they are: an eighth of what a dictionary takes."""
         (sums,) = checksums(self.joined, self.bounds[:-1], self.bounds[1:])
         order = np.argsort(sums, kind="stable")
         return array("Q", sums[order].tobytes()), array("i", order.astype(np.int32).tobytes())
