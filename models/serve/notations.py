@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ggraph.text.stream import THINK, THOUGHT
@@ -192,6 +192,7 @@ NOTATIONS = (
 OTHERS = "<function=", "<invoke ", "<tool_calls>"  # beside <tool_call>, which are not here
 
 
+@lru_cache  # which a server asks of one template, for every request
 def notation_of(template: str) -> Notation | None:
     """The notation that a chat template teaches; None where it knows no tools, or teaches one that
     is not here."""
