@@ -28,7 +28,7 @@ from test_models_golden import GOLDEN, NAMES, run_all, spread_error
 from ggraph.backends.cpu.backend import CpuBackend
 from ggraph.decode.model import StepShape
 from ggraph.decode.runner import Runner
-from models.bench.peer import Peer
+from models.bench.peer import LogprobPeer
 from models.registry import open_model
 from models.run.convert import model_to_gguf
 from models.run.load import open_session
@@ -91,8 +91,8 @@ def same_as_llama_cpp(name: str, folder: Path) -> str:
     path = small_model(folder / "peer.gguf", PLAIN, source(name, folder / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, _ = greedy(path, ids)
-    peer = Peer(path, 1, 256, probs=True)
-    theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
+    peer = LogprobPeer(path, 1, 256)
+    theirs = peer.logprobs(ids, NEW).raw["ids"]
     peer.close()
     same = [a == b for a, b in zip(ours, theirs, strict=True)]
     return f"{same.index(False) if False in same else NEW} of {NEW}"

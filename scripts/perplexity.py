@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from models.bench.peer import Peer
+from models.bench.peer import LogprobPeer
 from models.run.fetch import fetch_default
 from models.run.load import Loaded, load
 
@@ -49,11 +49,11 @@ def ours(m: Loaded, ids: Sequence[int]) -> np.ndarray:
     return logits[np.arange(SCORED), list(ids[WINDOW - SCORED :])] - whole
 
 
-def theirs(peer: Peer, ids: Sequence[int], vocabulary: int) -> Iterator[float]:
+def theirs(peer: LogprobPeer, ids: Sequence[int], vocabulary: int) -> Iterator[float]:
     """The same from llama.cpp; a token far down the list costs a second, longer answer."""
     for at in range(WINDOW - SCORED, WINDOW):
         for listed in (LISTED, vocabulary):
-            probs = dict(peer.ask(ids[:at], 1, keep=True, probs=listed).raw["probs"])
+            probs = dict(peer.logprobs(ids[:at], 1, listed, keep=True).raw["probs"])
             if ids[at] in probs:
                 yield probs[ids[at]]
                 break
@@ -71,7 +71,7 @@ def score_ours(path: Path, count: int, threads: int, exact: bool) -> tuple[float
 
 def score_theirs(path: Path, parts: list[list[int]], vocabulary: int, threads: int) -> float:
     """Perplexity of llama.cpp over the same windows."""
-    with closing(Peer(path, threads, 512, probs=True)) as peer:
+    with closing(LogprobPeer(path, threads, 512)) as peer:
         logs = []
         for i, ids in enumerate(parts):
             logs += list(theirs(peer, ids, vocabulary))

@@ -19,7 +19,7 @@ from ggraph import InputError
 from ggraph.decode.sampler import Sampler, SamplerConfig
 from models.bench.cpu import CASES, Case, Ours, file_of, fitting, measure
 from models.bench.install import ORIGINS, Built, Origin, built, fetched, home_of, install
-from models.bench.peer import MISSING, Peer
+from models.bench.peer import MISSING, LogprobPeer, Peer
 from models.bench.rounds import OURS, Measured, Round, changed, row, steadiest
 from models.bench.serve import Heard, Load, figures
 from models.bench.serve import measure as measure_server
@@ -252,7 +252,7 @@ def test_an_absent_peer_is_one_line(model: Path, monkeypatch: pytest.MonkeyPatch
     # One that was built says no chances: another is asked.
     monkeypatch.setattr("models.bench.peer.built", lambda name: Built(("no such program",), "1"))
     with pytest.raises(InputError) as refused:
-        Peer(model, 1, probs=True)
+        LogprobPeer(model, 1)
     assert str(refused.value) == MISSING
 
 

@@ -31,7 +31,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.tensor import Array
 from models import gemma2
-from models.bench.peer import Peer
+from models.bench.peer import LogprobPeer
 from models.heads.assistant import AssistantHead
 from models.heads.dflash import BlockHead
 from models.heads.layouts import AnyHead, open_head
@@ -120,7 +120,7 @@ def same_counts(path: Path, head_path: Path, texts: int, known: Sequence[list[in
     model = open_model(path)
     head, session = open_head(head_path, model), open_session(threads=1, exact=True)
     engine = Engine(Runner(model, session, 128, taps=head.taps), ends=())
-    peer, same, kept = Peer(path, 1, 256, head=head_path, chain=3), 0, 0
+    peer, same, kept = LogprobPeer(path, 1, 256, head=head_path, chain=3), 0, 0
     drawn = [np.random.default_rng(seed).integers(3, 320, 12).tolist() for seed in range(texts)]
     for ids in [*known, *drawn]:
         runner = runner_of(head, engine.runner)
@@ -134,7 +134,7 @@ def same_counts(path: Path, head_path: Path, texts: int, known: Sequence[list[in
         engine.reset()
         said = engine.generate(ids, sampler.sample, sampler.accept, limit=48, drafts=drafts)
         ours = list(said)
-        theirs = peer.ask(ids, 48, probs=1)
+        theirs = peer.logprobs(ids, 48)
         if ours != theirs.raw["ids"]:
             continue  # two logits so near that rounding chose
         counts = engine.statistics.drafted, engine.statistics.accepted
@@ -187,8 +187,8 @@ def test_llama_cpp_says_the_same(name: str, tmp_path: Path) -> None:
     path = small_model(tmp_path / "small.gguf", PLAIN, source(name, tmp_path / "hf"), "f32")
     ids = np.load(GOLDEN / name / "expected.npz")["ids"].tolist()[:20]
     ours, gaps = greedy(path, ids)
-    peer = Peer(path, 1, CONTEXT, probs=True)
-    theirs = peer.ask(ids, NEW, probs=1).raw["ids"]
+    peer = LogprobPeer(path, 1, CONTEXT)
+    theirs = peer.logprobs(ids, NEW).raw["ids"]
     peer.close()
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if a != b:  # rounding may also choose another expert, and then anything may come
@@ -247,9 +247,9 @@ def same_next(name: str, path: Path) -> None:
     runner = Runner(open_model(path).reaching(CONTEXT), session, CONTEXT)
     logits = runner.text(ids, every=True).logits
     session.close()
-    peer = Peer(path, 1, CONTEXT, probs=True)
+    peer = LogprobPeer(path, 1, CONTEXT)
     for i in range(2, len(ids)):
-        said = peer.ask(ids[: i + 1], 1, probs=1).raw["ids"][0]
+        said = peer.logprobs(ids[: i + 1], 1).raw["ids"][0]
         best = np.delete(logits[i], END).max() if said != END else logits[i].max()
         assert best - logits[i][said] < CLOSE, (i, said)
     peer.close()

@@ -52,8 +52,10 @@ class Peer:
     """A peer on one GGUF file. InputError where it is absent or refuses the file.
 
     `name`: one that `ggraph bench install` builds. llama.cpp that was not built, or that is to
-    draft with a `head` or to tell chances (`probs`), is that of the wheel xllamacpp.
+    draft with a `head`, is that of the wheel xllamacpp.
     """
+
+    wheel = False  # whether it is that of the wheel, whatever was built
 
     def __init__(
         self,
@@ -63,14 +65,13 @@ class Peer:
         head: Path | None = None,
         chain: int = 4,
         name: str = "llama.cpp",
-        probs: bool = False,
     ) -> None:
-        native = built(name) if head is None and not probs else None
+        native = built(name) if head is None and not self.wheel else None
         if native is None and name != "llama.cpp":
             raise InputError(NOT_BUILT.format(name))
-        wheel = (sys.executable, "-m", f"{__package__}.peer_llama")
+        python = (sys.executable, "-m", f"{__package__}.peer_llama")
         command = [
-            *(wheel if native is None else native.command), str(path.resolve()),
+            *(python if native is None else native.command), str(path.resolve()),
             str(threads), str(context),
             *([str(head.resolve()), str(chain)] if head is not None else []),
         ]  # fmt: skip
@@ -91,16 +92,15 @@ class Peer:
         new: int,
         *,
         keep: bool = False,
-        probs: int = 0,
         ignore_end: bool = True,
     ) -> Reply:
         """Greedy continuation by `new` tokens of `ids`, or of a text that llama.cpp cuts itself;
         `keep` reuses the last request's cache."""
+        return self._ask(ids, new, keep=keep, ignore_eos=ignore_end)
+
+    def _ask(self, ids: Sequence[int] | str, new: int, **more: Any) -> Reply:
         assert self._process.stdin is not None
-        request = {
-            "ids": ids if isinstance(ids, str) else list(ids), "new": new,
-            "keep": keep, "probs": probs, "ignore_eos": ignore_end
-        }  # fmt: skip
+        request = {"ids": ids if isinstance(ids, str) else list(ids), "new": new, **more}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         raw = self._read()
@@ -126,3 +126,16 @@ class Peer:
             absent = "not installed" in found["error"]
             raise InputError(MISSING if absent else found["error"])
         return found
+
+
+class LogprobPeer(Peer):
+    """llama.cpp of the wheel xllamacpp, which alone tells chances: those built here say none."""
+
+    wheel = True
+
+    def logprobs(
+        self, ids: Sequence[int] | str, new: int, count: int = 1, *, keep: bool = False
+    ) -> Reply:
+        """As `ask`; `raw` has the `ids` of all tokens, and of the first one's place `probs`, the
+        `count` likeliest with their log-probabilities."""
+        return self._ask(ids, new, keep=keep, probs=count)
