@@ -79,12 +79,14 @@ PASSES = [
     *((FREE, THOUGHT + call(ON, header)) for header in HEADERS),
     *((kind, call(ON, header)) for kind in (FREE, FORMED, DEMANDED) for header in HEADERS),
     (FORMED, FINAL + WORDS), (FORMED, THOUGHT + FINAL + WORDS), (FORMED, THOUGHT + call(ODD)),
+    (DEMANDED, THOUGHT + call(ON)), (DEMANDED, THOUGHT + PREAMBLE + call(ODD)),
 ]  # fmt: skip
 FAILS = [
     (FREE, "text"), (FREE, THOUGHT), (FREE, ""), (FREE, FINAL + "a" + NEXT), (FREE, call(WRONG)),
     (FREE, call(("h", "{}"))), (FREE, call(ON) + call(ON)), (FREE, FINAL + "text" + call(ON)),
     (FREE, call(ON, "<|channel|>analysis to=functions.{}<|message|>")), (FREE, call(ON)[:-1]),
-    (DEMANDED, FINAL + "text"), (DEMANDED, THOUGHT + call(ON)), (DEMANDED, call(WRONG)),
+    (DEMANDED, FINAL + "text"), (DEMANDED, THOUGHT), (DEMANDED, THOUGHT + call(WRONG)),
+    (DEMANDED, call(WRONG)), (DEMANDED, THOUGHT + FINAL + call(ON)),
     (FORMED, FINAL + "text"), (FORMED, WORDS), (FORMED, THOUGHT + call(WRONG)),
 ]  # fmt: skip
 
@@ -200,9 +202,13 @@ def answer(server: Server, **more: Any) -> tuple[Any, str]:
     return message, end
 
 
+ENDS = {str(IDS["<|return|>"]): 90, str(IDS["<|call|>"]): 95}
+CALLS = {**ENDS, str(ord("c")): 100, str(ord(" ")): 60, str(IDS["<|message|>"]): 55}  # a commentary
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 def test_a_demanded_call_is_given(server: Server, choice: Any) -> None:
-    message, end = answer(server, tool_choice=choice)
+    message, end = answer(server, tool_choice=choice, logit_bias=CALLS)
     (called,) = message["tool_calls"]
     jsonschema.validate(json.loads(called["function"]["arguments"]), FLAG)
     assert (called["function"]["name"], message["content"], end) == ("f", None, "tool_calls")
@@ -210,12 +216,10 @@ def test_a_demanded_call_is_given(server: Server, choice: Any) -> None:
 
 def test_a_model_calls_or_answers_as_it_likes_to(server: Server) -> None:
     """Its channel is the letter that it likes: c(ommentary) or f(inal)."""
-    ends = {str(IDS["<|return|>"]): 90, str(IDS["<|call|>"]): 95}
-    likes = {str(ord("c")): 100, str(ord(" ")): 60, str(IDS["<|message|>"]): 55}
-    message, end = answer(server, logit_bias={**likes, **ends})
+    message, end = answer(server, logit_bias=CALLS)
     assert ([c["function"]["name"] for c in message["tool_calls"]], end) == (["f"], "tool_calls")
     likes = {str(IDS["<|channel|>"]): 100, str(ord("f")): 50}
-    message, end = answer(server, logit_bias={**likes, **ends})
+    message, end = answer(server, logit_bias={**likes, **ENDS})
     assert (message.get("tool_calls"), end) == (None, "stop")
 
 
@@ -228,12 +232,15 @@ def test_a_form_holds_beside_tools(server: Server) -> None:
 
 
 def test_a_conversation_goes_on_behind_calls(server: Server) -> None:
-    message, _ = answer(server, tool_choice="required")
+    message, _ = answer(server, tool_choice="required", logit_bias=CALLS)
     result = {"role": "tool", "content": "done", "tool_call_id": message["tool_calls"][0]["id"]}
     for messages in ([{"role": "user", "content": "Hi"}, message, result], talk(ON, ODD)):
         answer(server, messages=messages, max_tokens=5)
     flat = {"type": "function", "name": "f", "parameters": FLAG}
-    body = {"input": "Hi", "tools": [flat], "tool_choice": "required", "max_output_tokens": 150}
+    body = {
+        "input": "Hi", "tools": [flat], "tool_choice": "required", "max_output_tokens": 150,
+        "logit_bias": CALLS,
+    }  # fmt: skip
     first = WEB.post(f"{server.url}/v1/responses", json=body).json()
     (item,) = first["output"]
     assert (item["type"], item["name"]) == ("function_call", "f")

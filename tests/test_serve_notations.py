@@ -158,7 +158,7 @@ def test_gemmas_thoughts_may_be_before_all(grammars: Grammars, tokenizer: Tokeni
     thought = f"<|channel>thought\n{AROUND} call:f{{on:1}}<channel|>"
     answers: list[tuple[dict[str, Any], str, list[tuple[str, str]]]] = [
         (FREE, "text", []), (FREE, "", [ON]), (FREE, "text", [ON, ODD]), (FORMED, "", [ODD]),
-        (FORMED, WORDS, []),
+        (FORMED, WORDS, []), (DEMANDED, "", [ON]),
     ]  # fmt: skip
     for options, text, called in answers:
         written = text + calls(*called)

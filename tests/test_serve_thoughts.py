@@ -19,7 +19,7 @@ from ggraph.formats import open_checkpoint
 from ggraph.text.stream import THINK, THOUGHT, TextStream
 from ggraph.text.tokenizer import Tokenizer
 from models.serve.grammar import Grammars
-from models.serve.notations import HERMES
+from models.serve.notations import HERMES, LLAMA, TAGS, Notation
 from models.serve.tools import answer_grammar
 
 WEB = httpx.Client(timeout=60)
@@ -101,12 +101,39 @@ CALL, BAD = hermes(ON), hermes(WRONG)
 def test_a_call_within_a_thought_is_none(
     tokenizer: Tokenizer, thinking: bool | None, written: str, passes: bool
 ) -> None:
-    grammars, special = Grammars(tokenizer, tokenizer.vocab_size), HERMES.special(tokenizer)
-    grammar = answer_grammar(TOOLS, HERMES, special, thinking=thinking)
-    matcher = grammars.lark(grammar, "tools").matcher
-    ids = tokenizer.encode(written, bos=False, special=True)
-    fits = matcher.validate_tokens(ids) == len(ids)
-    assert (fits and matcher.consume_tokens(ids) and matcher.is_accepting()) == passes
+    assert fits(tokenizer, HERMES, written, thinking=thinking) == passes
+
+
+@pytest.mark.parametrize("notation", [HERMES, LLAMA, TAGS], ids=["hermes", "llama", "tags"])
+@pytest.mark.parametrize(("thinking", "before", "passes"), [
+    (True, "hm</think>\n\n", True), (True, f"hm {CALL} {BAD}</think>", True), (True, "hm", False),
+    (True, "", False), (True, "</think>text ", False), (True, "</think><think></think>", False),
+    (False, "", True), (False, "<think>hm</think>\n", True), (False, "text ", False),
+    (False, " ", False), (False, "\n<think>hm</think>", False),
+    (False, f"<think>{BAD}</think>", True), (False, "<think>hm", False),
+    (False, "<think>hm</think>text ", False), (None, "", True), (None, "<think>hm</think>", False),
+])  # fmt: skip
+def test_a_demanded_call_comes_behind_a_thought(
+    tokenizer: Tokenizer, notation: Notation, thinking: bool | None, before: str, passes: bool
+) -> None:
+    """And alone: there is no text, and the thought ends at its marker."""
+    grammar: dict[str, Any] = {"thinking": thinking, "demanded": True}
+    calls = [notation.written([("f", {"on": on})]) for on in (True, 1)]
+    assert fits(tokenizer, notation, before + calls[0], **grammar) == passes
+    for wrong in (before, before + calls[1], before + calls[0] + "text", before + calls[0] * 2):
+        assert not fits(tokenizer, notation, wrong, **grammar)
+
+
+def fits(tokenizer: Tokenizer, notation: Notation, written: str, **options: Any) -> bool:
+    """Whether a grammar lets an answer through, as a whole."""
+    special, grammars = notation.special(tokenizer), Grammars(tokenizer, tokenizer.vocab_size)
+    grammar = answer_grammar(TOOLS, notation, special, **options)
+    matcher, ids = (
+        grammars.lark(grammar, "tools").matcher,
+        tokenizer.encode(written, bos=False, special=True),
+    )
+    whole = matcher.validate_tokens(ids) == len(ids)
+    return bool(whole and matcher.consume_tokens(ids) and matcher.is_accepting())
 
 
 # ----- a server
@@ -179,15 +206,35 @@ def test_who_wants_all_as_text_has_it(server: Server) -> None:
     assert WEB.post(f"{server.url}/v1/chat/completions", json=body).status_code == 400
 
 
-def test_forms_and_demanded_calls_are_no_thoughts(server: Server) -> None:
+def test_forms_are_no_thoughts(server: Server) -> None:
     """Though the prompt has opened one: nothing may close it."""
     likes = {str(ord("{")): 60, str(ord('"')): 80, str(ord("w")): 60, "257": 100}
     message, end, _ = answer(server, logit_bias=likes, response_format=FORM, max_tokens=150)
     assert ("word" in json.loads(message["content"]), end) == (True, "stop")
-    asked = {"tools": [tool("f", FLAG)], "tool_choice": "required", "max_tokens": 150}
-    message, end, _ = answer(server, logit_bias={}, **asked)
-    assert (message["tool_calls"][0]["function"]["name"], end) == ("f", "tool_calls")
-    assert "reasoning_content" not in message
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("more", [{}, {"response_format": FORM}], ids=["", "formed"])
+def test_a_model_may_think_before_a_demanded_call(server: Server, choice: Any, more: Any) -> None:
+    """Where it begins to, or the prompt has; a thought that is cut is one, and no call."""
+    asked = {"tools": [tool("f", FLAG)], "tool_choice": choice, "max_tokens": 150, **more}
+    opens, thinks = opened(tokenizer_of(server)), {str(ord("b")): 42, "257": 100}
+    for begins in (opens, True):
+        likes = {**thinks, str(CLOSES): 43, str(OPENS): 40 if begins else -100}
+        message, end, tokens = answer(server, logit_bias=likes, **asked)
+        assert (message["tool_calls"][0]["function"]["name"], end) == ("f", "tool_calls")
+        assert message["content"] is None
+        assert message.get("reasoning_content", "").strip("b") == ""
+        assert tokens.count(THOUGHT) == (begins or opens)
+    likes = {**thinks, str(OPENS): 40, str(CLOSES): -100}
+    message, end, _ = answer(server, logit_bias=likes, **asked)
+    assert (end, message["content"]) == ("length", "") and "tool_calls" not in message
+    assert message["reasoning_content"].strip("b") == "" != message["reasoning_content"]
+    message, end, _ = answer(server, logit_bias={}, reasoning_format="none", **asked)
+    assert (len(message["tool_calls"]), end) == (1, "tool_calls")
 
 
 def test_a_thought_comes_before_text_beside_tools(server: Server) -> None:

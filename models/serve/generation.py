@@ -85,7 +85,8 @@ class Generation:
         stem = self.service.stem_of(ids, messages, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
         thinking = None
-        if asked.reasoning_format != "none" and form is None and not demanded(asked.tool_choice):
+        formed = form is not None and not demanded(asked.tool_choice)
+        if asked.reasoning_format != "none" and not formed:
             thinking = self.service.thinking(ids)
         if tools:
             form, reading, shown = self._calling(asked, tools, notation or HERMES, thinking)

@@ -39,26 +39,27 @@ def answer_grammar(
     thinking: bool | None = None,
 ) -> str:
     """Text and then calls of these functions, or one where there are not to be `several`, in Lark's
-    notation. Where one is `demanded`, it is all; where text has a `schema`, there is either text or
-    calls. `special` are the ids of what is a special token. `thinking` is what streams are told: a
-    thought in `<think>` comes first, or may; it is neither text nor calls, whatever it says."""
+    notation. Where one is `demanded`, there is it alone; where text has a `schema`, there is either
+    text or calls. `special` are the ids of what is a special token. Thoughts come before all, as
+    the notation has them, or in `<think>` where `thinking` is what streams are told: one comes, or
+    may; it is neither text nor calls, whatever it says."""
     lark = Lark(special)
     opening, closing = lark.spaced(notation.opening), lark.spaced(notation.closing)
     if notation.unseen in special:
         opening = f"{lark.literal(notation.unseen)}?"
     elif notation.headers:
         opening = ""
-    start = _start(lark, notation, opening, "TEXT", schema)
-    if demanded:
-        start = f"{opening} call {closing}"
-    elif notation.thoughts:
+    one = f"{opening} call {closing}"
+    start = one if demanded else _start(lark, notation, opening, "TEXT", schema)
+    if notation.thoughts:
         ways = (f"{lark.literal(a)} TEXT {lark.literal(z)}" for a, z in notation.thoughts)
         start = f"{lark.add('thought', ' | '.join(ways))}* ({start})"
     elif thinking is not None:
-        behind = f"{lark.until('thought', THOUGHT)} WS? ({start})"
-        unthought = lark.without("UNTHOUGHT", f"[ \\n]*{THINK}(.|\\n)*")
-        without = _start(lark, notation, opening, unthought, schema)
-        start = behind if thinking else f"WS? {lark.literal(THINK)} {behind} | {without}"
+        opens, behind = lark.literal(THINK), f"{lark.until('thought', THOUGHT)} WS? ({start})"
+        if not demanded:  # else spaces would lead to nothing but a thought
+            unthought = lark.without("UNTHOUGHT", f"[ \\n]*{THINK}(.|\\n)*")
+            opens, start = f"WS? {opens}", _start(lark, notation, opening, unthought, schema)
+        start = behind if thinking else f"{opens} {behind} | {start}"
     lark.add("start", start)
     more = f"({lark.spaced(notation.joint)} call)* " if several and notation.joint else ""
     lark.add("calls", f"call {more}{closing} WS?")
