@@ -176,6 +176,10 @@ def form(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
+LIMITS = {
+    CHAT: ("max_tokens", "max_completion_tokens"), TEXT: ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}  # fmt: skip
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 SEEN = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}
 SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
@@ -205,8 +209,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "a"}]},
      "input.0: the type of an item: expected message, function_call, function_call_output or"
      " reasoning"),
-    (CHAT, {"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
-    (TEXT, {"max_tokens": -2}, "max_tokens: Input should be greater than or equal to -1"),
+    *((path, {name: -2}, f"{name}: Input should be greater than or equal to -1")
+      for path, names in LIMITS.items() for name in names),
     (CHAT, {"chat_template_kwargs": {"messages": "a"}},
      "chat_template_kwargs: messages is not a variable of a template's own"),
     (CHAT, {"continue_final_message": True}, "continue_final_message: say add_generation_prompt"
@@ -217,6 +221,22 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
     (TEXT, form(LOOP), SELF),
 ]  # fmt: skip
+
+
+def test_every_limit_is_read_by_one_rule(server: Server) -> None:
+    """-1 and null bound nothing, 0 has the prompt read and no more."""
+    context = server.client.models.list().data[0].to_dict()["meta"]["context_length"]
+    for path, names in LIMITS.items():
+        for name in names:
+            for limit, most in ((0, 0), (1, 1), (-1, context), (None, context)):
+                asked = {k: v for k, v in ASKED[path].items() if k not in names}
+                body = {**asked, name: limit, "logit_bias": {"97": 100}, "ignore_eos": True}
+                reply = WEB.post(server.url + path, json=body).json()
+                used, said = reply["usage"], ("completion_tokens", "output_tokens")
+                (count,) = [used[key] for key in said if key in used]
+                if most == context:
+                    most -= used.get("prompt_tokens", used.get("input_tokens")) - 1
+                assert count == most, (path, body, reply)
 
 
 @pytest.mark.parametrize(("path", "body", "says"), WRONG, ids=range(len(WRONG)))

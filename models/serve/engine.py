@@ -76,7 +76,7 @@ class Answers:
 class Wanted:
     """How a prompt is to be answered, beside what `Sampling` says."""
 
-    limit: int
+    limit: int  # of tokens; -1: none
     top: int | None = None
     form: Callable[[], Form] | None = None  # a new one for each answer
     stem: int = -1  # tokens of the prompt that later ones are likely to begin with

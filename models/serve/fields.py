@@ -55,9 +55,8 @@ def only(*defaults: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def minus_one(meaning: int | None) -> BeforeValidator:
-    """Of a count that other servers take -1 for, where nothing bounds it."""
-    return BeforeValidator(lambda value: meaning if value == -1 else value)
+# Of a count that other servers take -1 for, where 0 bounds nothing
+MINUS_ONE = BeforeValidator(lambda value: 0 if value == -1 else value)
 
 
 def readable(kind: Any) -> Any:

@@ -80,7 +80,7 @@ class Generation:
         messages, more = for_template(asked.messages, tools, template)
         more |= asked.variables
         ids = self.service.chat_ids(messages, **more)
-        limit = asked.max_completion_tokens or asked.max_tokens
+        limit = _limit(asked.max_completion_tokens, asked.max_tokens)
         top = (asked.top_logprobs or 0) if asked.logprobs else None
         stem = self.service.stem_of(ids, messages, **more)
         form, reading, shown = self.service.form(asked.response_format), None, frozenset[int]()
@@ -90,7 +90,7 @@ class Generation:
             thinking = self.service.thinking(ids)
         if tools:
             form, reading, shown = self._calling(asked, tools, notation or HERMES, thinking)
-        wanted = Wanted(-1 if limit is None else limit, top, form, stem, shown, thinking)
+        wanted = Wanted(limit, top, form, stem, shown, thinking)
         dialect = self.dialect(asked, "chatcmpl-")
         return lambda: Asked(self.service.answer([ids], asked, wanted), dialect, asked, reading)
 
@@ -101,7 +101,7 @@ class Generation:
         prompts: list[Any] = list(given) if several else [given]
         self.service.check_room(len(prompts), asked)
         ids = [self.service.text_ids(p, special=asked.parse_special) for p in prompts]
-        limit = -1 if asked.max_tokens is None else asked.max_tokens
+        limit = _limit(asked.max_tokens)
         wanted = Wanted(limit, asked.logprobs, self.service.form(asked.response_format))
         dialect = self.dialect(asked, "cmpl-", chat=False)
         return lambda: Asked(self.service.answer(ids, asked, wanted), dialect, asked)
@@ -227,6 +227,11 @@ class Generation:
         name = secrets.token_hex(12) if begun is None else begun.id
         created = int(time.time()) if begun is None else begun.created
         return Dialect(chat, kind + name, m.model.name, m.tokenizer, created)
+
+
+def _limit(*given: int | None) -> int:
+    """The first that was given; -1 where none was."""
+    return next((limit for limit in given if limit is not None), -1)
 
 
 def _check_channels(notation: Notation | None, asked: ChatRequest) -> None:

@@ -13,6 +13,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .fields import (
+    MINUS_ONE,
     MOST_LIST,
     Body,
     Effort,
@@ -22,7 +23,6 @@ from .fields import (
     TokenIds,
     few,
     items,
-    minus_one,
     only,
     unable,
 )
@@ -86,7 +86,7 @@ class Sampling(Body):
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Annotated[int, Field(ge=0, le=1 << 20)] | None, minus_one(0)] = None
+    top_k: Annotated[Annotated[int, Field(ge=0, le=1 << 20)] | None, MINUS_ONE] = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
@@ -115,7 +115,7 @@ class Sampling(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-Limit = Annotated[Annotated[int, Field(ge=1, le=1 << 24)] | None, minus_one(None)]
+Limit = Annotated[int, Field(ge=-1, le=1 << 24)] | None  # of tokens; -1 bounds nothing
 TemplateKwargs = Annotated[
     dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")], Scalar],
     Field(max_length=32),
@@ -186,7 +186,7 @@ class CompletionRequest(Sampling):
         | Annotated[list[LongText], items(64)]
         | Annotated[list[TokenIds], items(64)]
     )
-    max_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = 16
+    max_tokens: Limit = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
