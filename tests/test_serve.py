@@ -379,8 +379,34 @@ def test_keys_are_asked_for(model: Path, tmp_path: Path) -> None:
             running.client.models.list()
         running.key = "second"
         assert running.client.models.list().data
+        for header in ({"x-api-key": "first"}, {"authorization": "bearer first"}):
+            assert WEB.get(f"{running.url}/v1/models", headers=header).status_code == 200
+            wrong = {name: f"{key}x" for name, key in header.items()}
+            assert WEB.get(f"{running.url}/v1/models", headers=wrong).status_code == 401
         assert WEB.get(f"{running.url}/health").status_code == 200
         assert WEB.get(f"{running.url}/metrics").status_code == 401
+    finally:
+        assert ended(running) == 0
+
+
+def test_a_server_may_call_its_model_otherwise(model: Path) -> None:
+    """Wherever it names it."""
+    running = started(model, "-t", "1", "--alias", "acme/Tiny 1")
+    client = running.client
+    try:
+        (listed,) = client.models.list().data
+        assert listed.id == client.models.retrieve("acme/Tiny 1").id == "acme/Tiny 1"
+        asked: dict[str, Any] = {"model": listed.id, "max_tokens": 1}
+        hi: Any = [{"role": "user", "content": "Hi"}]
+        named = [
+            client.completions.create(prompt="a", **asked),
+            *client.completions.create(prompt="a", stream=True, **asked),
+            client.chat.completions.create(messages=hi, **asked),
+            *client.chat.completions.create(messages=hi, stream=True, **asked),
+            client.responses.create(model=listed.id, input="a", max_output_tokens=1),
+            client.embeddings.create(model=listed.id, input="a"),
+        ]
+        assert {reply.model for reply in named} == {listed.id}
     finally:
         assert ended(running) == 0
 

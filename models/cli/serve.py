@@ -35,6 +35,9 @@ DiskCache = Annotated[
     Path | None, typer.Option(help="A folder for what the cache forgets; default: none.")
 ]
 Origins = Annotated[list[str] | None, typer.Option(help="A site whose pages may ask; repeatable.")]
+Alias = Annotated[
+    str, typer.Option(help="What clients are told that the model is called; default: its name.")
+]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what is asked, too.")]
 ModelDraft = Annotated[
     Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
@@ -64,6 +67,7 @@ def serve(
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     api_key_file: KeyFile = None,
     cors_origin: Origins = None,
+    alias: Alias = "",
     log: Annotated[bool, typer.Option("--log", help="A line for each request.")] = False,
     log_prompts: LogPrompts = False,
     as_json: AsJson = False,
@@ -85,7 +89,7 @@ def serve(
     """
     bounds: dict[str, Any] = {
         "parallel": parallel, "queued": queue, "draft": draft_max, "keys": _keys(api_key_file),
-        "origins": _origins(cors_origin or ()), "log_prompts": log_prompts,
+        "origins": _origins(cors_origin or ()), "log_prompts": log_prompts, "alias": alias,
     }  # fmt: skip
     if where.ray and (disk_cache is not None or log):
         raise InputError("--disk-cache and --log are for one server, not for --ray")
@@ -95,7 +99,7 @@ def serve(
     if where.ray:
         _without(model_draft)
         options = where.options(on, path, head=head, cache_tokens=cache_tokens, **bounds)
-        ready = _ready(path.stem, as_json)
+        ready = _ready(alias or path.stem, as_json)
         part = serve_part("ray_serving", "ray")
         part.serve_on_ray(options, host, port, where.ray_address, ready)
         return
@@ -104,7 +108,7 @@ def serve(
         disk = _disk(m, disk_cache, disk_cache_mb)
         smaller = model_draft and smaller_model(m, model_draft)
         service = serve_part("engine").Service(m, settings, cache_tokens, disk, smaller)
-        ready = _ready(m.model.name, as_json)
+        ready = _ready(service.name, as_json)
         serve_part("server").serve(service, host, port, ready, log=log or log_prompts)
 
 

@@ -134,9 +134,9 @@ class Api:
 
     def _model(self) -> dict[str, Any]:
         """The one that is served, as of when the server began."""
-        m, begun = self.service.m, self.service.begun
-        facts = {"context_length": self.service.context, "vocab_size": m.model.vocab_size}
-        one = {"id": m.model.name, "object": "model", "created": begun, "owned_by": "ggraph"}
+        s = self.service
+        facts = {"context_length": s.context, "vocab_size": s.m.model.vocab_size}
+        one = {"id": s.name, "object": "model", "created": s.begun, "owned_by": "ggraph"}
         return {**one, "meta": facts}
 
     async def health(self, request: Request) -> Response:

@@ -51,7 +51,7 @@ async def embeddings(
     return {
         "object": "list",
         "data": data,
-        "model": generation.service.m.model.name,
+        "model": generation.service.name,
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
 

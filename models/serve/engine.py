@@ -133,6 +133,11 @@ class Service:
         return found
 
     @property
+    def name(self) -> str:
+        """What clients are told that the model is called."""
+        return self.settings.alias or self.m.model.name
+
+    @property
     def context(self) -> int:
         """Tokens of one text."""
         return self.m.runner.context

@@ -223,10 +223,10 @@ class Generation:
 
     def dialect(self, asked: Sampling, kind: str, *, chat: bool = True) -> Dialect:
         """The form of a reply, whose name begins with `kind`."""
-        m, begun = self.service.m, asked.going_on
+        service, begun = self.service, asked.going_on
         name = secrets.token_hex(12) if begun is None else begun.id
         created = int(time.time()) if begun is None else begun.created
-        return Dialect(chat, kind + name, m.model.name, m.tokenizer, created)
+        return Dialect(chat, kind + name, service.name, service.m.tokenizer, created)
 
 
 def _limit(*given: int | None) -> int:

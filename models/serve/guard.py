@@ -46,7 +46,8 @@ class Guard:
         if not self._keys or scope["path"] in OPEN:
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip() if kind.lower() == "bearer" else "")
+        bearer = key.strip() if kind.lower() == "bearer" else ""
+        given = _digest(bearer or headers.get("x-api-key", ""))
         if sum(hmac.compare_digest(given, k) for k in self._keys):  # all of them, whichever it is
             return None
         challenge = {"www-authenticate": "Bearer"}

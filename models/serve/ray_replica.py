@@ -51,6 +51,7 @@ class Options(BaseModel):
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
+    alias: str = ""
     replicas: int = Field(default=1, ge=1)
     most_replicas: int | None = Field(default=None, ge=1)
     autoscaling: dict[str, Any] = Field(default_factory=dict)
@@ -65,7 +66,7 @@ class Options(BaseModel):
     @property
     def settings(self) -> Settings:
         """Of each replica, and of what is in front of them."""
-        names = ("parallel", "queued", "draft", "keys", "origins", "log_prompts")
+        names = ("parallel", "queued", "draft", "keys", "origins", "log_prompts", "alias")
         return Settings(**{n: getattr(self, n) for n in names})
 
     @property

@@ -12,7 +12,8 @@ class Settings:
     page of another site. `body_bytes` bounds a request, `bodies_bytes` all that are arriving,
     `head_seconds` and `body_seconds` how long headers and a body may take to arrive. The latest
     `kept` responses, of `kept_bytes` together, can be gone on from. `draft` is the most tokens
-    that are drafted where a request does not say."""
+    that are drafted where a request does not say. `alias` is what clients are told that the model
+    is called, where that is not its own name."""
 
     parallel: int = 16
     queued: int = 256
@@ -28,6 +29,7 @@ class Settings:
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     log_prompts: bool = False
+    alias: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.parallel <= 64 or self.queued < 0 or not 1 <= self.choices <= 64:
