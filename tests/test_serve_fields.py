@@ -77,7 +77,7 @@ def test_states_go_when_their_text_is_read() -> None:
     answers = Answers(tickets, said, 3)
     service: Any = SimpleNamespace(
         settings=SimpleNamespace(ping_seconds=9), read=lambda _: answers, cancel=lambda _: None,
-        m=SimpleNamespace(model=SimpleNamespace(name="m")),
+        name="m",
     )  # fmt: skip
     asked = schema.EmbeddingsRequest(input=["a"] * 3)
 
@@ -176,6 +176,16 @@ def form(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
+FLAG: dict[str, Any] = {
+    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def given(schema: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+
+
 LIMITS = {
     CHAT: ("max_tokens", "max_completion_tokens"), TEXT: ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
@@ -217,10 +227,46 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      " false beside it: there is no new message"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": False},
      "continue_final_message: expected a last message of the assistant, with text and no calls"),
+    *((CHAT, {**body, "tool_choice": choice}, "schema: Invalid type: text")
+      for choice in ("auto", "required") for body in
+      ({**form({"type": "text"}), **given(FLAG)}, given({"type": "text"}))),
+    (CHAT, given({"$ref": "#/a"}), "schema: Pointer '/a' does not exist"),
+    (CHAT, {"response_format": {"type": "json_schema"}},
+     "response_format.json_schema: Field required"),
     (CHAT, form({"$ref": "#"}), SELF),
     (CHAT, form({"allOf": [{"$ref": "#"}]}), SELF),
     (TEXT, form(LOOP), SELF),
 ]  # fmt: skip
+
+
+FLAT = {"type": "json_schema", "name": "a", "schema": FLAG}
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    *((path, body) for path in (CHAT, TEXT) for body in (
+        form(FLAG), {"response_format": FLAT}, {"response_format": {**FLAT, "type": "json_object"}},
+    )),
+    ("/v1/responses", {"text": {"format": FLAT}}),
+    ("/v1/responses", {"text": {"format": {**FLAT, "type": "json_object"}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), FORMS)
+def test_a_schema_is_followed_wherever_it_stands(
+    server: Server, path: str, body: dict[str, Any]
+) -> None:
+    """As OpenAI has it, and as llama-server and others do."""
+    limit = "max_output_tokens" if "text" in body else "max_tokens"
+    reply = WEB.post(server.url + path, json={**ASKED[path], **body, limit: 30}).json()
+    if path == "/v1/responses":
+        text = reply["output"][0]["content"][0]["text"]
+    else:
+        text = reply["choices"][0].get("text") or reply["choices"][0]["message"]["content"]
+    assert list(json.loads(text)) == ["on"]
+
+
+def test_a_limit_may_be_as_large_as_programs_have_numbers(server: Server) -> None:
+    for limit in (1 << 24, (1 << 31) - 1, (1 << 63) - 1):
+        body = {"prompt": "abc", "max_tokens": limit, "stop": ["a", "e", "i", "o", " "]}
+        assert WEB.post(f"{server.url}{TEXT}", json=body).status_code == 200
 
 
 def test_every_limit_is_read_by_one_rule(server: Server) -> None:

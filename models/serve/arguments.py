@@ -38,7 +38,7 @@ class Arguments(Protocol):
 
 @dataclass(frozen=True)
 class Json:
-    """One object. The schema is held as llguidance holds it."""
+    """One object. The schema is held as far as llguidance can."""
 
     texts: tuple[str, ...] = ()
 

@@ -1,6 +1,7 @@
 """Answers of a given form: llguidance says which tokens may come next."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ MOST_SCHEMA = 1 << 16  # bytes of a schema
 ANY_OBJECT = {"type": "object"}
 # One way to space JSON: a model that is free to may go on with spaces for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# What llguidance says of a schema within a grammar, where in that this is, and the lines around it
+_WITHIN = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)\n *\d+ \| .*", re.DOTALL)
 # A mask costs some milliseconds, a grammar up to some hundreds: what needs more is refused.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
@@ -73,7 +76,8 @@ class Grammars:
     def _form(self, grammar: str, param: str) -> "GrammarForm":
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise Refused(f"schema: {matcher.get_error()}"[:300], param=param)
+            said = _WITHIN.sub(r"\1", matcher.get_error())
+            raise Refused(f"schema: {said}"[:300], param=param)
         return GrammarForm(matcher, self._width)
 
 
@@ -122,16 +126,19 @@ def schema_of(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return ANY_OBJECT
-    if wanted.json_schema is None:
+        return wanted.schema_ or ANY_OBJECT
+    if wanted.json_schema is not None:
+        return wanted.json_schema.schema_
+    if wanted.schema_ is None:
         raise Refused("response_format.json_schema: Field required", param="response_format")
-    return wanted.json_schema.schema_
+    return wanted.schema_
 
 
-def dumped(schema: dict[str, Any]) -> str:
-    """A schema with its spacing, as text. Refused where it is too long, or nested too deep."""
+def dumped(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """A schema with its spacing, as text; a `lenient` one is followed as far as that can be.
+    Refused where it is too long, or nested too deep."""
     try:
-        text = json.dumps({**schema, "x-guidance": SPACING})
+        text = json.dumps({**schema, "x-guidance": {**SPACING, "lenient": lenient}})
     except (ValueError, RecursionError) as error:
         raise Refused(f"schema: {error}", param="response_format") from None
     if len(text) > MOST_SCHEMA:

@@ -30,14 +30,17 @@ class Lark:
     def json(self, schema: dict[str, Any]) -> str:
         """A rule of JSON that a part of a counted schema describes; the same one for the same. What
         it refers to is counted, since other parts have it too."""
-        text = self.counted(schema) if "$ref" in str(schema) else dumped(schema)
+        known = "$ref" not in str(schema)
+        text = dumped(schema, lenient=True) if known else self.counted(schema)
         if text not in self._formed:
             self._formed[text] = self.add(f"json{len(self._formed)}", f"%json {text}")
         return self._formed[text]
 
-    def counted(self, schema: dict[str, Any]) -> str:
-        """A schema as text. Refused where all together become too long."""
-        text = dumped(schema)
+    def counted(self, schema: dict[str, Any], *, lenient: bool = True) -> str:
+        """A schema as text, followed as far as that can be unless it is not to be `lenient`:
+        functions have them that nobody wrote for a grammar. Refused where all together become too
+        long."""
+        text = dumped(schema, lenient=lenient)
         self._size += len(text)
         if self._size > MOST_SCHEMA:
             raise Refused(f"schema: expected at most {MOST_SCHEMA} bytes together", param="tools")

@@ -15,7 +15,6 @@ from .schema import (
     ChatRequest,
     FlatChoice,
     Item,
-    JsonSchema,
     MessageItem,
     ResponseFormat,
     ResponsesRequest,
@@ -164,14 +163,12 @@ def as_chat(body: ResponsesRequest, said: tuple[Message, ...]) -> ChatRequest:
     ]
     named, form = body.tool_choice, body.text.format
     choice = named if named is None or isinstance(named, str) else _chosen(named)
-    schema = JsonSchema(name=form.name, schema_=form.schema_)
-    given = schema if form.type == "json_schema" else None
     more = {
         "messages": [*told, *said], "tools": tools or None, "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls,
         "max_tokens": body.max_output_tokens,
         "reasoning_effort": body.reasoning and body.reasoning.effort,
-        "response_format": ResponseFormat(type=form.type, json_schema=given),
+        "response_format": ResponseFormat(type=form.type, schema_=form.schema_),
     }  # fmt: skip
     return ChatRequest.model_construct(**{**shared, **more})
 

@@ -57,10 +57,11 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form that an answer must have."""
+    """The form that an answer must have. A schema may stand in it, or in `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class Lane(Body):
@@ -115,7 +116,7 @@ class Sampling(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-Limit = Annotated[int, Field(ge=-1, le=1 << 24)] | None  # of tokens; -1 bounds nothing
+Limit = Annotated[int, Field(ge=-1, lt=1 << 63)] | None  # of tokens; -1 bounds nothing
 TemplateKwargs = Annotated[
     dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")], Scalar],
     Field(max_length=32),

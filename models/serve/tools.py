@@ -81,7 +81,8 @@ def _start(
     """Text, of a terminal or a schema, or calls, or where there is a marker both."""
     marker = notation.marker
     if schema is not None:
-        return f"{lark.literal(notation.said)} %json {lark.counted(schema)} | {opening} calls"
+        formed = f"%json {lark.counted(schema, lenient=False)}"
+        return f"{lark.literal(notation.said)} {formed} | {opening} calls"
     if notation.said:  # how calls are shown is no text, so that it is read as what it is
         plain = lark.without("PLAIN", f"(.|\\n)*{re.escape(marker)}(.|\\n)*")
         return f"{lark.literal(notation.said)} {plain} | {opening} calls"
