@@ -164,8 +164,10 @@ def test_kept_responses_are_had_again_until_they_are_deleted(server: Server) -> 
     for gone in (first.id, unkept.id, "resp_nowhere"):
         with pytest.raises(openai.NotFoundError, match="no response"):
             client.responses.retrieve(gone)
-        with pytest.raises(openai.NotFoundError, match="no response"):
+        with pytest.raises(openai.NotFoundError, match="no response") as refused:
             client.responses.create(**ASKED, input="Hi", previous_response_id=gone)
+        named = refused.value.param, refused.value.code
+        assert named == ("previous_response_id", "previous_response_not_found")
 
 
 def kept(text: str) -> Kept:

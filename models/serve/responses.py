@@ -96,7 +96,11 @@ class Responses:
         """What was said before. Refused where it is not kept."""
         if body.previous_response_id is None:
             return ()
-        return self.conversations.find(body.previous_response_id).messages
+        try:
+            return self.conversations.find(body.previous_response_id).messages
+        except Refused as error:  # by these names agents know to send all of it again
+            error.param, error.code = "previous_response_id", "previous_response_not_found"
+            raise
 
     def _finished(self, turn: Turn, a: Whole, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The whole response, kept unless the request says otherwise."""
