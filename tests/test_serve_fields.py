@@ -115,6 +115,7 @@ UNABLE: list[tuple[str, dict[str, Any], str]] = [  # the last is the field that 
     ("/v1/responses", {"background": True}, "background"),
     ("/v1/responses", {"truncation": "auto"}, "truncation"),
 ]  # fmt: skip
+REFUSAL = {"type": "refusal", "refusal": "No."}
 ABLE: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"grammar": None, "json_schema": None, "functions": [], "modalities": ["text"]}),
     (CHAT, {"chat_template_kwargs": {}, "parallel_tool_calls": True, "tools": [TOOL]}),
@@ -126,6 +127,8 @@ ABLE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"reasoning": {"effort": "low", "summary": "auto"}, "n": 1}),
     ("/v1/responses", {"conversation": None, "prompt": None, "top_logprobs": 0}),
     ("/v1/responses", {"max_output_tokens": -1, "top_k": -1, "temperature": 0}),
+    (CHAT, {"messages": [*TALK, {"role": "assistant", "content": [REFUSAL]}, *TALK]}),
+    ("/v1/responses", {"input": [{"role": "assistant", "content": [REFUSAL]}, *TALK]}),
     (CHAT, SEVERAL),
     (CHAT, {**SEVERAL, "tool_choice": "none"}),
     (CHAT, {**SEVERAL, "tool_choice": "required"}),
@@ -207,6 +210,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "stop: List should have at most 16 items after validation, not 17"),
     (CHAT, {"tool_choice": "f"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+    ("/v1/responses", {"tool_choice": {"type": "function"}}, "tool_choice.name: Field required"),
+    *((path, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+       "tool_choice.type: Input should be 'function'") for path in (CHAT, "/v1/responses")),
     (CHAT, {"stop": 5, "messages": TALK * 5000},
      "stop: Input should be a valid string or a valid array"),
     (TEXT, {"prompt": [5, -1]}, "prompt.1: Input should be greater than or equal to 0"),

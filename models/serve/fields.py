@@ -61,6 +61,6 @@ MINUS_ONE = BeforeValidator(lambda value: 0 if value == -1 else value)
 
 def readable(kind: Any) -> Any:
     """Refuses pictures and sounds in words: who sends them thinks that they can be seen."""
-    if kind not in ("text", "input_text", "output_text"):
+    if kind not in ("text", "input_text", "output_text", "refusal"):
         raise PydanticCustomError("unreadable", "this model reads text only, expected 'text'")
     return kind

@@ -2,16 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from .fields import MOST_LIST, Body, LongText, items, readable
 
 
 class TextPart(Body):
-    """A part of a message. Only text can be read."""
+    """A part of a message. Only text can be read; a refusal is some."""
 
-    type: Annotated[Literal["text", "input_text", "output_text"], BeforeValidator(readable)]
-    text: LongText
+    type: Annotated[
+        Literal["text", "input_text", "output_text", "refusal"], BeforeValidator(readable)
+    ]
+    text: Annotated[LongText, Field(validation_alias=AliasChoices("text", "refusal"))]
 
 
 class CalledFunction(Body):

@@ -26,7 +26,7 @@ from .fields import (
     only,
     unable,
 )
-from .messages import Function, Message, NamedFunction, TextPart, Tool, ToolChoice
+from .messages import Function, Message, TextPart, Tool, ToolChoice
 
 SHORT = 512  # letters or tokens of a prompt for which no thread begins
 
@@ -304,10 +304,11 @@ def _functions_of(tools: Any) -> Any:
     return [t for t, other in zip(tools, others, strict=True) if not other]
 
 
-class FlatChoice(NamedFunction):
+class FlatChoice(Body):
     """One function that must be called."""
 
     type: Literal["function"]
+    name: Annotated[str, Field(max_length=256)]
 
 
 class TextFormat(Body):
