@@ -359,6 +359,19 @@ def test_no_request_upsets_the_server_or_its_neighbour(server: Server) -> None:
     assert said(server, "to be or not", 12) == before
 
 
+def test_a_connection_lasts_longer_than_clients_keep_it(server: Server) -> None:
+    """Else a request may be on its way while the server hangs up, and is lost."""
+    kept = httpx.Limits().keepalive_expiry  # as the `openai` client has it
+    assert kept is not None
+    seen: list[Any] = []
+    with httpx.Client(limits=httpx.Limits(keepalive_expiry=60)) as web:
+        for pause in (0.0, kept + 1):
+            time.sleep(pause)
+            reply = web.get(f"{server.url}/health")
+            seen.append(reply.extensions["network_stream"].get_extra_info("client_addr"))
+    assert seen[0] == seen[1]
+
+
 def test_a_full_queue_says_when_to_come_again(server: Server) -> None:
     slow = {"prompt": "abc", "max_tokens": 400, "n": 16, "logit_bias": ENDLESS}
     with WEB.stream("POST", f"{server.url}/v1/completions", json={**slow, "stream": True}):

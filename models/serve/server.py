@@ -18,6 +18,9 @@ from .guard import HEAD_BYTES
 from .protocol import bounded
 
 DRAIN_SECONDS = 600
+# Seconds between two requests of a connection: more than clients (5 to 15) and proxies (60) keep
+# one that is idle, as what is on its way to who hangs up first is lost
+IDLE_SECONDS = 75
 MOST_CONNECTIONS = 768  # a process may usually have 1,024 files open
 
 
@@ -46,6 +49,7 @@ def serve(
         server_header=False,
         http=bounded(service.settings.head_seconds),
         limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
         h11_max_incomplete_event_size=HEAD_BYTES,  # of a head that comes in parts
         timeout_graceful_shutdown=DRAIN_SECONDS,
         ws="none",
