@@ -1,5 +1,5 @@
 """Llama: RMS norm, rotary attention with grouped heads, SwiGLU. Also Mistral's sliding window, and
-Mixtral, whose GGUF files have the same name and experts.
+Mixtral's experts; GGUF files of both have Llama's name.
 
 Sources: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 and 2024 (arXiv 2310.06825,
 2401.04088).
@@ -30,11 +30,16 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:
-    """Experts are as wide as the feed-forward, whose width files tell alone."""
+    """Experts are as wide as the feed-forward, whose width files tell alone; shares sum to 1."""
     if not c.num_experts:
         return c
-    return replace(c, moe_intermediate_size=c.moe_intermediate_size or c.intermediate_size)
+    wide = c.moe_intermediate_size or c.intermediate_size
+    return replace(c, moe_intermediate_size=wide, norm_topk_prob=True)
 
 
 LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal", complete=complete)
 MISTRAL = Architecture("mistral", build, ("MistralForCausalLM",), "normal", written_as="llama")
+MIXTRAL = Architecture(
+    "mixtral", build, ("MixtralForCausalLM",), "normal", written_as="llama",
+    layer_names={"block_sparse_moe.gate": "ffn_gate_inp"}, complete=complete,
+)  # fmt: skip

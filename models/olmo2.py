@@ -1,17 +1,23 @@
 """OLMo 2: the norms stand behind attention and feed-forward, and over whole rows of q and k.
 
-GGUF files of OLMo 3 have the same name: three of four layers slide, and YaRN turns the full ones
-alone. Sources: Team OLMo 2025 (arXiv 2501.00656); llama.cpp's `olmo2.cpp`.
+Of OLMo 3 three of four layers slide, and YaRN turns the full ones alone; its GGUF files have the
+name of OLMo 2. Sources: Team OLMo 2025 (arXiv 2501.00656); llama.cpp's `olmo2.cpp`; transformers
+`modeling_olmo3`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ggraph import Graph, Tensor
 
 from . import blocks
 from .architecture import Architecture
 from .blocks import Step
-from .config import DecoderConfig, Rope
+from .config import DecoderConfig, Keys, Rope
+from .gguf_config import every
+
+PERIOD = 4  # of OLMo 3's full layers, where a file does not say
 
 
 def build(s: Step) -> Graph:
@@ -34,6 +40,14 @@ def complete(c: DecoderConfig) -> DecoderConfig:
     return replace(c, window_rope=plain)
 
 
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """OLMo 3's sliding layers, where its config does not list them."""
+    if values.get("layer_types"):
+        return values
+    slides = every(PERIOD, Keys(values, "config.json").integer("num_hidden_layers"))
+    return {**values, "layer_types": [f"{('full', 'sliding')[s]}_attention" for s in slides]}
+
+
 OLMO2 = Architecture(
     "olmo2",
     build,
@@ -42,6 +56,9 @@ OLMO2 = Architecture(
         "post_attention_layernorm": "post_attention_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
-    gguf_defaults={"attention.sliding_window_pattern": 4},
+    gguf_defaults={"attention.sliding_window_pattern": PERIOD},
     complete=complete,
+)
+OLMO3 = replace(
+    OLMO2, name="olmo3", hf=("Olmo3ForCausalLM",), written_as="olmo2", translate=translate
 )

@@ -44,10 +44,10 @@ from .gguf_config import from_gguf
 from .hf_config import from_hf
 
 BUILT_IN = (
-    llama.LLAMA, llama.MISTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE, qwen35.QWEN35,
-    qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3, gemma4.GEMMA4,
-    gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2, phi3.PHI3,
-    smollm3.SMOLLM3,
+    llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
+    qwen35.QWEN35, qwen35.QWEN35_MOE, deepseek2.DEEPSEEK2, gemma2.GEMMA2, gemma3.GEMMA3,
+    gemma4.GEMMA4, gpt2.GPT2, gpt_oss.GPT_OSS, granite.GRANITE, lfm2.LFM2, olmo2.OLMO2,
+    olmo2.OLMO3, phi3.PHI3, smollm3.SMOLLM3,
 )  # fmt: skip
 for _a in BUILT_IN:
     register_architecture(_a)
@@ -245,7 +245,10 @@ def _vector(name: str, values: tuple[float, ...]) -> RawTensor:
     return RawTensor(name, dtypes.F32, data.shape, data)
 
 
-_EXPERT = re.compile(r"(mlp|feed_forward)\.experts\.(\d+)\.(gate|up|down)_proj")
+_EXPERT = re.compile(r"(?:mlp|feed_forward|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+          "w1": "gate", "w3": "up", "w2": "down"}  # fmt: skip
+_STACKED = {"mlp.experts.gate_up_proj": ("gate", "up"), "mlp.experts.down_proj": ("down",)}
 _NEXT = re.compile(r"mtp\.(?:layers\.(\d+)\.(.+)|(.+)\.weight)")
 _NEXT_TOP = {
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
@@ -275,13 +278,26 @@ def sanitize(tensors: Mapping[str, RawTensor], config: DecoderConfig, a: Archite
         elif match is not None and match[2] in inner:
             title = ".".join(p for p in ("blk", match[1], inner[match[2]], match[3]) if p)
             found[title] = replace(t, name=title)
-        elif match is not None and (expert := _EXPERT.fullmatch(match[2])):
-            title = f"blk.{match[1]}.ffn_{expert[3]}_exps.{match[3]}"
-            stacks.setdefault(title, {})[int(expert[2])] = t
+        elif match is not None and match[2] in _STACKED:
+            found |= _halves(f"blk.{match[1]}.ffn", _STACKED[match[2]], t)
+        elif match is not None and (expert := _EXPERT.fullmatch(match[2])) and expert[2] in _PARTS:
+            title = f"blk.{match[1]}.ffn_{_PARTS[expert[2]]}_exps.{match[3]}"
+            stacks.setdefault(title, {})[int(expert[1])] = t
         elif not _USELESS.fullmatch(name):
             raise ModelError(f"{config.architecture}: unknown tensor {given!r} in the checkpoint")
     for title, parts in stacks.items():
         found[title] = _stack(title, parts, config.num_experts)
+    return found
+
+
+def _halves(lead: str, parts: tuple[str, ...], t: RawTensor) -> Tensors:
+    """Experts that stand in one tensor [X, n, k], whose rows are those of all parts."""
+    if len(t.shape) != 3 or t.shape[1] % len(parts):
+        raise ModelError(f"{t.name!r}: experts' {' and '.join(parts)} of shape {list(t.shape)}")
+    found: Tensors = {}
+    for part, data in zip(parts, np.split(t.data, len(parts), axis=1), strict=True):
+        title = f"{lead}_{part}_exps.weight"
+        found[title] = RawTensor(title, t.dtype, data.shape, np.ascontiguousarray(data))
     return found
 
 
