@@ -36,9 +36,10 @@ def byte_level(patterns: Sequence[str], ignore_merges: bool = False) -> tokenize
     return engine
 
 
-def sentence_piece(drop: int = 0) -> tokenizers.Tokenizer:
-    """BPE over characters with bytes for the others, as Llama 2 has it; `drop` leaves out so many
-    merges, whose tokens then stand there unmade."""
+def sentence_piece(drop: int = 0, lead: str = "▁") -> tokenizers.Tokenizer:
+    """BPE over characters with bytes for the others, as Llama 2 has it, or without `lead`, which it
+    puts before a text, as Gemma; `drop` leaves out the merges, whose tokens then stand there
+    unmade."""
     trained = tokenizers.Tokenizer(models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=55, show_progress=False)
     trained.train_from_iterator([SAID.replace(" ", "▁").replace("\n", "")], trainer)
@@ -50,11 +51,11 @@ def sentence_piece(drop: int = 0) -> tokenizers.Tokenizer:
         models.BPE(ids, [tuple(m) for m in made], unk_token="<unk>", byte_fallback=True)
     )
     engine.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        [*([normalizers.Prepend(lead)] if lead else []), normalizers.Replace(" ", "▁")]
     )
     engine.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
+         *([decoders.Strip(" ", 1, 0)] if lead else [])]
     )  # fmt: skip
     engine.add_special_tokens(["<unk>", "<s>", "</s>"])
     engine.post_processor = processors.TemplateProcessing(

@@ -1,12 +1,14 @@
 """`ggraph convert` and `quantize`: every type, read back by us and by the `gguf` package."""
 
 import json
+import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from test_models_golden import GOLDEN, NAMES
 from test_models_heads import EXPECTED, HEAD, TINY, logits
 
 from ggraph.formats.quantise import WRITABLE
@@ -99,3 +101,23 @@ def test_a_head_in_many_types_still_drafts(name: str, tmp_path: Path) -> None:
     error = np.abs(logits(again) - EXPECTED["draft_logits"]).max()
     loose = {"f32": 5e-4, "f16": 5e-4, "bf16": 0.1, "q8_0": 0.3, "q6_k": 0.3}
     assert error < loose.get(name, 5.0)
+
+
+# llama.cpp reads the first, and counts YaRN's pairs in whole numbers alone.
+OTHERS = ("attention.recurrent_layers", "rope.scaling.yarn_truncate")
+ROOMS = [vars(room).values() for room in vars(gguf.Keys).values() if isinstance(room, type)]
+KEYS = {key for room in ROOMS for key in room} | {f"{{arch}}.{key}" for key in OTHERS}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_and_tensors_are_those_that_the_gguf_package_knows(name: str, tmp_path: Path) -> None:
+    """By its own lists, of every architecture."""
+    model_to_gguf(open_model(GOLDEN / name), tmp_path / "m.gguf", "f32")
+    read = gguf.GGUFReader(tmp_path / "m.gguf")
+    lead = read.fields["general.architecture"].contents()
+    told = {k.replace(f"{lead}.", "{arch}.", 1) for k in read.fields if not k.startswith("GGUF.")}
+    assert told <= KEYS
+    family = {title: kind for kind, title in gguf.MODEL_ARCH_NAMES.items()}[lead]
+    roles = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[family]}
+    names = (re.sub(r"^blk\.\d+", "blk.{bid}", t.name) for t in read.tensors)
+    assert {re.sub(r"\.(weight|bias)$", "", n) for n in names} <= roles

@@ -1,5 +1,7 @@
 """A folder's tokenizer in GGUF: the same ids, the same ends, and a refusal where that is not so."""
 
+import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,13 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hf_folder(tmp_path_factory.mktemp("pieces") / "hf", sentence_piece(), **config)
 
 
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    folder = tmp_path_factory.mktemp("gemma") / "hf"
+    return hf_folder(folder, sentence_piece(lead=""), **config)
+
+
 @given(texts)
 def test_ids_are_those_of_the_folder(folder: Path, text: str) -> None:
     own, again, _ = known(folder)
@@ -100,6 +109,40 @@ def test_scores_merge_as_ranks_do(pieces: Path, text: str) -> None:
     assert keys["tokenizer.ggml.model"] == "llama" and "tokenizer.ggml.merges" not in keys
     for given_text in (text, SAID[: len(text) * 3], "the " + text + " sea"):
         assert again.encode(given_text) == own.encode(given_text)
+
+
+@given(anything)
+def test_gemma_4_keeps_its_ranks(gemma: Path, text: str) -> None:
+    """Where its texts begin as its files say: with bos, and no space before them."""
+    if gemma not in KNOWN:
+        keys = gguf_keys(gemma, 320, ranked=True)
+        KNOWN[gemma] = Tokenizer.from_hf(gemma), Tokenizer.from_gguf(keys), keys
+    own, again, keys = KNOWN[gemma]
+    assert keys["tokenizer.ggml.model"] == "gemma4" and "tokenizer.ggml.scores" not in keys
+    for given_text in (text, SAID[: len(text) * 3], " the " + text + " sea"):
+        for special in (False, True):
+            assert again.encode(given_text, special=special) == own.encode(
+                given_text, special=special
+            )
+
+
+def test_other_models_than_gemma_4_have_scores(gemma: Path, pieces: Path, tmp_path: Path) -> None:
+    for source in (gemma, pieces):
+        assert gguf_keys(source, 320)["tokenizer.ggml.model"] == "llama"
+    assert gguf_keys(pieces, 320, ranked=True)["tokenizer.ggml.model"] == "llama"
+    made = tmp_path / "made.gguf"
+    for name in ("gemma2", "gemma3_text", "gemma4_text"):
+        shutil.copytree(TINY.parent / "tiny2" / name, tmp_path / name)
+        for part in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(gemma / part, tmp_path / name / part)
+        assert ggraph_here("convert", tmp_path / name, "-o", made, "--type", "f32")[0] == 0
+        found = open_checkpoint(made).metadata
+        family = name.removesuffix("_text")
+        assert found["general.architecture"] == family
+        wanted = family if family == "gemma4" else "llama"
+        assert found["tokenizer.ggml.model"] == wanted, name
+        own = Tokenizer.from_hf(tmp_path / name, 320)
+        assert Tokenizer.from_gguf(found).encode(SAID) == own.encode(SAID)
 
 
 def test_roles_go_along(folder: Path, pieces: Path) -> None:
@@ -175,14 +218,21 @@ def test_a_model_without_a_tokenizer_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_llama_cpp_reads_the_same_ids(folder: Path, pieces: Path, tmp_path: Path) -> None:
+def test_llama_cpp_reads_the_same_ids(
+    folder: Path, pieces: Path, gemma: Path, tmp_path: Path
+) -> None:
     """The same greedy text from a text that it cuts itself and from the folder's ids."""
     pytest.importorskip("xllamacpp")
-    for source in (folder, pieces):
-        made, own = tmp_path / f"{source.parent.name}.gguf", known(source)[0]
+    ranked = shutil.copytree(TINY.parent / "tiny2" / "gemma4_text", tmp_path / "gemma4")
+    for part in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(gemma / part, ranked / part)
+    config = json.loads((ranked / "config.json").read_text())
+    (ranked / "config.json").write_text(json.dumps({**config, "num_kv_shared_layers": 3}))
+    for source, new in ((folder, 16), (pieces, 16), (ranked, 1)):  # more are bytes, and no text
+        made, own = tmp_path / f"{source.parent.name}.gguf", Tokenizer.from_hf(source, 320)
         model_to_gguf(open_model(source), made, "f32")
-        with closing(Peer(made, 1, 512)) as peer:
+        with closing(Peer(made, 1, 512, probs=True)) as peer:  # the wheel, which cuts texts
             for text in ("the sea is 123", SAID[:200], "don't\n\n  I'LL é 東京"):
-                theirs, ours = peer.ask(text, 16), peer.ask(own.encode(text), 16)
+                theirs, ours = peer.ask(text, new), peer.ask(own.encode(text), new)
                 assert theirs.prompt_tokens == ours.prompt_tokens == len(own.encode(text))
                 assert theirs.text == ours.text

@@ -43,33 +43,36 @@ _TEXT = (
 _SAMPLES = 4000  # tokens whose own texts are read back
 
 
-def gguf_keys(folder: Path, size: int) -> dict[str, Any]:
+def gguf_keys(folder: Path, size: int, *, ranked: bool = False) -> dict[str, Any]:
     """The `tokenizer.*` keys for the folder's tokenizer, with ids up to `size`, the model's rows.
 
-    Texts encode with them as in the folder. FormatError when a file is missing or bad, and for a
-    tokenizer that GGUF has no form for.
+    Texts encode with them as in the folder. `ranked` keeps the ranks of a SentencePiece's merges,
+    as files of Gemma 4 do, where its texts begin as theirs. FormatError when a file is missing or
+    bad, and for a tokenizer that GGUF has no form for.
     """
     encoder, v = load_hf(folder, size)
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     if len(v.tokens) > size:
         raise FormatError(f"{folder}: the tokenizer has {len(v.tokens)} ids, the model {size} rows")
+    ranked = ranked and v.add_bos and not v.space_prefix
     keys: dict[str, Any] = {
-        **_kind(folder, encoder, model),
+        **_kind(folder, encoder, model, ranked),
         "tokenizer.ggml.tokens": [t or f"[PAD{i}]" for i, t in enumerate(v.tokens)],
         "tokenizer.ggml.token_type": np.array([*_types(v)], np.int32),
         "tokenizer.ggml.add_bos_token": v.add_bos,
         **_roles(v),
     }
-    if keys["tokenizer.ggml.model"] == "llama":
+    if keys["tokenizer.ggml.model"] != "gpt2":
         keys["tokenizer.ggml.add_space_prefix"] = v.space_prefix
+    if keys["tokenizer.ggml.model"] == "llama":
         keys["tokenizer.ggml.scores"] = _scores(_merges(model), keys["tokenizer.ggml.tokens"])
     if v.chat_template is not None:
         keys["tokenizer.chat_template"] = v.chat_template
     return _read_back(folder, keys, Tokenizer(v, encoder, encoder.encode_special))
 
 
-def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any]) -> dict[str, Any]:
-    """Which of the two forms of GGUF this is, with what tells its words apart."""
+def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any], ranked: bool) -> dict[str, Any]:
+    """Which of the three forms of GGUF this is, with what tells its words apart."""
     bytewise = encoder.words("é") == ["Ã©"]
     if "merges" not in model or not (bytewise or model.get("byte_fallback")):
         kind = model.get("type", "unknown")
@@ -77,13 +80,13 @@ def _kind(folder: Path, encoder: HfEncoder, model: dict[str, Any]) -> dict[str, 
             f"{folder}: a tokenizer of type {kind} is not written to GGUF files, only byte-level "
             "BPE and BPE with bytes for unknown characters; -m runs the folder itself"
         )
+    merges = {"tokenizer.ggml.merges": [" ".join(m) for m in _merges(model)]}
+    if not bytewise and ranked:
+        return {"tokenizer.ggml.model": "gemma4", **merges}
     if not bytewise:
         return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre_name(folder, encoder, bool(model.get("ignore_merges"))),
-        "tokenizer.ggml.merges": [" ".join(m) for m in _merges(model)],
-    }
+    pre = pre_name(folder, encoder, bool(model.get("ignore_merges")))
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, **merges}
 
 
 def pre_name(folder: Path, encoder: HfEncoder, ignore_merges: bool) -> str:

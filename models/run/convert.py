@@ -22,6 +22,7 @@ from ..architecture import Architecture
 from ..blocks import YARN
 from ..config import DecoderConfig
 from ..eagle3 import Head
+from ..gemma4 import GEMMA4
 from ..gguf_config import to_gguf
 from ..heads import dflash
 from ..heads.assistant import ASSISTANT, COUNT, AssistantHead
@@ -131,7 +132,8 @@ def tokenizer_keys(model: Model) -> dict[str, Any]:
         return {k: v for k, v in checkpoint.metadata.items() if k.startswith("tokenizer.")}
     folder = Path(checkpoint.path)
     found = (folder / "tokenizer.json").is_file()
-    return gguf_keys(folder, model.vocab_size) if found else {}
+    ranked = model.config.architecture == GEMMA4.name
+    return gguf_keys(folder, model.vocab_size, ranked=ranked) if found else {}
 
 
 def _general(name: str, source: Checkpoint | None, type_name: str) -> dict[str, Any]:
