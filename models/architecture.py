@@ -49,6 +49,10 @@ TOP_NAMES = {
 }
 
 
+SWIGLU = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0,)}
+"""What config.json may say of a model whose feed-forward is SwiGLU, and whose heads turn whole."""
+
+
 def as_it_is(tensors: Tensors, config: DecoderConfig) -> Tensors:
     """No change."""
     return tensors
@@ -80,6 +84,11 @@ class Architecture:
     """Tensors of its files that hold several of `build`'s, one below the other."""
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Keys that its GGUF files may leave out, and what is meant then."""
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that its config.json may leave out, and what is meant then."""
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of config.json to which `build` has one answer, and the values that mean it. A model
+    whose config says otherwise is refused."""
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: values
     """Gives keys of config.json their usual names."""
     complete: Callable[[DecoderConfig], DecoderConfig] = lambda config: config

@@ -14,9 +14,10 @@ from ggraph import Graph, ModelError, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks, latent
-from .architecture import Architecture, Tensors, changed
+from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
+from .hf_config import without_window
 from .latent import Latent
 
 
@@ -37,6 +38,9 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return h + (blocks.experts(s, normed, i) + shared)
 
 
+DENSE = "first_k_dense_replace"  # so many layers at the start
+
+
 def sizes_of(c: DecoderConfig) -> Latent:
     """The sizes of the latent attention; `head_dim` is that of a query, plain part and rotated."""
     rotated = c.rope.n_rot
@@ -51,17 +55,18 @@ def sizes_of(c: DecoderConfig) -> Latent:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes under their usual names. ModelError for choosing experts by groups."""
+    """Sizes under their usual names. ModelError for layers with experts before one without."""
     k = Keys(values, "config.json")
-    if k.integer("n_group", 1) != 1 or k.get("rope_interleave", True) is False:
-        raise ModelError(f"config.json: n_group {k.get('n_group')}, rope_interleave "
-                         f"{k.get('rope_interleave')}: only 1 and true are known")  # fmt: skip
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
     told = k.mapping("rope_parameters") or k.mapping("rope_scaling")
     rope = {**told, "partial_rotary_factor": rotated / width}
+    kinds = values.get("mlp_layer_types")
+    dense = kinds.count("dense") if isinstance(kinds, list) else k.integer(DENSE, 1)
+    if kinds and kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise ModelError(f"config.json: mlp_layer_types {kinds!r:.60}: dense ones stand first")
     return {
-        **values, "head_dim": width, "rope_parameters": rope,
+        **without_window(values), DENSE: dense, "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),
         "attention_multiplier": latent.scale_of(k, width),
         "shared_expert_intermediate_size":
@@ -135,6 +140,11 @@ DEEPSEEK2 = Architecture(
         **{f"mlp.shared_experts.{p}_proj": f"ffn_{p}_shexp" for p in ("gate", "up", "down")},
     },
     gguf_defaults={"expert_weights_norm": False},
+    hf_defaults={
+        "rms_norm_eps": 1e-5, "norm_topk_prob": True, "routed_scaling_factor": 1.8,
+        "num_experts_per_tok": 4,
+    },
+    fixed={"hidden_act": SWIGLU["hidden_act"], "n_group": (1,), "rope_interleave": (True,)},
     translate=translate, complete=complete, load=load, store=store, keys=keys,
     layer=layer,
 )  # fmt: skip

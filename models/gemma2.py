@@ -18,6 +18,10 @@ from .config import DecoderConfig, Keys
 from .gguf_config import every
 
 WIDE = 46  # layers of the 27B model, whose scores have a scale that GGUF files do not tell
+FIXED = {
+    "hidden_activation": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+    "partial_rotary_factor": (1.0,), "use_bidirectional_attention": (False,),
+}  # fmt: skip
 NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -114,6 +118,10 @@ def own_keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 
 GEMMA2 = Architecture(
-    "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, gguf_defaults=DEFAULTS,
+    "gemma2", build, ("Gemma2ForCausalLM",), layer_names=NAMES, gguf_defaults=DEFAULTS, fixed=FIXED,
+    hf_defaults={
+        "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
     translate=translate, complete=complete, sanitize=sanitize, store=store, keys=own_keys,
 )  # fmt: skip

@@ -17,6 +17,7 @@ from . import blocks, gemma2
 from .architecture import Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
+from .hf_config import rope_kind, scaling_of
 
 Seen = dict[int, tuple[Tensor, Tensor]]  # keys and values by the layer that made them
 
@@ -84,10 +85,11 @@ def made_by(c: DecoderConfig, i: int) -> int:
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Sizes of both kinds of layers under usual names. ModelError for what is not known here."""
-    for key in ("attention_k_eq_v", "enable_moe_block"):
-        if values.get(key):
-            raise ModelError(f"gemma4: {key} is not known here")
-    each = Keys(values, "config.json").mapping("per_layer_config")
+    k = Keys(values, "config.json")
+    rope, share = scaling_of(k), "partial_rotary_factor"
+    if rope_kind(rope) != "proportional" and rope.real(share, 1.0) != 1:
+        raise ModelError(f"gemma4: config.json: {share} of a rope of type {rope_kind(rope)}")
+    each = k.mapping("per_layer_config")
     told = [v for v in each.values() if isinstance(v, Mapping)]
     if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):
         raise ModelError(f"gemma4: per_layer_config {each!r:.80}: only head_dim is known here")
@@ -150,4 +152,17 @@ GEMMA4 = Architecture(
     "gemma4", build, ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), layer_names=NAMES,
     top_names={f"model.{a}.weight": f"{b}.weight" for a, b in TOPS.items()},
     translate=translate, complete=complete, load=load, store=store, keys=keys,
+    fixed={
+        "hidden_activation": gemma2.FIXED["hidden_activation"], "attention_k_eq_v": (False,),
+        "enable_moe_block": (False,), "use_bidirectional_attention": (False, "vision"),
+    },
+    hf_defaults={
+        "head_dim": 256, "sliding_window": 512, "hidden_size_per_layer_input": 256,
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6,
+            },
+        },
+    },
 )  # fmt: skip

@@ -80,4 +80,9 @@ GPT2 = Architecture(
     top_names={lead + a: b for a, b in TOPS.items() for lead in ("", "transformer.")},
     fused={"attn_qkv": ("attn_q", "attn_k", "attn_v")},
     translate=translate, complete=complete, sanitize=sanitize, keys=keys,
+    fixed={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+        "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
 )  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ggraph import Array, Graph, ModelError, Tensor, dtypes, ops
+from ggraph import Array, Graph, Tensor, dtypes, ops
 from ggraph.formats.checkpoint import RawTensor
 
 from . import blocks
-from .architecture import Architecture, Tensors
+from .architecture import SWIGLU, Architecture, Tensors
 from .blocks import Step
 from .config import DecoderConfig
 from .gguf_config import every
@@ -33,10 +33,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The experts' width under its usual name. ModelError for another unit than was released."""
-    unit = values.get("swiglu_alpha", 1.702), values.get("swiglu_limit", 7.0)
-    if unit != (1.702, 7.0):
-        raise ModelError(f"gpt-oss: swiglu_alpha and swiglu_limit are {unit}, not 1.702 and 7")
+    """The experts' width under its usual name."""
     return {**values, "moe_intermediate_size": values.get("intermediate_size")}
 
 
@@ -100,6 +97,14 @@ def packed(blocks: RawTensor, scales: RawTensor) -> Array:
 GPT_OSS = Architecture(
     "gpt-oss", build, ("GptOssForCausalLM",), translate=translate, complete=complete, keys=keys,
     sanitize=sanitize,
+    fixed={**SWIGLU, "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+    hf_defaults={
+        "rms_norm_eps": 1e-5, "head_dim": 64, "sliding_window": 128, "num_experts_per_tok": 4,
+        "rope_theta": 150000.0, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    },
     layer_names={
         "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp",
         "self_attn.sinks": "attn_sinks.weight",

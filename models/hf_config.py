@@ -45,6 +45,24 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
     )
 
 
+def check_fixed(
+    values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], architecture: str
+) -> None:
+    """ModelError for a config that says of a key, perhaps in its rope, what is not known here."""
+    k = Keys(values, "config.json")
+    rope = scaling_of(k)
+    for key, known in fixed.items():
+        told = rope.get(key) if rope.has(key) else k.get(key)
+        if told is not None and told not in known:
+            either = " or ".join(map(repr, known)) or "none"
+            raise ModelError(f"{architecture}: config.json: {key} {told!r:.60}; known: {either}")
+
+
+def without_window(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """No layer slides, whatever is left in a config of the model that this one was made from."""
+    return {**values, "sliding_window": None}
+
+
 def _scalars_from_hf(k: Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for s in SCALARS:
@@ -52,7 +70,8 @@ def _scalars_from_hf(k: Keys) -> dict[str, Any]:
         if name is not None:
             found[s.name] = scalar(k, s, name)
     if _experts(k):
-        found["norm_topk_prob"] = bool(k.get("norm_topk_prob", False))
+        found["norm_topk_prob"] = k.flag("norm_topk_prob")
+        found["num_experts_per_tok"] = k.integer("num_experts_per_tok")
     return found
 
 
@@ -101,14 +120,19 @@ def _flags(k: Keys, key: str, layers: int) -> tuple[bool, ...]:
 
 
 def _local_rope(k: Keys, head_dim: int) -> Rope | None:
-    """The rope of sliding layers, where it is another one."""
-    values = k.get("rope_parameters")
+    """The rope of sliding layers, where it is another one. ModelError for scalings whose divisors
+    are a tensor, of which a model has one."""
+    values, key = k.get("rope_parameters"), "rope_local_base_freq"
+    base = k.real(key, k.real("rope_theta", 10000.0))
     if isinstance(values, Mapping) and isinstance(values.get("sliding_attention"), Mapping):
-        own = Keys({"rope_parameters": values["sliding_attention"]}, "config.json")
-        return replace(rope_from_hf(own, head_dim), factors="")
-    if k.has("rope_local_base_freq"):
-        return Rope("neox", head_dim, k.real("rope_local_base_freq"), factors="")
-    return None
+        scaling = {"rope_theta": base, **values["sliding_attention"]}
+        rope = rope_from_hf(Keys({"rope_parameters": scaling}, "config.json"), head_dim)
+        kind = rope_kind(Keys(scaling, "config.json rope"))
+        if kind not in ("default", "linear") or rope.n_rot != head_dim:
+            raise ModelError(f"config.json: sliding layers with rope {scaling!r:.80}; known: whole "
+                             "heads, by type default or linear")  # fmt: skip
+        return replace(rope, factors="")
+    return Rope("neox", head_dim, base, factors="") if k.has(key) else None
 
 
 def scaling_of(k: Keys) -> Keys:

@@ -9,7 +9,7 @@ from typing import Any
 from ggraph import Graph, Tensor, dtypes, ops
 
 from . import blocks
-from .architecture import Architecture, Tensors, changed
+from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig, Keys
 from .recurrent import convolved
@@ -86,6 +86,7 @@ def keys(c: DecoderConfig) -> Mapping[str, Any]:
 
 LFM2 = Architecture(
     "lfm2", build, ("Lfm2ForCausalLM",), translate=translate, load=load, store=store, keys=keys,
+    fixed=SWIGLU, hf_defaults={"rope_theta": 1e6, "conv_L_cache": 3},
     layer_names={
         "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output",
         "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",

@@ -10,9 +10,10 @@ from dataclasses import replace
 from ggraph import Graph, Tensor
 
 from . import blocks
-from .architecture import Architecture
+from .architecture import SWIGLU, Architecture
 from .blocks import Step
 from .config import DecoderConfig
+from .hf_config import without_window
 
 
 def build(s: Step) -> Graph:
@@ -37,9 +38,16 @@ def complete(c: DecoderConfig) -> DecoderConfig:
     return replace(c, moe_intermediate_size=wide, norm_topk_prob=True)
 
 
-LLAMA = Architecture("llama", build, ("LlamaForCausalLM",), "normal", complete=complete)
-MISTRAL = Architecture("mistral", build, ("MistralForCausalLM",), "normal", written_as="llama")
+LLAMA = Architecture(
+    "llama", build, ("LlamaForCausalLM",), "normal", fixed=SWIGLU, translate=without_window,
+    complete=complete,
+)  # fmt: skip
+MISTRAL = Architecture(
+    "mistral", build, ("MistralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
+    hf_defaults={"sliding_window": 4096},
+)  # fmt: skip
 MIXTRAL = Architecture(
-    "mixtral", build, ("MixtralForCausalLM",), "normal", written_as="llama",
+    "mixtral", build, ("MixtralForCausalLM",), "normal", written_as="llama", fixed=SWIGLU,
     layer_names={"block_sparse_moe.gate": "ffn_gate_inp"}, complete=complete,
+    hf_defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_experts_per_tok": 2},
 )  # fmt: skip

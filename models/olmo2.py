@@ -12,10 +12,11 @@ from typing import Any
 from ggraph import Graph, Tensor
 
 from . import blocks
-from .architecture import Architecture
+from .architecture import SWIGLU, Architecture
 from .blocks import Step
 from .config import DecoderConfig, Keys, Rope
 from .gguf_config import every
+from .hf_config import without_window
 
 PERIOD = 4  # of OLMo 3's full layers, where a file does not say
 
@@ -57,8 +58,12 @@ OLMO2 = Architecture(
         "post_feedforward_layernorm": "post_ffw_norm",
     },
     gguf_defaults={"attention.sliding_window_pattern": PERIOD},
+    hf_defaults={"rms_norm_eps": 1e-5},
+    fixed=SWIGLU,
+    translate=without_window,
     complete=complete,
 )
 OLMO3 = replace(
-    OLMO2, name="olmo3", hf=("Olmo3ForCausalLM",), written_as="olmo2", translate=translate
-)
+    OLMO2, name="olmo3", hf=("Olmo3ForCausalLM",), written_as="olmo2", translate=translate,
+    hf_defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+)  # fmt: skip

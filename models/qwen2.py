@@ -6,7 +6,7 @@ Source: Qwen team 2024 (arXiv 2407.10671); transformers `configuration_qwen2`.
 from collections.abc import Mapping
 from typing import Any
 
-from .architecture import Architecture
+from .architecture import SWIGLU, Architecture
 from .config import Keys, layer_range
 from .llama import build
 
@@ -26,4 +26,4 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "layer_types": [f"{kind}_attention" for kind in kinds]}
 
 
-QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",), translate=translate)
+QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate)

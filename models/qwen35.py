@@ -15,7 +15,7 @@ import numpy as np
 from ggraph import Array, Graph, Tensor, ops
 
 from . import blocks, gemma2
-from .architecture import Architecture, Tensors, changed
+from .architecture import SWIGLU, Architecture, Tensors, changed
 from .blocks import Step
 from .config import DecoderConfig
 from .gguf_config import every
@@ -167,7 +167,10 @@ NAMES = {
 QWEN35 = Architecture(
     "qwen35", build, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), layer_names=NAMES,
     complete=complete, sanitize=sanitize, load=load, store=store, keys=keys, layer=layer,
+    fixed={"hidden_act": SWIGLU["hidden_act"]},
+    hf_defaults={"partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4},
 )  # fmt: skip
 QWEN35_MOE = replace(
-    QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
-)
+    QWEN35, name="qwen35moe", hf=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+    hf_defaults={**QWEN35.hf_defaults, "num_experts_per_tok": 8},
+)  # fmt: skip

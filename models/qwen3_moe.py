@@ -6,7 +6,7 @@ Source: Qwen team 2025 (arXiv 2505.09388).
 from ggraph import Graph, Tensor
 
 from . import blocks, qwen2
-from .architecture import Architecture
+from .architecture import SWIGLU, Architecture
 from .blocks import Step
 
 
@@ -21,4 +21,7 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
-QWEN3_MOE = Architecture("qwen3moe", build, ("Qwen3MoeForCausalLM",), translate=qwen2.translate)
+QWEN3_MOE = Architecture(
+    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=qwen2.translate,
+    hf_defaults={"num_experts_per_tok": 8},
+)  # fmt: skip

@@ -41,7 +41,7 @@ from .blocks import YARN, Step
 from .config import LONG_FACTORS, SHORT_FACTORS, DecoderConfig, yarn_factors
 from .door import FOUND, load_installed, register_architecture, unknown
 from .gguf_config import from_gguf
-from .hf_config import from_hf
+from .hf_config import check_fixed, from_hf
 
 BUILT_IN = (
     llama.LLAMA, llama.MISTRAL, llama.MIXTRAL, qwen2.QWEN2, qwen3.QWEN3, qwen3_moe.QWEN3_MOE,
@@ -180,10 +180,19 @@ def _read_gguf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tenso
 def _read_hf(path: Path, checkpoint: Checkpoint) -> tuple[DecoderConfig, Tensors]:
     a = _hf_architecture(path, checkpoint)
     values, tensors = text_part(checkpoint)
-    config = a.complete(from_hf(a.translate(values), a.name))
+    config = config_from_hf(a, values)
     renamed = sanitize(tensors, config, a)
+    told = [v.get(TIED) for v in (values, checkpoint.metadata)]
+    if "output.weight" not in renamed and False in told and True not in told:
+        raise ModelError(f"{path}: {TIED} is false, but there is no lm_head.weight")
     config = _drafting(config, renamed)
     return config, applied(a, a.loaded, applied(a, a.sanitize, renamed, config), config)
+
+
+def config_from_hf(a: Architecture, values: Mapping[str, Any]) -> DecoderConfig:
+    """A config.json as the architecture reads it."""
+    check_fixed(values, a.fixed, a.name)
+    return a.complete(from_hf(a.translate({**a.hf_defaults, **values}), a.name))
 
 
 def applied(
@@ -206,6 +215,7 @@ def _drafting(c: DecoderConfig, tensors: Mapping[str, RawTensor]) -> DecoderConf
     return replace(c, num_nextn_predict_layers=held)
 
 
+TIED = "tie_word_embeddings"
 _TEXT = re.compile(r"model\.language_model\.|language_model\.model\.|language_model\.(?=lm_head)")
 _OTHERS = ("vision", "visual", "audio", "multi_modal", "embed_vision", "embed_audio")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ggraph import ModelError
 
-from .architecture import Architecture
+from .architecture import SWIGLU, Architecture
 from .config import DecoderConfig, Keys
 from .gguf_config import every
 from .llama import build
@@ -41,5 +41,5 @@ def keys(c: DecoderConfig) -> dict[str, object]:
 
 SMOLLM3 = Architecture(
     "smollm3", build, ("SmolLM3ForCausalLM",), "normal", translate=translate, complete=complete,
-    keys=keys,
+    keys=keys, fixed=SWIGLU, hf_defaults={"rope_theta": 2e6},
 )  # fmt: skip

@@ -33,8 +33,7 @@ from models.blocks import Step
 from models.cli.common import model_path
 from models.config import DecoderConfig
 from models.heads.mtp import drafted
-from models.hf_config import from_hf
-from models.registry import ARCHITECTURES, completed
+from models.registry import ARCHITECTURES, completed, config_from_hf
 from models.run.convert import FILE_TYPES, tensor_type, told
 
 SIZE = 0.02  # of a weight, about
@@ -129,7 +128,7 @@ def opened(values: Mapping[str, Any]) -> tuple[Architecture, DecoderConfig, dict
     if not named:
         raise InputError(f"architectures {values.get('architectures')}: none is known here")
     a = known[named[0]]
-    c = a.complete(from_hf(a.translate({**TYPED, **values}), a.name))
+    c = config_from_hf(a, {**TYPED, **values})
     held: tuple[str, ...] = HELD.get(a.name, ())
     if not {**TYPED, **values}["tie_word_embeddings"]:
         held += ("output.weight",)

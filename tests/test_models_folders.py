@@ -4,16 +4,17 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_models_golden import GOLDEN, TOLERANCE, run_all, spread_error
+from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_unsaid import folder
 
-from ggraph.errors import ModelError
+from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
-from models.registry import open_model
+from models.registry import BUILT_IN, open_model
 
 MIXTURES = ("tiny/qwen3_moe", "tiny2/glm4_moe_lite", "tiny2/mixtral", "tiny2/qwen3_5_moe")
 PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
@@ -65,3 +66,132 @@ def test_olmo_3_as_it_was_released(tmp_path: Path) -> None:
     for i, more in enumerate(({}, {"layer_types": None})):
         changes = {"rope_parameters": None, **older, **more}
         assert error(folder("tiny2/olmo3", tmp_path / str(i), changes), "tiny2/olmo3") < TOLERANCE
+
+
+UNITS = ("hidden_act", "hidden_activation", "activation_function")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_unit_than_is_built_is_refused(name: str, tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    key = next((key for key in UNITS if key in config), UNITS[0])
+    for i, unit in enumerate(("relu", "gelu", "silu" if key != UNITS[0] else "gelu_pytorch_tanh")):
+        with pytest.raises(ModelError, match=f"{key} '{unit}'; known: "):
+            open_model(folder(name, tmp_path / str(i), {key: unit}))
+
+
+def test_every_family_says_what_its_unit_may_be_called() -> None:
+    assert [a.name for a in BUILT_IN if not a.fixed.keys() & set(UNITS)] == []
+
+
+HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((n, {"rope_parameters": HALF}) for n in NAMES
+          if n not in ("tiny2/gpt2", "tiny2/glm4_moe_lite", "tiny2/phi3", "tiny2/qwen3_5",
+                       "tiny2/qwen3_5_moe")),
+        ("tiny/llama_tied", {"rope_parameters": None, "partial_rotary_factor": 0.5}),
+        *((n, {"rope_parameters": {"full_attention": {}, "sliding_attention": scaling}})
+          for n in ("tiny2/gemma3_text", "tiny2/gemma4_text", "tiny2/olmo3")
+          for scaling in (SLIDING, HALF, {"rope_type": "proportional"})),
+        ("tiny2/gemma3_text", {"attn_logit_softcapping": 0.5}),
+        ("tiny2/gemma3_text", {"use_bidirectional_attention": True}),
+        ("tiny2/gemma4_text", {"use_bidirectional_attention": "all"}),
+        ("tiny2/gemma4_text", {"attention_k_eq_v": True}),
+        ("tiny2/gemma4_text", {"enable_moe_block": True}),
+        ("tiny2/glm4_moe_lite", {"n_group": 2}),
+        ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
+        ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
+        ("tiny2/gpt2", {"scale_attn_weights": False}),
+        ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("tiny2/gpt2", {"add_cross_attention": True}),
+        ("tiny2/gpt_oss", {"swiglu_limit": 3.5}),
+        ("tiny2/gpt_oss", {"swiglu_alpha": 1.0}),
+        ("tiny/llama_tied", {"tie_word_embeddings": False}),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_numbers_is_refused(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    words = "rope|partial_rotary_factor" if "rope_parameters" in changes else next(iter(changes))
+    with pytest.raises(ModelError, match=words):
+        open_model(folder(name, tmp_path / "hf", changes))
+
+
+THETA = {"rope_type": "default"}
+LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
+    ("tiny/mistral_sliding", {"sliding_window": 4096}),
+    ("tiny2/mixtral", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 2}),
+    ("tiny2/mixtral", {"rope_parameters": {**THETA, "rope_theta": 1e6}}),
+    ("tiny2/olmo2", {"rms_norm_eps": 1e-5}),
+    ("tiny2/olmo3", {"rms_norm_eps": 1e-5, "sliding_window": 4096}),
+    ("tiny2/olmo3", {"rope_parameters": {**THETA, "rope_theta": 5e5}}),
+    ("tiny2/phi3", {"rms_norm_eps": 1e-5}),
+    ("tiny2/smollm3", {"rope_parameters": {**THETA, "rope_theta": 2e6}}),
+    ("tiny2/lfm2", {"rope_parameters": {**THETA, "rope_theta": 1e6}, "conv_L_cache": 3}),
+    ("tiny2/granite", {"attention_multiplier": 1.0}),
+    ("tiny2/gemma2", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    ("tiny2/gemma2", {"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+    ("tiny2/gemma3_text", {"query_pre_attn_scalar": 256, "sliding_window": 4096}),
+    ("tiny2/gemma3_text", {"rope_parameters": {"full_attention": {"rope_theta": 1e6},
+                                               "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/gemma4_text", {"sliding_window": 512}),
+    ("tiny2/gemma4_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
+                           "rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4}}}),
+    ("tiny2/glm4_moe_lite", {"norm_topk_prob": True, "routed_scaling_factor": 1.8}),
+    ("tiny2/glm4_moe_lite", {"rms_norm_eps": 1e-5, "num_experts_per_tok": 4}),
+    ("tiny2/gpt_oss", {"rms_norm_eps": 1e-5, "sliding_window": 128, "num_experts_per_tok": 4}),
+    ("tiny2/gpt_oss", {"rope_parameters": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 4096, "rope_theta": 150000.0}}),
+    ("tiny2/qwen3_5", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.25},
+                       "linear_conv_kernel_dim": 4}),
+    ("tiny2/qwen3_5_moe", {"num_experts_per_tok": 8}),
+    ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "meant"), LEFT_OUT)
+def test_a_key_that_is_left_out_means_what_the_class_means(
+    name: str, meant: dict[str, Any], tmp_path: Path
+) -> None:
+    for i, (key, value) in enumerate(meant.items()):
+        told, unsaid = (
+            open_model(folder(name, tmp_path / f"{i} {given}", {key: given})).config
+            for given in (value, None)
+        )
+        assert told == unsaid, key
+
+
+def test_dense_layers_are_told_by_number_or_by_kind(tmp_path: Path) -> None:
+    kinds = ["dense", *["sparse"] * 5]
+    for i, (number, listed) in enumerate(((1, None), (None, kinds), (None, None))):
+        changes = {"first_k_dense_replace": number, "mlp_layer_types": listed}
+        c = open_model(folder("tiny2/glm4_moe_lite", tmp_path / str(i), changes)).config
+        assert c.first_k_dense_replace == 1
+
+
+@pytest.mark.parametrize("name", ["tiny/llama_tied", "tiny2/granite", "tiny2/olmo2"])
+def test_a_window_of_the_model_that_it_was_made_from_is_none(name: str, tmp_path: Path) -> None:
+    """Its class reads no such key."""
+    c = open_model(folder(name, tmp_path / "hf", {"sliding_window": 8})).config
+    assert c.sliding_window is None
+
+
+def test_the_whole_model_may_say_that_the_embedding_is_shared(tmp_path: Path) -> None:
+    """The config of the text alone may hold what nobody asked it."""
+    text = {"text_config": {"tie_word_embeddings": False}, "tie_word_embeddings": True}
+    assert open_model(folder("tiny/llama_tied", tmp_path / "hf", text)).vocab_size == 320
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "bitsandbytes", "compressed-tensors"])
+def test_weights_that_another_library_quantised_are_refused(method: str, tmp_path: Path) -> None:
+    told = {"quantization_config": {"quant_method": method}}
+    with pytest.raises(FormatError, match=f"quantised by '{method}' are not read.*a GGUF file"):
+        open_model(folder("tiny/llama_tied", tmp_path / "hf", told))

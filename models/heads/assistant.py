@@ -28,8 +28,7 @@ from .. import blocks, gemma2, gemma4
 from ..blocks import Step
 from ..config import DecoderConfig
 from ..gguf_config import from_gguf
-from ..hf_config import from_hf
-from ..registry import Model, applied, completed, sanitize, text_part
+from ..registry import Model, applied, completed, config_from_hf, sanitize, text_part
 
 NAME = "gemma4-assistant"
 HF_NAME = "Gemma4AssistantForCausalLM"
@@ -155,7 +154,7 @@ def open_assistant(path: Path, checkpoint: Checkpoint, target: Model) -> Assista
         tensors = dict(checkpoint.tensors)
     else:
         values, found = text_part(checkpoint)
-        config = ASSISTANT.complete(from_hf(ASSISTANT.translate(values), NAME))
+        config = config_from_hf(ASSISTANT, values)
         own = {n: t for n, t in found.items() if not n.startswith(CLUSTERS)}
         tensors = sanitize(own, config, ASSISTANT)
     held = completed(applied(ASSISTANT, ASSISTANT.loaded, tensors, config), config)
