@@ -48,9 +48,14 @@ def from_hf(values: Mapping[str, Any], architecture: str) -> DecoderConfig:
 def check_fixed(
     values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], architecture: str
 ) -> None:
-    """ModelError for a config that says of a key, perhaps in its rope, what is not known here."""
+    """ModelError for a config that says of a key, perhaps in its rope, what is not known here, or
+    tells of two ropes."""
     k = Keys(values, "config.json")
     rope = scaling_of(k)
+    older, newer = k.mapping("rope_scaling"), k.get("rope_parameters")
+    if newer and any(rope.get(key) != value for key, value in older.items()):
+        raise ModelError(f"config.json: rope_scaling {older!r:.80} beside other rope_parameters; "
+                         "change the latter")  # fmt: skip
     for key, known in fixed.items():
         told = rope.get(key) if rope.has(key) else k.get(key)
         if told is not None and told not in known:

@@ -26,4 +26,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, "layer_types": [f"{kind}_attention" for kind in kinds]}
 
 
-QWEN2 = Architecture("qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate)
+QWEN2 = Architecture(
+    "qwen2", build, ("Qwen2ForCausalLM",), fixed=SWIGLU, translate=translate,
+    hf_defaults={"sliding_window": 4096},
+)  # fmt: skip

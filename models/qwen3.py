@@ -3,10 +3,11 @@
 Source: Qwen team 2025 (arXiv 2505.09388).
 """
 
+from dataclasses import replace
+
 from ggraph import Graph, Tensor
 
 from . import blocks, qwen2
-from .architecture import SWIGLU, Architecture
 from .blocks import Step
 
 
@@ -20,4 +21,4 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return blocks.fed_forward(s, blocks.attended(s, x, i, qk_norm="head"), i)
 
 
-QWEN3 = Architecture("qwen3", build, ("Qwen3ForCausalLM",), fixed=SWIGLU, translate=qwen2.translate)
+QWEN3 = replace(qwen2.QWEN2, name="qwen3", build=build, hf=("Qwen3ForCausalLM",))

@@ -3,6 +3,9 @@
 Source: Qwen team 2025 (arXiv 2505.09388).
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from ggraph import Graph, Tensor
 
 from . import blocks, qwen2
@@ -21,7 +24,12 @@ def layer(s: Step, x: Tensor, i: int) -> Tensor:
     return h + blocks.experts(s, blocks.norm(s, h, f"blk.{i}.ffn_norm"), i)
 
 
+def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All layers slide, if any does."""
+    return {**qwen2.translate(values), "layer_types": None}
+
+
 QWEN3_MOE = Architecture(
-    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=qwen2.translate,
-    hf_defaults={"num_experts_per_tok": 8},
+    "qwen3moe", build, ("Qwen3MoeForCausalLM",), fixed=SWIGLU, translate=translate,
+    hf_defaults={"num_experts_per_tok": 8, "sliding_window": 4096},
 )  # fmt: skip

@@ -18,13 +18,16 @@ STEP = 4  # GGUF has no key for it: llama.cpp takes every fourth
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The layers that rotate: as listed, or all but each so-manieth."""
+    """The layers that rotate: as listed, or all but each so-manieth. The others may slide."""
     k = Keys(values, "config.json")
     step = k.integer("no_rope_layer_interval", STEP)
     if step < 1:
         raise ModelError(f"config.json: no_rope_layer_interval = {step}: expected 1 or more")
     listed = values.get("no_rope_layers") or list(every(step, k.integer("num_hidden_layers")))
-    return {**values, "rotated_layers": listed}
+    found = {**values, "rotated_layers": listed}
+    if k.flag("use_sliding_window") and not values.get("layer_types") and isinstance(listed, list):
+        found["layer_types"] = [f"{'full' if t else 'sliding'}_attention" for t in listed]
+    return found
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

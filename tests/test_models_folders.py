@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
-from test_models_unsaid import folder
+from test_models_unsaid import FULL, QWEN, folder
 
 from ggraph.errors import FormatError, ModelError
 from ggraph.tensor import Array
@@ -122,6 +122,37 @@ def test_what_would_change_the_numbers_is_refused(
         open_model(folder(name, tmp_path / "hf", changes))
 
 
+@pytest.mark.parametrize("name", ["tiny/qwen3_qknorm", "tiny2/olmo3"])
+def test_two_ropes_are_one_too_many(name: str, tmp_path: Path) -> None:
+    """As where someone follows a page that tells how to stretch an older config."""
+    told = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    with pytest.raises(ModelError, match=r"rope_scaling .* beside other rope_parameters"):
+        open_model(folder(name, tmp_path / "two", told))
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    rope = config["rope_parameters"]
+    alike = {"rope_scaling": rope.get("full_attention", rope)}
+    again = open_model(folder(name, tmp_path / "again", alike))
+    assert again.config == open_model(GOLDEN / name).config
+
+
+@pytest.mark.parametrize("told", [True, False, None])
+def test_all_layers_of_a_qwen_3_with_experts_slide_or_none(
+    told: bool | None, tmp_path: Path
+) -> None:
+    """As in transformers, whose class reads no list and no number of layers."""
+    for i, changes in enumerate((QWEN, {**QWEN, "layer_types": [FULL] * 6})):
+        hf = folder("tiny/qwen3_moe", tmp_path / str(i), {**changes, "use_sliding_window": told})
+        c = open_model(hf).config
+        assert [c.slides(i) for i in range(6)] == [bool(told)] * 6
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_layers_of_smollm3_that_do_not_turn_may_slide(told: bool, tmp_path: Path) -> None:
+    changes = {"sliding_window": 8, "layer_types": None, "use_sliding_window": told}
+    c = open_model(folder("tiny2/smollm3", tmp_path / "hf", changes)).config
+    assert [i for i in range(6) if c.slides(i)] == ([3] if told else [])
+
+
 THETA = {"rope_type": "default"}
 LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 means it
     ("tiny/mistral_sliding", {"sliding_window": 4096}),
@@ -154,6 +185,7 @@ LEFT_OUT: tuple[tuple[str, dict[str, Any]], ...] = (  # as transformers 5.24 mea
                        "linear_conv_kernel_dim": 4}),
     ("tiny2/qwen3_5_moe", {"num_experts_per_tok": 8}),
     ("tiny/qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": False}),
+    *((f"tiny/{n}", {"use_sliding_window": False}) for n in ("qwen2_bias", "qwen3_qknorm")),
 )  # fmt: skip
 
 
