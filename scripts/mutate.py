@@ -36,7 +36,6 @@ TESTS = {
         "listing",
         "dyn",
         "ggml",
-        "reserve",
         "hb",
         "search",
         "climb",

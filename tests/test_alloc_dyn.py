@@ -1,4 +1,4 @@
-"""The byte-level allocators: rules A1 to A8, and a state machine over them."""
+"""The byte-level allocator: rules A1 to A8, and a state machine over it."""
 
 from itertools import pairwise
 
@@ -11,7 +11,6 @@ from ggraph.alloc.dyn import (
     MAX_CHUNKS,
     MAX_FREE_BLOCKS,
     Address,
-    BumpAllocator,
     DynAllocator,
     align_up,
 )
@@ -62,8 +61,6 @@ def test_a7_freed_neighbours_become_one_block() -> None:
     assert a.chunks[0].free == [[0, 24], [32, 32]]
     a.free(w, 8)
     assert a.chunks[0].free == [[0, 64]]
-    a.reset()
-    assert a.size == 0 and not a.chunks
 
 
 def test_a7_a_block_before_a_free_one_joins_its_predecessor_too() -> None:
@@ -87,20 +84,6 @@ def test_bad_sizes_and_too_many_free_blocks() -> None:
         a.free(at, 8)
     with pytest.raises(AllocError, match="%t: more than 256 free blocks"):
         a.free(spots[2 * (MAX_FREE_BLOCKS - 1)], 8, "t")
-
-
-def test_a24_weights_are_padded_and_cut_into_buffers() -> None:
-    b = BumpAllocator(32, 128)
-    assert [b.alloc(n) for n in (40, 10, 64, 200, 8)] == [
-        Address(0, 0),
-        Address(0, 64),
-        Address(1, 0),
-        Address(2, 0),
-        Address(3, 0),
-    ]
-    assert b.sizes == [96, 64, 224, 32]
-    with pytest.raises(AllocError, match="%w: size -4 is negative"):
-        b.alloc(-4, "w")
 
 
 class Arena(RuleBasedStateMachine):
@@ -135,11 +118,6 @@ class Arena(RuleBasedStateMachine):
             tail = Address(at.chunk, at.offset + align_up(kept, a))
             self.dyn.free(tail, align_up(had, a) - align_up(kept, a))
             self.live[k] = (at, kept)
-
-    @rule()
-    def reset(self) -> None:
-        self.dyn.reset()
-        self.live, self.peak = [], 0
 
     @invariant()
     def every_byte_has_one_owner(self) -> None:

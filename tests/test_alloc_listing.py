@@ -7,7 +7,8 @@ from alloc_kit import act, schedule
 
 from ggraph import ops
 from ggraph.alloc import allocate
-from ggraph.alloc.ggml import BufferType, Node, NodeList, plan_list
+from ggraph.alloc.dyn import DynAllocator
+from ggraph.alloc.ggml import Node, NodeList, plan_list
 from ggraph.alloc.listing import ggml_op, layout
 from ggraph.device import DeviceSpec
 from ggraph.dtype import I32, I64
@@ -79,12 +80,12 @@ def scheduled(graph: Graph, *devices: DeviceSpec, copies: int = 1) -> Schedule:
 def test_a_graph_and_its_schedule_get_the_same_offsets(build: object) -> None:
     graph: Graph = build()  # type: ignore[operator]
     listing = list_graph(graph)
-    plan = plan_list(listing, [BufferType("cpu", 32)])
-    spots = zip(listing.tensors, plan.spots, strict=True)
+    buffer = DynAllocator(32)
+    spots = zip(listing.tensors, plan_list(listing, [buffer]), strict=True)
     expected = {t.name: s.at.offset for t, s in spots if s.buffer >= 0}
     m = allocate(scheduled(graph, CPU), mode="ggml")
     assert {n: m.regions[n].offset for n in expected} == expected
-    assert m.buffers["arena@cpu"].nbytes == plan.sizes[0]
+    assert m.buffers["arena@cpu"].nbytes == buffer.size
 
 
 def test_g3_in_the_dsl_is_raced_by_ggml_and_not_by_hb() -> None:

@@ -1,8 +1,7 @@
-"""The free-list allocators of ggml, at the level of bytes. Knows no tensors.
+"""ggml's free-list allocator, at the level of bytes. Knows no tensors.
 
-`DynAllocator` plans offsets for tensors that live and die (compute buffers), `BumpAllocator` for
-tensors that stay (weights). Both follow upstream's observable behaviour exactly, quirks included;
-the rule numbers A1 to A8 and A24 are those of docs/ggml_allocator.md.
+It plans offsets for tensors that live and die (compute buffers) and follows upstream's observable
+behaviour exactly, quirks included; the rule numbers A1 to A8 are those of docs/ggml_allocator.md.
 
 Legend: c = chunk index, i = index of a free block within a chunk. All sizes are bytes.
 """
@@ -97,10 +96,6 @@ class DynAllocator:
                 return
         self._insert(blocks, at.offset, size, name)
 
-    def reset(self) -> None:
-        """Forget every block and every high-water mark."""
-        self.chunks.clear()
-
     def _rounded(self, nbytes: int, name: str) -> int:
         if not 0 <= nbytes <= ENDLESS - self.alignment:
             raise AllocError(f"%{name}: size {nbytes} is outside 0..{ENDLESS - self.alignment}")
@@ -148,29 +143,3 @@ def _merge_next(blocks: list[list[int]], i: int) -> None:
     if i + 1 < len(blocks) and blocks[i][0] + blocks[i][1] == blocks[i + 1][0]:
         blocks[i][1] += blocks[i + 1][1]
         del blocks[i + 1]
-
-
-@dataclass
-class BumpAllocator:
-    """Offsets for tensors that never die, cut into buffers of at most `max_buffer` bytes (A24).
-
-    A tensor larger than `max_buffer` gets a buffer of its own, as upstream tries it.
-    """
-
-    alignment: int
-    max_buffer: int = ENDLESS
-    sizes: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        check_alignment(self.alignment, "allocator")
-
-    def alloc(self, nbytes: int, name: str = "tensor") -> Address:
-        """Place `nbytes` behind everything placed so far, in a new buffer if need be."""
-        if nbytes < 0:
-            raise AllocError(f"%{name}: size {nbytes} is negative")
-        size = align_up(nbytes, self.alignment)
-        if not self.sizes or (self.sizes[-1] and self.sizes[-1] + size > self.max_buffer):
-            self.sizes.append(0)
-        at = Address(len(self.sizes) - 1, self.sizes[-1])
-        self.sizes[-1] += size
-        return at

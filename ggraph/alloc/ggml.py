@@ -1,14 +1,14 @@
 """ggml's graph allocator on a neutral node list, offset for offset.
 
 It exists to compare with and to reproduce upstream's plans and their races: it trusts list order
-and knows no streams. `ggraph.alloc.listing` turns schedules into node lists. Rules A9
-to A23 are those of docs/ggml_allocator.md; the byte level (A1 to A8) is `ggraph.alloc.dyn`.
+and knows no streams. `ggraph.alloc.listing` turns schedules into node lists. Rules A9 to A20 and
+A23 are those of docs/ggml_allocator.md; the byte level (A1 to A8) is `ggraph.alloc.dyn`.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ggraph.alloc.dyn import ENDLESS, Address, DynAllocator, align_up, check_alignment
+from ggraph.alloc.dyn import Address, DynAllocator, align_up
 from ggraph.errors import AllocError
 
 # A15: ops whose kernels promise to tolerate dst = src.
@@ -49,25 +49,15 @@ class NodeList:
     leafs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class BufferType:
-    """Where tensors may lie; two entries of the same name share one planner and buffer (A21)."""
-
-    name: str
-    alignment: int = 32
-    max_bytes: int = ENDLESS
-
-
 NOWHERE = Address(0, 0)
 
 
 @dataclass(frozen=True)
 class Spot:
-    """The answer for one tensor (A20): buffer -1 and size 0 for views and external tensors."""
+    """The answer for one tensor (A20): buffer -1 for views and external tensors."""
 
     buffer: int = -1
     at: Address = NOWHERE
-    size_max: int = 0
     in_place_of: int | None = None
 
 
@@ -83,27 +73,12 @@ class _State:
     in_place_of: int | None = None
 
 
-@dataclass(frozen=True)
-class ListPlan:
-    """Offsets for one node list: a spot per tensor, and the chunk sizes of each planner."""
-
-    spots: tuple[Spot, ...]
-    chunk_sizes: tuple[tuple[int, ...], ...]  # per buffer index; () at repeated types (A21)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Bytes per buffer index."""
-        return tuple(sum(c) for c in self.chunk_sizes)
-
-
 class _Planner:
     """One run over a node list (A10 to A19)."""
 
-    def __init__(self, graph: NodeList, types: Sequence[BufferType]) -> None:
-        self.graph = graph
+    def __init__(self, graph: NodeList, buffers: Sequence[DynAllocator]) -> None:
+        self.graph, self.dyn = graph, buffers
         self.state = [_State() for _ in graph.tensors]
-        by_name = {t.name: DynAllocator(t.alignment, t.max_bytes) for t in reversed(types)}
-        self.dyn = [by_name[t.name] for t in types]
 
     def run(self) -> None:
         """A10: leafs; then count and place inputs; then place and release node by node."""
@@ -189,31 +164,22 @@ class _Planner:
             self.dyn[state.buffer].free(state.at, node.nbytes, node.name)
             state.own = False
 
-    def result(self) -> ListPlan:
-        """The spots, and each planner's chunks at its first index (A20, A21)."""
-        spots = [self._spot(n, s) for n, s in zip(self.graph.tensors, self.state, strict=True)]
-        chunks = [
-            () if any(d is e for e in self.dyn[:k]) else tuple(c.max_size for c in d.chunks)
-            for k, d in enumerate(self.dyn)
-        ]
-        return ListPlan(tuple(spots), tuple(chunks))
-
-    def _spot(self, node: Node, state: _State) -> Spot:
+    def spot(self, i: int) -> Spot:
+        """Where tensor i lies (A20)."""
+        node, state = self.graph.tensors[i], self.state[i]
         if node.external or node.view_of is not None:
             return Spot()
-        return Spot(state.buffer, state.at, node.nbytes, state.in_place_of)
+        return Spot(state.buffer, state.at, state.in_place_of)
 
 
-def plan_list(graph: NodeList, types: Sequence[BufferType]) -> ListPlan:
-    """Offsets for one node list, without allocating (upstream's size estimate, A21).
+def plan_list(graph: NodeList, buffers: Sequence[DynAllocator]) -> tuple[Spot, ...]:
+    """A spot for each tensor of one node list in `buffers`, which are empty before.
 
-    Raises AllocError for a tensor that names a buffer beyond `types`, or a size out of range.
+    Raises AllocError for a tensor that names no such buffer, or a size out of range.
     """
-    for t in types:
-        check_alignment(t.alignment, f"buffer {t.name!r}")
     for node in graph.tensors:
-        if not 0 <= node.buffer < len(types):
-            raise AllocError(f"%{node.name}: buffer {node.buffer} of {len(types)}")
-    planner = _Planner(graph, types)
+        if not 0 <= node.buffer < len(buffers):
+            raise AllocError(f"%{node.name}: buffer {node.buffer} of {len(buffers)}")
+    planner = _Planner(graph, buffers)
     planner.run()
-    return planner.result()
+    return tuple(planner.spot(i) for i in range(len(graph.tensors)))

@@ -1,7 +1,7 @@
 """`ggml` mode: a MemoryMap from upstream's planner."""
 
-from ggraph.alloc.dyn import align_up
-from ggraph.alloc.ggml import BufferType, Spot, plan_list
+from ggraph.alloc.dyn import DynAllocator, align_up
+from ggraph.alloc.ggml import Spot, plan_list
 from ggraph.alloc.layout import Layout, buffer_limit
 from ggraph.alloc.listing import buffer_order, list_schedule
 from ggraph.plan import MemoryMap, Schedule
@@ -15,14 +15,14 @@ def ggml_map(schedule: Schedule) -> MemoryMap:
     """
     layout = Layout(schedule)
     index = buffer_order(schedule)
-    types = [BufferType(d, layout.align[d], buffer_limit(schedule, d)) for d in index]
+    buffers = [DynAllocator(layout.align[d], buffer_limit(schedule, d)) for d in index]
     listing, at = list_schedule(schedule, index)
-    plan = plan_list(listing, types)
+    spots = plan_list(listing, buffers)
     names = list(index)
     for name, i in at.items():
         v = schedule.values[name]
         root = listing.tensors[i].view_of
-        spot = plan.spots[i if root is None else root]
+        spot = spots[i if root is None else root]
         if spot.buffer >= 0:
             layout.put(
                 name,
