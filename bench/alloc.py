@@ -178,7 +178,7 @@ def searched(i: Instance, seconds: float) -> tuple[Ints, Ints, float]:
     """Offsets of `hb` and `offline`, and the processor time of the search in seconds."""
     _, at, order_ = hb.solve(i.packing, i.birth, i.life)
     begun = time.process_time()
-    found = offline.search(i.packing, order_, at, i.bound, i.cliques, seconds, 0)
+    found = offline.search(i.packing, order_, at, i.bound, i.cliques, seconds)
     return at, found, time.process_time() - begun
 
 
@@ -220,7 +220,7 @@ def concurrent(seconds: float) -> Table:
 def searched_listed(i: Instance, seconds: float) -> int:
     """Height of the same blocks, searched, if list order alone had to be respected."""
     _, at, order_ = hb.solve(i.listed, i.birth, i.life)
-    found = offline.search(i.listed, order_, at, 1, None, seconds, 0)
+    found = offline.search(i.listed, order_, at, 1, None, seconds)
     return checked(i.listed, found)
 
 

@@ -333,8 +333,8 @@ def _unplanned(planning: Planning, error: AllocError) -> AllocError:
     return AllocError(f"{error}; {short}{_placed_there(planning)}")
 
 
-def _placed_there(planning: Planning, most: int = 6) -> str:
-    """The largest values on the device that the bound says is too small, else on those with a
+def _placed_there(planning: Planning) -> str:
+    """The six largest values on the device that the bound says is too small, else on those with a
     limit; nothing before memory is laid out."""
     if planning.fit is None:
         return ""
@@ -346,7 +346,7 @@ def _placed_there(planning: Planning, most: int = 6) -> str:
     for device in short or [d for d in planning.options.capacity if d in room]:
         there = [v for v in values if v.device == device and not v.external and v.same_as is None]
         there.sort(key=lambda v: -v.nbytes)
-        rows = ", ".join(f"%{v.name} {v.nbytes}" for v in there[:most])
+        rows = ", ".join(f"%{v.name} {v.nbytes}" for v in there[:6])
         found += f"; placed on {device}: {len(there)} values, the largest {rows}"
     return found
 

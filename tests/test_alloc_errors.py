@@ -1,6 +1,7 @@
 """Bad input to the allocator: one typed error, naming the tensor and the number."""
 
 from dataclasses import replace
+from math import inf, nan
 
 import pytest
 from alloc_kit import act, schedule
@@ -113,8 +114,9 @@ def test_a_value_beyond_the_largest_buffer() -> None:
 def test_bad_options() -> None:
     with pytest.raises(AllocError, match="unknown allocator mode 'best'; known: hb, offline, ggml"):
         allocate(use(X), mode="best")
-    with pytest.raises(AllocError, match="seed=-1 must not be negative"):
-        allocate(use(X), seed=-1)
+    for seconds in (-1.0, inf, nan):
+        with pytest.raises(AllocError, match=f"offline_seconds={seconds}: expected 0 or more"):
+            allocate(use(X), mode="offline", offline_seconds=seconds)
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -118,7 +118,7 @@ def test_solutions_of_the_public_instances_are_verified(letter: str) -> None:
     """`verify` knows nothing of the search: every read at a life's end finds its own block."""
     i = a_to_k(letter)
     _, at, order = hb.solve(i.packing, i.birth, i.life)
-    found = offline.search(i.packing, order, at, i.bound, i.cliques, 0.002, 0)
+    found = offline.search(i.packing, order, at, i.bound, i.cliques, 0.002)
     for offsets in (at, found):
         proved = verify(instances.to_plan(i, offsets)).certificate
         assert proved.reads_proved == 2 * len(i.names)

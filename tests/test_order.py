@@ -114,7 +114,7 @@ def test_events_are_the_transitive_reduction_of_what_is_needed(
 
 
 def test_forced_sync_cuts_a_split_and_makes_the_host_wait() -> None:
-    s = schedule_of(GRAPH, [SIM0], streams=2, forced_sync=["blk.0.v"])
+    s = schedule_of(GRAPH, [SIM0], streams=2, forced_sync=["blk.0.v", "blk.0.norm"])
     assert [x.nodes[0] for x in s.splits.splits] == ["blk.0.norm", "blk.0.v"]
     syncs = [c for c in s if c.do is Do.HOST_SYNC]
     assert {c.waits_for.device for c in syncs if c.waits_for} == {"sim0"}

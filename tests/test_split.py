@@ -111,11 +111,6 @@ def test_a_graph_with_copies_of_its_own_is_refused() -> None:
         split(place(g, [SIM0, SIM1, CPU]))
 
 
-def test_a_marked_tensor_begins_a_split() -> None:
-    s = split(place(GRAPH, [SIM0]), cut_before=["blk.0.v", "blk.0.norm"])
-    assert [x.nodes[0] for x in s.splits] == ["blk.0.norm", "blk.0.v"]
-
-
 def random_graph(draw: st.DrawFn, size: int) -> Graph:
     """A random DAG of adds and products over an input."""
     made: list[Tensor] = [input("x", (T, E))]

@@ -45,7 +45,6 @@ def allocate(
     mode: str = "hb",
     capacity: Mapping[str, int] | None = None,
     offline_seconds: float = 0.2,
-    seed: int = 0,
 ) -> MemoryMap:
     """Buffers, and a region in one of them for every value of `schedule`.
 
@@ -57,16 +56,15 @@ def allocate(
     """
     if mode not in MODES:
         raise AllocError(f"unknown allocator mode {mode!r}; known: {', '.join(MODES)}")
-    if not 0 <= offline_seconds < inf or seed < 0:
-        given = f"offline_seconds={offline_seconds} and seed={seed}"
-        raise AllocError(f"{given} must not be negative, nor endless")
+    if not 0 <= offline_seconds < inf:
+        raise AllocError(f"offline_seconds={offline_seconds}: expected 0 or more, and an end")
     check_schedule(schedule)
     blocks = make_blocks(schedule, precedence(schedule))
     check_largest(schedule, blocks, capacity)
     if mode == "ggml":
         memory = ggml_map(schedule)
     else:
-        memory = _ordered_map(schedule, blocks, offline_seconds if mode == "offline" else 0, seed)
+        memory = _ordered_map(schedule, blocks, offline_seconds if mode == "offline" else 0)
     check_capacity(schedule, memory, capacity, lambda device: _bound(blocks, device).nbytes)
     return memory
 
@@ -86,7 +84,7 @@ def _bound(blocks: Blocks, device: str) -> Bound:
     return lower_bound(blocks, blocks.of_device(device))
 
 
-def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) -> MemoryMap:
+def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float) -> MemoryMap:
     """The map of `hb` mode, searched further when `seconds` is positive."""
     layout = Layout(schedule, causes=dict(blocks.causes))
     for device in _devices(blocks):
@@ -98,7 +96,7 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
         least = live_bytes(blocks, of)
         why, at, order = hb.solve(p, *times(blocks, of), least)
         if seconds > 0:
-            at, searched = _searched(blocks, of, p, order, at, least, seconds, seed)
+            at, searched = _searched(blocks, of, p, order, at, least, seconds)
             why += ", then searched" if searched else ", at the live-bytes bound"
         layout.put_blocks(blocks, of, at, limit)
         for i in of:
@@ -109,14 +107,7 @@ def _ordered_map(schedule: Schedule, blocks: Blocks, seconds: float, seed: int) 
 
 
 def _searched(
-    blocks: Blocks,
-    of: list[int],
-    p: Packing,
-    order: Ints,
-    at: Ints,
-    least: int,
-    seconds: float,
-    seed: int,
+    blocks: Blocks, of: list[int], p: Packing, order: Ints, at: Ints, least: int, seconds: float
 ) -> tuple[Ints, bool]:
     """Offsets after the search, and whether there was anything to search for: nothing takes fewer
     than `least` bytes."""
@@ -125,4 +116,4 @@ def _searched(
     table = live_table(blocks, of)
     cliques = None if table is None else offline.cliques_of(table)
     bound = lower_bound(blocks, of).nbytes
-    return offline.search(p, order, at, bound, cliques, seconds, seed), True
+    return offline.search(p, order, at, bound, cliques, seconds), True

@@ -98,11 +98,10 @@ def antichain_bytes(blocks: Blocks, of: Sequence[int]) -> int:
     return int(pinned + total - nx.maximum_flow_value(g, "source", "sink"))
 
 
-def lower_bound(blocks: Blocks, of: Sequence[int], *, exact: int = EXACT_BLOCKS) -> Bound:
+def lower_bound(blocks: Blocks, of: Sequence[int]) -> Bound:
     """The best bound that is affordable for the chosen blocks (all on one device)."""
     live = live_bytes(blocks, of)
-    if len({blocks.order.actor_of[r] for i in of for r in blocks.blocks[i].rows}) < 2:
-        return Bound(live, "live bytes")
-    if len(of) > exact:
+    actors = {blocks.order.actor_of[r] for i in of for r in blocks.blocks[i].rows}
+    if len(actors) < 2 or len(of) > EXACT_BLOCKS:
         return Bound(live, "live bytes")
     return Bound(max(live, antichain_bytes(blocks, of)), "antichain")

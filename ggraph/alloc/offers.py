@@ -18,6 +18,8 @@ from ggraph.alloc.fit import NO_LIMIT, extent
 from ggraph.alloc.precedence import Edge, precedence
 from ggraph.plan import Schedule
 
+TRIES = 32  # offers that are measured: each costs a plan
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -31,7 +33,6 @@ class Offer:
     bytes_saved: int
     shareable: int
     device: str
-    values: tuple[str, str]
 
 
 def peak_bytes(schedule: Schedule, extra: Iterable[Edge] = ()) -> dict[str, int]:
@@ -51,12 +52,10 @@ def _peak(blocks: Blocks, of: list[int]) -> int:
     return extent(hb.solve(p, *times(blocks, of))[1], p.size, p.limit)
 
 
-def ordering_offers(
-    schedule: Schedule, *, device: str | None = None, tries: int = 32
-) -> list[Offer]:
+def ordering_offers(schedule: Schedule, *, device: str | None = None) -> list[Offer]:
     """Edges that would let values share bytes, those that save most first.
 
-    Only the `tries` pairs with the most to share are measured. An edge that saves nothing alone is
+    Only the `TRIES` pairs with the most to share are measured. An edge that saves nothing alone is
     listed all the same (last): it may be half of a pair. Raises AllocError for a bad schedule.
     """
     check_schedule(schedule)
@@ -68,9 +67,9 @@ def ordering_offers(
     for o in found:
         best.setdefault((o.before, o.after), o)
     measured = []
-    for edge, o in list(best.items())[:tries]:
+    for edge, o in list(best.items())[:TRIES]:
         saved = now[o.device] - peak_bytes(schedule, [edge])[o.device]
-        measured.append(Offer(*edge, saved, o.shareable, o.device, o.values))
+        measured.append(Offer(*edge, saved, o.shareable, o.device))
     return sorted(measured, key=lambda o: (-o.bytes_saved, -o.shareable, o.before, o.after))
 
 
@@ -87,8 +86,7 @@ def _candidates(blocks: Blocks) -> Iterator[Offer]:
                 b = blocks.blocks[of[q]]
                 edge = _edge(blocks, a, b)
                 if edge is not None:
-                    size = min(a.nbytes, b.nbytes)
-                    yield Offer(*edge, 0, size, device, (a.values[0], b.values[0]))
+                    yield Offer(*edge, 0, min(a.nbytes, b.nbytes), device)
 
 
 def _edge(blocks: Blocks, a: Block, b: Block) -> Edge | None:

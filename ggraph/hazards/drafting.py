@@ -13,7 +13,6 @@ import numpy as np
 
 from ggraph.arrays import WeightSource
 from ggraph.backends.sim import Simulator
-from ggraph.device import DeviceSpec
 from ggraph.errors import InputError
 from ggraph.graph import Graph
 from ggraph.hazards.corpus import Recipe, planned
@@ -50,8 +49,8 @@ class UnprovedSession:
 
     replays = False  # the simulator captures nothing, so chains go step by step
 
-    def __init__(self, recipe: Recipe, device: DeviceSpec = GPU) -> None:
-        self.recipe, self.device = recipe, device
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self.refused: list[CounterExample] = []
         self.plans = self.faults = 0
         self._steps: dict[Hashable, _Step] = {}
@@ -70,7 +69,7 @@ class UnprovedSession:
         # Rows that are only read give the host nothing, so that it cannot come too early for them.
         drafts = any(t.name == "logits" for t in graph.outputs)
         recipe = self.recipe if drafts else replace(self.recipe, faults=())
-        plan = planned(graph, (self.device,), recipe)
+        plan = planned(graph, (GPU,), recipe)
         verdict = examine(plan)
         for t in plan.graph.leaves(Kind.WEIGHT):
             if t.name not in self._weights:

@@ -134,7 +134,7 @@ def _stored(name: str, rows: Tensor, index: Tensor) -> Tensor:
     return ops.set_rows(cache, wide, index, name=f"{name}_store")
 
 
-def write_write_faults(fork: Fork, memory: MemoryMap, join: str = "attn") -> list[tuple[str, str]]:
+def write_write_faults(fork: Fork, memory: MemoryMap) -> list[tuple[str, str]]:
     """What upstream's validation of a fork/join region finds: nodes of two branches that write the
     same bytes. Reads are not looked at, and what meets the join's bytes is let off."""
 
@@ -149,7 +149,7 @@ def write_write_faults(fork: Fork, memory: MemoryMap, join: str = "attn") -> lis
         for a in left
         for b in right
     ]
-    return [(a, b) for a, b in pairs if meet(a, b) and not (meet(a, join) or meet(b, join))]
+    return [(a, b) for a, b in pairs if meet(a, b) and not (meet(a, "attn") or meet(b, "attn"))]
 
 
 def device_bytes(plan: Plan) -> int:

@@ -14,7 +14,7 @@ from ggraph.backends.sim import Adversarial, Order, Random, Simulated, Simulator
 from ggraph.backends.sim.orders import Runnable
 from ggraph.errors import InputError
 from ggraph.graph import Graph
-from ggraph.hazards.corpus import Hazard, Recipe, plan_of
+from ggraph.hazards.corpus import Hazard, plan_of
 from ggraph.hazards.report import Corruption, HazardReport, Price
 from ggraph.ops.evaluate import evaluate
 from ggraph.orderings import wait_count
@@ -228,4 +228,4 @@ def timelines(hazard: Hazard, seed: int = 0) -> dict[str, Simulated]:
     return found
 
 
-__all__ = ["Data", "Recipe", "adversary", "data_of", "labels", "price", "run_hazard", "timelines"]
+__all__ = ["Data", "adversary", "data_of", "labels", "price", "run_hazard", "timelines"]

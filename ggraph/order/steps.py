@@ -54,7 +54,7 @@ class Steps:
     producer: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, c: Command, overwritten: str | None = None, also: tuple[int, ...] = ()) -> int:
+    def add(self, c: Command, overwritten: str | None = None, also: tuple[int, ...] = ()) -> None:
         """Append `c`, which needs the producers of what it reads, and, where it overwrites a
         value, all that value's readers so far."""
         mine = len(self.steps)
@@ -67,4 +67,3 @@ class Steps:
             self.readers.setdefault(a.value, []).append(mine)
         for a in c.writes:
             self.producer[a.value] = mine
-        return mine

@@ -7,7 +7,7 @@ and its overwrites allow, so that each device's runs are as long as they can be;
 graph's own order is kept.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ggraph.errors import PlaceError
@@ -20,17 +20,16 @@ from ggraph.tensor import line
 __all__ = ["split"]
 
 
-def split(placement: Placement, *, cut_before: Iterable[str] = ()) -> Splits:
+def split(placement: Placement) -> Splits:
     """The splits of a placed graph, whose graph now holds the Copy nodes.
 
-    `cut_before` names tensors at which a new split begins although the device stays. Raises
-    PlaceError for a result that overwrites bytes of another device, and for graphs that have Copy
-    nodes already.
+    Raises PlaceError for a result that overwrites bytes of another device, and for graphs that have
+    Copy nodes already.
     """
     _check_overwrites(placement)
     _check_copies(placement)
     graph, of = with_copies(placement)
-    graph, runs = longest_runs(graph, of, frozenset(cut_before))
+    graph, runs = longest_runs(graph, of)
     placed = replace(placement, graph=graph, of={t.name: of[t.name] for t in graph})
     return Splits(placed, tuple(_splits(graph, of, runs)))
 

@@ -80,9 +80,7 @@ class _Ready:
         return taken
 
 
-def longest_runs(
-    graph: Graph, of: Mapping[str, Placed], cuts: frozenset[str]
-) -> tuple[Graph, list[list[str]]]:
+def longest_runs(graph: Graph, of: Mapping[str, Placed]) -> tuple[Graph, list[list[str]]]:
     """The graph in the order of its runs, and the runs. The first device is chosen so that there
     are fewest runs; after it, always the one with the longest next run."""
     begin = _Ready.of(graph, of)
@@ -90,7 +88,7 @@ def longest_runs(
     starts = [d for d, h in begin.heaps.items() if h]
     tries = [_runs(begin.copied(), d, position) for d in starts]
     best = min(tries, key=len, default=[])
-    runs = _issue_copies(graph, [part for run in best for part in _cut(run, cuts)])
+    runs = _issue_copies(graph, best)
     return _reordered(graph, [n for r in runs for n in r]), runs
 
 
@@ -101,15 +99,6 @@ def _runs(ready: _Ready, device: str, position: Mapping[str, int]) -> list[list[
             open_.sort(key=lambda d: -len(ready.copied().run(d, position)))
         runs.append(ready.run(open_[0], position))
     return runs
-
-
-def _cut(run: list[str], cuts: frozenset[str]) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for n in run:
-        if n in cuts and parts[-1]:
-            parts.append([])
-        parts[-1].append(n)
-    return parts
 
 
 def _issue_copies(graph: Graph, runs: list[list[str]]) -> list[list[str]]:

@@ -51,7 +51,7 @@ class State(NamedTuple):
     least: Ints  # [c], scratch
 
 
-def begun(room: Room, total: Ints, work: int, nodes: int = FAR) -> State:
+def begun(room: Room, total: Ints, work: int, nodes: int) -> State:
     """The state in which nothing is placed, with `work` inner steps and `nodes` to spend."""
     m, zero = len(room.size), np.zeros(1, np.int64)
     at, low = np.full(m, -1, np.int64), np.zeros(m, np.int64)

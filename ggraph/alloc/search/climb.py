@@ -150,12 +150,12 @@ def climb_once(tree: Tree, goal: Goal, climb: int, rng: "np.random.Generator") -
         trial = tree.shaken(score, now.blame, rng)
 
 
-def climb(p: Packing, cliques: Cliques, goal: Goal, seed: int) -> None:
+def climb(p: Packing, cliques: Cliques, goal: Goal) -> None:
     """Lower `goal` until its bound is reached or its work is spent.
 
     What comes does not depend on how much work is left: more of it is never worse.
     """
-    tree, rng, climbs = Tree(p, cliques), np.random.default_rng(seed), 0
+    tree, rng, climbs = Tree(p, cliques), np.random.default_rng(0), 0
     while goal.is_open:
         climb_once(tree, goal, climbs, rng)
         climbs += 1

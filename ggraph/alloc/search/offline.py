@@ -2,7 +2,7 @@
 
 Annealing brings the height down quickly; then tree searches are asked for a packing at the lower
 bound and at heights between it and the best (climb.py). Work is counted, not timed: equal input
-and seed give an equal result.
+gives an equal result.
 
 Legend: m = blocks, c = cliques.
 """
@@ -41,13 +41,7 @@ def cliques_of(live: Bytes, life: Ints | None = None) -> Cliques:
 
 
 def search(
-    p: Packing,
-    order: Ints,
-    at: Ints,
-    bound: int,
-    cliques: Cliques | None,
-    seconds: float,
-    seed: int,
+    p: Packing, order: Ints, at: Ints, bound: int, cliques: Cliques | None, seconds: float
 ) -> Ints:
     """Offsets no worse than `at` after at most `seconds` of nominal work.
 
@@ -60,10 +54,10 @@ def search(
     if goal.top > p.limit:
         return at
     if cliques is None:
-        _anneal_in_epochs(p, order, goal, seed)
+        _anneal_in_epochs(p, order, goal)
     elif goal.is_open:
-        _anneal(p, order, goal, min(goal.work, EPOCH) // SHARE, seed)
-        climb(p, cliques, goal, seed)
+        _anneal(p, order, goal, min(goal.work, EPOCH) // SHARE, 0)
+        climb(p, cliques, goal)
     return goal.at
 
 
@@ -75,9 +69,9 @@ def _anneal(p: Packing, order: Ints, goal: Goal, work: int, seed: int) -> None:
         goal.at, goal.top = found, height
 
 
-def _anneal_in_epochs(p: Packing, order: Ints, goal: Goal, seed: int) -> None:
+def _anneal_in_epochs(p: Packing, order: Ints, goal: Goal) -> None:
     """Spend it all: each epoch is twice as long as the one before and begins with the best."""
-    piece = EPOCH
+    piece, seed = EPOCH, 0
     while goal.is_open:
         _anneal(p, order, goal, min(goal.work, piece), seed)
         order, piece, seed = np.argsort(goal.at, kind="stable"), 2 * piece, seed + 1
