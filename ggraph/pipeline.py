@@ -29,8 +29,8 @@ from ggraph.face import unscoped
 from ggraph.graph import Graph
 from ggraph.order import critical_path, order
 from ggraph.orderings import wait_count, with_orderings
-from ggraph.place import Pin, place
-from ggraph.place.pins import homes
+from ggraph.place import Pin, place_pinned
+from ggraph.place.pins import Pinned, match
 from ggraph.plan import MemoryMap, Placement, Plan, Schedule, Splits, VerifiedPlan
 from ggraph.rewrite import rewrite
 from ggraph.split import split
@@ -87,6 +87,7 @@ class Planning:
     log: tuple[str, ...] = ()
     trading: bool = False
     error: AllocError | None = None
+    pinned: Pinned = field(default_factory=dict)  # of `graph`; made with `rewrite`
     rewrite: Graph | None = None
     place: Placement | None = None
     split: Splits | None = None
@@ -116,15 +117,16 @@ def _made(noun: Noun | None) -> Noun:
 
 
 def _rewrite(p: Planning) -> Planning:
-    o = p.options
-    if not o.rewrites:
-        return replace(p, rewrite=p.graph)
-    wanted = homes(p.graph, o.pins)
-    return replace(p, rewrite=rewrite(p.graph, p.devices, exact=o.exact, homes=wanted))
+    o, graph = p.options, p.graph
+    pinned = match(graph, p.devices, o.pins)
+    if o.rewrites:
+        homes = {name: pin.device for name, pin in pinned.items()}
+        graph = rewrite(graph, p.devices, exact=o.exact, homes=homes)
+    return replace(p, pinned=pinned, rewrite=graph)
 
 
 def _place(p: Planning) -> Planning:
-    placed = place(_made(p.rewrite), p.devices, p.options.pins, layers=p.options.layers)
+    placed = place_pinned(_made(p.rewrite), p.devices, p.pinned, p.options.layers)
     slow = placed.without_kernel()
     if slow and p.options.strict:
         raise PlaceError(f"strict, and without a kernel: {'; '.join(map(line, slow))}")

@@ -14,8 +14,9 @@ from ggraph.device import DeviceSpec
 from ggraph.dtype import I32
 from ggraph.errors import PlaceError
 from ggraph.graph import Graph
+from ggraph.pipeline import Options, make_plan
 from ggraph.place import Pin, place
-from ggraph.place.pins import homes
+from ggraph.place.pins import match
 from ggraph.tensor import input, state, weight
 
 GRAPH = tiny()
@@ -126,9 +127,34 @@ def test_a_name_pins_itself_alone(names: list[str], data: st.DataObject) -> None
     leaves = [weight(name, (2,)) for name in names]
     graph = Graph.of({f"y{i}": ops.neg(x) for i, x in enumerate(leaves)})
     one = data.draw(st.sampled_from(names))
-    assert homes(graph, [Pin(one, "sim0", whole=True)]) == {one: "sim0"}
-    assert homes(graph, [rf"^{re.escape(one)}\Z=sim0"]) == {one: "sim0"}
-    assert homes(graph, [Pin(one + "c", "sim0", whole=True)]) == {}
+    for pin in (Pin(one, "sim0", whole=True), Pin(rf"^{re.escape(one)}\Z", "sim0")):
+        assert match(graph, [SIM0], [pin]) == {one: pin}
+    with pytest.raises(PlaceError, match="matches none of"):
+        match(graph, [SIM0], [Pin(one + "c", "sim0", whole=True)])
+
+
+def test_pins_speak_of_the_graph_before_it_was_rewritten() -> None:
+    """A pin holds what stands for the tensors that it matches, whatever else it matches; where
+    nothing does, the refusal says so."""
+    fused = frozenset({"rms_norm_mul", "mul_mats"})
+    devices = [replace(SIM0, fused=fused), replace(CPU, fused=fused)]
+    r = ops.rms_norm(input("x", (T, E)), name="r")
+    n = ops.mul(r, weight("n.weight", (E,)), name="n")
+    q, k, c = linear(n, "q"), linear(n, "k"), ops.scale(n, 2.0, name="c")
+    graph = Graph.of({"sum": ops.mul(ops.add(q, c), k)})
+
+    def placed(pins: tuple[str, ...], **options: bool) -> dict[str, str]:
+        plan = make_plan(graph, devices, Options(pins=pins, **options)).plan  # type: ignore[arg-type]
+        return {t.name: plan.schedule.splits.placement.of[t.name].device for t in plan.graph}
+
+    assert placed(())["q@joined"] == "sim0"
+    assert placed(("^(q|k)$=cpu",))["q@joined"] == placed(("^[qkc]$=cpu",))["q@joined"] == "cpu"
+    assert "q@joined" not in placed(("^[qc]$=cpu",))
+    with pytest.raises(PlaceError, match=r"pin \^r\$=cpu: all that it matches became part"):
+        placed(("^r$=cpu",))
+    assert placed(("^r$=cpu",), rewrites=False)["r"] == "cpu"
+    with pytest.raises(PlaceError, match=rf"z=cpu: .* matches none of {len(graph)} tensor"):
+        placed(("z=cpu",))
 
 
 def test_a_pin_on_an_overwriting_result_moves_its_state() -> None:

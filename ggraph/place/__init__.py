@@ -13,11 +13,11 @@ from ggraph.device import DeviceSpec
 from ggraph.graph import Graph
 from ggraph.place.homes import layer_table, leaves
 from ggraph.place.ops import decided, expand, follow, improve
-from ggraph.place.pins import Pin
+from ggraph.place.pins import Pin, Pinned, match, remaining
 from ggraph.place.work import begin
 from ggraph.plan import Placement
 
-__all__ = ["Pin", "place"]
+__all__ = ["Pin", "place", "place_pinned"]
 
 
 def place(
@@ -34,8 +34,15 @@ def place(
     nothing, contradictory pins, a pin to a device that cannot run the op, an op that no device
     can run, and weights that do not fit.
     """
-    work = begin(graph, tuple(devices), [Pin.parse(p) if isinstance(p, str) else p for p in pins])
-    leaves(work, layer_table(work, layers or {}))
+    return place_pinned(graph, devices, match(graph, devices, pins), layers or {})
+
+
+def place_pinned(
+    graph: Graph, devices: Sequence[DeviceSpec], pinned: Pinned, layers: Mapping[str, int]
+) -> Placement:
+    """`place` with the pins that were matched before `graph` was rewritten."""
+    work = begin(graph, tuple(devices), remaining(graph, pinned))
+    leaves(work, layer_table(work, layers))
     decided(work)
     expand(work)
     improve(work)

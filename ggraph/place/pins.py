@@ -1,10 +1,11 @@
 """Pins: the user's own placement, as regular expressions over names."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ggraph.device import DeviceSpec
 from ggraph.errors import GraphError, PlaceError
 from ggraph.graph import Graph
 from ggraph.tensor import Tensor
@@ -31,10 +32,14 @@ class Pin:
         return f"{self.pattern}={self.device}"
 
 
-def match(graph: Graph, names: Sequence[str], pins: Sequence[Pin]) -> dict[str, Pin]:
+Pinned = Mapping[str, Pin]  # by names of tensors
+
+
+def match(graph: Graph, devices: Sequence[DeviceSpec], pins: Iterable[str | Pin]) -> Pinned:
     """Which pin holds which tensor. Views are not pinned: they follow what they look at."""
+    names = [d.name for d in devices]
     pinned: dict[str, Pin] = {}
-    for pin in pins:
+    for pin in (Pin.parse(p) if isinstance(p, str) else p for p in pins):
         if pin.device not in names:
             raise PlaceError(f"pin {pin}: unknown device {pin.device!r}; known: {', '.join(names)}")
         matched = list(_matches(graph, pin))
@@ -47,10 +52,23 @@ def match(graph: Graph, names: Sequence[str], pins: Sequence[Pin]) -> dict[str, 
     return _with_storage(graph, pinned)
 
 
-def homes(graph: Graph, pins: Sequence[str | Pin]) -> dict[str, str]:
-    """Devices by name, as far as pins say something about this graph."""
-    parsed = [Pin.parse(p) if isinstance(p, str) else p for p in pins]
-    return {t.name: pin.device for pin in reversed(parsed) for t in _matches(graph, pin)}
+def remaining(graph: Graph, pinned: Pinned) -> Pinned:
+    """`pinned`, which was said of the graph that `graph` was rewritten from, as said of this one.
+
+    Raises PlaceError for a pin of which other ops took in all that it matches.
+    """
+    found: dict[str, Pin] = {}
+    for t in graph:
+        if t.name in pinned:
+            found.setdefault(t.root.name, pinned[t.name])
+    held = set(found.values())
+    for pin in pinned.values():
+        if pin not in held:
+            raise PlaceError(
+                f"pin {pin}: all that it matches became part of other ops; pin those, or plan with "
+                "Options(rewrites=False)"
+            )
+    return found
 
 
 def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:

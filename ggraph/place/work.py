@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ggraph.device import DeviceSpec
 from ggraph.errors import PlaceError
 from ggraph.graph import Graph
-from ggraph.place.pins import Pin, match
+from ggraph.place.pins import Pinned
 from ggraph.plan import Placed
 from ggraph.tensor import Tensor, line
 
@@ -21,7 +21,7 @@ class Work:
     graph: Graph
     devices: tuple[DeviceSpec, ...]
     fallback: DeviceSpec
-    pinned: dict[str, Pin]
+    pinned: Pinned
     readers: dict[str, list[Tensor]]
     users: dict[str, list[Tensor]]
     of: dict[str, Placed] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Work:
             raise PlaceError(f"{device} cannot run {line(t)}, but must: {why}")
 
 
-def begin(graph: Graph, devices: tuple[DeviceSpec, ...], pins: list[Pin]) -> Work:
+def begin(graph: Graph, devices: tuple[DeviceSpec, ...], pinned: Pinned) -> Work:
     """Nothing decided yet. PlaceError for devices that are missing or called the same."""
     names = [d.name for d in devices]
     if not devices or len(set(names)) < len(names):
@@ -64,4 +64,4 @@ def begin(graph: Graph, devices: tuple[DeviceSpec, ...], pins: list[Pin]) -> Wor
         for name in {s.storage.name: None for s in t.sources}:
             users[name].append(t)
     fallback = visible[-1] if visible else devices[-1]
-    return Work(graph, devices, fallback, match(graph, names, pins), readers, users)
+    return Work(graph, devices, fallback, pinned, readers, users)
