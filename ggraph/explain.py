@@ -54,11 +54,10 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     copy, `NAME#NEED` what a launch has beside its operands). Raises InputError for any other name.
     """
     p = plan.plan if isinstance(plan, VerifiedPlan) else plan
-    tensors = {t.name: t for t in p.graph}
-    t = tensors.get(tensor)
+    t = p.graph.get(tensor)
     value = tensor if t is None or tensor in p.schedule.values else t.root.name
     if value not in p.schedule.values:
-        raise InputError(f"no tensor {tensor!r} in this plan{_near(tensor, p, tensors)}")
+        raise InputError(f"no tensor {tensor!r} in this plan{_near(tensor, p)}")
     region = p.memory.regions.get(value)
     if region is None or region.buffer not in p.memory.buffers:
         raise InputError(f"%{value} has no bytes in any buffer of this plan")
@@ -77,8 +76,9 @@ def explain(plan: Plan | VerifiedPlan, tensor: str) -> Explanation:
     )
 
 
-def _near(tensor: str, p: Plan, tensors: dict[str, Tensor]) -> str:
-    close = difflib.get_close_matches(tensor, [*tensors, *p.schedule.values], n=3)
+def _near(tensor: str, p: Plan) -> str:
+    known = [*(t.name for t in p.graph), *p.schedule.values]
+    close = difflib.get_close_matches(tensor, known, n=3)
     return f"; is it {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
 
 

@@ -62,10 +62,14 @@ class Graph:
         return len(self.tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        found = self._named.get(name) if isinstance(name, str) else None
+        found = self.get(name)
         if found is None:
             raise GraphError(f"graph {self.name!r} has no tensor {shown(name)}")
         return found
+
+    def get(self, name: str) -> Tensor | None:
+        """The tensor of that name; None where there is none."""
+        return self._named.get(name) if isinstance(name, str) else None
 
     @cached_property
     def _named(self) -> dict[str, Tensor]:

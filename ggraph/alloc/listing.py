@@ -47,7 +47,7 @@ class _Lister:
     at: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.graph = {t.name: t for t in self.schedule.graph}
+        self.graph = self.schedule.graph
         self.align, self.roots = alignments(self.schedule), roots(self.schedule)
         commands = self.schedule.commands
         self.by_host = _touched(c for c in commands if c.do is Do.HOST_WRITE)

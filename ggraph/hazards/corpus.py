@@ -112,17 +112,16 @@ def planned(
 
 def listed(graph: Graph, names: tuple[str, ...]) -> Graph:
     """The graph with its nodes in the order of `names`, each after what it needs; others last."""
-    by_name = {t.name: t for t in graph}
-    if unknown := set(names) - set(by_name):
+    if unknown := {n for n in names if graph.get(n) is None}:
         raise PlanError(f"graph {graph.name!r} has no {', '.join(sorted(unknown))} to list")
     done: dict[str, None] = {}
 
     def put(name: str) -> None:
         if name not in done:
-            for s in by_name[name].sources:
+            for s in graph[name].sources:
                 put(s.name)
             done[name] = None
 
-    for name in (*names, *by_name):
+    for name in (*names, *(t.name for t in graph)):
         put(name)
-    return replace(graph, tensors=tuple(by_name[n] for n in done))
+    return replace(graph, tensors=tuple(graph[n] for n in done))

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ggraph.device import DeviceSpec
-from ggraph.errors import GraphError, PlaceError
+from ggraph.errors import PlaceError
 from ggraph.graph import Graph
 from ggraph.tensor import Tensor
 
@@ -73,9 +72,8 @@ def remaining(graph: Graph, pinned: Pinned) -> Pinned:
 
 def _matches(graph: Graph, pin: Pin) -> Iterator[Tensor]:
     if pin.whole:  # looked up: sessions pin every leaf that they hold
-        with suppress(GraphError):
-            return iter([graph[pin.pattern].root])
-        return iter(())
+        held = graph.get(pin.pattern)
+        return iter([] if held is None else [held.root])
     try:
         pattern = re.compile(pin.pattern)
     except re.error as error:

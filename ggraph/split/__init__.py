@@ -52,10 +52,9 @@ def _check_copies(placement: Placement) -> None:
 
 
 def _splits(graph: Graph, of: Mapping[str, Placed], runs: list[list[str]]) -> list[Split]:
-    by_name = {t.name: t for t in graph.nodes}
     found: list[Split] = []
     for i, run in enumerate(runs):
-        copies = tuple(n for n in run if is_copy(by_name[n]))
-        work = tuple(n for n in run if not is_copy(by_name[n]))
+        copies = tuple(n for n in run if is_copy(graph[n]))
+        work = tuple(n for n in run if not is_copy(graph[n]))
         found.append(Split(i, of[work[0]].device, work, copies))
     return found

@@ -103,7 +103,6 @@ def _runs(ready: _Ready, device: str, position: Mapping[str, int]) -> list[list[
 
 def _issue_copies(graph: Graph, runs: list[list[str]]) -> list[list[str]]:
     """Put each copy before its first reader, and before what overwrites the copied bytes."""
-    by_name = {t.name: t for t in graph.nodes}
     copies: dict[str, list[str]] = {}
     for t in graph.nodes:
         if is_copy(t):
@@ -113,7 +112,7 @@ def _issue_copies(graph: Graph, runs: list[list[str]]) -> list[list[str]]:
     for run in runs:
         found.append([])
         for n in run:
-            t = by_name[n]
+            t = graph[n]
             due = [s.root.name for s in t.sources if is_copy(s.root)]
             due += copies.get(t.overwritten.root.name, []) if t.overwritten is not None else []
             found[-1] += [c for c in dict.fromkeys(due) if c not in issued]

@@ -132,7 +132,6 @@ class Simulator:
     def __init__(self, plan: Plan, initial: Mapping[str, Array]) -> None:
         _check_names(plan)
         self.plan = plan
-        self._tensors = {t.name: t for t in plan.graph}
         self._initial = initial
         self._tags = _Tags(plan)
         try:
@@ -255,7 +254,7 @@ class Simulator:
 
         def read() -> None:
             self._check(c, run)
-            t = self._tensors.get(c.node or "")
+            t = self.plan.graph.get(c.node or "")
             raw = np.empty(0, np.uint8)  # what has no elements is read nowhere
             for a in c.reads:
                 memory, begin = self._memory.at(a.value, run)
@@ -275,7 +274,7 @@ class Simulator:
     def _kernel(self, index: int, c: Command, run: int) -> Callable[[], None]:
         key = (index, run % self._phases)
         if key not in self._launches:
-            t = self._tensors.get(c.node or c.label)
+            t = self.plan.graph.get(c.node or c.label)
             if t is None:
                 raise PlanError(f"{c.label!r}: no tensor of the graph says what it computes")
             self._launches[key] = self._memory.launch(c, t, run)
@@ -319,7 +318,7 @@ class Simulator:
         What it leaves out keeps the bytes of earlier tenants, and their tags."""
         if c.chosen_by is None:
             return c
-        t = self._tensors[c.node or ""]
+        t = self.plan.graph[c.node or ""]
         runs = slice_runs(self._looked_at[c.chosen_by], t.shape[0], t.nbytes)
         reads, writes = (
             tuple(Access(a.value, a.start + i, a.start + j) for i, j in runs)
