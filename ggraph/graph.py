@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from operator import is_
 from typing import TYPE_CHECKING
 
 from ggraph.errors import GraphError, shown
@@ -96,7 +97,7 @@ class Graph:
             raise GraphError(f"replace: {shown(heirs)}: expected heirs by names of this graph")
         _tensors(heirs.values(), "heirs")
         done: dict[str, Tensor] = {}
-        fresh: dict[int, Tensor] = {}
+        fresh: dict[Tensor, Tensor] = {}
         with unscoped():
             for t in self.tensors:
                 done[t.name] = _follow(t, heirs, done, fresh)
@@ -126,27 +127,27 @@ class Graph:
 
 
 def _follow(
-    t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor], fresh: dict[int, Tensor]
+    t: Tensor, heirs: Mapping[str, Tensor], done: Mapping[str, Tensor], fresh: dict[Tensor, Tensor]
 ) -> Tensor:
     """`t`, or its heir, with sources and viewed tensors taken from what is done already.
 
-    `fresh` holds what was made of new tensors, by identity: heirs may share them.
+    `fresh` holds what was made of new tensors: heirs may share them.
     """
     if t.name in heirs:
         heir = heirs[t.name]
         return done[heir.name] if heir.name in done else _follow(heir, {}, done, fresh)
-    if id(t) in fresh:
-        return fresh[id(t)]
+    if t in fresh:
+        return fresh[t]
     sources = [
         done[s.name] if s.name in done else _follow(s, heirs, done, fresh) for s in t.sources
     ]
-    fresh[id(t)] = made = over(t, tuple(sources))
+    fresh[t] = made = over(t, tuple(sources))
     return made
 
 
 def over(t: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
     """`t` of these sources. Its op's rule is asked again only where it could see a difference."""
-    if sources == t.sources:
+    if all(map(is_, sources, t.sources)):
         return t
     if t.spec is None or not all(map(_alike, sources, t.sources)):
         return apply(t.op, *sources, name=t.name, **t.attrs)
@@ -174,22 +175,22 @@ def _tensors(given: object, what: str) -> list[Tensor]:
     return found
 
 
-Titles = dict[int, str]  # by identity of an output: its name, "" for the one that it has
+Titles = dict[Tensor, str]  # of an output: its name, "" for the one that it has
 
 
 def _titled(outputs: object) -> tuple[list[Tensor], Titles]:
     """The output tensors and their names. What goes by a name already is shown by a view."""
     if not isinstance(outputs, Mapping):
-        wanted = list({id(t): t for t in _tensors(outputs, "outputs")}.values())
-        return wanted, {id(t): "" for t in wanted}
-    titles: Titles = {}
+        titles = dict.fromkeys(_tensors(outputs, "outputs"), "")
+        return list(titles), titles
+    titles = {}
     wanted = _tensors(outputs.values(), "outputs")
     for i, (title, t) in enumerate(zip(outputs, wanted, strict=True)):
         if not isinstance(title, str) or not title:
             raise GraphError(f"outputs: {line(t)} needs a name, got {title!r}")
-        if id(t) in titles or (t.is_leaf and t.name != title):
+        if t in titles or (t.is_leaf and t.name != title):
             wanted[i] = apply("permute", t, axes=tuple(range(len(t.shape))))
-        titles[id(wanted[i])] = title
+        titles[wanted[i]] = title
     return wanted, titles
 
 
@@ -201,91 +202,92 @@ def _one_of_each(roots: list[Tensor], titles: Titles) -> tuple[list[Tensor], lis
     if len({t.name for t in leaves}) == len(leaves):
         return roots, reached
     first: dict[tuple[object, ...], Tensor] = {}
-    new = {id(t): first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
+    new = {t: first.setdefault((t.kind, t.name, t.shape, t.dtype), t) for t in leaves}
     for t in reached:
         if not t.is_leaf:
-            new[id(t)] = _renewed(t, new, t.name, t.is_output)
+            new[t] = _renewed(t, new, t.name, t.is_output)
     for t in reached:
-        if id(t) in titles:
-            titles[id(new[id(t)])] = titles[id(t)]
-    return [new[id(t)] for t in roots], list(dict.fromkeys(new[id(t)] for t in reached))
+        if t in titles:
+            titles[new[t]] = titles[t]
+    return [new[t] for t in roots], list(dict.fromkeys(new[t] for t in reached))
 
 
-def _renewed(t: Tensor, new: Mapping[int, Tensor], name: str, is_output: bool) -> Tensor:
+def _renewed(t: Tensor, new: Mapping[Tensor, Tensor], name: str, is_output: bool) -> Tensor:
     """`t` over what its sources have become: itself where nothing changes."""
-    if t.view_src is not None and id(t.view_src) not in new:
+    if t.view_src is not None and t.view_src not in new:
         raise GraphError(f"{line(t)} shows bytes of %{t.view_src.name}, which is no source")
-    sources = tuple([new[id(s)] for s in t.sources])
-    view_src = None if t.view_src is None else new[id(t.view_src)]
-    if (name, sources, view_src, is_output) == (t.name, t.sources, t.view_src, t.is_output):
+    sources = tuple([new[s] for s in t.sources])
+    view_src = None if t.view_src is None else new[t.view_src]
+    same = (name, is_output) == (t.name, t.is_output) and view_src is t.view_src
+    if same and all(map(is_, sources, t.sources)):
         return t
     return altered(t, name=name, sources=sources, view_src=view_src, is_output=is_output)
 
 
 def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
-    old = {id(t): id(t.overwritten.root) for t in seen if t.overwritten is not None}
-    readers: dict[int, list[Tensor]] = {root: [] for root in old.values()}
+    old = {t: t.overwritten.root for t in seen if t.overwritten is not None}
+    readers: dict[Tensor, list[Tensor]] = {root: [] for root in old.values()}
     for t in seen if old else ():
         for s in t.sources if not t.is_view else ():
-            if id(s.root) in readers:
-                readers[id(s.root)].append(t)
-    extra = {t: [r for r in readers[root] if id(r) != t] for t, root in old.items()}
+            if s.root in readers:
+                readers[s.root].append(t)
+    extra = {t: [r for r in readers[root] if r is not t] for t, root in old.items()}
     if not any(extra.values()):
         return seen
     return _moved_forward(_walk(roots, extra), extra)
 
 
-def _moved_forward(ordered: list[Tensor], extra: Mapping[int, list[Tensor]]) -> list[Tensor]:
+def _moved_forward(ordered: list[Tensor], extra: Mapping[Tensor, list[Tensor]]) -> list[Tensor]:
     """The same order, but right behind what it needs comes what is to come soon."""
-    place = {id(t): i for i, t in enumerate(ordered)}
+    place = {t: i for i, t in enumerate(ordered)}
     for t in ordered:
         if t.spec is not None and t.spec.soon:
-            before = (*t.sources, *extra.get(id(t), ()))
-            place[id(t)] = max((place[id(s)] for s in before if not s.is_leaf), default=0)
+            before = (*t.sources, *extra.get(t, ()))
+            place[t] = max((place[s] for s in before if not s.is_leaf), default=0)
             for s in t.sources:
-                place[id(s)] = min(place[id(s)], place[id(t)])  # a leaf that nothing else needs
-    return sorted(ordered, key=lambda t: place[id(t)])
+                place[s] = min(place[s], place[t])  # a leaf that nothing else needs
+    return sorted(ordered, key=place.__getitem__)
 
 
-def _walk(roots: list[Tensor], extra: Mapping[int, list[Tensor]] | None = None) -> list[Tensor]:
+def _walk(roots: list[Tensor], extra: Mapping[Tensor, list[Tensor]] | None = None) -> list[Tensor]:
     """Iterative post-order over sources and the `extra` predecessors; a cycle is an error."""
-    done: dict[int, Tensor] = {}
-    begun: set[int] = set()
+    done: dict[Tensor, None] = {}
+    begun: set[Tensor] = set()
     stack = roots[::-1]
     while stack:
         t = stack[-1]
-        if id(t) in done or id(t) in begun:
-            done.setdefault(id(t), stack.pop())
+        if t in begun:
+            done[stack.pop()] = None
             continue
-        begun.add(id(t))
-        more = extra.get(id(t), []) if extra else []
+        begun.add(t)
+        more = extra.get(t, []) if extra else []
         for s in (*more[::-1], *t.sources[::-1]):
-            if id(s) in done:
+            if s in done:
                 continue
-            if id(s) in begun:
+            if s in begun:
                 raise GraphError(
                     f"cycle through {line(s)}: a reader of the old value needs the new; ops.cont "
                     "keeps a copy of the old"
                 )
             stack.append(s)
-    return list(done.values())
+    return list(done)
 
 
 def _rebuild(name: str, ordered: list[Tensor], titles: Titles) -> Graph:
     """The tensors with unique names and output flags, copies where those change, and the state
     updates."""
-    given = {titles.get(id(t)) or t.name for t in ordered}
+    given = {titles.get(t) or t.name for t in ordered}
     taken: dict[str, Tensor] = {}
-    new: dict[int, Tensor] = {}
+    new: dict[Tensor, Tensor] = {}
     for i, t in enumerate(ordered):
-        title = titles.get(id(t)) or t.name or _free(f"{t.op}_{i}", given)
+        title = titles.get(t) or t.name or _free(f"{t.op}_{i}", given)
         if title in taken:
             raise GraphError(
                 f"two tensors are called {title!r}: {line(t)} and {line(taken[title])}"
             )
         taken[title] = t
-        new[id(t)] = _renewed(t, new, title, id(t) in titles)
+        new[t] = _renewed(t, new, title, t in titles)
     tensors = tuple(new.values())
     outputs = tuple(t for t in tensors if t.is_output)
     return Graph(name, tensors, outputs, _updates(tensors))

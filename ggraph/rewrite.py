@@ -114,9 +114,9 @@ def _hidden(graph: Graph) -> dict[str, list[Tensor]]:
     }
 
 
-def _lonely(graph: Graph) -> frozenset[str]:
+def _lonely(hidden: Mapping[str, Sequence[Tensor]]) -> frozenset[str]:
     """Names of those with exactly one reader."""
-    return frozenset(n for n, users in _hidden(graph).items() if len(users) == 1)
+    return frozenset(n for n, users in hidden.items() if len(users) == 1)
 
 
 def _fused_norm(t: Tensor, lonely: frozenset[str]) -> Tensor | None:
@@ -160,9 +160,15 @@ FUSIONS: dict[str, Callable[[Tensor, frozenset[str]], Tensor | None]] = {
 
 def fuse(graph: Graph, known: Known) -> Graph:
     """Replace chains by fused ops that every device has a kernel for; an intermediate result must
-    have no other use."""
-    lonely = _lonely(graph)
-    heirs: dict[str, Tensor] = {}
+    have no other use.
+
+    A gated unit of two products of the same rows takes them in, `swiglu(mul_mat(w, x), mul_mat(up,
+    x))` -> `mul_mat_gated(w, x, up)`, for few rows, or for any where it may become 8 bits, too.
+    """
+    lonely = _lonely(_hidden(graph))
+    many = "mul_mat_gated_quantise" in known.fused
+    units = _gated(graph, known, lonely)
+    heirs = {n: t for n, t in units.items() if many or prod(t.shape[:-1]) <= FEW_ROWS}
     for t in graph.nodes:
         made = (f(t, lonely) for name, f in FUSIONS.items() if name in known.fused)
         heir = next((h for h in made if h is not None and known.runs(h)), None)
@@ -171,20 +177,10 @@ def fuse(graph: Graph, known: Known) -> Graph:
     return graph.replace(heirs) if heirs else graph
 
 
-def gate_products(graph: Graph, known: Known) -> Graph:
-    """A gated unit of two products of the same rows takes them in: `swiglu(mul_mat(w, x),
-    mul_mat(up, x))` -> `mul_mat_gated(w, x, up)`, where every device has a kernel for that: for few
-    rows, or for any where the unit may become 8 bits, too."""
-    many = "mul_mat_gated_quantise" in known.fused
-    made = {n: t for n, t in _gated(graph, known).items() if many or prod(t.shape[:-1]) <= FEW_ROWS}
-    return graph.replace(made) if made else graph
-
-
-def _gated(graph: Graph, known: Known) -> dict[str, Tensor]:
+def _gated(graph: Graph, known: Known, lonely: frozenset[str]) -> dict[str, Tensor]:
     """What takes gated units and their products in, of any number of rows, by the units' names."""
     if "mul_mat_gated" not in known.fused:
         return {}
-    lonely = _lonely(graph)
     made = ((t.name, gated(t, lonely)) for t in graph.nodes if t.op in UNITS)
     return {name: heir for name, heir in made if heir is not None and known.runs(heir)}
 
@@ -207,8 +203,9 @@ def fuse_chains(graph: Graph, known: Known) -> Graph:
     if "chain" not in known.fused:
         return graph
     order = {t.name: i for i, t in enumerate(graph.tensors)}
-    apart = frozenset(_gated(graph, known))
-    made = chains(graph.nodes, Around(_hidden(graph), order, known.runs, apart))
+    hidden = _hidden(graph)
+    apart = frozenset(_gated(graph, known, _lonely(hidden)))
+    made = chains(graph.nodes, Around(hidden, order, known.runs, apart))
     return graph.replace(made) if made else graph
 
 
@@ -216,7 +213,6 @@ RULES: tuple[Rule, ...] = (
     Rule("merge_duplicates", lambda graph, known: merge_duplicates(graph, known.homes)),
     Rule("drop_identities", lambda graph, known: drop_identities(graph)),
     Rule("fuse", fuse),
-    Rule("gate_products", gate_products),
     Rule(
         "quantise_activations",
         lambda graph, known: quantise_activations(graph, known.fused, known.runs),
