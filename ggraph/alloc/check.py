@@ -26,7 +26,6 @@ def check_schedule(schedule: Schedule) -> None:
         if key != v.name:
             raise AllocError(f"value %{v.name} is listed as %{key}")
         _check_value(v, schedule, known)
-    roots(schedule)
     total = sum(v.nbytes * v.slots for v in schedule.values.values())
     if total > MAX_BYTES:
         raise AllocError(f"all values together need {total} bytes, more than {MAX_BYTES}")

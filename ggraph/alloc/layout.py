@@ -41,7 +41,7 @@ class Layout:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)  # (device, index) -> bytes
 
     def __post_init__(self) -> None:
-        self.align = alignments(self.schedule)
+        self.align, self.root = alignments(self.schedule), roots(self.schedule)
 
     def put(self, name: str, index: int, offset: int, slots: int, stride: int) -> None:
         """Value `name` at `offset` of its device's arena `index`; slots follow at `stride`."""
@@ -60,9 +60,9 @@ class Layout:
 
     def put_external(self) -> None:
         """Values whose bytes the caller owns: a buffer of their own, called after their root."""
-        values, root_of = self.schedule.values, roots(self.schedule)
+        values = self.schedule.values
         for v in values.values():
-            root = values[root_of[v.name]]
+            root = values[self.root[v.name]]
             if root.external or v.external:
                 stride = align_up(root.nbytes, self.align[root.device])
                 offsets = tuple(k * stride for k in range(max(root.slots, v.slots)))
@@ -71,10 +71,10 @@ class Layout:
 
     def put_empty(self) -> None:
         """Values of zero bytes need a region all the same, and the slots of what they overwrite."""
-        values, root_of = self.schedule.values, roots(self.schedule)
+        values = self.schedule.values
         for v in values.values():
             if v.name not in self.regions:
-                self.put(v.name, 0, 0, max(v.slots, values[root_of[v.name]].slots), 0)
+                self.put(v.name, 0, 0, max(v.slots, values[self.root[v.name]].slots), 0)
                 self.causes.setdefault(v.name, "no bytes")
 
     def finish(self, mode: str) -> MemoryMap:

@@ -89,12 +89,15 @@ def precedence(schedule: Schedule, extra: Iterable[Edge] = ()) -> Precedence:
     for before, after in extra:
         for run in (0, n):
             direct[run + after] = (*direct[run + after], run + before)
-    clock = np.zeros((2 * n, len(actors)), dtype=np.int64)
-    for i, preds in enumerate(direct):
+    clock: list[list[int]] = []
+    for preds in direct:
+        known = [0] * len(actors)
         for p in preds:
-            np.maximum(clock[i], clock[p], out=clock[i])
-            clock[i, who[p]] = max(clock[i, who[p]], p + 1)
-    return Precedence(n, actors, who, tuple(direct), clock)
+            known = list(map(max, known, clock[p]))
+            known[who[p]] = max(known[who[p]], p + 1)
+        clock.append(known)
+    table = np.array(clock, dtype=np.int64).reshape(2 * n, len(actors))
+    return Precedence(n, actors, who, tuple(direct), table)
 
 
 def _direct(
