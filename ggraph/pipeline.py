@@ -361,8 +361,9 @@ def _path(schedule: Schedule) -> str:
 
 def run_passes_until(planning: Planning, title: str) -> Planning:
     """Run the passes before the one called `title`."""
-    for name, step in PASSES:
-        if name == title:
-            break
-        planning = step(planning)
+    with unscoped():
+        for name, step in PASSES:
+            if name == title:
+                break
+            planning = step(planning)
     return planning

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -13,9 +14,10 @@ from worlds import SIM0, SIM1, tiny
 from ggraph.alloc import fitting_edges, lower_bounds, ordering_offers, peak_bytes
 from ggraph.backends import open_backend
 from ggraph.errors import AllocError, BackendError, InputError, PlaceError, PlanError
+from ggraph.face import scope
 from ggraph.order import order
 from ggraph.orderings import wait_count, with_orderings
-from ggraph.pipeline import Options, make_plan
+from ggraph.pipeline import Options, begin, make_plan, run_passes_until
 from ggraph.place import place
 from ggraph.plan import Do, Plan, Schedule, VerifiedPlan
 from ggraph.session import Session
@@ -37,6 +39,19 @@ def arenas(verified: VerifiedPlan) -> dict[str, int]:
 
 def forked(streams: int = 3) -> Schedule:
     return order(split(place(GRAPH, [SIM0])), streams=streams)
+
+
+def test_a_scope_names_nothing_that_passes_make() -> None:
+    """Neither in a whole plan nor in the passes up to one."""
+    device = replace(SIM0, fused=frozenset({"mul_mat_add", "mul_mats"}))
+    begun = begin(GRAPH, [device], Options(rewrites=True))
+    plain = run_passes_until(begun, "verify").plan
+    with scope("s"):
+        again, whole = run_passes_until(begun, "verify").plan, make_plan(GRAPH, [device]).plan
+    assert {t.op for t in plain.graph} > {"mul_mat_add", "mul_mats"}
+    for plan in (again, whole):
+        assert repr(plan.graph) == repr(plain.graph)
+        assert plan.memory.regions == plain.memory.regions
 
 
 def test_a_plan_that_fits_is_left_alone() -> None:
