@@ -118,7 +118,11 @@ def store(tensors: Tensors, c: DecoderConfig) -> Tensors:
 
 
 def keys(c: DecoderConfig) -> Mapping[str, Any]:
-    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen."""
+    """Sizes of llama.cpp's cache, one small head for all, and how experts are chosen. ModelError
+    for YaRN, which changes the scale of the scores, too."""
+    if c.rope.ext_factor:
+        raise ModelError(f"{c.architecture}: GGUF files with YaRN and latent attention are not "
+                         "written; -m runs the folder itself")  # fmt: skip
     return {
         "attention.head_count_kv": 1,
         "attention.key_length": c.kv_lora_rank + c.rope.n_rot,

@@ -214,6 +214,8 @@ def to_gguf(c: DecoderConfig, architecture: str) -> dict[str, Any]:
         value = getattr(c, s.name)
         if value != DecoderConfig.__dataclass_fields__[s.name].default:
             keys[f"{a}.{s.gguf}"] = value
+    if not c.norm_topk_prob:
+        keys[f"{a}.expert_weights_norm"] = False
     return keys
 
 
@@ -247,6 +249,8 @@ def _window_keys(c: DecoderConfig) -> dict[str, Any]:
         found["attention.key_length_swa"] = c.window_head_dim
         found["attention.value_length_swa"] = c.window_head_dim
     if c.window_rope is not None:
+        if c.window_rope.freq_scale != 1.0:
+            raise ModelError(f"{c.architecture}: GGUF cannot say how sliding layers scale a rope")
         found["rope.freq_base_swa"] = float(c.window_rope.freq_base)
         found["rope.dimension_count_swa"] = c.window_rope.n_rot
     return found

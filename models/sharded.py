@@ -35,7 +35,9 @@ from .config import DecoderConfig
 from .registry import Model
 
 MOST_CHUNKS = 8
-QK_NORM = {"llama": "", "mistral": "", "qwen2": "", "qwen3": "head", "qwen3moe": "head"}
+QK_NORM = {
+    "llama": "", "mistral": "", "mixtral": "", "qwen2": "", "qwen3": "head", "qwen3moe": "head",
+}  # fmt: skip
 """What can be cut, and how it normalises queries and keys (as `blocks.attention`)."""
 ROWS = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up", "ffn_gate_exps", "ffn_up_exps")
 COLUMNS = ("attn_output", "ffn_down", "ffn_down_exps")

@@ -3,14 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_models_golden import GOLDEN, NAMES
+from test_models_golden import GOLDEN, NAMES, TOLERANCE, run_all, spread_error
 from test_models_heads import EXPECTED, HEAD, TINY, logits
+from test_models_unsaid import folder
 
+from ggraph.errors import ModelError
 from ggraph.formats.quantise import WRITABLE
 from ggraph.formats.quants import dequantize
 from models.eagle3 import Head
@@ -121,3 +124,54 @@ def test_keys_and_tensors_are_those_that_the_gguf_package_knows(name: str, tmp_p
     roles = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[family]}
     names = (re.sub(r"^blk\.\d+", "blk.{bid}", t.name) for t in read.tensors)
     assert {re.sub(r"\.(weight|bias)$", "", n) for n in names} <= roles
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 32}  # fmt: skip
+WINDOW = {"use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tiny/llama_tied", {"rope_parameters": YARN}),
+        ("tiny/llama_tied", {"rope_parameters": {**YARN, "attention_factor": 1.5}}),
+        ("tiny/llama_tied", {"rope_parameters": {**YARN, "truncate": False}}),
+        ("tiny/qwen2_bias", {**WINDOW, "max_window_layers": 2, "layer_types": None}),
+        ("tiny/qwen3_moe", {"norm_topk_prob": False}),
+        ("tiny/qwen3_moe", WINDOW),
+        ("tiny2/gemma2", {"attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 4}),
+        ("tiny2/glm4_moe_lite", {"norm_topk_prob": False, "routed_scaling_factor": 0.5}),
+        ("tiny2/gpt_oss", {"rope_parameters": {**YARN, "truncate": True}}),
+        ("tiny2/granite", {"attention_multiplier": None, "logits_scaling": 2.0}),
+        ("tiny2/mixtral", {"sliding_window": 8}),
+        ("tiny2/olmo3", {"layer_types": ["full_attention", "sliding_attention"] * 3}),
+        ("tiny2/phi3", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    ],
+)  # fmt: skip
+def test_a_file_says_what_its_folder_says(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    hf = folder(name, tmp_path / "hf", changes)
+    model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")
+    ids = np.load(hf / "expected.npz")["ids"].tolist()
+    told, again = (run_all(path, ids)["logits"] for path in (hf, tmp_path / "m.gguf"))
+    assert spread_error(again, told) < TOLERANCE
+    assert spread_error(told, np.load(hf / "expected.npz")["logits"]) > TOLERANCE, "no change"
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "olmo3"])
+def test_a_scaled_rope_of_sliding_layers_is_not_written(name: str, tmp_path: Path) -> None:
+    config = json.loads((GOLDEN / "tiny2" / name / "config.json").read_text())
+    scaled = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    ropes = {**config["rope_parameters"], "sliding_attention": scaled}
+    model = open_model(folder(f"tiny2/{name}", tmp_path / "hf", {"rope_parameters": ropes}))
+    with pytest.raises(ModelError, match="GGUF cannot say how sliding layers scale"):
+        model_to_gguf(model, tmp_path / "m.gguf", "f32")
+
+
+def test_yarn_with_latent_attention_is_not_written(tmp_path: Path) -> None:
+    """We would not read it either."""
+    hf = folder("tiny2/glm4_moe_lite", tmp_path / "hf", {"rope_parameters": YARN})
+    with pytest.raises(ModelError, match="YaRN and latent attention are not written; -m runs"):
+        model_to_gguf(open_model(hf), tmp_path / "m.gguf", "f32")

@@ -29,15 +29,14 @@ from models.sharded import QK_NORM, ShardedModel, cut
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 IDS = (3, 17, 5, 99, 250, 7, 31)
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "llama, shared keys": {"num_key_value_heads": 4},
     "qwen2": {"architecture": "qwen2"},
     "qwen3": {"architecture": "qwen3"},
-    "qwen3moe": {
-        "architecture": "qwen3moe", "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-    },
+    "qwen3moe": {"architecture": "qwen3moe", **EXPERTS},
+    "mixtral": {"architecture": "mixtral", **EXPERTS},
     "quantised": {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32},
 }  # fmt: skip
 
