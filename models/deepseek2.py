@@ -55,23 +55,31 @@ def sizes_of(c: DecoderConfig) -> Latent:
 
 
 def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes under their usual names. ModelError for layers with experts before one without."""
+    """Sizes under their usual names."""
     k = Keys(values, "config.json")
     rotated, plain = k.integer("qk_rope_head_dim"), k.integer("qk_nope_head_dim")
     width = max(rotated + plain, 1)
     told = k.mapping("rope_parameters") or k.mapping("rope_scaling")
     rope = {**told, "partial_rotary_factor": rotated / width}
-    kinds = values.get("mlp_layer_types")
-    dense = kinds.count("dense") if isinstance(kinds, list) else k.integer(DENSE, 1)
-    if kinds and kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
-        raise ModelError(f"config.json: mlp_layer_types {kinds!r:.60}: dense ones stand first")
     return {
-        **without_window(values), DENSE: dense, "head_dim": width, "rope_parameters": rope,
+        **without_window(values), DENSE: dense_layers(k),
+        "head_dim": width, "rope_parameters": rope,
         "num_key_value_heads": values.get("num_attention_heads"),
         "attention_multiplier": latent.scale_of(k, width),
         "shared_expert_intermediate_size":
             k.integer("n_shared_experts", 1) * k.integer("moe_intermediate_size"),
     }  # fmt: skip
+
+
+def dense_layers(k: Keys) -> int:
+    """How many layers at the start have no experts: told by the kind of each, or by their number.
+    ModelError for one of them behind others."""
+    kinds = k.get("mlp_layer_types")
+    if kinds is None:
+        return k.integer(DENSE, 1)
+    if not isinstance(kinds, list) or kinds != sorted(kinds, key=lambda kind: kind != "dense"):
+        raise ModelError(f"config.json: mlp_layer_types {kinds!r:.60}: dense ones stand first")
+    return kinds.count("dense")
 
 
 def complete(c: DecoderConfig) -> DecoderConfig:

@@ -106,6 +106,7 @@ SLIDING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings
         ("tiny2/glm4_moe_lite", {"n_group": 2}),
         ("tiny2/glm4_moe_lite", {"rope_interleave": False}),
         ("tiny2/glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 5 + ["dense"]}),
+        ("tiny2/glm4_moe_lite", {"mlp_layer_types": 3}),
         ("tiny2/gpt2", {"scale_attn_weights": False}),
         ("tiny2/gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("tiny2/gpt2", {"add_cross_attention": True}),
