@@ -18,7 +18,7 @@ from ggraph.plan import Buffer, MemoryMap, Region, Schedule
 Capacity = Mapping[str, int]
 
 
-def arena(device: str, index: int = 0) -> str:
+def arena(device: str, index: int) -> str:
     """Name of the plan's buffer number `index` on `device`."""
     return f"arena@{device}" + (f".{index}" if index else "")
 
@@ -116,7 +116,7 @@ def check_largest(schedule: Schedule, blocks: Blocks, capacity: Capacity | None)
             raise AllocError(f"%{b.values[0]} needs {b.nbytes} bytes, {b.device} has {room}")
 
 
-def rooms(schedule: Schedule, capacity: Capacity | None = None) -> Capacity:
+def rooms(schedule: Schedule, capacity: Capacity | None) -> Capacity:
     """Bytes that the arenas of each device may take: `capacity`, else its memory beside external
     buffers. Raises AllocError for an unknown device and a negative capacity."""
     known = alignments(schedule)

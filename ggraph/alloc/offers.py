@@ -45,6 +45,12 @@ def peak_bytes(schedule: Schedule, extra: Iterable[Edge] = ()) -> dict[str, int]
     return {d: _peak(blocks, blocks.of_device(d)) for d in devices}
 
 
+def _peak_on(schedule: Schedule, device: str, extra: Iterable[Edge]) -> int:
+    """`peak_bytes` of one device."""
+    blocks = make_blocks(schedule, precedence(schedule, extra))
+    return _peak(blocks, blocks.of_device(device))
+
+
 def _peak(blocks: Blocks, of: list[int]) -> int:
     if not of:
         return 0
@@ -62,13 +68,13 @@ def ordering_offers(schedule: Schedule, *, device: str | None = None) -> list[Of
     blocks = make_blocks(schedule, precedence(schedule))
     found = [o for o in _candidates(blocks) if device in (None, o.device)]
     found.sort(key=lambda o: (-o.shareable, o.before, o.after))
-    now = peak_bytes(schedule)
+    now = {d: _peak(blocks, blocks.of_device(d)) for d in {o.device for o in found}}
     best: dict[Edge, Offer] = {}
     for o in found:
         best.setdefault((o.before, o.after), o)
     measured = []
     for edge, o in list(best.items())[:TRIES]:
-        saved = now[o.device] - peak_bytes(schedule, [edge])[o.device]
+        saved = now[o.device] - _peak_on(schedule, o.device, [edge])
         measured.append(Offer(*edge, saved, o.shareable, o.device))
     return sorted(measured, key=lambda o: (-o.bytes_saved, -o.shareable, o.before, o.after))
 
@@ -111,16 +117,16 @@ def fitting_edges(schedule: Schedule, device: str, limit: int) -> tuple[Edge, ..
     """
     check_schedule(schedule)
     chosen: list[Edge] = []
-    now = peak_bytes(schedule).get(device, 0)
+    now = _peak_on(schedule, device, ())
     for o in ordering_offers(schedule, device=device) if now > limit else ():
         chosen.append((o.before, o.after))
-        now = peak_bytes(schedule, chosen)[device]
+        now = _peak_on(schedule, device, chosen)
         if now <= limit:
             break
     if now > limit:
         return None
     for edge in list(chosen):
         rest = [e for e in chosen if e != edge]
-        if peak_bytes(schedule, rest)[device] <= limit:
+        if _peak_on(schedule, device, rest) <= limit:
             chosen = rest
     return tuple(chosen)
