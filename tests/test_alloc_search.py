@@ -199,7 +199,7 @@ def test_a_large_plan_gets_the_weaker_bound(monkeypatch: pytest.MonkeyPatch) -> 
 def test_one_queue_needs_no_flow() -> None:
     x, y = Value("x", "d", 64), Value("y", "d", 64)
     s = schedule([SIM], [x, y], [act(Do.LAUNCH, S0, [], [x]), act(Do.LAUNCH, S0, [x], [y])])
-    assert lower_bounds(s)["d"].method == "live bytes"
+    assert lower_bounds(s)["d"].method == "live bytes" and ordering_offers(s) == []
     assert lower_bounds(schedule([SIM], [], [])) == {}
 
 
