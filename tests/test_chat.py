@@ -58,7 +58,8 @@ def test_a_line_that_no_template_takes_is_not_kept(tmp_path: Path) -> None:
     chat = "{% for m in messages %}{{ raise_exception('bad') if m.content == 'x' else m.content }}"
     path = small_model(tmp_path / "m.gguf", {"tokenizer.chat_template": chat + "{% endfor %}"})
     done = subprocess.run(
-        [sys.executable, "-m", "models", "chat", "-m", str(path), "-t", "1", "-n", "3"],
+        [sys.executable, "-m", "models", "chat", "-m", str(path), "-t", "1", "-n", "3",
+         "--temp", "0"],
         cwd=ROOT, input="x\nab\n", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr.count("bad") == 1 and done.stdout.strip()
