@@ -138,9 +138,9 @@ def readme_part(result: Path) -> str:
         for file, rows in found["tables"].items()
     ]
     every = [r for rows in found["tables"].values() for r in rows if r["case"] in CASES]
-    days = sorted({r["date"][:10] for r in every})  # each with a commit, which the page names
-    days = days[:1] + days[1:][-1:]
-    where = f"{found['processor']}, {found['instructions']}, {' to '.join(days)}"
+    days = {r["date"][:10] for r in every}  # each with a commit, which the page names
+    span = " to ".join(sorted({min(days), max(days)}))
+    where = f"{found['processor']}, {found['instructions']}, {span}"
     decoded = (r for r in every if r["case"].startswith("decode") and r.get("ceiling"))
     memory = sorted(round(r["ceiling"] / 1e9) for r in decoded)
     told = f" Memory gave them {memory[0]} to {memory[-1]} GB/s as they decoded." if memory else ""

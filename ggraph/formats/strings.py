@@ -162,9 +162,9 @@ class Texts(_Joined[str]):
 
     def find_sums(self, sums: Array) -> Array:
         """The first places i64 of texts with these `checksums`, ABSENT where there are none."""
-        known, places = (np.frombuffer(a, a.typecode) for a in self._by_sum)
         if not len(self):
             return np.full(len(sums), ABSENT)
+        known, places = (np.frombuffer(a, a.typecode) for a in self._by_sum)
         at = np.searchsorted(known[:-1], sums)
         return np.where(known[at] == sums, places[at].astype(np.int64), ABSENT)
 
