@@ -50,7 +50,7 @@ def test_origins_as_browsers_send_them() -> None:
     assert serve._origins(known) == known
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("pause", [0.0, 0.0002, 0.05, 0.5])
 @pytest.mark.parametrize("asked", [True, False])
 def test_further_interrupts_end_a_server_without_a_traceback(
     pause: float, asked: bool, tmp_path: Path

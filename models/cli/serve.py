@@ -4,7 +4,6 @@ import asyncio
 import importlib
 import logging
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -164,15 +163,13 @@ def _origins(given: Sequence[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """What a second Ctrl-C cuts off is no fault for the log; one that comes when the server has
-    ended finds nothing to interrupt, and ends the process without a traceback."""
+    """What a second Ctrl-C cuts off is no fault for the log."""
     log = logging.getLogger("uvicorn.error")
     log.addFilter(_is_fault)
     try:
         yield
     finally:
         log.removeFilter(_is_fault)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _is_fault(record: logging.LogRecord) -> bool:

@@ -37,8 +37,8 @@ class Server(uvicorn.Server):
 def serve(
     service: Service, host: str, port: int, ready: Callable[[str], None], *, log: bool
 ) -> None:
-    """Serve until a signal. `ready` is told the address; port 0 takes a free one. InputError where
-    the address cannot be had."""
+    """Serve until a signal; from then on Ctrl-C ends the process without a word. `ready` is told
+    the address; port 0 takes a free one. InputError where the address cannot be had."""
     listener = listening(host, port)
     address = listener.getsockname()
     shown = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -64,14 +64,13 @@ def serve(
             ready(f"http://{shown}:{address[1]}")
         await task
 
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    # Before uvicorn has its handlers in place, and after: asyncio's, and Python's own, would raise
+    # wherever the process is, in a weak reference's callback too, which prints it and goes on
+    signal.signal(signal.SIGINT, server.handle_exit)
     try:
         asyncio.run(run())
-    except KeyboardInterrupt:
-        pass
     finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def near(host: str, port: int) -> list[str]:
