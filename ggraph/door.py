@@ -265,10 +265,17 @@ def _table(key: Walk, value: Walk) -> Walk:
 
 
 def _one_of(parts: Sequence[tuple[Check, Walk | None]], expected: str) -> Walk:
+    whole: set[type] = set()  # types that say all
+
     def first(held: Any, seen: set[int]) -> Unfit | None:
+        if type(held) in whole:
+            return None
         for check, walk in parts:
             if _passes(check, held):
-                return walk(held, seen) if walk is not None else None
+                if walk is not None:
+                    return walk(held, seen)
+                whole.add(type(held))
+                return None
         return "", held, expected
 
     return first
@@ -285,14 +292,19 @@ def checked(
         for name, p in given.parameters.items()
     }
 
-    by_place = [n for n, p in given.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    needed = [n for n, p in given.parameters.items() if p.default is p.empty]
-    # Whether so many arguments by place, and none by name, say what each is
-    others = all(p.kind is p.KEYWORD_ONLY for n, p in given.parameters.items() if n not in by_place)
-    told = range(len(needed), len(by_place) + 1) if others and set(needed) <= {*by_place} else ()
+    gathers = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in given.parameters.values())
     exact = [p.annotation for p in given.parameters.values()]
     quick = all(kind in EXACT for kind in exact)
     called = build.__qualname__.removesuffix(".__init__").rstrip("_")
+
+    @cache
+    def binds(count: int, names: tuple[str, ...]) -> bool:
+        """Whether so many arguments by place and these by name are what it takes, one each."""
+        try:
+            given.bind(*[None] * count, **dict.fromkeys(names))
+        except TypeError:
+            return False
+        return not gathers
 
     def admit(name: str, value: Any) -> Any:
         kind, expected, check, is_walked = known[name]
@@ -313,8 +325,8 @@ def checked(
         whole = quick and not kwargs and len(args) == len(exact)
         if whole and all(map(_is_exactly, args, exact)):  # some are called for every token
             return build(*args)
-        if not kwargs and len(args) in told:  # a third of the time that it takes to bind them
-            return build(*map(admit, by_place, args))
+        if binds(len(args), tuple(kwargs)):  # a third of the time that it takes to bind them
+            return build(*map(admit, known, args), **{n: admit(n, v) for n, v in kwargs.items()})
         try:
             bound = given.bind(*args, **kwargs)
         except TypeError as missing:  # Python's own words do not say of what

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ggraph.door import fit
 from ggraph.errors import ShapeError, shown
 
 
@@ -25,6 +26,10 @@ class DType:
     block: int
     block_bytes: int
     numpy: str | None
+
+    def __post_init__(self) -> None:
+        """Asked once here: every tensor carries one, and tensors are asked at every door."""
+        fit(self, ShapeError)
 
     @property
     def is_block(self) -> bool:
