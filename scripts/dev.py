@@ -98,11 +98,12 @@ def extra(what: str, rest: Sequence[str]) -> str | None:
 def workers(rest: Sequence[str]) -> list[str]:
     """Options that run the tests side by side, file by file, unless some are named.
 
-    Two workers halve the time of two cores; more than four gain little beside the longest file.
+    One more than there are cores, as tests wait for processes and sockets; more than four gain
+    little beside the longest file.
     """
     if any((ROOT / a.split("::")[0]).exists() for a in rest):
         return []
-    return ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile"]
+    return ["-n", str(min(4, (os.cpu_count() or 1) + 1)), "--dist", "loadfile"]
 
 
 def main() -> None:
