@@ -33,7 +33,9 @@ class Parts:
 
     def members(self) -> Iterator[str]:
         """The object's keys; the caller reads each one's value (`value` or `items`) in turn."""
-        if self._next() != "{":
+        if not (begins := self._next()):
+            self._refuse("the text is empty")
+        if begins != "{":
             raise FormatError(f"plan: expected an object, got {shown(self.value(), 80)}")
         self._at += 1
         known: set[str] = set()
@@ -65,11 +67,11 @@ class Parts:
         while True:
             try:
                 found, end = self._json.raw_decode(self._text, self._at)
-            except RecursionError as error:
-                raise FormatError(f"plan: not JSON: {error}") from error
-            except ValueError as error:
+            except RecursionError:
+                self._refuse("nested too deep")
+            except ValueError as error:  # of the grammar; or a number of too many digits
                 if not self._more():
-                    self._refuse(str(error))
+                    self._refuse(getattr(error, "msg", str(error)), getattr(error, "pos", None))
                 continue
             if end + CUT <= len(self._text) or not self._more():
                 self._at = end
@@ -120,8 +122,12 @@ class Parts:
         self._text, self._at = left + text, 0
         return True
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise FormatError(f"plan: not JSON: {why} (near byte {self._read})")
+    def _refuse(self, why: str, at: int | None = None) -> NoReturn:
+        """Name a place of the window, by default the one that is read, as one of the document."""
+        ahead = len(self._text[self._at if at is None else at :].encode())
+        byte = self._read - len(self._utf8.getstate()[0]) - ahead
+        line, begins = self._raw.count(b"\n", 0, byte) + 1, self._raw.rfind(b"\n", 0, byte) + 1
+        raise FormatError(f"plan: not JSON: {why} (line {line}, byte {byte - begins + 1} of it)")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

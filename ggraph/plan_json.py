@@ -78,9 +78,9 @@ def plan_from_json(text: str | bytes) -> Plan:
     found = _members(text)
     for key, wanted in (("format", FORMAT), ("version", VERSION)):
         got = found.get(key)
-        if type(got) is not type(wanted) or got != wanted:  # True and 1.0 equal 1
-            _refuse(f"plan.{key}", repr(wanted), found.get(key, "nothing"))
-    for key in (k for k in ("devices", "buffers", "values", "commands") if k not in found):
+        if key in found and (type(got) is not type(wanted) or got != wanted):  # True equals 1
+            _refuse(f"plan.{key}", repr(wanted), got)
+    for key in (k for k in _NEEDED if k not in found):
         raise FormatError(f"plan.{key}: missing")
     devices, placed = found["devices"], found["values"]
     _unique("devices", [d.name for d in devices])
@@ -107,7 +107,7 @@ def _members(text: str | bytes) -> dict[str, Any]:
         elif key in _SINGLES:
             found[key] = _SINGLES[key](where, parts.value())
         else:
-            raise FormatError(f"plan: unknown keys {shown(key, 200)}")
+            raise _unknown("plan", [key], (*_SINGLES, *_LISTS))
     return found
 
 
@@ -160,9 +160,12 @@ def _actor_out(a: Actor) -> Json:
 
 
 def _refuse(where: str, expected: str, got: object) -> NoReturn:
-    shown = repr(got)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    raise FormatError(f"{where}: expected {expected}, got {shown}")
+    raise FormatError(f"{where}: expected {expected}, got {shown(got, 80)}")
+
+
+def _unknown(where: str, keys: Iterable[str], known: Iterable[str]) -> FormatError:
+    named = ", ".join(sorted(map(repr, keys)))[:200]
+    return FormatError(f"{where}: unknown keys {named}; known: {', '.join(known)}")
 
 
 class _Object:
@@ -171,11 +174,12 @@ class _Object:
     def __init__(self, where: str, raw: Json) -> None:
         if not isinstance(raw, dict):
             _refuse(where, "an object", raw)
-        self.where, self._left = where, dict(raw)
+        self.where, self._left, self._known = where, dict(raw), list[str]()
 
     def take(self, key: str, read: Callable[[str, Json], T], *default: T) -> T:
         """The field `key`, read with its path; the default where it is missing."""
         where = f"{self.where}.{key}"
+        self._known.append(key)
         if key in self._left:
             return read(where, self._left.pop(key))
         if default:
@@ -189,8 +193,7 @@ class _Object:
     def close(self) -> None:
         """Every key has been understood."""
         if self._left:
-            known = ", ".join(sorted(map(repr, self._left)))[:200]
-            raise FormatError(f"{self.where}: unknown keys {known}")
+            raise _unknown(self.where, self._left, self._known)
 
 
 def _anything(where: str, raw: Json) -> Json:
@@ -302,11 +305,10 @@ _FLAGS = ("external", "initial", "kept")
 def _device(where: str, raw: Json) -> DeviceSpec:
     o = _Object(where, raw)
     name, kind = o.take("name", _name), o.take("kind", _name, "sim")
-    given = {k: o.take(k, read, None) for k, read in _DEVICE.items()}
+    given = {k: v for k, read in _DEVICE.items() if (v := o.take(k, read, None)) is not None}
     o.close()
     try:
-        asked = {k: v for k, v in given.items() if v is not None}
-        return DeviceSpec(name, kind, **{"alignment": 1, **asked})
+        return DeviceSpec(name, kind, **{"alignment": 1, **given})
     except PlaceError as error:
         raise FormatError(f"{where}: {error}") from error
 
@@ -314,11 +316,9 @@ def _device(where: str, raw: Json) -> DeviceSpec:
 def _buffer(where: str, raw: Json) -> Buffer:
     o = _Object(where, raw)
     name, device, nbytes = o.take("name", _name), o.take("device", _name), o.take("nbytes", _number)
-    buffer = Buffer(
-        name, device, nbytes, o.take("alignment", _number), o.take("external", _flag, False)
-    )
+    alignment, external = o.take("alignment", _number), o.take("external", _flag, False)
     o.close()
-    return buffer
+    return Buffer(name, device, nbytes, alignment, external)
 
 
 def _value(where: str, raw: Json) -> tuple[Value, Region]:
@@ -369,7 +369,6 @@ def _verb(where: str, raw: Json) -> Do:
 
 _VERBS = {d.value: d for d in Do}
 
-
 _LISTS: Mapping[str, Callable[[str, Json], Any]] = {
     "devices": _device,
     "buffers": _buffer,
@@ -383,6 +382,7 @@ _SINGLES: Mapping[str, Callable[[str, Json], Any]] = {
     "mode": _name,
     "carried": _names,
 }
+_NEEDED = ("format", "version", "devices", "buffers", "values", "commands")
 
 
 def _unique(where: str, names: Sequence[str]) -> None:

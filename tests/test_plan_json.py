@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plan_strategies import plans
 from typer.testing import CliRunner
 
+from ggraph import json_parts
 from ggraph.errors import FormatError, GgraphError, InputError, PlanError
 from ggraph.plan import Certificate, Do, Plan
 from ggraph.plan_builder import PlanBuilder
@@ -152,7 +153,9 @@ def test_what_a_graph_would_refuse_of_events_and_the_host_is_refused_without_one
     """An executor asks one device for an event, and the host cannot wait for itself."""
     marks = [{"do": "record", "actor": [d, 0], "event": "e"} for d in ("g0", "g1")]
     sync = {"do": "host_sync", "actor": "host", "waits_for": "host"}
+    launch = {"do": "launch", "actor": ["g0", 0], "event": "e"}
     for commands, says in (
+        ([marks[0], launch], "launch can neither record 'e' nor wait for it"),
         (marks, "event 'e' is recorded on g0 and on g1"),
         ([sync], "host_sync on the host itself"),
     ):
@@ -199,6 +202,8 @@ def test_texts_that_are_no_plan(text: bytes, says: str) -> None:
         (("values", 0, "offsets"), [], "1 to 64 offsets"),
         (("values", 0, "device"), None, "plan.values[0].device: expected a text"),
         (("values", 0, "colour"), "red", "plan.values[0]: unknown keys 'colour'"),
+        (("values", 0, "offset"), [0], "'offset'; known: nbytes, name, device, same_as,"),
+        (("places",), [], "plan: unknown keys 'places'; known: format, version, mode, carried,"),
         (("commands", 0, "do"), "fly", "plan.commands[0].do: expected one of launch"),
         (("commands", 0, "actor"), ["host", 0], 'expected "host" or [device, stream]'),
         (("commands", 0, "writes"), [["x@host", 0]], "expected [value, start, stop]"),
@@ -215,6 +220,29 @@ def test_a_wrong_field_is_named_with_its_path(path: Any, new: Any, says: str) ->
     with pytest.raises(FormatError) as error:
         plan_from_json(json.dumps(root))
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["format", "version", "devices", "buffers", "values", "commands"])
+def test_what_is_missing_is_named(key: str) -> None:
+    document = loaded()
+    del document[key]
+    with pytest.raises(FormatError, match=rf"^plan\.{key}: missing$"):
+        plan_from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 1 << 16])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_slip_is_named_by_its_place_in_the_document(
+    window: int, indent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far in the text, and behind letters of several bytes: what an editor goes to."""
+    monkeypatch.setattr(json_parts, "WINDOW", window)
+    text = json.dumps({"log": ["ü€𝄞"], **loaded()}, indent=indent, ensure_ascii=False)
+    for spoilt in (text.find("ü") - 1, text.find(":"), text.rfind('"do"'), text.rfind(": ")):
+        raw = text[:spoilt].encode()
+        line, byte = raw.count(b"\n") + 1, len(raw) - (raw.rfind(b"\n") + 1) + 1
+        with pytest.raises(FormatError, match=rf"\(line {line}, byte {byte} of it\)"):
+            plan_from_json(text[:spoilt] + "\\" + text[spoilt + 1 :])
 
 
 ODD: tuple[Any, ...] = (

@@ -102,9 +102,14 @@ FAULTS: list[tuple[str, Callable[[Plan], Plan], str, str]] = [
     # Names.
     ("value under a false name", renamed_value, "declaration", "value 'other' calls itself 'x'"),
     ("buffer under a false name", misnamed_buffer, "declaration", "buffer 'spare' calls itself"),
-    ("unknown same_as", traits("y", same_as="q"), "declaration", "unknown value 'q'"),
-    ("unknown may_replace", traits("y", may_replace=("q",)), "declaration", "unknown value 'q'"),
-    ("unknown heir", carried(x="q"), "declaration", "unknown value 'q'"),
+    (
+        "unknown same_as",
+        traits("y", same_as="q"),
+        "declaration",
+        "unknown value 'q' is named by 'y'",
+    ),
+    ("unknown may_replace", traits("y", may_replace=("q",)), "declaration", "'q' is named by 'y'"),
+    ("unknown heir", carried(x="q"), "declaration", "unknown value 'q' is named by carried"),
     ("region of nobody", strangers, "declaration", "unknown value 'nobody'"),
     ("overwrites itself", traits("y", same_as="y"), "declaration", "'y' overwrites itself"),
     ("negative size", traits("y", nbytes=-1), "bounds", "'y' has -1 bytes"),

@@ -82,6 +82,8 @@ def _eventless(c: Command, recorders: Mapping[str | None, str]) -> str:
     """Who waits for an event asks the one device that records it."""
     if c.do in (Do.RECORD, Do.WAIT) and not c.event:
         return f"{c.do.value} without an event"
+    if c.do not in (Do.RECORD, Do.WAIT, Do.HOST_SYNC) and c.event is not None:
+        return f"{c.do.value} can neither record {c.event!r} nor wait for it"
     if c.do in (Do.WAIT, Do.HOST_SYNC) and c.event is not None and c.event not in recorders:
         return f"{c.do.value} for {c.event!r}, which nothing records"
     if c.do is Do.RECORD and (first := recorders[c.event]) != c.actor.device:

@@ -62,11 +62,12 @@ def _names(plan: Plan) -> Iterator[CounterExample]:
     ):
         if name != title:
             yield CounterExample("declaration", f"{table} {name!r} calls itself {title!r}")
-    carried = (n for pair in plan.schedule.carried.items() for n in pair)
-    named = (n for v in values.values() for n in (*v.may_replace, *_some(v.same_as)))
-    for name in (*named, *carried, *plan.memory.regions):
+    carried = (("carried", n) for pair in plan.schedule.carried.items() for n in pair)
+    over = ((repr(v.name), n) for v in values.values() for n in (*v.may_replace, *_some(v.same_as)))
+    regions = (("the memory map", n) for n in plan.memory.regions)
+    for who, name in (*over, *carried, *regions):
         if name not in values:
-            yield CounterExample("declaration", f"unknown value {name!r} is named")
+            yield CounterExample("declaration", f"unknown value {name!r} is named by {who}")
     for v in _circles(values):
         yield CounterExample("declaration", f"{v.name!r} overwrites itself", values=(v.name,))
     for v in values.values():
