@@ -133,6 +133,8 @@ def _check(annotation: Any, words: Mapping[Any, str]) -> tuple[str, Check]:
     if origin in (tuple, Sequence):
         one, check = _check(inner[0], words)
         count = len(inner) if origin is tuple and inner[-1] is not Ellipsis else None
+        if " or " in one:
+            return f"several, each {one}", _each(check, count)
         plural = one.split(" (")[0].removeprefix("a ").removeprefix("an ")
         plural += "es" if plural.endswith("s") else "s"
         return (f"{count} {plural}" if count else f"several {plural}"), _each(check, count)

@@ -227,6 +227,13 @@ def _renewed(t: Tensor, new: Mapping[Tensor, Tensor], name: str, is_output: bool
 def _order(roots: list[Tensor], seen: list[Tensor]) -> list[Tensor]:
     """Sources first, in the order a depth-first walk meets them; readers before overwriters."""
     old = {t: t.overwritten.root for t in seen if t.overwritten is not None}
+    first: dict[Tensor, Tensor] = {}
+    for t, root in old.items():
+        if (other := first.setdefault(root, t)) is not t:
+            raise GraphError(
+                f"{line(other)} and {line(t)} both overwrite {root.label}: let one take the "
+                "other's result in its place"
+            )
     readers: dict[Tensor, list[Tensor]] = {root: [] for root in old.values()}
     for t in seen if old else ():
         for s in t.sources if not t.is_view else ():

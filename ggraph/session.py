@@ -322,7 +322,8 @@ class Session:
         try:
             return self._executors[key]
         except (KeyError, TypeError):  # it may have no hash
-            raise InputError(f"no plan was prepared for {shown(key)}") from None
+            there = shown(list(self._executors), 120)
+            raise InputError(f"no plan was prepared for {shown(key)}; there are {there}") from None
 
     def _check_whole(self) -> None:
         if self._failure:

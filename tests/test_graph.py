@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ggraph.ops.elementwise as ops
-from ggraph.dtype import F16, F32, I32, Q4_0
+from ggraph.dtype import F16, F32, I32, I64, Q4_0
 from ggraph.errors import GraphError, ShapeError
 from ggraph.face import scope
 from ggraph.graph import Graph
@@ -85,6 +85,24 @@ def test_what_is_no_output_is_told(outputs: object) -> None:
         Graph.of(given)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"^also: "):
         Graph.of({"y": x}, also=x if outputs == "x" else [outputs])  # type: ignore[arg-type, list-item]
+
+
+def test_of_two_overwrites_of_one_value_both_are_named() -> None:
+    s, x = state("s", (4, 2)), input("x", (4, 2))
+    one, other = (set_rows(s, x, input(n, (4,), I64)) for n in ("i", "j"))
+    with pytest.raises(GraphError, match=r"%s, %x, %i\) and .*%s, %x, %j\) both overwrite %s: let"):
+        Graph.of({"a": one, "b": other})
+    after = set_rows(one, x, input("j", (4,), I64))
+    assert Graph.of({"a": after}).updates["s"].op == "set_rows"
+
+
+def test_rows_of_a_state_of_integers_are_told_to_be_overwritten_otherwise() -> None:
+    """The state is what is wrong, not the rows, which a cast would not mend."""
+    words = r"^set_rows\(.*\): %s: expected a float type, got i32; ops.cpy, ops.set overwrite it$"
+    s, i = state("s", (4, 2), I32), input("i", (4,), I64)
+    for rows in (input("x", (4, 2), I32), input("x", (4, 2))):
+        with pytest.raises(ShapeError, match=words):
+            set_rows(s, rows, i)
 
 
 @pytest.mark.parametrize("name", [None, "", 3, b"x"])

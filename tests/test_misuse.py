@@ -357,6 +357,8 @@ def test_wrong_arguments_of_the_face_are_one_clear_error(name: str) -> None:
 def test_errors_name_the_function_and_the_value() -> None:
     with pytest.raises(InputError, match="explain: plan=3: expected a Plan or a VerifiedPlan"):
         explain(3, "y")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"pins: expected several, each a string or a Pin, got"):
+        Options(pins="a=cpu")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="make_plan: devices='cpu': expected several DeviceSpecs"):
         make_plan(GRAPH, "cpu")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"quantize: values=.*: expected an array of numbers"):

@@ -233,7 +233,7 @@ def test_refusals_name_what_was_expected() -> None:
         session.run("k", {})
     with pytest.raises(InputError, match=r"expected shape \[2, 3\], got \[3, 2\]"):
         session.run("k", {"x": np.zeros((3, 2), np.float32)})
-    with pytest.raises(InputError, match="no plan was prepared"):
+    with pytest.raises(InputError, match="no plan was prepared for 'other'; there are \\['k'\\]"):
         session.run("other", {})
     with pytest.raises(InputError, match="no state 'nothing'"):
         session.read_state("nothing")

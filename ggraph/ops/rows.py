@@ -88,9 +88,12 @@ def _set_rule(sources: Sequence[Tensor], attrs: Attrs) -> Meta:
     rank(cache, 2)
     rank(index, 1, 1)
     owns_all(cache)
+    expect(
+        cache.dtype.is_float,
+        f"{cache.label}: expected a float type, got {cache.dtype}; ops.cpy, ops.set overwrite it",
+    )
     plain_float(rows)
     index_type(index, *ROW_INDEX)
-    expect(cache.dtype.is_float, f"{cache.label}: expected a float type, got {cache.dtype}")
     wanted = (*index.shape, *cache.shape[1:])
     expect(rows.shape == wanted, f"expected {rows.label} {list(wanted)}")
     return Meta(cache.shape, cache.dtype)
