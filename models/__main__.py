@@ -6,6 +6,7 @@ Ctrl-C ends it without a word while its packages are still being imported.
 import gc
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -18,7 +19,15 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not under n
 
 gc.disable()  # of what is imported nothing goes: searching it was a tenth of the time it takes
 
-from .cli.app import main as run  # noqa: E402
+try:
+    from .cli.app import main as run
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith(("ggraph", "models")):
+        raise
+    sys.exit(
+        f"ggraph: {error.name} is not installed here: `python3 scripts/dev.py run ..` makes an "
+        "environment and runs in it, `pip install .` installs what is needed"
+    )
 
 gc.freeze()
 gc.enable()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from small_model import TINY, small_model
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from models.cli.app import COMMANDS, app, main
@@ -417,4 +418,8 @@ def test_usage_errors_and_help() -> None:
         prose = [line.strip() for line in shown.splitlines() if "│" not in line]
         assert "Usage" in shown and "--install-completion" not in shown
         assert not [line for line in prose if "   " in line], command  # lines of the source
+        found = get_command(app).get_command(None, command)  # type: ignore[attr-defined]
+        for one in (found, *getattr(found, "commands", {}).values()):
+            broken = [p for p in one.help.split("\n\n") if "\n" in p and not p.startswith(" ")]
+            assert not broken, command  # the source's lines are longer than a terminal's
     assert ggraph("--version")[1].startswith("ggraph ")

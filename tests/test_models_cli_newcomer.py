@@ -334,6 +334,20 @@ def test_nothing_drafted_is_no_speed_up(model: Path) -> None:
     assert facts["profile"]["ops"] and len(made[1].splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["-ngl", "-no-cnv", "-cb", "-tb"])
+def test_an_option_of_llama_cpp_is_no_number_behind_a_letter(option: str) -> None:
+    assert f"No such option: {option}" in refused_here("generate", option, "99", "hi")
+    assert "'gl' is not a valid int" in refused_here("generate", "-n", "gl", "hi")
+
+
+@pytest.mark.parametrize("module", ["models", "models.eagle3"])
+def test_a_python_without_the_packages_is_told_where_they_are(module: str) -> None:
+    code = f"import runpy, sys; sys.modules['typer'] = None; runpy.run_module({module!r}, "
+    done = python("-c", code + "run_name='__main__', alter_sys=True)")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "typer is not installed here: `python3 scripts/dev.py run ..`" in done.stderr
+
+
 def test_help_keeps_its_brackets() -> None:
     assert "ggraph-runtime[train]" in ggraph("train-eagle3", "--help")[1]
 

@@ -7,13 +7,14 @@ input that cannot be served, 1 for a check that failed, 130 after Ctrl-C. A read
 
 import io
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from ggraph import GgraphError, InputError, __version__
@@ -43,6 +44,28 @@ COMMANDS = {
 }
 
 
+class Command(TyperCommand):
+    """A command, to which `-ngl` is no `-n gl`: llama.cpp's options have several letters."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The values of its options. A number that is none may be another option's name."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            for a in given:
+                if re.fullmatch("-[a-z]{2}[a-z-]*", a) and repr(a[2:]) in error.message:
+                    ctx.fail(f"No such option: {a}")
+            raise
+
+
+def flowing(text: str | None) -> str:
+    """Help with a line for each paragraph, which a terminal breaks where it ends; what is
+    indented stays as it is."""
+    parts = (text or "").split("\n\n")
+    return "\n\n".join(p if p.startswith(" ") else p.replace("\n", " ") for p in parts)
+
+
 class Commands(TyperGroup):
     """The commands; what they print may be wanted by nobody any more."""
 
@@ -57,11 +80,14 @@ class Commands(TyperGroup):
             return None
         module, name = COMMANDS[cmd_name].split(":")
         found = getattr(import_module(f".{module}", __package__), name)
-        if isinstance(found, typer.Typer):
-            return get_command(found)
-        alone = typer.Typer(add_completion=False)
-        alone.command()(found)
-        return get_command(alone)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(add_completion=False)
+            alone.command(cls=Command)(found)
+            found = alone
+        command = get_command(found)
+        for c in (command, *getattr(command, "commands", {}).values()):
+            c.help = flowing(c.help)
+        return command
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command that was named, to the end of its output."""

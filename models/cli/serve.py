@@ -19,7 +19,6 @@ from ..run.drafting import smaller_model
 from ..run.load import Loaded
 from ..run.shipped import head_for
 from .common import COMPILING, AsJson, ServedModel, notes, print_json
-from .draft import Head
 from .flat import flat
 from .on_ray import RayFlags
 
@@ -38,6 +37,9 @@ Alias = Annotated[
     str, typer.Option(help="What clients are told that the model is called; default: its name.")
 ]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what is asked, too.")]
+ServedHead = Annotated[
+    Path | None, typer.Option(help="Draft head: folder or GGUF; SmolLM2 has one.")
+]
 ModelDraft = Annotated[
     Path | None, typer.Option("--model-draft", "-md", help="A smaller model to draft with.")
 ]
@@ -61,7 +63,7 @@ def serve(
     parallel: Parallel = 16,
     queue: Annotated[int, typer.Option(help="Answers that may wait beside those.")] = 256,
     draft_max: Annotated[int, typer.Option(help="Most drafted tokens; 0: no drafts.")] = 8,
-    head: Head = None,
+    head: ServedHead = None,
     model_draft: ModelDraft = None,
     no_head: Annotated[bool, typer.Option("--no-head", help="No draft head.")] = False,
     api_key_file: KeyFile = None,
