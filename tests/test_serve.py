@@ -300,6 +300,24 @@ def test_the_small_addresses(server: Server) -> None:
     assert post("/detokenize", {"tokens": tokens}).json() == {"content": "abc"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/v1/responses/x", "DELETE, GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_told_which_are_answered(
+    server: Server, method: str, path: str, allowed: str
+) -> None:
+    """As HTTP wants it, and in words for who typed an address into a browser."""
+    reply = WEB.request(method, server.url + path)
+    assert reply.status_code == 405 and reply.headers["allow"] == allowed
+    assert reply.json()["error"]["message"] == f"{path} answers {allowed}, not {method}"
+
+
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none"}}}
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"prompt": ""}, 400, "the prompt is empty"),

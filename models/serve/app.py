@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from ggraph import GgraphError
 
@@ -235,11 +235,16 @@ def _answering(metrics: Metrics, path: str, handler: Handler) -> Handler:
 
 async def _unknown(request: Request, error: Exception) -> Response:
     """What no handler took."""
-    status = getattr(error, "status_code", 500)
-    said = {404: f"no such address: {request.url.path[:200]}", 405: "no such method here"}
+    status, where = getattr(error, "status_code", 500), request.url.path[:200]
     if status >= 500:
         LOG.error("%s failed", request.url.path, exc_info=error)
-    return as_reply(Refused(said.get(status, "the server failed"), status))
+    if status != 405:
+        said = f"no such address: {where}" if status == 404 else "the server failed"
+        return as_reply(Refused(said, status))
+    routes = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
+    allowed = ", ".join(sorted(m for r in routes for m in r.methods))
+    said = f"{where} answers {allowed}, not {request.method}"
+    return as_reply(Refused(said, status, headers={"allow": allowed}))
 
 
 def make_app(service: Service, near: Sequence[str] = ()) -> Starlette:
