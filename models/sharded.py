@@ -107,7 +107,10 @@ class Sharding:
         if c.architecture not in QK_NORM:
             raise ModelError(f"{c.architecture} cannot be cut; known: {', '.join(QK_NORM)}")
         if not self.devices or n % len(self.devices) or n & (n - 1):
-            raise ModelError(f"{n} chunks, a power of two, on {len(self.devices)} devices")
+            raise ModelError(
+                f"of {c.num_attention_heads} heads {n} chunks, a power of two, on "
+                f"{len(self.devices)} devices: each must hold as many as the others"
+            )
         kv = c.num_key_value_heads
         if c.num_attention_heads % n or (kv % n and n % kv):
             raise ModelError(f"{c.num_attention_heads} heads, {kv} of keys: no {n} equal parts")

@@ -194,3 +194,4 @@ def test_the_command_plans_a_cut_step() -> None:
     more = CliRunner().invoke(app, ["plan", path, "--device", f"{devices},sim4", "--cut"])
     assert isinstance(more.exception, ModelError)
     assert "4 chunks, a power of two, on 5 devices" in str(more.exception)
+    assert str(more.exception).startswith("of 4 heads ")  # what decides how many there are
