@@ -43,7 +43,7 @@ simulator runs the second one first; a command that is late starts where the adv
 
 `ggraph hazards run ID --html race.html` draws all this as a page, memory included, with the race in
 red; `--export race.json` writes the bad plan in the form that `ggraph verify` reads
-([plan_json.md](plan_json.md)). `ggraph hazards drafts --head HEAD PROMPT` decodes with an EAGLE-3
+([plan_json.md](plan_json.md)). `ggraph hazards drafts PROMPT` decodes with an EAGLE-3
 head whose plans race as in 01H and 01P, and prints the acceptance beside that of sound plans.
 
 Numbers after `#` are issues or pull requests of the project in front of them. The stories are our

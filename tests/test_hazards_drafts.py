@@ -15,6 +15,7 @@ import pytest
 from small_model import TINY, small_model
 from typer.testing import CliRunner
 
+from ggraph import cache_dir
 from ggraph.decode.draft.eagle import EagleDrafter
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.draft.runner import DraftRunner
@@ -32,6 +33,7 @@ from ggraph.tensor import Array, Tensor
 from ggraph.verify import CounterExample, examine
 from models.bench.hazard_drafts import DraftReport, drafts_under
 from models.cli.hazards import hazards_app
+from models.run.fetch import DEFAULT
 from models.run.load import Loaded, load
 
 HEAD = TINY / "eagle3_for_llama_tied"
@@ -217,6 +219,16 @@ def test_command_prints_acceptance_beside_the_sound_plans(model: Path) -> None:
     assert result.exit_code == 0, result.exception
     for word in ("01H", "01P", "proved", "refused", "identical"):
         assert word in result.stdout
+
+
+def test_command_knows_the_heads_that_come_with_ggraph(model: Path) -> None:
+    error = CliRunner().invoke(hazards_app, ["drafts", "--model", str(model), "Hi"]).exception
+    assert isinstance(error, InputError) and "small: --head names one" in str(error)
+    default = cache_dir() / DEFAULT.file
+    if not default.is_file():
+        pytest.skip(f"{DEFAULT.file} is not in the cache")
+    found = CliRunner().invoke(hazards_app, ["drafts", "--model", str(default), "-n", "1", "Hi"])
+    assert "drafts of 3, 1 tokens" in str(found.exception)  # asked of a model that has its head
 
 
 @pytest.mark.parametrize("most", ["0", "17"])

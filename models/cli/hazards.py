@@ -30,6 +30,7 @@ from ggraph.plan_json import plan_to_json
 
 from ..bench.hazard_drafts import DraftReport, drafts_under
 from ..run.load import load
+from ..run.shipped import head_for
 from .common import (
     AsJson,
     ModelPath,
@@ -131,7 +132,9 @@ def run(
 @hazards_app.command("drafts")
 def drafts(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    head: Annotated[Path, typer.Option(help="EAGLE-3 head: folder or GGUF file.")],
+    head: Annotated[
+        Path | None, typer.Option(help="EAGLE-3 head: folder or GGUF file; SmolLM2 has one.")
+    ] = None,
     model: ModelPath = None,
     n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="New tokens.")] = 48,
     draft_max: Annotated[int, typer.Option(help="Drafted tokens per round.")] = 3,
@@ -142,10 +145,12 @@ def drafts(
     """Decode with a head whose plans race as in 01H and 01P, and with sound ones: what the races
     cost in accepted drafts. The head runs on the simulator, the model on the CPU.
 
-    Example: ggraph hazards drafts --head head.gguf "Plan a one day trip to DC."
+    Example: ggraph hazards drafts "Plan a one day trip to DC."
     """
-    text = read_prompt(prompt)
-    with closing(load(model_path(model), head=head, threads=threads)) as m:
+    text, path = read_prompt(prompt), model_path(model)
+    if head is None and (head := head_for(path)) is None:
+        raise InputError(f"no head comes with ggraph for {path.stem}: --head names one")
+    with closing(load(path, head=head, threads=threads)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
         reports = drafts_under(m, ids, n_predict, draft_max)
     if as_json:
