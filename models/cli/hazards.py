@@ -152,7 +152,8 @@ def drafts(
         raise InputError(f"no head comes with ggraph for {path.stem}: --head names one")
     with closing(load(path, head=head, threads=threads)) as m:
         ids = m.prompt_ids(text, chat=not no_chat)
-        reports = drafts_under(m, ids, n_predict, draft_max)
+        with notes().status("the head drafts on the simulator, which takes its time"):
+            reports = drafts_under(m, ids, n_predict, draft_max)
     if as_json:
         print_json([r.to_json() for r in reports])
     else:
