@@ -1,6 +1,7 @@
 """Merging against the `tokenizers` engine, over random vocabularies and words."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -135,6 +136,43 @@ def test_a_long_word_takes_steps_in_proportion() -> None:
     merges = Counted(Texts(["a a", "aa aa"]), Texts(["a", "aa", "aaaa"]))
     assert merges.apply([0] * 20_000) == [2] * 5_000
     assert calls <= 3 * 20_000
+
+
+def plain_merges(tokens: list[str], merges: list[str], word: str) -> list[str] | None:
+    """By the definition: look for the best pair of neighbours, merge it, look again. None where a
+    merge has one part, or two tokens that together are none."""
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, merge in enumerate(merges):
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            return None
+        ranks.setdefault((merge[:cut], merge[cut + 1 :]), rank)
+    if any({*pair} <= {*tokens} and "".join(pair) not in tokens for pair in ranks):
+        return None
+    parts = list(word)
+    while pairs := [(ranks[p], i) for i, p in enumerate(pairwise(parts)) if p in ranks]:
+        i = min(pairs)[1]
+        parts[i : i + 2] = ["".join(parts[i : i + 2])]
+    return parts
+
+
+@given(
+    st.permutations(["", "a", "b", " ", "é", "aa", "ab", "ba", " a", "b ", "aab", "abé", "ab a"]),
+    st.lists(st.text("ab é", max_size=5) | st.sampled_from(["a b", "a a", "b a", "a ab", "ab é"])),
+    st.text("ab é", max_size=12),
+)
+def test_merges_of_any_texts_are_as_defined_or_refused(
+    tokens: list[str], merges: list[str], word: str
+) -> None:
+    """Also empty ones, parts that begin with a space, and pairs that stand twice."""
+    wanted = plain_merges(tokens, merges, word)
+    if wanted is None:
+        with pytest.raises(FormatError, match=r"tokenizer\.ggml\.merges"):
+            Merges(Texts(merges), Texts(tokens))
+    else:
+        symbols = [tokens.index(c) for c in word]
+        made = Merges(Texts(merges), Texts(tokens)).apply(symbols)
+        assert [tokens[i] for i in made] == wanted
 
 
 @pytest.mark.parametrize(("merge", "text"), [("ab", "is not two parts"), ("a b", "is no token")])

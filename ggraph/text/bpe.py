@@ -32,7 +32,7 @@ class Merges:
     def __init__(self, merges: Texts, tokens: Texts) -> None:
         starts, stops = merges.bounds[:-1], merges.bounds[1:]
         spaces = np.flatnonzero(np.frombuffer(merges.joined, np.uint8) == ord(" "))
-        spaces = np.append(spaces, len(merges.joined))
+        spaces = np.append(spaces, len(merges.joined) + 1)  # behind a last text that is empty too
         cuts = spaces[np.searchsorted(spaces, starts + 1)]  # a token may itself begin with one
         for at in np.flatnonzero(cuts >= stops).tolist():
             raise _bad(merges, at, "is not two parts")
