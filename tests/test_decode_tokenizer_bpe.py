@@ -14,6 +14,7 @@ from ggraph.errors import FormatError
 from ggraph.formats.strings import Texts
 from ggraph.text.bpe import BpeEncoder, Merges
 from ggraph.text.pre import PreTokenizer
+from ggraph.text.spm import RankedEncoder
 from ggraph.text.tokenizer import Tokenizer
 from ggraph.text.vocab import byte_chars
 
@@ -121,6 +122,16 @@ def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:
     assert encoder.encode("ab") == [2]
     assert encoder.encode("axb") == [0, 1]
     assert encoder.encode("x") == []
+
+
+@given(vocabularies([*"abé▁"]), st.lists(st.text("ab ", max_size=8), max_size=5))
+def test_letters_that_are_lost_keep_their_neighbours_apart(
+    vocabulary: tuple[list[str], list[tuple[str, str]]], parts: list[str]
+) -> None:
+    """Whether or not text can be cut at spaces."""
+    tokens, merges = vocabulary
+    encoder = RankedEncoder(Texts(tokens), Texts(f"{a} {b}" for a, b in merges))
+    assert encoder.encode("x".join(parts)) == [i for p in parts for i in encoder.encode(p)]
 
 
 def test_a_long_word_takes_steps_in_proportion() -> None:

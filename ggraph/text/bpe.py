@@ -23,7 +23,7 @@ from ggraph.text.vocab import byte_chars
 
 _CACHE_WORDS = 20_000
 _CACHE_LETTERS = 64  # longer words are rarely seen twice
-GONE = -1  # the id of a symbol that was merged into the one before it
+GONE = -1  # the id of a symbol that is no token, or was merged into the one before it
 
 
 class Merges:
@@ -59,7 +59,8 @@ class Merges:
         return self._ranks[at], self._made[at]
 
     def apply(self, symbols: list[int]) -> list[int]:
-        """The ids that a word's symbols end as: best rank first, leftmost among equals."""
+        """The ids that a word's symbols end as: best rank first, leftmost among equals. Those that
+        are GONE keep their neighbours apart."""
         ids, n = list(symbols), len(symbols)
         before, after = list(range(-1, n - 1)), list(range(1, n + 1))
         queue: list[tuple[int, int, int, int, int]] = []  # (rank, place of L, L, R, both)
@@ -95,10 +96,9 @@ class BpeEncoder:
     """
 
     def __init__(self, tokens: Texts, merges: Texts, pre: PreTokenizer) -> None:
-        self._tokens, self._size, self._takes_known = tokens, len(tokens), pre.ignore_merges
-        # An id past the end keeps an absent byte's neighbours apart and is dropped afterwards.
-        letters = ((c, tokens.find(c), self._size + b) for b, c in enumerate(byte_chars()))
-        self._symbols = {c: absent if i is None else i for c, i, absent in letters}
+        self._tokens, self._takes_known = tokens, pre.ignore_merges
+        letters = ((c, tokens.find(c)) for c in byte_chars())
+        self._symbols = {c: GONE if i is None else i for c, i in letters}
         self._merges = Merges(merges, tokens)
         self._cache: dict[str, list[int]] = {}
         self._words = word_cutter(pre)
@@ -124,7 +124,7 @@ class BpeEncoder:
     def _encode(self, word: str) -> list[int]:
         if self._takes_known and (whole := self._tokens.find(word)) is not None:
             return [whole]
-        return [i for i in self._merges.apply([self._symbols[c] for c in word]) if i < self._size]
+        return self._merges.apply([self._symbols[c] for c in word])
 
 
 def word_cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggraph.formats.strings import Texts
-from ggraph.text.bpe import Merges
+from ggraph.text.bpe import GONE, Merges
 from ggraph.text.vocab import SPACE
 
 _SPACE = SPACE.encode()
@@ -25,7 +25,8 @@ _CACHE_LETTERS = 64  # longer chunks are rarely seen twice
 
 class _ByteFallback(ABC):
     """Encodes plain text of which spaces are letters. A character that is no token becomes its
-    bytes <0xHH>, or `unk_id` where the vocabulary lacks those (None: it is dropped)."""
+    bytes <0xHH>, or `unk_id` where the vocabulary lacks those (None: it is dropped, and the text
+    before it never merges with the text behind it)."""
 
     def __init__(self, tokens: Texts, unk_id: int | None) -> None:
         self._tokens = tokens
@@ -117,7 +118,7 @@ class RankedEncoder(_ByteFallback):
         self._merges = Merges(merges, tokens)
 
     def _merge(self, chunk: str) -> tuple[int, ...]:
-        return tuple(self._merges.apply([i for c in chunk for i in self._ids_of(c)]))
+        return tuple(self._merges.apply([i for c in chunk for i in self._ids_of(c) or (GONE,)]))
 
 
 def _splits(tokens: Texts) -> bool:
