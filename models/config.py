@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from ggraph import ModelError
+from ggraph.errors import shown
 
 MOST_TURNS = 1 << 30  # and positions: more than any model was trained for
 MOST_LAYERS = 4096
+WIDEST = 1 << 20  # of what a layer has many of: heads, numbers in one
 LARGEST = float(np.finfo(np.float32).max)
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # LongRoPE's
 
@@ -44,6 +46,11 @@ class Rope:
     factors: str = "rope_freqs.weight"
 
     def __post_init__(self) -> None:
+        if not 0 <= self.n_rot <= WIDEST:
+            raise ModelError(f"rope: {self.n_rot} numbers of a head turn: expected 0 to {WIDEST}")
+        # YaRN divides by the base's logarithm
+        if not 0 < self.freq_base < math.inf or (self.ext_factor and self.freq_base == 1):
+            raise ModelError(f"rope: base of {self.freq_base}")
         told = (self.beta_fast, self.beta_slow, self.n_ctx_orig)
         if self.ext_factor and not all(0 < v <= MOST_TURNS for v in told):
             raise ModelError(f"yarn: beta_fast, beta_slow and original context of {told}")
@@ -127,7 +134,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
-            if not 1 <= getattr(self, name) <= 1 << 20:
+            if not 1 <= getattr(self, name) <= WIDEST:
                 raise ModelError(f"{self.architecture}: {name} = {getattr(self, name)}")
         layer_range(self.num_hidden_layers)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -139,8 +146,6 @@ class DecoderConfig:
             raise ModelError(f"{self.architecture}: logits_scaling = {self.logits_scaling}")
         if not math.isfinite(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
             raise ModelError(f"{self.architecture}: rms_norm_eps = {self.rms_norm_eps}")
-        if not math.isfinite(self.rope.freq_base) or self.rope.freq_base <= 0:
-            raise ModelError(f"{self.architecture}: rope base = {self.rope.freq_base}")
 
     def slides(self, layer: int) -> bool:
         """Whether this layer sees only the last `sliding_window` positions."""
@@ -242,30 +247,36 @@ class Keys:
         """A whole number."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise ModelError(f"{self._where}: {key} = {value!r} is not an integer")
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is not an integer")
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ModelError(f"{self._where}: {key} = {shown(value)} does not fit in 64 bits")
         return int(value)
 
     def real(self, key: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-            raise ModelError(f"{self._where}: {key} = {value!r} is not a number")
-        if not math.isfinite(float(value)):
-            raise ModelError(f"{self._where}: {key} = {value!r} is not finite")
-        return float(value)
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is not a number")
+        try:
+            found = float(value)
+        except OverflowError:  # of a whole number
+            found = math.inf
+        if not math.isfinite(found):
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is not finite")
+        return found
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Yes or no."""
         value = self._get(key, default)
         if not isinstance(value, (bool, np.bool_)):
-            raise ModelError(f"{self._where}: {key} = {value!r} is neither true nor false")
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is neither true nor false")
         return bool(value)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         """A config inside the config, empty where it is missing."""
         value = self.get(key) or {}
         if not isinstance(value, Mapping):
-            raise ModelError(f"{self._where}: {key} = {value!r:.60} is no mapping")
+            raise ModelError(f"{self._where}: {key} = {shown(value)} is no mapping")
         return value
 
     def get(self, key: str, default: Any = None) -> Any:

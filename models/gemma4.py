@@ -88,7 +88,7 @@ def translate(values: Mapping[str, Any]) -> Mapping[str, Any]:
     k = Keys(values, "config.json")
     rope, share = scaling_of(k), "partial_rotary_factor"
     if rope_kind(rope) != "proportional" and rope.real(share, 1.0) != 1:
-        raise ModelError(f"gemma4: config.json: {share} of a rope of type {rope_kind(rope)}")
+        raise ModelError(f"gemma4: config.json: {share} of a rope of type {rope_kind(rope):.60}")
     each = k.mapping("per_layer_config")
     told = [v for v in each.values() if isinstance(v, Mapping)]
     if any(set(v) - {"head_dim"} for v in told) or values.get("num_global_key_value_heads"):

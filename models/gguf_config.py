@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import ModelError
+from ggraph.errors import shown
 
 from .config import (
     LONG_FACTORS,
@@ -35,7 +36,9 @@ def from_gguf(metadata: Mapping[str, Any], architecture: str, rope_mode: str) ->
     layers -= k.integer("nextn_predict_layers", 0)
     kv = per_layer(k, "attention.head_count_kv", heads)
     if len(set(kv) - {0}) > 1:
-        raise ModelError(f"GGUF metadata: attention.head_count_kv differs from layer to layer {kv}")
+        raise ModelError(
+            f"GGUF metadata: attention.head_count_kv differs from layer to layer {shown(kv)}"
+        )
     return DecoderConfig(
         architecture=architecture,
         hidden_size=hidden,
@@ -73,9 +76,9 @@ def per_layer(k: Keys, key: str, default: int | None = None) -> list[int]:
     """The value of each layer, or a list of the one for all."""
     value = k.get(key)
     if isinstance(value, (np.ndarray, list, tuple)):
-        found: list[int] = np.asarray(value).tolist()
+        found = value.tolist() if isinstance(value, np.ndarray) else list(value)
         if not found or not all(isinstance(v, int) for v in found):
-            raise ModelError(f"GGUF metadata: {key} = {found!r:.60} are not integers")
+            raise ModelError(f"GGUF metadata: {key} = {shown(found)} are not integers")
         return found
     return [k.integer(key, default)]
 
@@ -100,7 +103,9 @@ def _widths(k: Keys) -> dict[str, Any]:
     """The width of the feed-forwards; at the end they may be twice as wide."""
     found = per_layer(k, "feed_forward_length", 0 if k.has("expert_count") else None)
     if len(set(found)) > 1 and set(found) != {found[0], 2 * found[0]}:
-        raise ModelError(f"GGUF metadata: feed_forward_length differs from layer to layer {found}")
+        raise ModelError(
+            f"GGUF metadata: feed_forward_length differs from layer to layer {shown(found)}"
+        )
     return {"intermediate_size": found[0], "use_double_wide_mlp": len(set(found)) > 1}
 
 
@@ -115,13 +120,14 @@ def _window_from_gguf(k: Keys, mode: str, head_dim: int, layers: int) -> dict[st
     if not window:
         return {}
     found: dict[str, Any] = {"sliding_window": window}
-    pattern = k.get("attention.sliding_window_pattern")
+    key = "attention.sliding_window_pattern"
+    pattern = k.get(key)
     if isinstance(pattern, (np.ndarray, list, tuple)):
         if len(pattern) != layers:
             raise ModelError(f"GGUF metadata: {len(pattern)} sliding layers told of {layers}")
-        found["windowed_layers"] = tuple(bool(p) for p in pattern)
+        found["windowed_layers"] = tuple(map(bool, per_layer(k, key)))
     elif pattern is not None:
-        found["windowed_layers"] = every(k.integer("attention.sliding_window_pattern"), layers)
+        found["windowed_layers"] = every(k.integer(key), layers)
     own = k.integer("attention.key_length_swa", head_dim)
     if own != head_dim:
         found["window_head_dim"] = own
@@ -142,9 +148,9 @@ def _recurrent(k: Keys, layers: int, kv: Sequence[int]) -> dict[str, Any]:
         if len(kv) != layers:
             raise ModelError(f"GGUF metadata: {len(kv)} values of head_count_kv, {layers} layers")
         return {"recurrent_layers": tuple(n == 0 for n in kv)}
-    told = k.get("attention.recurrent_layers")
-    if told is not None:
-        flags = [bool(v) for v in np.asarray(told).reshape(-1).tolist()]
+    key = "attention.recurrent_layers"
+    if k.has(key):
+        flags = [*map(bool, per_layer(k, key))]
         if len(flags) < layers:
             raise ModelError(f"GGUF metadata: {len(flags)} recurrent layers told of {layers}")
         return {"recurrent_layers": tuple(flags[:layers])}
@@ -159,7 +165,7 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
     As in llama.cpp a factor is linear where no type is told, none where it is 0, and LongRoPE's own
     factors are tensors.
     """
-    told = "rope.scaling.original_context_length"
+    told, whole_pairs = "rope.scaling.original_context_length", "rope.scaling.yarn_truncate"
     rope = Rope(
         mode,
         k.integer("rope.dimension_count", head_dim),
@@ -167,9 +173,10 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
         attn_factor=k.real("rope.scaling.attn_factor", 1.0),
         n_ctx_orig=k.integer(told) if k.has(told) else 0,
     )
-    kind = str(k.get("rope.scaling.type", "linear"))
-    if kind not in KINDS:
-        raise ModelError(f"GGUF metadata: rope.scaling.type {kind!r}; known: {', '.join(KINDS)}")
+    kind = k.get("rope.scaling.type", "linear")
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise ModelError(f"GGUF metadata: rope.scaling.type {shown(kind)}; known: {known}")
     older = k.real("rope.scale_linear", 0.0)
     factor = k.real("rope.scaling.factor", older)
     if factor < 0:
@@ -185,7 +192,7 @@ def rope_from_gguf(k: Keys, mode: str, head_dim: int, context: int) -> Rope:
         beta_fast=k.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=k.real("rope.scaling.yarn_beta_slow", 1.0),
         n_ctx_orig=rope.n_ctx_orig or context,
-        truncate=k.get("rope.scaling.yarn_truncate"),
+        truncate=k.flag(whole_pairs) if k.has(whole_pairs) else None,
     )
 
 

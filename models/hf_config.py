@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ggraph import ModelError
+from ggraph.errors import shown
 
 from .config import SCALARS, SHORT_FACTORS, DecoderConfig, Keys, Rope, scalar
 
@@ -147,13 +148,16 @@ def scaling_of(k: Keys) -> Keys:
     if isinstance(values, Mapping) and isinstance(values.get("full_attention"), Mapping):
         values = values["full_attention"]
     if not isinstance(values, Mapping):
-        raise ModelError(f"config.json: rope scaling {values!r} is no mapping")
+        raise ModelError(f"config.json: rope scaling {shown(values)} is no mapping")
     return Keys(values, "config.json rope")
 
 
 def rope_kind(scaling: Keys) -> str:
     """What a scaling is called, by newer and older configs."""
-    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if not isinstance(kind, str):
+        raise ModelError(f"config.json: rope type {shown(kind)} is no name")
+    return kind
 
 
 def rope_from_hf(k: Keys, head_dim: int) -> Rope:
@@ -182,8 +186,8 @@ def rope_from_hf(k: Keys, head_dim: int) -> Rope:
     if kind in LONGROPE:
         return _longrope(rope, s, trained, most / max(trained, 1))
     raise ModelError(
-        f"config.json: rope type {kind!r}; known: default, linear, llama3, longrope, proportional, "
-        "yarn"
+        f"config.json: rope type {shown(kind)}; known: default, linear, llama3, longrope, "
+        "proportional, yarn"
     )
 
 

@@ -242,7 +242,7 @@ def _hf_architecture(path: Path, checkpoint: Checkpoint) -> Architecture:
     named = checkpoint.metadata.get("architectures") or [checkpoint.architecture]
     for again in (False, True):
         known = {name: a for a in ARCHITECTURES.values() for name in a.hf}
-        found = next((known[n] for n in named if n in known), None)
+        found = next((known[n] for n in map(str, named) if n in known), None)
         if found is not None:
             return found
         if not again:

@@ -4,7 +4,9 @@ Nobody may meet a traceback for a key that is missing, of another type, or of no
 tensor that is missing or of another shape.
 """
 
+import functools
 import json
+import math
 import re
 import tempfile
 from pathlib import Path
@@ -21,15 +23,29 @@ from test_models_families import NAMES, TINY
 from ggraph.decode.draft.head import DraftShape
 from ggraph.decode.model import StepShape
 from ggraph.errors import GgraphError, ModelError
-from ggraph.formats import open_checkpoint
+from ggraph.formats import Checkpoint, open_checkpoint
 from ggraph.formats.gguf import write_gguf
 from ggraph.graph import Graph
 from ggraph.tensor import Array
+from models.gguf_config import from_gguf
 from models.heads.layouts import open_head
 from models.registry import Model, open_model
 from models.run.convert import model_to_gguf
 
-ODD = (None, 0, -1, 1, 3, 7, 1 << 40, 0.5, -2.5, 1e308, True, "", "yes", [], [1, "a"], {}, {"a": 1})
+ODD = (None, 0, -1, 1, 3, 7, 1 << 40, 0.5, -2.5, 1e308, True, "", "yes", [], [1, "a"], {}, {"a": 1},
+       1 << 70, 10**400, "x" * 5000, [1] * 5000, [[1], [2, 3]],
+       {"rope_type": [1] * 5000})  # fmt: skip
+ODD_VALUES: tuple[Any, ...] = (  # of GGUF's types
+    0, -1, 1, 3, 1 << 31, 1 << 40, (1 << 64) - 1, 0.0, 0.5, -2.5, math.inf, math.nan, True, "",
+    "yarn", "x" * 5000, [], [0], [1] * 64, [1.5] * 64, [True] * 64, ["a"] * 64,
+    np.full(64, 7), np.full(5000, 1 << 63, np.uint64), np.full(64, np.nan, np.float32),
+)  # fmt: skip
+NESTED = [[np.array([1, 2]), np.array([3])], [[np.array([1])]], [["a", "b"], ["c"]]]
+MORE_KEYS = (
+    "rope.scaling.type", "rope.scaling.factor", "rope.scaling.yarn_truncate", "rope.freq_base_swa",
+    "attention.sliding_window", "attention.sliding_window_pattern", "full_attention_interval",
+    "attention.recurrent_layers", "rope.dimension_sections", "attention.head_count_kv",
+)  # fmt: skip
 SHAPE = StepShape(3, 32, 3, 33, ())
 DRAFT = DraftShape(2, 256, 2, 609, fed_back=False)
 TARGET = open_model(TINY / "gemma4_text")
@@ -61,6 +77,7 @@ ODD_GGUF = {  # by the family whose keys they are among
     "gemma3_text": {"rope.scaling.type": [1, 2]}, "granite": {"logit_scale": 0.0},
     "qwen3_5_moe": {"attention.recurrent_layers": 1}, "lfm2": {"attention.head_count_kv": [2, 0]},
     "gemma2": {"attention.sliding_window_pattern": [1, 0]}, "smollm3": {"block_count": 0},
+    "gpt_oss": {"rope.dimension_count": 1 << 31}, "olmo3": {"rope.freq_base": 1.0},
 }  # fmt: skip
 
 
@@ -73,6 +90,43 @@ def test_an_odd_key_of_a_gguf_file_is_refused(name: str, tmp_path: Path) -> None
     with pytest.raises(ModelError) as found:
         built(tmp_path / "odd.gguf")
     assert "\n" not in str(found.value)
+
+
+@functools.cache
+def converted(name: str) -> Checkpoint:
+    with tempfile.TemporaryDirectory() as folder:
+        model_to_gguf(open_model(TINY / name), Path(folder) / "m.gguf", "f16")
+        return open_checkpoint(Path(folder) / "m.gguf")  # a mapped file lives on
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_a_gguf_file_of_odd_values_is_built_or_refused_in_one_line(
+    name: str, data: st.DataObject
+) -> None:
+    good = converted(name)
+    known = [k for k in good.metadata if not k.startswith("tokenizer.")]
+    keys = st.sampled_from([*known, *(f"{good.architecture}.{k}" for k in MORE_KEYS)])
+    odd = data.draw(st.dictionaries(keys, st.sampled_from(ODD_VALUES), min_size=1, max_size=3))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "odd.gguf"
+        write_gguf(path, {**good.metadata, **odd}, list(good.tensors.values()))
+        try:
+            graph = built(path)
+        except GgraphError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000, error
+            return
+    assert graph["logits"].shape[0] == SHAPE.wanted
+
+
+@pytest.mark.parametrize("key", MORE_KEYS)
+def test_arrays_within_arrays_are_no_hyperparameters(key: str) -> None:
+    """Other writers' files may hold them."""
+    good = converted("gpt_oss")
+    for value in NESTED:
+        odd = {**good.metadata, f"{good.architecture}.{key}": value}
+        with pytest.raises(ModelError) as found:
+            from_gguf(odd, good.architecture, "neox")
+        assert "\n" not in str(found.value)
 
 
 @given(st.data())

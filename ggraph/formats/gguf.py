@@ -103,7 +103,9 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
         or not 1 <= alignment <= 1 << 20
         or alignment & (alignment - 1)
     ):
-        raise c.fail(f"general.alignment = {alignment!r} is not a power of two up to {1 << 20}")
+        raise c.fail(
+            f"general.alignment = {shown(alignment)} is not a power of two up to {1 << 20}"
+        )
     infos = [_info(c) for _ in range(tensor_count)]
     start = -(-c.at // alignment) * alignment
     tensors: dict[str, RawTensor] = {}
@@ -120,7 +122,7 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
         )
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise c.fail(f"general.architecture is {architecture!r}, not a name")
+        raise c.fail(f"general.architecture is {shown(architecture)}, not a name")
     return Checkpoint(where, "gguf", architecture, metadata, tensors)
 
 

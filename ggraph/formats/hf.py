@@ -25,7 +25,7 @@ def read_folder(folder: Path) -> Checkpoint:
     _check_quantised(folder, config)
     architectures = config.get("architectures") or [config.get("model_type", "")]
     if not isinstance(architectures, list) or not architectures:
-        raise FormatError(f"{folder / 'config.json'}: architectures is {architectures!r}")
+        raise FormatError(f"{folder / 'config.json'}: architectures is {shown(architectures)}")
     return Checkpoint(str(folder), "hf", str(architectures[0]), config, read_weights(folder))
 
 
