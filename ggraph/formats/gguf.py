@@ -111,9 +111,9 @@ def parse_gguf(data: mmap.mmap | bytes, where: str) -> Checkpoint:
     tensors: dict[str, RawTensor] = {}
     for name, shape, dtype, offset in infos:
         if name in tensors:
-            raise c.fail(f"tensor {name!r} stands twice")
+            raise c.fail(f"tensor {shown(name)} stands twice")
         if offset % alignment:
-            raise c.fail(f"tensor {name!r}: offset {offset} is no multiple of {alignment}")
+            raise c.fail(f"tensor {shown(name)}: offset {offset} is no multiple of {alignment}")
         tensors[name] = _window(c, name, shape, dtype, start + offset)
     number, parts = metadata.get("split.no"), metadata.get("split.count")
     if isinstance(number, int) and isinstance(parts, int) and parts > 1:
@@ -144,8 +144,9 @@ def _metadata(c: _Cursor, count: int) -> dict[str, Any]:
     for i in range(count):
         key = c.string(f"key {i}")
         if key in found:
-            raise c.fail(f"key {key!r} stands twice")
-        found[key] = _value(c, c.scalar("I", f"type of {key!r}"), repr(key), 0)
+            raise c.fail(f"key {shown(key)} stands twice")
+        told = shown(key)
+        found[key] = _value(c, c.scalar("I", f"type of {told}"), told, 0)
     return found
 
 
@@ -192,27 +193,29 @@ def _texts(c: _Cursor, count: int, what: str) -> Texts:
 
 def _info(c: _Cursor) -> tuple[str, tuple[int, ...], DType, int]:
     name = c.string("tensor name")
-    dims = c.scalar("I", f"dimensions of {name!r}")
+    told = shown(name)
+    dims = c.scalar("I", f"dimensions of {told}")
     if dims > MAX_DIMS:
-        raise c.fail(f"tensor {name!r} has {dims} dimensions, at most {MAX_DIMS} are allowed")
-    sizes = [c.scalar("Q", f"size of {name!r}") for _ in range(dims)]
-    kind = c.scalar("I", f"type of {name!r}")
+        raise c.fail(f"tensor {told} has {dims} dimensions, at most {MAX_DIMS} are allowed")
+    sizes = [c.scalar("Q", f"size of {told}") for _ in range(dims)]
+    kind = c.scalar("I", f"type of {told}")
     if kind not in BY_GGUF:
-        raise c.fail(f"tensor {name!r}: unknown type {kind}")
+        raise c.fail(f"tensor {told}: unknown type {kind}")
     shape, dtype = tuple(reversed(sizes)), BY_GGUF[kind]
     # a size of 0 must not hide another one that is absurd
     if prod(n or 1 for n in shape) > c.size * dtype.block // dtype.block_bytes + dtype.block:
-        raise c.fail(f"tensor {name!r}: {dtype}{list(shape)} is larger than the file")
+        raise c.fail(f"tensor {told}: {dtype}{list(shape)} is larger than the file")
     if dtype.is_block and (not shape or shape[-1] % dtype.block):
-        raise c.fail(f"tensor {name!r}: rows of {dtype}{list(shape)} are not whole blocks")
-    return name, shape, dtype, c.scalar("Q", f"offset of {name!r}")
+        raise c.fail(f"tensor {told}: rows of {dtype}{list(shape)} are not whole blocks")
+    return name, shape, dtype, c.scalar("Q", f"offset of {told}")
 
 
 def _window(c: _Cursor, name: str, shape: tuple[int, ...], dtype: DType, start: int) -> RawTensor:
     stored = storage_shape(shape, dtype)
     nbytes = prod(stored) * dtype.np.itemsize
     if start + nbytes > c.size:
-        raise c.fail(f"tensor {name!r}: data from {start} to {start + nbytes} lies past the end")
+        end = start + nbytes
+        raise c.fail(f"tensor {shown(name)}: data from {start} to {end} lies past the end")
     data = np.frombuffer(c.data, dtype.np, prod(stored), start) if nbytes else np.zeros(0, dtype.np)
     return RawTensor(name, dtype, shape, data.reshape(stored))
 
