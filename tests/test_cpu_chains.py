@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggraph import Graph, Options, Session, input, open_backend, ops
 from ggraph.backends.cpu import cpu_spec
@@ -9,7 +11,7 @@ from ggraph.backends.cpu.loops import plan_nests
 from ggraph.errors import ShapeError
 from ggraph.ops.evaluate import evaluate
 from ggraph.pipeline import make_plan
-from ggraph.tensor import Array
+from ggraph.tensor import Array, Tensor
 
 
 def normal(*shape: int) -> Array:
@@ -77,6 +79,32 @@ def test_reductions_join_the_ops_around_them() -> None:
     assert program.count("reduce(") == 2 and program.count("repeat(") == 1
     want = evaluate(graph, feeds)["y"]
     assert np.abs(found - want).max() < 1e-5 * np.abs(want).max()
+
+
+@given(st.sampled_from([(3, 17), (2, 1), (1, 1), (1, 5), (4, 1, 9), (2, 3, 1)]), st.data())
+def test_any_chain_around_reductions_means_what_its_ops_do(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    """Also where a sum is of one, and where sums are taken from each other."""
+    made: list[Tensor] = [input("x", shape)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        a, b = (made[-data.draw(st.integers(1, min(3, len(made))))] for _ in "ab")
+        kind = data.draw(st.sampled_from(["add", "sub", "tanh", "norm", "mean", "sum", "max"]))
+        if kind in ("add", "sub"):
+            a, b = (a, b) if a.size >= b.size else (b, a)
+            made.append(a + b if kind == "add" else a - b)
+        elif kind == "tanh":
+            made.append(ops.tanh(a))
+        elif kind == "norm":
+            made.append(ops.norm(a, eps=1.0))
+        else:
+            axis = data.draw(st.integers(0, len(shape) - 1))
+            made.append(ops.reduce(a, kind, (axis,)))
+    feeds, graph = {"x": normal(*shape)}, Graph.of({"y": made[-1]})
+    every = evaluate(Graph.of({str(i): t for i, t in enumerate(made)}), feeds)
+    most = max(float(np.abs(a).max()) for a in every.values())
+    found = ran(graph, feeds, 1)[1]
+    assert np.abs(found - every[str(len(made) - 1)]).max() <= 1e-5 * most
 
 
 @pytest.mark.parametrize("shape", [(5, 40, 130), (2, 7, 3), (9, 64), (1, 33, 512)])

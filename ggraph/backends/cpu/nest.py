@@ -11,6 +11,7 @@ Legend: y is operand 0, sources follow; k0 .. kept extents, r0 .. reduced ones, 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from llvmlite import ir
 
@@ -135,10 +136,13 @@ class _Emitter:
     def _settle(self, place: _Place, step: int, total: Val) -> None:
         """A reduction is known, and with it all that is made of reductions and numbers alone."""
         place.known[step] = total
-        for i, (op, args) in enumerate(self.nest.steps):
-            if op == "number" or (op not in (*FIRST, "load") and set(args) <= set(place.known)):
-                self.value(i, place)
-        for i, v in place.known.items():
+        made = (
+            i
+            for i, (op, args) in enumerate(self.nest.steps)
+            if op == "number" or (op not in (*FIRST, "load") and set(args) <= set(place.known))
+        )
+        for i in chain((step,), made):  # each may be an operand of the next
+            v = self.value(i, place)
             if element(v.v.type) == F64 and i not in place.parts:
                 place.parts[i] = self._parts(v)
 
