@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from program_kit import cases, executor
 
-from ggraph import Graph, input
+from ggraph import Graph, input, weight
 from ggraph.backends.cpu import open as open_cpu
 from ggraph.backends.cpu.arrays import Room, arrays_in, vast
 from ggraph.backends.cpu.numpy_step import numpy_need
 from ggraph.device import Need
 from ggraph.errors import BackendError, GraphError, InputError
 from ggraph.extend import register_op
+from ggraph.ops.evaluate import evaluate, to_storage
 from ggraph.pipeline import make_plan
 from ggraph.plan import VerifiedPlan
 from ggraph.tensor import OPS, Arg, Array, Example, Kind
 
+RNG = np.random.default_rng(3)
+PRODUCT = (Example((Arg((3, 4)), Arg((4, 4)))),)
 OWN = 32_768  # bytes of objects, and of what casts take, in a run
 
 
@@ -99,6 +102,27 @@ def test_a_run_takes_nothing_but_what_its_plan_has(exact: bool) -> None:
         count += 1
     assert count > 20
     backend.close()
+
+
+@pytest.mark.parametrize("order", [("whole", "part", "turned"), ("turned", "part", "whole")])
+@pytest.mark.parametrize("dtype", ["tq1_0", "f16"])
+def test_views_of_weights_are_planned_for_as_weights(dtype: str, order: tuple[str, ...]) -> None:
+    """Launches alike share one answer of what NumPy needs, whichever was asked about first."""
+    op = register_op("product_in_numpy", lambda x, w: np.sort(x @ w.T, axis=-1), examples=PRODUCT)
+    n = 256 if order[0] == "whole" else 512  # answers are remembered
+    w, large = weight("w", (n, n), dtype), weight("large", (n + 3, n), dtype)
+    given = {t.name: RNG.standard_normal(t.shape).astype(np.float32) for t in (w, large)}
+    stored = {t.name: to_storage(given[t.name], t) for t in (w, large)}
+    seen = {"whole": w, "part": large[3:], "turned": w.T if dtype == "f16" else w}
+    x = input("x", (2, n))
+    graph = Graph.of([op(x, seen[name], name=name) for name in order])
+    feeds = {"x": RNG.standard_normal(x.shape).astype(np.float32)}
+    with closing(open_cpu("cpu", threads=1)) as backend:
+        held = executor(make_plan(graph, [backend.spec]), backend, stored)
+        want = evaluate(graph, {**stored, **feeds})
+        for name, found in held.run(feeds).items():
+            assert np.array_equal(found, want[name])
+        held.close()
 
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -15,7 +15,7 @@ from ggraph.backends.cpu.judge import judge
 from ggraph.backends.cpu.lower import lower
 from ggraph.backends.cpu.lowering import Lowering
 from ggraph.backends.cpu.needs import is_weight
-from ggraph.backends.cpu.numpy_step import decoded, is_fixed, numpy_step
+from ggraph.backends.cpu.numpy_step import is_fixed, logical, numpy_step
 from ggraph.backends.cpu.packing import PackedKey, Packer
 from ggraph.backends.cpu.pages import drop_map, file_map
 from ggraph.backends.cpu.pool import Pool
@@ -197,13 +197,14 @@ class CpuBackend(HostMemory, Backend):
         return numpy_step(launch, [self._fixed(r) for r in launch.sources])
 
     def _fixed(self, ref: Ref) -> Array | None:
-        """A weight that is not float32 as that; None for everything else."""
+        """The values of a weight, or of a view of one, that is not float32; None for everything
+        else."""
         t = ref.tensor
         if not is_fixed(t):
             return None
         key = (ref.memory, ref.offset, t.dtype.name, t.shape, t.strides)
         if key not in self._decoded:
-            self._decoded[key] = decoded(ref)
+            self._decoded[key] = logical(ref)
         return self._decoded[key]
 
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from ggraph.backends.cpu.arrays import Room, arrays_in, vast
+from ggraph.backends.cpu.needs import is_weight
 from ggraph.backends.protocol import Launch, Memory, Ref
 from ggraph.device import Need
 from ggraph.errors import BackendError, GgraphError, GraphError
 from ggraph.ops import examples
-from ggraph.ops.evaluate import decode, encode, raw_view, read, reference, write
+from ggraph.ops.evaluate import encode, raw_view, read, reference, write
 from ggraph.plan import Actor, Buffer, Command, Do
-from ggraph.tensor import Arg, Array, Example, Kind, Tensor, line
+from ggraph.tensor import Arg, Array, Example, Tensor, line
 
 NAME = "arrays"  # of the need
 TRIES = 3
@@ -101,7 +102,7 @@ def _compute(launch: Launch, fixed: Fixed) -> None:
     writes into the bytes themselves."""
     t, memory = launch.result.tensor, launch.result.memory.handle
     at = launch.result.offset - t.offset
-    given = [_logical(r) if f is None else f for f, r in zip(fixed, launch.sources, strict=True)]
+    given = [logical(r) if f is None else f for f, r in zip(fixed, launch.sources, strict=True)]
     slot = t.spec.overwrites if t.spec is not None else None
     if slot is None:
         write(t, memory, at, reference(t, given))
@@ -113,21 +114,15 @@ def _compute(launch: Launch, fixed: Fixed) -> None:
         reference(t, given)
 
 
-def _logical(ref: Ref) -> Array:
-    return read(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)
-
-
 def is_fixed(t: Tensor) -> bool:
-    """Whether a source is a weight that NumPy reads as float32, which is decoded once and kept."""
-    return t.is_leaf and t.kind is Kind.WEIGHT and t.dtype.name != "f32"
+    """Whether a source never changes, and NumPy reads it otherwise than it lies: decoded once, and
+    kept."""
+    return is_weight(t) and t.dtype.name != "f32"
 
 
-def decoded(ref: Ref) -> Array:
-    """A weight's values."""
-    t = ref.tensor
-    raw = ref.memory.handle[ref.offset : ref.offset + t.nbytes]
-    shaped = raw.view(t.dtype.np).reshape(*t.shape[:-1], -1)
-    return decode(shaped, t.dtype).reshape(t.shape)
+def logical(ref: Ref) -> Array:
+    """The values of a source."""
+    return read(ref.tensor, ref.memory.handle, ref.offset - ref.tensor.offset)
 
 
 def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
@@ -154,7 +149,7 @@ def _made_up(t: Tensor, index: int) -> tuple[Launch, Fixed]:
     own = sources[slot].memory if slot is not None else _memory(t.nbytes)
     command = Command(Do.LAUNCH, Actor("cpu"), t.name, t.name)
     launch = Launch(command, Ref(t, own, t.offset), tuple(sources))
-    return launch, [decoded(r) if is_fixed(r.tensor) else None for r in sources]
+    return launch, [logical(r) if is_fixed(r.tensor) else None for r in sources]
 
 
 def _examples(t: Tensor) -> Sequence[Example]:
